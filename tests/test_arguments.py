@@ -10,28 +10,8 @@ import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
-from bu_torch import (
-    BisectionAnchorUncertainty,
-    BoundaryUncertainty,
-    BoundaryUncertaintyMonitor,
-    BoundaryUncertaintyScorer,
-    BoundaryUncertaintyStopper,
-    BoundaryUncertaintyStopping,
-    FeatureSpace,
-    GradientAnchorUncertainty,
-    KNNConfidence,
-    LabelProbabilities,
-    LabelRegression,
-    LabelVotes,
-    LayerFeatures,
-    NeighborGraph,
-    PatchFeatures,
-    PrototypeClassifier,
-    SelectionRule,
-    Signals,
-    TokenFeatures,
-    TrustScore,
-)
+import bu_torch
+from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
 from bu_torch.internal.inputs import check_flag, check_integer, check_number
 from bu_torch.run.settings import MeasurementSettings, Settings
 
@@ -40,15 +20,12 @@ Y = torch.arange(20) % 2
 NAN = float("nan")
 
 # By argument: what it must be, and values that are not that.
+SIZE = ("be an integer >= 1", 0)
 NEIGHBORS = {"n_neighbors": ("be an integer >= 2", 1)}
 SEED = {"seed": ("be an integer >= 0", -1, 1.5, np.float64(1))}
 SPACE = {"feature_extractor": ("be callable", 3), "n_components": ("be an integer >= 1", 0, 2.0)}
-MEASURED = (
-    NEIGHBORS
-    | SEED
-    | SPACE
-    | {"perturbation": ("be one of 'random', 'neighbors'", "noise"), "n_draws": ("be an integer >= 1", 0)}
-)
+DRAWS = {"perturbation": ("be one of 'random', 'neighbors'", "noise"), "n_draws": SIZE}
+MEASURED = NEIGHBORS | SEED | SPACE | DRAWS
 MEASURE = {"measure": ("be one of 'entropy', 'triangle'", "gini")}
 RULE = {
     "rule": ("be one of 'expected_accuracy', 'boundary_uncertainty', 'trust_score'", "accuracy"),
@@ -59,41 +36,40 @@ SETTINGS = {name: wrong for name, wrong in MEASURED.items() if name != "n_compon
     "budget": ("be one of 'auto', None", 0, 0.3, -1.0, "much", NAN, True),
 }
 REFUSED = {
-    NeighborGraph: NEIGHBORS | {"backend": ("be 'auto', 'faiss'", "annoy"), "exact": ("be True, False or None", "no")},
-    BoundaryUncertainty: MEASURED,
-    Signals: MEASURED,
-    FeatureSpace: SPACE | SEED,
-    PatchFeatures: dict.fromkeys(("n_patches", "size", "n_cells"), ("be an integer >= 1", 0, 1.5)) | SEED,
-    TokenFeatures: {"n_components": ("be an integer >= 1", 0)} | SEED,
-    PrototypeClassifier: {"n_prototypes": ("be an integer >= 1", 0, "bic")} | SEED,
-    TrustScore: {
+    bu_torch.NeighborGraph: NEIGHBORS
+    | {"backend": ("be 'auto', 'faiss'", "annoy"), "exact": ("be True, False or None", "no")},
+    bu_torch.BoundaryUncertainty: MEASURED,
+    bu_torch.Signals: MEASURED,
+    bu_torch.FeatureSpace: SPACE | SEED,
+    bu_torch.PatchFeatures: dict.fromkeys(("n_patches", "size", "n_cells"), ("be an integer >= 1", 0, 1.5)) | SEED,
+    bu_torch.TokenFeatures: {"n_components": SIZE} | SEED,
+    bu_torch.PrototypeClassifier: {"n_prototypes": ("be an integer >= 1", 0, "bic")} | SEED,
+    bu_torch.TrustScore: {
         "filtering": ("be None, 'density' or 'disagreement'", "uncertainty"),
         "alpha": ("", 1.0, -0.1, NAN, "0.1"),
-        "n_neighbors": ("be an integer >= 1", 0),
+        "n_neighbors": SIZE,
     },
-    KNNConfidence: {"n_neighbors": ("be an integer >= 1", 0)},
-    LabelVotes: {"decays": ("hold at least one number, all >= 0", (), (1.0, -1.0), (NAN,))},
-    LabelRegression: {
-        "n_landmarks": ("be an integer >= 1", 0),
+    bu_torch.KNNConfidence: {"n_neighbors": SIZE},
+    bu_torch.LabelVotes: {"decays": ("hold at least one number, all >= 0", (), (1.0, -1.0), (NAN,))},
+    bu_torch.LabelRegression: {
         "penalties": ("hold at least one number, all finite and >= 1e-08", (), (1, 1e-9)),
-        "max_samples": ("be an integer >= 1", 0),
-    }
-    | SEED,
-    BisectionAnchorUncertainty: {
+        **dict.fromkeys(("n_landmarks", "max_samples"), SIZE),
+        **SEED,
+    },
+    bu_torch.BisectionAnchorUncertainty: {
         "prior_correction": ("be True or False", "no"),
         "max_size": ("be an integer >= 8", 7),
-        "max_anchors": ("be an integer >= 1", 0),
-        "n_repeats": ("be an integer >= 1", 0),
-    }
-    | MEASURE
-    | SEED,
-    GradientAnchorUncertainty: MEASURE | {"gap": ("be one of .own., .pair.", "all")},
-    BoundaryUncertaintyScorer: {
+        **dict.fromkeys(("max_anchors", "n_repeats"), SIZE),
+        **MEASURE,
+        **SEED,
+    },
+    bu_torch.GradientAnchorUncertainty: MEASURE | {"gap": ("be one of .own., .pair.", "all")},
+    bu_torch.BoundaryUncertaintyScorer: {
         "signal": ("be", "accuracy", "prediction_changes"),
         "signals": ("be a bu_torch.Signals or None", 3, "default"),
-        "max_samples": ("be an integer >= 1", 0),
+        "max_samples": SIZE,
     },
-    SelectionRule: RULE,
+    bu_torch.SelectionRule: RULE,
     MeasurementSettings: SETTINGS,
     Settings: SETTINGS
     | RULE
@@ -152,34 +128,30 @@ def test_numbers_and_flags_of_numpy_are_taken_and_truth_values_are_no_numbers():
         check_flag("is_on", 1)
 
 
-def linear(x):
-    return x[:, :2]
-
-
 UNFITTED = {
-    "standardize": lambda: BoundaryUncertainty().standardize(X),
-    "score": lambda: BoundaryUncertainty().score(linear),
-    "update": lambda: BoundaryUncertainty().update(linear(X), Y),
-    "save": lambda: Signals().save("x"),
-    "measure": lambda: Signals().measure(linear(X)),
-    "to": lambda: Signals().to("cpu"),
-    "perturbed inputs": lambda: Signals().perturbed_inputs,
-    "confidence": lambda: KNNConfidence().score(X, Y),
-    "trust": lambda: TrustScore().score(X, Y),
-    "votes": lambda: LabelVotes().score(Y),
-    "regression": lambda: LabelRegression().predict_proba(X),
-    "probabilities": lambda: LabelProbabilities().predict_proba(X),
-    "expected accuracy": lambda: LabelProbabilities().score(X, Y),
-    "pairs": lambda: PrototypeClassifier().top_pairs(X),
-    "patches": lambda: PatchFeatures().transform(torch.zeros(2, 3, 8, 8)),
-    "tokens": lambda: TokenFeatures().transform(X.long()),
-    "layers": lambda: LayerFeatures(nn.Linear(4, 2), n_components=2).transform(X),
-    "bisection": lambda: BisectionAnchorUncertainty().score(linear),
-    "gradient": lambda: GradientAnchorUncertainty().score(linear),
+    "standardize": lambda: bu_torch.BoundaryUncertainty().standardize(X),
+    "score": lambda: bu_torch.BoundaryUncertainty().score(torch.clone),
+    "update": lambda: bu_torch.BoundaryUncertainty().update(X[:, :2], Y),
+    "save": lambda: bu_torch.Signals().save("x"),
+    "measure": lambda: bu_torch.Signals().measure(X[:, :2]),
+    "to": lambda: bu_torch.Signals().to("cpu"),
+    "perturbed inputs": lambda: bu_torch.Signals().perturbed_inputs,
+    "confidence": lambda: bu_torch.KNNConfidence().score(X, Y),
+    "trust": lambda: bu_torch.TrustScore().score(X, Y),
+    "votes": lambda: bu_torch.LabelVotes().score(Y),
+    "regression": lambda: bu_torch.LabelRegression().predict_proba(X),
+    "probabilities": lambda: bu_torch.LabelProbabilities().predict_proba(X),
+    "expected accuracy": lambda: bu_torch.LabelProbabilities().score(X, Y),
+    "pairs": lambda: bu_torch.PrototypeClassifier().top_pairs(X),
+    "patches": lambda: bu_torch.PatchFeatures().transform(torch.zeros(2, 3, 8, 8)),
+    "tokens": lambda: bu_torch.TokenFeatures().transform(X.long()),
+    "layers": lambda: bu_torch.LayerFeatures(nn.Linear(4, 2), n_components=2).transform(X),
+    "bisection": lambda: bu_torch.BisectionAnchorUncertainty().score(torch.clone),
+    "gradient": lambda: bu_torch.GradientAnchorUncertainty().score(torch.clone),
 }
 
 
-@pytest.mark.parametrize("call", list(UNFITTED.values()), ids=list(UNFITTED))
+@pytest.mark.parametrize("call", UNFITTED.values(), ids=UNFITTED)
 def test_before_a_fit_nothing_is_said_but_that(call):
     with pytest.raises(RuntimeError, match="not fitted yet"):
         call()

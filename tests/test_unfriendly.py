@@ -35,8 +35,12 @@ def signals_of(x, y):
     return [float(value) for value in signals.measure(linear(signals.perturbed_inputs)).values.values()]
 
 
+def stopper_of(x, y):
+    return BoundaryUncertaintyStopper(x, y, n_neighbors=M, n_draws=2)
+
+
 def stopped(x, y):
-    stopper = BoundaryUncertaintyStopper(x, y, n_neighbors=M, n_draws=2)
+    stopper = stopper_of(x, y)
     stopper.check(linear)
     return [value for name, value in stopper.history[0].items() if name not in ("epoch", "replacements")]
 
@@ -61,7 +65,7 @@ EVERY_WAY = OF_SAMPLES | OF_FEATURES
 
 
 def ways(these):
-    return pytest.mark.parametrize("way", list(these.values()), ids=list(these))
+    return pytest.mark.parametrize("way", these.values(), ids=these)
 
 
 KINDS_OF_THE_SAME = {
@@ -84,7 +88,7 @@ KINDS_OF_THE_SAME = {
 }
 
 
-@pytest.mark.parametrize(("features", "labels"), list(KINDS_OF_THE_SAME.values()), ids=list(KINDS_OF_THE_SAME))
+@pytest.mark.parametrize(("features", "labels"), KINDS_OF_THE_SAME.values(), ids=KINDS_OF_THE_SAME)
 def test_the_kind_of_tensor_or_array_does_not_matter(features, labels, recwarn):
     found, classes = as_features(features), as_labels(labels, 120)
     assert found.dtype == (torch.float64 if getattr(features, "dtype", None) == torch.float64 else torch.float32)
@@ -106,8 +110,7 @@ def test_every_way_in_takes_them(way):
 @ways(EVERY_WAY)
 @pytest.mark.parametrize(("exponent", "dtype"), [(100, torch.float32), (-90, torch.float32), (-664, torch.float64)])
 def test_a_power_of_two_as_the_unit_changes_nothing_to_the_bit(way, exponent, dtype):
-    x = X.to(dtype)
-    assert way(x * 2.0**exponent, Y) == way(x, Y)
+    assert way(X.to(dtype) * 2.0**exponent, Y) == way(X.to(dtype), Y)
 
 
 @ways(OF_FEATURES)
@@ -117,17 +120,14 @@ def test_the_largest_numbers_are_compared_too(way):
 
 def test_features_of_very_different_scales_are_standardised():
     scales = torch.tensor([2.0**-600, 1.0, 2.0**600, 2.0**900], dtype=torch.float64)
-    apart = BoundaryUncertainty(M).fit(X.double() * scales, Y)
-    together = BoundaryUncertainty(M).fit(X.double(), Y)
+    apart, together = (BoundaryUncertainty(M).fit(X.double() * factors, Y) for factors in (scales, 1))
     assert torch.equal(apart.neighbors, together.neighbors)
     assert torch.equal(apart.perturbed_inputs / scales, together.perturbed_inputs)
 
 
 def test_a_large_offset_leaves_the_neighbours_that_are_there():
-    x = (X.double() * 2**8).round()
-    assert torch.equal(
-        NeighborGraph(M).fit((x + 2.0**20 * 2**8) / 2**8).neighbors, NeighborGraph(M).fit(x / 2**8).neighbors
-    )
+    x = (X.double() * 2**8).round() / 2**8
+    assert torch.equal(NeighborGraph(M).fit(x + 2.0**20).neighbors, NeighborGraph(M).fit(x).neighbors)
 
 
 @ways(OF_SAMPLES)
@@ -145,7 +145,7 @@ def test_integers_that_float32_does_not_tell_apart_become_float64():
     assert far.nearest_distance.dtype == torch.float64
     assert torch.equal(far.neighbors, NeighborGraph(M).fit(x).neighbors)
     assert NeighborGraph(M).fit(x).nearest_distance.dtype == torch.float32
-    images = (X * 20 + 100).clamp(0, 255).to(torch.uint8).reshape(120, 1, 2, 2)
+    images = (X * 20 + 100).clamp(0, 255).byte().view(120, 1, 2, 2)
     assert BoundaryUncertainty(M).fit(images, Y).perturbed_inputs.dtype == torch.float32
 
 
@@ -156,31 +156,33 @@ def test_half_precision_is_computed_in_float32(dtype):
     assert signals_of(x, Y) == signals_of(x.float(), Y)
 
 
+CONSTANT = torch.cat((X, torch.full((120, 1), 0.1)), dim=1)
+
+
 class TestDegenerateSamples:
     @pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
+    @pytest.mark.parametrize("x", [torch.ones(120, 4), torch.eye(3)[Y], CONSTANT], ids=["all", "a class", "a feature"])
     @ways(OF_SAMPLES)
-    def test_all_equal(self, way):
-        assert np.isfinite(way(torch.ones(120, 4), Y)).all()
+    def test_equal_samples_and_a_constant_feature_are_measured(self, way, x):
+        assert np.isfinite(way(x, Y)).all()
+
+    @pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
+    def test_all_equal(self):
         fitted = BoundaryUncertainty(M).fit(torch.ones(120, 4), Y)
         assert torch.equal(fitted.perturbed_inputs[0], torch.ones(120, 4))
         assert fitted.score(lambda x: x[:, :3]) == 0
 
     @pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
-    @ways(OF_SAMPLES)
-    def test_one_distinct_sample_a_class(self, way):
-        assert np.isfinite(way(torch.eye(3)[Y], Y)).all()
+    def test_one_distinct_sample_a_class(self):
         fitted = BoundaryUncertainty(M).fit(torch.eye(3)[Y], Y)
         moved = (fitted.standardize(fitted.perturbed_inputs[0]) - fitted.standardize(torch.eye(3)[Y])).norm(dim=1)
         nearest = torch.pdist(fitted.standardize(torch.eye(3))).min()
         torch.testing.assert_close(moved, nearest.expand(120))
 
-    @ways(OF_SAMPLES)
-    def test_a_constant_feature(self, way):
-        constant = torch.cat((X, torch.full((120, 1), 0.1)), dim=1)
-        assert np.isfinite(way(constant, Y)).all()
-        fitted = BoundaryUncertainty(M).fit(constant, Y)
+    def test_a_constant_feature(self):
+        fitted = BoundaryUncertainty(M).fit(CONSTANT, Y)
         assert torch.equal(fitted.neighbors, BoundaryUncertainty(M).fit(X, Y).neighbors)
-        assert (fitted.perturbed_inputs[..., 4] == constant[0, 4]).all()
+        assert (fitted.perturbed_inputs[..., 4] == CONSTANT[0, 4]).all()
         assert fitted.scale_[4] == 1
 
     @ways(EVERY_WAY)
@@ -189,12 +191,10 @@ class TestDegenerateSamples:
         assert len(way(X, labels)) > 0
 
     def test_absent_classes_are_in_no_pair_and_are_never_near(self):
-        labels = (Y > 0).long() * 7
-        signals = Signals(M, 1).fit(X, labels)
+        labels, logits = (Y > 0).long(), linear(X)[:, :2]
+        signals, two = Signals(M, 1).fit(X, labels * 7), Signals(M, 1).fit(X, labels)
         assert signals.boundary.bayes_pairs.unique(dim=0).tolist() == [[0, 7]]
         assert signals.class_distances[:, 1:7].isinf().all()
-        two = Signals(M, 1).fit(X, labels // 7)
-        logits = linear(X)[:, :2]
         wide = torch.full((120, 8), -1e3, dtype=logits.dtype)
         wide[:, [0, 7]] = logits
         expected = two.measure(logits).values
@@ -233,7 +233,7 @@ BAD_LABELS = {
 }
 
 
-@pytest.mark.parametrize(("labels", "message"), list(BAD_LABELS.values()), ids=list(BAD_LABELS))
+@pytest.mark.parametrize(("labels", "message"), BAD_LABELS.values(), ids=BAD_LABELS)
 def test_labels_that_are_no_classes_are_refused(labels, message):
     with pytest.raises((TypeError, ValueError), match=f"^`labels` must .*(?:{message})"):
         as_labels(labels, 120)
@@ -260,14 +260,10 @@ def test_rows_beyond_int64_are_refused_as_they_came(row):
         fitted.update(linear(X)[:1], np.array([row]))
 
 
-def with_bad_values():
-    x = X.clone()
-    x[3, 1], x[7, 0], x[9, 0] = torch.nan, torch.inf, -torch.inf
-    return x
-
-
+BAD_VALUES = X.clone()
+BAD_VALUES[3, 1], BAD_VALUES[7, 0], BAD_VALUES[9, 0] = torch.nan, torch.inf, -torch.inf
 BAD_FEATURES = {
-    "NaN and infinity in a few": (with_bad_values(), "finite, got NaN or infinity in 3 of 120 samples"),
+    "NaN and infinity in a few": (BAD_VALUES, "finite, got NaN or infinity in 3 of 120 samples"),
     "one number a sample": (X[:, 0], r"shape \(N, d\), .*got \(120,\).*a column, \(N, 1\)"),
     "no features": (X[:, :0], r"shape \(N, d\), .*got \(120, 0\)"),
     "complex": (X.to(torch.complex64), r"real, got torch\.complex64"),
@@ -283,7 +279,7 @@ BAD_FEATURES = {
 }
 
 
-@pytest.mark.parametrize(("features", "message"), list(BAD_FEATURES.values()), ids=list(BAD_FEATURES))
+@pytest.mark.parametrize(("features", "message"), BAD_FEATURES.values(), ids=BAD_FEATURES)
 def test_features_that_are_no_numbers_are_refused(features, message):
     with pytest.raises((TypeError, ValueError), match=f"^`features` must .*{message}"):
         as_features(features)
@@ -306,7 +302,7 @@ def test_fewer_samples_than_neighbours_are_refused(way):
 class TestOutputs:
     """What a network gives."""
 
-    fitted = BoundaryUncertainty(M, 2).fit(X, Y)
+    fitted, signals = BoundaryUncertainty(M, 2).fit(X, Y), Signals(M, 2).fit(X, Y)
 
     @pytest.mark.parametrize(
         ("output", "error", "message"),
@@ -324,20 +320,10 @@ class TestOutputs:
             (lambda z: {"out": z}, TypeError, r"or an output with `logits`, got dict"),
         ],
     )
-    def test_what_is_no_logits_is_refused(self, output, error, message):
-        with pytest.raises(error, match=message):
-            self.fitted.score(lambda x: output(linear(x)))
-
-    def test_nor_is_it_taken_by_a_stopper_or_a_ranking(self):
-        stopper, signals = BoundaryUncertaintyStopper(X, Y, n_neighbors=M, n_draws=2), Signals(M, 2).fit(X, Y)
-        for output, message in (
-            (lambda z: z[:, :2], "`logits` must have at least 3 columns"),
-            (lambda z: torch.cat((z, z)), "`model` must give one row of logits an input, 240, got 480"),
-            (lambda z: None, r"`model` must give a tensor or an array of logits \(n, J\).*got NoneType"),
-        ):
-            for call in (stopper.check, lambda model: rank_models([model], X, Y, signals=signals)):
-                with pytest.raises((TypeError, ValueError), match=message):
-                    call(lambda x, output=output: output(linear(x)))
+    def test_what_is_no_logits_is_refused_by_every_way_in(self, output, error, message):
+        for call in (self.fitted.score, stopper_of(X, Y).check, lambda z: rank_models([z], X, Y, signals=self.signals)):
+            with pytest.raises(error, match=message):
+                call(lambda x: output(linear(x)))
 
     @pytest.mark.parametrize("n_outputs", [1, 2, 3])
     def test_a_last_batch_of_one_may_lose_its_dimension(self, n_outputs):
@@ -356,9 +342,8 @@ class TestOutputs:
         def model(x):
             return linear(X)[: len(x)] if len(x) == 119 else torch.zeros(len(x), 5)
 
-        with pytest.raises(
-            ValueError, match=r"`model` must give the same number of logits for each input, got \[3, 5\]"
-        ):
+        message = r"`model` must give the same number of logits for each input, got \[3, 5\]"
+        with pytest.raises(ValueError, match=message):
             rank_models([model], X, Y, signals=Signals(M, 1), batch_size=119)
 
     @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
@@ -368,7 +353,7 @@ class TestOutputs:
 
         with pytest.raises(ValueError, match=r"`model` must give finite logits, got .* for 5 of 240 inputs"):
             self.fitted.score(model)
-        stopper = BoundaryUncertaintyStopper(X, Y, n_neighbors=M, n_draws=2)
+        stopper = stopper_of(X, Y)
         assert stopper.check(model)
         assert "not finite" in stopper.stopping_reason
         assert stopper.best_epoch is None
@@ -379,9 +364,7 @@ class TestOutputs:
         assert values != [0.0] * len(values)
         assert self.fitted.score(lambda x: torch.zeros(len(x), 3)) == 0
         places = self.fitted.neighbors, self.fitted.bayes_pairs
-        local, counts = functional.local_uncertainty(torch.zeros(120, 3), Y, *places)
-        assert (local == 0).all()
-        assert (counts == 0).all()
+        assert not any(part.any() for part in functional.local_uncertainty(torch.zeros(120, 3), Y, *places))
 
     def test_a_module_without_parameters(self):
         assert 0 <= self.fitted.score(nn.Identity()) <= 1
@@ -389,10 +372,9 @@ class TestOutputs:
 
 
 def test_rows_beyond_the_number_of_classes_that_are_understood():
-    n = 100_200
-    trust = TrustScore().fit(torch.arange(n).unsqueeze(1).float(), torch.arange(n) % 2)
-    distances = trust.class_distances(torch.tensor([[100_150.0]]), left_out=[100_150])
-    assert distances.tolist() == [[2.0, 1.0]]
+    rows = torch.arange(100_200)
+    trust = TrustScore().fit(rows.unsqueeze(1).float(), rows % 2)
+    assert trust.class_distances(torch.tensor([[100_150.0]]), left_out=[100_150]).tolist() == [[2.0, 1.0]]
 
 
 @pytest.mark.gpu

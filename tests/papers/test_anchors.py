@@ -1,3 +1,4 @@
+import itertools
 import pickle
 
 import numpy as np
@@ -30,12 +31,16 @@ def bayes(x):
     return -(x.unsqueeze(1) - centres).square().sum(dim=2) / 2
 
 
+def cut(x):
+    """Half-way between the first two classes."""
+    return x[:, 0] - 1
+
+
 @pytest.mark.parametrize("estimator", [*BOTH, BoundaryUncertainty])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_two_gaussians_are_best_cut_where_they_meet(estimator, seed):
-    features, labels = gaussians(2000, seed=seed)
-    fitted = estimator().fit(features, labels)
-    at = {shift: float(fitted.score(lambda x, s=shift: x[:, 0] - 1 - s)) for shift in (-1.5, -0.7, 0.0, 0.7, 1.5)}
+    fitted = estimator().fit(*gaussians(2000, seed=seed))
+    at = {shift: float(fitted.score(lambda x, s=shift: cut(x) - s)) for shift in (-1.5, -0.7, 0.0, 0.7, 1.5)}
     assert max(at, key=at.get) == 0.0
     assert 0.6 < at[0.0] <= 1
     assert max(at[-1.5], at[1.5]) < 0.6 * at[0.0]
@@ -43,12 +48,9 @@ def test_two_gaussians_are_best_cut_where_they_meet(estimator, seed):
 
 @pytest.mark.parametrize("estimator", BOTH)
 def test_three_classes_are_best_cut_where_they_meet(estimator, dtype, device):
-    features, labels = gaussians(900, n_classes=3, dtype=dtype)
-    fitted = estimator().fit(features.to(device), labels.to(device))
+    fitted = estimator().fit(*(part.to(device) for part in gaussians(900, n_classes=3, dtype=dtype)))
     best = fitted.score(bayes)
-    assert best.shape == ()
-    assert best.dtype == dtype
-    assert best.device.type == device.type
+    assert (best.shape, best.dtype, best.device.type) == ((), dtype, device.type)
     assert best > 0.4
     assert fitted.score(lambda x: bayes(x) * 5 + torch.tensor([0.0, 6.0, -6.0]).to(x)) < 0.8 * best
 
@@ -74,31 +76,27 @@ def test_classes_may_be_renamed_and_units_changed(estimator):
 
 @pytest.mark.parametrize("estimator", BOTH)
 def test_one_predicted_class_is_worst(estimator):
-    features, labels = gaussians()
-    fitted = estimator().fit(features, labels)
-    assert fitted.score(lambda x: x[:, 0] * 0 + 1) == 0
-    assert fitted.score(lambda x: x[:, 0] + 1e3) == 0
+    fitted = estimator().fit(*gaussians())
+    assert fitted.score(lambda x: x[:, 0] * 0 + 1) == fitted.score(lambda x: x[:, 0] + 1e3) == 0
     assert len(fitted.anchors(lambda x: x[:, 0] + 1e3).points) == 0
 
 
 @pytest.mark.parametrize("estimator", BOTH)
 def test_images_keep_their_shape_and_pickle_what_was_fitted(estimator):
     features, labels = gaussians(d=4)
-    images = features.reshape(400, 1, 2, 2)
     flat = estimator().fit(features, labels)
-    fitted = pickle.loads(pickle.dumps(estimator().fit(images, labels)))  # noqa: S301
-    assert fitted.score(lambda x: x.flatten(1)[:, 0] - 1) == flat.score(lambda x: x[:, 0] - 1)
-    assert fitted.anchors(lambda x: x.flatten(1)[:, 0] - 1).points.shape[1:] == (1, 2, 2)
+    fitted = pickle.loads(pickle.dumps(estimator().fit(features.reshape(400, 1, 2, 2), labels)))  # noqa: S301
+    assert fitted.score(lambda x: cut(x.flatten(1))) == flat.score(cut)
+    assert fitted.anchors(lambda x: cut(x.flatten(1))).points.shape[1:] == (1, 2, 2)
 
 
 @pytest.mark.parametrize("estimator", BOTH)
 def test_a_module_is_left_as_it_was(estimator, random_states):
-    features, labels = gaussians()
     body = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 2)).train()
     body[1].eval()
     body[0].weight.grad = torch.ones(8, 2)
     before, states = weights_of(body), random_states()
-    fitted = estimator().fit(features, labels)
+    fitted = estimator().fit(*gaussians())
     assert fitted.score(body) == fitted.score(body)
     assert [m.training for m in body] == [True, False, True, True, True]
     assert same(body.state_dict(), before)
@@ -107,18 +105,15 @@ def test_a_module_is_left_as_it_was(estimator, random_states):
     assert random_states() == states
     assert torch.is_grad_enabled()
     with torch.inference_mode():
-        assert fitted.score(lambda x: x[:, 0] - 1) > 0
+        assert fitted.score(cut) > 0
 
 
 @pytest.mark.parametrize("estimator", BOTH)
 def test_a_module_of_another_precision_is_scored(estimator):
-    features, labels = gaussians(dtype=torch.float64)
-    module = nn.Linear(features.shape[1], 2)
-    module.weight.data.copy_(torch.eye(2, features.shape[1]))
-    module.bias.data.zero_()
-    fitted = estimator().fit(features, labels)
-    expected = fitted.score(lambda x: module(x.float()))
-    torch.testing.assert_close(fitted.score(module), expected)
+    module = nn.Linear(2, 2, bias=False)
+    nn.init.eye_(module.weight)
+    fitted = estimator().fit(*gaussians(dtype=torch.float64))
+    torch.testing.assert_close(fitted.score(module), fitted.score(lambda x: module(x.float())))
 
 
 @pytest.mark.parametrize("estimator", BOTH)
@@ -133,17 +128,15 @@ def test_a_module_of_another_precision_is_scored(estimator):
     ],
 )
 def test_what_does_not_fit_is_named(estimator, make, message):
-    features, labels = gaussians()
     with pytest.raises(ValueError, match=message):
-        make(estimator, features, labels)
+        make(estimator, *gaussians())
 
 
 class TestBisection:
     @pytest.mark.parametrize("n", [500, 60])
     def test_agrees_with_the_thesis_over_the_same_clusters(self, n):
         features, labels = gaussians(n, n_classes=3, dtype=torch.float64)
-        logits = bayes(features)
-        first, second = logits.topk(2, dim=1).indices.T.tolist()
+        first, second = bayes(features).topk(2, dim=1).indices.T.tolist()
         samples = BisectionAnchorUncertainty().fit(features, labels).anchors(bayes).samples.unique()
         fitted = BisectionAnchorUncertainty(seed=0).fit(features, labels)
         standardized = (features[samples] - fitted.mean_) / fitted.scale_
@@ -153,34 +146,29 @@ class TestBisection:
         ]
         assert (min(max(len(c) for c in repeat) for repeat in repeats) < 8) == (n == 60)  # one without a large cluster
         priors = (torch.bincount(labels) / n).tolist()
-        for measure in ("entropy", "triangle"):
-            for correction in (False, True):
-                fitted = BisectionAnchorUncertainty(measure, correction).fit(features, labels)
-                expected = oracle.cluster_mean(
-                    repeats, labels.tolist(), first, second, 3, measure, priors=priors if correction else None
-                )
-                assert float(fitted.score(bayes)) == pytest.approx(expected, abs=1e-9)
+        for measure, given in itertools.product(("entropy", "triangle"), (None, priors)):
+            fitted = BisectionAnchorUncertainty(measure, given is not None).fit(features, labels)
+            expected = oracle.cluster_mean(repeats, labels.tolist(), first, second, 3, measure, priors=given)
+            assert float(fitted.score(bayes)) == pytest.approx(expected, abs=1e-9)
 
     def test_near_boundary_samples_are_those_nearest_to_the_anchors(self):
         features, labels = gaussians(300, dtype=torch.float64)
         fitted = BisectionAnchorUncertainty().fit(features, labels)
-        found = fitted.anchors(lambda x: x[:, 0] - 1)
+        found = fitted.anchors(cut)
         torch.testing.assert_close(found.points[:, 0], torch.ones(len(found.points)).double(), atol=1e-6, rtol=0)
         distances = torch.cdist(found.points / fitted.scale_, features / fitted.scale_)
         assert torch.equal(distances.argmin(dim=1), found.samples)
 
     def test_rounds_go_on_until_nothing_new_comes_or_the_limit(self):
-        features, labels = gaussians(300)
-        found = BisectionAnchorUncertainty().fit(features, labels).anchors(lambda x: x[:, 0] - 1)
-        assert 300 < len(found.points) < 10_000
-        limited = BisectionAnchorUncertainty(max_anchors=50).fit(features, labels)
-        assert len(limited.anchors(lambda x: x[:, 0] - 1).points) == 50
+        found, limited = (BisectionAnchorUncertainty(**n).fit(*gaussians(300)) for n in ({}, {"max_anchors": 50}))
+        assert 300 < len(found.anchors(cut).points) < 10_000
+        assert len(limited.anchors(cut).points) == 50
 
     def test_seed_decides_and_order_of_the_samples_matters_little(self):
         features, labels = gaussians(1000)
         order = torch.randperm(1000, generator=torch.Generator().manual_seed(1))
         value, again, other, of_order = (
-            float(BisectionAnchorUncertainty(seed=seed).fit(features[rows], labels[rows]).score(lambda x: x[:, 0] - 1))
+            float(BisectionAnchorUncertainty(seed=seed).fit(features[rows], labels[rows]).score(cut))
             for seed, rows in ((0, slice(None)), (0, slice(None)), (1, slice(None)), (0, order))
         )
         assert value == again
@@ -188,18 +176,16 @@ class TestBisection:
         assert [other, of_order] == pytest.approx([value] * 2, abs=0.1)
 
     def test_too_few_near_samples_are_worst(self):
-        features = torch.tensor([[-1.0, 0.0], [0.9, 0.1], [-0.9, 9.0], [1.0, 9.1]])
-        fitted = BisectionAnchorUncertainty().fit(features, torch.tensor([0, 1, 0, 1]))
-        assert fitted.score(lambda x: x[:, 0]) == 0
-        small = BisectionAnchorUncertainty(min_size=1).fit(features, torch.tensor([0, 1, 0, 1]))
-        assert small.score(lambda x: x[:, 0]) == 1
+        samples = torch.tensor([[-1.0, 0.0], [0.9, 0.1], [-0.9, 9.0], [1.0, 9.1]]), torch.tensor([0, 1, 0, 1])
+        assert BisectionAnchorUncertainty().fit(*samples).score(lambda x: x[:, 0]) == 0
+        assert BisectionAnchorUncertainty(min_size=1).fit(*samples).score(lambda x: x[:, 0]) == 1
 
     def test_duplicates_end_the_division(self):
         """40 equal samples on each side: two clusters that cannot be divided, and both count."""
         features = torch.tensor([[0.0], [1.0]]).repeat(40, 1)
         labels = torch.tensor([0, 0, 1, 1]).repeat(20)
         fitted = BisectionAnchorUncertainty(min_size=1).fit(features, labels)
-        samples = fitted.anchors(lambda x: x[:, 0] - 0.5).samples.unique()
+        samples = fitted.anchors(lambda x: x[:, 0] - 0.5).samples
         assert set(features[samples].flatten().tolist()) <= {0.0, 1.0}
         assert 0 <= float(fitted.score(lambda x: x[:, 0] - 0.5)) <= 1
 
@@ -229,6 +215,11 @@ class TestPartners:
             assert len(drawn) > min(3, len(wanted)) - 1
 
 
+def wanted(features, labels):
+    logits = torch.stack((torch.zeros(len(features)), cut(features)), dim=1)
+    return oracle.wanted(logits.tolist(), labels.tolist(), 2)
+
+
 class TestGradient:
     def test_anchors_of_a_linear_model_are_projections(self, dtype):
         """Closed form: in standardised units the anchor of x is its foot on the hyperplane."""
@@ -246,11 +237,8 @@ class TestGradient:
     def test_each_class_gets_its_number_from_the_samples_nearest_to_the_boundary(self):
         features, labels = gaussians(1000, d=2, dtype=torch.float64)
         features[:, 1] = 0.0
-        fitted = GradientAnchorUncertainty().fit(features, labels)
-        found = fitted.anchors(lambda x: x[:, 0] - 1)
-        logits = torch.stack((torch.zeros(1000), features[:, 0] - 1), dim=1).tolist()
-        numbers = oracle.wanted(logits, labels.tolist(), 2)
-        distance = (features[:, 0] - 1).abs()
+        found = GradientAnchorUncertainty().fit(features, labels).anchors(cut)
+        numbers, distance = wanted(features, labels), cut(features).abs()
         for c, number in enumerate(numbers):
             chosen = found.samples[labels[found.samples] == c]
             assert abs(len(chosen) - number) <= min(10, number / 10)
@@ -259,10 +247,8 @@ class TestGradient:
 
     def test_few_wanted_anchors_are_met_exactly(self):
         features, labels = gaussians(60, dtype=torch.float64)
-        fitted = GradientAnchorUncertainty(n_neighbors=10).fit(features, labels)
-        found = fitted.anchors(lambda x: x[:, 0] - 1)
-        logits = torch.stack((torch.zeros(60), features[:, 0] - 1), dim=1).tolist()
-        numbers = oracle.wanted(logits, labels.tolist(), 2)
+        found = GradientAnchorUncertainty(n_neighbors=10).fit(features, labels).anchors(cut)
+        numbers = wanted(features, labels)
         assert all(0 < number < 10 for number in numbers)
         assert torch.bincount(labels[found.samples]).tolist() == numbers
 
@@ -272,11 +258,11 @@ class TestGradient:
         labels = (features[:, 0] > 1).long()
         numbers = [np.histogram((1 - features[:, 0]).abs()[labels == c], bins="auto")[0][0] for c in (0, 1)]
         fitted = GradientAnchorUncertainty().fit(features, labels)
-        found = torch.bincount(labels[fitted.anchors(lambda x: x[:, 0] - 1).samples]).tolist()
+        found = torch.bincount(labels[fitted.anchors(cut).samples]).tolist()
         assert all(abs(n - number) <= number / 10 for n, number in zip(found, numbers, strict=True))
-        assert fitted.score(lambda x: x[:, 0] - 1) > 0
+        assert fitted.score(cut) > 0
         labels[features[:, 0].argmax()] = 0
-        samples = GradientAnchorUncertainty().fit(features, labels).anchors(lambda x: x[:, 0] - 1).samples
+        samples = GradientAnchorUncertainty().fit(features, labels).anchors(cut).samples
         assert labels[samples].unique().tolist() == [0]
 
     def test_score_is_the_mean_over_the_anchors(self):
@@ -291,14 +277,14 @@ class TestGradient:
             assert float(fitted.score(bayes)) == pytest.approx(np.mean(values), abs=1e-4)
 
     def test_constant_features_stay_as_they_are(self):
-        features, labels = gaussians(400)
-        features = torch.cat((features, torch.full((400, 1), 0.1)), dim=1)
-        found = GradientAnchorUncertainty().fit(features, labels).anchors(lambda x: x[:, 0] + 50 * x[:, 2] - 6)
+        features, labels = gaussians()
+        constant = torch.cat((features, torch.full((400, 1), 0.1)), dim=1)
+        found = GradientAnchorUncertainty().fit(constant, labels).anchors(lambda x: x[:, 0] + 50 * x[:, 2] - 6)
         assert len(found.points) > 10
         assert (found.points[:, 2] == torch.tensor(0.1)).all()
 
     def test_flat_and_infinite_gradients_give_no_anchor(self):
-        features, labels = gaussians(400)
+        features, labels = gaussians()
 
         def model(x):
             return torch.where(x[:, 0] > 1, (x[:, 0] - 1).clamp(max=0.2), -(1 - x[:, 0]).clamp(min=1e-12).sqrt())
@@ -321,18 +307,15 @@ class TestGradient:
             expected = [c for c, a, b in zip(counts, edges, edges[1:], strict=False) if a <= 0 < b]
             nearest = counts[0] if values.min() > 0 else counts[-1]
             assert _histogram_at_zero(values) == (expected[0] if expected else nearest)
-        assert _histogram_at_zero(np.array([-2.0, -1.0, -1.0])) == 2
-        assert _histogram_at_zero(np.array([1.0, 1.0, 1.0, 2.0])) == 3
-        assert _histogram_at_zero(np.array([])) == 0
-        assert _histogram_at_zero(np.zeros(7)) == 7
+        for values, expected in (([-2.0, -1.0, -1.0], 2), ([1.0, 1.0, 1.0, 2.0], 3), ([], 0), ([0.0] * 7, 7)):
+            assert _histogram_at_zero(np.array(values)) == expected
         assert _histogram_at_zero(np.array([-4.0, -3.0, -1.0, 0.0])) >= 1
 
     @pytest.mark.parametrize(
         "model", [lambda x: (x[:, 0] > 1).float(), lambda x: torch.as_tensor(x.detach().numpy()[:, 0] - 1)]
     )
     def test_models_without_a_gradient_are_refused(self, model):
-        features, labels = gaussians()
-        fitted = GradientAnchorUncertainty().fit(features, labels)
+        fitted = GradientAnchorUncertainty().fit(*gaussians())
         with pytest.raises(TypeError, match=r"`model` must be differentiable by autograd .* `BisectionAnchor"):
             fitted.score(model)
         assert torch.is_grad_enabled()

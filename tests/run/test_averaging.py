@@ -1,5 +1,6 @@
 """The average of weights over checks, against its definition; and that training keeps every bit of its own."""
 
+import contextlib
 import copy
 import itertools
 import math
@@ -7,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from problems import same
+from problems import same, weights_of
 from torch import nn
 
 from bu_torch.run import averaging
@@ -30,35 +31,38 @@ def train(module, seed):
                 tensor.add_(1)
 
 
-def state_of(module):
-    return {name: value.clone() for name, value in module.state_dict().items()}
-
-
-def follow(module, average, n_checks=3):
+def follow(module, average, seeds=range(3)):
     """Train, and let the weights of so many checks enter; those weights."""
     states = []
-    for seed in range(n_checks):
+    for seed in seeds:
         train(module, seed)
         assert average.update(module)
-        states.append(state_of(module))
+        states.append(weights_of(module))
     return states
 
 
-def shares_of(n_checks, past):
-    """How much of the average each check is: what it brings, times what all later ones leave of it."""
-    left = [min(past, n / (n + 10)) for n in range(n_checks)]
-    return [(1 - left[n]) * math.prod(left[n + 1 :]) for n in range(n_checks)]
+def read(module, average):
+    """The weights that a check reads."""
+    with average.inside(module):
+        return weights_of(module)
+
+
+def resumed(state, past=0.5):
+    average = WeightAverage(past)
+    average.load_state_dict(state)
+    return average
 
 
 def averages_of(states, past):
-    shares = torch.tensor(shares_of(len(states), past), dtype=torch.float64)
-    assert float(shares.sum()) == pytest.approx(1)
-    last = states[-1]
+    """Of each check there is what it brings, times what all later ones leave of it; whole numbers are the last."""
+    left = [min(past, n / (n + 10)) for n in range(len(states))]
+    shares = [(1 - left[n]) * math.prod(left[n + 1 :]) for n in range(len(states))]
+    assert sum(shares) == pytest.approx(1)
     return {
-        name: (torch.stack([state[name].double() for state in states]).movedim(0, -1) @ shares)
+        name: sum(share * state[name].double() for share, state in zip(shares, states, strict=True))
         if value.is_floating_point()
         else value
-        for name, value in last.items()
+        for name, value in states[-1].items()
     }
 
 
@@ -72,46 +76,33 @@ def close(found, expected):
 def test_it_is_the_mean_of_the_checks_weighted_by_their_age(past):
     module, average, states = network(), WeightAverage(past), []
     for seed in range(30):
-        train(module, seed)
-        assert average.update(module)
-        states.append(state_of(module))
-        with average.inside(module):
-            assert close(state_of(module), averages_of(states, past))
-        assert same(state_of(module), states[-1])
+        states += follow(module, average, [seed])
+        assert close(read(module, average), averages_of(states, past))
+        assert same(weights_of(module), states[-1])
 
 
-def test_at_the_first_check_it_is_the_network_and_it_stays_what_does_not_change():
+def test_before_and_at_the_first_check_it_is_the_network_and_it_stays_what_does_not_change():
     module, average = network(), WeightAverage(0.7)
-    before = state_of(module)
+    before = weights_of(module)
+    with average.inside(module):
+        assert not average.put_aside()
+        assert same(weights_of(module), before)
     for _ in range(5):
         average.update(module)
-        with average.inside(module):
-            assert same(state_of(module), before)
-
-
-def test_nothing_is_inside_before_the_first_update():
-    module, average = network(), WeightAverage(0.7)
-    before = state_of(module)
-    with average.inside(module):
-        assert same(state_of(module), before)
-        assert not average.put_aside()
+        assert same(read(module, average), before)
 
 
 def test_frozen_weights_are_shared_until_they_are_unfrozen():
     module, average = network(), WeightAverage(0.5)
     module[0].requires_grad_(False)
-    states = []
     for seed in range(2):
         train(module[1:], seed)
         average.update(module)
     assert not {"0.weight", "0.bias"} & average.state_dict()["n_checks"].keys()
     module[0].requires_grad_(True)
-    for seed in range(2, 5):
-        train(module, seed)
-        average.update(module)
-        states.append(state_of(module[0]))
-    with average.inside(module):
-        assert close(state_of(module[0]), averages_of(states, 0.5))
+    expected = averages_of(follow(module, average, range(2, 5)), 0.5)
+    found = read(module, average)
+    assert close(*({name: value[name] for name in ("0.weight", "0.bias")} for value in (found, expected)))
 
 
 def test_a_weight_that_is_frozen_again_is_averaged_on():
@@ -119,9 +110,7 @@ def test_a_weight_that_is_frozen_again_is_averaged_on():
     states = follow(module, average)
     module.requires_grad_(False)
     average.update(module)
-    states.append(state_of(module))
-    with average.inside(module):
-        assert close(state_of(module), averages_of(states, 0.5))
+    assert close(read(module, average), averages_of([*states, weights_of(module)], 0.5))
 
 
 def test_buffers_with_values_that_are_not_finite_are_left_as_they_are():
@@ -140,22 +129,17 @@ def test_buffers_with_values_that_are_not_finite_are_left_as_they_are():
 
 
 def test_weights_that_are_not_finite_do_not_enter():
-    module, average, states = network(), WeightAverage(0.5), []
-    for seed in range(4):
-        train(module, seed)
-        if seed == 2:
-            whole = state_of(module)
-            with torch.no_grad():
-                module[0].weight[0, 0] = torch.nan
-            assert not average.update(module)
-            with average.inside(module):  # what is read is what training has
-                assert module[0].weight.isnan().any()
-            module.load_state_dict(whole)
-            continue
-        assert average.update(module)
-        states.append(state_of(module))
-    with average.inside(module):
-        assert close(state_of(module), averages_of(states, 0.5))
+    module, average = network(), WeightAverage(0.5)
+    states = follow(module, average, range(2))
+    train(module, 2)
+    whole = weights_of(module)
+    with torch.no_grad():
+        module[0].weight[0, 0] = torch.nan
+    assert not average.update(module)
+    assert read(module, average)["0.weight"].isnan().any()  # what training has
+    module.load_state_dict(whole)
+    states += follow(module, average, [3])
+    assert close(read(module, average), averages_of(states, 0.5))
 
 
 def test_weights_are_matched_by_name_and_begin_anew_with_another_shape():
@@ -164,19 +148,11 @@ def test_weights_are_matched_by_name_and_begin_anew_with_another_shape():
     module[3] = nn.Linear(5, 4)
     extended = nn.Sequential(*module)
     extended.register_parameter("first", nn.Parameter(torch.ones(2)))  # comes before all others
-    states = []
-    for seed in range(2):
-        train(extended, seed)
-        average.update(extended)
-        states.append(state_of(extended))
-    with average.inside(extended):
-        found = state_of(extended)
-        expected = averages_of(states, 0.5)
-        assert close(
-            {name: found[name] for name in ("3.weight", "first")}, {n: expected[n] for n in ("3.weight", "first")}
-        )
-        assert not torch.allclose(found["0.weight"].double(), expected["0.weight"])  # which has the check before, too
-    assert same(state_of(extended), states[-1])
+    states = follow(extended, average, range(2))
+    found, expected = read(extended, average), averages_of(states, 0.5)
+    assert close(*({name: value[name] for name in ("3.weight", "first")} for value in (found, expected)))
+    assert not torch.allclose(found["0.weight"].double(), expected["0.weight"])  # which has the check before, too
+    assert same(weights_of(extended), states[-1])
 
 
 def tied_by_name():
@@ -198,10 +174,9 @@ def channels_last():
 
 def of_dtypes():
     module = network().to(torch.bfloat16)
-    module.register_parameter("wide", nn.Parameter(torch.randn(7, dtype=torch.float64)))
-    module.register_parameter("complex", nn.Parameter(torch.randn(7, dtype=torch.complex64)))
-    module.register_parameter("scalar", nn.Parameter(torch.tensor(2.0)))
-    module.register_parameter("empty", nn.Parameter(torch.empty(0, 3)))
+    module.wide = nn.Parameter(torch.randn(7, dtype=torch.float64))
+    module.complex = nn.Parameter(torch.randn(7, dtype=torch.complex64))
+    module.scalar, module.empty = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.empty(0, 3))
     return module
 
 
@@ -213,19 +188,16 @@ def parametrized():
     return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.Linear(4, 2))
 
 
-MODULES = [tied_by_name, tied_by_memory, channels_last, of_dtypes, recurrent, parametrized]
-
-
-@pytest.mark.parametrize("make", MODULES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [tied_by_name, tied_by_memory, channels_last, of_dtypes, recurrent, parametrized])
 def test_training_has_its_own_bits_back(make):
     module, average = make(), WeightAverage(0.7)
     follow(module, average)
-    before = state_of(module)
+    before = weights_of(module)
     places = {name: value.data_ptr() for name, value in module.state_dict().items()}
     versions = [parameter._version for parameter in module.parameters()]
     with average.inside(module):
-        assert not same(state_of(module), before)
-    assert same(state_of(module), before)
+        assert not same(weights_of(module), before)
+    assert same(weights_of(module), before)
     assert places == {name: value.data_ptr() for name, value in module.state_dict().items()}
     assert versions == [parameter._version for parameter in module.parameters()]
 
@@ -237,8 +209,7 @@ class Interrupted:
         self.left, self.names = n, names
 
     def __call__(self, frame, event, arg):
-        is_theirs = frame.f_code.co_filename == averaging.__file__ and frame.f_code.co_name in self.names
-        if not is_theirs:
+        if frame.f_code.co_filename != averaging.__file__ or frame.f_code.co_name not in self.names:
             return None
         if event == "line":
             self.left -= 1
@@ -250,19 +221,15 @@ class Interrupted:
 def test_ctrl_c_at_any_line_leaves_the_weights_of_training():
     for n in itertools.count():
         module, average = tied_by_memory(), WeightAverage(0.5)
-        follow(module, average, 2)
-        before, of_average = state_of(module), average.state_dict()["weights"]
+        follow(module, average, range(2))
+        before, of_average = weights_of(module), average.state_dict()["weights"]
         interrupted = Interrupted(n, ("inside", "_take_out", "_overwrite"))
         known = sys.gettrace()
         sys.settrace(interrupted)
-        try:
-            with average.inside(module):
-                pass
-        except KeyboardInterrupt:
+        with contextlib.suppress(KeyboardInterrupt), average.inside(module):
             pass
-        finally:
-            sys.settrace(known)
-        assert same(state_of(module), before), n
+        sys.settrace(known)
+        assert same(weights_of(module), before), n
         assert same(average.state_dict()["weights"], of_average), n
         if interrupted.left >= 0:
             break
@@ -273,54 +240,32 @@ def test_its_state_is_a_copy_and_goes_on_where_it_was_taken():
     module, average = network(), WeightAverage(0.7, device="cpu")
     follow(module, average)
     state = average.state_dict()
-    kept = copy.deepcopy(state)
-    resumed = WeightAverage(0.7)
-    resumed.load_state_dict(state)
+    kept, second, anew = copy.deepcopy(state), resumed(state, 0.7), resumed(state, 0.5)
     train(module, 4)
-    for one in (average, resumed):
+    for one in (average, second, anew):
         one.update(module)
-    assert same(average.state_dict()["weights"], resumed.state_dict()["weights"])
+    assert same(average.state_dict()["weights"], second.state_dict()["weights"])
     assert same(state["weights"], kept["weights"])
-    anew = WeightAverage(0.5)
-    anew.load_state_dict(state)
-    anew.update(module)
     assert set(anew.state_dict()["n_checks"].values()) == {1}
 
 
 def test_weights_that_enter_again_after_a_resume_count_once():
     module, average = network(), WeightAverage(0.7)
     follow(module, average)
-    resumed = WeightAverage(0.7)
-    resumed.load_state_dict(average.state_dict())
-    assert resumed.update(module, is_again=True)
-    assert same(average.state_dict()["weights"], resumed.state_dict()["weights"])
-    with resumed.inside(module):
-        assert same(
-            {n: module.state_dict()[n] for n in average.state_dict()["weights"]}, average.state_dict()["weights"]
-        )
-
-
-def test_the_weights_of_training_go_back_where_their_average_was_loaded():
-    module, average = network(), WeightAverage(0.7)
-    follow(module, average)
-    of_training, of_average = state_of(module), average.state_dict()["weights"]
-    with average.inside(module):
-        saved = state_of(module)
-        aside = {name: value.clone() for name, value in average.put_aside().items()}
-        assert average.state_dict()["weights"] == {}
-    loaded = network(7)
-    loaded.load_state_dict(saved)
-    assert put_back(loaded, aside)
-    assert same(state_of(loaded), of_training)
-    assert same({name: saved[name] for name in aside}, of_average)
+    state = average.state_dict()
+    second = resumed(state, 0.7)
+    assert second.update(module, is_again=True)
+    assert same(state["weights"], second.state_dict()["weights"])
+    found = read(module, second)
+    assert same({name: found[name] for name in state["weights"]}, state["weights"])
 
 
 @pytest.mark.parametrize("wrong", [{"none.such": torch.ones(2)}, {"0.weight": torch.ones(2)}])
 def test_weights_of_training_that_do_not_fit_change_nothing(wrong):
     module = network()
-    before = state_of(module)
+    before = weights_of(module)
     assert not put_back(module, {"0.bias": torch.ones(5), **wrong})
-    assert same(state_of(module), before)
+    assert same(weights_of(module), before)
     assert put_back(module, {"0.bias": torch.ones(5), **wrong}, may_lack=True) == ("none.such" in wrong)
 
 
@@ -336,10 +281,10 @@ def test_weights_of_training_that_do_not_fit_change_nothing(wrong):
 def test_weights_that_are_moved_in_memory_meanwhile_are_found_again(move):
     module, average = nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3)), WeightAverage(0.7)
     follow(module, average)
-    before, of_average = state_of(module), average.state_dict()["weights"]
+    before, of_average = weights_of(module), average.state_dict()["weights"]
     with average.inside(module):
         move(module)
-    assert same(state_of(module), before)
+    assert same(weights_of(module), before)
     assert same(average.state_dict()["weights"], of_average)
 
 
@@ -352,43 +297,45 @@ def tied_by_transpose():
 @pytest.mark.parametrize(
     ("make", "names"),
     [
+        (network, {f"{n}.{of}" for n in (0, 1, 3) for of in ("weight", "bias")} | {"1.running_mean", "1.running_var"}),
         (tied_by_memory, {"0.weight", "0.bias", "1.bias", "2.bias"}),  # of those in one place, the first
         (tied_by_transpose, {"0.weight", "1.weight"}),
     ],
-    ids=["memory", "transpose"],
+    ids=["apart", "memory", "transpose"],
 )
-def test_weights_of_training_that_share_memory_are_put_back(make, names):
+def test_the_weights_of_training_go_back_where_their_average_was_loaded(make, names):
     module, average = make(), WeightAverage(0.7)
     follow(module, average)
-    before = state_of(module)
+    before, of_average = weights_of(module), average.state_dict()["weights"]
     with average.inside(module):
-        saved, aside = state_of(module), {name: value.clone() for name, value in average.put_aside().items()}
+        saved, aside = weights_of(module), {name: value.clone() for name, value in average.put_aside().items()}
+        assert average.state_dict()["weights"] == {}
     assert aside.keys() == names
-    assert same(state_of(module), before)
+    assert same(weights_of(module), before)
     loaded = make()
     loaded.load_state_dict(saved)
     assert put_back(loaded, aside)
-    assert same(state_of(loaded), before)
+    assert same(weights_of(loaded), before)
+    assert same({name: saved[name] for name in of_average}, of_average)
+    assert names <= of_average.keys()
 
 
 def test_a_scripted_module_and_checks_in_inference_mode():
     module, average = torch.jit.script(network()), WeightAverage(0.5)
     with torch.inference_mode():
         average.update(module)
-    before = state_of(module)
+    before = weights_of(module)
     average.update(module)
-    with average.inside(module):
-        assert same(state_of(module), before)
+    assert same(read(module, average), before)
 
 
 def test_a_parameter_that_is_infinite_from_the_start_is_left_as_it_is():
     module, average = network(), WeightAverage(0.5)
     module.register_parameter("transitions", nn.Parameter(torch.tensor([0.0, -torch.inf])))
     states = follow(module, average)
-    with average.inside(module):
-        found = state_of(module)
-    assert torch.equal(found.pop("transitions"), states[-1]["transitions"])
-    assert close(found, {name: value for name, value in averages_of(states, 0.5).items() if name != "transitions"})
+    found = read(module, average)
+    assert torch.equal(found.pop("transitions"), states[-1].pop("transitions"))
+    assert close(found, averages_of(states, 0.5))
 
 
 class TestMasks:
@@ -408,44 +355,38 @@ class TestMasks:
             module.gates.copy_(torch.tensor(gates))
             average.update(module)
             if is_resumed:
-                state = average.state_dict()
-                average = WeightAverage(0.5)
-                average.load_state_dict(state)
+                average = resumed(average.state_dict())
                 assert average.update(module, is_again=True)
-            with average.inside(module):
-                assert module.gates.tolist() == gates
+            assert read(module, average)["gates"].tolist() == gates
         assert "gates" not in average.state_dict()["n_checks"]
 
     def test_others_are_averaged(self, module):
         average = WeightAverage(0.5)
         average.update(module)
-        assert average.state_dict()["n_checks"] == dict.fromkeys(
-            ("weight", "bias", "running_mean", "running_var", "soft_mask"), 1
-        )
+        averaged = ("weight", "bias", "running_mean", "running_var", "soft_mask")
+        assert average.state_dict()["n_checks"] == dict.fromkeys(averaged, 1)
         with torch.no_grad():
             module.running_mean += 1
             module.gates[0] = 0.5  # is a mask no longer
         average.update(module)
-        with average.inside(module):
-            assert module.running_mean.tolist() == pytest.approx([10 / 11] * 4)
-            assert module.gates.tolist() == [0.5, 1, 1, 0]
+        found = read(module, average)
+        assert found["running_mean"].tolist() == pytest.approx([10 / 11] * 4)
+        assert found["gates"].tolist() == [0.5, 1, 1, 0]
         assert average.state_dict()["n_checks"]["gates"] == 1
 
 
 def test_an_average_goes_on_in_the_dtype_that_a_run_resumes_in():
     module, average = network(), WeightAverage(0.5)
     average.update(module)
-    resumed = WeightAverage(0.5)
-    resumed.load_state_dict(average.state_dict())
+    second = resumed(average.state_dict())
     module.double()
-    assert resumed.update(module, is_again=True)
-    before = state_of(module)
-    with resumed.inside(module):
-        pass
-    assert same(state_of(module), before)
-    assert resumed.update(module)
-    assert set(resumed.state_dict()["n_checks"].values()) == {2}
-    assert all(value.dtype == torch.float64 for value in resumed.state_dict()["weights"].values())
+    assert second.update(module, is_again=True)
+    before = weights_of(module)
+    read(module, second)
+    assert same(weights_of(module), before)
+    assert second.update(module)
+    assert set(second.state_dict()["n_checks"].values()) == {2}
+    assert all(value.dtype == torch.float64 for value in second.state_dict()["weights"].values())
 
 
 def test_a_lazy_module_is_averaged_once_it_is_made():
@@ -464,13 +405,10 @@ def test_an_average_kept_on_the_cpu_is_that_of_the_gpu():
     for seed in range(4):
         train(module.cpu(), seed)
         module.cuda()
-        states.append(state_of(module))
+        states.append({name: value.cpu() for name, value in weights_of(module).items()})
         for average in averages:
             average.update(module)
     for average in averages:
-        with average.inside(module):
-            assert close(
-                {n: v.cpu() for n, v in state_of(module).items()},
-                averages_of([{n: v.cpu() for n, v in s.items()} for s in states], 0.7),
-            )
-        assert same(state_of(module), states[-1])
+        found = {name: value.cpu() for name, value in read(module, average).items()}
+        assert close(found, averages_of(states, 0.7))
+        assert same({name: value.cpu() for name, value in weights_of(module).items()}, states[-1])

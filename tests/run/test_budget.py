@@ -3,8 +3,9 @@ import warnings
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from problems import Classifier, blobs, loader, trainer
-from torch.utils.data import TensorDataset
+from problems import Classifier, Made, blobs, fit, loader, state_of
+from torch import nn
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
 from bu_torch.run import budget
@@ -63,10 +64,9 @@ def test_what_an_epoch_visits_sets_the_price():
 def test_limited_batches_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr("bu_torch.run.budget._LEAST_FLOOR", 220)
     monitor = BoundaryUncertaintyMonitor()
-    data = loader(*blobs(900), batch_size=30)  # all batches would pay for 270
-    module = Classifier()
-    module.register_parameter("heavy", torch.nn.Parameter(torch.zeros(2 * 10**6)))
-    trainer(tmp_path, monitor, max_epochs=1, limit_train_batches=2).fit(module, data)
+    module, data = Classifier(), loader(*blobs(900))  # all batches would pay for 270
+    module.register_parameter("heavy", nn.Parameter(torch.zeros(2 * 10**6)))
+    fit(tmp_path, monitor, module=module, data=data, max_epochs=1, limit_train_batches=2)
     assert monitor.tracker.groundwork.plan == Plan(220, 1)
 
 
@@ -82,19 +82,17 @@ def test_limited_batches_are_counted(tmp_path, monkeypatch):
 def test_of_a_reference(tmp_path, monkeypatch, reference, asked, expected):
     monkeypatch.setattr("bu_torch.run.budget._MOST_FLOOR", 200)
     monitor = BoundaryUncertaintyMonitor(reference=reference, **asked)
-    trainer(tmp_path, monitor, max_epochs=1).fit(Classifier(), loader(*blobs()))
+    fit(tmp_path, monitor, max_epochs=1)
     assert monitor.tracker.groundwork.plan == expected
 
 
 def test_weights_of_lazy_layers_are_not_counted():
-    assert count_operations(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LazyLinear(5))) == 16
+    assert count_operations(nn.Sequential(nn.Linear(3, 2), nn.LazyLinear(5))) == 16
 
 
 def conv_net():
     """20 weights, each of them used in 28 x 28 places, and as many of a last layer for each class."""
-    return torch.nn.Sequential(
-        torch.nn.Conv2d(1, 2, 3, padding=1), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(2 * 28 * 28, 3)
-    )
+    return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 28 * 28, 3))
 
 
 def test_operations_of_a_convolution_are_those_of_all_places():
@@ -108,25 +106,22 @@ def test_what_cannot_be_counted_counts_by_its_weights():
     def refuse():
         raise KeyError("not ready")
 
-    network = torch.nn.Linear(3, 2)
-    assert count_operations(network, refuse) == 16
+    assert count_operations(nn.Linear(3, 2), refuse) == 16
 
 
-@pytest.mark.parametrize("kind", [torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN])
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
 def test_a_recurrent_layer_uses_its_weights_in_each_step(kind):
-    layer = kind(3, 2, num_layers=2, batch_first=True)
-    sequence = torch.zeros(1, 5, 3)
+    layer, sequence = kind(3, 2, num_layers=2, batch_first=True), torch.zeros(1, 5, 3)
     n_weights = sum(weight.numel() for weight in layer.parameters())
     assert 2 * 5 * n_weights * 0.6 < count_operations(layer, lambda: layer(sequence)) <= 2 * 5 * n_weights
-    packed = torch.nn.utils.rnn.pack_padded_sequence(sequence, [5], batch_first=True)
+    packed = nn.utils.rnn.pack_padded_sequence(sequence, [5], batch_first=True)
     assert count_operations(layer, lambda: layer(packed)) > 2 * 5 * n_weights * 0.6
-    assert not layer._forward_hooks
-    assert not layer._forward_pre_hooks
+    assert not layer._forward_hooks | layer._forward_pre_hooks
 
 
 def test_a_transformer_is_counted_layer_by_layer():
-    layer = torch.nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, batch_first=True)
-    network = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    layer = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, batch_first=True)
+    network = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
     n_multiplied = 2 * (4 * 8 * 8 + 2 * 8 * 16)
     was = torch.backends.mha.get_fastpath_enabled()
     with torch.no_grad():
@@ -135,13 +130,13 @@ def test_a_transformer_is_counted_layer_by_layer():
 
 
 def test_an_embedding_counts_by_what_is_multiplied_with_it():
-    table = torch.nn.Embedding(30_000, 8)
-    network = torch.nn.Sequential(table, torch.nn.Flatten(), torch.nn.Linear(5 * 8, 2))
+    table = nn.Embedding(30_000, 8)
+    network = nn.Sequential(table, nn.Flatten(), nn.Linear(5 * 8, 2))
     of_linear = 2 * (5 * 8 + 1) * 2
-    assert count_operations(table) == count_operations(torch.nn.EmbeddingBag(30_000, 8)) == 0
+    assert count_operations(table) == count_operations(nn.EmbeddingBag(30_000, 8)) == 0
     assert count_operations(network) == of_linear
     assert count_operations(network, lambda: network(torch.zeros(1, 5, dtype=torch.long))) == of_linear
-    tied = torch.nn.Sequential(table, torch.nn.Linear(8, 30_000, bias=False))
+    tied = nn.Sequential(table, nn.Linear(8, 30_000, bias=False))
     tied[1].weight = table.weight
     assert count_operations(tied) == 2 * 30_000 * 8
 
@@ -166,8 +161,8 @@ def images(n=1300):
 class OfImages(Classifier):
     def __init__(self):
         super().__init__()
-        self.net = torch.nn.Sequential(*(torch.nn.Conv2d(n, 8, 3, padding=1) for n in (1, 8, 8)), conv_net()[2])
-        self.net.append(torch.nn.Linear(8 * 28 * 28, 3))
+        convolutions = (nn.Conv2d(n, 8, 3, padding=1) for n in (1, 8, 8))
+        self.net = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(8 * 28 * 28, 3))
 
     def forward(self, x):
         return self.net(x)
@@ -176,30 +171,20 @@ class OfImages(Classifier):
 def test_a_small_conv_net_looks_at_as_many_samples_as_it_can_afford(tmp_path, log):
     """It has few weights, and does much with each."""
     monitor = BoundaryUncertaintyMonitor(feature_extractor="inputs")
-    data = loader(*images(), batch_size=1300)
-    trainer(tmp_path, monitor, max_epochs=1).fit(OfImages(), data)
+    fit(tmp_path, monitor, module=OfImages(), data=loader(*images(), batch_size=1300), max_epochs=1)
     assert monitor.tracker.groundwork.plan == Plan(500, 1)
     assert monitor.tracker.groundwork.about["data"]["n_samples"] == 500
     expected = "measures at a stratified random 500 of 1300 training samples, 1 draw each, after every epoch."
     assert expected in log.text
 
 
-class Told(torch.utils.data.Dataset):
+class Told(Made):
     """Tells no labels before it is read; sample i is i everywhere, and some have no label."""
 
     def __init__(self, n=1600):
-        self.labels = torch.where(torch.arange(n) < 7, -100, torch.arange(n) % 3)
-
-    def __len__(self):
-        return len(self.labels)
-
-    def __getitem__(self, index):
-        return torch.full((1, 28, 28), float(index)) + torch.randn(1, 28, 28), self.labels[index]
-
-
-def weighted(data):
-    weights = 1.0 + torch.arange(len(data)) % 4
-    return torch.utils.data.WeightedRandomSampler(weights, len(data)), weights
+        labels = torch.where(torch.arange(n) < 7, -100, torch.arange(n) % 3)
+        super().__init__(lambda i: (torch.full((1, 28, 28), float(i)) + torch.randn(1, 28, 28), labels[i]), n)
+        self.known = labels
 
 
 @pytest.mark.filterwarnings("ignore:7 samples have the label -100", "ignore:The other samples predict")
@@ -213,19 +198,17 @@ def test_samples_that_cannot_be_afforded_are_left_out_by_their_own_places(tmp_pa
 
     monkeypatch.setattr("bu_torch.callbacks.samples.fewer_of", look)
     monitor = BoundaryUncertaintyMonitor(feature_extractor="inputs", reference=data if kind == "reference" else None)
-    sampler = None
-    if kind == "part of the places":
-        sampler = torch.utils.data.SubsetRandomSampler(range(300, 1600))
-    elif kind == "weighted":
-        sampler, weights = weighted(data)
-    batches = torch.utils.data.DataLoader(data, batch_size=800, sampler=sampler)
-    trainer(tmp_path, monitor, max_epochs=1).fit(OfImages(), batches)
+    weights = 1.0 + torch.arange(1600) % 4
+    samplers = {"part of the places": SubsetRandomSampler(range(300, 1600))}
+    samplers["weighted"] = WeightedRandomSampler(weights, 1600)
+    batches = DataLoader(data, batch_size=800, sampler=samplers.get(kind))
+    fit(tmp_path, monitor, module=OfImages(), data=batches, max_epochs=1)
     before, after = seen["before"], seen["after"]
     assert (len(after.inputs), after.n_training) == (500, before.n_training)
     assert len(before.inputs) == (1300 if kind == "part of the places" else 1593)
     places = after.inputs.flatten(1).mean(dim=1).round().long()
     assert torch.equal(places, after.rows)
-    assert torch.equal(after.labels, data.labels[after.rows])
+    assert torch.equal(after.labels, data.known[after.rows])
     shares = after.labels.bincount() / 500
     assert (shares - before.labels.bincount() / len(before.labels)).abs().max() < 0.002
     if kind == "weighted":
@@ -233,20 +216,23 @@ def test_samples_that_cannot_be_afforded_are_left_out_by_their_own_places(tmp_pa
         torch.testing.assert_close(after.weights / after.weights.mean(), expected / expected.mean())
 
 
+def save_last(folder):
+    return ModelCheckpoint(folder, save_last=True)
+
+
 @pytest.mark.filterwarnings("ignore:7 samples have the label -100", "ignore:The other samples predict")
 @pytest.mark.parametrize("data", [TensorDataset(*images()), Told()], ids=["labels are known", "labels are read"])
 def test_a_resumed_run_looks_at_the_same_samples(tmp_path, data):
-    def fit(max_epochs, ckpt_path=None):
+    def run(**options):
         monitor = BoundaryUncertaintyMonitor(feature_extractor="inputs")
-        last = ModelCheckpoint(tmp_path / "user", save_last=True)
-        batches = torch.utils.data.DataLoader(data, batch_size=800, shuffle=True)
-        trainer(tmp_path, monitor, last, max_epochs=max_epochs).fit(OfImages(), batches, ckpt_path=ckpt_path)
+        batches = DataLoader(data, batch_size=800, shuffle=True)
+        fit(tmp_path, monitor, save_last(tmp_path), module=OfImages(), data=batches, **options)
         return monitor
 
-    fit(1)
+    run(max_epochs=1)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="The run resumes with different")
-        resumed = fit(2, tmp_path / "user" / "last.ckpt")
+        resumed = run(max_epochs=2, ckpt_path=tmp_path / "last.ckpt")
     assert resumed.tracker.groundwork.plan == Plan(500, 1)
     assert [check["epoch"] for check in resumed.history] == [0, 1]
 
@@ -261,7 +247,7 @@ def test_a_resumed_run_looks_at_the_same_samples(tmp_path, data):
     ],
 )
 def test_one_line_tells_the_plan(tmp_path, log, settings, told):
-    trainer(tmp_path, BoundaryUncertaintyMonitor(**settings), max_epochs=2).fit(Classifier(), loader(*blobs(600)))
+    fit(tmp_path, BoundaryUncertaintyMonitor(**settings), data=loader(*blobs(600)), max_epochs=2)
     (line,) = (one for one in log.messages if "measures at" in one)
     assert line == f"Boundary uncertainty measures at {told}"
 
@@ -270,7 +256,7 @@ def test_one_line_tells_the_plan(tmp_path, log, settings, told):
 def test_slow_checks_are_told_of_once(tmp_path, monkeypatch, log, settings, name):
     monkeypatch.setattr(budget, "_SLOW", 0)
     monkeypatch.setattr(budget, "_MUCH", 0)
-    trainer(tmp_path, BoundaryUncertaintyMonitor(**settings), max_epochs=3).fit(Classifier(), loader(*blobs(600)))
+    fit(tmp_path, BoundaryUncertaintyMonitor(**settings), data=loader(*blobs(600)))
     (line,) = (one for one in log.messages if "A check of boundary uncertainty takes" in one)
     assert line.endswith(f" s. To change it: `n_draws=`, `max_samples=`, `{name or next(iter(settings))}=`.")
 
@@ -283,7 +269,7 @@ def test_what_is_counted_is_not_warned_of():
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert count_operations(torch.nn.Linear(3, 2), warn) == 16
+        assert count_operations(nn.Linear(3, 2), warn) == 16
 
 
 def test_so_does_the_plain_loop():
@@ -295,19 +281,14 @@ def test_so_does_the_plain_loop():
 
 
 def test_a_resumed_run_keeps_its_plan_unless_asked_for_another(tmp_path):
-    def fit(n_samples, ckpt_path=None, **kwargs):
-        monitor = BoundaryUncertaintyMonitor(**kwargs)
-        last = ModelCheckpoint(tmp_path / "user", save_last=True)
-        trainer(tmp_path, monitor, last, max_epochs=1 if ckpt_path is None else 2).fit(
-            Classifier(), loader(*blobs(n_samples)), ckpt_path=ckpt_path
-        )
+    def plan_of(n_samples, *, max_epochs=2, ckpt_path=tmp_path / "kept.ckpt", **kwargs):
+        monitor, data = BoundaryUncertaintyMonitor(**kwargs), loader(*blobs(n_samples))
+        fit(tmp_path, monitor, save_last(tmp_path), data=data, max_epochs=max_epochs, ckpt_path=ckpt_path)
         return monitor.tracker.groundwork.plan
 
-    path = tmp_path / "user" / "last.ckpt"
-    assert fit(120) == Plan(120, 4)
-    saved = torch.load(path, weights_only=True)["callbacks"]
-    assert [state["plan"] for name, state in saved.items() if "BoundaryUncertaintyMonitor" in name] == [(120, 4)]
-    path.rename(tmp_path / "kept.ckpt")
+    assert plan_of(120, max_epochs=1, ckpt_path=None) == Plan(120, 4)
+    path = (tmp_path / "last.ckpt").rename(tmp_path / "kept.ckpt")
+    assert state_of(torch.load(path, weights_only=True), "BoundaryUncertaintyMonitor")["plan"] == (120, 4)
     with pytest.warns(UserWarning, match="resumes with different training samples"):
-        assert fit(300, tmp_path / "kept.ckpt") == Plan(120, 4)
-    assert fit(300, tmp_path / "kept.ckpt", n_draws=2) == Plan(300, 2)
+        assert plan_of(300) == Plan(120, 4)
+    assert plan_of(300, n_draws=2) == Plan(300, 2)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from emulation import came_back, emulated
 from problems import blobs
+from scenarios import tokens
 
 from bu_torch import Signals
 
@@ -19,37 +20,29 @@ def training_rounds_its_products():
     torch.set_float32_matmul_precision(before)
 
 
-def vectors():
-    return blobs(n=300)
+def on_both(inputs, labels, accelerator, **settings):
+    return (
+        Signals(n_neighbors=20, n_draws=2, **settings).fit(inputs.to(device), labels.to(device))
+        for device in ("cpu", accelerator)
+    )
 
 
-def many():
-    """So many that the regression is solved for one penalty after another."""
-    return blobs(n=1200)
+VECTORS = blobs(n=300)
+MANY = blobs(n=1200)  # so many that the regression is solved for one penalty after another
+IMAGES = blobs(n=300, d=64)[0].view(-1, 1, 8, 8), VECTORS[1]
 
 
-def images():
-    features, labels = blobs(n=300, d=64)
-    return features.view(-1, 1, 8, 8), labels
-
-
-@pytest.mark.parametrize("samples", [vectors, many, images])
+@pytest.mark.parametrize(("inputs", "labels"), [VECTORS, MANY, IMAGES], ids=["vectors", "many", "images"])
 @pytest.mark.parametrize("settings", [{}, {"class_weight": "balanced"}, {"perturbation": "neighbors"}])
-def test_signals_agree_and_so_does_the_check_that_is_kept(samples, settings, accelerator):
-    inputs, labels = samples()
-    generator = torch.Generator().manual_seed(0)
-    on_cpu = Signals(n_neighbors=20, n_draws=2, **settings).fit(inputs, labels)
-    on_gpu = Signals(n_neighbors=20, n_draws=2, **settings).fit(inputs.to(accelerator), labels.to(accelerator))
+def test_signals_agree_and_so_does_the_check_that_is_kept(inputs, labels, settings, accelerator, generator):
+    on_cpu, on_gpu = on_both(inputs, labels, accelerator, **settings)
     assert torch.allclose(on_gpu.perturbed_inputs.cpu(), on_cpu.perturbed_inputs, atol=1e-6)
     checks, before = [], (None, None)
     for _ in range(20):
         weights = torch.randn(inputs[0].numel(), 3, generator=generator)
         logits = on_cpu.perturbed_inputs.flatten(1) @ weights
-        (one, before_cpu), (other, before_gpu) = (
-            signals.measure(given, last)
-            for signals, given, last in ((on_cpu, logits, before[0]), (on_gpu, logits.to(accelerator), before[1]))
-        )
-        before = (before_cpu, before_gpu)
+        on_each = on_cpu.measure(logits, before[0]), on_gpu.measure(logits.to(accelerator), before[1])
+        (one, other), before = zip(*on_each, strict=True)
         for name, value in one.items():
             assert other[name].device.type == accelerator.type
             assert float(other[name]) == pytest.approx(float(value), abs=1e-5), name
@@ -60,7 +53,7 @@ def test_signals_agree_and_so_does_the_check_that_is_kept(samples, settings, acc
 
 @pytest.mark.parametrize("settings", [{}, {"class_weight": "balanced"}])
 def test_nothing_of_a_check_comes_back_before_its_values_are_asked_for(settings):
-    inputs, labels = vectors()
+    inputs, labels = VECTORS
     with emulated() as device:
         signals = Signals(n_neighbors=20, n_draws=2, **settings).fit(inputs.to(device), labels.to(device))
         logits = torch.randn(600, 3).to(device)
@@ -74,12 +67,7 @@ def test_nothing_of_a_check_comes_back_before_its_values_are_asked_for(settings)
 
 
 def test_tokens_agree(accelerator):
-    labels = torch.arange(200) % 2
-    tokens = torch.randint(0, 40, (200, 12), generator=torch.Generator().manual_seed(0)) + 20 * labels.unsqueeze(1)
-    on_cpu = Signals(n_neighbors=20, n_draws=2, perturbation="tokens").fit(tokens, labels)
-    on_gpu = Signals(n_neighbors=20, n_draws=2, perturbation="tokens").fit(
-        tokens.to(accelerator), labels.to(accelerator)
-    )
+    on_cpu, on_gpu = on_both(*tokens(200), accelerator, perturbation="tokens")
     assert torch.equal(on_gpu.perturbed_inputs.cpu(), on_cpu.perturbed_inputs)
     logits = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
     for name, value in on_cpu.measure(logits).values.items():

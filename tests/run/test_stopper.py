@@ -5,11 +5,15 @@ import pickle
 
 import pytest
 import torch
-from problems import Classifier, blobs, loader, trainer
+from problems import blobs, fit
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
 from bu_torch.report import read_record
+
+
+def stopper_of(features, labels, **settings):
+    return BoundaryUncertaintyStopper(features, labels, **{"n_neighbors": 20, **settings})
 
 
 class Steps:
@@ -17,7 +21,7 @@ class Steps:
 
     def __init__(self, seed=0):
         torch.manual_seed(seed)
-        self.features, self.labels = blobs(n=200, n_classes=3)
+        self.samples = self.features, self.labels = blobs(n=200)
         self.model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
 
@@ -34,17 +38,11 @@ def test_a_resumed_loop_goes_on(tmp_path):
             if stopper.check(steps.model):
                 return
 
-    def new(steps):
-        return BoundaryUncertaintyStopper(steps.features, steps.labels, n_neighbors=20, n_draws=4, patience=3)
-
-    whole = Steps()
-    uninterrupted = new(whole)
+    whole, halved = Steps(), Steps()
+    uninterrupted, first, second = (stopper_of(*whole.samples, n_draws=4, patience=3) for _ in range(3))
     run(uninterrupted, whole, 50)
-    halved = Steps()
-    first = new(halved)
     run(first, halved, 5)
     torch.save(first.state_dict(), tmp_path / "state.pt")
-    second = new(halved)
     second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     run(second, halved, 45)
     assert second.history == uninterrupted.history
@@ -54,9 +52,7 @@ def test_a_resumed_loop_goes_on(tmp_path):
 
 def test_checks_within_an_epoch_are_known_by_their_steps(tmp_path):
     steps = Steps()
-    stopper = BoundaryUncertaintyStopper(
-        steps.features, steps.labels, n_neighbors=20, n_draws=2, patience=9, folder=tmp_path
-    )
+    stopper = stopper_of(*steps.samples, n_draws=2, patience=9, folder=tmp_path)
     for epoch, step in [(0, 5), (0, 10), (1, 15)]:
         steps.epoch()
         stopper.check(steps.model, epoch, step=step)
@@ -81,9 +77,8 @@ def test_checks_within_an_epoch_are_known_by_their_steps(tmp_path):
 
 
 def test_any_callable_is_checked_and_outputs_with_logits_are_understood():
-    features, labels = blobs(n=200)
     weights = torch.randn(4, 3)
-    plain, mapped = (BoundaryUncertaintyStopper(features, labels, n_neighbors=20) for _ in range(2))
+    plain, mapped = (stopper_of(*blobs(n=200)) for _ in range(2))
     plain.check(lambda x: (x @ weights).numpy())
     mapped.check(lambda x: {"logits": x @ weights})
     assert plain.history == mapped.history
@@ -111,27 +106,21 @@ def test_bad_arguments_are_refused_by_name(arguments, error, message):
 
 
 def test_the_state_is_small_where_lightning_saves_it_too(tmp_path):
-    features, labels = blobs(n=120)
-    data = loader(features, labels)
-    stopping = BoundaryUncertaintyStopping(n_neighbors=20)
-    trainer(tmp_path, stopping).fit(Classifier(), data)
-    stopper = BoundaryUncertaintyStopper(features, labels, n_neighbors=20)
+    stopping, stopper = BoundaryUncertaintyStopping(n_neighbors=20), stopper_of(*blobs())
+    fit(tmp_path, stopping)
     stopper.check(nn.Linear(4, 3))
     assert stopper.state_dict()["checks"].keys() == stopping.state_dict().keys()
 
 
 def test_a_resumed_loop_compares_nothing_by_another_rule_or_of_other_samples():
-    features, labels = blobs(n=120)
-    model = nn.Linear(4, 3)
-    first = BoundaryUncertaintyStopper(features, labels, n_neighbors=20)
+    model, first, ruled = nn.Linear(4, 3), stopper_of(*blobs()), stopper_of(*blobs(), rule="trust_score")
     first.check(model)
-    ruled = BoundaryUncertaintyStopper(features, labels, n_neighbors=20, rule="trust_score")
     with pytest.warns(UserWarning, match="rule='trust_score' instead of rule='expected_accuracy'"):
         ruled.load_state_dict(first.state_dict())
     ruled.check(model)
     assert ruled.best_epoch == 1
     assert ruled.best_score == ruled.history[-1]["trust_score"]
-    others = BoundaryUncertaintyStopper(*blobs(n=120, seed=1), n_neighbors=20)
+    others = stopper_of(*blobs(seed=1))
     others.load_state_dict(first.state_dict())
     with pytest.warns(UserWarning, match="differ from those of the loaded state"):
         others.check(model)
@@ -141,7 +130,7 @@ def test_a_resumed_loop_compares_nothing_by_another_rule_or_of_other_samples():
 
 def test_a_reason_holds_until_a_better_epoch():
     steps = Steps()
-    stopper = BoundaryUncertaintyStopper(steps.features, steps.labels, n_neighbors=20, patience=1)
+    stopper = stopper_of(*steps.samples, patience=1)
     assert [stopper.check(steps.model) for _ in range(2)] == [False, True]  # the same weights are no better
     assert stopper.stopping_reason
     for _ in range(5):
@@ -152,8 +141,7 @@ def test_a_reason_holds_until_a_better_epoch():
 
 
 def test_a_stopper_is_pickled_and_copied_with_what_it_keeps():
-    features, labels = blobs(n=120)
-    stopper = BoundaryUncertaintyStopper(features, labels, n_neighbors=20)
+    stopper = stopper_of(*blobs())
     stopper.check(nn.Linear(4, 3))
     unpickled = pickle.loads(pickle.dumps(stopper))  # noqa: S301  (our own)
     for twin in (unpickled, copy.deepcopy(stopper)):

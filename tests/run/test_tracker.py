@@ -19,23 +19,24 @@ from bu_torch.samples.samples import Samples
 VALUES = dict.fromkeys(Signals.NAMES, 0.5)
 
 
+def fed(tracker, *scores):
+    """The tracker, with these of the next epochs."""
+    for epoch, score in enumerate(scores, start=len(tracker.history)):
+        tracker.add(epoch, VALUES | {"expected_accuracy": score, "trust_score": score})
+    return tracker
+
+
 @pytest.mark.parametrize(
     ("settings", "last", "reason"),
     [
         ({"patience": 1, "min_delta": 1}, 0.1, "expected accuracy did not improve by more than 1 in the last check."),
         ({"patience": 1, "rule": "trust_score"}, 0.1, "trust score did not improve in the last check."),
-        (
-            {"rule": "expected_accuracy", "stopping_threshold": 0.8},
-            0.9,
-            "expected accuracy rose above the stopping threshold 0.8.",
-        ),
-        ({"rule": "expected_accuracy"}, float("nan"), "expected accuracy gave a score that is not finite (nan)."),
+        ({"stopping_threshold": 0.8}, 0.9, "expected accuracy rose above the stopping threshold 0.8."),
+        ({}, float("nan"), "expected accuracy gave a score that is not finite (nan)."),
     ],
 )
 def test_it_says_why_in_words_not_in_names_of_columns(settings, last, reason):
-    tracker = Tracker(Settings(**settings))
-    for epoch, score in enumerate([0.5, last]):
-        tracker.add(epoch, VALUES | {"expected_accuracy": score, "trust_score": score})
+    tracker = fed(Tracker(Settings(**settings)), 0.5, last)
     assert tracker.checks.why_stopped(1) == f"Stopped in epoch 1: {reason}"
 
 
@@ -55,17 +56,11 @@ def test_a_check_of_the_same_epoch_and_step_takes_the_place_of_the_last(again, p
 
 
 @pytest.mark.parametrize(
-    "history",
-    [
-        [{"epoch": 0, "step": 4}, {"epoch": 0, "step": 4}],
-        [{"epoch": 0, "step": 4}, {"epoch": 0, "step": 3}],
-        [{"epoch": 1, "step": 4}, {"epoch": 0, "step": 8}],
-        [{"epoch": 0, "step": 4.5}],
-        [{"epoch": 0, "step": -1}],
-        [{"epoch": 0, "step": float("nan")}],
-    ],
+    "places",
+    [[(0, 4), (0, 4)], [(0, 4), (0, 3)], [(1, 4), (0, 8)], [(0, 4.5)], [(0, -1)], [(0, float("nan"))]],
 )
-def test_a_state_whose_steps_no_run_makes_is_refused(history):
+def test_a_state_whose_steps_no_run_makes_is_refused(places):
+    history = [{"epoch": epoch, "step": step} for epoch, step in places]
     with pytest.raises(ValueError, match="no state that this package wrote"):
         Tracker(Settings()).load_state_dict({"history": packed_checks(history)})
 
@@ -78,12 +73,13 @@ def test_it_is_a_small_facade():
     assert len(methods) <= 15
 
 
+SAMPLES = Samples(*blobs(), torch.arange(120), 120)
+
+
 def prepared():
-    inputs, labels = blobs(n=120)
     tracker = Tracker(Settings(n_neighbors=20, n_draws=2))
     tracker.groundwork.plan_checks(120, 120, 0)
-    fingerprint = tracker.prepare(Samples(inputs, labels, torch.arange(120), 120))
-    return tracker, fingerprint
+    return tracker, tracker.prepare(SAMPLES)
 
 
 def test_it_measures_what_the_estimators_say():
@@ -133,30 +129,23 @@ def test_predictions_are_kept_as_bytes_if_those_hold_them(values):
 
 
 def test_with_another_patience_all_before_counts_and_this_run_s_holds():
-    first, said = Tracker(Settings(patience=9)), []
-    for epoch, score in enumerate((0.5, 0.1, 0.1)):
-        first.add(epoch, VALUES | {"expected_accuracy": score})
+    first, said = fed(Tracker(Settings(patience=9)), 0.5, 0.1, 0.1), []
     second = Tracker(Settings(patience=4), said.append)
     second.load_state_dict(first.state_dict())
-    stops = []
-    for epoch in (3, 4):
-        second.add(epoch, VALUES | {"expected_accuracy": 0.1})
-        stops.append(second.verdict.should_stop)
-    assert (stops, said) == ([False, True], [])
+    assert [fed(second, 0.1).verdict.should_stop for _ in range(2)] == [False, True]
+    assert said == []
 
 
 @pytest.mark.parametrize(
     "changed", [{"averaging": 0.5}, {"budget": None}, {"rule": "trust_score"}, {"seed": 1}, {"start_from_epoch": 1}]
 )
 def test_with_other_settings_nothing_before_is_compared(changed):
-    first, said = Tracker(Settings(patience=2)), []
-    first.add(0, VALUES | {"expected_accuracy": 0.9})
+    first, said = fed(Tracker(Settings(patience=2)), 0.9), []
     second = Tracker(Settings(patience=2, **changed), said.append)
     second.load_state_dict(first.state_dict())
     assert len(said) == 1
     assert f"resumes with {next(iter(changed))}=" in said[0]
-    entry = second.add(1, VALUES | {"expected_accuracy": 0.1})
-    assert second.kept is entry
+    assert fed(second, 0.1).kept is second.history[-1]
     assert [check["epoch"] for check in second.history] == [0, 1]
 
 
@@ -187,27 +176,22 @@ def test_a_rule_with_another_parameter_starts_anew():
 def test_a_preparation_that_a_state_holds_is_for_its_own_samples():
     """Features of the network as it was at the start cannot be read again."""
     module = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
-    inputs, labels = blobs()
 
-    def start(inputs, state=None):
+    def start(samples, state=None):
         tracker = Tracker(Settings(n_neighbors=20, n_draws=1, feature_extractor="module"))
         if state is not None:
             tracker.load_state_dict(state)
-        fingerprint = tracker.prepare(Samples(inputs, labels, torch.arange(120), 120), module=module)
-        is_comparable = tracker.go_on(fingerprint, tracker.groundwork.is_restored)
-        return tracker, is_comparable
+        return tracker, tracker.go_on(tracker.prepare(samples, module=module), tracker.groundwork.is_restored)
 
-    first, _ = start(inputs)
+    first, _ = start(SAMPLES)
     first.add(0, VALUES)
-    state = first.state_dict()
-    with torch.no_grad():
-        module[0].weight.normal_(generator=torch.Generator().manual_seed(0))
-    for others, is_expected in ((inputs, True), (inputs.flip(1), False)):
-        again, is_comparable = start(others, state)
+    module[0].weight.data.normal_(generator=torch.Generator().manual_seed(0))
+    flipped = SAMPLES._replace(inputs=SAMPLES.inputs.flip(1))
+    for samples, is_expected in ((SAMPLES, True), (flipped, False)):
+        again, is_comparable = start(samples, first.state_dict())
         assert is_comparable == is_expected
-        found, expected = (
-            one.groundwork.signals.preparation for one in (again, first if is_expected else start(others)[0])
-        )
+        same = first if is_expected else start(samples)[0]
+        found, expected = (one.groundwork.signals.preparation for one in (again, same))
         assert torch.equal(found.neighbors, expected.neighbors)
         assert torch.equal(found.probabilities, expected.probabilities)
 
@@ -227,16 +211,11 @@ def test_it_leaves_a_record(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "most", "plan"),
-    [
-        ({}, 3 * 240, Plan(120, 2)),
-        ({}, 3 * 120, Plan(120, 1)),
-        ({}, 3 * 60, Plan(60, 1)),
-        ({"n_draws": 2}, 3 * 120, Plan(60, 2)),
-    ],
+    ("settings", "most_rows", "plan"),
+    [({}, 240, Plan(120, 2)), ({}, 120, Plan(120, 1)), ({}, 60, Plan(60, 1)), ({"n_draws": 2}, 120, Plan(60, 2))],
 )
-def test_many_classes_take_fewer_draws_or_samples(monkeypatch, settings, most, plan):
-    monkeypatch.setattr(groundwork, "MOST_ENTRIES", most)
+def test_many_classes_take_fewer_draws_or_samples(monkeypatch, settings, most_rows, plan):
+    monkeypatch.setattr(groundwork, "MOST_ENTRIES", 3 * most_rows)
     said = []
     tracker = Tracker(Settings(n_neighbors=20, **settings), said.append)
     tracker.groundwork.plan = Plan(120, 2)
@@ -260,11 +239,9 @@ def test_nearly_as_many_labels_as_samples_are_warned_of(n_classes, is_warned):
     [((0.1, 0.1, 0.1), True), ((0.2, 0.3, 0.1), False), ((0.1, 0.15, 0.2), False), ((0.1, 0.15, 0.2, 0.1, 0.1), True)],
 )
 def test_worse_than_chance_is_warned_of_where_it_does_not_get_better(accuracies, is_warned):
-    tracker, _ = prepared()
-    said = []
+    tracker, said = prepared()[0], []
     tracker.warn = said.append
-    for epoch, accuracy in enumerate(accuracies):
-        tracker.add(epoch, VALUES | {"expected_accuracy": accuracy})
+    fed(tracker, *accuracies)
     assert [f"Expected accuracy is {accuracies[-1]:.2f}" in one for one in said] == [True] * is_warned
 
 
@@ -272,8 +249,7 @@ def test_worse_than_chance_is_warned_of_where_it_does_not_get_better(accuracies,
     ("n_columns", "accuracy", "is_warned"), [(16, 0.06, True), (16, 0.3, False), (4, 0.2, True), (3, 0.06, False)]
 )
 def test_more_columns_than_classes_that_predict_worse_than_chance_are_warned_of_at_once(n_columns, accuracy, is_warned):
-    tracker, _ = prepared()
-    said = []
+    tracker, said = prepared()[0], []
     tracker.warn = said.append
     logits = torch.randn(240, n_columns, generator=torch.Generator().manual_seed(0))
     tracker.add(0, tracker.measure(logits) | {"expected_accuracy": accuracy})
@@ -300,8 +276,6 @@ def test_saving_is_a_part_of_the_cost(monkeypatch):
     with tracker.account.saving():
         pass
     assert tracker.account.saving_seconds == 3.0
-    expected = (
-        "Boundary uncertainty took at least 13.0 s (preparation 10.0 s, checks 0.0 s, saving 3.0 s) beside 27.0 s of"
-        " training"
-    )
-    assert tracker.account.cost() == f"{expected}: 48%."
+    parts = "(preparation 10.0 s, checks 0.0 s, saving 3.0 s)"
+    expected = f"Boundary uncertainty took at least 13.0 s {parts} beside 27.0 s of training: 48%."
+    assert tracker.account.cost() == expected

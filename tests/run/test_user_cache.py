@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +31,9 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def fit(folder, callback, samples=None, **kwargs):
+def fit(folder, callback, samples=None, make=Classifier, **kwargs):
     torch.manual_seed(0)
-    trainer(folder, callback, max_epochs=2, **kwargs).fit(Classifier(), loader(*(samples or blobs())))
+    trainer(folder, callback, max_epochs=2, **kwargs).fit(make(), loader(*(samples or blobs())))
     return callback
 
 
@@ -40,16 +41,31 @@ def stopping(**settings):
     return BoundaryUncertaintyStopping(n_neighbors=20, **settings)
 
 
+@pytest.fixture
+def first(tmp_path, folder):
+    """The callback of a run that has kept its preparation."""
+    return fit(tmp_path, stopping())
+
+
+@pytest.fixture
+def file(first):
+    return first.tracker.groundwork.kept_in
+
+
+def found_in(callback):
+    return callback.tracker.groundwork.found_in
+
+
 def test_a_second_run_finds_what_the_first_has_prepared(tmp_path, folder, log):
     first = fit(tmp_path, stopping())
     (file,) = folder.iterdir()
     assert os.name == "nt" or (folder.stat().st_mode | file.stat().st_mode) & 0o077 == 0  # for no other user to read
     assert "an earlier run" not in log.text
-    kept = (
-        f"kept neighbours, distances, class probabilities and labels of 120 samples for later runs: {file}. To change"
-        " it: `cache=None` or `BU_TORCH_CACHE=off`."
+    assert (
+        f"kept neighbours, distances, class probabilities and labels of 120 samples for later runs: {file}. To"
+        in log.text
     )
-    assert kept in log.text
+    assert f"{file}. To change it: `cache=None` or `BU_TORCH_CACHE=off`." in log.text
     log.clear()
     second = fit(tmp_path, stopping(patience=3))  # which has nothing to do with it
     assert f"loaded the preparation of an earlier run: {file}. To change it: `cache=None`." in log.text
@@ -71,12 +87,11 @@ def test_a_second_run_finds_what_the_first_has_prepared(tmp_path, folder, log):
     ],
 )
 def test_other_samples_or_settings_are_prepared_anew(tmp_path, folder, other):
-    fit(tmp_path, stopping(n_draws=2))
-    (file,) = folder.iterdir()
-    samples = other.pop("samples", None) if "samples" in other else None
-    callback = BoundaryUncertaintyStopping(**{"n_neighbors": 20, "n_draws": 2, **other})
-    assert fit(tmp_path, callback, samples).tracker.groundwork.found_in is None
-    assert file in folder.iterdir()
+    kept_in = fit(tmp_path, stopping(n_draws=2)).tracker.groundwork.kept_in
+    settings = {"n_neighbors": 20, "n_draws": 2, **other}
+    samples = settings.pop("samples", None)
+    assert found_in(fit(tmp_path, BoundaryUncertaintyStopping(**settings), samples)) is None
+    assert kept_in in folder.iterdir()
 
 
 @pytest.mark.parametrize(
@@ -93,10 +108,10 @@ def test_what_is_not_asked_for_or_depends_on_code_is_not_kept(tmp_path, folder, 
     assert not folder.exists()
 
 
-def squares(n=120, noise=1.0):
+def squares(n=120):
     """Images (n, 1, 6, 6) of noise, and the classes that a fixed direction says they are of."""
     generator = torch.Generator().manual_seed(0)
-    images = noise * torch.randn(n, 1, 6, 6, generator=generator)
+    images = torch.randn(n, 1, 6, 6, generator=generator)
     direction = torch.randn(36, generator=generator)
     return images + torch.linspace(-1, 1, 6), (images.flatten(1) @ direction > 0).long(), direction
 
@@ -104,42 +119,45 @@ def squares(n=120, noise=1.0):
 def test_images_are_found_again_whatever_the_network(tmp_path, folder, log):
     images, labels, _ = squares()
     histories = []
-    for width in (16, 16, 8):
-        log.clear()
-        torch.manual_seed(0)
+
+    def of_width(width):
         module = Classifier(36, 2)
         module.net[0], module.net[1], module.net[4] = nn.Linear(36, width), nn.BatchNorm1d(width), nn.Linear(width, 2)
-        callback = stopping()
-        trainer(tmp_path, callback, max_epochs=2).fit(module, loader(images, labels))
+        return module
+
+    for width in (16, 16, 8):
+        log.clear()
+        callback = fit(tmp_path, stopping(), (images, labels), partial(of_width, width))
         histories.append(callback.history)
         assert callback.tracker.groundwork.about["data"]["space"] == "inputs"
         assert "Neighbours are found in" in log.text
-        assert (callback.tracker.groundwork.found_in is None) == (len(histories) == 1)
+        assert (found_in(callback) is None) == (len(histories) == 1)
     assert histories[0] == histories[1] != histories[2]
     assert len(list(folder.iterdir())) == 1
 
 
 def test_what_is_found_among_the_network_s_own_features_is_not_kept(tmp_path, folder):
     images, labels, direction = squares(240)
-    for _ in range(2):
-        torch.manual_seed(0)
+
+    def narrow():
         module = Classifier(36, 2)
         module.net = nn.Sequential(nn.Linear(36, 1), nn.Linear(1, 2))
-        with torch.no_grad():
-            module.net[0].weight.copy_(direction)
-        callback = stopping()
-        trainer(tmp_path, callback, max_epochs=2).fit(module, loader(images, labels))
+        module.net[0].weight.data.copy_(direction)
+        return module
+
+    for _ in range(2):
+        callback = fit(tmp_path, stopping(), (images, labels), narrow)
         assert callback.tracker.groundwork.about["data"]["space"] == "module"
-        assert callback.tracker.groundwork.found_in is None
+        assert found_in(callback) is None
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("space", ["patches", "tokens"])
-def test_spaces_of_images_and_texts_are_found_again(folder, space):
+@pytest.mark.parametrize(
+    ("space", "settings"), [("patches", {"feature_extractor": "patches"}), ("tokens", {"perturbation": "tokens"})]
+)
+def test_spaces_of_images_and_texts_are_found_again(folder, space, settings):
     images, labels, _ = squares()
-    inputs = images if space == "patches" else (images.flatten(1) > 0).long()
-    settings = {"feature_extractor": "patches"} if space == "patches" else {"perturbation": "tokens"}
-    found = []
+    inputs, found = images if space == "patches" else (images.flatten(1) > 0).long(), []
     for _ in range(2):
         signals = Signals(20, n_draws=1, **settings)
         found.append(fit_or_load(signals, inputs, labels, "auto"))
@@ -150,20 +168,18 @@ def test_spaces_of_images_and_texts_are_found_again(folder, space):
 
 
 def test_a_run_that_resumes_finds_the_space_that_it_has_chosen(tmp_path, folder):
-    images, labels, _ = squares()
-    whole = stopping()
-    torch.manual_seed(0)
-    one = trainer(tmp_path, whole, max_epochs=3, enable_checkpointing=False)
-    one.fit(Classifier(36, 2), loader(images, labels))
-    first = stopping()
-    torch.manual_seed(0)
-    cut = trainer(tmp_path, first, max_epochs=2, enable_checkpointing=False)
-    cut.fit(Classifier(36, 2), loader(images, labels))
-    cut.save_checkpoint(tmp_path / "last.ckpt")
-    second = stopping()
-    again = trainer(tmp_path, second, max_epochs=3, enable_checkpointing=False)
-    again.fit(Classifier(36, 2), loader(images, labels), ckpt_path=tmp_path / "last.ckpt", weights_only=False)
-    assert second.tracker.groundwork.found_in == first.tracker.groundwork.found_in is not None
+    def run(max_epochs, **options):
+        torch.manual_seed(0)
+        callback, data = stopping(), loader(*squares()[:2])
+        made = trainer(tmp_path, callback, max_epochs=max_epochs, enable_checkpointing=False)
+        made.fit(Classifier(36, 2), data, **options)
+        return callback, made
+
+    whole, _ = run(3)
+    first, made = run(2)
+    made.save_checkpoint(tmp_path / "last.ckpt")
+    second, _ = run(3, ckpt_path=tmp_path / "last.ckpt", weights_only=False)
+    assert found_in(second) == found_in(first) is not None
     assert len(second.history) == 3
     assert second.history[:2] == whole.history[:2]
 
@@ -190,9 +206,7 @@ def test_a_trial_run_and_what_took_no_time_leave_nothing(tmp_path, folder, monke
 
 
 def test_a_loop_of_one_s_own_finds_it_too(folder, caplog):
-    inputs, labels = blobs()
-    stoppers = [BoundaryUncertaintyStopper(inputs, labels, n_neighbors=20) for _ in range(2)]
-    model = nn.Linear(4, 3)
+    stoppers, model = [BoundaryUncertaintyStopper(*blobs(), n_neighbors=20) for _ in range(2)], nn.Linear(4, 3)
     with caplog.at_level("INFO", logger="bu_torch"):
         for stopper in stoppers:
             stopper.check(model)
@@ -237,22 +251,17 @@ def test_without_a_home_folder_nothing_is_kept_and_a_line_says_so(tmp_path, fold
         assert not (tmp_path / "~").exists()
 
 
-def test_a_file_of_another_user_is_not_read(tmp_path, folder, monkeypatch):
-    first = fit(tmp_path, stopping())
-    (file,) = folder.iterdir()
+def test_a_file_of_another_user_is_not_read(tmp_path, monkeypatch, first, file):
     monkeypatch.setattr(os, "getuid", lambda: file.stat().st_uid + 1, raising=False)
     with pytest.warns(UserWarning, match=re.escape(f"The cache file {file} is not read (another user owns it)")):
         again = fit(tmp_path, stopping())
-    assert again.tracker.groundwork.found_in is None
-    assert again.tracker.groundwork.kept_in == file
+    assert (found_in(again), again.tracker.groundwork.kept_in) == (None, file)
     assert again.history == first.history
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "link to a file of ours"])
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
-def test_what_is_no_regular_file_is_not_read(tmp_path, folder, kind):
-    fit(tmp_path, stopping())
-    (file,) = folder.iterdir()
+def test_what_is_no_regular_file_is_not_read(tmp_path, file, kind):
     if kind == "link to a file of ours":
         file.rename(tmp_path / "elsewhere")
     else:
@@ -264,18 +273,16 @@ def test_what_is_no_regular_file_is_not_read(tmp_path, folder, kind):
         file.symlink_to(tmp_path / "elsewhere")
     before = (tmp_path / "elsewhere").read_bytes()
     again = fit(tmp_path, stopping())
-    assert (again.tracker.groundwork.found_in, again.tracker.groundwork.kept_in) == (None, file)
+    assert (found_in(again), again.tracker.groundwork.kept_in) == (None, file)
     assert stat.S_ISREG(file.lstat().st_mode)
     assert (tmp_path / "elsewhere").read_bytes() == before
 
 
-def test_a_damaged_file_is_made_anew(tmp_path, folder):
-    first = fit(tmp_path, stopping())
-    (file,) = folder.iterdir()
+def test_a_damaged_file_is_made_anew(tmp_path, first, file):
     whole = file.read_bytes()
     file.write_bytes(whole[:1000])
     again = fit(tmp_path, stopping())
-    assert again.tracker.groundwork.found_in is None
+    assert found_in(again) is None
     assert again.history == first.history
     assert file.stat().st_size == len(whole)
 
@@ -300,10 +307,9 @@ def test_a_file_of_ones_own_is_named_when_it_is_written(tmp_path, folder, log):
     assert not folder.exists()
 
 
-def test_other_versions_have_files_of_their_own(tmp_path, folder, monkeypatch):
-    fit(tmp_path, stopping())
+def test_other_versions_have_files_of_their_own(tmp_path, folder, monkeypatch, first):
     monkeypatch.setattr(user_cache, "versions", lambda: {"torch": "99"})
-    assert fit(tmp_path, stopping()).tracker.groundwork.found_in is None
+    assert found_in(fit(tmp_path, stopping())) is None
     assert len(list(folder.iterdir())) == 2
 
 
@@ -322,49 +328,29 @@ def test_files_of_others_and_parts_that_are_written_stay(tmp_path, folder, monke
 def test_a_file_of_another_program_stays_whatever_its_name(tmp_path, folder, monkeypatch):
     folder.mkdir()
     monkeypatch.setattr(user_cache, "_MOST_BYTES", 0)
-    names = [f"{'0' * 64}.npz", f"bu-torch-{'0' * 64}.npz", f"bu-torch-{'0' * 41}.{'0' * 16}.part"]
-    others = [folder / name for name in names]
-    for file in others:
-        np.savez(file.open("wb"), weights=np.zeros(9))
-        os.utime(file, (0, 0))
+    for name in (f"{'0' * 64}.npz", f"bu-torch-{'0' * 64}.npz", f"bu-torch-{'0' * 41}.{'0' * 16}.part"):
+        np.savez((folder / name).open("wb"), weights=np.zeros(9))
+        os.utime(folder / name, (0, 0))
     (folder / f"bu-torch-{'1' * 64}.npz").mkdir()
+    before = set(folder.iterdir())
     assert fit(tmp_path, stopping()).tracker.groundwork.kept_in is None
-    assert sorted(folder.iterdir()) == sorted([*others, folder / f"bu-torch-{'1' * 64}.npz"])
+    assert set(folder.iterdir()) == before
 
 
-def test_what_is_not_used_for_thirty_days_goes_with_the_next_write(tmp_path, folder):
-    fit(tmp_path, stopping())
-    fit(tmp_path, stopping(seed=1))
-    used, unused = sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime)
-    for file in (used, unused):
-        os.utime(file, (time.time() - 31 * 86_400,) * 2)
-    assert fit(tmp_path, stopping()).tracker.groundwork.found_in == used
-    assert unused in folder.iterdir()
-    fit(tmp_path, stopping(seed=2))
-    assert unused not in folder.iterdir()
-    assert used in folder.iterdir()
-    assert len(list(folder.iterdir())) == 2
+@pytest.mark.parametrize("ages", [(31 * 86_400, 31 * 86_400), (100, 50)], ids=["thirty days", "no room"])
+def test_what_is_not_used_for_long_goes_with_the_next_write(tmp_path, folder, monkeypatch, file, ages):
+    other = fit(tmp_path, stopping(seed=1)).tracker.groundwork.kept_in
+    if ages[0] == 100:
+        monkeypatch.setattr(user_cache, "_MOST_BYTES", int(2.5 * file.stat().st_size))
+    for age, one in zip(ages, (file, other), strict=True):
+        os.utime(one, (time.time() - age,) * 2)
+    assert found_in(fit(tmp_path, stopping())) == file  # which uses the oldest
+    assert set(folder.iterdir()) == {file, other}
+    new = fit(tmp_path, stopping(seed=2)).tracker.groundwork.kept_in
+    assert set(folder.iterdir()) == {file, new}
 
 
-def test_what_was_used_longest_ago_makes_room(tmp_path, folder, monkeypatch):
-    fit(tmp_path, stopping())
-    (used,) = folder.iterdir()
-    size = used.stat().st_size
-    monkeypatch.setattr(user_cache, "_MOST_BYTES", int(2.5 * size))
-    fit(tmp_path, stopping(seed=1))
-    (older,) = set(folder.iterdir()) - {used}
-    for age, file in ((100, used), (50, older)):
-        os.utime(file, (file.stat().st_atime, file.stat().st_mtime - age))
-    fit(tmp_path, stopping())  # uses the oldest
-    fit(tmp_path, stopping(seed=2))
-    assert used in folder.iterdir()
-    assert older not in folder.iterdir()
-    assert len(list(folder.iterdir())) == 2
-
-
-def test_what_is_too_large_is_not_written(tmp_path, folder, monkeypatch):
-    fit(tmp_path, stopping())
-    (file,) = folder.iterdir()
+def test_what_is_too_large_is_not_written(tmp_path, monkeypatch, file):
     monkeypatch.setattr(user_cache, "MOST_BYTES_EACH", file.stat().st_size // 2)
     written = []
     monkeypatch.setattr(Signals, "save", lambda signals, path: written.append(path))

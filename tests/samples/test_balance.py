@@ -16,8 +16,8 @@ from bu_torch.samples.balance import as_weights, check_class_weight, rare_class,
 RARE = torch.tensor([0] * 30 + [1] * 9 + [2] * 21)
 
 
-def some_weights(n, seed=0):
-    return (torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 0.8).exp()
+def some_weights(n):
+    return (torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 0.8).exp()
 
 
 class TestClassWeight:
@@ -41,8 +41,7 @@ class TestClassWeight:
 
     def test_balanced_makes_all_classes_weigh_the_same_whatever_the_samples_weigh(self):
         found = weights_of(RARE, "balanced", some_weights(60))
-        sums = torch.zeros(3, dtype=torch.float64).index_add(0, RARE, found)
-        np.testing.assert_allclose(sums, 20.0, rtol=1e-12)
+        np.testing.assert_allclose(torch.bincount(RARE, found), 20.0, rtol=1e-12)
         assert float(found.mean()) == pytest.approx(1.0)
         own = some_weights(60)
         assert float(found[1] / found[0]) == pytest.approx(float(own[1] / own[0]))  # within a class they stay
@@ -101,9 +100,8 @@ class TestClassWeight:
         ],
     )
     def test_those_that_do_not_fit_the_labels_are_refused(self, given, message):
-        features, labels = blobs()
         with pytest.raises(ValueError, match=message):
-            BoundaryUncertainty(n_neighbors=10, n_draws=1, class_weight=given).fit(features, labels)
+            BoundaryUncertainty(n_neighbors=10, n_draws=1, class_weight=given).fit(*blobs())
 
 
 class TestSampleWeight:
@@ -161,6 +159,9 @@ def noisy(n=60):
     return features, labels, NeighborGraph(10).fit(features).neighbors, some_weights(n)
 
 
+X, Y, NEIGHBORS, WEIGHTS = noisy()
+
+
 def votes_one_by_one(labels, neighbors, decay, weights, first):
     votes = np.zeros((len(labels), int(labels.max()) + 1))
     for row, members in enumerate(neighbors.tolist()):
@@ -175,15 +176,14 @@ def brier(probabilities, labels, weights):
 
 
 def test_votes_agree_with_a_loop():
-    _, labels, neighbors, weights = noisy()
-    fitted = LabelVotes().fit(labels, neighbors, weights.numpy())
-    scores = {d: brier(votes_one_by_one(labels, neighbors, d, weights, 1), labels, weights) for d in fitted.decays}
+    fitted = LabelVotes().fit(Y, NEIGHBORS, WEIGHTS.numpy())
+    scores = {d: brier(votes_one_by_one(Y, NEIGHBORS, d, WEIGHTS, 1), Y, WEIGHTS) for d in fitted.decays}
     assert fitted.decay_ == min(scores, key=scores.get)
-    votes = partial(votes_one_by_one, labels, neighbors, fitted.decay_, weights)
+    votes = partial(votes_one_by_one, Y, NEIGHBORS, fitted.decay_, WEIGHTS)
     np.testing.assert_allclose(fitted.left_out, votes(1), atol=1e-6)
     np.testing.assert_allclose(fitted.votes, votes(0), atol=1e-6)
-    w = weights.numpy()
-    shares = np.bincount(labels, weights=w) / w.sum()
+    w = WEIGHTS.numpy()
+    shares = np.bincount(Y, weights=w) / w.sum()
     n_voters = 9 * w.sum() ** 2 / (w**2).sum() / 60
     by_chance = (1 - (shares**2).sum()) * (1 + 1 / n_voters)
     assert fitted.skill_ == pytest.approx(1 - scores[fitted.decay_] / by_chance)
@@ -219,21 +219,18 @@ def by_refitting(features, labels, penalty, weights, landmarks=None):
 class TestRegression:
     @pytest.mark.parametrize("n_landmarks", [60, 25])
     def test_left_out_probabilities_are_those_of_as_many_fits(self, n_landmarks):
-        features, labels, _, weights = noisy()
-        fitted = LabelRegression(n_landmarks=n_landmarks).fit(features, labels, weights)
-        expected = by_refitting(features, labels, fitted.penalty_, weights, fitted._landmarks)
+        fitted = LabelRegression(n_landmarks=n_landmarks).fit(X, Y, WEIGHTS)
+        expected = by_refitting(X, Y, fitted.penalty_, WEIGHTS, fitted._landmarks)
         np.testing.assert_allclose(fitted.left_out, expected, atol=2e-4)
 
     def test_the_penalty_predicts_left_out_labels_best(self):
-        features, labels, _, weights = noisy()
-        fitted = LabelRegression().fit(features, labels, weights)
-        left_out = {penalty: by_refitting(features, labels, penalty, weights).numpy() for penalty in fitted.penalties}
-        scores = {penalty: brier(found, labels, weights) for penalty, found in left_out.items()}
+        fitted = LabelRegression().fit(X, Y, WEIGHTS)
+        left_out = {penalty: by_refitting(X, Y, penalty, WEIGHTS).numpy() for penalty in fitted.penalties}
+        scores = {penalty: brier(found, Y, WEIGHTS) for penalty, found in left_out.items()}
         assert scores[fitted.penalty_] == pytest.approx(min(scores.values()), abs=1e-6)
 
     def test_equal_weights_are_none(self):
-        features, labels, _, _ = noisy()
-        one, other = (LabelRegression().fit(features, labels, weights) for weights in (None, torch.ones(60) * 7))
+        one, other = (LabelRegression().fit(X, Y, weights) for weights in (None, torch.ones(60) * 7))
         assert torch.equal(one.left_out, other.left_out)
 
     def test_of_many_samples_the_weights_stay_with_theirs(self):
@@ -246,42 +243,37 @@ class TestRegression:
 
 
 def test_the_mixture_counts_samples_by_their_weights():
-    features, labels, neighbors, weights = noisy()
-    fitted = LabelProbabilities().fit(features, labels, neighbors, weights)
+    fitted = LabelProbabilities().fit(X, Y, NEIGHBORS, WEIGHTS)
     parts = fitted.votes.left_out.double(), fitted.regression.left_out.double()
-    scores = [brier(torch.lerp(*parts, w / 1000).numpy(), labels, weights) for w in range(1001)]
+    scores = [brier(torch.lerp(*parts, w / 1000).numpy(), Y, WEIGHTS) for w in range(1001)]
     assert fitted.weight_ == pytest.approx(scores.index(min(scores)) / 1000, abs=2e-3)
-    perturbed = features.repeat(2, 1)
+    perturbed = X.repeat(2, 1)
     predictions = torch.randint(3, (120,), generator=torch.Generator().manual_seed(1))
     of_predicted = fitted.predict_proba(perturbed).numpy()[np.arange(120), predictions]
-    expected = np.average(of_predicted, weights=weights.repeat(2))
+    expected = np.average(of_predicted, weights=WEIGHTS.repeat(2))
     assert float(fitted.score(perturbed, predictions)) == pytest.approx(expected, abs=1e-6)
 
 
 class TestBoundaryUncertainty:
     def test_scores_with_its_weights(self):
-        features, labels, _, weights = noisy()
-        fitted = BoundaryUncertainty(n_neighbors=10, n_draws=1, class_weight={0: 0.5}).fit(features, labels, weights)
-        both = weights_of(labels, {0: 0.5}, weights)
+        fitted = BoundaryUncertainty(n_neighbors=10, n_draws=1, class_weight={0: 0.5}).fit(X, Y, WEIGHTS)
+        both = weights_of(Y, {0: 0.5}, WEIGHTS)
         assert torch.equal(fitted.weights, both)
         logits = torch.randn(60, 3, generator=torch.Generator().manual_seed(1))
-        arguments = logits, labels, fitted.neighbors, fitted.bayes_pairs
+        arguments = logits, Y, fitted.neighbors, fitted.bayes_pairs
         expected = functional.boundary_uncertainty(*arguments, weights=both)
         torch.testing.assert_close(fitted.score_logits(logits), expected)
         assert float(expected) != pytest.approx(float(functional.boundary_uncertainty(*arguments)), abs=1e-4)
 
     def test_omission_counts_by_the_weights(self):
-        features, labels, _, weights = noisy()
-        fitted = BoundaryUncertainty(n_neighbors=10, n_draws=2).fit(features, labels, weights)
-        shares = functional.label_votes(labels, fitted.neighbors, 0.0, weights=weights)
-        constant = torch.zeros(120, dtype=torch.int64)
-        expected = functional.omission(shares, constant, fitted.neighbors, weights=weights)
+        fitted = BoundaryUncertainty(n_neighbors=10, n_draws=2).fit(X, Y, WEIGHTS)
+        shares = functional.label_votes(Y, fitted.neighbors, 0.0, weights=WEIGHTS)
+        expected = functional.omission(shares, torch.zeros(120).long(), fitted.neighbors, weights=WEIGHTS)
         assert expected > 0
         found = fitted.omission(lambda x: torch.tensor([1.0, 0.0, 0.0]).repeat(len(x), 1))
         torch.testing.assert_close(found, expected)
 
     def test_weights_go_where_it_goes_and_a_second_fit_forgets_them(self, device):
-        features, labels, _, weights = noisy()
-        fitted = BoundaryUncertainty(n_neighbors=10, n_draws=1).fit(features, labels, weights).to(device)
+        fitted = BoundaryUncertainty(n_neighbors=10, n_draws=1).fit(X, Y, WEIGHTS).to(device)
         assert fitted.weights.device.type == device.type
-        assert fitted.fit(features, labels).weights is None
+        assert fitted.fit(X, Y).weights is None

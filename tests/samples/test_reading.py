@@ -1,5 +1,6 @@
 """The reader of samples: every kind of dataset, sampler, loader and batch, without a trainer."""
 
+import itertools
 import math
 import random
 
@@ -11,7 +12,6 @@ from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
     DataLoader,
-    Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
@@ -60,8 +60,7 @@ class Stream(IterableDataset):
 
 class Endless(IterableDataset):
     def __iter__(self):
-        while True:
-            yield from PAIRS
+        return itertools.cycle(PAIRS)
 
 
 class DataModule:
@@ -71,8 +70,7 @@ class DataModule:
         self.is_prepared = True
 
     def setup(self, stage):
-        assert self.is_prepared
-        assert stage == "fit"
+        assert (self.is_prepared, stage) == (True, "fit")
         self.dataset = WHOLE
 
     def train_dataloader(self):
@@ -142,15 +140,13 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize(("source", "options"), list(SOURCES.values()), ids=list(SOURCES))
+@pytest.mark.parametrize(("source", "options"), SOURCES.values(), ids=SOURCES)
 def test_samples_are_read_in_order_wherever_they_are(source, options, random_states):
     before = random_states()
     samples = read_samples(source, **options)
     assert equal(samples, range(120))
     assert samples.rows.tolist() == list(range(120))
-    assert samples.rows.dtype == torch.int64
-    assert samples.n_training == 120
-    assert samples.is_stratified is None
+    assert (samples.rows.dtype, samples.n_training, samples.is_stratified) == (torch.int64, 120, None)
     assert random_states() == before
 
 
@@ -178,7 +174,7 @@ VISITED = {
 
 
 @pytest.mark.parametrize("dataset", [WHOLE, Made()], ids=["at once", "one by one"])
-@pytest.mark.parametrize(("options", "rows"), list(VISITED.values()), ids=list(VISITED))
+@pytest.mark.parametrize(("options", "rows"), VISITED.values(), ids=VISITED)
 def test_only_samples_that_the_loader_visits_are_read(dataset, options, rows):
     if options.get("batch_size", 0) is None and dataset is not WHOLE:
         dataset = Made(lambda rows: (X[rows], Y[rows]))
@@ -228,9 +224,7 @@ def test_indices_need_not_be_numbers():
     samples = read_samples(DataLoader(Made(by_name.__getitem__), sampler=sorted(by_name, reverse=True), batch_size=30))
     assert equal(samples, range(120))
     few = read_samples(DataLoader(by_name, sampler=sorted(by_name)[50:70], batch_size=30), 5)
-    assert len(few.inputs) == 5
-    assert few.rows.tolist() == list(range(5))
-    assert few.n_training == 20
+    assert (len(few.inputs), few.rows.tolist(), few.n_training) == (5, list(range(5)), 20)
 
 
 class TestNoTrace:
@@ -239,9 +233,9 @@ class TestNoTrace:
             def __reduce_ex__(self, protocol):
                 raise TypeError("cannot be copied")
 
-        dataset, sampler = Stubborn(X, Y), Own(range(0, 120, 2))
-        sampler.dataset = dataset
-        assert equal(read_samples(DataLoader(dataset, sampler=sampler, batch_size=30)), range(0, 120, 2))
+        sampler = Own(range(0, 120, 2))
+        sampler.dataset = Stubborn(X, Y)
+        assert equal(read_samples(DataLoader(sampler.dataset, sampler=sampler, batch_size=30)), range(0, 120, 2))
         assert sampler.n_passes == 0
 
     def test_the_users_loader_and_its_generator_are_left_alone_and_each_sample_is_read_once(self):
@@ -258,12 +252,10 @@ class TestNoTrace:
         assert reads == list(range(120))
 
     def test_what_a_dataset_opens_or_draws_stays_with_training(self):
-        class Inner(Dataset):
+        class Inner(Made):
             def __init__(self):
+                super().__init__(length=60)
                 self.handle, self.generator = None, torch.Generator()
-
-            def __len__(self):
-                return 60
 
             def __getitem__(self, i):
                 self.handle = object()
@@ -297,8 +289,8 @@ class TestNoTrace:
                 self.closed.append(True)
 
         dataset = File()
-        assert equal(read_samples(dataset), range(120))
         closed = dataset.closed
+        assert equal(read_samples(dataset), range(120))
         assert closed == []
         del dataset
         assert closed == [True, True]  # its own end, and after it the copy's
@@ -306,12 +298,7 @@ class TestNoTrace:
     def test_a_dataset_that_cannot_be_copied_is_read_itself(self):
         class Slots:
             __slots__ = ()
-
-            def __len__(self):
-                return 120
-
-            def __getitem__(self, i):
-                return PAIRS[i]
+            __len__, __getitem__ = PAIRS.__len__, PAIRS.__getitem__
 
         class Delegating(Made):
             def __init__(self):
@@ -384,18 +371,16 @@ class TestSubset:
     labels = torch.tensor([0] * 80 + [1] * 39 + [2])
 
     def test_the_same_is_drawn_wherever_the_samples_are(self):
-        of_each = {"Y": TensorDataset(X, self.labels), "labels": (X, self.labels)}
-        of_each["loader"] = DataLoader(of_each["Y"], batch_size=7, shuffle=True)
-        of_each["subset"] = Subset(TensorDataset(X, self.labels), list(range(120)))
-        found = [read_samples(source, 30, seed=3) for source in of_each.values()]
+        pair, whole = (X, self.labels), TensorDataset(X, self.labels)
+        sources = pair, whole, DataLoader(whole, batch_size=7, shuffle=True), Subset(whole, list(range(120)))
+        found = [read_samples(source, 30, seed=3) for source in sources]
         found.append(choose_among(X, self.labels, lambda n: 30, 3))
         rows = stratified_rows(120, 30, 3, self.labels)
         for samples in found:
             assert torch.equal(samples.rows, rows)
             assert torch.equal(samples.inputs, X[rows])
             assert torch.equal(samples.labels, self.labels[rows])
-            assert samples.n_training == 120
-            assert samples.is_stratified
+            assert (samples.n_training, samples.is_stratified) == (120, True)
         assert not torch.equal(read_samples((X, self.labels), 30, seed=4).rows, rows)
 
     def test_each_class_keeps_its_share_and_one_sample_at_least(self):
@@ -417,9 +402,9 @@ class TestSubset:
         ],
     )
     def test_labels_may_be_known_without_reading(self, dataset):
-        keys = (1, 0) if len(getattr(dataset, "tensors", ())) == 3 else (None, None)
-        assert known_labels(dataset, keys[1]).tolist() == Y.tolist()
-        samples = read_samples(dataset, 50, input_key=keys[0], label_key=keys[1])
+        input_key, label_key = (1, 0) if len(getattr(dataset, "tensors", ())) == 3 else (None, None)
+        assert known_labels(dataset, label_key).tolist() == Y.tolist()
+        samples = read_samples(dataset, 50, input_key=input_key, label_key=label_key)
         assert samples.is_stratified
         assert torch.equal(samples.rows, stratified_rows(120, 50, 0, Y))
 
@@ -439,16 +424,14 @@ class TestSubset:
         assert equal(samples, samples.rows)
 
     def test_unsigned_labels_are_taken_without_strata_and_lengths_that_differ_left_to_the_estimators(self):
-        samples = choose_among(X, torch.from_numpy(Y.numpy().astype("u4")), lambda n: 50, 0)
-        assert len(samples.inputs) == 50
+        assert len(choose_among(X, Y.to(torch.uint32), lambda n: 50, 0).inputs) == 50
         samples = choose_among(X, Y[:7], lambda n: 50, 0)
         assert (len(samples.inputs), len(samples.labels)) == (120, 7)
 
     def test_as_many_as_are_wanted_are_asked_for_once(self):
         asked = []
-        samples = read_loader(DataLoader(WHOLE, sampler=CHOSEN), lambda n: asked.append(n) or 40)
+        assert len(read_loader(DataLoader(WHOLE, sampler=CHOSEN), lambda n: asked.append(n) or 40).inputs) == 40
         assert asked == [90]
-        assert len(samples.inputs) == 40
 
     def test_no_sample_at_most_is_refused(self):
         with pytest.raises(ValueError, match="`max_samples`"):
@@ -464,16 +447,12 @@ class TestStreams:
 
     def test_the_subset_is_chosen_among_those_read(self):
         samples = read_loader(DataLoader(Endless(), batch_size=32), lambda n: 20, stream_limit=90)
-        assert samples.n_training == 90
-        assert samples.is_stratified
+        assert (samples.n_training, samples.is_stratified) == (90, True)
         assert torch.equal(samples.rows, stratified_rows(90, 20, 0, Y[:90]))
         assert equal(samples, samples.rows)
 
     def test_one_that_cannot_be_read_twice_is_left_as_it_is(self):
-        class OneShot(IterableDataset):
-            def __init__(self):
-                self.samples = iter(PAIRS)
-
+        class OneShot(Stream):
             def __iter__(self):
                 return self.samples
 
@@ -484,7 +463,7 @@ class TestStreams:
             def __next__(self):
                 return next(self.samples)
 
-        for stream in (OneShot(), Itself()):
+        for stream in (OneShot(iter(PAIRS)), Itself(iter(PAIRS))):
             with pytest.raises(ValueError, match=r"^`dataset`: .* gives the same iterator each time: .*Pass a pair"):
                 read_samples(DataLoader(stream, batch_size=30))
             assert len(list(stream.samples)) == 120
@@ -527,9 +506,8 @@ class TestBatches:
             message = f"batches hold {n_left} of the 120 samples that were read: only those are used"
             with pytest.warns(UserWarning, match=message):
                 samples = read_samples(collated(change))
-            assert samples.inputs.shape == (n_left, 4)
+            assert (samples.inputs.shape, samples.n_training) == ((n_left, 4), 120)
             assert samples.rows.tolist() == list(range(n_left))
-            assert samples.n_training == 120
 
     def test_labels_of_two_types_are_joined(self):
         samples = read_samples(DataLoader(Made(lambda i: (X[i], Y[i] if i < 60 else Y[i].float())), batch_size=30))
@@ -611,12 +589,11 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", list(REFUSED.values()), ids=list(REFUSED))
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_read_is_refused_with_the_way_out(case):
     source, message, *keys = case
-    with pytest.raises(
-        ValueError, match=rf"^`dataset`: {message}.*Pass a pair \(inputs, labels\) of tensors or arrays\.$"
-    ):
+    way_out = r"Pass a pair \(inputs, labels\) of tensors or arrays\."
+    with pytest.raises(ValueError, match=f"^`dataset`: {message}.*{way_out}$"):
         read_samples(source, **dict(zip(("input_key", "label_key"), keys, strict=False)))
 
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch import Trainer
+from problems import Made
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     IterableDataset,
     RandomSampler,
     Sampler,
@@ -25,6 +25,7 @@ N = 240
 Y = (torch.arange(N) % 12 == 0).long() + (torch.arange(N) % 4 == 1).long() * 2  # classes of 160, 20 and 60
 X = torch.arange(N).float().unsqueeze(1).repeat(1, 3)
 WHOLE = TensorDataset(X, Y)
+OF_PLACE = 1.0 + torch.arange(N, dtype=torch.float64)
 OF_CLASS = 1.0 / torch.bincount(Y).double()
 
 
@@ -97,22 +98,17 @@ class TestWeightedRandomSampler:
     @pytest.mark.parametrize("max_samples", [40, 100])
     @pytest.mark.parametrize("dataset", [WHOLE, [(x, y) for x, y in zip(X, Y, strict=True)]], ids=["at once", "a list"])
     def test_of_a_subset_they_stay_with_their_samples(self, dataset, max_samples):
-        weights = 1.0 + torch.arange(N, dtype=torch.float64)
-        samples = read(dataset, max_samples, 3, sampler=WeightedRandomSampler(weights, N))
+        samples = read(dataset, max_samples, 3, sampler=WeightedRandomSampler(OF_PLACE, N))
         assert len(samples.inputs) == len(samples.weights) == max_samples
         assert torch.equal(samples.inputs[:, 0].long(), samples.rows)
-        torch.testing.assert_close(relative(samples.weights), relative(weights[samples.rows]))
+        torch.testing.assert_close(relative(samples.weights), relative(OF_PLACE[samples.rows]))
 
     @pytest.mark.parametrize("max_samples", [None, 100])
     def test_a_wrapper_that_shares_it_among_processes_is_taken_off(self, tmp_path, max_samples):
         trainer = Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path, enable_checkpointing=False)
         sampler = WeightedRandomSampler(OF_CLASS[Y], N)
-        wrapped = DistributedSamplerWrapper(sampler, num_replicas=2, rank=1)
-        samples = read_loader(
-            DataLoader(WHOLE, batch_size=30, sampler=wrapped),
-            lambda n: max_samples or n,
-            unwrap=lambda s: users_sampler(s, trainer),
-        )
+        loader = DataLoader(WHOLE, sampler=DistributedSamplerWrapper(sampler, num_replicas=2, rank=1))
+        samples = read_loader(loader, lambda n: max_samples or n, unwrap=lambda s: users_sampler(s, trainer))
         torch.testing.assert_close(relative(samples.weights), relative(OF_CLASS[Y[samples.rows]]))
 
     def test_that_it_balances_is_not_balanced_twice(self):
@@ -124,27 +120,19 @@ class TestWeightedRandomSampler:
 
 class TestOfOnesOwn:
     def test_one_that_balances_at_random(self, random_states):
-        before = random_states()
-        sampler = Own(balanced)
+        before, sampler = random_states(), Own(balanced)
         state = sampler.generator.get_state()
         samples = read(sampler=sampler)
-        by_class = torch.zeros(3, dtype=torch.float64).index_add(0, samples.labels, relative(samples.weights))
+        by_class = torch.bincount(samples.labels, relative(samples.weights))
         np.testing.assert_allclose(by_class / by_class.sum(), 1 / 3, atol=0.04)
         assert torch.equal(sampler.generator.get_state(), state)
         assert random_states() == before
 
-    @pytest.mark.parametrize(
-        "options",
-        [
-            {"batch_sampler": Own(lambda g: torch.tensor(balanced(g)).split(30)), "batch_size": 1},
-            {"sampler": Own(balanced)},
-        ],
-        ids=["batches", "samples"],
-    )
-    def test_of_batches_or_samples(self, options):
-        samples = read(**options)
-        rare = samples.weights[samples.labels == 1].mean() / samples.weights[samples.labels == 0].mean()
-        assert float(rare) == pytest.approx(8, rel=0.15)
+    def test_of_batches_or_samples(self):
+        batches = Own(lambda g: torch.tensor(balanced(g)).split(30))
+        for samples in (read(batch_sampler=batches, batch_size=1), read(sampler=Own(balanced))):
+            rare = samples.weights[samples.labels == 1].mean() / samples.weights[samples.labels == 0].mean()
+            assert float(rare) == pytest.approx(8, rel=0.15)
 
     def test_one_that_repeats_by_a_list(self):
         samples = read(sampler=[*range(N), *range(20), *range(20)])
@@ -183,12 +171,7 @@ class TestOfOnesOwn:
     def test_one_that_is_large_is_passed_twice(self, monkeypatch):
         monkeypatch.setattr("bu_torch.samples.visits._MOST_DRAWS", 3 * N - 1)
         passes = []
-
-        def counting(generator):
-            passes.append(1)
-            return balanced(generator)
-
-        assert read(sampler=Own(counting)).weights is not None
+        assert read(sampler=Own(lambda g: passes.append(1) or balanced(g))).weights is not None
         assert len(passes) == 2
 
     def test_a_part_anew_each_time_is_read_as_a_whole(self):
@@ -202,19 +185,16 @@ class TestOfOnesOwn:
         assert int(rare.sum()) == 10
         assert float(found.weights[rare].sum() / found.weights.sum()) == pytest.approx(0.5, abs=1e-9)
 
-    @pytest.mark.parametrize("has_length", [True, False])
-    def test_one_without_an_end_is_read_for_an_epoch(self, has_length):
+    def test_one_without_an_end_is_read_for_an_epoch(self):
         class Endless(Sampler):
             def __iter__(self):
                 while True:
                     yield from torch.randperm(N).tolist()
 
-        if has_length:
-            Endless.__len__ = lambda self: N
-            assert len(read(sampler=Endless()).rows) == N
-        else:
-            loader = DataLoader(WHOLE, batch_size=10, sampler=Endless())
-            assert len(read_loader(loader, lambda n: n, n_batches=3).rows) >= 30
+        loader = DataLoader(WHOLE, batch_size=10, sampler=Endless())
+        assert len(read_loader(loader, lambda n: n, n_batches=3).rows) >= 30
+        Endless.__len__ = lambda self: N
+        assert len(read(sampler=Endless()).rows) == N
 
 
 @pytest.mark.parametrize(
@@ -232,17 +212,9 @@ def test_samplers_that_prefer_no_sample_give_no_weights(sampler):
     assert read(sampler=sampler).weights is None
 
 
-class Marked(Dataset):
-    """Some labels are -100; no attribute tells them."""
-
-    def __init__(self, labels):
-        self.labels = labels
-
-    def __len__(self):
-        return N
-
-    def __getitem__(self, i):
-        return X[i], self.labels[i]
+def one_by_one(labels):
+    """A dataset of which no attribute tells the labels."""
+    return Made(lambda i: (X[i], labels[i]), N)
 
 
 class Stream(IterableDataset):
@@ -250,7 +222,7 @@ class Stream(IterableDataset):
         self.labels = labels
 
     def __iter__(self):
-        return iter(zip(X, self.labels, strict=True))
+        return zip(X, self.labels, strict=True)
 
 
 MARKED = torch.where(torch.arange(N) % 5 == 2, -100, Y)
@@ -262,7 +234,7 @@ class TestIgnoredLabels:
         "source",
         [
             TensorDataset(X, MARKED),
-            Marked(MARKED),
+            one_by_one(MARKED),
             DataLoader(Stream(MARKED), batch_size=32),
             (X, MARKED),
             (X, MARKED.unsqueeze(1)),
@@ -282,30 +254,27 @@ class TestIgnoredLabels:
     @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.bool])
     def test_labels_without_a_sign_have_none(self, dtype):
         labels = (torch.arange(N) % 2 * (1 if dtype is torch.bool else 156)).to(dtype)  # -100 as a byte
-        samples = choose_among(X, labels, lambda n: n, 0)
-        assert samples.n_ignored == 0
+        assert choose_among(X, labels, lambda n: n, 0).n_ignored == 0
         few = choose_among(X, labels, lambda n: 50, 0)
         assert few.labels.dtype == dtype
         assert torch.equal(few.labels.long(), labels.long()[few.rows])
 
     def test_weights_stay_with_their_samples(self):
-        weights = 1.0 + torch.arange(N, dtype=torch.float64)
-        samples = read(Marked(MARKED), sampler=WeightedRandomSampler(weights, N))
-        torch.testing.assert_close(relative(samples.weights), relative(weights[KEPT]))
+        samples = read(one_by_one(MARKED), sampler=WeightedRandomSampler(OF_PLACE, N))
+        torch.testing.assert_close(relative(samples.weights), relative(OF_PLACE[KEPT]))
 
     def test_if_all_are_it_is_refused(self):
         with pytest.raises(ValueError, match="all 240 labels are -100, which torch's losses ignore"):
             read(TensorDataset(X, torch.full((N,), -100)))
 
     def test_of_what_a_user_gives_the_places_are_the_users(self):
-        weights = 1.0 + torch.arange(N, dtype=torch.float64)
-        whole = whole_samples(X.numpy(), MARKED.numpy(), weights.numpy())
+        whole = whole_samples(X.numpy(), MARKED.numpy(), OF_PLACE.numpy())
         assert (whole.n_training, whole.n_ignored) == (len(KEPT), 48)
         for n_samples in (N, 50):
             samples = fewer_of(whole, n_samples, 1)
             assert samples.n_ignored == 48
             assert torch.equal(samples.inputs[:, 0].long(), samples.rows)
-            assert torch.equal(samples.weights, weights[samples.rows])
+            assert torch.equal(samples.weights, OF_PLACE[samples.rows])
             assert torch.equal(samples.labels, Y[samples.rows])
 
     @pytest.mark.parametrize(
@@ -324,33 +293,24 @@ class TestIgnoredLabels:
 class TestTransform:
     """What a trainer does to each batch."""
 
-    @pytest.mark.parametrize(
-        "source",
-        [
-            DataLoader(WHOLE, batch_size=30, shuffle=True),
-            DataLoader(Marked(Y), batch_size=30),
-            DataLoader(Stream(Y), batch_size=30),
-        ],
-        ids=["at once", "one by one", "a stream"],
-    )
+    @pytest.mark.parametrize("dataset", [WHOLE, one_by_one(Y), Stream(Y)], ids=["at once", "one by one", "a stream"])
     @pytest.mark.parametrize("n_wanted", [N, 50])
-    def test_each_batch_passes_once(self, source, n_wanted):
-        n_seen = 0
+    def test_each_batch_passes_once(self, dataset, n_wanted):
+        seen = []
 
         def transform(batch):
-            nonlocal n_seen
-            n_seen += len(batch[0])
+            seen.extend(batch[0])
             return batch[0] / 255, batch[1]
 
-        samples = read_loader(source, lambda n: n_wanted, transform=transform)
+        loader = DataLoader(dataset, batch_size=30, shuffle=dataset is WHOLE)
+        samples = read_loader(loader, lambda n: n_wanted, transform=transform)
         torch.testing.assert_close(samples.inputs, X[samples.rows] / 255)
         assert torch.equal(samples.labels, Y[samples.rows])
         assert len(samples.rows) == n_wanted
-        assert n_seen == (N if isinstance(source.dataset, IterableDataset) else n_wanted)
+        assert len(seen) == (N if isinstance(dataset, IterableDataset) else n_wanted)
 
     def test_what_needs_a_gradient_loses_it(self):
         scale = torch.ones(1, requires_grad=True)
-        samples = read_loader(
-            DataLoader(WHOLE, batch_size=30), lambda n: n, transform=lambda batch: (batch[0] * scale, batch[1])
-        )
+        loader = DataLoader(WHOLE, batch_size=30)
+        samples = read_loader(loader, lambda n: n, transform=lambda batch: (batch[0] * scale, batch[1]))
         assert not samples.inputs.requires_grad

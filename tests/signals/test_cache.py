@@ -5,6 +5,7 @@ import os
 import stat
 import tracemalloc
 import zipfile
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -75,10 +76,6 @@ def at(place, value):
     return change
 
 
-def as_type(dtype):
-    return lambda array: array.astype(dtype)
-
-
 CLUSTERS = r"must hold different rows in \[0, 120\) for each sample, its own first, got 1 of 120 wrong"
 PAIRS = "must hold two classes of the labels for each sample, the lower first, got 1 of 120 wrong"
 DISTANCES = "must hold distances >= 0, got 1 of 240 wrong"
@@ -114,14 +111,14 @@ WRONG = {
     "a skill that is NaN": ("vote_skill", lambda array: np.array(np.nan), "must hold a finite number"),
     "a skill of -inf": ("regression_skill", lambda array: np.array(-np.inf), "must hold a finite"),
     "a skill above 1": ("regression_skill", lambda array: np.array(1.5), "must .* of at most 1"),
-    "of floats": ("neighbors", as_type(float), r"must be int64 of shape \(120, 10\), got float64"),
-    "of smaller integers": ("bayes_pairs", as_type(np.int32), "must be int64 .*, got int32"),
-    "of bytes in the other order": ("labels", as_type(">i8"), "must be int64 .*, got >i8"),
-    "of the other precision": ("votes", as_type(float), "must be float32 .*, got float64"),
-    "of half precision": ("own_distances", as_type(np.float16), "must be float32 or float64 .*float16"),
-    "complex": ("votes", as_type(complex), "must be float32 .*, got complex128"),
+    "of floats": ("neighbors", lambda array: array.astype(float), r"must be int64 of shape \(120, 10\), got float64"),
+    "of smaller integers": ("bayes_pairs", lambda array: array.astype(np.int32), "must be int64 .*, got int32"),
+    "of bytes in the other order": ("labels", lambda array: array.astype(">i8"), "must be int64 .*, got >i8"),
+    "of the other precision": ("votes", lambda array: array.astype(float), "must be float32 .*, got float64"),
+    "of half precision": ("own_distances", lambda array: array.astype("f2"), "must be float32 or float64 .*float16"),
+    "complex": ("votes", lambda array: array.astype(complex), "must be float32 .*, got complex128"),
     "of words": ("vote_skill", lambda array: np.array("good"), "must be float64 .*, got <U4"),
-    "of objects": ("bayes_pairs", as_type(object), "must be int64 .*, got object"),
+    "of objects": ("bayes_pairs", lambda array: array.astype(object), "must be int64 .*, got object"),
     "a record": ("nearest_distance", lambda array: np.zeros(N, dtype=[("a", "f8")]), "must be float32 .*, got .*a"),
     "a skill for each sample": ("vote_skill", lambda array: np.zeros(N), r"must .* got .* \(120,\)"),
     "a row too few": ("neighbors", lambda array: array[1:], r"must .* got int64 of shape \(119, 10\)"),
@@ -143,9 +140,8 @@ def test_values_that_cannot_be_and_arrays_of_another_kind_are_damage(tmp_path, a
 
 
 def test_a_class_without_samples_is_in_no_pair(tmp_path):
-    arrays = contents(tmp_path, ABSENT)
-    path = tmp_path / "changed.npz"
-    np.savez(path, **arrays | {"bayes_pairs": at((4, 0), 1)(at((4, 1), 3)(arrays["bayes_pairs"]))})
+    arrays, path = contents(tmp_path, ABSENT), tmp_path / "changed.npz"
+    np.savez(path, **arrays | {"bayes_pairs": at(4, [1, 3])(arrays["bayes_pairs"])})
     refuse(path, f"`bayes_pairs` {PAIRS}", ABSENT)
 
 
@@ -182,9 +178,8 @@ def test_a_header_that_lies_is_damage(tmp_path, arrays, content, said, compressi
 @pytest.mark.parametrize("name", ["bu_torch_fingerprint", "left_out_distances"])
 def test_what_inflates_to_much_more_takes_no_memory(tmp_path, arrays, name):
     n_bytes = 2**26
-    content = header((n_bytes // 4,)) + bytes(n_bytes)
-    pack(tmp_path / "cache.npz", members(arrays, **{name: content}), zipfile.ZIP_DEFLATED)
-    del content
+    found = members(arrays, **{name: header((n_bytes // 4,)) + bytes(n_bytes)})
+    pack(tmp_path / "cache.npz", found, zipfile.ZIP_DEFLATED)
     tracemalloc.start()
     try:
         refuse(tmp_path / "cache.npz", f"`{name}` must be ")
@@ -208,18 +203,14 @@ def test_a_bit_that_flips_on_the_disk_is_damage(tmp_path, arrays, name):
     path = tmp_path / "cache.npz"
     np.savez(path, **arrays)
     content = bytearray(path.read_bytes())
-    place = content.index(arrays[name].tobytes("A"))
-    content[place] ^= 1  # of the last bits of a number: its value stays a likely one
+    content[content.index(arrays[name].tobytes("A"))] ^= 1  # of the last bits of a number: it stays a likely one
     path.write_bytes(content)
     refuse(path, "BadZipFile")
 
 
 def test_a_machine_without_the_memory_does_not_say_that_the_file_is_damaged(tmp_path, arrays, monkeypatch):
-    def read(*args, **kwargs):
-        raise MemoryError
-
     np.savez(tmp_path / "cache.npz", **arrays)
-    monkeypatch.setattr(np.lib.format, "read_array", read)
+    monkeypatch.setattr(np.lib.format, "read_array", mock.Mock(side_effect=MemoryError))
     with pytest.raises(MemoryError):
         unfitted().load(tmp_path / "cache.npz", X, Y)
 
@@ -230,6 +221,10 @@ def moved(inputs, distance, generator):
 
 def drawn(inputs, distance, generator):
     return inputs + distance.view(-1, 1) * torch.randn(inputs.shape, generator=generator)
+
+
+def drawn_elsewhere(inputs, distance, generator):
+    return drawn(inputs, distance, None)
 
 
 KINDS = {
@@ -257,7 +252,7 @@ KINDS = {
 
 
 @pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label", "ignore:.*a sample's label no better")
-@pytest.mark.parametrize(("features", "labels", "settings"), list(KINDS.values()), ids=list(KINDS))
+@pytest.mark.parametrize(("features", "labels", "settings"), KINDS.values(), ids=KINDS)
 def test_whatever_is_fitted_is_read_again_to_the_bit(tmp_path, features, labels, settings):
     path = tmp_path / "deep" / "cache.npz"
     signals = unfitted(**settings).fit(features, labels)
@@ -275,13 +270,11 @@ def test_whatever_is_fitted_is_read_again_to_the_bit(tmp_path, features, labels,
 
 
 def test_a_measurement_of_more_logits_than_classes_leaves_the_file_as_it_is(tmp_path):
-    signals = unfitted().fit(X, Y)
-    logits = torch.randn(D * N, J + 2, generator=torch.Generator().manual_seed(0))
+    signals, logits = unfitted().fit(X, Y), torch.randn(D * N, J + 2)
     values, _ = signals.measure(logits)
-    assert signals.class_distances.shape == (D * N, J)
     signals.save(tmp_path / "cache.npz")
     again = unfitted().load(tmp_path / "cache.npz", X, Y)
-    assert again.class_distances.shape == (D * N, J)
+    assert signals.class_distances.shape == again.class_distances.shape == (D * N, J)
     assert again.measure(logits).values == values
 
 
@@ -296,14 +289,10 @@ def test_no_input_is_in_a_file(tmp_path):
         assert not [row for row in rows.numpy() if row[:2].tobytes() in content or row[2:].tobytes() in content]
 
 
-def at_random(inputs, distance, generator):
-    return inputs + distance.view(-1, 1) * torch.randn(inputs.shape)
-
-
 def test_a_callable_that_does_not_draw_from_its_generator_is_refused(tmp_path):
-    unfitted(perturbation=at_random).fit(X, Y).save(tmp_path / "cache.npz")
+    unfitted(perturbation=drawn_elsewhere).fit(X, Y).save(tmp_path / "cache.npz")
     with pytest.raises(ValueError, match="was made of other samples or settings"):
-        unfitted(perturbation=at_random).load(tmp_path / "cache.npz", X, Y)
+        unfitted(perturbation=drawn_elsewhere).load(tmp_path / "cache.npz", X, Y)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="modes are those of POSIX")
@@ -330,10 +319,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
 
 
 def test_a_cache_that_may_not_be_read_is_told_of_and_computed_anew(tmp_path, monkeypatch):
-    def refuse(*_, **__):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Signals, "load", refuse)
+    monkeypatch.setattr(Signals, "load", mock.Mock(side_effect=PermissionError(13, "Permission denied")))
     file = tmp_path / "own.npz"
     cached = fit_or_load(Signals(5, 1), *blobs(), file)
     assert cached.refusal == f"The cache {file} cannot be read: Permission denied. Its contents are computed anew."

@@ -12,6 +12,7 @@ from bu_torch.signals.recognition import Recalls, Recognition, recalls_of
 SETTINGS = {"n_neighbors": 20, "n_draws": 2, "averaging": None, "cache": None, "rule": "expected_accuracy"}
 # A Bayes boundary of four to one, and one of equal classes.
 HIGH, LOW = 2.0, 1.0
+ZEROS = torch.zeros(2, 2).double()
 
 
 def samples(share, noise=0.0, n=400):
@@ -83,13 +84,13 @@ def test_a_resumed_run_knows_the_checks_before(tmp_path):
 @pytest.mark.parametrize(
     "recalls",
     [
-        {"other": [0, None, torch.zeros(2, 2).double()]},
+        {"other": [0, None, ZEROS]},
         {"kept": [0, None]},
-        {"kept": [-1, None, torch.zeros(2, 2).double()]},
-        {"kept": [0, "1", torch.zeros(2, 2).double()]},
-        {"kept": [0, None, torch.zeros(2, 2)]},
+        {"kept": [-1, None, ZEROS]},
+        {"kept": [0, "1", ZEROS]},
+        {"kept": [0, None, ZEROS.float()]},
         {"kept": [0, None, torch.zeros(3, 2).double()]},
-        {"kept": [0, None, torch.full((2, 2), torch.nan).double()]},
+        {"kept": [0, None, ZEROS * torch.nan]},
     ],
 )
 def test_a_state_that_is_none_is_refused(recalls):
@@ -99,13 +100,10 @@ def test_a_state_that_is_none_is_refused(recalls):
 
 
 def test_the_plain_loop_says_so(caplog):
-    features, labels = samples(0.2)
-    model = torch.nn.Linear(2, 2)
-    stopper = BoundaryUncertaintyStopper(features, labels, **SETTINGS)
+    model, stopper = torch.nn.Linear(2, 2), BoundaryUncertaintyStopper(*samples(0.2), **SETTINGS)
+    model.weight.data.copy_(torch.tensor([[0.0, 0.0], [1.0, 0.0]]))
     for threshold in (HIGH, LOW):
-        with torch.no_grad():
-            model.weight.copy_(torch.tensor([[0.0, 0.0], [1.0, 0.0]]))
-            model.bias.copy_(torch.tensor([0.0, -threshold]))
+        model.bias.data.copy_(torch.tensor([0.0, -threshold]))
         stopper.check(model)
     with caplog.at_level("INFO"):
         stopper.restore(model)
@@ -114,11 +112,12 @@ def test_the_plain_loop_says_so(caplog):
 
 def test_steps_tell_checks_of_one_epoch_apart():
     recognition = Recognition(Recalls(0, 4, [0.9, 0.3], [0.9, 0.3]), Recalls(0, 8, [0.8, 0.6], [0.8, 0.6]))
-    line = recognition.line({"epoch": 0, "step": 4}, torch.tensor([2, 5]), torch.tensor([900, 100]))
+    classes = torch.tensor([2, 5]), torch.tensor([900, 100])
+    line = recognition.line({"epoch": 0, "step": 4}, *classes)
     assert line.startswith(
         "By the given labels, the kept step 4 recognises 30% of the perturbed samples of class 5, but"
     )
-    assert recognition.line({"epoch": 0, "step": 8}, torch.tensor([2, 5]), torch.tensor([900, 100])) == ""
+    assert recognition.line({"epoch": 0, "step": 8}, *classes) == ""
 
 
 @pytest.mark.parametrize("is_weighted", [False, True])
@@ -132,13 +131,10 @@ def test_recalls_are_those_of_a_slow_reference(is_weighted):
     found = signals.measure(logits).recalls()
     predictions = logits.argmax(dim=1)
     counted = torch.ones(240) if weights is None else weights.repeat(2)
-    repeated, probabilities = labels.repeat(2), signals.probabilities
     expected = []
-    for label in (0, 1, 4):
-        is_of = repeated == label
-        expected.append((counted * is_of * (predictions == label)).sum() / (counted * is_of).sum())
-    for label in (0, 1, 4):
-        own = counted * probabilities[:, label]
-        expected.append((own * (predictions == label)).sum() / own.sum())
+    for shares in (torch.nn.functional.one_hot(labels.repeat(2)), signals.probabilities):
+        for label in (0, 1, 4):
+            own = counted * shares[:, label]
+            expected.append((own * (predictions == label)).sum() / own.sum())
     torch.testing.assert_close(found, torch.stack(expected).double(), atol=1e-6, rtol=1e-5)
     assert found.shape == recalls_of(labels * 0, labels * 0, torch.ones(120, 3), None).shape

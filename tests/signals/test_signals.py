@@ -11,10 +11,11 @@ from bu_torch.internal.progress import shown_on
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.preparation import n_comparisons
 
+X, Y = blobs()
+
 
 def fitted(**kwargs):
-    features, labels = blobs()
-    return Signals(**{"n_draws": 2, "seed": 3, **kwargs}).fit(features, labels), features, labels
+    return Signals(n_draws=2, seed=3, **kwargs).fit(X, Y)
 
 
 def read(signals, seed=0, n_outputs=3):
@@ -24,29 +25,26 @@ def read(signals, seed=0, n_outputs=3):
 
 
 def test_measures_what_the_estimators_say():
-    signals, features, labels = fitted()
+    signals = fitted()
     first, before = signals.measure(read(signals, 0))
     logits = read(signals, 1)
     values, predictions = signals.measure(logits, before)
-    boundary = BoundaryUncertainty(n_draws=2, seed=3).fit(features, labels)
+    boundary = BoundaryUncertainty(n_draws=2, seed=3).fit(X, Y)
     points = boundary.standardize(boundary.perturbed_inputs.flatten(0, 1))
     assert torch.equal(points, boundary.standardize(signals.perturbed_inputs))
     assert torch.equal(predictions, logits.argmax(dim=1))
-    trust = TrustScore().fit(boundary.standardize(features), labels)
-    rows = torch.arange(120).repeat(2)
+    trust = TrustScore().fit(boundary.standardize(X), Y)
+    left_out = trust.class_distances(points, torch.arange(120).repeat(2))
+    shares = functional.label_votes(Y, boundary.neighbors, 0.0)
     expected = {
         "boundary_uncertainty": boundary.score_logits(logits),
         "trust_score": functional.mean_trust_score(trust.score(points, predictions)),
-        "label_agreement": (predictions == labels.repeat(2)).double().mean(),
-        "vote_agreement": LabelVotes().fit(labels, boundary.neighbors).score(predictions),
-        "neighbor_agreement": functional.neighbor_agreement(
-            functional.trust_score(trust.class_distances(points, rows), predictions)
-        ),
+        "label_agreement": (predictions == Y.repeat(2)).double().mean(),
+        "vote_agreement": LabelVotes().fit(Y, boundary.neighbors).score(predictions),
+        "neighbor_agreement": functional.neighbor_agreement(functional.trust_score(left_out, predictions)),
         "expected_accuracy": signals.probabilities[torch.arange(240), predictions].double().mean(),
         "prediction_changes": (predictions != before).double().mean(),
-        "omission": functional.omission(
-            functional.label_votes(labels, boundary.neighbors, 0.0), predictions, boundary.neighbors
-        ),
+        "omission": functional.omission(shares, predictions, boundary.neighbors),
     }
     assert set(expected) == set(values), "a signal has no oracle here"
     for name, value in expected.items():
@@ -56,22 +54,19 @@ def test_measures_what_the_estimators_say():
 
 
 def test_each_signal_has_one_entry_with_its_range():
-    signals, _, _ = fitted()
+    signals = fitted()
     assert tuple(signals.measure(read(signals)).values) == tuple(SIGNALS) == Signals.NAMES
     for name, signal in SIGNALS.items():
         assert signal.name == name
         assert signal.low < signal.high
         assert signal.panel != "shares" or (signal.low, signal.high) == (0, 1), f"{name} is no share"
-    assert {name for name, signal in SIGNALS.items() if not signal.is_larger_better} == {
-        "prediction_changes",
-        "omission",
-    }
+    smaller = {name for name, signal in SIGNALS.items() if not signal.is_larger_better}
+    assert smaller == {"prediction_changes", "omission"}
 
 
 @pytest.mark.parametrize("shape", ["(n, 1)", "(n,)"])
 def test_one_column_counts_as_two_classes(shape):
-    features, labels = blobs(n_classes=2)
-    signals = Signals(n_draws=2).fit(features, labels)
+    signals = Signals(n_draws=2).fit(*blobs(n_classes=2))
     column = read(signals, n_outputs=1)
     values, predictions = signals.measure(column if shape == "(n, 1)" else column[:, 0])
     expected, _ = signals.measure(torch.cat((torch.zeros_like(column), column), dim=1))
@@ -80,20 +75,19 @@ def test_one_column_counts_as_two_classes(shape):
 
 
 def test_more_columns_than_classes_are_empty_classes():
-    signals, _, _ = fitted()
+    signals = fitted()
     logits = read(signals)
     values, _ = signals.measure(logits)
-    wide, predictions = signals.measure(torch.nn.functional.pad(logits, (0, 2), value=1e6))
+    wide, predictions = signals.measure(nn.functional.pad(logits, (0, 2), value=1e6))
     assert predictions.unique().tolist() == [3]
     assert {float(wide[name]) for name in ("expected_accuracy", "vote_agreement", "neighbor_agreement")} == {0.0}
-    wider, _ = signals.measure(torch.nn.functional.pad(logits, (0, 2), value=-1e6))
-    assert {name: float(value) for name, value in wider.items()} == pytest.approx(
-        {name: float(value) for name, value in values.items()}
-    )
+    wider, _ = signals.measure(nn.functional.pad(logits, (0, 2), value=-1e6))
+    assert list(wider) == list(values)
+    assert [float(value) for value in wider.values()] == pytest.approx([float(value) for value in values.values()])
 
 
 def test_a_logit_that_is_not_finite_makes_all_nan():
-    signals, _, _ = fitted()
+    signals = fitted()
     logits = read(signals)
     logits[7, 1] = torch.nan
     values, _ = signals.measure(logits)
@@ -114,7 +108,7 @@ class TestFile:
     @pytest.mark.parametrize("change", ["features", "labels", "order", *OTHER_SETTINGS])
     def test_of_other_samples_or_settings_is_refused(self, tmp_path, change):
         settings = {"feature_extractor": lambda x: x[:, :2], "perturbation": lambda x, d, g: x.flip(0)}
-        signals, features, labels = fitted(**settings)
+        signals, features, labels = fitted(**settings), X, Y
         signals.save(tmp_path / "cache.npz")
         again = Signals(n_draws=2, seed=3, **settings).load(tmp_path / "cache.npz", features, labels)
         assert torch.equal(again.class_distances, signals.class_distances)
@@ -129,7 +123,7 @@ class TestFile:
             Signals(**settings).load(tmp_path / "cache.npz", features, labels)
 
     def test_a_save_that_fails_leaves_the_old_file(self, tmp_path, monkeypatch):
-        signals, _, _ = fitted()
+        signals = fitted()
         path = tmp_path / "cache.npz"
         path.write_bytes(b"old")
 
@@ -146,10 +140,9 @@ class TestFile:
 
 @pytest.mark.filterwarnings("error")
 def test_labels_that_the_others_do_not_tell_are_warned_of(tmp_path):
-    signals, features, labels = fitted()
-    assert signals.vote_skill == LabelVotes().fit(labels, signals.boundary.neighbors).skill_ > 0.5
-    points = signals.boundary.standardize(features)
-    assert signals.regression_skill == LabelRegression(seed=3).fit(points, labels).skill_ > 0.5
+    signals = fitted()
+    assert signals.vote_skill == LabelVotes().fit(Y, signals.boundary.neighbors).skill_ > 0.5
+    assert signals.regression_skill == LabelRegression(seed=3).fit(signals.boundary.standardize(X), Y).skill_ > 0.5
     generator = torch.Generator().manual_seed(0)
     inputs, noise = torch.randn(500, 20, generator=generator), torch.randint(2, (500,), generator=generator)
     with pytest.warns(UserWarning, match=r"score -?0\.\d+ by the nearest, -?0\.\d+ by regression on all\)"):
@@ -192,33 +185,27 @@ def test_samples_that_are_there_twice_are_warned_of(tmp_path, n_copied, offsets,
         signals.save(tmp_path / "signals.npz")
 
 
+class Bar:
+    def __init__(self):
+        self.moves = []
+
+    def update(self, n=1):
+        self.moves.append(n)
+
+
 def test_a_progress_bar_arrives_at_its_end():
-    class Bar:
-        done = 0.0
-
-        def update(self, n=1):
-            self.done += n
-
     bar = Bar()
     with shown_on(bar):
-        _, features, _ = fitted()
-    assert bar.done == n_comparisons(len(features), 2)
+        fitted()
     fitted()
-    assert bar.done == n_comparisons(len(features), 2)
+    assert sum(bar.moves) == n_comparisons(120, 2)
 
 
 def test_a_progress_bar_is_alive_while_a_space_is_chosen():
-    class Bar:
-        def __init__(self):
-            self.moves = []
-
-        def update(self, n=1):
-            self.moves.append(n)
-
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(120) % 2
     images = torch.randn(120, 1, 8, 8, generator=generator) + labels.view(-1, 1, 1, 1)
-    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 2))
     choosing, fitting = Bar(), Bar()
     signals = Signals(module=module)
     with shown_on(choosing):

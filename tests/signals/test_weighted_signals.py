@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,17 +15,17 @@ from bu_torch.functional.boundary import uncertainty_ceiling
 from bu_torch.functional.weights import cluster_sizes
 from bu_torch.samples.balance import weights_of
 
+X, Y = blobs()
+LABELS = torch.where(torch.rand(120, generator=torch.Generator().manual_seed(7)) < 0.2, 0, Y)  # some are wrong
 SETTINGS = {"n_neighbors": 20, "n_draws": 3, "seed": 3}
 
 
-def weights_at_random(n=120, seed=0):
-    return (torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 0.8).exp()
+def weights_at_random(n=120):
+    return (torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 0.8).exp()
 
 
 def fitted(sample_weight=None, **kwargs):
-    features, labels = blobs()
-    labels = torch.where(torch.rand(120, generator=torch.Generator().manual_seed(7)) < 0.2, 0, labels)
-    return Signals(**{**SETTINGS, **kwargs}).fit(features, labels, sample_weight), features, labels
+    return Signals(**{**SETTINGS, **kwargs}).fit(X, LABELS, sample_weight)
 
 
 def read(signals, seed=0):
@@ -35,7 +36,7 @@ def read(signals, seed=0):
 
 def test_each_signal_is_the_weighted_mean_of_what_it_is_without():
     weights = weights_at_random()
-    signals, features, labels = fitted(weights.numpy())
+    signals = fitted(weights.numpy())
     _, before = signals.measure(read(signals, 0))
     logits = read(signals, 1)
     logits[:, 0] += 3  # so that something is left out
@@ -45,25 +46,20 @@ def test_each_signal_is_the_weighted_mean_of_what_it_is_without():
     def mean(of_each):
         return np.average(np.asarray(of_each, dtype=np.float64).reshape(3, 120).mean(axis=0), weights=w)
 
-    votes = LabelVotes().fit(labels, boundary.neighbors, weights)
-    probabilities = LabelProbabilities().fit(boundary.space.transform(features), labels, boundary.neighbors, weights)
-    np.testing.assert_allclose(
-        signals.probabilities,
-        probabilities.predict_proba(boundary.space.transform(signals.perturbed_inputs)),
-        atol=1e-5,
-    )
+    votes = LabelVotes().fit(LABELS, boundary.neighbors, weights)
+    probabilities = LabelProbabilities().fit(boundary.space.transform(X), LABELS, boundary.neighbors, weights)
+    expected = probabilities.predict_proba(boundary.space.transform(signals.perturbed_inputs))
+    np.testing.assert_allclose(signals.probabilities, expected, atol=1e-5)
     rows, p = np.arange(360), predictions.numpy()
     trust = functional.trust_score(signals.class_distances, predictions).double().clamp(1e-3, 1e3)
     left_out = functional.trust_score(signals.left_out_distances, predictions).double()
-    shares = functional.label_votes(labels, boundary.neighbors, 0.0, weights=weights)
-    u = [
-        functional.boundary_uncertainty(part, labels, boundary.neighbors, boundary.bayes_pairs, weights=weights)
-        for part in logits.split(120)
-    ]
+    shares = functional.label_votes(LABELS, boundary.neighbors, 0.0, weights=weights)
+    places = LABELS, boundary.neighbors, boundary.bayes_pairs
+    u = [functional.boundary_uncertainty(part, *places, weights=weights) for part in logits.split(120)]
     expected = {
         "boundary_uncertainty": np.mean(u),
         "trust_score": np.exp(mean(trust.log())),
-        "label_agreement": mean(predictions == labels.repeat(3)),
+        "label_agreement": mean(predictions == LABELS.repeat(3)),
         "vote_agreement": mean(votes.votes.repeat(3, 1)[rows, p]),
         "neighbor_agreement": mean(1 - 1 / (1 + left_out)),
         "expected_accuracy": mean(signals.probabilities[rows, p]),
@@ -75,24 +71,23 @@ def test_each_signal_is_the_weighted_mean_of_what_it_is_without():
         assert values[name].dtype == torch.float64
         assert float(values[name]) == pytest.approx(float(value), rel=1e-5), name
         assert float(value) > 0, name
-    plain = fitted()[0]
-    unweighted, _ = plain.measure(logits, before)
+    unweighted, _ = fitted().measure(logits, before)
     assert all(float(unweighted[name]) != pytest.approx(float(values[name]), abs=1e-6) for name in Signals.NAMES)
 
 
 def test_equal_weights_change_no_digit():
-    signals, _, labels = fitted()
+    signals = fitted()
     expected, _ = signals.measure(read(signals))
     for weights, class_weight in ((torch.full((120,), 0.1), None), (None, [3.0, 3.0, 3.0]), (None, {0: 1.0})):
-        others, _, _ = fitted(weights, class_weight=class_weight)
+        others = fitted(weights, class_weight=class_weight)
         assert others.measure(read(others)).values == expected
-    assert len(set(torch.bincount(labels).tolist())) > 1  # so that "balanced" would change them
+    assert len(set(torch.bincount(LABELS).tolist())) > 1  # so that "balanced" would change them
 
 
 def test_weights_come_from_classes_too():
     own = weights_at_random()
-    by_class, _, labels = fitted(own, class_weight="balanced")
-    by_sample, _, _ = fitted(weights_of(labels, "balanced", own))
+    by_class = fitted(own, class_weight="balanced")
+    by_sample = fitted(weights_of(LABELS, "balanced", own))
     first, second = by_class.measure(read(by_class)).values, by_sample.measure(read(by_sample)).values
     for name in Signals.NAMES:
         assert float(first[name]) == pytest.approx(float(second[name]), rel=1e-9), name
@@ -105,20 +100,19 @@ def test_balanced_expected_accuracy_of_one_class_alone_is_its_share():
     features, labels = features[kept], labels[kept]
     for class_weight, expected in ((None, float((labels == 0).double().mean())), ("balanced", 1 / 3)):
         signals = Signals(**SETTINGS, class_weight=class_weight).fit(features, labels)
-        always = torch.tensor([1.0, 0.0, 0.0]).repeat(len(signals.perturbed_inputs), 1)
-        accuracy = float(signals.measure(always).values["label_agreement"])
-        assert accuracy == pytest.approx(expected)
-        assert float(signals.measure(always).values["expected_accuracy"]) == pytest.approx(expected, abs=0.05)
+        values = signals.measure(torch.tensor([1.0, 0.0, 0.0]).repeat(len(signals.perturbed_inputs), 1)).values
+        assert float(values["label_agreement"]) == pytest.approx(expected)
+        assert float(values["expected_accuracy"]) == pytest.approx(expected, abs=0.05)
 
 
 class TestDetails:
     def test_the_ceiling_is_that_of_as_many_members_of_equal_weight(self):
         weights = weights_at_random()
-        signals, _, labels = fitted(weights, n_draws=1)
+        signals = fitted(weights, n_draws=1)
         logits = read(signals)
         boundary = signals.boundary
         neighbors, pairs = boundary.neighbors, boundary.bayes_pairs
-        _, counts = functional.local_uncertainty(logits, labels, neighbors, pairs, weights=weights)
+        _, counts = functional.local_uncertainty(logits, LABELS, neighbors, pairs, weights=weights)
         total, sizes = cluster_sizes(neighbors, boundary.weights)
         counted = counts.double() * boundary.weights
         best = uncertainty_ceiling(counts.double() * sizes / total, 20)
@@ -137,78 +131,70 @@ class TestDetails:
 
     def test_a_cluster_of_equal_weights_has_the_ceiling_of_its_members(self):
         """Two groups that are far from one another, of which one counts three times as much."""
-        features, labels = blobs()
-        features[:60] += 100
-        weights = torch.where(torch.arange(120) < 60, 3.0, 1.0)
-        with_weights = Signals(n_neighbors=20, n_draws=1, seed=3).fit(features, labels, weights)
-        without = Signals(n_neighbors=20, n_draws=1, seed=3).fit(features, labels)
-        logits = read(without)
-        logits[60:] = torch.tensor([1000.0, 0.0, 0.0])  # a group without a boundary adds nothing to either
-        pairs = torch.tensor([[0, 1]]).expand(120, 2)
-        for signals in (with_weights, without):
-            signals.boundary.bayes_pairs = pairs
+        is_first = torch.arange(120) < 60
+        ceilings = []
+        for weights in (None, torch.where(is_first, 3.0, 1.0)):
+            signals = Signals(n_neighbors=20, n_draws=1, seed=3).fit(X + 100 * is_first.unsqueeze(1), Y, weights)
+            logits = read(signals)
+            logits[60:] = torch.tensor([1000.0, 0.0, 0.0])  # a group without a boundary adds nothing to either
+            signals.boundary.bayes_pairs = torch.tensor([[0, 1]]).expand(120, 2)
             signals.boundary._index()
-        ceilings = [signals.measure(logits).details(1).ceiling for signals in (with_weights, without)]
+            ceilings.append(signals.measure(logits).details(1).ceiling)
         assert ceilings[0] == pytest.approx(ceilings[1], rel=1e-5)
 
 
 class TestFile:
     def test_of_weights_loads_what_was_saved(self, tmp_path):
         weights = weights_at_random()
-        signals, features, labels = fitted(weights, class_weight="balanced")
+        signals = fitted(weights, class_weight="balanced")
         signals.save(tmp_path / "cache.npz")
-        again = Signals(**SETTINGS, class_weight="balanced").load(tmp_path / "cache.npz", features, labels, weights)
+        again = Signals(**SETTINGS, class_weight="balanced").load(tmp_path / "cache.npz", X, LABELS, weights)
         logits = read(signals)
         assert signals.measure(logits).values == again.measure(logits).values
         assert torch.equal(signals.boundary.weights, again.boundary.weights)
-        assert signals.is_of(features, labels, weights)
-        assert signals.is_of(features, labels, weights * 2.0**-7)
-        assert not signals.is_of(features, labels)
+        assert signals.is_of(X, LABELS, weights)
+        assert signals.is_of(X, LABELS, weights * 2.0**-7)
+        assert not signals.is_of(X, LABELS)
 
     @pytest.mark.parametrize(
         ("class_weight", "weights"),
         [(None, weights_at_random()), ("balanced", None), ({0: 2.0}, weights_at_random()), (None, None)],
     )
     def test_of_other_weights_is_refused(self, tmp_path, class_weight, weights):
-        signals, features, labels = fitted(weights_at_random(), class_weight="balanced")
+        signals = fitted(weights_at_random(), class_weight="balanced")
         signals.save(tmp_path / "cache.npz")
         with pytest.raises(ValueError, match="was made of other samples or settings"):
-            Signals(**SETTINGS, class_weight=class_weight).load(tmp_path / "cache.npz", features, labels, weights)
+            Signals(**SETTINGS, class_weight=class_weight).load(tmp_path / "cache.npz", X, LABELS, weights)
 
 
 class TestStopper:
     """The plain loop's."""
 
     @staticmethod
-    def history(model, features, labels, **kwargs):
+    def history(model, features=X, labels=Y, **kwargs):
         stopper = BoundaryUncertaintyStopper(features, labels, n_neighbors=20, n_draws=2, **kwargs)
         stopper.check(model, 0)
         return stopper.history
 
     def test_counts_samples_by_weights_and_classes(self):
-        features, labels = blobs()
         model, weights = nn.Linear(4, 3), weights_at_random()
-        found = self.history(model, features, labels, sample_weight=weights, class_weight="balanced")
-        signals = Signals(n_neighbors=20, n_draws=2, seed=0, class_weight="balanced").fit(features, labels, weights)
+        found = self.history(model, sample_weight=weights, class_weight="balanced")
+        signals = Signals(n_neighbors=20, n_draws=2, seed=0, class_weight="balanced").fit(X, Y, weights)
         with torch.no_grad():
             values = signals.measure(model(signals.perturbed_inputs)).values
         for name in Signals.NAMES:
             assert found[0][name] == pytest.approx(float(values[name]), rel=1e-6)
-        assert found != self.history(model, features, labels)
+        assert found != self.history(model)
 
     @pytest.mark.parametrize("max_samples", [None, 60])
     def test_leaves_out_what_losses_ignore(self, max_samples):
         features, labels = blobs(n=150)
-        is_ignored = torch.arange(150) % 5 == 0
-        marked = torch.where(is_ignored, -100, labels)
-        model, weights = nn.Linear(4, 3), weights_at_random(150)
+        kept = torch.arange(150) % 5 > 0
+        marked, weights = torch.where(kept, labels, -100), weights_at_random(150)
+        history = partial(self.history, nn.Linear(4, 3), max_samples=max_samples)
         with pytest.warns(UserWarning, match="30 samples have the label -100, which torch's losses ignore"):
-            found = self.history(model, features, marked, sample_weight=weights, max_samples=max_samples)
-        kept = ~is_ignored
-        expected = self.history(
-            model, features[kept], labels[kept], sample_weight=weights[kept], max_samples=max_samples
-        )
-        assert found == expected
+            found = history(features, marked, sample_weight=weights)
+        assert found == history(features[kept], labels[kept], sample_weight=weights[kept])
 
     @pytest.mark.parametrize("key", ["second", 1])
     def test_takes_the_output_of_a_key(self, key):
@@ -217,20 +203,16 @@ class TestStopper:
                 z = super().forward(x)
                 return (x, z) if key == 1 else {"first": x, "second": z}
 
-        features, labels = blobs()
-        torch.manual_seed(0)
-        model = nn.Linear(4, 3)
-        several = Several(4, 3)
+        model, several = nn.Linear(4, 3), Several(4, 3)
         several.load_state_dict(model.state_dict())
-        assert self.history(several, features, labels, output_key=key) == self.history(model, features, labels)
+        assert self.history(several, output_key=key) == self.history(model)
 
     def test_buffers_stay_what_they_were(self):
         class Counting(nn.Linear):
             def __init__(self):
                 super().__init__(4, 3)
-                self.register_buffer("calls", torch.zeros(()))
-                self.register_buffer("replaced", torch.zeros(2))
-                self.register_buffer("by_data", torch.zeros(2))
+                for name in ("calls", "replaced", "by_data"):
+                    self.register_buffer(name, torch.zeros(2))
 
             def forward(self, x):
                 self.calls += 1
@@ -238,31 +220,26 @@ class TestStopper:
                 self.by_data.data.add_(1)
                 return super().forward(x)
 
-        features, labels = blobs()
         model = Counting()
         kept = model.replaced
         with torch.inference_mode():
             model.register_buffer("inferred", torch.ones(3))
-        self.history(model, features, labels)
+        self.history(model)
         assert [float(value.sum()) for value in model.buffers()] == [0, 0, 0, 3]
         assert model.replaced is kept
 
     def test_a_resume_with_other_class_weights_starts_anew(self, caplog):
         caplog.set_level(logging.WARNING)
-        features, labels = blobs(n=130)
-        listed = [1.0 + i / 7 for i in range(3)]
-
-        def stopper(class_weight):
-            return BoundaryUncertaintyStopper(features, labels, n_neighbors=20, n_draws=1, class_weight=class_weight)
-
-        before = stopper(listed)
+        samples, listed = blobs(n=130), [1.0 + i / 7 for i in range(3)]
+        before, same, other = (
+            BoundaryUncertaintyStopper(*samples, n_neighbors=20, n_draws=1, class_weight=class_weight)
+            for class_weight in (listed, torch.tensor(listed, dtype=torch.float64), [*listed[:2], listed[2] + 1e-9])
+        )
         before.check(nn.Linear(4, 3), 0)
-        same = stopper(torch.tensor(listed, dtype=torch.float64))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             same.load_state_dict(before.state_dict())
             same.check(nn.Linear(4, 3), 1)
-        other = stopper([*listed[:2], listed[2] + 1e-9])
         with pytest.warns(UserWarning, match="resumes with class_weight=.*patience and the best epoch start anew"):
             other.load_state_dict(before.state_dict())
         with warnings.catch_warnings():

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from problems import same, weights_of
 from sklearn.decomposition import PCA
 from torch import nn
 
@@ -52,26 +53,22 @@ def test_activations_are_those_of_the_layer(layer, device):
 
 def test_components_agree_with_scikit_learn(dtype):
     model, inputs = network().to(dtype), torch.randn(60, 4, dtype=dtype)
-    hidden = by_hand(model, inputs)["penultimate"]
-    features = LayerFeatures(model, n_components=2).fit(inputs[:40])
-    pca = PCA(2, svd_solver="full").fit(hidden[:40].double().numpy())
-    found = features.transform(inputs)
+    hidden = by_hand(model, inputs)["penultimate"].double().numpy()
+    found = LayerFeatures(model, n_components=2).fit(inputs[:40]).transform(inputs)
     assert found.dtype == dtype
-    expected = torch.from_numpy(pca.transform(hidden.double().numpy()))
+    expected = torch.from_numpy(PCA(2, svd_solver="full").fit(hidden[:40]).transform(hidden))
     torch.testing.assert_close(found.double().abs(), expected.abs(), rtol=1e-4, atol=1e-5)
 
 
 def test_the_network_is_left_as_it_was(random_states):
     model, inputs, misfit = network(), torch.randn(20, 4), torch.randn(3, 5)
     model.head.eval()
-    modes = [module.training for module in model.modules()]
-    weights = {name: value.clone() for name, value in model.state_dict().items()}
-    states = random_states()
+    modes, weights, states = [module.training for module in model.modules()], weights_of(model), random_states()
     LayerFeatures(model, n_components=2).fit(inputs).transform(inputs)
     with pytest.raises(RuntimeError):
         LayerFeatures(model).transform(misfit)
     assert [module.training for module in model.modules()] == modes
-    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert same(model.state_dict(), weights)
     assert random_states() == states
     assert not [module for module in model.modules() if module._forward_hooks]
 
@@ -95,11 +92,9 @@ def test_inputs_may_be_of_another_precision_and_arguments_passed_by_name():
 def test_images_are_flattened_and_scores_follow():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8, 2))
     inputs, labels = torch.randn(30, 1, 4, 4), torch.arange(30) % 2
-    convolved = LayerFeatures(model, "0")
-    assert convolved.transform(inputs).shape == (30, 8)
-    features = LayerFeatures(model).fit(inputs)
-    scores = TrustScore().fit(features.transform(inputs), labels).score(features.transform(inputs), labels)
-    assert scores.isinf().all()  # each is its own nearest
+    assert LayerFeatures(model, "0").transform(inputs).shape == (30, 8)
+    points = LayerFeatures(model).fit(inputs).transform(inputs)
+    assert TrustScore().fit(points, labels).score(points, labels).isinf().all()  # each is its own nearest
 
 
 X = torch.randn(10, 4)

@@ -12,13 +12,16 @@ from bu_torch.space.layers import LayerFeatures
 from bu_torch.space.patches import PatchFeatures
 
 
-def textures(n=240, size=20, channels=1, seed=0):
+def textures(n=240, size=20, channels=1):
     """Noise that is smooth down or across: patches tell the two apart, distances between pixels do not."""
-    g = torch.Generator().manual_seed(seed)
+    g = torch.Generator().manual_seed(0)
     labels = torch.arange(n) % 2
     smooth = torch.randn(n, size, size + 1, generator=g).unfold(2, 2, 1).mean(dim=3)
     images = torch.where(labels.view(-1, 1, 1) == 0, smooth, smooth.transpose(1, 2))
     return images.unsqueeze(1).repeat(1, channels, 1, 1), labels
+
+
+X, Y = textures()
 
 
 def slow_features(patches, images, n_cells):
@@ -83,7 +86,7 @@ def test_what_it_must_be():
     with pytest.raises(ValueError, match="`feature_extractor` must be one of 'inputs', 'patches', 'tokens'"):
         FeatureSpace("pixels")
     with pytest.raises(ValueError, match="needs a `module`"):
-        BoundaryUncertainty(feature_extractor="module").fit(*textures())
+        BoundaryUncertainty(feature_extractor="module").fit(X, Y)
 
 
 class Net(nn.Module):
@@ -99,17 +102,16 @@ class Net(nn.Module):
 
 
 def test_the_space_that_tells_most_of_the_labels_is_chosen():
-    images, labels = textures()
     candidates = {"inputs": FeatureSpace(), "patches": FeatureSpace("patches")}
-    name, skills, points = choose_space(images, labels, candidates)
+    name, skills, points = choose_space(X, Y, candidates)
     assert name == "patches"
-    assert torch.equal(points, FeatureSpace("patches").fit_transform(images))
+    assert torch.equal(points, FeatureSpace("patches").fit_transform(X))
     assert skills["patches"] > skills["inputs"]
     for is_useful, expected in ((True, "module"), (False, "patches")):
-        fitted = BoundaryUncertainty(20, module=Net(is_useful)).fit(images, labels)
+        fitted = BoundaryUncertainty(20, module=Net(is_useful)).fit(X, Y)
         assert fitted.space_name_ == expected
         assert list(fitted.skills_) == ["inputs", "patches", "module"]
-    asked = BoundaryUncertainty(20, feature_extractor="patches", module=Net()).fit(images, labels)
+    asked = BoundaryUncertainty(20, feature_extractor="patches", module=Net()).fit(X, Y)
     assert (asked.space_name_, asked.skills_) == ("patches", {})
 
 
@@ -130,46 +132,40 @@ def test_patches_are_extracted_once_where_all_samples_are_compared(monkeypatch):
 
 
 def test_vectors_stay_where_they_are():
-    features = torch.randn(100, 3)
-    fitted = BoundaryUncertainty(20, module=nn.Linear(3, 2)).fit(features, torch.arange(100) % 2)
+    fitted = BoundaryUncertainty(20, module=nn.Linear(3, 2)).fit(torch.randn(100, 3), torch.arange(100) % 2)
     assert (fitted.space_name_, fitted.skills_) == ("inputs", {})
 
 
 def test_what_a_network_prepared_is_taken_back_without_it():
     """A run that resumes has no weights of its start."""
-    images, labels = textures()
     net = Net()
-    first = Signals(20, n_draws=2, feature_extractor="module", module=net).fit(images, labels)
-    with torch.no_grad():
-        net.last.weight.zero_()
-    unfitted = Signals(20, n_draws=2, feature_extractor="module", module=net)
-    again = unfitted.load(first.preparation.packed(), images, labels)
+    first, again, other = (Signals(20, n_draws=2, feature_extractor="module", module=net) for _ in range(3))
+    first.fit(X, Y)
+    net.last.weight.data.zero_()
+    again.load(first.preparation.packed(), X, Y)
     assert again.boundary.space_name_ == "module"
     assert torch.equal(again.perturbed_inputs, first.perturbed_inputs)
     assert again.fingerprint == first.fingerprint
     logits = torch.randn(480, 2)
     for name, value in first.measure(logits).values.items():
         assert torch.equal(again.measure(logits).values[name], value)
-    others = images + 1
     with pytest.raises(ValueError, match="the state was made of other samples"):
-        Signals(20, n_draws=2, feature_extractor="module", module=net).load(first.preparation.packed(), others, labels)
+        other.load(first.preparation.packed(), X + 1, Y)
 
 
 def test_no_file_keeps_features_of_a_network(tmp_path):
-    images, labels = textures()
     with pytest.raises(ValueError, match="of `module` or `neighbors`, which no file can know"):
-        Signals(20, n_draws=1, feature_extractor="module", module=Net()).fit(images, labels).save(tmp_path / "no.npz")
-    Signals(20, n_draws=1).fit(images, labels).save(tmp_path / "cache.npz")
-    assert Signals(20, n_draws=1).load(tmp_path / "cache.npz", images, labels).boundary.space_name_ == "patches"
+        Signals(20, n_draws=1, feature_extractor="module", module=Net()).fit(X, Y).save(tmp_path / "no.npz")
+    Signals(20, n_draws=1).fit(X, Y).save(tmp_path / "cache.npz")
+    assert Signals(20, n_draws=1).load(tmp_path / "cache.npz", X, Y).boundary.space_name_ == "patches"
 
 
 def test_a_file_is_of_the_space_that_it_was_made_in_whatever_was_chosen_since(tmp_path):
-    images, labels = textures()
     written, read = Signals(20, n_draws=1), Signals(20, n_draws=1)
     written.boundary.known_space = "inputs"
-    written.fit(images, labels).save(tmp_path / "cache.npz")
-    assert read.boundary.settle_space(images, labels, None) == "patches"
-    assert read.load(tmp_path / "cache.npz", images, labels).boundary.space_name_ == "inputs"
+    written.fit(X, Y).save(tmp_path / "cache.npz")
+    assert read.boundary.settle_space(X, Y, None) == "patches"
+    assert read.load(tmp_path / "cache.npz", X, Y).boundary.space_name_ == "inputs"
 
 
 def test_feature_maps_are_no_images():
@@ -181,15 +177,13 @@ def test_feature_maps_are_no_images():
 def test_integers_reach_a_network_that_takes_them():
     net = nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 2))
     tokens = torch.randint(9, (6, 5))
-    expected = net[0](tokens)
-    torch.testing.assert_close(LayerFeatures(net, keep_integers=True).transform(tokens), expected)
+    torch.testing.assert_close(LayerFeatures(net, keep_integers=True).transform(tokens), net[0](tokens))
 
 
 def test_random_labels_are_told_by_no_space():
     """Each sample counts once, however few there are: a copy would tell its own label."""
-    images, _ = textures()
     labels = torch.randint(3, (240,), generator=torch.Generator().manual_seed(0))
-    _, skills, _ = choose_space(images, labels, {"inputs": FeatureSpace(), "patches": FeatureSpace("patches")})
+    _, skills, _ = choose_space(X, labels, {"inputs": FeatureSpace(), "patches": FeatureSpace("patches")})
     assert max(skills.values()) < 0.1
 
 
@@ -203,6 +197,4 @@ def test_random_labels_are_told_by_no_space():
     ids=["no linear layer", "rows that are no samples", "no forward"],
 )
 def test_a_network_whose_features_cannot_be_read_is_no_candidate(net):
-    images, labels = textures(120)
-    fitted = BoundaryUncertainty(20, module=net).fit(images, labels)
-    assert list(fitted.skills_) == ["inputs", "patches"]
+    assert list(BoundaryUncertainty(20, module=net).fit(*textures(120)).skills_) == ["inputs", "patches"]

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from problems import blobs
+from problems import blobs, same, weights_of
 from sklearn.decomposition import PCA
 from torch import nn
 
@@ -13,20 +13,21 @@ def distances(points):
     return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
 
 
+def standardized(points):
+    return (points - points.mean(dim=0)) / points.std(dim=0, correction=0)
+
+
 def test_inputs_alone_are_standardised(dtype):
     inputs = blobs()[0].to(dtype).view(-1, 2, 2)
     points = FeatureSpace().fit(inputs).transform(inputs)
-    flat = inputs.flatten(1).double()
-    expected = (flat - flat.mean(dim=0)) / flat.std(dim=0, correction=0)
-    torch.testing.assert_close(points, expected.to(dtype))
+    torch.testing.assert_close(points, standardized(inputs.flatten(1).double()).to(dtype))
     assert points.dtype == dtype
 
 
 def test_components_are_those_of_the_standardised_inputs():
     inputs = blobs(n=300, d=12)[0] * torch.arange(1, 13)
     points = FeatureSpace(n_components=3).fit(inputs).transform(inputs)
-    standardized = (inputs - inputs.mean(dim=0)) / inputs.std(dim=0, correction=0)
-    expected = PCA(3, svd_solver="full").fit_transform(standardized.numpy())
+    expected = PCA(3, svd_solver="full").fit_transform(standardized(inputs).numpy())
     torch.testing.assert_close(points.abs(), torch.from_numpy(np.abs(expected)), atol=1e-3, rtol=1e-3)
 
 
@@ -42,8 +43,7 @@ def test_exact_components_are_those_of_the_singular_values(dtype):
 
 def test_all_components_keep_all_distances():
     inputs = blobs()[0]
-    plain = FeatureSpace().fit(inputs).transform(inputs)
-    turned = FeatureSpace(n_components=99).fit(inputs).transform(inputs)
+    plain, turned = (FeatureSpace(n_components=c).fit(inputs).transform(inputs) for c in (None, 99))
     torch.testing.assert_close(distances(turned), distances(plain), atol=1e-4, rtol=1e-4)
     found, expected = (BoundaryUncertainty(10, n_components=c).fit(*blobs()) for c in (99, None))
     assert torch.equal(found.neighbors, expected.neighbors)
@@ -85,7 +85,7 @@ def test_class_distances_are_those_of_the_features():
 def test_a_module_extracts_in_eval_mode_and_stays_as_it_is():
     features, labels = blobs()
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5))
-    before = {name: value.clone() for name, value in net.state_dict().items()}
+    before = weights_of(net)
     points = FeatureSpace(net).fit(features).transform(features)
     net.eval()
     with torch.no_grad():
@@ -94,15 +94,14 @@ def test_a_module_extracts_in_eval_mode_and_stays_as_it_is():
     net.train()
     BoundaryUncertainty(feature_extractor=net).fit(features, labels)
     assert net[2].training
-    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert same(net.state_dict(), before)
     assert not points.requires_grad
 
 
 def test_a_module_of_another_precision_extracts():
     inputs = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     module = nn.Linear(4, 3)
-    space = FeatureSpace(module).fit(inputs)
-    torch.testing.assert_close(space.extract(inputs), module(inputs.float()).detach())
+    torch.testing.assert_close(FeatureSpace(module).fit(inputs).extract(inputs), module(inputs.float()).detach())
 
 
 def test_seed_fixes_the_components(random_states):

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import scenarios
 import torch
 from sklearn.feature_extraction.text import TfidfTransformer
 from torch import nn
@@ -10,14 +11,7 @@ from torch import nn
 from bu_torch import BoundaryUncertainty, FeatureSpace, Signals, TokenFeatures, rank_models
 
 N_TOKENS, LENGTH = 60, 12
-
-
-def texts(n=200, seed=0):
-    """Two subjects: tokens of the first half of the vocabulary mostly, or of the second."""
-    g = torch.Generator().manual_seed(seed)
-    labels = torch.arange(n) % 2
-    tokens = torch.randint(0, N_TOKENS // 2, (n, LENGTH), generator=g)
-    return tokens + (N_TOKENS // 2) * (torch.rand(n, LENGTH, generator=g) < 0.25 + 0.5 * labels.unsqueeze(1)), labels
+X, Y = scenarios.tokens(200)
 
 
 def network(is_useful=False):
@@ -32,13 +26,12 @@ def network(is_useful=False):
 
 def test_without_reduction_they_are_weighted_counts():
     """Scikit-learn's transformer, of log counts and without its smoothing, which adds 1 to each weight."""
-    tokens, _ = texts()
-    counts = nn.functional.one_hot(tokens, N_TOKENS).sum(dim=1)
+    counts = nn.functional.one_hot(X, N_TOKENS).sum(dim=1)
     n_texts = (counts > 0).sum(dim=0)
-    weights = (len(tokens) / n_texts.double()).log()
+    weights = (len(X) / n_texts.double()).log()
     expected = torch.log1p(counts.double()) * weights
     expected /= expected.norm(dim=1, keepdim=True)
-    found = TokenFeatures(n_components=N_TOKENS).fit(tokens).transform(tokens)
+    found = TokenFeatures(n_components=N_TOKENS).fit(X).transform(X)
     torch.testing.assert_close(found, expected.float(), atol=1e-6, rtol=0)
     theirs = TfidfTransformer(smooth_idf=False).fit(counts.numpy()).idf_
     torch.testing.assert_close(weights, torch.as_tensor(theirs) - 1)
@@ -54,27 +47,25 @@ def test_the_axes_keep_the_angles_that_there_are():
 
 
 def test_neither_the_order_nor_the_names_of_tokens_matter():
-    tokens, _ = texts()
     names = torch.randperm(1000)[:N_TOKENS]
-    fitted = TokenFeatures(10, seed=3).fit(tokens)
-    found = fitted.transform(tokens)
-    shuffled = tokens[:, torch.randperm(LENGTH)]
+    fitted = TokenFeatures(10, seed=3).fit(X)
+    found = fitted.transform(X)
+    shuffled = X[:, torch.randperm(LENGTH)]
     torch.testing.assert_close(fitted.transform(shuffled), found)
-    torch.testing.assert_close(TokenFeatures(10, seed=3).fit(shuffled).transform(tokens), found)
-    whole, renamed = (TokenFeatures(N_TOKENS).fit(given).transform(given) for given in (tokens, names[tokens]))
+    torch.testing.assert_close(TokenFeatures(10, seed=3).fit(shuffled).transform(X), found)
+    whole, renamed = (TokenFeatures(N_TOKENS).fit(given).transform(given) for given in (X, names[X]))
     torch.testing.assert_close(renamed @ renamed.T, whole @ whole.T)
-    order = torch.randperm(len(tokens))
-    torch.testing.assert_close(fitted.transform(tokens[order]), found[order])
+    order = torch.randperm(len(X))
+    torch.testing.assert_close(fitted.transform(X[order]), found[order])
 
 
 @pytest.mark.parametrize(
     "dtype", [torch.int32, torch.int16, torch.uint8, torch.uint16, torch.uint32, torch.uint64, "array"]
 )
 def test_the_type_of_integers_does_not_matter(dtype):
-    tokens, _ = texts()
-    given = tokens.numpy() if dtype == "array" else tokens.to(dtype)
+    given = X.numpy() if dtype == "array" else X.to(dtype)
     found = TokenFeatures(10).fit(given).transform(given)
-    assert torch.equal(found, TokenFeatures(10).fit(tokens).transform(tokens))
+    assert torch.equal(found, TokenFeatures(10).fit(X).transform(X))
     assert found.dtype == torch.float32
 
 
@@ -82,9 +73,8 @@ def test_tokens_that_tell_nothing_are_left_out():
     tokens = torch.arange(40).view(10, 4)
     tokens[:, 0] = 7
     assert torch.equal(TokenFeatures().fit(tokens).transform(tokens), torch.zeros(10, 1))
-    known, _ = texts()
-    fitted = TokenFeatures(10).fit(known)
-    assert torch.equal(fitted.transform(known + N_TOKENS), torch.zeros(len(known), 10))
+    fitted = TokenFeatures(10).fit(X)
+    assert torch.equal(fitted.transform(X + N_TOKENS), torch.zeros(len(X), 10))
 
 
 @pytest.mark.parametrize("tokens", [torch.ones(5, 3), torch.ones(5, 3, dtype=torch.complex64)])
@@ -93,17 +83,16 @@ def test_token_ids_are_integers(tokens):
     with pytest.raises(TypeError, match=message):
         TokenFeatures().fit(tokens)
     with pytest.raises(TypeError, match=message):
-        TokenFeatures().fit(texts()[0]).transform(tokens)
+        TokenFeatures().fit(X).transform(tokens)
 
 
 # As a space, and as a perturbation.
 
 
 def test_the_space_has_one_scale_for_all_axes():
-    tokens, _ = texts()
     space = FeatureSpace("tokens")
-    points = space.fit_transform(tokens)
-    torch.testing.assert_close(space.transform(tokens), points)
+    points = space.fit_transform(X)
+    torch.testing.assert_close(space.transform(X), points)
     assert float(points.square().mean()) == pytest.approx(1, abs=1e-5)
     deviations = points.std(dim=0)
     assert float(deviations.max() / deviations.min()) > 1.1
@@ -111,35 +100,34 @@ def test_the_space_has_one_scale_for_all_axes():
 
 
 def test_perturbed_texts_hold_tokens_of_near_ones_alone():
-    tokens, labels = texts()
-    uncertainty = BoundaryUncertainty(20, n_draws=3, seed=5, perturbation="tokens").fit(tokens, labels)
+
+    def fitted(tokens, seed=5):
+        return BoundaryUncertainty(20, n_draws=3, seed=seed, perturbation="tokens").fit(tokens, Y)
+
+    uncertainty = fitted(X)
     moved = uncertainty.perturbed_inputs
     assert moved.dtype == torch.int64
     assert uncertainty.space_name_ == "tokens"
-    near = tokens[uncertainty.neighbors[:, :6]]
+    near = X[uncertainty.neighbors[:, :6]]
     assert (moved.unsqueeze(2) == near).any(dim=2).all()
-    share = (moved != tokens).double().mean()
-    assert 0.3 < float(share) < 0.7
-    again = BoundaryUncertainty(20, n_draws=3, seed=5, perturbation="tokens").fit(tokens.int(), labels)
-    assert torch.equal(again.perturbed_inputs, moved)
-    assert again.perturbed_inputs.dtype == torch.int32
-    other = BoundaryUncertainty(20, n_draws=3, seed=6, perturbation="tokens").fit(tokens, labels)
-    assert not torch.equal(other.perturbed_inputs, moved)
+    assert 0.3 < float((moved != X).double().mean()) < 0.7
+    again = fitted(X.int()).perturbed_inputs
+    assert torch.equal(again, moved)
+    assert again.dtype == torch.int32
+    assert not torch.equal(fitted(X, seed=6).perturbed_inputs, moved)
 
 
 def test_tokens_or_the_network_are_chosen():
-    tokens, labels = texts()
     for is_useful, expected in ((False, "tokens"), (True, "module")):
-        fitted = BoundaryUncertainty(20, perturbation="tokens", module=network(is_useful)).fit(tokens, labels)
+        fitted = BoundaryUncertainty(20, perturbation="tokens", module=network(is_useful)).fit(X, Y)
         assert fitted.space_name_ == expected
         assert list(fitted.skills_) == ["tokens", "module"]
-    alone = BoundaryUncertainty(20, perturbation="tokens").fit(tokens, labels)
+    alone = BoundaryUncertainty(20, perturbation="tokens").fit(X, Y)
     assert (alone.space_name_, alone.skills_) == ("tokens", {})
 
 
 def test_what_is_expected_follows_the_subject():
-    tokens, labels = texts()
-    signals = Signals(20, n_draws=2, perturbation="tokens").fit(tokens, labels)
+    signals = Signals(20, n_draws=2, perturbation="tokens").fit(X, Y)
     assert signals.vote_skill > 0.2
     right, wrong = (signals.measure(sign * subject(signals.perturbed_inputs)).values for sign in (1, -1))
     assert float(right["expected_accuracy"]) > 0.6 > 0.4 > float(wrong["expected_accuracy"])
@@ -152,33 +140,30 @@ def subject(tokens):
 
 
 def test_a_file_and_a_state_give_them_back(tmp_path):
-    tokens, labels = texts()
-    first = Signals(20, n_draws=2, perturbation="tokens").fit(tokens, labels)
-    first.save(tmp_path / "cache.npz")
-    loaded = Signals(20, n_draws=2, perturbation="tokens").load(tmp_path / "cache.npz", tokens, labels)
-    taken = Signals(20, n_draws=2, perturbation="tokens").load(first.preparation.packed(), tokens, labels)
+    first, loaded, taken = (Signals(20, n_draws=2, perturbation="tokens") for _ in range(3))
+    first.fit(X, Y).save(tmp_path / "cache.npz")
+    loaded.load(tmp_path / "cache.npz", X, Y)
+    taken.load(first.preparation.packed(), X, Y)
     logits = torch.randn(400, 2)
     for again in (loaded, taken):
         assert torch.equal(again.perturbed_inputs, first.perturbed_inputs)
         for name, value in first.measure(logits).values.items():
             assert torch.equal(again.measure(logits).values[name], value)
     with pytest.raises(ValueError, match="was made of other samples or settings"):
-        Signals(20, n_draws=2).load(tmp_path / "cache.npz", tokens, labels)
+        Signals(20, n_draws=2).load(tmp_path / "cache.npz", X, Y)
 
 
 def test_ranking_takes_them():
-    tokens, labels = texts()
     models = {"useful": subject, "useless": network()}
-    ranking = rank_models(models, (tokens, labels), signals=Signals(20, perturbation="tokens"))
+    ranking = rank_models(models, (X, Y), signals=Signals(20, perturbation="tokens"))
     assert ranking.best.name == "useful"
 
 
 def test_a_mask_beside_the_ids_goes_with_them():
-    tokens, labels = texts()
-    length = torch.randint(4, LENGTH + 1, (len(tokens), 1), generator=torch.Generator().manual_seed(1))
+    length = torch.randint(4, LENGTH + 1, (len(X), 1), generator=torch.Generator().manual_seed(1))
     mask = (torch.arange(LENGTH) < length).long()
-    both = torch.stack((tokens.where(mask == 1, torch.tensor(N_TOKENS)), mask), dim=1)
-    moved = BoundaryUncertainty(20, perturbation="tokens").fit(both, labels).perturbed_inputs[0]
+    both = torch.stack((X.where(mask == 1, torch.tensor(N_TOKENS)), mask), dim=1)
+    moved = BoundaryUncertainty(20, perturbation="tokens").fit(both, Y).perturbed_inputs[0]
     assert torch.equal(moved[:, 1] == 1, moved[:, 0] != N_TOKENS)
 
 
@@ -189,7 +174,9 @@ def test_samples_that_are_no_tokens_are_refused():
         BoundaryUncertainty(perturbation="words")
     with pytest.raises(ValueError, match="`feature_extractor='tokens'` needs `perturbation='tokens'` or a callable"):
         BoundaryUncertainty(feature_extractor="tokens")
-    assert math.isfinite(float(BoundaryUncertainty(10, perturbation="tokens").fit(*texts(40)).score(network())))
+    assert math.isfinite(
+        float(BoundaryUncertainty(10, perturbation="tokens").fit(*scenarios.tokens(40)).score(network()))
+    )
 
 
 def test_tokens_of_one_dimension_are_refused():
