@@ -40,9 +40,7 @@ def data(seed=0):
 
 
 def scripted(script, **kwargs):
-    return BoundaryUncertaintyStopping(
-        rule=Given(script), **{"n_neighbors": 10, "n_draws": 1, "averaging": None, **kwargs}
-    )
+    return BoundaryUncertaintyStopping(rule=Given(script), n_neighbors=10, n_draws=1, averaging=None, **kwargs)
 
 
 def prepare(folder, script, *callbacks, module=None, max_epochs=10, trainer_kwargs=None, **kwargs):
@@ -380,6 +378,9 @@ def test_wherever_an_exception_comes_from_the_best_epoch_is_on_disk(tmp_path, mo
     assert ("RuntimeError: trouble" in made.stopping.stopping_reason) != has_ended
 
 
+RESULTS = ("history", "best_epoch", "best_score", "best_model_path", "stopping_reason", "record_path")
+
+
 class TestOutsideAFit:
     def test_tests_and_predictions_before_any_fit_do_nothing(self, tmp_path):
         made = prepare(tmp_path, [0.5])
@@ -390,14 +391,11 @@ class TestOutsideAFit:
 
     def test_what_follows_a_fit_changes_nothing(self, tmp_path):
         made = run(tmp_path, [0.1, 0.9, 0.2], module=Validated(), max_epochs=3)
-        stopping = made.stopping
 
         def state():
-            return [
-                (made.trainer.current_epoch, made.trainer.global_step, stopping.best_epoch, stopping.best_score),
-                (stopping.best_model_path, stopping.stopped_epoch, stopping.stopping_reason),
-                (files(tmp_path), Path(stopping.record_path).read_text()),
-            ]
+            place = made.trainer.current_epoch, made.trainer.global_step, made.stopping.stopped_epoch
+            of_files = files(tmp_path), Path(made.stopping.record_path).read_text()
+            return *place, *of_files, *(getattr(made.stopping, name) for name in RESULTS if name != "history")
 
         before = state()
         for ckpt_path in (None, "best"):
@@ -415,7 +413,7 @@ class TestOutsideAFit:
             assert getattr(fresh, name) == getattr(stopping, name), name
         trainer(tmp_path, stopping, max_epochs=2).fit(Classifier(), data())
         fitted = copied(stopping)
-        for name in ("history", "best_epoch", "best_score", "best_model_path", "stopping_reason", "record_path"):
+        for name in RESULTS:
             assert getattr(fitted, name) == getattr(stopping, name), name
         assert stopping.best_model_path
 

@@ -1,6 +1,5 @@
 """Images and token ids: perturbed along the data, in a space that is chosen before training and kept in a resume."""
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -15,25 +14,19 @@ from bu_torch.report import read_record
 N_TOKENS = 60
 
 
-class Module(pl.LightningModule):
+class Module(Classifier):
     """What goes into its last layer tells the classes apart before training, and no more after a while."""
 
     def __init__(self):
-        super().__init__()
+        super().__init__(lr=0.5)
         torch.manual_seed(0)
         self.body = nn.Linear(36, 4)
         with torch.no_grad():
             self.body.weight[0] = torch.tensor([1.0, 1, 1, -1, -1, -1]).repeat(6) / 6
-        self.head = nn.Linear(4, 2)
+        self.net = nn.Linear(4, 2)
 
     def forward(self, x):
-        return self.head(self.body(x.flatten(1)))
-
-    def training_step(self, batch, batch_idx):
-        return nn.functional.cross_entropy(self(batch[0]), batch[1])
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.5)
+        return self.net(self.body(x.flatten(1)))
 
 
 class Plain(Module):
@@ -62,17 +55,6 @@ class OfTokens(Classifier):
         return self.net(self.embedding(x).mean(dim=1))
 
 
-class Body(nn.Module):
-    """An extractor that is a part of the module, and is trained with it."""
-
-    def __init__(self, module):
-        super().__init__()
-        self.body = module.body
-
-    def forward(self, x):
-        return self.body(x.flatten(1))
-
-
 def pretrained():
     return OfTokens(is_pretrained=True)
 
@@ -90,8 +72,8 @@ def batches(samples=images):
 def fit(folder, callback, module=Module, epochs=4, ckpt_path=None):
     saver = ModelCheckpoint(folder, save_last=True)
     made, module_of_run = trainer(folder, callback, saver, max_epochs=epochs), module()
-    if callback.feature_extractor == "body":
-        callback.feature_extractor = Body(module_of_run)
+    if callback.feature_extractor == "body":  # a part of the module, which is trained with it
+        callback.feature_extractor = nn.Sequential(nn.Flatten(), module_of_run.body)
     made.fit(module_of_run, batches(KINDS[module][0]), ckpt_path=ckpt_path)
     return callback
 
@@ -213,7 +195,7 @@ def test_an_extractor_that_calls_the_module_leaves_it_as_it_was(tmp_path, kind):
             return self.norm(x.flatten(1))
 
         def forward(self, x):
-            return self.head(self.body(self.features(x)))
+            return self.net(self.body(self.features(x)))
 
     module = Normed()
     extractor = module.features if kind == "method" else lambda x: module.features(x)

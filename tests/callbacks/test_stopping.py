@@ -276,10 +276,8 @@ class TestResume:
 class TestBesideOthers:
     def test_a_user_s_checkpoint_and_stopper_on_our_key_keep_their_own_state(self, tmp_path):
         ours = {"monitor": "boundary_uncertainty", "mode": "max"}
-        users = (
-            ModelCheckpoint(tmp_path / "user", save_top_k=2, save_last=True, **ours),
-            EarlyStopping(**ours, patience=7),
-        )
+        keeper = ModelCheckpoint(tmp_path / "user", save_top_k=2, save_last=True, **ours)
+        users = keeper, EarlyStopping(**ours, patience=7)
         stopping, _, _ = run(tmp_path, [0.1, 0.9, 0.5, 0.4], *users, patience=3)
         assert stopping.stopped_epoch == 4
         assert len(list((tmp_path / "user").glob("epoch*.ckpt"))) == 2
