@@ -20,7 +20,6 @@ import json, os, sys, warnings
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 import torch
-import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from problems import Classifier, blobs, loader, trainer
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
@@ -234,9 +233,9 @@ torch.manual_seed(0)
 labels = torch.arange(900) % 2
 images = torch.randn(900, 1, 8, 8) + labels.view(-1, 1, 1, 1)
 
-class OfImages(pl.LightningModule):
+class OfImages(Classifier):
     def __init__(self):
-        super().__init__()
+        super().__init__(lr=0.01)
         conv, last = torch.nn.Conv2d(1, 200, 7, padding=3), torch.nn.Linear(200, 2)
         self.net = torch.nn.Sequential(conv, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), last)
 
@@ -248,9 +247,6 @@ class OfImages(pl.LightningModule):
 
     def training_step(self, batch, batch_idx):
         return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
 
 stopping = BoundaryUncertaintyStopping(cache=None, feature_extractor={space!r})
 made = trainer(folder, stopping, max_epochs=1, strategy="ddp", devices=2)

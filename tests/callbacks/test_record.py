@@ -36,14 +36,12 @@ def agree(table, history):
 
 
 def test_each_check_has_its_row_as_soon_as_it_is_measured(tmp_path):
-    stopping = BoundaryUncertaintyStopping()
-    lengths = []
+    stopping, lengths = BoundaryUncertaintyStopping(), []
     look = LambdaCallback(on_train_epoch_end=lambda t, m: lengths.append(len(pd.read_csv(stopping.record_path))))
     fit(tmp_path, stopping, look)
     assert lengths == [1, 2, 3]
-    path = Path(stopping.record_path)
-    assert path == Path(stopping.best_model_path).parent / "boundary_uncertainty.csv"
-    table = pd.read_csv(path)
+    assert Path(stopping.record_path) == Path(stopping.best_model_path).parent / "boundary_uncertainty.csv"
+    table = pd.read_csv(stopping.record_path)
     agree(table, stopping.history)
     assert table.step.tolist() == [4, 8, 12]
     assert (table.seconds.diff()[1:] > 0).all()
@@ -142,17 +140,15 @@ def test_tensorboard_shows_what_is_behind_the_numbers(tmp_path):
     logger = TensorBoardLogger(tmp_path, name="tb")
     stopping = fit(tmp_path, BoundaryUncertaintyStopping(n_neighbors=20), logger=logger)
     events = EventAccumulator(logger.log_dir, size_guidance={"tensors": 0, "histograms": 0, "scalars": 0}).Reload()
-    tags = events.Tags()
     shown = [(event.step, event.value) for event in events.Scalars("boundary_uncertainty")]
     assert [value for _, value in shown] == pytest.approx([e["boundary_uncertainty"] for e in stopping.history])
     for name in ("near_boundary", "local_uncertainty", "log_trust"):
         histograms = events.Histograms(f"boundary/{name}")
         assert [one.step for one in histograms] == [step for step, _ in shown]
         assert all(sum(one.histogram_value.bucket) == 480 for one in histograms)
-    assert "boundary/pairs/text_summary" in tags["tensors"]
     text = events.Tensors("boundary/pairs/text_summary")[0].tensor_proto.string_val[0].decode()
     assert text.startswith("| classes | U |")
-    assert "custom_scalars__config__" in tags["tensors"]
+    assert "custom_scalars__config__" in events.Tags()["tensors"]
 
 
 def test_a_killed_run_keeps_all_rows(tmp_path):
@@ -160,13 +156,12 @@ def test_a_killed_run_keeps_all_rows(tmp_path):
 import os, signal, sys
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from lightning.pytorch.callbacks import LambdaCallback
-from problems import *
+from problems import fit
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
 def kill(trainer, module, batch, index):
     if trainer.current_epoch == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-monitor = BoundaryUncertaintyMonitor()
-trainer({str(tmp_path)!r}, monitor, LambdaCallback(on_train_batch_start=kill)).fit(Classifier(), loader(*blobs()))
+fit({str(tmp_path)!r}, BoundaryUncertaintyMonitor(), LambdaCallback(on_train_batch_start=kill))
 """
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=300)
     assert found.returncode == -signal.SIGKILL, found.stderr
