@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import sklearn  # noqa: F401  (which sets environment variables when it is first imported)
 import torch
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.callbacks import Callback, LambdaCallback
 from problems import Augmented, Classifier, blobs, loader, same, trainer, weights_of
 from scenarios import Model, Renormalised, tokens
 from torch.utils.data import DataLoader
@@ -45,14 +45,28 @@ def global_state():
     }
 
 
-def modes(module):
-    return [part.training for part in module.modules()]
+def everything(module):
+    return {**global_state(), "modes": [part.training for part in module.modules()]}
+
+
+class Look(Callback):
+    """Sees everything where a check may be made, or has failed."""
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    def on_train_start(self, trainer, module, *_):
+        self.seen.append(everything(module))
+
+    on_train_batch_start = on_train_epoch_end = on_exception = on_train_start
 
 
 class Modes(Classifier):
     """Trains with one submodule in eval mode; fails in a check if told so, after drawing random numbers."""
 
-    fails = False
+    def __init__(self, fails=False):
+        super().__init__()
+        self.fails = fails
 
     def on_train_epoch_start(self):
         self.net[1].eval()
@@ -77,24 +91,17 @@ def test_batches_weights_and_states_are_the_same_to_the_bit(tmp_path):
         return module.state_dict(), global_state()
 
     callback = BoundaryUncertaintyStopping(restore_best_weights=False)
-    (weights, state), (with_callback, state_with) = train(), train(callback)
+    (weights, state), (weights_with, state_with) = train(), train(callback)
     assert len(callback.history) == 3
-    assert same(weights, with_callback)
+    assert same(weights, weights_with)
     assert state == state_with
 
 
 @pytest.mark.parametrize("options", [{}, {"precision": "bf16-mixed"}, {"deterministic": True}], ids=str)
 def test_a_trainer_finds_everything_as_it_was(tmp_path, options):
-    seen = []
-
-    def look(trainer, module, *of_the_batch):
-        seen.append({**global_state(), "modes": modes(module)})
-
-    hooks = {"on_train_start": look, "on_train_batch_start": look, "on_train_epoch_end": look}
-    module = Modes()
-    callbacks = (LambdaCallback(**hooks), BoundaryUncertaintyMonitor(), LambdaCallback(**hooks))
-    batches = DataLoader(Augmented(), batch_size=30)
-    trainer(tmp_path, *callbacks, max_epochs=2, **options).fit(module, batches)
+    seen, batches = [], DataLoader(Augmented(), batch_size=30)
+    callbacks = (Look(seen), BoundaryUncertaintyMonitor(), Look(seen))
+    trainer(tmp_path, *callbacks, max_epochs=2, **options).fit(Modes(), batches)
     torch.use_deterministic_algorithms(False)
     assert len(seen) == 2 * (1 + 2 * len(batches) + 2)
     for before, after in zip(seen[::2], seen[1::2], strict=True):
@@ -106,37 +113,18 @@ def test_a_trainer_finds_everything_as_it_was(tmp_path, options):
 def test_after_an_exception_too(tmp_path, fault):
     class Broken(Augmented):
         def __getitem__(self, i):
-            if torch.utils.data.get_worker_info() is None and reading:
+            if torch.utils.data.get_worker_info() is None and seen and fault == "while samples are read":
                 random.random(), np.random.rand(), torch.rand(1)
                 raise KeyError("a fault of the user's")
             return super().__getitem__(i)
 
-    seen, reading = [], []
-
-    def look(trainer, module, *of_the_batch):
-        seen.append({**global_state(), "modes": modes(module)})
-
-    def on_train_start(trainer, module):
-        look(trainer, module)
-        if fault == "while samples are read":
-            reading.append(True)
-
     def on_train_epoch_end(trainer, module):
-        look(trainer, module)
         module.fails = fault == "in a check"
 
-    module = Modes()
-    module.fails = fault == "before the first step"
-    probe = LambdaCallback(
-        on_train_start=on_train_start,
-        on_train_batch_start=look,
-        on_train_epoch_end=on_train_epoch_end,
-        on_exception=lambda trainer, module, exception: look(trainer, module),
-    )
+    seen, module = [], Modes(fails=fault == "before the first step")
+    callbacks = Look(seen), LambdaCallback(on_train_epoch_end=on_train_epoch_end), BoundaryUncertaintyMonitor()
     with pytest.raises(KeyError, match="a fault of the user's"):
-        trainer(tmp_path, probe, BoundaryUncertaintyMonitor(), max_epochs=2).fit(
-            module, DataLoader(Broken(), batch_size=30)
-        )
+        trainer(tmp_path, *callbacks, max_epochs=2).fit(module, DataLoader(Broken(), batch_size=30))
     assert len(seen) == {"while samples are read": 2, "before the first step": 3, "in a check": 7}[fault]
     assert seen[-2] == seen[-1]
 
@@ -173,7 +161,7 @@ class TestLoop:
         module = Modes().float()
         module.on_train_epoch_start()
         stopper = BoundaryUncertaintyStopper(features, labels, n_neighbors=10)
-        before, weights = {**global_state(), "modes": modes(module)}, weights_of(module)
+        before, weights = everything(module), weights_of(module)
         module.fails = fails
         if fails:
             with pytest.raises(KeyError, match="a fault"):
@@ -182,7 +170,7 @@ class TestLoop:
         else:
             stopper.check(module)
             assert np.isfinite(stopper.history[0]["boundary_uncertainty"])
-        assert {**global_state(), "modes": modes(module)} == before
+        assert everything(module) == before
         assert same(module.state_dict(), weights)
 
     @pytest.mark.parametrize(
@@ -208,10 +196,8 @@ class TestLoop:
         assert same(*gradients)
 
     def test_a_check_that_failed_can_be_made_again(self):
-        features, labels = blobs()
-        module = Modes()
-        stopper, other = (BoundaryUncertaintyStopper(features, labels, n_neighbors=10) for _ in range(2))
-        module.fails = True
+        module = Modes(fails=True)
+        stopper, other = (BoundaryUncertaintyStopper(*blobs(), n_neighbors=10) for _ in range(2))
         with pytest.raises(KeyError):
             stopper.check(module)
         module.fails = False
@@ -220,24 +206,15 @@ class TestLoop:
         assert stopper.history == other.history
 
 
-def live_tensors():
-    gc.collect()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
-
-
 @pytest.mark.slow
 class TestMemory:
     """A thousand checks: what grows is the history, a few numbers a check."""
 
-    BYTES_A_CHECK = 3000
-
-    def grown(self, before, after):
-        return (after[0] - before[0], (after[1] - before[1]) / 1000)
-
     def now(self):
-        tensors = live_tensors()
+        gc.collect()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tensors = sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
         return tensors, tracemalloc.get_traced_memory()[0]
 
     @pytest.fixture(autouse=True)
@@ -246,19 +223,20 @@ class TestMemory:
         yield
         tracemalloc.stop()
 
+    def assert_little_is_kept(self, before, after):
+        assert after[0] - before[0] <= 1  # predictions of the best check may be those of the last, or others
+        assert (after[1] - before[1]) / 1000 < 3000
+
     def test_of_a_loop(self, tmp_path):
-        module = Classifier()
+        module, sizes = Classifier(), []
         stopper = BoundaryUncertaintyStopper(*blobs(), n_neighbors=10, patience=10_000, folder=tmp_path)
-        sizes = []
         for epoch in range(1100):
             with torch.no_grad():
                 module.net[0].weight.mul_(-1.001)
             stopper.check(module)
             if epoch in (99, 1099):
                 sizes.append(self.now())
-        tensors, bytes_a_check = self.grown(*sizes)
-        assert tensors <= 1  # predictions of the best check may be those of the last, or others
-        assert bytes_a_check < self.BYTES_A_CHECK
+        self.assert_little_is_kept(*sizes)
 
     def test_of_a_trainer(self, tmp_path):
         sizes = []
@@ -269,6 +247,4 @@ class TestMemory:
         trainer(tmp_path, stopping, look, max_epochs=1101, enable_checkpointing=False).fit(
             Classifier(), loader(*blobs(), batch_size=120)
         )
-        tensors, bytes_a_check = self.grown(*sizes)
-        assert tensors <= 1  # predictions of the best check may be those of the last, or others
-        assert bytes_a_check < self.BYTES_A_CHECK
+        self.assert_little_is_kept(*sizes)

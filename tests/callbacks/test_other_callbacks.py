@@ -37,11 +37,6 @@ class TestEarlyStoppingOfTheUsers:
         assert made.early_stopping_callbacks[:2] == users
         assert made.checkpoint_callback.best_model_path == own.best_model_path
 
-    def test_without_one_ours_is_found(self, tmp_path):
-        own = Scripted([0.9, 0.1], patience=1)
-        made = fit(tmp_path, own, max_epochs=5)
-        assert made.early_stopping_callback.stopped_epoch == own.stopped_epoch == 1
-
     def test_one_that_was_added_behind_the_checkpoints(self, tmp_path):
         own, users, last = Scripted([0.9, 0.1]), self.users(), ModelCheckpoint(tmp_path / "user", save_last=True)
         made = trainer(tmp_path, own, last)
@@ -49,8 +44,7 @@ class TestEarlyStoppingOfTheUsers:
         made.fit(Classifier(), loader(*blobs()))
         assert made.early_stopping_callback is users
         assert made.checkpoint_callback.best_model_path == own.best_model_path
-        content = torch.load(tmp_path / "user" / "last.ckpt", weights_only=True)
-        assert state_of(content, "VerdictBearer")["wait_count"] == 2
+        assert state_of(torch.load(last.last_model_path, weights_only=True), "VerdictBearer")["wait_count"] == 2
 
     def test_our_file_holds_its_state_of_the_same_epoch(self, tmp_path):
         own = Scripted([0.9, 0.1, 0.95])
@@ -71,40 +65,31 @@ class TestEarlyStoppingOfTheUsers:
 class TestLeastSteps:
     """`min_steps` and `min_epochs` end where Lightning's own `EarlyStopping` ends; an epoch has 4 steps."""
 
-    @pytest.mark.parametrize(
-        "least",
-        [
-            {},
-            {"min_steps": 9},
-            {"min_steps": 10},
-            {"min_steps": 12},
-            {"min_steps": 14, "min_epochs": 2},
-            {"min_epochs": 4},
-        ],
-    )
-    def test_it_stops_at_the_step_where_lightning_does(self, tmp_path, least):
+    @pytest.mark.parametrize(("steps", "epochs"), [(None, None), (9, None), (10, None), (12, None), (14, 2), (None, 4)])
+    def test_it_stops_at_the_step_where_lightning_does(self, tmp_path, steps, epochs):
+        own, options = Scripted([0.9, 0.1], patience=1), {"max_epochs": 8, "min_steps": steps, "min_epochs": epochs}
         lightnings = EarlyStopping(monitor="boundary_uncertainty", mode="max", patience=1)
-        theirs = fit(tmp_path / "theirs", ScriptedMonitor([0.9, 0.1]), lightnings, max_epochs=8, **least)
-        own = Scripted([0.9, 0.1], patience=1)
-        made = fit(tmp_path, own, max_epochs=8, **least)
+        theirs = fit(tmp_path / "theirs", ScriptedMonitor([0.9, 0.1]), lightnings, **options)
+        made = fit(tmp_path, own, **options)
         assert (made.global_step, own.stopped_epoch) == (theirs.global_step, lightnings.stopped_epoch)
         assert own.stopping_reason.startswith(f"Stopped in epoch {own.stopped_epoch}: boundary uncertainty did not")
 
-    def test_a_score_that_has_recovered_by_then_goes_on(self, tmp_path):
-        own = Scripted([0.5, 0.1, 0.9, 0.1], patience=1)
-        made = fit(tmp_path, own, max_epochs=8, min_steps=12)
-        assert (made.global_step, own.stopped_epoch, own.best_epoch) == (16, 3, 2)
-
-    def test_it_stops_there_too_where_no_check_is_made(self, tmp_path):
-        own = Scripted([0.5, 0.5, 0.5, 0.1], patience=1, every_n_epochs=2)
-        made = fit(tmp_path, own, max_epochs=20, min_steps=20)
-        assert (made.global_step, own.stopped_epoch) == (20, 4)
+    @pytest.mark.parametrize(
+        ("script", "every", "steps", "expected"),
+        [
+            pytest.param([0.5, 0.1, 0.9, 0.1], 1, 12, (16, 3, 2), id="not at a score that has recovered by then"),
+            pytest.param([0.5, 0.5, 0.5, 0.1], 2, 20, (20, 4, 1), id="there too where no check is made"),
+        ],
+    )
+    def test_it_stops(self, tmp_path, script, every, steps, expected):
+        own = Scripted(script, patience=1, every_n_epochs=every)
+        made = fit(tmp_path, own, max_epochs=20, min_steps=steps)
+        assert (made.global_step, own.stopped_epoch, own.best_epoch) == expected
 
     def test_a_run_that_resumes_stops_at_the_same_step(self, tmp_path):
-        last = ModelCheckpoint(tmp_path / "user", save_last=True)
+        last, resumed = ModelCheckpoint(tmp_path / "user", save_last=True), Scripted([0.9, 0.1], patience=1)
         fit(tmp_path, Scripted([0.9, 0.1], patience=1), last, max_epochs=2, min_steps=10)
-        resumed = Scripted([0.9, 0.1], patience=1)
-        made = fit(tmp_path, resumed, max_epochs=8, min_steps=10, ckpt_path=tmp_path / "user" / "last.ckpt")
+        made = fit(tmp_path, resumed, max_epochs=8, min_steps=10, ckpt_path=last.last_model_path)
         assert (made.global_step, resumed.stopped_epoch) == (10, 2)
 
 
@@ -158,18 +143,18 @@ def real(**kwargs):
     return BoundaryUncertaintyStopping(n_neighbors=20, n_draws=1, **kwargs)
 
 
+# Options of an average, and how many epochs end before its first update.
 AVERAGES = {
-    "each step": {},
-    "steps from the tenth": {"update_starting_at_step": 10},
-    "epochs": {"update_every_n_steps": 0, "update_starting_at_epoch": 0},
-    "epochs from the third": {"update_every_n_steps": 0, "update_starting_at_epoch": 2},
+    "each step": ({}, 0),
+    "steps from the tenth": ({"update_starting_at_step": 10}, 2),
+    "epochs": ({"update_every_n_steps": 0, "update_starting_at_epoch": 0}, 0),
+    "epochs from the third": ({"update_every_n_steps": 0, "update_starting_at_epoch": 2}, 2),
 }
-N_BEFORE = {"each step": 0, "steps from the tenth": 2, "epochs": 0, "epochs from the third": 2}
 
 
 class TestWeightAveraging:
     def averaging(self, which):
-        return EMAWeightAveraging(decay=0.5, **AVERAGES[which])
+        return EMAWeightAveraging(decay=0.5, **AVERAGES[which][0])
 
     @pytest.mark.parametrize(("which", "checkpoints"), list(zip(AVERAGES, (True, False, False, True), strict=True)))
     def test_the_order_in_the_list_does_not_matter_and_what_was_measured_is_kept(self, tmp_path, which, checkpoints):
@@ -203,14 +188,13 @@ class TestWeightAveraging:
                 super()._clear()
                 self._fit = UntrainedFit(self, self._tracked_settings())
 
-        own = Untrained(n_neighbors=20, n_draws=1, patience=2)
+        own, (_, first) = Untrained(n_neighbors=20, n_draws=1, patience=2), AVERAGES[which]
         fit_again(tmp_path, self.averaging(which), own, max_epochs=9)
-        first = N_BEFORE[which]
         assert (own.best_epoch, own.stopped_epoch) == (first, first + 2)
         record = read_record(own.record_path)
         assert own.tracker.checks.n_not_compared == record.n_not_compared == first
-        unfinished = dataclasses.replace(record, end=None)
-        assert RunVerdict.of(unfinished).kept == first  # as the page says while the run goes on
+        # As the page says while the run goes on.
+        assert RunVerdict.of(dataclasses.replace(record, end=None)).kept == first
         assert ("before its first update do not count" in log.text) == (first > 0)
 
     def test_an_average_that_is_never_updated_keeps_nothing(self, tmp_path, log):
@@ -223,10 +207,9 @@ class TestWeightAveraging:
     def test_it_resumes_as_if_uncut(self, tmp_path, which, cut):
         whole = real()
         module, _ = fit_again(tmp_path / "whole", whole, self.averaging(which))
-        last = ModelCheckpoint(tmp_path / "user", save_last=True)
+        last, resumed = ModelCheckpoint(tmp_path / "user", save_last=True), real()
         fit_again(tmp_path, real(), self.averaging(which), last, max_epochs=cut)
-        resumed, path = real(), tmp_path / "user" / "last.ckpt"
-        again, _ = fit_again(tmp_path, resumed, self.averaging(which), ckpt_path=path)
+        again, _ = fit_again(tmp_path, resumed, self.averaging(which), ckpt_path=last.last_model_path)
         assert (resumed.history, resumed.best_epoch) == (whole.history, whole.best_epoch)
         assert resumed.tracker.checks.n_not_compared == whole.tracker.checks.n_not_compared == 2
         assert same(again.state_dict(), module.state_dict())
@@ -235,8 +218,7 @@ class TestWeightAveraging:
         first, second = real(), real(rule="trust_score", restore_best_weights=False)
         for _ in range(2):
             _, made = fit_again(tmp_path, first, second, self.averaging("epochs"), max_epochs=1)
-            order = [one for one in made.callbacks if one in (first, second)]
-            assert order == [first, second]
+            assert [one for one in made.callbacks if one in (first, second)] == [first, second]
             assert made.checkpoint_callback.best_model_path == first.best_model_path
 
     def test_a_users_early_stopping_sees_the_average_of_this_epoch(self, tmp_path):
@@ -257,13 +239,12 @@ class TestWeightAveraging:
         for is_first in (True, False):
             own, averaging = real(restore_best_weights=False), StochasticWeightAveraging(swa_lrs=0.1, swa_epoch_start=2)
             fit_again(tmp_path / str(is_first), *([own, averaging] if is_first else [averaging, own]))
-            saved = torch.load(own.best_model_path, weights_only=True)["state_dict"]
             module = Plain()
-            module.load_state_dict(saved)
+            module.load_state_dict(torch.load(own.best_model_path, weights_only=True)["state_dict"])
             again = BoundaryUncertaintyStopper(*blobs(), n_neighbors=20, n_draws=1, averaging=None)
             again.check(module)
-            expected = pytest.approx(own.history[own.best_epoch]["expected_accuracy"], abs=1e-6)
-            assert again.history[0]["expected_accuracy"] == expected
+            expected = own.history[own.best_epoch]["expected_accuracy"]
+            assert again.history[0]["expected_accuracy"] == pytest.approx(expected, abs=1e-6)
             found.append(own.history)
         assert found[0] == found[1]
 
@@ -302,9 +283,9 @@ class TestChecksInSomeEpochs:
         class Scheduled(Classifier):
             def configure_optimizers(self):
                 optimizer = super().configure_optimizers()
-                scheduler = {"scheduler": Plateau(optimizer, mode="max", patience=0, threshold=10.0)}
-                scheduler |= {"monitor": "boundary_uncertainty", "frequency": every}
-                return {"optimizer": optimizer, "lr_scheduler": scheduler}
+                scheduler = Plateau(optimizer, mode="max", patience=0, threshold=10.0)
+                how = {"scheduler": scheduler, "monitor": "boundary_uncertainty", "frequency": every}
+                return {"optimizer": optimizer, "lr_scheduler": how}
 
         monitor = ScriptedMonitor([0.1, 0.2, 0.3, 0.4], every_n_epochs=every)
         made = fit(tmp_path, monitor, module=Scheduled(), max_epochs=4)
@@ -334,18 +315,13 @@ def test_who_comes_after_sees_the_value_of_this_epoch_as_the_docs_say(tmp_path, 
 
 class TestNamesOfSeveral:
     def logged(self, tmp_path, *callbacks):
-        seen = {}
-        look = LambdaCallback(
-            on_train_epoch_end=lambda t, m: seen.update({name: float(one) for name, one in t.callback_metrics.items()})
-        )
-        fit(tmp_path, *callbacks, look, max_epochs=1)
-        return seen
+        return {name: float(one) for name, one in fit(tmp_path, *callbacks, max_epochs=1).callback_metrics.items()}
 
     def test_each_setting_has_names_of_its_own(self, tmp_path, log):
         first = BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1)
-        second, third = real(seed=4), BoundaryUncertaintyStopping(n_neighbors=60, n_draws=1, rule="trust_score")
-        users = EarlyStopping(monitor="boundary_uncertainty", mode="max")
-        seen = self.logged(tmp_path, first, users, second, self.quiet(third))
+        third = BoundaryUncertaintyStopping(n_neighbors=60, n_draws=1, rule="trust_score", restore_best_weights=False)
+        second, users = real(seed=4), EarlyStopping(monitor="boundary_uncertainty", mode="max")
+        seen = self.logged(tmp_path, first, users, second, third)
         for one, suffix in ((first, ""), (second, "_2"), (third, "_3")):
             for name in ("boundary_uncertainty", "expected_accuracy", "omission"):
                 assert seen[f"{name}{suffix}"] == pytest.approx(one.history[0][name], abs=1e-6)
@@ -353,15 +329,10 @@ class TestNamesOfSeveral:
         assert float(users.best_score) == pytest.approx(first.history[0]["boundary_uncertainty"], abs=1e-6)
         assert "BoundaryUncertaintyStopping logs end in _3" in log.text
 
-    def quiet(self, stopping):
-        stopping.restore_best_weights = False
-        return stopping
-
     def test_equal_measurements_share_their_names(self, tmp_path):
-        inputs, labels = blobs()
-        kwargs = {"n_neighbors": 20, "n_draws": 1, "averaging": 0.7, "reference": (inputs, labels)}
-        monitor, first = BoundaryUncertaintyMonitor(**kwargs), BoundaryUncertaintyStopping(**kwargs)
-        second = self.quiet(BoundaryUncertaintyStopping(rule="trust_score", **kwargs))
+        kwargs = {"averaging": 0.7, "reference": blobs()}
+        monitor = BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1, **kwargs)
+        first, second = real(**kwargs), real(rule="trust_score", restore_best_weights=False, **kwargs)
         seen = self.logged(tmp_path, monitor, first, second)
         assert not [name for name in seen if name.endswith("_2")]
         for name, value in {**first.history[0], **second.history[0]}.items():
@@ -369,16 +340,10 @@ class TestNamesOfSeveral:
             assert (name in seen) is is_logged
             assert not is_logged or seen[name] == pytest.approx(value, rel=1e-6)
 
-    @pytest.mark.parametrize(
-        ("first", "second"),
-        [
-            ({}, {"every_n_epochs": 2}),
-            ({}, {"reference": blobs()}),
-            ({}, {"input_key": 0}),
-            ({}, {"every_n_train_steps": 3}),
-            ({"feature_extractor": torch.nn.Flatten()}, {"feature_extractor": torch.nn.Flatten()}),
-        ],
-    )
+    OTHERS = ({"every_n_epochs": 2}, {"reference": blobs()}, {"input_key": 0}, {"every_n_train_steps": 3})
+    EXTRACTORS = tuple({"feature_extractor": torch.nn.Flatten()} for _ in range(2))
+
+    @pytest.mark.parametrize(("first", "second"), [*(({}, other) for other in OTHERS), EXTRACTORS])
     def test_what_makes_a_value_another_makes_another_name(self, first, second):
         both = [real(**first), real(**second)]
         assert [suffix_of(one, both) for one in both] == ["", "_2"]
@@ -412,8 +377,7 @@ class TestDefaultCheckpoint:
         made, files = trainer(tmp_path, own, max_epochs=2), tmp_path / "checkpoints"
         with nullcontext() if ends == "in order" else pytest.raises(ValueError, match="boom"):
             made.fit(Failing(), loader(*blobs()))
-        n_epochs = 2 if ends == "in order" else 1
-        assert (files / f"epoch={n_epochs - 1}-step={4 * n_epochs}.ckpt").exists()
+        assert (files / ("epoch=1-step=8.ckpt" if ends == "in order" else "epoch=0-step=4.ckpt")).exists()
         made.fit_loop.max_epochs = 4
         for _ in range(2):
             made.fit(Classifier(), loader(*blobs()))

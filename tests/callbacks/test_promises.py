@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.loggers import CSVLogger
-from problems import Classifier, Given, Weights, blobs, loader, same, trainer
+from problems import Classifier, Given, Weights, blobs, loader, same, trainer, weights_of
 from torch.utils.data import DataLoader, IterableDataset
 
 from bu_torch.callbacks import BoundaryUncertaintyStopping
@@ -40,15 +40,13 @@ def data(seed=0):
 
 
 def scripted(script, **kwargs):
-    return BoundaryUncertaintyStopping(
-        rule=Given(script), **{"n_neighbors": 10, "n_draws": 1, "averaging": None, **kwargs}
-    )
+    return BoundaryUncertaintyStopping(rule=Given(script), n_neighbors=10, n_draws=1, averaging=None, **kwargs)
 
 
-def prepare(folder, script, *callbacks, module=None, trainer_kwargs=None, **kwargs):
+def prepare(folder, script, *callbacks, module=None, max_epochs=10, trainer_kwargs=None, **kwargs):
     """All that a training needs, which has not begun."""
     stopping, weights = scripted(script, **kwargs), Weights()
-    made = trainer(folder, stopping, weights, *callbacks, **{"max_epochs": 10, **(trainer_kwargs or {})})
+    made = trainer(folder, stopping, weights, *callbacks, max_epochs=max_epochs, **(trainer_kwargs or {}))
     return SimpleNamespace(stopping=stopping, weights=weights, trainer=made, module=module or Classifier())
 
 
@@ -82,11 +80,12 @@ class Logging(Classifier):
         self.log("score", self.script[min(self.current_epoch, len(self.script) - 1)])
 
 
-def run_lightning_s(folder, script, *callbacks, module=None, ckpt_path=None, trainer_kwargs=None, **kwargs):
+def run_lightning_s(
+    folder, script, *callbacks, module=None, max_epochs=10, ckpt_path=None, trainer_kwargs=None, **kwargs
+):
     """The same training with Lightning's pair of callbacks."""
-    stopper = EarlyStopping("score", mode="max", **kwargs)
-    keeper = ModelCheckpoint(monitor="score", mode="max")
-    made = trainer(folder, stopper, keeper, *callbacks, **{"max_epochs": 10, **(trainer_kwargs or {})})
+    stopper, keeper = EarlyStopping("score", mode="max", **kwargs), ModelCheckpoint(monitor="score", mode="max")
+    made = trainer(folder, stopper, keeper, *callbacks, max_epochs=max_epochs, **(trainer_kwargs or {}))
     made.fit(module or Logging(script), data(), ckpt_path=ckpt_path)
     return made, stopper, keeper
 
@@ -109,8 +108,7 @@ def run_lightning_s(folder, script, *callbacks, module=None, ckpt_path=None, tra
 def test_a_training_stops_and_keeps_where_it_does_under_lightning_s_pair(tmp_path, script, kwargs, reason):
     theirs, stopper, keeper = run_lightning_s(tmp_path / "theirs", script, **kwargs)
     made = run(tmp_path / "ours", script, **kwargs)
-    assert made.trainer.current_epoch == theirs.current_epoch
-    assert made.trainer.global_step == theirs.global_step
+    assert (made.trainer.current_epoch, made.trainer.global_step) == (theirs.current_epoch, theirs.global_step)
     assert made.stopping.best_epoch == torch.load(keeper.best_model_path, weights_only=True)["epoch"]
     assert made.stopping.best_score == pytest.approx(float(keeper.best_model_score))
     assert same(made.module.state_dict(), made.weights.of_epoch[made.stopping.best_epoch])
@@ -130,24 +128,14 @@ class Listening(CSVLogger):
 
     def __init__(self, folder):
         super().__init__(folder)
-        self.saved = []
+        self.saved, self.settings = [], []
 
     def after_save_checkpoint(self, checkpoint_callback):
-        if checkpoint_callback.monitor is None:
-            return  # the one that Lightning adds
-        path = checkpoint_callback.best_model_path
-        self.saved.append(
-            SimpleNamespace(
-                path=path,
-                epoch=torch.load(path, weights_only=True)["epoch"],
-                best_score=float(checkpoint_callback.best_model_score),
-                score=float(checkpoint_callback.current_score),
-                of_files={name: float(score) for name, score in checkpoint_callback.best_k_models.items()},
-                last=checkpoint_callback.last_model_path,
-                save_top_k=checkpoint_callback.save_top_k,
-                mode=checkpoint_callback.mode,
-            )
-        )
+        one, path = checkpoint_callback, checkpoint_callback.best_model_path
+        if one.monitor is not None:  # as that of the one that Lightning adds is
+            epoch, of_files = torch.load(path, weights_only=True)["epoch"], {path: one.current_score}
+            self.saved.append((epoch, float(one.current_score), float(one.best_model_score)))
+            self.settings.append((one.best_k_models == of_files, one.last_model_path, one.save_top_k, one.mode))
 
 
 class Stepped(Classifier):
@@ -163,8 +151,8 @@ def made(tmp_path_factory):
     """A training in which epochs 0, 1 and 3 are the best so far."""
     folder = tmp_path_factory.mktemp("saved")
     logger, saves = Listening(folder), Counter()
-    script = [0.5, 0.9, 0.2, 0.95, 0.1]
-    made = prepare(folder, script, module=Stepped(), trainer_kwargs={"logger": logger, "max_epochs": 5})
+    options = {"module": Stepped(), "max_epochs": 5, "trainer_kwargs": {"logger": logger}}
+    made = prepare(folder, [0.5, 0.9, 0.2, 0.95, 0.1], **options)
     save = made.trainer.save_checkpoint
 
     def counted(path, *args, **kwargs):
@@ -184,10 +172,8 @@ class TestWhatIsSaved:
         assert own == {f"boundary-epoch={epoch}-step={N_STEPS * (epoch + 1)}.ckpt": 1 for epoch in (0, 1, 3)}
 
     def test_the_last_best_is_left_beside_lightning_s_own_file(self, made):
-        assert files(made.trainer.default_root_dir) == [
-            f"boundary-epoch=3-step={4 * N_STEPS}.ckpt",
-            f"epoch=4-step={5 * N_STEPS}.ckpt",
-        ]
+        left = [f"boundary-epoch=3-step={4 * N_STEPS}.ckpt", f"epoch=4-step={5 * N_STEPS}.ckpt"]
+        assert files(made.trainer.default_root_dir) == left
 
     def test_it_is_saved_when_the_scheduler_has_stepped(self, made):
         (scheduler,) = made.checkpoint["lr_schedulers"]
@@ -203,14 +189,8 @@ class TestWhatIsSaved:
         assert bearer["stopping_reason"] == EarlyStoppingReason.NOT_STOPPED.value
 
     def test_loggers_are_told_of_each_when_it_is_there(self, made):
-        assert [(one.epoch, one.score, one.best_score) for one in made.logger.saved] == [
-            (0, 0.5, 0.5),
-            (1, 0.9, 0.9),
-            (3, 0.95, 0.95),
-        ]
-        for one in made.logger.saved:
-            assert one.of_files == {one.path: one.score}
-            assert (one.last, one.save_top_k, one.mode) == ("", 1, "max")
+        assert made.logger.saved == [(0, 0.5, 0.5), (1, 0.9, 0.9), (3, 0.95, 0.95)]
+        assert made.logger.settings == [(True, "", 1, "max")] * 3
 
     def test_the_best_files_are_listed_as_yaml(self, made, tmp_path):
         made.trainer.checkpoint_callback.to_yaml(tmp_path / "best.yaml")
@@ -227,16 +207,17 @@ class TestFolders:
     @pytest.mark.parametrize(("version", "name"), [(None, "version_0"), (7, "version_7"), ("mine", "mine")])
     def test_checkpoints_lie_with_the_logs_of_their_version(self, tmp_path, version, name):
         logger = CSVLogger(tmp_path, name="logs", version=version)
-        made = run(tmp_path, [0.5], trainer_kwargs={"logger": logger, "max_epochs": 1})
+        made = run(tmp_path, [0.5], max_epochs=1, trainer_kwargs={"logger": logger})
         assert Path(made.stopping.best_model_path).parent == tmp_path / "logs" / name / "checkpoints"
 
     def test_a_second_run_in_one_folder_numbers_its_files_and_leaves_the_first_s(self, tmp_path):
-        first, second = (run(tmp_path, [0.9, 0.1], trainer_kwargs={"max_epochs": 2}) for _ in range(2))
-        name = f"boundary-epoch=0-step={N_STEPS}"
-        folder = tmp_path / "checkpoints"
-        assert first.stopping.best_model_path == str(folder / f"{name}.ckpt")
-        assert second.stopping.best_model_path == str(folder / f"{name}-v1.ckpt")
-        for made in (first, second):
+        runs = []
+        for version in ("", "-v1"):
+            made = run(tmp_path, [0.9, 0.1], max_epochs=2)
+            path = tmp_path / "checkpoints" / f"boundary-epoch=0-step={N_STEPS}{version}.ckpt"
+            assert made.stopping.best_model_path == str(path)
+            runs.append(made)
+        for made in runs:
             weights = torch.load(made.stopping.best_model_path, weights_only=True)["state_dict"]
             assert same(weights, made.weights.of_epoch[0])
 
@@ -253,7 +234,7 @@ def first(tmp_path_factory):
     """A run of three epochs, and its last checkpoint."""
     folder = tmp_path_factory.mktemp("first")
     last = ModelCheckpoint(folder / "user", save_last=True)
-    made = run(folder, TestResume.SCRIPT, last, trainer_kwargs={"max_epochs": 3})
+    made = run(folder, TestResume.SCRIPT, last, max_epochs=3)
     made.last = last.last_model_path
     return made
 
@@ -263,28 +244,28 @@ class TestResume:
 
     @pytest.mark.parametrize("again", ["last", "best"])
     def test_a_run_that_is_over_trains_and_saves_nothing_more(self, first, again):
+        def times():
+            return {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*")}
+
         folder = first.trainer.default_root_dir
         path, n_epochs = (first.last, 3) if again == "last" else (first.stopping.best_model_path, 2)
-        before = {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*")}
-        made = run(folder, self.SCRIPT, ckpt_path=path, trainer_kwargs={"max_epochs": n_epochs})
+        before = times()
+        made = run(folder, self.SCRIPT, ckpt_path=path, max_epochs=n_epochs)
         assert (made.trainer.current_epoch, made.trainer.global_step) == (n_epochs, N_STEPS * n_epochs)
-        assert {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*")} == before
+        assert times() == before
         assert (made.stopping.best_epoch, epochs(made.stopping)) == (1, list(range(n_epochs)))
         assert made.stopping.best_model_path == first.stopping.best_model_path
         assert same(made.module.state_dict(), first.weights.of_epoch[1])
 
     def test_last_finds_the_file_of_the_user_s_own_callback(self, first, tmp_path):
         last = ModelCheckpoint(Path(first.last).parent, save_top_k=0)
-        made = run(tmp_path, self.SCRIPT, last, ckpt_path="last", trainer_kwargs={"max_epochs": 4})
-        assert epochs(made.stopping) == [0, 1, 2, 3]
-        assert made.stopping.best_epoch == 1
+        made = run(tmp_path, self.SCRIPT, last, ckpt_path="last", max_epochs=4)
+        assert (made.stopping.best_epoch, epochs(made.stopping)) == (1, [0, 1, 2, 3])
 
     def test_from_best_to_best(self, tmp_path):
         path = None
         for n_epochs in (1, 2, 4):
-            made = run(
-                tmp_path / str(n_epochs), [0.1, 0.2, 0.3, 0.4], ckpt_path=path, trainer_kwargs={"max_epochs": n_epochs}
-            )
+            made = run(tmp_path / str(n_epochs), [0.1, 0.2, 0.3, 0.4], ckpt_path=path, max_epochs=n_epochs)
             path = made.stopping.best_model_path
             assert epochs(made.stopping) == list(range(n_epochs))
             assert Path(path).name == f"boundary-epoch={n_epochs - 1}-step={N_STEPS * n_epochs}.ckpt"
@@ -295,16 +276,15 @@ class TestResume:
         plain = trainer(tmp_path / "plain", max_epochs=2)
         plain.fit(Classifier(), data())
         path = plain.checkpoint_callback.best_model_path
-        made = run(tmp_path, [0.3, 0.5, 0.2], ckpt_path=path, trainer_kwargs={"max_epochs": 5})
-        assert epochs(made.stopping) == [2, 3, 4]
-        assert made.stopping.best_epoch == 3
+        made = run(tmp_path, [0.3, 0.5, 0.2], ckpt_path=path, max_epochs=5)
+        assert (made.stopping.best_epoch, epochs(made.stopping)) == (3, [2, 3, 4])
         assert Path(path).exists()
 
     def test_a_trainer_without_the_callback_goes_on_from_ours(self, first, tmp_path):
-        plain, module = trainer(tmp_path, max_epochs=4), Classifier()
         seen = {}
-        plain.callbacks.append(LambdaCallback(on_train_start=lambda t, m: seen.update(copy.deepcopy(m.state_dict()))))
-        plain.fit(module, data(), ckpt_path=first.stopping.best_model_path)
+        look = LambdaCallback(on_train_start=lambda t, m: seen.update(weights_of(m)))
+        plain = trainer(tmp_path, look, max_epochs=4)
+        plain.fit(Classifier(), data(), ckpt_path=first.stopping.best_model_path)
         assert same(seen, first.weights.of_epoch[1])
         assert (plain.current_epoch, plain.global_step) == (4, 4 * N_STEPS)
 
@@ -315,8 +295,7 @@ class TestResume:
             made.fit(Classifier(), DataLoader(Stream(), batch_size=15), ckpt_path=ckpt_path)
             return stopping
 
-        first = fit(2)
-        resumed = fit(4, first.best_model_path)
+        resumed = fit(4, (first := fit(2)).best_model_path)
         assert epochs(resumed) == [0, 1, 2, 3]
         assert (first.best_epoch, resumed.best_epoch) == (1, 3)
 
@@ -325,9 +304,8 @@ class TestResume:
         run(tmp_path, [0.9, 0.1], last, patience=2)
         for after, stopped in ((0.1, 3), (0.95, None)):
             script = [0.9, 0.1, 0.1, after]
-            made = run(tmp_path, script, ckpt_path=last.last_model_path, patience=2, trainer_kwargs={"max_epochs": 5})
-            assert made.stopping.stopped_epoch == stopped
-            assert made.stopping.best_epoch == (0 if stopped else 3)
+            made = run(tmp_path, script, ckpt_path=last.last_model_path, patience=2, max_epochs=5)
+            assert (made.stopping.stopped_epoch, made.stopping.best_epoch) == (stopped, 0 if stopped else 3)
 
 
 class TestBesideTheUsersOwn:
@@ -352,7 +330,7 @@ class TestBesideTheUsersOwn:
 
         def fail(trainer, module, batch, batch_idx):
             if trainer.current_epoch == 2 and batch_idx == 1:
-                seen.update(copy.deepcopy(module.state_dict()))
+                seen.update(weights_of(module))
                 raise error
 
         saving = ModelCheckpoint(tmp_path / "user", filename="exception", save_on_exception=True, every_n_epochs=99)
@@ -370,22 +348,15 @@ class TestBesideTheUsersOwn:
 
 # One for each phase of an epoch and of what follows it.
 HOOKS = ["on_train_batch_end", "on_validation_end", "on_train_epoch_end", "on_train_end", "on_fit_end"]
-MODULE_HOOKS = [
-    "on_train_epoch_start",
-    "training_step",
-    "on_after_backward",
-    "optimizer_step",
-    "validation_step",
-    *HOOKS,
-]
+MODULE_HOOKS = ["on_train_epoch_start", "training_step", "on_after_backward", "optimizer_step", "validation_step"]
 
 
 @pytest.mark.parametrize(
-    ("place", "hook"), [*(("module", hook) for hook in MODULE_HOOKS), *(("callback", hook) for hook in HOOKS)]
+    ("place", "hook"), [*(("module", hook) for hook in MODULE_HOOKS + HOOKS), *(("callback", hook) for hook in HOOKS)]
 )
 def test_wherever_an_exception_comes_from_the_best_epoch_is_on_disk(tmp_path, monkeypatch, place, hook):
     failing = Callback()
-    made = prepare(tmp_path, [0.5, 0.9, 0.2], failing, module=Validated(), trainer_kwargs={"max_epochs": 3})
+    made = prepare(tmp_path, [0.5, 0.9, 0.2], failing, module=Validated(), max_epochs=3)
     owner = made.module if place == "module" else failing
     untroubled = getattr(owner, hook)
 
@@ -401,12 +372,13 @@ def test_wherever_an_exception_comes_from_the_best_epoch_is_on_disk(tmp_path, mo
     checkpoint = torch.load(made.stopping.best_model_path, weights_only=True)
     assert checkpoint["epoch"] == 1
     assert same(checkpoint["state_dict"], made.weights.of_epoch[1])
-    assert [name for name in files(tmp_path) if name.startswith("boundary-")] == [
-        Path(made.stopping.best_model_path).name
-    ]
+    assert list(tmp_path.rglob("boundary-*.ckpt")) == [Path(made.stopping.best_model_path)]
     # The module's `on_train_end` comes after all callbacks': by then the training has ended as it should.
     has_ended = hook == "on_fit_end" or (place, hook) == ("module", "on_train_end")
     assert ("RuntimeError: trouble" in made.stopping.stopping_reason) != has_ended
+
+
+RESULTS = ("history", "best_epoch", "best_score", "best_model_path", "stopping_reason", "record_path")
 
 
 class TestOutsideAFit:
@@ -418,15 +390,12 @@ class TestOutsideAFit:
         assert (made.stopping.history, made.stopping.best_model_path, files(tmp_path)) == ([], "", [])
 
     def test_what_follows_a_fit_changes_nothing(self, tmp_path):
-        made = run(tmp_path, [0.1, 0.9, 0.2], module=Validated(), trainer_kwargs={"max_epochs": 3})
-        stopping = made.stopping
+        made = run(tmp_path, [0.1, 0.9, 0.2], module=Validated(), max_epochs=3)
 
         def state():
-            return [
-                (made.trainer.current_epoch, made.trainer.global_step, stopping.best_epoch, stopping.best_score),
-                (stopping.best_model_path, stopping.stopped_epoch, stopping.stopping_reason),
-                (files(tmp_path), Path(stopping.record_path).read_text()),
-            ]
+            place = made.trainer.current_epoch, made.trainer.global_step, made.stopping.stopped_epoch
+            of_files = files(tmp_path), Path(made.stopping.record_path).read_text()
+            return *place, *of_files, *(getattr(made.stopping, name) for name in RESULTS if name != "history")
 
         before = state()
         for ckpt_path in (None, "best"):
@@ -440,12 +409,11 @@ class TestOutsideAFit:
     def test_a_copy_is_as_the_original(self, tmp_path, copied):
         stopping = BoundaryUncertaintyStopping(n_neighbors=10, n_draws=1, patience=7, min_delta=0.25)
         fresh = copied(stopping)
-        assert {name: getattr(fresh, name) for name in inspect.signature(type(stopping)).parameters} == {
-            name: getattr(stopping, name) for name in inspect.signature(type(stopping)).parameters
-        }
+        for name in inspect.signature(type(stopping)).parameters:
+            assert getattr(fresh, name) == getattr(stopping, name), name
         trainer(tmp_path, stopping, max_epochs=2).fit(Classifier(), data())
         fitted = copied(stopping)
-        for name in ("history", "best_epoch", "best_score", "best_model_path", "stopping_reason", "record_path"):
+        for name in RESULTS:
             assert getattr(fitted, name) == getattr(stopping, name), name
         assert stopping.best_model_path
 
@@ -472,17 +440,16 @@ class TestOtherwise:
         ("script", "kwargs"), [([0.1, 0.9, 0.2], {"stopping_threshold": 0.8}), ([0.1, NAN, 0.2], {})]
     )
     def test_a_reason_to_stop_before_min_epochs_must_hold_again(self, tmp_path, script, kwargs):
-        settings = {"patience": 9, **kwargs}
-        at_least = {"min_epochs": 4, "max_epochs": 6}
-        theirs, stopper, _ = run_lightning_s(tmp_path / "theirs", script, trainer_kwargs=at_least, **settings)
+        settings = {"patience": 9, **kwargs, "trainer_kwargs": {"min_epochs": 4}}
+        theirs, stopper, _ = run_lightning_s(tmp_path / "theirs", script, max_epochs=6, **settings)
         assert (theirs.current_epoch, stopper.stopped_epoch) == (4, 1)
-        made = run(tmp_path, script, trainer_kwargs=at_least, **settings)
+        made = run(tmp_path, script, max_epochs=6, **settings)
         assert (made.trainer.current_epoch, made.stopping.stopped_epoch) == (6, None)
 
     def test_a_second_fit_of_one_trainer_starts_anew(self, tmp_path):
-        script, until = [0.9, 0.8, 0.7], {"max_epochs": 2}
-        theirs, _, keeper = run_lightning_s(tmp_path / "theirs", script, trainer_kwargs=until)
-        made = run(tmp_path, script, trainer_kwargs=until)
+        script = [0.9, 0.8, 0.7]
+        theirs, _, keeper = run_lightning_s(tmp_path / "theirs", script, max_epochs=2)
+        made = run(tmp_path, script, max_epochs=2)
         first = made.stopping.best_model_path
         for one in (theirs, made.trainer):
             one.fit_loop.max_epochs = 4
@@ -512,15 +479,15 @@ class TestOtherwise:
                 self.manual_backward(super().training_step(batch, batch_idx))
                 optimizer.step()
 
-        script, until = [0.1, 0.9], {"max_epochs": 2}
-        _, _, keeper = run_lightning_s(tmp_path / "theirs", script, module=Manual(script), trainer_kwargs=until)
+        script = [0.1, 0.9]
+        _, _, keeper = run_lightning_s(tmp_path / "theirs", script, module=Manual(script), max_epochs=2)
         assert keeper.best_model_path == ""
-        made = run(tmp_path, script, module=Manual(script), trainer_kwargs=until)
+        made = run(tmp_path, script, module=Manual(script), max_epochs=2)
         assert torch.load(made.stopping.best_model_path, weights_only=True)["epoch"] == 1
         assert same(made.module.state_dict(), made.weights.of_epoch[1])
 
     def test_a_trainer_that_saves_nothing_has_a_checkpoint_callback_all_the_same(self, tmp_path):
-        made = run(tmp_path, [0.1, 0.9], trainer_kwargs={"enable_checkpointing": False, "max_epochs": 2})
+        made = run(tmp_path, [0.1, 0.9], max_epochs=2, trainer_kwargs={"enable_checkpointing": False})
         assert made.trainer.checkpoint_callback is not None
         with pytest.raises(ValueError, match=r'ckpt_path="best"'):
             made.trainer.test(dataloaders=data(), verbose=False)

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import trainer
+from problems import Made, trainer
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper
 
@@ -20,7 +20,6 @@ IDS = (torch.randint(1, 10, (N, LENGTH), generator=DRAW) + 10 * Y.unsqueeze(1)) 
 NUMBERS = torch.randn(N, 2, generator=DRAW) + Y.unsqueeze(1)
 CATEGORIES = torch.stack((Y + torch.randint(0, 2, (N,), generator=DRAW), torch.randint(5, 30, (N,), generator=DRAW)), 1)
 IMAGES = torch.rand(N, 1, 6, 6, generator=DRAW) + 0.2 * Y.view(N, 1, 1, 1)
-
 
 GOT = []  # what networks were called with
 
@@ -62,56 +61,50 @@ class Stacked(Text):
         return self.loss(self(batch[0]), batch[1])
 
 
-class Made(Dataset):
-    def __init__(self, make):
-        self.make = make
-
-    def __len__(self):
-        return N
-
-    def __getitem__(self, i):
-        return self.make(i)
-
-
 class Encoding(dict):
     """A dict of another class, as tokenizers give."""
 
 
 def cut(samples):
     """Padded to the longest of the batch alone."""
-    length = max(int(sample["attention_mask"].sum()) for sample in samples)
-    return Encoding(
-        {name: value[:, :length] if value.ndim == 2 else value for name, value in default_collate(samples).items()}
-    )
-
-
-def cut_in_order(samples):
-    ids, mask, labels = default_collate(samples)
-    length = int(mask.sum(1).max())
-    return ids[:, :length], mask[:, :length], labels
+    batch = default_collate(samples)
+    length = int((batch["attention_mask"] if isinstance(batch, dict) else batch[1]).sum(1).max())
+    if isinstance(batch, dict):
+        return Encoding({name: value[:, :length] if value.ndim == 2 else value for name, value in batch.items()})
+    return batch[0][:, :length], batch[1][:, :length], batch[2]
 
 
 def run(folder, module, data, collate=None, epochs=2, **settings):
     pl.seed_everything(0, verbose=False)
-    monitor = BoundaryUncertaintyMonitor(**{"n_neighbors": 10, "n_draws": 2, "cache": None, **settings})
-    module = module()
+    monitor, module = BoundaryUncertaintyMonitor(n_neighbors=10, n_draws=2, cache=None, **settings), module()
     loader = DataLoader(data, batch_size=16, shuffle=True, collate_fn=collate)
     trainer(folder, monitor, max_epochs=epochs).fit(module, loader)
     return monitor, module
+
+
+def made(item):
+    return Made(item, N)
+
+
+def assert_alike(several, one):
+    assert len(several.history) == 2
+    for check, expected in zip(several.history, one.history, strict=True):
+        assert check == pytest.approx(expected, abs=1e-6)
 
 
 def named(i):
     return {"input_ids": IDS[i], "attention_mask": MASK[i], "place": i, "labels": Y[i]}
 
 
+IN_ORDER = TensorDataset(IDS, MASK, Y)
 TEXTS = {
-    "named": (Made(named), None),
-    "of its own length": (Made(named), cut),
-    "in order": (TensorDataset(IDS, MASK, Y), None),
-    "a pair in order": (Made(lambda i: ((IDS[i], MASK[i]), Y[i])), None),
-    "a pair with names": (Made(lambda i: ({"attention_mask": MASK[i], "input_ids": IDS[i]}, Y[i])), None),
+    "named": (made(named), None),
+    "of its own length": (made(named), cut),
+    "in order": (IN_ORDER, None),
+    "a pair in order": (made(lambda i: ((IDS[i], MASK[i]), Y[i])), None),
+    "a pair with names": (made(lambda i: ({"attention_mask": MASK[i], "input_ids": IDS[i]}, Y[i])), None),
     "truth values": (TensorDataset(IDS, MASK.bool(), Y), None),
-    "in order, of its own length": (TensorDataset(IDS, MASK, Y), lambda samples: cut_in_order(samples)),
+    "in order, of its own length": (IN_ORDER, lambda samples: cut(samples)),
 }
 
 
@@ -120,9 +113,7 @@ def test_texts_with_masks_are_measured_as_one_tensor_of_both(tmp_path, data, col
     expected, _ = run(tmp_path / "one", Stacked, TensorDataset(torch.stack((IDS, MASK), 1), Y), perturbation="tokens")
     GOT.clear()
     got, _ = run(tmp_path / "several", Text, data, collate)
-    assert len(got.history) == 2
-    for one, other in zip(got.history, expected.history, strict=True):
-        assert one == pytest.approx(other, abs=1e-6)
+    assert_alike(got, expected)
     for ids, mask in GOT:
         assert torch.equal(mask.bool(), ids != PAD)
 
@@ -167,9 +158,9 @@ def test_the_plain_loop_measures_the_same_network_the_same(tmp_path):
     for inputs in (arrays, (NUMBERS, CATEGORIES)):
         stopper = BoundaryUncertaintyStopper(inputs, Y, n_neighbors=10, n_draws=2, cache=None, averaging=None)
         stopper.check(module)
-        (expected,) = monitor.history
-        found = {name: value for name, value in stopper.history[0].items() if name in expected}
-        assert found == pytest.approx({name: expected[name] for name in found}, abs=1e-6)
+        names = stopper.history[0].keys() & monitor.history[0].keys()
+        found, expected = ({name: one.history[0][name] for name in names} for one in (stopper, monitor))
+        assert found == pytest.approx(expected, abs=1e-6)
 
 
 class Pictures(Module):
@@ -182,6 +173,9 @@ class Pictures(Module):
 
     def training_step(self, batch, batch_idx):
         return self.loss(self({name: batch[name] for name in ("image", "table")}), batch["y"])
+
+
+PICTURES = made(lambda i: {"image": IMAGES[i], "table": NUMBERS[i], "y": Y[i]})
 
 
 class Flat(Pictures):
@@ -199,17 +193,14 @@ def test_a_function_of_the_user_gets_the_tensors_as_the_network_does(tmp_path):
     def blank_of_one(inputs, nearest_distance, generator):
         return torch.cat((inputs[:, :36] * 0, inputs[:, 36:]), 1)
 
-    data = Made(lambda i: {"image": IMAGES[i], "table": NUMBERS[i], "y": Y[i]})
-    named, found = (run(tmp_path, Pictures, data, input_key=key)[0] for key in (["image", "table"], None))
+    named, found = (run(tmp_path, Pictures, PICTURES, input_key=key)[0] for key in (["image", "table"], None))
     assert named.history == found.history  # a `forward` of one argument takes the dict
     functions = {"perturbation": blank, "feature_extractor": lambda inputs: inputs["table"]}
-    several, _ = run(tmp_path / "several", Pictures, data, input_key=["image", "table"], **functions)
+    several, _ = run(tmp_path / "several", Pictures, PICTURES, input_key=["image", "table"], **functions)
     flat = TensorDataset(torch.cat((IMAGES.flatten(1), NUMBERS), 1), Y)
     functions = {"perturbation": blank_of_one, "feature_extractor": lambda inputs: inputs[:, 36:]}
     one, _ = run(tmp_path / "one", Flat, flat, **functions)
-    assert len(several.history) == 2
-    for first, second in zip(several.history, one.history, strict=True):
-        assert first == pytest.approx(second, abs=1e-6)
+    assert_alike(several, one)
 
 
 class NoMask(Text):
@@ -223,18 +214,13 @@ class NoMask(Text):
 @pytest.mark.parametrize(
     ("module", "data", "settings", "message"),
     [
-        (
-            Text,
-            TEXTS["in order"][0],
-            {"input_key": 0, "label_key": 2},
-            "Name the tensors of a batch that `forward` takes",
-        ),
-        (NoMask, TEXTS["in order"][0], {}, r"1 tensor \(argument 0\), but a check passes 2 tensors .*input_key="),
-        (Table, Made(lambda i: {"a": NUMBERS[i], "b": CATEGORIES[i], "y": Y[i]}), {}, "name inputs and labels"),
+        (Text, IN_ORDER, {"input_key": 0, "label_key": 2}, "Name the tensors of a batch that `forward` takes"),
+        (NoMask, IN_ORDER, {}, r"1 tensor \(argument 0\), but a check passes 2 tensors .*input_key="),
+        (Table, made(lambda i: {"a": NUMBERS[i], "b": CATEGORIES[i], "y": Y[i]}), {}, "name inputs and labels"),
         (Table, TensorDataset(NUMBERS, CATEGORIES, Y), {"perturbation": "random"}, "argument 1 hold integers"),
         (
             Pictures,
-            Made(lambda i: {"image": IMAGES[i], "table": NUMBERS[i], "y": Y[i]}),
+            PICTURES,
             {"input_key": ["image", "table"], "perturbation": lambda x, d, g: {"image": x["image"]}},
             "`perturbation` must give tensors of the shapes of the inputs",
         ),

@@ -1,10 +1,9 @@
 """Images and token ids: perturbed along the data, in a space that is chosen before training and kept in a resume."""
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from problems import Classifier, trainer
+from problems import Classifier, Made, trainer
 from scenarios import images, tokens
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -15,25 +14,19 @@ from bu_torch.report import read_record
 N_TOKENS = 60
 
 
-class Module(pl.LightningModule):
+class Module(Classifier):
     """What goes into its last layer tells the classes apart before training, and no more after a while."""
 
     def __init__(self):
-        super().__init__()
+        super().__init__(lr=0.5)
         torch.manual_seed(0)
         self.body = nn.Linear(36, 4)
         with torch.no_grad():
             self.body.weight[0] = torch.tensor([1.0, 1, 1, -1, -1, -1]).repeat(6) / 6
-        self.head = nn.Linear(4, 2)
+        self.net = nn.Linear(4, 2)
 
     def forward(self, x):
-        return self.head(self.body(x.flatten(1)))
-
-    def training_step(self, batch, batch_idx):
-        return nn.functional.cross_entropy(self(batch[0]), batch[1])
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.5)
+        return self.net(self.body(x.flatten(1)))
 
 
 class Plain(Module):
@@ -41,8 +34,7 @@ class Plain(Module):
 
     def __init__(self):
         super().__init__()
-        with torch.no_grad():
-            self.body.weight.zero_()
+        nn.init.zeros_(self.body.weight)
 
 
 class OfTokens(Classifier):
@@ -63,84 +55,60 @@ class OfTokens(Classifier):
         return self.net(self.embedding(x).mean(dim=1))
 
 
-class Body(nn.Module):
-    """An extractor that is a part of the module, and is trained with it."""
-
-    def __init__(self, module):
-        super().__init__()
-        self.body = module.body
-
-    def forward(self, x):
-        return self.body(x.flatten(1))
-
-
 def pretrained():
     return OfTokens(is_pretrained=True)
 
 
-TOKENS = {"n_neighbors": 20, "n_draws": 2, "perturbation": "tokens"}
+FEW = {"n_neighbors": 20, "n_draws": 2}
+TOKENS = {**FEW, "perturbation": "tokens"}
 # By the module: samples, and settings.
-KINDS = {
-    Module: (images, {"n_neighbors": 20, "n_draws": 2}),
-    Plain: (images, {"n_neighbors": 20, "n_draws": 2}),
-    OfTokens: (tokens, TOKENS),
-    pretrained: (tokens, TOKENS),
-}
+KINDS = {Module: (images, FEW), Plain: (images, FEW), OfTokens: (tokens, TOKENS), pretrained: (tokens, TOKENS)}
 
 
-def fit(folder, callback, module=Module, epochs=4, ckpt_path=None, data=None):
+def batches(samples=images):
+    return DataLoader(TensorDataset(*samples(160)), batch_size=40)
+
+
+def fit(folder, callback, module=Module, epochs=4, ckpt_path=None):
     saver = ModelCheckpoint(folder, save_last=True)
     made, module_of_run = trainer(folder, callback, saver, max_epochs=epochs), module()
-    if callback.feature_extractor == "body":
-        callback.feature_extractor = Body(module_of_run)
-    loader = DataLoader(TensorDataset(*(data or KINDS[module][0](160))), batch_size=40)
-    made.fit(module_of_run, loader, ckpt_path=ckpt_path)
+    if callback.feature_extractor == "body":  # a part of the module, which is trained with it
+        callback.feature_extractor = nn.Sequential(nn.Flatten(), module_of_run.body)
+    made.fit(module_of_run, batches(KINDS[module][0]), ckpt_path=ckpt_path)
     return callback
 
 
-def stopping(module, space=None, **settings):
-    callback = BoundaryUncertaintyStopping(**KINDS[module][1], **settings)
-    callback.feature_extractor = space
-    return callback
+def assert_resumes(folder, module, ends, space=None, **settings):
+    """Cut at the ends of these epochs, a run measures and keeps what it does in one piece."""
 
+    def part(name, epochs, ckpt_path=None):
+        callback = BoundaryUncertaintyStopping(**KINDS[module][1], **settings)
+        callback.feature_extractor = space
+        return fit(folder / name, callback, module, epochs, ckpt_path)
 
-@pytest.mark.parametrize(
-    ("module", "space"),
-    [
-        (Module, None),
-        (Module, "module"),
-        (Module, "body"),
-        (OfTokens, None),
-        (pretrained, None),
-        (pretrained, "module"),
-    ],
-)
-def test_a_resumed_run_measures_in_the_space_that_was_chosen(tmp_path, module, space):
-    """By then the network has been trained, and its features are others."""
-    whole = fit(tmp_path / "whole", stopping(module, space), module)
-    fit(tmp_path / "part", stopping(module, space), module, epochs=2)
-    resumed = fit(tmp_path / "rest", stopping(module, space), module, ckpt_path=tmp_path / "part" / "last.ckpt")
+    whole, last = part("whole", ends[-1]), None
+    for end in ends:
+        resumed = part(f"until {end}", end, last)
+        last = folder / f"until {end}" / "last.ckpt"
     assert resumed.history == whole.history
     assert resumed.best_epoch == whole.best_epoch
     assert resumed.tracker.checks.n_not_compared == 0
+
+
+SPACES = {Module: (None, "module", "body"), OfTokens: (None,), pretrained: (None, "module")}
+
+
+@pytest.mark.parametrize(("module", "space"), [(module, space) for module in SPACES for space in SPACES[module]])
+def test_a_resumed_run_measures_in_the_space_that_was_chosen(tmp_path, module, space):
+    """By then the network has been trained, and its features are others."""
+    assert_resumes(tmp_path, module, (2, 4), space)
 
 
 @pytest.mark.parametrize("with_cache", [False, True])
 @pytest.mark.parametrize("module", [Plain, OfTokens])
 def test_a_space_that_is_none_of_the_networks_is_kept_through_two_resumes(tmp_path, module, with_cache):
     """The network knows the labels by then, and must not be chosen."""
-
-    def part(folder, epochs, ckpt_path=None):
-        callback = stopping(module, cache=tmp_path / "cache.npz" if with_cache else None)
-        return fit(tmp_path / folder, callback, module, epochs, ckpt_path)
-
-    whole = part("whole", 6)
-    part("first", 2)
-    part("second", 4, tmp_path / "first" / "last.ckpt")
-    resumed = part("third", 6, tmp_path / "second" / "last.ckpt")
-    assert resumed.history == whole.history
-    assert resumed.best_epoch == whole.best_epoch
-    assert resumed.tracker.checks.n_not_compared == 0
+    assert_resumes(tmp_path, module, (2, 4, 6), cache=tmp_path / "cache.npz" if with_cache else None)
 
 
 @pytest.mark.parametrize(
@@ -162,14 +130,19 @@ def test_the_loop_looks_at_no_network_that_may_have_learnt_the_labels():
     stopper = BoundaryUncertaintyStopper(*images(160), n_neighbors=20, n_draws=1)
     stopper.check(Module())
     assert list(stopper._tracker.groundwork.signals.boundary.skills_) == ["inputs", "patches"]
-    asked = BoundaryUncertaintyStopper(*images(160), n_neighbors=20, n_draws=1, feature_extractor="module")
-    asked.check(Module())
-    again = BoundaryUncertaintyStopper(*images(160), n_neighbors=20, n_draws=1, feature_extractor="module")
-    again.load_state_dict(asked.state_dict())
-    again.check(Plain())
-    found, expected = (one._tracker.groundwork.signals.perturbed_inputs for one in (again, asked))
+    assert_loop_goes_on(images, Module(), Plain(), n_neighbors=20, n_draws=1, feature_extractor="module")
+
+
+def assert_loop_goes_on(samples, module, later, **settings):
+    """The stopper, and one that has gone on from its state."""
+    stopper, again = (BoundaryUncertaintyStopper(*samples(160), **settings) for _ in range(2))
+    stopper.check(module)
+    again.load_state_dict(stopper.state_dict())
+    again.check(later)
+    found, expected = (one._tracker.groundwork.signals.perturbed_inputs for one in (again, stopper))
     assert torch.equal(found, expected)
     assert again._tracker.checks.is_comparable
+    return stopper, again
 
 
 def test_features_of_a_network_are_not_cached(tmp_path):
@@ -180,41 +153,32 @@ def test_features_of_a_network_are_not_cached(tmp_path):
 
 
 def test_a_state_of_others_is_refused_or_left():
-    stopper = BoundaryUncertaintyStopper(*images(160), n_neighbors=20, feature_extractor="module", n_draws=2)
+    def load(**changed):
+        other = BoundaryUncertaintyStopper(*images(160), feature_extractor="module", **FEW)
+        other.load_state_dict({**state, "checks": {**state["checks"], **changed}})
+        return other
+
+    stopper = BoundaryUncertaintyStopper(*images(160), feature_extractor="module", **FEW)
     stopper.check(Module())
-    state = stopper.state_dict()
-    byte = torch.ones(1, dtype=torch.uint8)
+    state, byte = stopper.state_dict(), torch.ones(1, dtype=torch.uint8)
     for wrong in ("many", {"votes": byte}, torch.ones(2), byte.view(1, 1), byte.expand(2**40), byte.to("meta")):
         with pytest.raises(ValueError, match="holds no state that this package wrote: expected `prepared`"):
-            stopper.load_state_dict({**state, "checks": {**state["checks"], "prepared": wrong}})
+            load(prepared=wrong)
     with pytest.raises(ValueError, match="expected `space`"):
-        stopper.load_state_dict({**state, "checks": {**state["checks"], "space": "outer"}})
+        load(space="outer")
     whole = state["checks"]["prepared"]
     for crooked in (whole[:-100], whole[:0], torch.cat((whole[:5000], whole[5000:] ^ 1))):
-        other = BoundaryUncertaintyStopper(*images(160), n_neighbors=20, feature_extractor="module", n_draws=2)
-        other.load_state_dict({**state, "checks": {**state["checks"], "prepared": crooked}})
+        other = load(prepared=crooked)
         with pytest.warns(UserWarning, match="patience and the best epoch start anew"):
             other.check(Module())
 
 
-class Shifted(torch.utils.data.Dataset):
-    """Images that are shifted at random each time they are read."""
-
-    def __init__(self, reach):
-        self.reach = reach
-
-    def __len__(self):
-        return 160
-
-    def __getitem__(self, index):
-        inputs, labels = images(160)
-        return inputs[index].roll(int(torch.randint(-self.reach, self.reach + 1, ())), dims=1), labels[index]
-
-
 @pytest.mark.parametrize("reach", [0, 2])
 def test_random_augmentation_is_noticed_and_said_once(tmp_path, log, reach):
+    inputs, labels = images(160)
+    data = Made(lambda i: (inputs[i].roll(int(torch.randint(-reach, reach + 1, ())), dims=1), labels[i]), 160)
     made = trainer(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1), max_epochs=1)
-    made.fit(Module(), DataLoader(Shifted(reach), batch_size=40))
+    made.fit(Module(), DataLoader(data, batch_size=40))
     assert log.text.count("a sample differs each time it is read (random augmentation)") == (reach > 0)
 
 
@@ -231,13 +195,12 @@ def test_an_extractor_that_calls_the_module_leaves_it_as_it_was(tmp_path, kind):
             return self.norm(x.flatten(1))
 
         def forward(self, x):
-            return self.head(self.body(self.features(x)))
+            return self.net(self.body(self.features(x)))
 
     module = Normed()
     extractor = module.features if kind == "method" else lambda x: module.features(x)
     monitor = BoundaryUncertaintyMonitor(n_neighbors=20, feature_extractor=extractor)
-    made = trainer(tmp_path, monitor, max_epochs=1)
-    made.fit(module, DataLoader(TensorDataset(*images(160)), batch_size=40))
+    trainer(tmp_path, monitor, max_epochs=1).fit(module, batches())
     assert int(module.norm.num_batches_tracked) == 4
 
 
@@ -248,16 +211,8 @@ def test_a_reference_stays_integers(tmp_path):
 
 
 def test_the_loop_measures_and_goes_on_alike():
-    module = pretrained()
-    stopper = BoundaryUncertaintyStopper(*tokens(160), **TOKENS)
-    stopper.check(module)
-    again = BoundaryUncertaintyStopper(*tokens(160), **TOKENS)
-    again.load_state_dict(stopper.state_dict())
-    again.check(module)
+    stopper, again = assert_loop_goes_on(tokens, module := pretrained(), module, **TOKENS)
     assert again.history[0] == stopper.history[0]
-    assert again._tracker.checks.is_comparable
-    found, expected = (one._tracker.groundwork.signals.perturbed_inputs for one in (again, stopper))
-    assert torch.equal(found, expected)
 
 
 def test_token_ids_that_are_moved_as_numbers_are_said(tmp_path):
@@ -267,6 +222,5 @@ def test_token_ids_that_are_moved_as_numbers_are_said(tmp_path):
         def forward(self, x):
             return super().forward(x.long().clamp(0, N_TOKENS - 1))
 
-    loader = DataLoader(TensorDataset(*tokens(160)), batch_size=40)
     with pytest.warns(UserWarning, match="an `nn.Embedding`. If they are token ids, pass `perturbation='tokens'`"):
-        trainer(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20), max_epochs=1).fit(Rounding(), loader)
+        trainer(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20), max_epochs=1).fit(Rounding(), batches(tokens))

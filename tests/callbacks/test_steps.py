@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.callbacks import BackboneFinetuning, Callback, EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Classifier, Plain, Weights, blobs, loader, same, trainer
+from problems import Classifier, Plain, Weights, blobs, fit, loader, same, trainer
 from scripted import Scripted
 from torch import nn
 
@@ -27,37 +27,34 @@ class Resumable:
 
     def __init__(self):
         self.features, self.labels = blobs()
-        self.epoch, self.place = 0, 0
+        self.place = 0
 
     def __len__(self):
         return 4
 
     def __iter__(self):
         while True:
-            if self.place == 4:
-                self.epoch, self.place = self.epoch + 1, 0
-            order = torch.randperm(120, generator=torch.Generator().manual_seed(self.epoch))
-            rows = order.view(4, 30)[self.place]
+            order = torch.randperm(120, generator=torch.Generator().manual_seed(self.place // 4))
+            rows = order.view(4, 30)[self.place % 4]
             self.place += 1
             yield self.features[rows], self.labels[rows]
 
     def state_dict(self):
-        return {"epoch": self.epoch, "place": self.place}
+        return {"place": self.place}
 
     def load_state_dict(self, state_dict):
-        self.epoch, self.place = state_dict["epoch"], state_dict["place"]
+        self.place = state_dict["place"]
 
 
 def places(callback):
     return [(entry["epoch"], entry["step"]) for entry in callback.history]
 
 
-def run(folder, script, *callbacks, module=None, trainer_kwargs=None, **kwargs):
+def run(folder, script, *callbacks, max_epochs=3, module=None, trainer_kwargs=None, **kwargs):
     """Train with a script, four steps an epoch; the stopping callback, the module and the weights by step."""
     stopping, module, weights = scripted(script, **kwargs), module or Classifier(), Weights()
-    fitted = trainer(folder, stopping, weights, *callbacks, **(trainer_kwargs or {}))
-    fitted.fit(module, loader(*blobs()))
-    stopping.trainer = fitted
+    options = {"max_epochs": max_epochs, **(trainer_kwargs or {})}
+    stopping.trainer = fit(folder, stopping, weights, *callbacks, module=module, **options)
     return stopping, module, weights.of_step
 
 
@@ -80,8 +77,8 @@ class TestPlaces:
         ],
     )
     def test_every_nth_step_has_one_check(self, tmp_path, every, accumulate, expected):
-        kwargs = {"max_epochs": 2, "accumulate_grad_batches": accumulate}
-        stopping, _, _ = run(tmp_path, [0.5], every_n_train_steps=every, trainer_kwargs=kwargs)
+        kwargs = {"max_epochs": 2, "trainer_kwargs": {"accumulate_grad_batches": accumulate}}
+        stopping, _, _ = run(tmp_path, [0.5], every_n_train_steps=every, **kwargs)
         assert places(stopping) == expected
 
     def test_two_optimisers_count_as_the_trainer_counts_them(self, tmp_path):
@@ -98,7 +95,7 @@ class TestPlaces:
                 first, *others = self.parameters()
                 return torch.optim.SGD([first], lr=0.1), torch.optim.SGD(others, lr=0.1)
 
-        stopping, _, _ = run(tmp_path, [0.5], module=Two(), every_n_train_steps=3, trainer_kwargs={"max_epochs": 1})
+        stopping, _, _ = run(tmp_path, [0.5], module=Two(), every_n_train_steps=3, max_epochs=1)
         assert places(stopping) == [(0, 4), (0, 6)]
 
     def test_a_check_costs_a_share_of_what_the_steps_visit(self, tmp_path, monkeypatch):
@@ -107,22 +104,18 @@ class TestPlaces:
         n_draws = []
         for kwargs in ({}, {"every_n_train_steps": 3}):
             monitor = BoundaryUncertaintyMonitor(n_neighbors=20, **kwargs)
-            trainer(tmp_path, monitor, max_epochs=1).fit(Classifier(), loader(*blobs(n=1200), batch_size=300))
+            fit(tmp_path, monitor, data=loader(*blobs(n=1200), batch_size=300), max_epochs=1)
             n_draws.append(monitor.tracker.groundwork.plan.n_draws)
         assert n_draws == [10, 7]
 
     @pytest.mark.parametrize(
-        ("data", "most"),
-        [
-            (loader(*blobs()), {"max_epochs": 3}),
-            (loader(*blobs()), {"max_epochs": -1, "max_steps": 7}),
-            (torch.utils.data.DataLoader(Stream(), 30), {"max_epochs": -1, "max_steps": 7}),
-        ],
+        ("data", "epochs", "steps"),
+        [(loader(*blobs()), 3, -1), (loader(*blobs()), -1, 7), (torch.utils.data.DataLoader(Stream(), 30), -1, 7)],
     )
-    def test_too_few_steps_for_a_check_are_said(self, tmp_path, data, most):
+    def test_too_few_steps_for_a_check_are_said(self, tmp_path, data, epochs, steps):
         stopping = scripted([0.5], every_n_train_steps=50)
         with pytest.warns(UserWarning, match="No check is made in (12|7) steps with `every_n_train_steps=50`"):
-            trainer(tmp_path, stopping, **most).fit(Classifier(), data)
+            trainer(tmp_path, stopping, max_epochs=epochs, max_steps=steps).fit(Classifier(), data)
         assert stopping.best_step is None
 
     def test_steps_that_are_not_counted_are_said(self, tmp_path):
@@ -138,19 +131,17 @@ class TestPlaces:
                 self.own = torch.optim.SGD(self.parameters(), lr=0.1)
 
         with pytest.warns(UserWarning, match="`trainer.global_step` is 0, so no check is made by steps"):
-            run(tmp_path, [0.5], module=Own(), trainer_kwargs={"max_epochs": 1})
+            run(tmp_path, [0.5], module=Own(), max_epochs=1)
 
 
 class TestKeeping:
     @pytest.mark.parametrize("writes", [True, False])
-    def test_the_best_step_is_kept_and_restored(self, tmp_path, writes, caplog):
-        script = [0.1, 0.3, 0.2, 0.5, 0.4, 0.9, 0.8, 0.2]
-        kwargs = {"max_epochs": 2, "enable_checkpointing": writes}
-        with caplog.at_level("INFO"):
-            stopping, module, weights = run(tmp_path, script, trainer_kwargs=kwargs)
+    def test_the_best_step_is_kept_and_restored(self, tmp_path, writes, log):
+        script, kwargs = [0.1, 0.3, 0.2, 0.5, 0.4, 0.9, 0.8, 0.2], {"enable_checkpointing": writes}
+        stopping, module, weights = run(tmp_path, script, max_epochs=2, trainer_kwargs=kwargs)
         assert (stopping.best_epoch, stopping.best_step, stopping.best_score) == (1, 6, 0.9)
         assert same(module.state_dict(), weights[6])
-        assert "kept step 6 of epoch 1 (boundary uncertainty: 0.9000)" in caplog.text
+        assert "kept step 6 of epoch 1 (boundary uncertainty: 0.9000)" in log.text
         if writes:
             checkpoint = torch.load(stopping.best_model_path, weights_only=True)
             assert (checkpoint["epoch"], checkpoint["global_step"]) == (1, 6)
@@ -160,9 +151,8 @@ class TestKeeping:
             assert names == ["boundary-epoch=1-step=6.ckpt"]
 
     def test_patience_counts_checks_and_ends_an_epoch_in_the_middle(self, tmp_path):
-        stopping, module, weights = run(
-            tmp_path, [0.1, 0.5, 0.4], every_n_train_steps=2, patience=3, trainer_kwargs={"max_epochs": 9}
-        )
+        kwargs = {"every_n_train_steps": 2, "patience": 3, "max_epochs": 9}
+        stopping, module, weights = run(tmp_path, [0.1, 0.5, 0.4], **kwargs)
         assert (stopping.best_step, stopping.stopped_epoch, stopping.trainer.global_step) == (4, 2, 10)
         assert stopping.stopping_reason == (
             "Stopped at step 10 of epoch 2: boundary uncertainty did not improve in the last 3 checks (6 steps)."
@@ -171,12 +161,11 @@ class TestKeeping:
         assert max(weights) == 10
 
     def test_min_steps_is_waited_for(self, tmp_path):
-        kwargs = {"max_epochs": 9, "min_steps": 7}
-        stopping, _, _ = run(tmp_path, [0.5, 0.1], patience=2, trainer_kwargs=kwargs)
+        stopping, _, _ = run(tmp_path, [0.5, 0.1], patience=2, max_epochs=9, trainer_kwargs={"min_steps": 7})
         assert (stopping.best_step, stopping.trainer.global_step) == (1, 7)
 
     def test_of_equal_scores_the_first_step_is_told(self, tmp_path):
-        stopping, _, _ = run(tmp_path, [0.1, 0.5, 0.5], trainer_kwargs={"max_epochs": 1})
+        stopping, _, _ = run(tmp_path, [0.1, 0.5, 0.5], max_epochs=1)
         assert (stopping.best_epoch, stopping.best_step) == (0, 2)
 
     def test_a_backbone_that_is_unfrozen_is_put_back(self, tmp_path):
@@ -191,12 +180,14 @@ class TestKeeping:
             def configure_optimizers(self):
                 return torch.optim.SGD(filter(lambda p: p.requires_grad, self.parameters()), lr=0.05)
 
-        script = [0.1] * 5 + [0.9] + [0.2] * 6
         tuning = BackboneFinetuning(unfreeze_backbone_at_epoch=1, backbone_initial_lr=0.01, verbose=False)
-        stopping, module, weights = run(tmp_path, script, tuning, module=Tuned())
+        stopping, module, weights = run(tmp_path, [0.1] * 5 + [0.9] + [0.2] * 6, tuning, module=Tuned())
         assert stopping.best_step == 6
         assert same(module.state_dict(), weights[6])
         assert not torch.equal(weights[6]["backbone.0.weight"], weights[4]["backbone.0.weight"])
+
+
+HIGHEST = {"monitor": "boundary_uncertainty", "mode": "max"}
 
 
 class TestOthers:
@@ -211,48 +202,42 @@ class TestOthers:
 
         monitor = BoundaryUncertaintyMonitor(n_neighbors=20, every_n_train_steps=1)
         with pytest.raises(MisconfigurationException, match="In training, the network gets inputs that differ"):
-            trainer(tmp_path, monitor, accumulate_grad_batches=1).fit(Late(), loader(*blobs()))
+            fit(tmp_path, monitor, module=Late())
 
     def test_a_user_s_callbacks_see_each_check(self, tmp_path):
-        keeper = ModelCheckpoint(
-            tmp_path / "user", monitor="boundary_uncertainty", mode="max", every_n_train_steps=2, filename="{step}"
-        )
+        keeper = ModelCheckpoint(tmp_path / "user", every_n_train_steps=2, filename="{step}", **HIGHEST)
         seen = []
         look = LambdaCallback(
             on_train_batch_end=lambda t, *_: seen.append(float(t.callback_metrics.get("boundary_uncertainty", -1)))
         )
-        script = [0.1, 0.7, 0.3, 0.2]
-        stopping, _, _ = run(tmp_path, script, keeper, look, every_n_train_steps=2, trainer_kwargs={"max_epochs": 2})
+        stopping, _, _ = run(tmp_path, [0.1, 0.7, 0.3, 0.2], keeper, look, every_n_train_steps=2, max_epochs=2)
         assert seen == pytest.approx([-1, 0.1, -1, 0.7, -1, 0.3, -1, 0.2])
         assert float(stopping.trainer.callback_metrics["boundary_uncertainty"]) == pytest.approx(0.2)
         assert Path(keeper.best_model_path).name == "step=4.ckpt"
         assert stopping.best_step == 4
 
     def test_no_weights_are_filed_under_a_score_of_others(self, tmp_path):
-        keeper = ModelCheckpoint(tmp_path, monitor="boundary_uncertainty", mode="max", every_n_train_steps=3)
-        run(tmp_path, [0.1, 0.7, 0.3], keeper, every_n_train_steps=2, trainer_kwargs={"max_epochs": 3})
+        keeper = ModelCheckpoint(tmp_path, every_n_train_steps=3, **HIGHEST)
+        run(tmp_path, [0.1, 0.7, 0.3], keeper, every_n_train_steps=2)
         assert Path(keeper.best_model_path).name == "epoch=1-step=6.ckpt"  # the first that has a check of its own
         assert float(keeper.best_model_score) == pytest.approx(0.3)
 
     def test_who_looks_at_the_end_of_an_epoch_sees_its_last_check(self, tmp_path):
-        stopper = EarlyStopping(monitor="boundary_uncertainty", mode="max", patience=2)
-        keeper = ModelCheckpoint(tmp_path, monitor="boundary_uncertainty", mode="max")
-        kwargs = {"max_epochs": 9}
-        run(tmp_path, [0.5, 0.4, 0.3, 0.2], stopper, keeper, every_n_train_steps=3, trainer_kwargs=kwargs)
+        stopper, keeper = EarlyStopping(patience=2, **HIGHEST), ModelCheckpoint(tmp_path, **HIGHEST)
+        run(tmp_path, [0.5, 0.4, 0.3, 0.2], stopper, keeper, every_n_train_steps=3, max_epochs=9)
         assert stopper.stopped_epoch == 2
         assert Path(keeper.best_model_path).name == "epoch=0-step=4.ckpt"
 
     def test_an_early_stopping_counts_no_value_twice(self, tmp_path):
         """Every third epoch has a check: the others leave no value."""
-        stopper = EarlyStopping(monitor="boundary_uncertainty", mode="max", patience=2, strict=False)
-        kwargs = {"max_epochs": 12}
-        stopping, _, _ = run(tmp_path, [0.5, 0.1], stopper, every_n_train_steps=12, trainer_kwargs=kwargs)
+        stopper = EarlyStopping(patience=2, strict=False, **HIGHEST)
+        stopping, _, _ = run(tmp_path, [0.5, 0.1], stopper, every_n_train_steps=12, max_epochs=12)
         assert places(stopping) == [(2, 12), (5, 24), (8, 36)]
         assert stopper.stopped_epoch == 8
 
     def test_loggers_get_every_check_at_the_step_of_its_batch(self, tmp_path):
         logger = CSVLogger(tmp_path)
-        run(tmp_path, [0.1, 0.7, 0.3], every_n_train_steps=3, trainer_kwargs={"logger": logger, "max_epochs": 3})
+        run(tmp_path, [0.1, 0.7, 0.3], every_n_train_steps=3, trainer_kwargs={"logger": logger})
         with Path(logger.experiment.metrics_file_path).open() as file:
             rows = [row for row in csv.DictReader(file) if row["boundary_uncertainty"]]
         assert [(int(row["step"]), int(row["epoch"])) for row in rows] == [(2, 0), (5, 1), (8, 2), (11, 2)]
@@ -260,12 +245,11 @@ class TestOthers:
 
 
 class TestResume:
-    def fit(self, folder, callback, *others, module=None, epochs=3, ckpt_path=None):
+    def fit(self, folder, *others, ckpt_path=None):
         torch.manual_seed(0)
-        module = module or Plain()
+        callback, module = self.callback(), Plain()
         user = ModelCheckpoint(folder / "user", every_n_train_steps=1, save_top_k=-1, filename="{step}")
-        made = trainer(folder, callback, user, *others, max_epochs=epochs)
-        made.fit(module, Resumable(), ckpt_path=ckpt_path)
+        fit(folder, callback, user, *others, module=module, data=Resumable(), ckpt_path=ckpt_path)
         return callback, module
 
     def callback(self):
@@ -274,13 +258,12 @@ class TestResume:
     @pytest.mark.parametrize("step", [3, 4, 6, 7, 8])
     @pytest.mark.filterwarnings("ignore:The dirpath has changed", "ignore:Checkpoint directory")
     def test_it_equals_the_run_in_one_piece(self, tmp_path, step):
-        whole, weights = self.fit(tmp_path / "whole", self.callback())
+        whole, weights = self.fit(tmp_path / "whole")
         assert len(whole.history) == 6
         with pytest.raises(RuntimeError, match="killed"):
-            self.fit(tmp_path / "first", self.callback(), Killer(step))
-        resumed, again = self.fit(
-            tmp_path / "rest", self.callback(), ckpt_path=tmp_path / "first" / "user" / f"step={step}.ckpt"
-        )
+            self.fit(tmp_path / "first", Killer(step))
+        path = tmp_path / "first" / "user" / f"step={step}.ckpt"
+        resumed, again = self.fit(tmp_path / "rest", ckpt_path=path)
         assert resumed.history == whole.history
         assert (resumed.best_epoch, resumed.best_step) == (whole.best_epoch, whole.best_step)
         assert resumed.stopping_reason == whole.stopping_reason
@@ -288,8 +271,8 @@ class TestResume:
         assert read_record(resumed.record_path).places == [2, 4, 6, 8, 10, 12]
 
     def test_the_kept_file_can_be_resumed(self, tmp_path):
-        whole, _ = self.fit(tmp_path / "whole", self.callback())
-        again, _ = self.fit(tmp_path / "again", self.callback(), ckpt_path=whole.best_model_path)
+        whole, _ = self.fit(tmp_path / "whole")
+        again, _ = self.fit(tmp_path / "again", ckpt_path=whole.best_model_path)
         assert again.history == whole.history
 
     def test_a_step_whose_check_was_not_made_is_said(self, tmp_path):
@@ -300,9 +283,9 @@ class TestResume:
                 trainer.save_checkpoint(tmp_path / f"{trainer.global_step}.ckpt")
 
         torch.manual_seed(0)
-        trainer(tmp_path, Early(), self.callback(), max_epochs=1).fit(Plain(), Resumable())
+        fit(tmp_path, Early(), self.callback(), module=Plain(), data=Resumable(), max_epochs=1)
         with pytest.warns(UserWarning, match="resumes after step 4, which was not checked"):
-            resumed, _ = self.fit(tmp_path / "rest", self.callback(), ckpt_path=tmp_path / "4.ckpt")
+            resumed, _ = self.fit(tmp_path / "rest", ckpt_path=tmp_path / "4.ckpt")
         assert [entry["step"] for entry in resumed.history] == [2, 6, 8, 10, 12]
 
 
@@ -320,7 +303,7 @@ class Killer(Callback):
 class TestRecord:
     def test_record_and_page_tell_checks_apart_by_their_steps(self, tmp_path):
         stopping = BoundaryUncertaintyStopping(n_neighbors=20, every_n_train_steps=2)
-        trainer(tmp_path, stopping).fit(Classifier(), loader(*blobs()))
+        fit(tmp_path, stopping)
         record = read_record(stopping.record_path)
         assert record.axis == "step"
         assert record.places == sorted(record.details) == [2, 4, 6, 8, 10, 12]

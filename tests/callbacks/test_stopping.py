@@ -1,6 +1,5 @@
 import math
 import signal
-import warnings
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -11,7 +10,7 @@ from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelChec
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from problems import Classifier, Gain, Weights, blobs, loader, same, state_of, trainer, weights_of
+from problems import Classifier, Gain, Weights, blobs, fit, loader, same, state_of, trainer, weights_of
 from scripted import Scripted
 
 from bu_torch import BoundaryUncertainty, SelectionRule
@@ -24,18 +23,19 @@ NAN = math.nan
 def run(folder, script, *callbacks, max_epochs=10, module=None, ckpt_path=None, trainer_kwargs=None, **kwargs):
     """Train with a script; the stopping callback, the module and the weights by epoch."""
     stopping, module, weights = Scripted(script, **kwargs), module or Classifier(), Weights()
-    fitted = trainer(folder, stopping, weights, *callbacks, max_epochs=max_epochs, **(trainer_kwargs or {}))
-    fitted.fit(module, loader(*blobs()), ckpt_path=ckpt_path)
-    stopping.trainer = fitted
+    options = {"max_epochs": max_epochs, "ckpt_path": ckpt_path, **(trainer_kwargs or {})}
+    stopping.trainer = fit(folder, stopping, weights, *callbacks, module=module, **options)
     return stopping, module, weights.of_epoch
 
 
-class TestDecision:
-    def test_patience_counts_checks_not_epochs(self, tmp_path):
-        stopping, _, _ = run(tmp_path, [0, 0.5, 0, 0.4, 0, 0.3, 0, 0.2], every_n_epochs=2, patience=2)
-        assert (stopping.best_epoch, stopping.stopped_epoch) == (1, 5)
-        assert [entry["epoch"] for entry in stopping.history] == [1, 3, 5]
-        assert "in the last 2 checks (4 epochs)" in stopping.stopping_reason
+def epochs(stopping):
+    return [entry["epoch"] for entry in stopping.history]
+
+
+def test_patience_counts_checks_not_epochs(tmp_path):
+    stopping, _, _ = run(tmp_path, [0, 0.5, 0, 0.4, 0, 0.3, 0, 0.2], every_n_epochs=2, patience=2)
+    assert (stopping.best_epoch, stopping.stopped_epoch, epochs(stopping)) == (1, 5, [1, 3, 5])
+    assert "in the last 2 checks (4 epochs)" in stopping.stopping_reason
 
 
 class TestRuleOfOnesOwn:
@@ -51,13 +51,12 @@ class TestRuleOfOnesOwn:
         record = read_record(stopping.record_path)
         assert record.settings["rule"] == "gain"
         assert record.values("gain")[:3] == pytest.approx([0.2, 0.2, 1.0])
-        trainer(tmp_path, stopping, max_epochs=1).fit(Classifier(), loader(*blobs()))
+        fit(tmp_path, stopping, max_epochs=1)
         assert stopping.history[0]["gain"] == pytest.approx(0.2)
 
     def test_two_rules_of_one_name_are_refused(self, tmp_path):
-        pair = [BoundaryUncertaintyStopping(rule=Gain()) for _ in range(2)]
         with pytest.raises(RuntimeError, match="more than one stateful callback"):
-            trainer(tmp_path, *pair)
+            trainer(tmp_path, *(BoundaryUncertaintyStopping(rule=Gain()) for _ in range(2)))
 
 
 @pytest.mark.parametrize("beside", [False, True])
@@ -73,23 +72,21 @@ def test_a_run_that_resumes_with_other_settings_says_that_it_begins_anew(tmp_pat
     last = ModelCheckpoint(tmp_path / "user", save_last=True)
     other = [Scripted([0.1, 0.9, 0.2], rule=Gain(), restore_best_weights=False) for _ in range(2)] if beside else []
     run(tmp_path, [0.9, 0.1], *other[:1], last, max_epochs=2)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        path = tmp_path / "user" / "last.ckpt"
-        stopping, _, _ = run(tmp_path, [0, 0, 0.2, 0.3], *other[1:], max_epochs=4, ckpt_path=path, **changed)
+    options = {"max_epochs": 4, "ckpt_path": last.last_model_path, **changed}
+    with pytest.warns(UserWarning, match="The run resumes") as caught:
+        stopping, _, _ = run(tmp_path, [0, 0, 0.2, 0.3], *other[1:], **options)
     (said,) = (str(one.message) for one in caught if "The run resumes" in str(one.message))
     assert said == (
         f"The run resumes with {words}: its scores cannot be compared with earlier ones, so patience and the best"
         " epoch start anew."
     )
-    assert [entry["epoch"] for entry in stopping.history] == [0, 1, 2, 3]
-    assert (stopping.best_epoch, stopping.best_score) == (3, score)
+    assert (stopping.best_epoch, stopping.best_score, epochs(stopping)) == (3, score, [0, 1, 2, 3])
     assert [one.best_epoch for one in other] == [1] * len(other)
 
 
 def test_expected_accuracy_of_averages_and_among_equals_trust_are_the_default(tmp_path, log):
     stopping = BoundaryUncertaintyStopping(n_neighbors=20)
-    trainer(tmp_path, stopping, max_epochs=200).fit(Classifier(), loader(*blobs(n=140, seed=3)))
+    fit(tmp_path, stopping, data=loader(*blobs(n=140, seed=3)), max_epochs=200)
     values = [entry["expected_accuracy"] for entry in stopping.history]
     assert (stopping.rule, stopping.averaging) == ("expected_accuracy", 0.7)
     highest = values.index(max(values))
@@ -117,20 +114,16 @@ def fail(error):
     raise error
 
 
-# By what ends a training in epoch 3: options of the trainer, what a callback does then, and the reason.
+# By what ends a training of nine epochs in epoch 3: options of the trainer, what a callback does then, and the reason.
 ENDS = {
-    "patience": (
-        {"max_epochs": 9},
-        None,
-        "Stopped in epoch 3: boundary uncertainty did not improve in the last 2 checks.",
-    ),
+    "patience": ({}, None, "Stopped in epoch 3: boundary uncertainty did not improve in the last 2 checks."),
     "max_epochs": ({"max_epochs": 4}, None, "Training ran until `max_epochs=4`."),
     "max_steps": ({"max_epochs": -1, "max_steps": 16}, None, "Training ran until `max_steps=16`."),
-    "max_time": ({"max_epochs": 9}, run_out, "Training ran until `max_time`"),
-    "another callback": ({"max_epochs": 9}, stop, "Other code stopped training"),
-    "Ctrl-C": ({"max_epochs": 9}, lambda t: fail(KeyboardInterrupt()), "interrupted (KeyboardInterrupt)"),
-    "an error": ({"max_epochs": 9}, lambda t: fail(ValueError("boom")), "Training failed: ValueError: boom"),
-    "an error without words": ({"max_epochs": 9}, lambda t: fail(SIGTERMException()), "failed: SIGTERMException."),
+    "max_time": ({}, run_out, "Training ran until `max_time`"),
+    "another callback": ({}, stop, "Other code stopped training"),
+    "Ctrl-C": ({}, lambda t: fail(KeyboardInterrupt()), "interrupted (KeyboardInterrupt)"),
+    "an error": ({}, lambda t: fail(ValueError("boom")), "Training failed: ValueError: boom"),
+    "an error without words": ({}, lambda t: fail(SIGTERMException()), "failed: SIGTERMException."),
 }
 RAISED = {"Ctrl-C": SystemExit, "an error": ValueError, "an error without words": SIGTERMException}
 
@@ -149,21 +142,19 @@ class TestEnds:
             if trainer.current_epoch == 3 and batch_idx == 2 and happen is not None:
                 happen(trainer)
 
-        stopping, module, weights = Scripted(self.script), Classifier(), Weights()
-        stopping.patience, stopping.restore_best_weights = 2 if end == "patience" else 20, restores
+        stopping = Scripted(self.script, patience=2 if end == "patience" else 20, restore_best_weights=restores)
+        module, weights, handler = Classifier(), Weights(), signal.getsignal(signal.SIGINT)
         others = Timer(timedelta(days=1)), LambdaCallback(on_train_batch_start=look)
-        fitted = trainer(tmp_path, stopping, weights, *others, **options)
-        handler = signal.getsignal(signal.SIGINT)
         try:
             with pytest.raises(RAISED[end]) if end in RAISED else nullcontext():
-                fitted.fit(module, loader(*blobs()))
+                fit(tmp_path, stopping, weights, *others, module=module, **{"max_epochs": 9, **options})
         finally:
             signal.signal(signal.SIGINT, handler)
         assert reason in stopping.stopping_reason
         assert (stopping.best_epoch, stopping.stopped_epoch) == (1, 3 if end == "patience" else None)
         is_restored = restores and RAISED.get(end, SystemExit) is SystemExit
         assert same(module.state_dict(), weights.of_epoch[1]) == is_restored
-        (line,) = [r.getMessage() for r in log.records if "kept epoch" in r.getMessage()]
+        (line,) = [line for line in log.messages if "kept epoch" in line]
         assert line.startswith("Boundary uncertainty kept epoch 1 (boundary uncertainty: 0.9000): its weights are")
         assert ("not in the model, its checkpoint is " in line) == (not is_restored)
         assert Path(stopping.best_model_path).exists()
@@ -173,7 +164,7 @@ class TestEnds:
 
     def test_a_kept_check_that_is_the_last_is_told(self, tmp_path, log):
         run(tmp_path, self.script[:2], max_epochs=2)
-        (line,) = [r.getMessage() for r in log.records if "kept epoch" in r.getMessage()]
+        (line,) = [line for line in log.messages if "kept epoch" in line]
         assert ". That was the last check: longer training may help. Boundary uncertainty took at least" in line
 
     @pytest.mark.filterwarnings("ignore:No check is made in 4 epochs")
@@ -193,9 +184,8 @@ class TestEnds:
         assert f"kept no epoch: {why}. Training ran" in log.text
 
     def test_ctrl_c_before_the_first_check(self, tmp_path, log):
-        interrupt = LambdaCallback(on_train_batch_end=lambda *_: fail(KeyboardInterrupt()))
         with pytest.raises(SystemExit):
-            trainer(tmp_path, Scripted(self.script), interrupt).fit(Classifier(), loader(*blobs()))
+            run(tmp_path, self.script, LambdaCallback(on_train_batch_end=lambda *_: fail(KeyboardInterrupt())))
         assert "kept no epoch: no check was made. Training was interrupted (KeyboardInterrupt)." in log.text
 
     def test_no_batch_and_no_check(self, tmp_path):
@@ -219,9 +209,8 @@ class TestEnds:
         )
         last = {"file": [ModelCheckpoint(tmp_path / "user", save_last=True)]}.get(how, [])
         options = {"memory": {"enable_checkpointing": False}, "late": {"plugins": [AsyncCheckpointIO()]}}.get(how, {})
-        _, module, weights = run(
-            tmp_path, self.script, look, *last, max_epochs=4, module=Seeing(), trainer_kwargs=options
-        )
+        kwargs = {"max_epochs": 4, "module": Seeing(), "trainer_kwargs": options}
+        _, module, weights = run(tmp_path, self.script, look, *last, **kwargs)
         assert same(seen["callback"], weights[3])
         assert same(seen["module"], weights[3 if how == "late" else 1])
         assert same(module.state_dict(), weights[1])
@@ -238,22 +227,16 @@ class TestEnds:
             stopping.trainer.test(Classifier(), loader(*blobs()), ckpt_path="best")
 
 
-class TestWithoutCheckpoints:
-    script = (0.1, 0.9, 0.3, 0.2)
-
-    def test_a_checkpoint_saved_by_hand_carries_them_on(self, tmp_path):
-        kwargs = {"trainer_kwargs": {"enable_checkpointing": False}}
-        save = LambdaCallback(on_train_end=lambda t, m: t.save_checkpoint(tmp_path / "hand.ckpt"))
-        _, _, weights = run(tmp_path, self.script, save, max_epochs=3, **kwargs)
-        resumed, module, _ = run(tmp_path, self.script, max_epochs=5, ckpt_path=tmp_path / "hand.ckpt", **kwargs)
-        assert resumed.best_epoch == 1
-        assert same(module.state_dict(), weights[1])
-
-
 class TestResume:
     """A run cut in two is the run in one piece."""
 
-    script = (0.1, 0.9, 0.3, 0.6, 0.2, 0.5, 0.4, 0.1)
+    def test_without_checkpoints_one_saved_by_hand_carries_the_weights_on(self, tmp_path):
+        script, kwargs = (0.1, 0.9, 0.3, 0.2), {"trainer_kwargs": {"enable_checkpointing": False}}
+        save = LambdaCallback(on_train_end=lambda t, m: t.save_checkpoint(tmp_path / "hand.ckpt"))
+        _, _, weights = run(tmp_path, script, save, max_epochs=3, **kwargs)
+        resumed, module, _ = run(tmp_path, script, max_epochs=5, ckpt_path=tmp_path / "hand.ckpt", **kwargs)
+        assert resumed.best_epoch == 1
+        assert same(module.state_dict(), weights[1])
 
     def test_a_best_file_that_is_gone_makes_room_for_the_next(self, tmp_path):
         script = [0.1, 0.9, 0.3, 0.5, 0.8, 0.2]
@@ -261,7 +244,7 @@ class TestResume:
         first, _, _ = run(tmp_path, script, last, max_epochs=3, trainer_kwargs={"logger": CSVLogger(tmp_path)})
         Path(first.best_model_path).unlink()
         with pytest.warns(UserWarning, match="best epoch so far is missing"):
-            resumed, module, weights = run(tmp_path, script, max_epochs=6, ckpt_path=tmp_path / "user" / "last.ckpt")
+            resumed, module, weights = run(tmp_path, script, max_epochs=6, ckpt_path=last.last_model_path)
         assert resumed.best_epoch == 4
         assert same(module.state_dict(), weights[4])
 
@@ -283,21 +266,19 @@ class TestResume:
     def test_a_checkpoint_that_skips_a_check_is_said(self, tmp_path):
         """Saved on the last batch of epoch 2, before its check."""
         steps = ModelCheckpoint(tmp_path / "user", every_n_train_steps=4, save_top_k=-1, filename="{step}")
-        run(tmp_path, [0.1, 0.2, 0.9, 0.2], steps, max_epochs=4)
+        script, path = [0.1, 0.2, 0.9, 0.2], tmp_path / "user" / "step=12.ckpt"
+        run(tmp_path, script, steps, max_epochs=4)
         with pytest.warns(UserWarning, match="resumes after epoch 2, which was not checked"):
-            resumed, _, _ = run(
-                tmp_path, [0.1, 0.2, 0.9, 0.2], ckpt_path=tmp_path / "user" / "step=12.ckpt", max_epochs=5
-            )
-        assert [entry["epoch"] for entry in resumed.history] == [0, 1, 3, 4]
+            resumed, _, _ = run(tmp_path, script, ckpt_path=path, max_epochs=5)
+        assert epochs(resumed) == [0, 1, 3, 4]
 
 
 class TestBesideOthers:
     def test_a_user_s_checkpoint_and_stopper_on_our_key_keep_their_own_state(self, tmp_path):
-        user_keeper = ModelCheckpoint(
-            tmp_path / "user", monitor="boundary_uncertainty", mode="max", save_top_k=2, save_last=True
-        )
-        user_stopper = EarlyStopping(monitor="boundary_uncertainty", mode="max", patience=7)
-        stopping, _, _ = run(tmp_path, [0.1, 0.9, 0.5, 0.4], user_keeper, user_stopper, patience=3)
+        ours = {"monitor": "boundary_uncertainty", "mode": "max"}
+        keeper = ModelCheckpoint(tmp_path / "user", save_top_k=2, save_last=True, **ours)
+        users = keeper, EarlyStopping(**ours, patience=7)
+        stopping, _, _ = run(tmp_path, [0.1, 0.9, 0.5, 0.4], *users, patience=3)
         assert stopping.stopped_epoch == 4
         assert len(list((tmp_path / "user").glob("epoch*.ckpt"))) == 2
         assert Path(stopping.best_model_path).name.startswith("boundary-")
@@ -361,17 +342,16 @@ class TestBesideOthers:
         by_uncertainty = Scripted([0.9, 0.1, 0.1], patience=5)
         by_trust = Scripted([0.1, 0.9, 0.1], patience=5, rule="trust_score", restore_best_weights=False)
         own = Scripted([0.1, 0.2, 0.7], rule=Gain(), restore_best_weights=False)
-        trainer(tmp_path, by_uncertainty, by_trust, own, max_epochs=10).fit(Classifier(), loader(*blobs()))
+        fit(tmp_path, by_uncertainty, by_trust, own, max_epochs=10)
         assert (by_uncertainty.best_epoch, by_trust.best_epoch, own.best_epoch) == (0, 1, 2)
         assert by_uncertainty.best_model_path != by_trust.best_model_path
         assert torch.load(by_trust.best_model_path, weights_only=True)["epoch"] == 1
 
     def test_two_that_both_put_weights_back_are_warned_of_once(self, tmp_path):
         both = [Scripted([0.9, 0.1]), Scripted([0.1, 0.9], rule="trust_score")]
-        with pytest.warns(
-            UserWarning, match="2 callbacks restore the weights .* `restore_best_weights=False`"
-        ) as caught:
-            trainer(tmp_path, *both, max_epochs=2).fit(Classifier(), loader(*blobs()))
+        message = "2 callbacks restore the weights .* `restore_best_weights=False`"
+        with pytest.warns(UserWarning, match=message) as caught:
+            fit(tmp_path, *both, max_epochs=2)
         assert sum("restore the weights" in str(one.message) for one in caught) == 1
 
     def test_without_its_owner_a_companion_does_nothing(self, tmp_path):
@@ -432,8 +412,7 @@ def test_the_state_key_follows_the_rule():
 
 def test_as_published_the_largest_uncertainty_of_all_samples_and_of_the_weights_as_they_are_is_kept(tmp_path):
     stopping = BoundaryUncertaintyStopping.as_published(restore_best_weights=False, n_neighbors=20)
-    module = Classifier()
-    trainer(tmp_path, stopping, max_epochs=4).fit(module, loader(*blobs()))
+    fit(tmp_path, stopping, module=(module := Classifier()), max_epochs=4)
     values = [entry["boundary_uncertainty"] for entry in stopping.history]
     expected = BoundaryUncertainty(20).fit(*blobs()).score(module)
     assert values[-1] == pytest.approx(float(expected), abs=1e-6)

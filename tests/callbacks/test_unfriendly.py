@@ -74,8 +74,7 @@ def infinite_values():
     return x
 
 
-def mixed_up(samples):
-    x, y = default_collate(samples)
+def mixed_up(x, y):
     one_hot = nn.functional.one_hot(y, 3).float()
     return (x + x.flip(0)) / 2, (one_hot + one_hot.flip(0)) / 2
 
@@ -103,6 +102,14 @@ def giving(output):
     return lambda: Lenient(output)
 
 
+def fine(message, make=None, **settings):
+    return FINE, message, make, settings
+
+
+def of_pair():
+    return Lenient(lambda z: (z, "words"))
+
+
 FINE = loader(X, Y)
 TOKENS = loader((X.abs() * 5).long(), Y)
 # By what is wrong: the training data, what is said, the module, and settings of the callback.
@@ -120,78 +127,39 @@ REFUSED = {
     "loaders in turn": (CombinedLoader([FINE, FINE], "sequential"), "single .*, got list"),
     "batches without a loader": ([(X[:60], Y[:60]), (X[60:], Y[60:])], "single .*DataLoader`, got list"),
     "labels that collate_fn mixes": (
-        of(lambda i: (X[i], Y[i]), collate_fn=mixed_up),
+        collated(mixed_up),
         r"`labels`.* If `collate_fn` or a hook mixes samples \(mixup, CutMix\), pass unmixed samples",
     ),
     "token ids": (TOKENS, "token ids cannot be moved along a line, so pass `perturbation='tokens'`, or a", Words),
     "token ids, by their dtype": (TOKENS, r"dtype torch\.float32 to `Words\.forward` .*RuntimeError", Words),
-    "numbers as tokens": (
-        FINE,
-        r"must be token ids, integers .*, got torch.float32",
-        Words,
-        {"perturbation": "tokens"},
-    ),
-    "a forward of two tensors": (FINE, r"Name the tensors of a batch that `forward` takes", Masked),
-    "a forward of another shape": (FINE, r"shape \(120, 4\) .*`OtherShape\.forward`.*RuntimeError", OtherShape),
-    "no pair": (
-        FINE,
-        "cannot use `reference`: .*`inputs` must be a tensor or an array",
-        None,
-        {"reference": (None,) * 2},
-    ),
-    "other lengths": (
-        FINE,
-        "cannot use `reference`: .*`labels` must have one.*120, got 7",
-        None,
-        {"reference": (X, Y[:7])},
-    ),
-    "a short reference": (
-        FINE,
-        "cannot use `reference`: .*it has 7 samples, fewer",
-        None,
-        {"reference": (X[:7], Y[:7])},
-    ),
-    "a narrow reference": (FINE, r"passes inputs of shape \(120, 3\) .*`Lenient", None, {"reference": (X[:, :3], Y)}),
-    "one column": (FINE, "gives one column, but the labels have classes 0, .*A regression", giving(lambda z: z[:, 0])),
-    "columns for some": (
-        FINE,
+    "numbers as tokens": fine("must be token ids, integers .*, got torch.float32", Words, perturbation="tokens"),
+    "a forward of two tensors": fine("Name the tensors of a batch that `forward` takes", Masked),
+    "a forward of another shape": fine(r"shape \(120, 4\) .*`OtherShape\.forward`.*RuntimeError", OtherShape),
+    "no pair": fine("cannot use `reference`: .*`inputs` must be a tensor or an array", reference=(None,) * 2),
+    "other lengths": fine("cannot use `reference`: .*`labels` must have one.*120, got 7", reference=(X, Y[:7])),
+    "a short reference": fine("cannot use `reference`: .*it has 7 samples, fewer", reference=(X[:7], Y[:7])),
+    "a narrow reference": fine(r"passes inputs of shape \(120, 3\) .*`Lenient", reference=(X[:, :3], Y)),
+    "one column": fine("gives one column, but the labels have classes 0, .*A regression", giving(lambda z: z[:, 0])),
+    "columns for some": fine(
         "`forward` gives 2 columns of logits, fewer than .* classes 0, .* Labels count from 0",
         giving(lambda z: z[:, :2]),
     ),
-    "one dimension more": (
-        FINE,
-        r"needs logits: .*`logits` must have shape .*got \(1, 120, 3\)",
-        giving(lambda z: z.unsqueeze(0)),
+    "one dimension more": fine(
+        r"needs logits: .*`logits` must have shape .*got \(1, 120, 3\)", giving(lambda z: z[None])
     ),
-    "more rows": (FINE, "must give one row of logits an input, 120, got 240", giving(lambda z: torch.cat((z, z)))),
-    "no output": (FINE, "`forward` must give a tensor .*got NoneType", giving(lambda z: None)),
-    "an output of two": (FINE, "got tuple of 2.* `output_key=` names the logits in a", giving(lambda z: (z, "words"))),
-    "no such place": (
-        FINE,
-        "must give an output with `output_key=7`, got tuple of 2",
-        giving(lambda z: (z, "words")),
-        {"output_key": 7},
+    "more rows": fine("must give one row of logits an input, 120, got 240", giving(lambda z: torch.cat((z, z)))),
+    "no output": fine("`forward` must give a tensor .*got NoneType", giving(lambda z: None)),
+    "an output of two": fine("got tuple of 2.* `output_key=` names the logits in a", of_pair),
+    "no such place": fine("must give an output with `output_key=7`, got tuple of 2", of_pair, output_key=7),
+    "no such name": fine(
+        "must give an output with `output_key='scores'`, got tuple of 2", of_pair, output_key="scores"
     ),
-    "no such name": (
-        FINE,
-        "must give an output with `output_key='scores'`, got tuple of 2",
-        giving(lambda z: (z, "words")),
-        {"output_key": "scores"},
+    "class weights of two": fine("data: `class_weight` must list", class_weight=[1.0, 2.0]),
+    "no such place of labels": fine(
+        "^Training data: `label_key=3` is not a place .*`reference=", input_key=0, label_key=3
     ),
-    "class weights of two": (FINE, "data: `class_weight` must list", None, {"class_weight": [1.0, 2.0]}),
-    "no such place of labels": (
-        FINE,
-        r"^Training data: `label_key=3` is not a place .*`reference=",
-        None,
-        {"input_key": 0, "label_key": 3},
-    ),
-    "a name that is no template": (
-        FINE,
-        r"`filename` must be a template .* got '\{epoch'",
-        None,
-        {"filename": "{epoch"},
-    ),
-    "a format that does not fit": (FINE, "must be a template .* Unknown format", None, {"filename": "{trust_score:d}"}),
+    "a name that is no template": fine(r"`filename` must be a template .* got '\{epoch'", filename="{epoch"),
+    "a format that does not fit": fine("must be a template .* Unknown format", filename="{trust_score:d}"),
 }
 
 
@@ -249,11 +217,8 @@ def test_a_bad_argument_is_refused_by_name(kind, given, message):
 
 
 def test_what_is_no_trainer_of_lightnings_is_refused():
-    class Trainer:
-        pass
-
     with pytest.raises(MisconfigurationException, match=r"pytorch` or `pytorch_lightning`, got .*test_"):
-        BoundaryUncertaintyStopping().setup(Trainer(), Classifier(), "fit")
+        BoundaryUncertaintyStopping().setup(Picture(), Classifier(), "fit")
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -363,16 +328,15 @@ REFERENCES = {
 }
 
 
-class TestReference:
-    @pytest.mark.parametrize("reference", list(REFERENCES.values()), ids=list(REFERENCES))
-    def test_of_any_kind_is_the_same(self, tmp_path, reference):
-        histories = []
-        for given in (reference, (X, Y)):
-            pl.seed_everything(3, verbose=False)
-            callback = BoundaryUncertaintyMonitor(n_neighbors=10, n_draws=1, reference=given)
-            trainer(tmp_path, callback, max_epochs=2, limit_train_batches=1).fit(Lenient(), loader(X[:60], Y[:60]))
-            histories.append(callback.history)
-        assert histories[0] == histories[1]
+@pytest.mark.parametrize("reference", list(REFERENCES.values()), ids=list(REFERENCES))
+def test_a_reference_of_any_kind_is_the_same(tmp_path, reference):
+    histories = []
+    for given in (reference, (X, Y)):
+        pl.seed_everything(3, verbose=False)
+        callback = BoundaryUncertaintyMonitor(n_neighbors=10, n_draws=1, reference=given)
+        trainer(tmp_path, callback, max_epochs=2, limit_train_batches=1).fit(Lenient(), loader(X[:60], Y[:60]))
+        histories.append(callback.history)
+    assert histories[0] == histories[1]
 
 
 class TestOutputs:
@@ -382,23 +346,20 @@ class TestOutputs:
 
         callback = fit(tmp_path, loader(X, Y), Lenient(output), max_epochs=3)
         assert callback.stopped_epoch == 0
-        what = "expected accuracy gave a score that is not finite (nan)."
-        assert callback.stopping_reason == f"Stopped in epoch 0: {what}"
         assert callback.best_epoch is None
+        reason = "Stopped in epoch 0: expected accuracy gave a score that is not finite (nan)."
+        assert callback.stopping_reason == reason
 
     @pytest.mark.parametrize("n_classes", [2, 3])
-    def test_a_last_batch_of_one_may_lose_its_dimension(self, tmp_path, n_classes):
+    def test_a_last_batch_of_one_may_lose_its_dimension(self, tmp_path, monkeypatch, n_classes):
         """121 rows in batches of 120 leave one."""
-        features, labels = blobs(121, n_classes=n_classes)
-        values = []
+        samples = blobs(121, n_classes=n_classes)
+        monkeypatch.setattr("bu_torch.callbacks.network._BATCH_ELEMENTS", 1)
+        histories = []
         for output in (lambda z: z, lambda z: z[:, :, None, None].squeeze()):
             pl.seed_everything(3, verbose=False)
-            data = loader(features, labels, batch_size=120)
-            module = Lenient(output, n_outputs=n_classes)
-            monitor = BoundaryUncertaintyMonitor(n_neighbors=10, n_draws=1)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("bu_torch.callbacks.network._BATCH_ELEMENTS", 1)
-                trainer(tmp_path, monitor, max_epochs=1).fit(module, data)
-            values.append(monitor.history)
-        assert values[0] == values[1]
+            monitor, data = BoundaryUncertaintyMonitor(n_neighbors=10, n_draws=1), loader(*samples, batch_size=120)
+            trainer(tmp_path, monitor, max_epochs=1).fit(Lenient(output, n_outputs=n_classes), data)
+            histories.append(monitor.history)
+        assert histories[0] == histories[1]
         assert is_measured(monitor)

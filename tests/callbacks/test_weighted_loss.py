@@ -5,16 +5,15 @@ import re
 import lightning.pytorch as pl
 import pytest
 import torch
-from problems import Classifier, blobs, loader, trainer, weights_of
+from problems import Classifier, blobs, loader, trainer
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import cross_entropy
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 from bu_torch.callbacks.loss_weights import weights_in_graph, weights_of_losses
 
 X, Y = blobs()
 WEIGHTS = [1.0, 4.0, 2.0]
-FEW = {"n_neighbors": 10, "n_draws": 1}
 
 
 class OfModule(Classifier):
@@ -35,11 +34,11 @@ class OfFunction(Classifier):
         return cross_entropy(self(batch[0]), batch[1], weight=torch.tensor(WEIGHTS))
 
 
-def fit(folder, module, callback, **kwargs):
+def fit(folder, module, kind=BoundaryUncertaintyMonitor, **settings):
     pl.seed_everything(3, verbose=False)
-    module = module()
-    trainer(folder, *([] if callback is None else [callback]), max_epochs=2, **kwargs).fit(module, loader(X, Y))
-    return callback, weights_of(module)
+    callback, module = kind(n_neighbors=10, n_draws=1, **settings), module()
+    trainer(folder, callback, max_epochs=2).fit(module, loader(X, Y))
+    return callback
 
 
 def lines(log):
@@ -48,13 +47,12 @@ def lines(log):
 
 class TestTheLossOfTheModule:
     def test_weighs_what_is_measured(self, tmp_path, log):
-        found, _ = fit(tmp_path, OfModule, BoundaryUncertaintyMonitor(**FEW))
+        found = fit(tmp_path, OfModule)
         assert lines(log) == [
             "Boundary uncertainty weighs the classes by 1, 4, 2, as the module's loss does. To change it:"
             " `class_weight=[1.0] * 3` counts all samples alike."
         ]
-        given, _ = fit(tmp_path, OfModule, BoundaryUncertaintyMonitor(**FEW, class_weight=WEIGHTS))
-        plain, _ = fit(tmp_path, OfModule, BoundaryUncertaintyMonitor(**FEW, class_weight=[1.0] * 3))
+        given, plain = (fit(tmp_path, OfModule, class_weight=weights) for weights in (WEIGHTS, [1.0] * 3))
         assert len(lines(log)) == 1
         assert found.history == given.history
         assert found.history != plain.history
@@ -67,18 +65,15 @@ class TestTheLossOfTheModule:
                 super().__init__(weights)
                 self.net[-1] = nn.Linear(16, 3 if weights is None else len(weights))
 
-        found, _ = fit(tmp_path, Wider, BoundaryUncertaintyMonitor(**FEW))
+        found = fit(tmp_path, Wider)
         assert lines(log) == []
-        plain, _ = fit(tmp_path, Wider, BoundaryUncertaintyMonitor(**FEW, class_weight=[1.0] * 3))
-        assert found.history == plain.history
+        assert found.history == fit(tmp_path, Wider, class_weight=[1.0] * 3).history
 
     def test_is_that_of_the_checkpoint_when_a_run_resumes(self, tmp_path, log, recwarn):
         """They are a buffer of the loss, which Lightning loads."""
-        first, _ = fit(tmp_path, OfModule, BoundaryUncertaintyStopping(**FEW))
-        again = BoundaryUncertaintyStopping(**FEW)
-        trainer(tmp_path, again, max_epochs=4).fit(
-            OfModule([1.0, 1.0, 3.0]), loader(X, Y), ckpt_path=first.best_model_path
-        )
+        path = fit(tmp_path, OfModule, BoundaryUncertaintyStopping).best_model_path
+        again = BoundaryUncertaintyStopping(n_neighbors=10, n_draws=1)
+        trainer(tmp_path, again, max_epochs=4).fit(OfModule([1.0, 1.0, 3.0]), loader(X, Y), ckpt_path=path)
         assert [check["epoch"] for check in again.history] == [0, 1, 2, 3]
         assert again.tracker.checks.n_not_compared == 0
         assert lines(log)[1] == lines(log)[0]
@@ -94,12 +89,12 @@ def compiled():
 
 @pytest.mark.parametrize("module", [OfFunction, compiled])
 def test_weights_that_only_the_function_gets_are_told_once(tmp_path, log, module):
-    fit(tmp_path, module, BoundaryUncertaintyMonitor(**FEW))
+    fit(tmp_path, module)
     assert lines(log) == [
         "The loss weighs the classes by 1, 4, 2, boundary uncertainty by 1, 1, 1. To change it: pass the weights of the"
         " loss as `class_weight=`."
     ]
-    fit(tmp_path, OfFunction, BoundaryUncertaintyMonitor(**FEW, class_weight=[1.0] * 3))
+    fit(tmp_path, OfFunction, class_weight=[1.0] * 3)
     assert len(lines(log)) == 1
 
 
@@ -108,7 +103,7 @@ def test_a_weighted_loss_that_training_does_not_use_is_told(tmp_path, log):
         def training_step(self, batch, batch_idx):
             return cross_entropy(self(batch[0]), batch[1])
 
-    fit(tmp_path, Validates, BoundaryUncertaintyMonitor(**FEW))
+    fit(tmp_path, Validates)
     assert re.match("The loss weighs the classes by 1, 1, 1, boundary uncertainty by 1, 4, 2.", lines(log)[1])
 
 
@@ -130,13 +125,10 @@ class TestWeightsInTheGraph:
         assert weights_in_graph(loss(logits * 1, Y), 3) == expected
 
     def test_of_one_logit_weigh_the_second_class(self):
-        logits = torch.randn(120, requires_grad=True)
-        pos_weight = torch.tensor([19.0])
-        loss = binary_cross_entropy_with_logits(logits, (Y > 0).float(), pos_weight=pos_weight)
-        assert weights_in_graph(loss, 2) == [1.0, 19.0]
-        assert weights_in_graph(loss, 3) is None
-        assert weights_of_losses(nn.BCEWithLogitsLoss(pos_weight=pos_weight), 2) == [1.0, 19.0]
-        assert weights_of_losses(nn.BCEWithLogitsLoss(pos_weight=pos_weight), 3) is None
+        loss = nn.BCEWithLogitsLoss(pos_weight=torch.tensor([19.0]))
+        value = loss(torch.randn(120, requires_grad=True), (Y > 0).float())
+        assert weights_in_graph(value, 2) == weights_of_losses(loss, 2) == [1.0, 19.0]
+        assert weights_in_graph(value, 3) is weights_of_losses(loss, 3) is None
 
 
 def test_losses_that_disagree_give_no_weights():
@@ -145,26 +137,21 @@ def test_losses_that_disagree_give_no_weights():
     assert weights_of_losses(nn.ModuleList([one, other]), 3) is None
 
 
-class Moved(pl.LightningModule):
-    """Has its boundary where the epoch says."""
+class Moved(Classifier):
+    """Has its boundary at 2, then at 1."""
 
-    def __init__(self, thresholds):
+    def __init__(self):
         super().__init__()
-        self.thresholds = thresholds
-        self.threshold = nn.Parameter(torch.zeros(()))
+        self.net = nn.ParameterList([torch.zeros(())])
 
     def on_train_epoch_start(self):
-        with torch.no_grad():
-            self.threshold.fill_(self.thresholds[self.current_epoch])
+        nn.init.constant_(self.net[0], 2.0 - self.current_epoch)
 
     def forward(self, x):
-        return torch.stack((torch.zeros(len(x)), x[:, 0] - self.threshold), dim=1)
+        return torch.stack((torch.zeros(len(x)), x[:, 0] - self.net[0]), dim=1)
 
     def training_step(self, batch, batch_idx):
         return 0 * self(batch[0]).sum()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 @pytest.mark.parametrize(("share", "is_said"), [(0.2, True), (0.5, False)])
@@ -173,7 +160,7 @@ def test_a_class_that_loses_by_what_is_kept_is_named_at_the_end(tmp_path, log, s
     features = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
     features[:, 0] += 2 * labels
     stopping = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=2, averaging=None, rule="expected_accuracy")
-    trainer(tmp_path, stopping, max_epochs=2).fit(Moved([2.0, 1.0]), loader(features, labels))
+    trainer(tmp_path, stopping, max_epochs=2).fit(Moved(), loader(features, labels))
     said = [line for line in log.messages if line.startswith("By the given labels")]
     assert len(said) == is_said
     if is_said:

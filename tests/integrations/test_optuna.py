@@ -6,7 +6,7 @@ from torch import nn
 
 optuna = pytest.importorskip("optuna")
 
-from problems import Classifier, blobs, loader, trainer  # noqa: E402
+from problems import blobs, fit  # noqa: E402
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping  # noqa: E402
 from bu_torch.integrations.optuna import BoundaryUncertaintyPruningCallback  # noqa: E402
@@ -30,16 +30,19 @@ def search(objective, step):
     return study.trials[0]
 
 
+def search_by_lightning(folder, watched, *monitor, step, max_epochs):
+    def objective(trial):
+        fit(folder, watched, BoundaryUncertaintyPruningCallback(trial, *monitor), max_epochs=max_epochs)
+        return watched.best_score
+
+    return search(objective, step)
+
+
 @pytest.mark.parametrize("watching", [BoundaryUncertaintyStopping, BoundaryUncertaintyMonitor])
 @pytest.mark.parametrize("monitor", ["expected_accuracy", "trust_score"])
 def test_each_check_of_a_lightning_training_is_reported_until_the_trial_is_pruned(tmp_path, watching, monitor):
     watched = watching(n_draws=1)
-
-    def objective(trial):
-        fit = trainer(tmp_path, watched, BoundaryUncertaintyPruningCallback(trial, monitor), max_epochs=9)
-        fit.fit(Classifier(), loader(*blobs()))
-
-    trial = search(objective, step=2)
+    trial = search_by_lightning(tmp_path, watched, monitor, step=2, max_epochs=9)
     assert trial.state == optuna.trial.TrialState.PRUNED
     assert trial.intermediate_values == {i: check[monitor] for i, check in enumerate(watched.history)}
     assert len(watched.history) == 3
@@ -47,20 +50,13 @@ def test_each_check_of_a_lightning_training_is_reported_until_the_trial_is_prune
 
 def test_epochs_without_a_check_report_nothing(tmp_path, recwarn):
     watched = BoundaryUncertaintyStopping(n_draws=1, every_n_epochs=2)
-
-    def objective(trial):
-        fit = trainer(tmp_path, watched, BoundaryUncertaintyPruningCallback(trial), max_epochs=6)
-        fit.fit(Classifier(), loader(*blobs()))
-        return watched.best_score
-
-    trial = search(objective, step=99)
+    trial = search_by_lightning(tmp_path, watched, step=99, max_epochs=6)
     assert list(trial.intermediate_values) == [0, 1, 2]
     assert not [one for one in recwarn if "already reported" in str(one.message)]
 
 
 def test_a_plain_loop_reports_by_hand():
-    inputs, labels = blobs()
-    stopper = BoundaryUncertaintyStopper(inputs, labels, n_draws=1)
+    stopper = BoundaryUncertaintyStopper(*blobs(), n_draws=1)
 
     def objective(trial):
         torch.manual_seed(0)

@@ -73,12 +73,10 @@ def test_a_tuner_stops_each_trial_by_its_own_scores(tmp_path, monkeypatch):
     monkeypatch.setattr(builtins, "print", print)  # which Ray replaces, to be put back
     ray.init(num_cpus=1, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False)
     try:
-        stopper = BoundaryUncertaintyTrialStopper(patience=2, rule="expected_accuracy")
-        quick = tune.TuneConfig(reuse_actors=True)
+        stopper, quick = BoundaryUncertaintyTrialStopper(patience=2), tune.TuneConfig(reuse_actors=True)
         run = tune.RunConfig(stop=stopper, storage_path=str(tmp_path), verbose=0)
-        results = tune.Tuner(
-            train, param_space={"scale": tune.grid_search([2, 4])}, run_config=run, tune_config=quick
-        ).fit()
+        scales = {"scale": tune.grid_search([2, 4])}
+        results = tune.Tuner(train, param_space=scales, run_config=run, tune_config=quick).fit()
     finally:
         ray.shutdown()
     assert not results.errors

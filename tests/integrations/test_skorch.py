@@ -10,7 +10,7 @@ from torch import nn
 
 skorch = pytest.importorskip("skorch")
 
-from problems import blobs  # noqa: E402
+from problems import blobs, same  # noqa: E402
 
 from bu_torch.integrations.skorch import BoundaryUncertaintyEarlyStopping  # noqa: E402
 
@@ -57,7 +57,7 @@ def test_it_stops_and_loads_the_best_epoch_and_training_before_is_the_same_to_th
     plain = fit(epochs=len(stopped.history))
     assert stopped.history[:, "train_loss"] == plain.history[:, "train_loss"]
     best = fit(epochs=stopper.best_epoch + 1)
-    assert all(torch.equal(a, b) for a, b in zip(stopped.module_.parameters(), best.module_.parameters(), strict=True))
+    assert same(stopped.module_.state_dict(), best.module_.state_dict())
 
 
 def test_the_score_and_boundary_uncertainty_are_in_the_history_of_the_net():
@@ -68,7 +68,7 @@ def test_the_score_and_boundary_uncertainty_are_in_the_history_of_the_net():
 
 def test_with_load_best_false_the_last_weights_stay():
     made, plain = fit(stopping(load_best=False), epochs=4), fit(epochs=4)
-    assert all(torch.equal(a, b) for a, b in zip(made.module_.parameters(), plain.module_.parameters(), strict=True))
+    assert same(made.module_.state_dict(), plain.module_.state_dict())
 
 
 def test_probabilities_of_skorch_s_default_criterion_are_read_as_their_logarithm(recwarn):
@@ -88,12 +88,9 @@ def test_samples_that_are_held_out_are_not_read():
 def test_options_are_parameters_that_survive_a_copy_and_a_search():
     made = clone(net(stopping(patience=7))).initialize()
     assert made.get_params()["callbacks__boundary__patience"] == 7
-    search = GridSearchCV(
-        net(stopping(), epochs=4), {"callbacks__boundary__patience": [1, 9]}, cv=2, scoring="accuracy"
-    )
-    search.fit(INPUTS, LABELS)
-    best = search.best_params_["callbacks__boundary__patience"]
-    assert of(search.best_estimator_).patience == best
+    tried = {"callbacks__boundary__patience": [1, 9]}
+    search = GridSearchCV(net(stopping(), epochs=4), tried, cv=2, scoring="accuracy").fit(INPUTS, LABELS)
+    assert of(search.best_estimator_).patience == search.best_params_["callbacks__boundary__patience"]
 
 
 def test_a_net_is_pickled_with_the_callback_after_training():

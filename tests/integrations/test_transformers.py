@@ -10,6 +10,8 @@ from torch import nn
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
 
+from problems import same  # noqa: E402
+
 from bu_torch.integrations import transformers as integration  # noqa: E402
 from bu_torch.integrations.transformers import BoundaryUncertaintyCallback  # noqa: E402
 
@@ -36,15 +38,8 @@ def pad_to_longest(samples):
 
 def bert():
     torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=20,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=LENGTH,
-        pad_token_id=PAD,
-    )
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.BertConfig(vocab_size=20, max_position_embeddings=LENGTH, pad_token_id=PAD, **small)
     return transformers.BertForSequenceClassification(config)
 
 
@@ -60,32 +55,15 @@ class CountingTrainer(transformers.Trainer):
 
 def trainer(folder, *callbacks, model=None, samples=None, collate=pad_to_longest, epochs=4, **options):
     options = {"save_strategy": "no", "learning_rate": 0.01, "lr_scheduler_type": "constant", **options}
-    arguments = transformers.TrainingArguments(
-        str(folder),
-        num_train_epochs=epochs,
-        per_device_train_batch_size=20,
-        per_device_eval_batch_size=500,
-        logging_steps=1,
-        report_to="none",
-        disable_tqdm=True,
-        use_cpu=True,
-        **options,
-    )
-    return CountingTrainer(
-        model or bert(), arguments, train_dataset=samples or texts(), data_collator=collate, callbacks=list(callbacks)
-    )
+    options |= {"num_train_epochs": epochs, "per_device_train_batch_size": 20, "per_device_eval_batch_size": 500}
+    quiet = {"logging_steps": 1, "report_to": "none", "disable_tqdm": True}
+    arguments = transformers.TrainingArguments(str(folder), use_cpu=True, **quiet, **options)
+    data = {"train_dataset": samples or texts(), "data_collator": collate}
+    return CountingTrainer(model or bert(), arguments, callbacks=list(callbacks), **data)
 
 
 def losses(run):
     return [entry["loss"] for entry in run.state.log_history if "loss" in entry]
-
-
-def weights(model):
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def are_equal(first, second):
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 def callback(**options):
@@ -100,7 +78,7 @@ def test_training_is_the_same_to_the_bit_with_the_callback_as_without(tmp_path):
         assert runs[-1].n_losses == 4 * 6
     plain, watched = runs
     assert losses(watched) == losses(plain)
-    assert are_equal(weights(watched.model), weights(plain.model))
+    assert same(watched.model.state_dict(), plain.model.state_dict())
     logged = [entry for entry in watched.state.log_history if "expected_accuracy" in entry]
     assert [entry["epoch"] for entry in logged] == [1, 2, 3, 4]
     assert [check["epoch"] for check in ours.stopper.history] == [0, 1, 2, 3]
@@ -114,7 +92,7 @@ def test_it_stops_without_an_evaluation_and_loads_the_best_model(tmp_path):
     assert stopper.stopped_epoch == stopper.best_epoch + 2 == run.state.epoch - 1 < 39
     again = trainer(tmp_path, epochs=40, max_steps=6 * (stopper.best_epoch + 1))
     again.train()
-    assert are_equal(weights(run.model), weights(again.model))
+    assert same(run.model.state_dict(), again.model.state_dict())
 
 
 def test_of_several_processes_the_first_decides(tmp_path, monkeypatch):
@@ -126,10 +104,7 @@ def test_of_several_processes_the_first_decides(tmp_path, monkeypatch):
 
 
 def test_the_model_gets_the_mask_with_its_ids_of_batches_that_are_padded_each_to_its_own_length(tmp_path):
-    def in_pairs(samples):
-        return pad_to_longest(samples)
-
-    run = trainer(tmp_path, ours := callback(load_best_model_at_end=False), collate=in_pairs, epochs=1)
+    run = trainer(tmp_path, ours := callback(load_best_model_at_end=False), epochs=1)
     run.args.per_device_eval_batch_size = 1  # so that each text that is read has a length of its own
     got, forward = [], run.model.forward
 
@@ -149,29 +124,33 @@ def test_the_model_gets_the_mask_with_its_ids_of_batches_that_are_padded_each_to
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "check_steps"),
     [
-        pytest.param({"save_strategy": "epoch"}, id="epoch"),
-        pytest.param({"save_strategy": "steps", "save_steps": 9}, id="within an epoch"),
-        pytest.param({"save_strategy": "steps", "save_steps": 18, "check_steps": 4}, id="checks by steps"),
+        pytest.param({"save_strategy": "epoch"}, None, id="epoch"),
+        pytest.param({"save_strategy": "steps", "save_steps": 9}, None, id="within an epoch"),
+        pytest.param({"save_strategy": "steps", "save_steps": 18}, 4, id="checks by steps"),
     ],
 )
-def test_a_resumed_training_keeps_the_epoch_that_one_in_one_piece_keeps(tmp_path, options):
+def test_a_resumed_training_keeps_the_epoch_that_one_in_one_piece_keeps(tmp_path, options, check_steps):
+    def run(folder, *others):
+        ours = callback(check_steps=check_steps)
+        return trainer(tmp_path / folder, ours, *others, epochs=6, **options), ours
+
     class Crash(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             if state.global_step == 22:
                 raise RuntimeError("crash")
 
-    check_steps = options.pop("check_steps", None)
-    whole = trainer(tmp_path / "whole", in_one_piece := callback(check_steps=check_steps), epochs=6, **options)
+    whole, in_one_piece = run("whole")
     whole.train()
+    crashing, _ = run("parts", Crash())
     with pytest.raises(RuntimeError, match="crash"):
-        trainer(tmp_path / "parts", callback(check_steps=check_steps), Crash(), epochs=6, **options).train()
-    resumed = trainer(tmp_path / "parts", in_parts := callback(check_steps=check_steps), epochs=6, **options)
+        crashing.train()
+    resumed, in_parts = run("parts")
     resumed.train(resume_from_checkpoint=True)
     assert in_parts.stopper.history == in_one_piece.stopper.history
     assert in_parts.stopper.best_epoch == in_one_piece.stopper.best_epoch
-    assert are_equal(weights(resumed.model), weights(whole.model))
+    assert same(resumed.model.state_dict(), whole.model.state_dict())
 
 
 def test_a_checkpoint_without_a_state_is_resumed_with_a_warning(tmp_path):
@@ -188,15 +167,8 @@ def images(n=80):
 
 
 def vit():
-    config = transformers.ViTConfig(
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        intermediate_size=8,
-        image_size=8,
-        patch_size=4,
-        num_channels=1,
-    )
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    config = transformers.ViTConfig(image_size=8, patch_size=4, num_channels=1, **small)
     return transformers.ViTForImageClassification(config)
 
 
@@ -258,11 +230,10 @@ class Stream(torch.utils.data.IterableDataset):
         return iter(texts())
 
 
-@pytest.mark.parametrize("refused", [{"samples": Stream(), "max_steps": 6}, {"is_sharded": True}])
-def test_streams_and_sharded_weights_are_refused(tmp_path, refused):
-    is_sharded = refused.pop("is_sharded", False)
-    run = trainer(tmp_path, callback(), **refused)
-    run.args.fsdp = ["full_shard"] if is_sharded else []
+@pytest.mark.parametrize(("options", "fsdp"), [({"samples": Stream(), "max_steps": 6}, []), ({}, ["full_shard"])])
+def test_streams_and_sharded_weights_are_refused(tmp_path, options, fsdp):
+    run = trainer(tmp_path, callback(), **options)
+    run.args.fsdp = fsdp
     with pytest.raises(ValueError, match=r"must have unsharded weights .* and a dataset with a length"):
         run.train()
 
