@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Classifier, blobs, loader, trainer
+from problems import fit
 
 from bu_torch.callbacks import BoundaryUncertaintyStopping, lightning_trees
 
@@ -73,9 +73,7 @@ importlib.util.find_spec = lambda name, package=None: None if name == "lightning
 @pytest.mark.parametrize(
     ("first", "second", "last"),
     [
-        pytest.param(
-            NO_LIGHTNING + OURS, THEIRS, "assert 'lightning' not in sys.modules", id="pytorch_lightning alone"
-        ),
+        pytest.param(NO_LIGHTNING + OURS, THEIRS, ALONE, id="pytorch_lightning alone"),
         pytest.param(THEIRS, OURS, ALONE, id="theirs first", marks=pytest.mark.slow),
         pytest.param("import lightning.pytorch", OURS + "\n" + THEIRS, "", id="both", marks=pytest.mark.slow),
     ],
@@ -83,9 +81,8 @@ importlib.util.find_spec = lambda name, package=None: None if name == "lightning
 def test_a_trainer_of_pytorch_lightning_is_stopped_by_its_own_classes(tmp_path, first, second, last):
     pytest.importorskip("pytorch_lightning")
     script = SCRIPT.format(first=first, second=second, last=last, folder=str(tmp_path))
-    found = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=300, cwd=Path.cwd()
-    )
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path.cwd())
     assert found.returncode == 0, found.stderr
     assert found.stdout.strip().endswith("fine")
 
@@ -101,8 +98,7 @@ def test_ours_may_be_imported_first(tmp_path, capsys):
 def test_versions_with_known_holes_are_refused(tmp_path, monkeypatch, version, is_taken):
     lightning_trees._library.cache_clear()
     monkeypatch.setattr(lightning_trees.metadata, "version", lambda name: version)
-    made = trainer(tmp_path, BoundaryUncertaintyStopping(n_neighbors=20), max_epochs=1)
     refusal = pytest.raises(MisconfigurationException, match=f"must be 2.6.6 or newer, got {version}: .*GHSA-qqmf")
     with nullcontext() if is_taken else refusal:
-        made.fit(Classifier(), loader(*blobs()))
+        fit(tmp_path, BoundaryUncertaintyStopping(n_neighbors=20), max_epochs=1)
     lightning_trees._library.cache_clear()
