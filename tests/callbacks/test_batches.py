@@ -4,6 +4,7 @@ import copy
 import pickle
 import re
 from contextlib import nullcontext
+from functools import partial
 
 import lightning.pytorch as pl
 import pytest
@@ -124,22 +125,19 @@ class TestHooks:
 
 
 class Stepped(Classifier):
-    """Prepares its inputs in `training_step`."""
+    """Prepares its inputs in `training_step`, for itself or for its network."""
 
-    def prepare(self, x, y):
-        return (x,)
-
-    def call(self, *args, **kwargs):
-        return self(*args, **kwargs)
+    def __init__(self, prepare=lambda x, y: (x,), through="the module"):
+        super().__init__()
+        self.prepare, self.through = prepare, through
 
     def training_step(self, batch, batch_idx):
-        x, y = batch
-        prepared = self.prepare(x, y)
-        logits = self.call(**prepared) if isinstance(prepared, dict) else self.call(*prepared)
-        return nn.functional.cross_entropy(logits[: len(y)], y)
+        prepared, called = self.prepare(*batch), self if self.through == "the module" else self.net
+        logits = called(**prepared) if isinstance(prepared, dict) else called(*prepared)
+        return nn.functional.cross_entropy(logits[: len(batch[1])], batch[1])
 
     def forward(self, x, y=None, attention_mask=None, rate=None):
-        return super().forward(x.float())
+        return super().forward(x.float().flatten(1)[:, :4])
 
 
 FINE = {
@@ -192,15 +190,8 @@ def has_ears(module):
 class TestWitness:
     @pytest.mark.parametrize("prepare", list(FINE.values()), ids=list(FINE))
     def test_what_keeps_the_units_is_fine(self, tmp_path, prepare):
-        class Fine(Stepped):
-            def forward(self, x, *args, **kwargs):
-                return super().forward(x.reshape(len(x), 4), *args, **kwargs)
-
-            def training_step(self, batch, batch_idx):
-                return super().training_step([part.clone() for part in batch], batch_idx)
-
-        Fine.prepare = staticmethod(prepare)
-        monitor, module = monitored(tmp_path, Fine, loader(X + 6, Y))  # far from 0, which masks leave
+        fine = partial(Stepped, lambda x, y: prepare(x.clone(), y.clone()))
+        monitor, module = monitored(tmp_path, fine, loader(X + 6, Y))  # far from 0, which masks leave
         assert len(monitor.history) == 1
         assert not has_ears(module)
 
@@ -210,25 +201,13 @@ class TestWitness:
     )
     def test_other_units_are_refused_after_the_first_batch(self, tmp_path, wrong, through):
         prepare, message = REFUSED[wrong]
-
-        class Refused(Stepped):
-            def forward(self, x, *args, **kwargs):
-                return super().forward(x[:, :4], *args, **kwargs)
-
-            def call(self, *args, **kwargs):
-                return self(*args, **kwargs) if through == "the module" else self.net(*args)
-
-        Refused.prepare = staticmethod(prepare)
         start = "^In training, the network gets inputs that differ from those of the batches: "
         with pytest.raises(MisconfigurationException, match=f"{start}.*{message}"):
-            monitored(tmp_path, Refused, loader(X * 20 + 100, Y))
+            monitored(tmp_path, partial(Stepped, prepare, through), loader(X * 20 + 100, Y))
 
     def test_a_reference_is_taken_as_it_is(self, tmp_path):
-        class Divided(Stepped):
-            def prepare(self, x, y):
-                return (x / 255,)
-
-        monitor, _ = monitored(tmp_path, Divided, loader(BYTES, Y), reference=(SCALED, Y))
+        divided = partial(Stepped, lambda x, y: (x / 255,))
+        monitor, _ = monitored(tmp_path, divided, loader(BYTES, Y), reference=(SCALED, Y))
         assert len(monitor.history) == 1
 
     @pytest.mark.parametrize("fault", ["while it trains", "in the units", "in the first batch's labels", "skipped"])
