@@ -5,7 +5,7 @@ import random
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -126,6 +126,13 @@ def fit_again(folder, *callbacks, module=None, data=None, **options):
     module = module if isinstance(module, nn.Module) else module()
     data = in_order() if data is None else data
     return module, fit(folder, *callbacks, module=module, data=data, **{"max_epochs": 6, **options})
+
+
+def cut(folder, *callbacks, again=False, max_epochs=2, **options):
+    """Train for a while, as `fit` or `fit_again` does; the checkpoint to resume from."""
+    last = ModelCheckpoint(folder / "user", save_last=True)
+    (fit_again if again else fit)(folder, *callbacks, last, max_epochs=max_epochs, **options)
+    return folder / "user" / "last.ckpt"
 
 
 def weights_of(module):

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Plain, Weights, blobs, in_order, same, state_of
+from problems import Plain, Weights, blobs, cut, in_order, same, state_of
 from problems import fit_again as fit
 from torch import nn
 
@@ -45,7 +45,7 @@ def stopping(**kwargs):
 def test_the_average_is_measured_kept_and_restored_and_training_goes_its_own_way(tmp_path, checkpoints):
     own, weights, raw = stopping(), Weights(), Weights()
     module, _ = fit(tmp_path / "averaged", own, weights, enable_checkpointing=checkpoints)
-    fit(tmp_path / "raw", stopping(averaging=None), raw, enable_checkpointing=checkpoints)
+    fit(tmp_path / "raw", raw)
     assert weights.of_epoch.keys() == raw.of_epoch.keys() == set(range(6))
     assert all(same(one, raw.of_epoch[epoch]) for epoch, one in weights.of_epoch.items())
     assert own.best_epoch is not None
@@ -71,10 +71,9 @@ def test_the_file_holds_the_average_and_loads_as_any_other(tmp_path):
 def test_a_checkpoint_of_the_users_holds_the_weights_of_training_and_grows_by_one_copy(tmp_path):
     sizes = []
     for averaging in (PAST, None):
-        last, weights = ModelCheckpoint(tmp_path / str(averaging), save_last=True), Weights()
-        own = stopping(averaging=averaging, restore_best_weights=False)
-        fit(tmp_path / str(averaging), own, weights, last)
-        content = torch.load(tmp_path / str(averaging) / "last.ckpt", weights_only=True)
+        own, weights = stopping(averaging=averaging, restore_best_weights=False), Weights()
+        path = cut(tmp_path / str(averaging), own, weights, again=True, max_epochs=6)
+        content = torch.load(path, weights_only=True)
         assert same(content["state_dict"], weights.of_epoch[5])
         assert RAW_WEIGHTS not in content
         state = state_of(content, "BoundaryUncertaintyStopping")
@@ -95,14 +94,11 @@ def test_without_averaging_a_kept_file_still_resumes_from_the_weights_of_trainin
 
 
 def test_another_weight_of_the_past_starts_anew(tmp_path):
-    last = ModelCheckpoint(tmp_path / "user", save_last=True)
-    fit(tmp_path, stopping(), last, max_epochs=3)
-    resumed, again = stopping(averaging=0.5), ModelCheckpoint(tmp_path / "again", save_last=True)
+    path, resumed = cut(tmp_path, stopping(), again=True, max_epochs=3), stopping(averaging=0.5)
     with pytest.warns(UserWarning, match=r"resumes with averaging=0\.5 instead of averaging=0\.6"):
-        fit(tmp_path, resumed, again, ckpt_path=tmp_path / "user" / "last.ckpt")
+        last = cut(tmp_path / "again", resumed, again=True, max_epochs=6, ckpt_path=path)
     assert resumed.tracker.checks.n_not_compared == 3
-    content = torch.load(tmp_path / "again" / "last.ckpt", weights_only=True)
-    state = state_of(content, "BoundaryUncertaintyStopping")
+    state = state_of(torch.load(last, weights_only=True), "BoundaryUncertaintyStopping")
     assert set(state["average"]["n_checks"].values()) == {3}
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
-from problems import Augmented, Plain, blobs, fit, in_order, same, state_of, trainer
+from problems import Augmented, Plain, blobs, cut, fit, in_order, same, state_of, trainer
 from problems import fit_again as run_of
 from scripted import Scripted
 from torch.utils.data import DataLoader
@@ -20,6 +20,10 @@ from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping, Si
 from bu_torch.ranking.rank import fit_signals
 from bu_torch.report import read_record
 from bu_torch.report.verdict import RunVerdict
+
+
+def ours(**settings):
+    return BoundaryUncertaintyStopping(n_neighbors=20, **settings)
 
 
 class Disk(TorchCheckpointIO):
@@ -52,7 +56,7 @@ def run(folder, where="", epoch=-1, ckpt_path=None):
         on_train_epoch_end=lambda t, m: kill("before the checkpoints", t.current_epoch == epoch),
         on_train_epoch_start=lambda t, m: kill("after the checkpoints", t.current_epoch == epoch),
     )
-    stopping = BoundaryUncertaintyStopping(patience=4, n_neighbors=20, n_draws=4)
+    stopping = ours(patience=4, n_draws=4)
     theirs = ModelCheckpoint(folder / "user", save_last=True, filename="user")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the process that is killed, so that numbers are the same to the bit
@@ -104,16 +108,9 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path, uninterrupted, whe
     assert kept.match("boundary-*.ckpt")
 
 
-def cut(tmp_path, data=None, max_epochs=4):
-    """The file of a run that ended early, to resume from."""
-    last = ModelCheckpoint(tmp_path / "user", save_last=True)
-    run_of(tmp_path, BoundaryUncertaintyStopping(n_neighbors=20), last, data=data, max_epochs=max_epochs)
-    return tmp_path / "user" / "last.ckpt"
-
-
 def test_other_samples_are_not_compared_with_those_before(tmp_path):
-    path, (features, labels) = cut(tmp_path), blobs()
-    stopping, data = BoundaryUncertaintyStopping(n_neighbors=20, patience=50), in_order(features + 1, labels)
+    path, (features, labels) = cut(tmp_path, ours(), again=True, max_epochs=4), blobs()
+    stopping, data = ours(patience=50), in_order(features + 1, labels)
     with pytest.warns(UserWarning, match="different training samples"), pytest.warns(UserWarning, match="start anew"):
         run_of(tmp_path, stopping, data=data, max_epochs=8, ckpt_path=path)
     assert [entry["epoch"] for entry in stopping.history] == list(range(8))
@@ -127,9 +124,9 @@ def test_other_samples_are_not_compared_with_those_before(tmp_path):
 
 def test_the_same_samples_are_not_warned_of_though_they_are_augmented_at_random(tmp_path, recwarn):
     loader = DataLoader(Augmented(), batch_size=30)
-    path = cut(tmp_path, loader, max_epochs=2)
+    path = cut(tmp_path, ours(), module=Plain(), data=loader)
     torch.rand(7)  # the random state is another one
-    again = BoundaryUncertaintyStopping(n_neighbors=20)
+    again = ours()
     fit(tmp_path, again, module=Plain(), data=loader, max_epochs=4, ckpt_path=path)
     assert len(again.history) == 4
     assert not [warning for warning in recwarn if "other training samples" in str(warning.message)]
@@ -183,10 +180,10 @@ def test_a_torn_file_falls_back_to_the_best_before(tmp_path, values, torn):
 
 
 def test_a_torn_best_is_not_resumed_on(tmp_path):
-    path = cut(tmp_path)
+    path = cut(tmp_path, ours(), again=True, max_epochs=4)
     best = Path(state_of(torch.load(path, weights_only=True), "Keeper")["best_model_path"])
     best.write_bytes(best.read_bytes()[:100])
-    stopping = BoundaryUncertaintyStopping(n_neighbors=20)
+    stopping = ours()
     with pytest.warns(UserWarning, match="missing or damaged"):
         run_of(tmp_path, stopping, max_epochs=7, ckpt_path=path)
     assert stopping.best_model_path != str(best)
@@ -205,7 +202,7 @@ def full_disk(tmp_path, monkeypatch):
 @pytest.mark.parametrize("spoil", [no_such_folder, full_disk])
 def test_a_cache_that_cannot_be_written_costs_nothing_but_a_warning(tmp_path, monkeypatch, spoil):
     cache, reason = spoil(tmp_path, monkeypatch)
-    stopping = BoundaryUncertaintyStopping(n_neighbors=20, cache=cache)
+    stopping = ours(cache=cache)
     with pytest.warns(UserWarning, match=f"cache {cache} cannot be written: .*({reason})"):
         run_of(tmp_path, stopping, max_epochs=2)
     assert len(stopping.history) == 2
@@ -224,7 +221,7 @@ def test_a_file_of_one_s_own_kind_is_not_called_damaged(tmp_path):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             torch.save(checkpoint, path, _use_new_zipfile_serialization=False)
 
-    stopping = BoundaryUncertaintyStopping(n_neighbors=20)
+    stopping = ours()
     run_of(tmp_path, stopping, max_epochs=4, plugins=[Legacy()])
     assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == stopping.best_epoch
 
@@ -233,7 +230,7 @@ def test_sharded_weights_are_left_and_the_file_is_named(tmp_path):
     class FSDPStrategy(type(trainer(tmp_path).strategy)):
         """Sharded by its name; the real one needs GPUs."""
 
-    stopping = BoundaryUncertaintyStopping(n_neighbors=20)
+    stopping = ours()
     with pytest.warns(UserWarning, match="FSDPStrategy shards the weights, .* they are in .*boundary-epoch"):
         fit(tmp_path, stopping, strategy=FSDPStrategy(device=torch.device("cpu")))
     assert Path(stopping.best_model_path).exists()

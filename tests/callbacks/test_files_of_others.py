@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Classifier, Weights, fit, same, state_of
+from problems import Classifier, Weights, cut, fit, same, state_of
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 from bu_torch.callbacks import keeper
@@ -26,9 +26,8 @@ class Bomb:
 
 def run(tmp_path):
     """Two epochs; the file to resume from, and that of the best."""
-    stopping, last = BoundaryUncertaintyStopping(n_neighbors=20), ModelCheckpoint(tmp_path / "user", save_last=True)
-    fit(tmp_path, stopping, last, max_epochs=2)
-    return tmp_path / "user" / "last.ckpt", Path(stopping.best_model_path)
+    stopping = BoundaryUncertaintyStopping(n_neighbors=20)
+    return cut(tmp_path, stopping), Path(stopping.best_model_path)
 
 
 def craft(path, best, score):

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Classifier, Weights, blobs, loader, same, state_of, weights_of
+from problems import Classifier, Weights, blobs, cut, loader, same, state_of, weights_of
 from problems import fit as trained
 from scripted import Scripted, ScriptedFit
 from torch import nn
@@ -93,20 +93,19 @@ class TestWeightsLeftOut:
     def test_a_file_of_an_earlier_process_is_put_back_if_only_frozen_ones_are_missing(
         self, tmp_path, new_process, left_out, is_put_back
     ):
-        first = Scripted((0.9, 0.1), restore_best_weights=False)
-        last = ModelCheckpoint(tmp_path / "user", save_last=True)
+        first, look = Scripted((0.9, 0.1), restore_best_weights=False), Weights()
         module = LeavingOut(left_out, strict=False)
         backbone = weights_of(module.backbone)
-        _, weights = fit(tmp_path, first, last, module=module, max_epochs=2)
+        path = cut(tmp_path, first, look, module=module)
         new_process()
         module = LeavingOut(left_out, strict=False)
         module.backbone.load_state_dict(backbone)
         module.on_train_start = lambda: setattr(module, "strict_loading", True)
-        resumed, path = Scripted((0.9, 0.1)), tmp_path / "user" / "last.ckpt"
+        resumed = Scripted((0.9, 0.1))
         with nullcontext() if is_put_back else pytest.warns(UserWarning, match=r"lacks weights.*net\.4\.weight"):
             _, after = fit(tmp_path, resumed, module=module, ckpt_path=path, max_epochs=4)
         assert resumed.best_epoch == 0
-        assert same(weights_of(module), weights[0] if is_put_back else after[3])
+        assert same(weights_of(module), look.of_epoch[0] if is_put_back else after[3])
 
     def test_a_parameter_of_two_names_counts_once_and_lists_are_short(self):
         module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -182,9 +181,8 @@ class TestEquals:
 
     @pytest.mark.parametrize("end", [2, 3, 4, 5])
     def test_a_run_that_resumes_in_another_folder_goes_on_from_the_same_file(self, tmp_path, end):
-        first, resumed, last = Equals(), Equals(), ModelCheckpoint(tmp_path / "user", save_last=True)
-        fit(tmp_path, first, last, max_epochs=end)
-        fit(tmp_path / "elsewhere", resumed, max_epochs=6, ckpt_path=tmp_path / "user" / "last.ckpt")
+        first, resumed = Equals(), Equals()
+        fit(tmp_path / "elsewhere", resumed, max_epochs=6, ckpt_path=cut(tmp_path, first, max_epochs=end))
         assert (resumed.best_epoch, resumed.best_score) == (3, resumed.history[3]["expected_accuracy"])
         assert (resumed.best_model_path == first.best_model_path) == (end >= 4)
         assert torch.load(resumed.best_model_path, weights_only=True)["epoch"] == 3
@@ -221,11 +219,9 @@ class TestNames:
     @pytest.mark.parametrize("filename", ["{epoch}-{step}", "boundary-{epoch}-{step}", "best"])
     def test_a_resumed_state_has_no_file_deleted_that_the_template_fits(self, tmp_path, new_process, filename):
         mine = tmp_path / "mine"
-        last = ModelCheckpoint(tmp_path / "user", save_last=True)
-        fit(tmp_path, Scripted((0.1, 0.2), dirpath=mine, filename=filename), last, max_epochs=2)
+        path = cut(tmp_path, Scripted((0.1, 0.2), dirpath=mine, filename=filename))
         new_process()
-        before = checkpoints(mine)
-        resumed, path = Scripted((0.1, 0.2, 0.9), dirpath=mine, filename=filename), tmp_path / "user" / "last.ckpt"
+        before, resumed = checkpoints(mine), Scripted((0.1, 0.2, 0.9), dirpath=mine, filename=filename)
         fit(tmp_path, resumed, ModelCheckpoint(tmp_path / "user2"), max_epochs=4, ckpt_path=path)
         assert resumed.best_epoch == 2
         assert set(before) < set(checkpoints(mine))
@@ -249,12 +245,11 @@ class TestFolders:
         assert (again.best_epoch, again.best_model_path) == (1, own.best_model_path)
 
     def test_of_two_equal_scores_the_one_whose_file_is_there_is_kept(self, tmp_path):
-        last, own = ModelCheckpoint(tmp_path / "theirs", save_last=True), Scripted()
-        fit(tmp_path / "part", own, last)
+        own, again = Scripted(), Scripted((0.9,))
+        path = cut(tmp_path / "part", own, max_epochs=3)
         Path(own.best_model_path).unlink()
-        again = Scripted((0.9,))
         with pytest.warns(UserWarning, match="missing or damaged"):
-            fit(tmp_path / "rest", again, max_epochs=4, ckpt_path=last.last_model_path)
+            fit(tmp_path / "rest", again, max_epochs=4, ckpt_path=path)
         assert again.best_epoch == torch.load(again.best_model_path, weights_only=True)["epoch"] == 3
 
 
@@ -305,9 +300,8 @@ class TestWords:
         assert [sum(words in line for line in said) for words in ("saving model to", "not in top 1")] == [3, 0]
 
     def test_a_run_that_resumes_compares_with_the_best_of_before(self, tmp_path, log):
-        last = ModelCheckpoint(tmp_path / "user", save_last=True)
-        fit(tmp_path, Scripted(self.SCRIPT), last, max_epochs=2)
-        fit(tmp_path, Scripted(self.SCRIPT, verbose=True), max_epochs=4, ckpt_path=tmp_path / "user" / "last.ckpt")
+        path = cut(tmp_path, Scripted(self.SCRIPT))
+        fit(tmp_path, Scripted(self.SCRIPT, verbose=True), max_epochs=4, ckpt_path=path)
         assert [one for one in log.messages if "improved" in one] == [
             "Metric boundary_uncertainty improved by 0.400 >= min_delta = 0.0. New best score: 0.900"
         ]
