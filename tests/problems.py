@@ -156,9 +156,7 @@ class Gain(Rule):
 
     name = "gain"
     signals = ("trust_score", "boundary_uncertainty")
-
-    def __init__(self):
-        self.before = 0.0
+    before = 0.0
 
     def score(self, values):
         gain, self.before = values["trust_score"] - self.before, values["trust_score"]

@@ -75,13 +75,21 @@ def test_a_best_file_from_others_is_read_as_plain_data_or_not_at_all(tmp_path, w
     assert len([one for one in said if "crafted" in str(one.message)]) == 1
 
 
-def test_a_file_put_in_place_of_our_own_is_another_s(tmp_path):
-    stopping = BoundaryUncertaintyStopping(n_neighbors=20)
-    swap = LambdaCallback(on_train_end=lambda *_: with_a_bomb(stopping.best_model_path, tmp_path / "mark"))
-    with pytest.warns(UserWarning, match="was not written by this process"):
-        fit(tmp_path, stopping, swap, max_epochs=2)
+def with_a_pipe(path, mark):
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("swap", "said"), [(with_a_bomb, "was not written by this process"), (with_a_pipe, "kept epoch is missing")]
+)
+def test_what_takes_the_place_of_our_own_file_is_neither_run_nor_waited_for(tmp_path, swap, said):
+    stopping, mark = BoundaryUncertaintyStopping(n_neighbors=20), tmp_path / "mark"
+    look = LambdaCallback(on_train_end=lambda *_: swap(Path(stopping.best_model_path), mark))
+    with pytest.warns(UserWarning, match=said):
+        fit(tmp_path, stopping, look, max_epochs=2)
     assert stopping.best_model_path
-    assert not (tmp_path / "mark").exists()
+    assert not mark.exists()
 
 
 def test_a_best_file_of_plain_data_from_an_earlier_process_is_restored(tmp_path, new_process):
@@ -125,16 +133,6 @@ def test_only_a_local_file_may_be_named_as_the_best(tmp_path, monkeypatch, addre
     with pytest.warns(UserWarning, match="best epoch so far is missing or damaged"):
         stopping, _ = resume(tmp_path, last)
     assert stopping.best_epoch in (2, 3)
-
-
-def test_a_pipe_that_takes_the_place_of_the_best_is_not_waited_for(tmp_path):
-    def swap(*_):
-        Path(stopping.best_model_path).unlink()
-        os.mkfifo(stopping.best_model_path)
-
-    stopping = BoundaryUncertaintyStopping(n_neighbors=20)
-    with pytest.warns(UserWarning, match="kept epoch is missing"):
-        fit(tmp_path, stopping, LambdaCallback(on_train_end=swap), max_epochs=2)
 
 
 def test_a_file_of_the_same_size_and_time_is_another_s(tmp_path, monkeypatch):
@@ -235,8 +233,7 @@ PLANTS = {
 
 @pytest.mark.parametrize("plant", list(PLANTS.values()), ids=list(PLANTS))
 def test_what_a_resumed_state_names_is_not_deleted(tmp_path, new_process, caplog, plant):
-    last, best = run(tmp_path)
-    outside = best.parent.parent / "outside"
+    (last, best), outside = run(tmp_path), tmp_path / "outside"
     named = plant(best.parent, outside)
     before = {path: path.is_symlink() for path in (*best.parent.rglob("*"), *outside.rglob("*"))}
     craft(last, str(named), -1e9)
@@ -247,19 +244,16 @@ def test_what_a_resumed_state_names_is_not_deleted(tmp_path, new_process, caplog
     assert f"does not delete the earlier best checkpoint, which may not be this run's: {named}" in caplog.text
 
 
-def test_the_best_of_the_resumed_run_is_deleted_once_a_better_one_is_saved(tmp_path, new_process):
+@pytest.mark.parametrize("resumes_from_it", [False, True])
+def test_the_best_of_before_is_deleted_once_a_better_one_is_saved_unless_the_run_resumes_from_it(
+    tmp_path, new_process, resumes_from_it
+):
     last, best = run(tmp_path)
-    craft(last, str(best), -1e9)
+    path = best if resumes_from_it else last
+    craft(path, str(best), -1e9)
     new_process()
-    stopping, _ = resume(tmp_path, last)
+    stopping, _ = resume(tmp_path, path)
     assert stopping.best_epoch in (2, 3)
-    assert [path.name for path in best.parent.glob("boundary-epoch*")] == [Path(stopping.best_model_path).name]
-
-
-def test_the_file_that_the_run_resumes_from_stays(tmp_path, new_process):
-    _, best = run(tmp_path)
-    craft(best, str(best), -1e9)
-    new_process()
-    stopping, _ = resume(tmp_path, best)
     assert stopping.best_model_path != str(best)
-    assert best.exists()
+    kept = {Path(stopping.best_model_path), *([best] if resumes_from_it else [])}
+    assert set(best.parent.glob("boundary-epoch*")) == kept
