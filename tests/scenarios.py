@@ -172,7 +172,7 @@ class Compiled(Model):
         self.net.compile(backend="eager")
 
     def training_step(self, batch, batch_idx):
-        return nn.functional.cross_entropy(self(batch[0]), batch[1], weight=CLASS_WEIGHTS)
+        return nn.functional.cross_entropy(self(batch[0]), batch[1], weight=CLASS_WEIGHTS.clone())
 
 
 class Fed(Model):

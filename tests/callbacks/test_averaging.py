@@ -60,8 +60,7 @@ def test_the_file_holds_the_average_and_loads_as_any_other(tmp_path):
     saved = torch.load(own.best_model_path, weights_only=True)
     assert close(saved["state_dict"], averaged(weights, own.best_epoch))
     assert close(saved[RAW_WEIGHTS], {name: weights.of_epoch[own.best_epoch][name] for name in saved[RAW_WEIGHTS]})
-    of_numbers = {name for name, value in saved["state_dict"].items() if value.is_floating_point()}
-    assert saved[RAW_WEIGHTS].keys() == of_numbers
+    assert saved[RAW_WEIGHTS].keys() == {name for name, v in saved["state_dict"].items() if v.is_floating_point()}
     assert same(Plain.load_from_checkpoint(own.best_model_path).state_dict(), saved["state_dict"])
     (tested,) = made.test(module, in_order(), ckpt_path="best", verbose=False)
     logits = module.eval()(blobs()[0])

@@ -236,7 +236,7 @@ class TestWitness:
 
     def test_what_is_compiled_is_not_watched(self):
         assert can_be_watched(Classifier())
-        scripted, compiled, within, by_itself = Classifier(), Classifier(), Classifier(), Classifier()
+        scripted, compiled, within, by_itself = (Classifier() for _ in range(4))
         scripted.net = torch.jit.script(scripted.net)
         compiled._compiler_ctx = {"compiler": "dynamo"}  # as Lightning marks it
         within.net = torch.compile(within.net)

@@ -34,8 +34,8 @@ torch.manual_seed(0)
 labels = torch.arange(120) % 3
 loader = DataLoader(TensorDataset(torch.randn(120, 4) + labels.unsqueeze(1), labels), batch_size=20, shuffle=True)
 stopping = BoundaryUncertaintyStopping(patience=2, n_neighbors=20)
-trainer = pl.Trainer(max_epochs=3, callbacks=stopping, accelerator="cpu", logger=False, default_root_dir={folder!r},
-                     enable_progress_bar=False, enable_model_summary=False)
+options = dict(accelerator="cpu", logger=False, default_root_dir={folder!r}, enable_progress_bar=False)
+trainer = pl.Trainer(max_epochs=3, callbacks=stopping, enable_model_summary=False, **options)
 trainer.fit(Module(), loader)
 assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == stopping.best_epoch
 assert isinstance(stopping, pl.Callback)
@@ -44,8 +44,7 @@ stopper, keeper = trainer.callbacks[names.index("VerdictBearer")], trainer.callb
 assert isinstance(stopper, pl.callbacks.EarlyStopping) and isinstance(keeper, pl.callbacks.ModelCheckpoint)
 assert trainer.checkpoint_callback is keeper
 resumed = BoundaryUncertaintyStopping(patience=3, n_neighbors=20)
-again = pl.Trainer(max_epochs=4, callbacks=[resumed], accelerator="cpu", logger=False, default_root_dir={folder!r},
-                   enable_progress_bar=False, enable_model_summary=False)
+again = pl.Trainer(max_epochs=4, callbacks=[resumed], enable_model_summary=False, **options)
 again.fit(Module(), loader, ckpt_path=keeper.best_model_path)
 assert [entry["epoch"] for entry in resumed.history[: stopping.best_epoch]] == list(range(stopping.best_epoch))
 try:
