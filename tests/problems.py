@@ -5,7 +5,7 @@ import random
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -21,6 +21,11 @@ def blobs(n=120, d=4, n_classes=3, seed=0):
 
 def loader(*tensors, batch_size=30, **kwargs):
     return DataLoader(TensorDataset(*tensors), batch_size=batch_size, shuffle=True, **kwargs)
+
+
+def in_order(*tensors):
+    """Batches of 30, of blobs or of these, in the same order in each epoch."""
+    return DataLoader(TensorDataset(*(tensors or blobs())), batch_size=30)
 
 
 class Made(Dataset):
@@ -106,24 +111,33 @@ class Weights(Callback):
         self.at_end = weights_of(pl_module)
 
 
-def fit(folder, *callbacks, module=None, data=None, ckpt_path=None, **options):
+def fit(folder, *callbacks, module=None, data=None, ckpt_path=None, weights_only=None, **options):
     """Train a classifier of blobs for three epochs; the trainer."""
     made = trainer(folder, *callbacks, **options)
-    made.fit(module or Classifier(), data or loader(*blobs()), ckpt_path=ckpt_path)
+    module, data = Classifier() if module is None else module, loader(*blobs()) if data is None else data
+    made.fit(module, data, ckpt_path=ckpt_path, weights_only=weights_only)
     return made
 
 
-def fit_again(folder, *callbacks, module=None, max_epochs=6, ckpt_path=None, **options):
-    """Train on samples in a fixed order from fixed weights; the module and the trainer."""
+def fit_again(folder, *callbacks, module=None, data=None, **options):
+    """Train on samples in a fixed order from fixed weights of a module, or of what makes it; module and trainer."""
     pl.seed_everything(3, verbose=False)
-    module, data = module or Plain(lr=0.1), DataLoader(TensorDataset(*blobs()), batch_size=30)
-    options = {"max_epochs": max_epochs, "ckpt_path": ckpt_path, **options}
-    return module, fit(folder, *callbacks, module=module, data=data, **options)
+    module = module or Plain(lr=0.1)
+    module = module if isinstance(module, nn.Module) else module()
+    data = in_order() if data is None else data
+    return module, fit(folder, *callbacks, module=module, data=data, **{"max_epochs": 6, **options})
+
+
+def cut(folder, *callbacks, again=False, max_epochs=2, **options):
+    """Train for a while, as `fit` or `fit_again` does; the checkpoint to resume from."""
+    last = ModelCheckpoint(folder / "user", save_last=True)
+    (fit_again if again else fit)(folder, *callbacks, last, max_epochs=max_epochs, **options)
+    return folder / "user" / "last.ckpt"
 
 
 def weights_of(module):
-    """A copy of all weights and buffers."""
-    return {name: value.clone() for name, value in module.state_dict().items()}
+    """A copy of all weights and buffers, also of those that a module's own `state_dict` leaves out."""
+    return {name: value.clone() for name, value in nn.Module.state_dict(module).items()}
 
 
 def state_of(checkpoint, name):
@@ -142,9 +156,7 @@ class Gain(Rule):
 
     name = "gain"
     signals = ("trust_score", "boundary_uncertainty")
-
-    def __init__(self):
-        self.before = 0.0
+    before = 0.0
 
     def score(self, values):
         gain, self.before = values["trust_score"] - self.before, values["trust_score"]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import schedulefree
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping, EMAWeightAveraging, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, EarlyStopping, EMAWeightAveraging, LambdaCallback, ModelCheckpoint
 from problems import Classifier, Gain, blobs, trainer, weights_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
 
 N_EPOCHS = 5
-KILLED_IN = 2
 FEW = {"n_neighbors": 20, "n_draws": 2, "patience": 2}
 
 
@@ -37,9 +36,7 @@ def imbalanced():
 def images(n=120):
     """Bright on the left or on the right, in noise."""
     labels = torch.arange(n) % 2
-    sides = torch.zeros(n, 1, 6, 6)
-    sides[labels == 0, :, :, :3] = 1
-    sides[labels == 1, :, :, 3:] = 1
+    sides = (labels.view(n, 1, 1, 1) == (torch.arange(6) >= 3)).float().expand(n, 1, 6, 6)
     return sides + torch.randn(n, 1, 6, 6, generator=torch.Generator().manual_seed(0)), labels
 
 
@@ -163,6 +160,9 @@ class Noisy(Model):
         return super().training_step((batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]), batch_idx)
 
 
+CLASS_WEIGHTS = torch.tensor([1.0, 4.0, 2.0])
+
+
 class Compiled(Model):
     """Gives its loss weights of classes, which are no part of the module."""
 
@@ -172,14 +172,7 @@ class Compiled(Model):
         self.net.compile(backend="eager")
 
     def training_step(self, batch, batch_idx):
-        return nn.functional.cross_entropy(self(batch[0]), batch[1], weight=torch.tensor(CLASS_WEIGHTS))
-
-
-CLASS_WEIGHTS = [1.0, 4.0, 2.0]
-
-
-def weighted_loss():
-    return nn.CrossEntropyLoss(torch.tensor(CLASS_WEIGHTS))
+        return nn.functional.cross_entropy(self(batch[0]), batch[1], weight=CLASS_WEIGHTS.clone())
 
 
 class Fed(Model):
@@ -266,12 +259,10 @@ class Look(Callback):
         )
 
 
-class Killer(Callback):
-    """Ends the training within an epoch."""
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if (trainer.current_epoch, batch_idx) == (KILLED_IN, 1):
-            raise RuntimeError("killed")
+def kill(trainer, pl_module, batch, batch_idx):
+    """End the training within an epoch."""
+    if (trainer.current_epoch, batch_idx) == (2, 1):
+        raise RuntimeError("killed")
 
 
 @dataclass
@@ -294,20 +285,12 @@ class Case:
     def killed(self):
         stopping, last = self.scenario.stopping(), ModelCheckpoint(self.folder / "user", save_last=True)
         with pytest.raises(RuntimeError, match="killed"):
-            self.scenario.train(self.folder / "killed", Killer(), stopping, last)
+            self.scenario.train(self.folder / "killed", LambdaCallback(on_train_batch_start=kill), stopping, last)
         return stopping, last.last_model_path
 
     def resumed(self, path):
         stopping = self.scenario.stopping()
         return stopping, *self.scenario.train(self.folder / "resumed", stopping, ckpt_path=path)
-
-
-def ema():
-    return [EMAWeightAveraging(decay=0.5)]
-
-
-def users_stopper():
-    return [EarlyStopping(monitor="trust_score", mode="max", patience=9)]
 
 
 TRACELESS = {"resumes": False, "loops": False}
@@ -333,12 +316,16 @@ SCENARIOS = {
     "checks within epochs": Scenario(settings={"every_n_train_steps": 2, "patience": 20}, **TRACELESS),
     "two optimisers": Scenario(module=lambda: TwoOptimizers(normed()), **NO_LOOP),
     "gradients of two batches": Scenario(options={"accumulate_grad_batches": 2}, **NO_LOOP),
-    "a weighted loss": Scenario(module=lambda: Model(normed(), weighted_loss()), **OF_MODULE),
+    "a weighted loss": Scenario(
+        module=lambda: Model(normed(), nn.CrossEntropyLoss(CLASS_WEIGHTS.clone())), **OF_MODULE
+    ),
     "autocast": Scenario(options={"precision": "bf16-mixed"}, **OF_MODULE),
     "bfloat16": Scenario(module=lambda: Fed(normed()), options={"precision": "bf16-true"}, **OF_MODULE),
     "float64": Scenario(module=lambda: Fed(normed()), options={"precision": "64-true"}, **OF_MODULE),
-    "an average of Lightning's beside": Scenario(others=ema, **NO_LOOP),
-    "an early stopping beside": Scenario(others=users_stopper, **NO_LOOP),
+    "an average of Lightning's beside": Scenario(others=lambda: [EMAWeightAveraging(decay=0.5)], **NO_LOOP),
+    "an early stopping beside": Scenario(
+        others=lambda: [EarlyStopping(monitor="trust_score", mode="max", patience=9)], **NO_LOOP
+    ),
     "no files": Scenario(options={"enable_checkpointing": False}, resumes=False),
     "barebones": Scenario(options={"barebones": True}, resumes=False),
     "a schedule-free optimiser": Scenario(module=lambda: ScheduleFree(perceptron()), **NO_LOOP),

@@ -3,13 +3,15 @@
 import copy
 import pickle
 import re
+from contextlib import nullcontext
+from functools import partial
 
 import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Classifier, blobs, loader, trainer
+from problems import Classifier, blobs, fit_again, loader
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
@@ -23,19 +25,20 @@ SCALED = BYTES.float() / 255
 FEW = {"n_neighbors": 10, "n_draws": 1}
 
 
-def fit(folder, module, data, *callbacks, max_epochs=1, seed=3, datamodule=None, **kwargs):
-    """A short training that begins with the same weights each time."""
-    pl.seed_everything(seed, verbose=False)
-    module = module()
-    trainer(folder, *callbacks, max_epochs=max_epochs, **kwargs).fit(module, data, datamodule=datamodule)
-    return module
+def fit(folder, module, data, *callbacks, max_epochs=1):
+    return fit_again(folder, *callbacks, module=module, data=data, max_epochs=max_epochs)[0]
 
 
-def monitored(folder, module, data, *callbacks, max_epochs=1, datamodule=None, settings=None, **kwargs):
-    monitor = BoundaryUncertaintyMonitor(**FEW, **(settings or {}))
-    return monitor, fit(
-        folder, module, data, monitor, *callbacks, max_epochs=max_epochs, datamodule=datamodule, **kwargs
-    )
+def monitored(folder, module, data, max_epochs=1, **settings):
+    monitor = BoundaryUncertaintyMonitor(**FEW, **settings)
+    return monitor, fit(folder, module, data, monitor, max_epochs=max_epochs)
+
+
+def assert_measures(monitor, module, signals, names=Signals.NAMES):
+    with torch.no_grad():
+        values = signals.measure(module.eval()(signals.perturbed_inputs)).values
+    for name in names:
+        assert monitor.history[0][name] == pytest.approx(float(values[name]), abs=1e-5), name
 
 
 def assert_same_history(first, second):
@@ -65,12 +68,8 @@ class Transfer(Classifier):
 
 
 class DataModule(pl.LightningDataModule):
-    def __init__(self, **kwargs):
-        super().__init__()
-        self.kwargs = kwargs
-
     def train_dataloader(self):
-        return loader(BYTES, Y, **self.kwargs)
+        return loader(BYTES, Y)
 
     def on_after_batch_transfer(self, batch, dataloader_idx):
         return batch[0].float() / 255, batch[1]
@@ -88,10 +87,9 @@ class TestHooks:
     @pytest.mark.parametrize("module", [Before, After, Transfer, Instance, "a datamodule"])
     @pytest.mark.parametrize("settings", [{}, {"max_samples": 50}], ids=["all", "some"])
     def test_that_scale_are_as_data_that_is_scaled(self, tmp_path, module, settings):
-        scaled, _ = monitored(tmp_path, Classifier, loader(SCALED, Y), max_epochs=2, settings=settings)
-        given = (Classifier, None) if module == "a datamodule" else (module, loader(BYTES, Y))
-        datamodule = DataModule() if module == "a datamodule" else None
-        hooked, _ = monitored(tmp_path, *given, max_epochs=2, settings=settings, datamodule=datamodule)
+        scaled, _ = monitored(tmp_path, Classifier, loader(SCALED, Y), max_epochs=2, **settings)
+        given = (Classifier, DataModule()) if module == "a datamodule" else (module, loader(BYTES, Y))
+        hooked, _ = monitored(tmp_path, *given, max_epochs=2, **settings)
         assert_same_history(hooked, scaled)
 
     def test_are_called_once_for_each_batch_that_is_read_and_never_in_a_check(self, tmp_path):
@@ -119,7 +117,7 @@ class TestHooks:
     def test_reference_pairs_do_not_pass_them_and_datasets_do(self, tmp_path):
         scaled, _ = monitored(tmp_path, Classifier, loader(SCALED, Y))
         for reference in ((SCALED, Y), TensorDataset(BYTES, Y)):
-            found, _ = monitored(tmp_path, After, loader(BYTES, Y), settings={"reference": reference})
+            found, _ = monitored(tmp_path, After, loader(BYTES, Y), reference=reference)
             assert_same_history(found, scaled)
 
 
@@ -127,40 +125,26 @@ class TestHooks:
 
 
 class Stepped(Classifier):
-    """Prepares its inputs in `training_step`."""
+    """Prepares its inputs in `training_step`, for itself or for its network."""
 
-    def prepare(self, x, y):
-        return (x,)
-
-    def call(self, *args, **kwargs):
-        return self(*args, **kwargs)
+    def __init__(self, prepare=lambda x, y: (x,), through="the module"):
+        super().__init__()
+        self.prepare, self.through = prepare, through
 
     def training_step(self, batch, batch_idx):
-        x, y = batch
-        prepared = self.prepare(x, y)
-        logits = self.call(**prepared) if isinstance(prepared, dict) else self.call(*prepared)
-        return nn.functional.cross_entropy(logits[: len(y)], y)
+        prepared, called = self.prepare(*batch), self if self.through == "the module" else self.net
+        logits = called(**prepared) if isinstance(prepared, dict) else called(*prepared)
+        return nn.functional.cross_entropy(logits[: len(batch[1])], batch[1])
 
     def forward(self, x, y=None, attention_mask=None, rate=None):
-        return super().forward(x.float())
-
-
-def mixed(x, y):
-    return (0.7 * x + 0.3 * x.flip(0),)
-
-
-def pasted(x, y):
-    """As CutMix: some features are those of another sample."""
-    x = x.clone()
-    x[:, :2] = x.flip(0)[:, :2]
-    return (x,)
+        return super().forward(x.float().flatten(1)[:, :4])
 
 
 FINE = {
     "as they are": lambda x, y: (x,),
     "noise": lambda x, y: (x + 0.3 * torch.randn_like(x),),
-    "mixup": mixed,
-    "CutMix": pasted,
+    "mixup": lambda x, y: (0.7 * x + 0.3 * x.flip(0),),
+    "CutMix": lambda x, y: (torch.cat((x.flip(0)[:, :2], x[:, 2:]), dim=1),),
     "another order": lambda x, y: (x.flip(0).flip(0),),
     "flipped": lambda x, y: (x.flip(1),),
     "dropout": lambda x, y: (nn.functional.dropout(x, 0.1),),
@@ -199,20 +183,17 @@ REFUSED = {
 }
 
 
+def has_ears(module):
+    return any(part._forward_pre_hooks for part in module.modules())
+
+
 class TestWitness:
     @pytest.mark.parametrize("prepare", list(FINE.values()), ids=list(FINE))
     def test_what_keeps_the_units_is_fine(self, tmp_path, prepare):
-        class Fine(Stepped):
-            def forward(self, x, *args, **kwargs):
-                return super().forward(x.reshape(len(x), 4), *args, **kwargs)
-
-            def training_step(self, batch, batch_idx):
-                return super().training_step([part.clone() for part in batch], batch_idx)
-
-        Fine.prepare = staticmethod(prepare)
-        monitor, module = monitored(tmp_path, Fine, loader(X + 6, Y))  # far from 0, which masks leave
+        fine = partial(Stepped, lambda x, y: prepare(x.clone(), y.clone()))
+        monitor, module = monitored(tmp_path, fine, loader(X + 6, Y))  # far from 0, which masks leave
         assert len(monitor.history) == 1
-        assert not any(part._forward_pre_hooks for part in module.modules())
+        assert not has_ears(module)
 
     @pytest.mark.parametrize(
         ("wrong", "through"),
@@ -220,27 +201,13 @@ class TestWitness:
     )
     def test_other_units_are_refused_after_the_first_batch(self, tmp_path, wrong, through):
         prepare, message = REFUSED[wrong]
-
-        class Refused(Stepped):
-            def forward(self, x, *args, **kwargs):
-                return super().forward(x[:, :4], *args, **kwargs)
-
-            def call(self, *args, **kwargs):
-                return self(*args, **kwargs) if through == "the module" else self.net(*args)
-
-        Refused.prepare = staticmethod(prepare)
-        with pytest.raises(MisconfigurationException, match=message) as raised:
-            monitored(tmp_path, Refused, loader(X * 20 + 100, Y))
-        assert str(raised.value).startswith(
-            "In training, the network gets inputs that differ from those of the batches: "
-        )
+        start = "^In training, the network gets inputs that differ from those of the batches: "
+        with pytest.raises(MisconfigurationException, match=f"{start}.*{message}"):
+            monitored(tmp_path, partial(Stepped, prepare, through), loader(X * 20 + 100, Y))
 
     def test_a_reference_is_taken_as_it_is(self, tmp_path):
-        class Divided(Stepped):
-            def prepare(self, x, y):
-                return (x / 255,)
-
-        monitor, _ = monitored(tmp_path, Divided, loader(BYTES, Y), settings={"reference": (SCALED, Y)})
+        divided = partial(Stepped, lambda x, y: (x / 255,))
+        monitor, _ = monitored(tmp_path, divided, loader(BYTES, Y), reference=(SCALED, Y))
         assert len(monitor.history) == 1
 
     @pytest.mark.parametrize("fault", ["while it trains", "in the units", "in the first batch's labels", "skipped"])
@@ -259,28 +226,17 @@ class TestWitness:
                 return -1 if fault == "skipped" and self.global_step == 0 else None
 
         seen = []
-        probe = LambdaCallback(
-            on_train_epoch_end=lambda trainer, module: seen.append(any(p._forward_pre_hooks for p in module.modules()))
-        )
-        made = []
-
-        def module():
-            made.append(Broken())
-            return made[0]
-
-        for callback in (BoundaryUncertaintyMonitor(**FEW), BoundaryUncertaintyStopping(**FEW)):
-            made.clear()
-            if fault in ("while it trains", "in the units"):
-                with pytest.raises((KeyError, MisconfigurationException)):
-                    fit(tmp_path, module, loader(X * 20 + 100, Y), callback, probe)
-            else:
-                fit(tmp_path, module, loader(X * 20 + 100, Y), callback, probe)
-            assert not any(part._forward_pre_hooks for part in made[0].modules())
+        probe = LambdaCallback(on_train_epoch_end=lambda trainer, module: seen.append(has_ears(module)))
+        for kind in (BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping):
+            module, fails = Broken(), fault in ("while it trains", "in the units")
+            with pytest.raises((KeyError, MisconfigurationException)) if fails else nullcontext():
+                fit(tmp_path, module, loader(X * 20 + 100, Y), kind(**FEW), probe)
+            assert not has_ears(module)
         assert not any(seen)
 
     def test_what_is_compiled_is_not_watched(self):
         assert can_be_watched(Classifier())
-        scripted, compiled, within, by_itself = Classifier(), Classifier(), Classifier(), Classifier()
+        scripted, compiled, within, by_itself = (Classifier() for _ in range(4))
         scripted.net = torch.jit.script(scripted.net)
         compiled._compiler_ctx = {"compiler": "dynamo"}  # as Lightning marks it
         within.net = torch.compile(within.net)
@@ -290,8 +246,7 @@ class TestWitness:
 
     def test_a_call_without_tensors_is_none(self):
         """As DistributedDataParallel calls the module with the arguments of `training_step`."""
-        module = nn.Linear(4, 3)
-        watch = Watch(None, None)
+        module, watch = nn.Linear(4, 3), Watch(None, None)
         watch.rehearse(module, lambda: module(X), Y)
         watch.listen()
         for hook in list(module._forward_pre_hooks.values()):
@@ -302,8 +257,7 @@ class TestWitness:
         assert not module._forward_pre_hooks
 
     def test_a_copy_made_while_training_is_watched_has_no_ears(self):
-        module = Classifier()
-        watch = Watch(None, None)
+        module, watch = Classifier(), Watch(None, None)
         watch.rehearse(module, lambda: module(X), Y)
         watch.listen()
         twin = copy.deepcopy(module)
@@ -314,8 +268,7 @@ class TestWitness:
         assert not got
 
     def test_what_is_not_called_is_not_judged(self):
-        module = Classifier()
-        watch = Watch(None, None)
+        module, watch = Classifier(), Watch(None, None)
         assert watch.objection() == ""
         watch.rehearse(module, lambda: module(X), Y)
         assert watch.objection() == ""
@@ -333,13 +286,8 @@ class TestBalance:
     def test_a_trainer_measures_what_is_drawn(self, tmp_path, class_weight):
         weights = 1.0 + torch.arange(120.0)
         data = DataLoader(TensorDataset(X, Y), batch_size=30, sampler=WeightedRandomSampler(weights, 120))
-        monitor, module = monitored(tmp_path, Classifier, data, settings={"class_weight": class_weight})
-        signals = Signals(n_neighbors=10, n_draws=1, seed=0, class_weight=class_weight).fit(X, Y, weights)
-        module.eval()
-        with torch.no_grad():
-            values = signals.measure(module(signals.perturbed_inputs)).values
-        for name in Signals.NAMES:
-            assert monitor.history[0][name] == pytest.approx(float(values[name]), abs=1e-5), name
+        run = monitored(tmp_path, Classifier, data, class_weight=class_weight)
+        assert_measures(*run, Signals(**FEW, seed=0, class_weight=class_weight).fit(X, Y, weights))
 
     @pytest.mark.parametrize(
         ("sampled", "class_weight", "message"),
@@ -347,7 +295,7 @@ class TestBalance:
             (
                 False,
                 None,
-                r"^Class 1 makes up 4.2% of what training draws, .*`class_weight='balanced'` counts all classes",
+                "^Class 1 makes up 4.2% of what training draws, .*`class_weight='balanced'` counts all classes",
             ),
             (False, "balanced", None),
             (False, {0: 0.1}, None),
@@ -361,24 +309,18 @@ class TestBalance:
         sampler = WeightedRandomSampler((1 / torch.bincount(labels).double())[labels], 120) if sampled else None
         data = DataLoader(TensorDataset(X + 10 * labels.unsqueeze(1), labels), batch_size=30, sampler=sampler)
         with caplog.at_level("INFO"):
-            monitored(tmp_path, lambda: Classifier(n_outputs=2), data, settings={"class_weight": class_weight})
+            monitored(tmp_path, lambda: Classifier(n_outputs=2), data, class_weight=class_weight)
         said = [line for line in caplog.messages if "training draws" in line or "sampler draws" in line]
-        if message is None:
-            assert said == []
-        else:
-            (line,) = said
-            assert re.search(message, line)
+        assert len(said) == (message is not None)
+        assert all(re.search(message, line) for line in said)
 
     def test_labels_that_losses_ignore_are_left_out_with_a_word(self, tmp_path):
         is_ignored = torch.arange(120) % 5 == 0
         marked = torch.where(is_ignored, -100, Y)
         with pytest.warns(UserWarning, match="24 samples have the label -100, which torch's losses ignore: they are"):
-            monitor, module = monitored(tmp_path, Classifier, loader(X, marked))
-        signals = Signals(n_neighbors=10, n_draws=1, seed=0).fit(X[~is_ignored], Y[~is_ignored])
-        module.eval()
-        with torch.no_grad():
-            values = signals.measure(module(signals.perturbed_inputs)).values
-        assert monitor.history[0]["expected_accuracy"] == pytest.approx(float(values["expected_accuracy"]), abs=1e-5)
+            run = monitored(tmp_path, Classifier, loader(X, marked))
+        signals = Signals(**FEW, seed=0).fit(X[~is_ignored], Y[~is_ignored])
+        assert_measures(*run, signals, ["expected_accuracy"])
 
 
 class TestWhatTrainingDoes:
@@ -398,8 +340,7 @@ class TestWhatTrainingDoes:
             def training_step(self, batch, batch_idx):
                 if batch_idx < n_skipped:
                     return None
-                weight, bias = self.net[0].weight, self.net[0].bias
-                return nn.functional.linear(batch[0], weight, bias).square().sum()
+                return nn.functional.linear(batch[0], self.net[0].weight, self.net[0].bias).square().sum()
 
         class Late(Classifier):
             def training_step(self, batch, batch_idx):
@@ -421,8 +362,7 @@ class TestWhatTrainingDoes:
                 self.net = Backbone(*self.net)
 
             def training_step(self, batch, batch_idx):
-                hidden = self.net.features(batch[0] / 100)
-                return hidden.square().sum()
+                return self.net.features(batch[0] / 100).square().sum()
 
         with pytest.raises(MisconfigurationException, match="values of mean"):
             monitored(tmp_path, Other, loader(X, Y))

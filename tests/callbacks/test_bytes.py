@@ -4,9 +4,8 @@ import logging
 
 import pytest
 import torch
-from problems import Classifier, trainer
-from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from problems import Classifier, Made, fit
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper
 from bu_torch.report import read_record
@@ -21,40 +20,22 @@ IMAGES = torch.rand(N, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0)
 LABELS = torch.arange(N) % 2
 
 
-class Read(Dataset):
-    """Images that are made when they are read, and counted."""
-
-    def __len__(self):
-        return N
-
-    def __getitem__(self, index):
-        WAS_READ.append(index)
-        return IMAGES[index], LABELS[index]
-
-
 class Stream(IterableDataset):
     def __iter__(self):
         return zip(IMAGES, LABELS, strict=True)
 
 
 WAS_READ = []
+READ = Made(lambda index: WAS_READ.append(index) or (IMAGES[index], LABELS[index]), N)
 
 
 def monitored(tmp_path, data, **settings):
-    class Net(Classifier):
-        def __init__(self):
-            super().__init__()
-            self.net = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 3))
-
-        def forward(self, inputs):
-            return self.net(inputs)
-
     monitor = BoundaryUncertaintyMonitor(n_neighbors=10, feature_extractor="inputs", cache=None, **settings)
-    trainer(tmp_path, monitor, max_epochs=1).fit(Net(), DataLoader(data, 50))
+    fit(tmp_path, monitor, module=Classifier(d=3 * SIDE * SIDE), data=DataLoader(data, 50), max_epochs=1)
     return monitor
 
 
-@pytest.mark.parametrize("data", [Read(), Stream(), TensorDataset(IMAGES, LABELS)], ids=["read", "stream", "held"])
+@pytest.mark.parametrize("data", [READ, Stream(), TensorDataset(IMAGES, LABELS)], ids=["read", "stream", "held"])
 def test_no_more_samples_are_looked_at_and_the_log_and_the_record_say_so(tmp_path, caplog, data):
     WAS_READ.clear()
     with caplog.at_level(logging.INFO):
@@ -65,7 +46,7 @@ def test_no_more_samples_are_looked_at_and_the_log_and_the_record_say_so(tmp_pat
         assert f"reads the first {FITTING} samples of Stream, to take no more than {BOUND} bytes" in caplog.text
     else:
         assert f"holds {FITTING} samples and not {N}, to take no more than {BOUND} bytes" in caplog.text
-    if isinstance(data, Read):
+    if data is READ:
         assert len(WAS_READ) <= N + 50 + FITTING + 50  # training, the first batch, the samples, and a look for noise
 
 
@@ -77,19 +58,13 @@ def test_a_cluster_is_looked_at_all_the_same(tmp_path):
 def test_a_plain_loop_is_bound_alike(caplog):
     stopper = BoundaryUncertaintyStopper(IMAGES, LABELS, n_neighbors=10, max_bytes=BOUND, cache=None)
     with caplog.at_level(logging.INFO):
-        stopper.check(nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 2)))
+        stopper.check(Classifier(d=3 * SIDE * SIDE))
     assert f"holds {FITTING} samples and not {N}" in caplog.text
 
 
 def test_a_network_gets_few_large_inputs_at_a_time():
     n_rows = []
-
-    class Counting(nn.Module):
-        def forward(self, inputs):
-            n_rows.append(len(inputs))
-            return inputs.flatten(1)[:, :2]
-
     images = torch.rand(40, 3, 320, 320, generator=torch.Generator().manual_seed(0))
     stopper = BoundaryUncertaintyStopper(images, torch.arange(40) % 2, n_neighbors=10, cache=None, averaging=None)
-    stopper.check(Counting())
+    stopper.check(lambda inputs: n_rows.append(len(inputs)) or inputs.flatten(1)[:, :2])
     assert max(n_rows) <= 32

@@ -40,13 +40,8 @@ def test_the_command_line_builds_it_from_yaml(tmp_path, monkeypatch):
     config.write_text(CONFIG.format(folder=tmp_path))
     monkeypatch.setattr(sys, "argv", ["main.py"])
     monkeypatch.chdir(tmp_path)
-    given = {
-        "patience": 0,
-        "dirpath": tmp_path / "mine",
-        "filename": "{epoch}",
-        "save_weights_only": "true",
-        "verbose": "true",
-    }
+    given = {"patience": 0, "dirpath": tmp_path / "mine", "filename": "{epoch}"}
+    given |= {"save_weights_only": "true", "verbose": "true"}
     options = [f"--trainer.callbacks.{name}={value}" for name, value in given.items()]
     cli = LightningCLI(Classifier, Blobs, args=["fit", "--config", str(config), *options])
     (stopping,) = [one for one in cli.trainer.callbacks if isinstance(one, BoundaryUncertaintyStopping)]

@@ -11,10 +11,10 @@ import pytest
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
-from problems import Augmented, Classifier, blobs, same, state_of, trainer
+from problems import Augmented, Plain, blobs, cut, fit, in_order, same, state_of, trainer
+from problems import fit_again as run_of
 from scripted import Scripted
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping, Signals
 from bu_torch.ranking.rank import fit_signals
@@ -22,48 +22,45 @@ from bu_torch.report import read_record
 from bu_torch.report.verdict import RunVerdict
 
 
-class Plain(Classifier):
-    """Without dropout, so that a resumed run is the uninterrupted one."""
-
-    def __init__(self):
-        super().__init__(lr=0.3)
-        torch.manual_seed(1)
-        self.net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
+def ours(**settings):
+    return BoundaryUncertaintyStopping(n_neighbors=20, **settings)
 
 
-def data(shift=0.0):
-    features, labels = blobs(n=120)
-    return DataLoader(TensorDataset(features + shift, labels), batch_size=30)
+class Disk(TorchCheckpointIO):
+    """Writes our checkpoints, or those of others, as these say that are called before and after."""
+
+    def __init__(self, before=lambda *_: None, after=lambda *_: None):
+        super().__init__()
+        self.before, self.after = before, after
+
+    def save_checkpoint(self, checkpoint, path, storage_options=None):
+        is_ours = "boundary-epoch" in str(path)
+        self.before(is_ours, checkpoint["epoch"])
+        super().save_checkpoint(checkpoint, path, storage_options)
+        self.after(is_ours, checkpoint["epoch"], Path(path))
 
 
 def run(folder, where="", epoch=-1, ckpt_path=None):
     """Train until it stops, or is killed at this place of this epoch; what the callback says in the end."""
 
-    def kill(trainer, place):
-        if where == place and trainer.current_epoch == epoch:
+    def kill(place, is_now):
+        if where == place and is_now:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def before(is_ours, found):
+        kill("saving ours", is_ours and found >= epoch)
+        kill("saving theirs", not is_ours and found == epoch)
+
     killer = LambdaCallback(
-        on_train_batch_start=lambda t, m, batch, batch_idx: kill(t, f"batch {batch_idx}"),
-        on_train_epoch_end=lambda t, m: kill(t, "before the checkpoints"),
-        on_train_epoch_start=lambda t, m: kill(t, "after the checkpoints"),
+        on_train_batch_start=lambda t, m, batch, batch_idx: kill(f"batch {batch_idx}", t.current_epoch == epoch),
+        on_train_epoch_end=lambda t, m: kill("before the checkpoints", t.current_epoch == epoch),
+        on_train_epoch_start=lambda t, m: kill("after the checkpoints", t.current_epoch == epoch),
     )
-
-    class Torn(TorchCheckpointIO):
-        def save_checkpoint(self, checkpoint, path, storage_options=None):
-            is_ours = "boundary-epoch" in str(path)
-            if where == "saving ours" and is_ours and checkpoint["epoch"] >= epoch:
-                os.kill(os.getpid(), signal.SIGKILL)
-            if where == "saving theirs" and not is_ours and checkpoint["epoch"] == epoch:
-                os.kill(os.getpid(), signal.SIGKILL)
-            super().save_checkpoint(checkpoint, path, storage_options)
-
-    stopping = BoundaryUncertaintyStopping(patience=4, n_neighbors=20, n_draws=4)
+    stopping = ours(patience=4, n_draws=4)
     theirs = ModelCheckpoint(folder / "user", save_last=True, filename="user")
-    made = trainer(folder, stopping, killer, theirs, max_epochs=60, plugins=[Torn()])
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the process that is killed, so that numbers are the same to the bit
-    made.fit(Plain(), data(), ckpt_path=ckpt_path)
+    run_of(folder, stopping, killer, theirs, max_epochs=60, plugins=[Disk(before)], ckpt_path=ckpt_path)
     torch.set_num_threads(threads)
     best = (stopping.best_epoch, stopping.stopped_epoch, stopping.stopping_reason)
     return (stopping.history, *best), stopping.best_model_path
@@ -75,14 +72,13 @@ def run_and_kill(folder, where, epoch):
         f"import sys; sys.path[:0] = {paths!r}; from pathlib import Path; from test_crash import run;"
         f" run(Path({str(folder)!r}), {where!r}, {epoch})"
     )
-    found = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    command, environment = [sys.executable, "-W", "ignore", "-c", script], os.environ | {"OMP_NUM_THREADS": "1"}
+    found = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert found.returncode == -signal.SIGKILL, found.stderr
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +90,10 @@ def uninterrupted(tmp_path_factory):
     ("where", "epoch"),
     [
         ("batch 2", 3),
-        pytest.param("saving ours", 4, marks=pytest.mark.slow),
-        pytest.param("before the checkpoints", 2, marks=pytest.mark.slow),
-        pytest.param("saving theirs", 5, marks=pytest.mark.slow),
-        pytest.param("after the checkpoints", 6, marks=pytest.mark.slow),
+        slow("saving ours", 4),
+        slow("before the checkpoints", 2),
+        slow("saving theirs", 5),
+        slow("after the checkpoints", 6),
     ],
 )
 def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path, uninterrupted, where, epoch):
@@ -107,23 +103,16 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path, uninterrupted, whe
     _, best_epoch, stopped_epoch, _ = resumed
     assert stopped_epoch is not None
     assert torch.load(path, weights_only=True)["epoch"] == best_epoch
-    kept = list((tmp_path / "user").glob("boundary-*.ckpt")) + list((tmp_path / "checkpoints").glob("boundary-*.ckpt"))
-    assert Path(path) in kept
-
-
-def cut(tmp_path, loader=None, max_epochs=4):
-    """The file of a run that ended early, to resume from."""
-    last = ModelCheckpoint(tmp_path / "user", save_last=True)
-    made = trainer(tmp_path, BoundaryUncertaintyStopping(n_neighbors=20), last, max_epochs=max_epochs)
-    made.fit(Plain(), loader or data())
-    return tmp_path / "user" / "last.ckpt"
+    kept = Path(path)
+    assert kept.parent in (tmp_path / "user", tmp_path / "checkpoints")
+    assert kept.match("boundary-*.ckpt")
 
 
 def test_other_samples_are_not_compared_with_those_before(tmp_path):
-    path = cut(tmp_path)
-    stopping = BoundaryUncertaintyStopping(n_neighbors=20, patience=50)
+    path, (features, labels) = cut(tmp_path, ours(), again=True, max_epochs=4), blobs()
+    stopping, data = ours(patience=50), in_order(features + 1, labels)
     with pytest.warns(UserWarning, match="different training samples"), pytest.warns(UserWarning, match="start anew"):
-        trainer(tmp_path, stopping, max_epochs=8).fit(Plain(), data(shift=1.0), ckpt_path=path)
+        run_of(tmp_path, stopping, data=data, max_epochs=8, ckpt_path=path)
     assert [entry["epoch"] for entry in stopping.history] == list(range(8))
     assert stopping.history[4]["prediction_changes"] == 1
     assert stopping.best_epoch >= 4
@@ -135,36 +124,32 @@ def test_other_samples_are_not_compared_with_those_before(tmp_path):
 
 def test_the_same_samples_are_not_warned_of_though_they_are_augmented_at_random(tmp_path, recwarn):
     loader = DataLoader(Augmented(), batch_size=30)
-    path = cut(tmp_path, loader, max_epochs=2)
+    path = cut(tmp_path, ours(), module=Plain(), data=loader)
     torch.rand(7)  # the random state is another one
-    again = BoundaryUncertaintyStopping(n_neighbors=20)
-    trainer(tmp_path, again, max_epochs=4).fit(Plain(), loader, ckpt_path=path)
+    again = ours()
+    fit(tmp_path, again, module=Plain(), data=loader, max_epochs=4, ckpt_path=path)
     assert len(again.history) == 4
     assert not [warning for warning in recwarn if "other training samples" in str(warning.message)]
 
 
-class Disk:
-    """Stands for `trainer.save_checkpoint` of a disk that is full, or that tears files, in some epochs."""
-
-    def __init__(self, trainer, *, full=(), torn=()):
-        self.trainer, self.save, self.full, self.torn = trainer, trainer.save_checkpoint, full, torn
-        trainer.save_checkpoint = self
-
-    def __call__(self, path, *arguments, **kwargs):
-        if "boundary" in str(path) and self.trainer.current_epoch in self.full:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        self.save(path, *arguments, **kwargs)
-        if "boundary" in str(path) and self.trainer.current_epoch in self.torn:
-            whole = Path(path).read_bytes()
-            Path(path).write_bytes(whole[: len(whole) // 2])
+def no_space(*arguments, **arrays):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def scripted(tmp_path, values, callbacks=(), **disk):
+def scripted(tmp_path, values, full=(), torn=()):
+    """Train with a disk that is full in some epochs, and tears files in others."""
+
+    def before(is_ours, epoch):
+        if is_ours and epoch in full:
+            no_space()
+
+    def after(is_ours, epoch, path):
+        if is_ours and epoch in torn:
+            whole = path.read_bytes()
+            path.write_bytes(whole[: len(whole) // 2])
+
     stopping = Scripted(values, rule="trust_score", n_neighbors=20)
-    made = trainer(tmp_path, stopping, *callbacks, max_epochs=len(values))
-    Disk(made, **disk)
-    module = Plain()
-    made.fit(module, data())
+    module, _ = run_of(tmp_path, stopping, max_epochs=len(values), plugins=[Disk(before, after)])
     return stopping, module
 
 
@@ -186,9 +171,8 @@ def test_a_full_disk_costs_neither_the_run_nor_the_other_bests(tmp_path, values,
     assert same(saved["state_dict"], module.state_dict())
 
 
-@pytest.mark.parametrize("torn", [[2], [3]])
-def test_a_torn_file_falls_back_to_the_best_before(tmp_path, torn):
-    values = [0.1, 0.5, 0.9, 0.3] if torn == [2] else [0.1, 0.5, 0.3, 0.9]
+@pytest.mark.parametrize(("values", "torn"), [([0.1, 0.5, 0.9, 0.3], [2]), ([0.1, 0.5, 0.3, 0.9], [3])])
+def test_a_torn_file_falls_back_to_the_best_before(tmp_path, values, torn):
     with pytest.warns(UserWarning, match="is damaged: the best earlier one is kept"):
         stopping, _ = scripted(tmp_path, values, torn=torn)
     assert stopping.best_epoch == 1
@@ -196,12 +180,12 @@ def test_a_torn_file_falls_back_to_the_best_before(tmp_path, torn):
 
 
 def test_a_torn_best_is_not_resumed_on(tmp_path):
-    path = cut(tmp_path)
+    path = cut(tmp_path, ours(), again=True, max_epochs=4)
     best = Path(state_of(torch.load(path, weights_only=True), "Keeper")["best_model_path"])
     best.write_bytes(best.read_bytes()[:100])
-    stopping = BoundaryUncertaintyStopping(n_neighbors=20)
+    stopping = ours()
     with pytest.warns(UserWarning, match="missing or damaged"):
-        trainer(tmp_path, stopping, max_epochs=7).fit(Plain(), data(), ckpt_path=path)
+        run_of(tmp_path, stopping, max_epochs=7, ckpt_path=path)
     assert stopping.best_model_path != str(best)
 
 
@@ -211,19 +195,16 @@ def no_such_folder(tmp_path, monkeypatch):
 
 
 def full_disk(tmp_path, monkeypatch):
-    def save(*arguments, **arrays):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("numpy.savez", save)
+    monkeypatch.setattr("numpy.savez", no_space)
     return tmp_path / "cache.npz", "No space left on device"
 
 
 @pytest.mark.parametrize("spoil", [no_such_folder, full_disk])
 def test_a_cache_that_cannot_be_written_costs_nothing_but_a_warning(tmp_path, monkeypatch, spoil):
     cache, reason = spoil(tmp_path, monkeypatch)
-    stopping = BoundaryUncertaintyStopping(n_neighbors=20, cache=cache)
+    stopping = ours(cache=cache)
     with pytest.warns(UserWarning, match=f"cache {cache} cannot be written: .*({reason})"):
-        trainer(tmp_path, stopping, max_epochs=2).fit(Plain(), data())
+        run_of(tmp_path, stopping, max_epochs=2)
     assert len(stopping.history) == 2
     stopper = BoundaryUncertaintyStopper(*blobs(), n_neighbors=20, cache=cache)
     with pytest.warns(UserWarning, match="cannot be written"):
@@ -240,8 +221,8 @@ def test_a_file_of_one_s_own_kind_is_not_called_damaged(tmp_path):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             torch.save(checkpoint, path, _use_new_zipfile_serialization=False)
 
-    stopping = BoundaryUncertaintyStopping(n_neighbors=20)
-    trainer(tmp_path, stopping, max_epochs=4, plugins=[Legacy()]).fit(Plain(), data())
+    stopping = ours()
+    run_of(tmp_path, stopping, max_epochs=4, plugins=[Legacy()])
     assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == stopping.best_epoch
 
 
@@ -249,8 +230,7 @@ def test_sharded_weights_are_left_and_the_file_is_named(tmp_path):
     class FSDPStrategy(type(trainer(tmp_path).strategy)):
         """Sharded by its name; the real one needs GPUs."""
 
-    stopping = BoundaryUncertaintyStopping(n_neighbors=20)
-    made = trainer(tmp_path, stopping, max_epochs=3, strategy=FSDPStrategy(device=torch.device("cpu")))
+    stopping = ours()
     with pytest.warns(UserWarning, match="FSDPStrategy shards the weights, .* they are in .*boundary-epoch"):
-        made.fit(Plain(), data())
+        fit(tmp_path, stopping, strategy=FSDPStrategy(device=torch.device("cpu")))
     assert Path(stopping.best_model_path).exists()

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Classifier, Weights, blobs, loader, same, state_of, trainer
+from problems import Classifier, Weights, cut, fit, same, state_of
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 from bu_torch.callbacks import keeper
@@ -24,17 +24,14 @@ class Bomb:
         return os.mkdir, (str(self.path),)
 
 
-def run(tmp_path, **kwargs):
-    """A run of two epochs, and the file to resume it from."""
+def run(tmp_path):
+    """Two epochs; the file to resume from, and that of the best."""
     stopping = BoundaryUncertaintyStopping(n_neighbors=20)
-    last = ModelCheckpoint(tmp_path / "user", save_last=True)
-    trainer(tmp_path, stopping, last, max_epochs=2).fit(Classifier(**kwargs), loader(*blobs()))
-    return tmp_path / "user" / "last.ckpt", Path(stopping.best_model_path)
+    return cut(tmp_path, stopping), Path(stopping.best_model_path)
 
 
-def craft(path, best, score, as_text=True):
+def craft(path, best, score):
     """Name another file as the best so far, that of the last check."""
-    best = str(best) if as_text else best
     content = torch.load(path, weights_only=True)
     state, own = state_of(content, "Keeper"), state_of(content, "BoundaryUncertaintyStopping")
     value = torch.tensor(score, dtype=torch.float64)
@@ -49,8 +46,7 @@ def craft(path, best, score, as_text=True):
 
 def resume(tmp_path, path, *callbacks):
     stopping, module = BoundaryUncertaintyStopping(n_neighbors=20), Classifier()
-    made = trainer(tmp_path, stopping, *callbacks, max_epochs=4)
-    made.fit(module, loader(*blobs()), ckpt_path=path, weights_only=True)
+    fit(tmp_path, stopping, *callbacks, module=module, max_epochs=4, ckpt_path=path, weights_only=True)
     return stopping, module
 
 
@@ -71,7 +67,7 @@ def test_a_best_file_from_others_is_read_as_plain_data_or_not_at_all(tmp_path, w
     last, _ = run(tmp_path)
     crafted, mark, look = tmp_path / "crafted.ckpt", tmp_path / "mark", Weights()
     write(crafted, mark)
-    craft(last, crafted, 1e9)
+    craft(last, str(crafted), 1e9)
     with pytest.warns(UserWarning, match="crafted.ckpt, was not written by this process.*weights_only=False") as said:
         _, module = resume(tmp_path, last, look)
     assert not mark.exists()
@@ -79,21 +75,26 @@ def test_a_best_file_from_others_is_read_as_plain_data_or_not_at_all(tmp_path, w
     assert len([one for one in said if "crafted" in str(one.message)]) == 1
 
 
-def test_a_file_put_in_place_of_our_own_is_another_s(tmp_path):
-    class Swap(Callback):
-        def on_train_end(self, trainer, pl_module):
-            with_a_bomb(Path(stopping.best_model_path), tmp_path / "mark")
+def with_a_pipe(path, mark):
+    path.unlink()
+    os.mkfifo(path)
 
-    stopping = BoundaryUncertaintyStopping(n_neighbors=20)
-    with pytest.warns(UserWarning, match="was not written by this process"):
-        trainer(tmp_path, stopping, Swap(), max_epochs=2).fit(Classifier(), loader(*blobs()))
+
+@pytest.mark.parametrize(
+    ("swap", "said"), [(with_a_bomb, "was not written by this process"), (with_a_pipe, "kept epoch is missing")]
+)
+def test_what_takes_the_place_of_our_own_file_is_neither_run_nor_waited_for(tmp_path, swap, said):
+    stopping, mark = BoundaryUncertaintyStopping(n_neighbors=20), tmp_path / "mark"
+    look = LambdaCallback(on_train_end=lambda *_: swap(Path(stopping.best_model_path), mark))
+    with pytest.warns(UserWarning, match=said):
+        fit(tmp_path, stopping, look, max_epochs=2)
     assert stopping.best_model_path
-    assert not (tmp_path / "mark").exists()
+    assert not mark.exists()
 
 
 def test_a_best_file_of_plain_data_from_an_earlier_process_is_restored(tmp_path, new_process):
     last, best = run(tmp_path)
-    craft(last, best, 1e9)
+    craft(last, str(best), 1e9)
     new_process()
     _, module = resume(tmp_path, last)
     assert same(module.state_dict(), torch.load(best, weights_only=True)["state_dict"])
@@ -128,21 +129,10 @@ ADDRESSES = {
 def test_only_a_local_file_may_be_named_as_the_best(tmp_path, monkeypatch, address):
     last, _ = run(tmp_path)
     monkeypatch.chdir(tmp_path)
-    craft(last, address(tmp_path), 1e9, as_text=False)
+    craft(last, address(tmp_path), 1e9)
     with pytest.warns(UserWarning, match="best epoch so far is missing or damaged"):
         stopping, _ = resume(tmp_path, last)
     assert stopping.best_epoch in (2, 3)
-
-
-def test_a_pipe_that_takes_the_place_of_the_best_is_not_waited_for(tmp_path):
-    class Swap(Callback):
-        def on_train_end(self, trainer, pl_module):
-            Path(stopping.best_model_path).unlink()
-            os.mkfifo(stopping.best_model_path)
-
-    stopping = BoundaryUncertaintyStopping(n_neighbors=20)
-    with pytest.warns(UserWarning, match="kept epoch is missing"):
-        trainer(tmp_path, stopping, Swap(), max_epochs=2).fit(Classifier(), loader(*blobs()))
 
 
 def test_a_file_of_the_same_size_and_time_is_another_s(tmp_path, monkeypatch):
@@ -160,7 +150,7 @@ def test_a_name_with_escapes_is_logged_without(tmp_path, log):
     last, best = run(tmp_path)
     hostile = tmp_path / "a\x1b]0;OWNED\x07\nWARNING: all fine.ckpt"
     hostile.write_bytes(best.read_bytes())
-    craft(last, hostile, 1e9)
+    craft(last, str(hostile), 1e9)
     resume(tmp_path, last)
     said = [record.getMessage() for record in log.records if "all fine" in record.getMessage()]
     assert said
@@ -198,32 +188,24 @@ EVIL = {
 @pytest.mark.parametrize("evil", list(EVIL.values()), ids=list(EVIL))
 @pytest.mark.parametrize("kind", [BoundaryUncertaintyStopping, BoundaryUncertaintyMonitor])
 def test_a_state_that_is_none_is_refused_before_training(kind, evil):
-    callback = kind(n_neighbors=20)
-    state = callback.state_dict() | evil
+    state = kind(n_neighbors=20).state_dict() | evil
     with pytest.raises(MisconfigurationException, match="no state that this package wrote: expected"):
         kind(n_neighbors=20).load_state_dict(state)
 
 
 @pytest.mark.parametrize("weights", [{}, "x", {"net.0.weight": torch.zeros(2)}, {"net.0.weight": 1}])
 def test_weights_in_a_state_that_do_not_fit_leave_the_module_as_it_is(tmp_path, weights):
-    def fit(max_epochs, **kwargs):
-        stopping, module, look = BoundaryUncertaintyStopping(n_neighbors=20), Classifier(), Weights()
-        made = trainer(tmp_path, stopping, look, max_epochs=max_epochs, enable_checkpointing=False)
-        made.fit(module, loader(*blobs()), **kwargs)
-        return made, stopping, module, look
-
-    made, *_ = fit(2)
+    made = fit(tmp_path, BoundaryUncertaintyStopping(n_neighbors=20), max_epochs=2, enable_checkpointing=False)
     made.save_checkpoint(tmp_path / "last.ckpt")
     content = torch.load(tmp_path / "last.ckpt", weights_only=True)
-    for key, state in content["callbacks"].items():
-        if key.startswith("MemoryKeeper"):
-            state.update(best_epoch=1, best_step=made.global_step, best_weights=weights)
-        if key.startswith("BoundaryUncertaintyStopping"):
-            (table,) = state["history"]
-            table["values"][-1, table["names"].index("expected_accuracy")] = 1e9
+    state_of(content, "MemoryKeeper").update(best_epoch=1, best_step=made.global_step, best_weights=weights)
+    (table,) = state_of(content, "BoundaryUncertaintyStopping")["history"]
+    table["values"][-1, table["names"].index("expected_accuracy")] = 1e9
     torch.save(content, tmp_path / "last.ckpt")
+    stopping, module, look = BoundaryUncertaintyStopping(n_neighbors=20), Classifier(), Weights()
+    options = {"enable_checkpointing": False, "ckpt_path": tmp_path / "last.ckpt", "weights_only": True}
     with pytest.warns(UserWarning, match="do not fit: .*The weights stay as training left them"):
-        _, stopping, module, look = fit(4, ckpt_path=tmp_path / "last.ckpt", weights_only=True)
+        fit(tmp_path, stopping, look, module=module, max_epochs=4, **options)
     assert stopping.best_epoch == 1
     assert same(module.state_dict(), look.at_end)
 
@@ -251,11 +233,10 @@ PLANTS = {
 
 @pytest.mark.parametrize("plant", list(PLANTS.values()), ids=list(PLANTS))
 def test_what_a_resumed_state_names_is_not_deleted(tmp_path, new_process, caplog, plant):
-    last, best = run(tmp_path)
-    outside = best.parent.parent / "outside"
+    (last, best), outside = run(tmp_path), tmp_path / "outside"
     named = plant(best.parent, outside)
     before = {path: path.is_symlink() for path in (*best.parent.rglob("*"), *outside.rglob("*"))}
-    craft(last, named, -1e9)
+    craft(last, str(named), -1e9)
     new_process()
     stopping, _ = resume(tmp_path, last)
     assert stopping.best_epoch in (2, 3)  # a better one came
@@ -263,19 +244,16 @@ def test_what_a_resumed_state_names_is_not_deleted(tmp_path, new_process, caplog
     assert f"does not delete the earlier best checkpoint, which may not be this run's: {named}" in caplog.text
 
 
-def test_the_best_of_the_resumed_run_is_deleted_once_a_better_one_is_saved(tmp_path, new_process):
+@pytest.mark.parametrize("resumes_from_it", [False, True])
+def test_the_best_of_before_is_deleted_once_a_better_one_is_saved_unless_the_run_resumes_from_it(
+    tmp_path, new_process, resumes_from_it
+):
     last, best = run(tmp_path)
-    craft(last, best, -1e9)
+    path = best if resumes_from_it else last
+    craft(path, str(best), -1e9)
     new_process()
-    stopping, _ = resume(tmp_path, last)
+    stopping, _ = resume(tmp_path, path)
     assert stopping.best_epoch in (2, 3)
-    assert [path.name for path in best.parent.glob("boundary-epoch*")] == [Path(stopping.best_model_path).name]
-
-
-def test_the_file_that_the_run_resumes_from_stays(tmp_path, new_process):
-    _, best = run(tmp_path)
-    craft(best, best, -1e9)
-    new_process()
-    stopping, _ = resume(tmp_path, best)
     assert stopping.best_model_path != str(best)
-    assert best.exists()
+    kept = {Path(stopping.best_model_path), *([best] if resumes_from_it else [])}
+    assert set(best.parent.glob("boundary-epoch*")) == kept

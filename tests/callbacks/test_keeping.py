@@ -8,7 +8,8 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Classifier, blobs, loader, same, state_of, trainer
+from problems import Classifier, Weights, blobs, cut, loader, same, state_of, weights_of
+from problems import fit as trained
 from scripted import Scripted, ScriptedFit
 from torch import nn
 
@@ -16,18 +17,14 @@ from bu_torch.callbacks.concluder import changed_by_training, listed
 from bu_torch.report import read_record
 
 
-def weights_of(module):
-    """All weights, also those that a module's own `state_dict` leaves out."""
-    return {name: value.clone() for name, value in nn.Module.state_dict(module).items()}
-
-
-def fit(folder, own, *callbacks, module=None, ckpt_path=None, **kwargs):
+def fit(folder, own, *callbacks, **options):
     """Train; the trainer, and the weights at the end of each epoch."""
-    of_epoch, module = {}, module or Classifier()
-    look = LambdaCallback(on_train_epoch_end=lambda t, m: of_epoch.update({t.current_epoch: weights_of(m)}))
-    made = trainer(folder, own, look, *callbacks, **kwargs)
-    made.fit(module, loader(*blobs()), ckpt_path=ckpt_path)
-    return made, of_epoch
+    look = Weights()
+    return trained(folder, own, look, *callbacks, **options), look.of_epoch
+
+
+def checkpoints(folder):
+    return sorted(path.name for path in folder.rglob("*.ckpt"))
 
 
 class LeavingOut(Classifier):
@@ -36,9 +33,7 @@ class LeavingOut(Classifier):
     def __init__(self, left_out="backbone", strict=True):
         super().__init__()
         self.backbone = nn.Linear(4, 4).requires_grad_(False)
-        self.left_out = left_out
-        if not strict:
-            self.strict_loading = False
+        self.left_out, self.strict_loading = left_out, strict
 
     def forward(self, x):
         return super().forward(self.backbone(x))
@@ -63,24 +58,22 @@ class TestWeightsLeftOut:
         module, own = (LeavingOut if checkpoints else Hiding)(strict=strict), Scripted()
         _, weights = fit(tmp_path, own, module=module, enable_checkpointing=checkpoints)
         assert same(weights_of(module), weights[1])
-        said = [one.getMessage() for one in log.records if "leave out" in one.getMessage()]
-        assert len(said) == 1
-        assert "2 that training does not change, which stay as they are" in said[0]
-        assert said[0].endswith("backbone.weight, backbone.bias.")
+        (said,) = [one for one in log.messages if "leave out" in one]
+        assert "2 that training does not change, which stay as they are" in said
+        assert said.endswith("backbone.weight, backbone.bias.")
         assert "its weights are in the model" in log.text
 
     @pytest.mark.parametrize("strict", [True, False])
-    def test_one_that_training_changes_is_warned_of_by_name(self, tmp_path, caplog, strict):
+    def test_one_that_training_changes_is_warned_of_by_name(self, tmp_path, log, strict):
         module, own = LeavingOut("net.4", strict=strict), Scripted()
-        with (
-            caplog.at_level("INFO", logger="lightning.pytorch"),
-            pytest.warns(UserWarning, match=r"leave out 2 that training changes: net\.4\.weight, net\.4\.bias") as said,
-        ):
+        with pytest.warns(
+            UserWarning, match=r"leave out 2 that training changes: net\.4\.weight, net\.4\.bias"
+        ) as said:
             _, weights = fit(tmp_path, own, module=module)
         assert any(own.best_model_path in str(one.message) for one in said)
         for name, value in weights_of(module).items():
             assert torch.equal(value, weights[2 if name.startswith("net.4") else 1][name]), name
-        assert "its weights are partly in the model" in caplog.text
+        assert "its weights are partly in the model" in log.text
 
     def test_so_are_statistics_that_training_changes(self, tmp_path):
         with pytest.warns(UserWarning, match=r"2 that training changes: net\.1\.running_mean, net\.1\.running_var"):
@@ -100,20 +93,19 @@ class TestWeightsLeftOut:
     def test_a_file_of_an_earlier_process_is_put_back_if_only_frozen_ones_are_missing(
         self, tmp_path, new_process, left_out, is_put_back
     ):
-        first = Scripted((0.9, 0.1), restore_best_weights=False)
-        last = ModelCheckpoint(tmp_path / "user", save_last=True)
+        first, look = Scripted((0.9, 0.1), restore_best_weights=False), Weights()
         module = LeavingOut(left_out, strict=False)
         backbone = weights_of(module.backbone)
-        _, weights = fit(tmp_path, first, last, module=module, max_epochs=2)
+        path = cut(tmp_path, first, look, module=module)
         new_process()
         module = LeavingOut(left_out, strict=False)
         module.backbone.load_state_dict(backbone)
         module.on_train_start = lambda: setattr(module, "strict_loading", True)
-        resumed, path = Scripted((0.9, 0.1)), tmp_path / "user" / "last.ckpt"
+        resumed = Scripted((0.9, 0.1))
         with nullcontext() if is_put_back else pytest.warns(UserWarning, match=r"lacks weights.*net\.4\.weight"):
             _, after = fit(tmp_path, resumed, module=module, ckpt_path=path, max_epochs=4)
         assert resumed.best_epoch == 0
-        assert same(weights_of(module), weights[0] if is_put_back else after[3])
+        assert same(weights_of(module), look.of_epoch[0] if is_put_back else after[3])
 
     def test_a_parameter_of_two_names_counts_once_and_lists_are_short(self):
         module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -126,22 +118,19 @@ class TestWeightsLeftOut:
 class TestCheckpointsOfOthersInTheMiddleOfAnEpoch:
     """They name the best file of their moment, and a run may resume from the newest of them."""
 
-    SCRIPT = (0.1, 0.5, 0.9, 0.4, 0.3)
-
     def files(self, folder):
-        return sorted(path.name for path in (folder / "checkpoints").glob("boundary-*.ckpt"))
+        return checkpoints(folder / "checkpoints")
 
     def every_step(self, folder):
         return ModelCheckpoint(folder / "user", save_last=True, every_n_train_steps=1, save_top_k=0)
 
     def test_a_run_that_max_steps_has_ended_resumes_with_its_best(self, tmp_path, recwarn):
-        first = Scripted(self.SCRIPT)
+        first = Scripted((0.1, 0.5, 0.9))
         fit(tmp_path, first, self.every_step(tmp_path), max_epochs=-1, max_steps=10)
         assert first.best_epoch == 2
         assert self.files(tmp_path) == ["boundary-epoch=1-step=8.ckpt", "boundary-epoch=2-step=10.ckpt"]
         resumed, module = Scripted((0.1, 0.5, 0.45, 0.4)), Classifier()
-        last = tmp_path / "user" / "last.ckpt"
-        fit(tmp_path, resumed, module=module, ckpt_path=last, max_epochs=6)
+        fit(tmp_path, resumed, module=module, ckpt_path=tmp_path / "user" / "last.ckpt", max_epochs=6)
         assert not [one for one in recwarn if "missing or damaged" in str(one.message)]
         assert (resumed.best_epoch, resumed.best_score) == (1, 0.5)
         kept = torch.load(tmp_path / "checkpoints" / "boundary-epoch=1-step=8.ckpt", weights_only=True)
@@ -170,14 +159,15 @@ class Equals(Scripted):
 
     fit_class = EqualsFit
 
+    def __init__(self):
+        super().__init__((0.7, 0.69, 0.5, 0.68, 0.4, 0.64), rule="expected_accuracy")
+
 
 class TestEquals:
     """The latest of equal checks is kept, though its score is lower."""
 
-    SCRIPT = (0.7, 0.69, 0.5, 0.68, 0.4, 0.64)
-
     def test_the_score_of_the_kept_check_is_lightning_s(self, tmp_path):
-        own = Equals(self.SCRIPT, rule="expected_accuracy")
+        own = Equals()
         made, weights = fit(tmp_path, own, max_epochs=6)
         assert (own.best_epoch, own.best_score) == (3, own.history[3]["expected_accuracy"])
         keeper = made.checkpoint_callback
@@ -191,18 +181,11 @@ class TestEquals:
 
     @pytest.mark.parametrize("end", [2, 3, 4, 5])
     def test_a_run_that_resumes_in_another_folder_goes_on_from_the_same_file(self, tmp_path, end):
-        last = ModelCheckpoint(tmp_path / "user", save_last=True)
-        first = Equals(self.SCRIPT, rule="expected_accuracy")
-        fit(tmp_path, first, last, max_epochs=end)
-        resumed, path = Equals(self.SCRIPT, rule="expected_accuracy"), tmp_path / "user" / "last.ckpt"
-        fit(tmp_path / "elsewhere", resumed, max_epochs=6, ckpt_path=path)
+        first, resumed = Equals(), Equals()
+        fit(tmp_path / "elsewhere", resumed, max_epochs=6, ckpt_path=cut(tmp_path, first, max_epochs=end))
         assert (resumed.best_epoch, resumed.best_score) == (3, resumed.history[3]["expected_accuracy"])
         assert (resumed.best_model_path == first.best_model_path) == (end >= 4)
         assert torch.load(resumed.best_model_path, weights_only=True)["epoch"] == 3
-
-
-def checkpoints(folder):
-    return sorted(path.name for path in folder.rglob("*.ckpt"))
 
 
 class TestNames:
@@ -236,11 +219,9 @@ class TestNames:
     @pytest.mark.parametrize("filename", ["{epoch}-{step}", "boundary-{epoch}-{step}", "best"])
     def test_a_resumed_state_has_no_file_deleted_that_the_template_fits(self, tmp_path, new_process, filename):
         mine = tmp_path / "mine"
-        last = ModelCheckpoint(tmp_path / "user", save_last=True)
-        fit(tmp_path, Scripted((0.1, 0.2), dirpath=mine, filename=filename), last, max_epochs=2)
+        path = cut(tmp_path, Scripted((0.1, 0.2), dirpath=mine, filename=filename))
         new_process()
-        before = checkpoints(mine)
-        resumed, path = Scripted((0.1, 0.2, 0.9), dirpath=mine, filename=filename), tmp_path / "user" / "last.ckpt"
+        before, resumed = checkpoints(mine), Scripted((0.1, 0.2, 0.9), dirpath=mine, filename=filename)
         fit(tmp_path, resumed, ModelCheckpoint(tmp_path / "user2"), max_epochs=4, ckpt_path=path)
         assert resumed.best_epoch == 2
         assert set(before) < set(checkpoints(mine))
@@ -264,12 +245,11 @@ class TestFolders:
         assert (again.best_epoch, again.best_model_path) == (1, own.best_model_path)
 
     def test_of_two_equal_scores_the_one_whose_file_is_there_is_kept(self, tmp_path):
-        last, own = ModelCheckpoint(tmp_path / "theirs", save_last=True), Scripted()
-        fit(tmp_path / "part", own, last)
+        own, again = Scripted(), Scripted((0.9,))
+        path = cut(tmp_path / "part", own, max_epochs=3)
         Path(own.best_model_path).unlink()
-        again = Scripted((0.9,))
         with pytest.warns(UserWarning, match="missing or damaged"):
-            fit(tmp_path / "rest", again, max_epochs=4, ckpt_path=last.last_model_path)
+            fit(tmp_path / "rest", again, max_epochs=4, ckpt_path=path)
         assert again.best_epoch == torch.load(again.best_model_path, weights_only=True)["epoch"] == 3
 
 
@@ -307,12 +287,11 @@ class TestWeightsOnly:
 class TestWords:
     SCRIPT = (0.1, 0.5, 0.4, 0.9)
 
-    def test_improvements_and_files_are_said_in_lightnings_words_if_asked_for(self, tmp_path, caplog):
-        caplog.set_level("INFO")
+    def test_improvements_and_files_are_said_in_lightnings_words_if_asked_for(self, tmp_path, log):
         fit(tmp_path / "quiet", Scripted(self.SCRIPT), max_epochs=4)
-        assert "improved" not in caplog.text
+        assert "improved" not in log.text
         fit(tmp_path, Scripted(self.SCRIPT, verbose=True), max_epochs=4)
-        said = [one.getMessage() for one in caplog.records]
+        said = log.messages
         assert [line for line in said if "improved" in line] == [
             "Metric boundary_uncertainty improved. New best score: 0.100",
             "Metric boundary_uncertainty improved by 0.400 >= min_delta = 0.0. New best score: 0.500",
@@ -320,11 +299,9 @@ class TestWords:
         ]
         assert [sum(words in line for line in said) for words in ("saving model to", "not in top 1")] == [3, 0]
 
-    def test_a_run_that_resumes_compares_with_the_best_of_before(self, tmp_path, caplog):
-        last = ModelCheckpoint(tmp_path / "user", save_last=True)
-        fit(tmp_path, Scripted(self.SCRIPT), last, max_epochs=2)
-        with caplog.at_level("INFO"):
-            resumed = Scripted(self.SCRIPT, verbose=True)
-            fit(tmp_path, resumed, max_epochs=4, ckpt_path=tmp_path / "user" / "last.ckpt")
-        said = [one.getMessage() for one in caplog.records if "improved" in one.getMessage()]
-        assert said == ["Metric boundary_uncertainty improved by 0.400 >= min_delta = 0.0. New best score: 0.900"]
+    def test_a_run_that_resumes_compares_with_the_best_of_before(self, tmp_path, log):
+        path = cut(tmp_path, Scripted(self.SCRIPT))
+        fit(tmp_path, Scripted(self.SCRIPT, verbose=True), max_epochs=4, ckpt_path=path)
+        assert [one for one in log.messages if "improved" in one] == [
+            "Metric boundary_uncertainty improved by 0.400 >= min_delta = 0.0. New best score: 0.900"
+        ]

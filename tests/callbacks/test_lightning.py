@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Classifier, blobs, loader, trainer
+from problems import fit
 
 from bu_torch.callbacks import BoundaryUncertaintyStopping, lightning_trees
 
@@ -34,8 +34,8 @@ torch.manual_seed(0)
 labels = torch.arange(120) % 3
 loader = DataLoader(TensorDataset(torch.randn(120, 4) + labels.unsqueeze(1), labels), batch_size=20, shuffle=True)
 stopping = BoundaryUncertaintyStopping(patience=2, n_neighbors=20)
-trainer = pl.Trainer(max_epochs=3, callbacks=stopping, accelerator="cpu", logger=False, default_root_dir={folder!r},
-                     enable_progress_bar=False, enable_model_summary=False)
+options = dict(accelerator="cpu", logger=False, default_root_dir={folder!r}, enable_progress_bar=False)
+trainer = pl.Trainer(max_epochs=3, callbacks=stopping, enable_model_summary=False, **options)
 trainer.fit(Module(), loader)
 assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == stopping.best_epoch
 assert isinstance(stopping, pl.Callback)
@@ -44,8 +44,7 @@ stopper, keeper = trainer.callbacks[names.index("VerdictBearer")], trainer.callb
 assert isinstance(stopper, pl.callbacks.EarlyStopping) and isinstance(keeper, pl.callbacks.ModelCheckpoint)
 assert trainer.checkpoint_callback is keeper
 resumed = BoundaryUncertaintyStopping(patience=3, n_neighbors=20)
-again = pl.Trainer(max_epochs=4, callbacks=[resumed], accelerator="cpu", logger=False, default_root_dir={folder!r},
-                   enable_progress_bar=False, enable_model_summary=False)
+again = pl.Trainer(max_epochs=4, callbacks=[resumed], enable_model_summary=False, **options)
 again.fit(Module(), loader, ckpt_path=keeper.best_model_path)
 assert [entry["epoch"] for entry in resumed.history[: stopping.best_epoch]] == list(range(stopping.best_epoch))
 try:
@@ -73,9 +72,7 @@ importlib.util.find_spec = lambda name, package=None: None if name == "lightning
 @pytest.mark.parametrize(
     ("first", "second", "last"),
     [
-        pytest.param(
-            NO_LIGHTNING + OURS, THEIRS, "assert 'lightning' not in sys.modules", id="pytorch_lightning alone"
-        ),
+        pytest.param(NO_LIGHTNING + OURS, THEIRS, ALONE, id="pytorch_lightning alone"),
         pytest.param(THEIRS, OURS, ALONE, id="theirs first", marks=pytest.mark.slow),
         pytest.param("import lightning.pytorch", OURS + "\n" + THEIRS, "", id="both", marks=pytest.mark.slow),
     ],
@@ -83,9 +80,8 @@ importlib.util.find_spec = lambda name, package=None: None if name == "lightning
 def test_a_trainer_of_pytorch_lightning_is_stopped_by_its_own_classes(tmp_path, first, second, last):
     pytest.importorskip("pytorch_lightning")
     script = SCRIPT.format(first=first, second=second, last=last, folder=str(tmp_path))
-    found = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=300, cwd=Path.cwd()
-    )
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path.cwd())
     assert found.returncode == 0, found.stderr
     assert found.stdout.strip().endswith("fine")
 
@@ -101,8 +97,7 @@ def test_ours_may_be_imported_first(tmp_path, capsys):
 def test_versions_with_known_holes_are_refused(tmp_path, monkeypatch, version, is_taken):
     lightning_trees._library.cache_clear()
     monkeypatch.setattr(lightning_trees.metadata, "version", lambda name: version)
-    made = trainer(tmp_path, BoundaryUncertaintyStopping(n_neighbors=20), max_epochs=1)
     refusal = pytest.raises(MisconfigurationException, match=f"must be 2.6.6 or newer, got {version}: .*GHSA-qqmf")
     with nullcontext() if is_taken else refusal:
-        made.fit(Classifier(), loader(*blobs()))
+        fit(tmp_path, BoundaryUncertaintyStopping(n_neighbors=20), max_epochs=1)
     lightning_trees._library.cache_clear()

@@ -2,17 +2,16 @@
 
 import copy
 import warnings
+from functools import partial
 
-import lightning.pytorch as pl
 import loralib
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, LambdaCallback
 from lightning.pytorch.loggers import CSVLogger
-from problems import Given, blobs, loader, same, trainer, weights_of
+from problems import Given, blobs, fit_again, in_order, loader, same, weights_of
 from scenarios import Model, ScheduleFree, Wrapped, perceptron
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import CatMetric, MeanMetric
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
@@ -21,31 +20,26 @@ from bu_torch.internal.traces import RestoringError, evaluation_mode
 from bu_torch.run.budget import count_operations
 
 
-def trained(folder, make, *callbacks, data=None, **options):
-    pl.seed_everything(3, verbose=False)
-    model = make()
-    trainer(folder, *callbacks, **{"max_epochs": 4, **options}).fit(model, loader(*(data or blobs())))
-    return model
+def trained(folder, make, *callbacks, **options):
+    return fit_again(folder, *callbacks, module=make, data=loader(*blobs()), **{"max_epochs": 4, **options})[0]
 
 
-def lora(is_alone=False):
+def adapters_alone():
     model = Model(perceptron(loralib.Linear, r=2))
-    if is_alone:
-        loralib.mark_only_lora_as_trainable(model)
+    loralib.mark_only_lora_as_trainable(model)
     return model
 
 
-class TestLora:
-    def test_a_layer_that_was_merged_stays_so(self):
-        model = Model(perceptron(Wrapped))
-        nn.init.normal_(model.net[2].up.weight)
-        model.net[2].eval()
-        before = {name: value.clone() for name, value in model.state_dict().items()}
-        with evaluation_mode(model):
-            assert all(part.is_merged for part in (model.net[0], model.net[2]))
-        assert [model.net[0].is_merged, model.net[2].is_merged] == [False, True]
-        assert [part.training for part in model.net] == [True, True, False]
-        assert same(before, model.state_dict())
+def test_a_layer_of_lora_that_was_merged_stays_so():
+    model = Model(perceptron(Wrapped))
+    nn.init.normal_(model.net[2].up.weight)
+    model.net[2].eval()
+    before = weights_of(model)
+    with evaluation_mode(model):
+        assert all(part.is_merged for part in (model.net[0], model.net[2]))
+    assert [model.net[0].is_merged, model.net[2].is_merged] == [False, True]
+    assert [part.training for part in model.net] == [True, True, False]
+    assert same(before, model.state_dict())
 
 
 class Observer(nn.Module):
@@ -103,7 +97,9 @@ class TestObservers:
 
 
 class Gate(Model):
-    on_step = False
+    def __init__(self, net, on_step=False):
+        super().__init__(net)
+        self.on_step = on_step
 
     def forward(self, x):
         logits = self.net(x)
@@ -111,10 +107,6 @@ class Gate(Model):
         self.log_dict({"size": logits.abs().mean()}, on_step=False, on_epoch=True)
         self.logger.log_metrics({"direct": 1.0}, 0)
         return logits
-
-
-class StepGate(Gate):
-    on_step = True
 
 
 class Nested(Model):
@@ -129,29 +121,24 @@ class Nested(Model):
 
 
 @pytest.mark.parametrize("feature_extractor", [None, "module"])
-@pytest.mark.parametrize("kind", [Gate, StepGate, Nested])
+@pytest.mark.parametrize("kind", [Gate, partial(Gate, on_step=True), Nested], ids=["epochs", "steps", "nested"])
 def test_what_forward_logs_is_that_of_training_alone(tmp_path, kind, feature_extractor):
-    epochs = {}
-    for callbacks in ((), (BoundaryUncertaintyMonitor(feature_extractor=feature_extractor),)):
-        found = epochs[bool(callbacks)] = []
+    def logged(name, *callbacks):
+        def keep(trainer, pl_module):
+            found.append(dict(trainer.callback_metrics))
 
-        class Look(Callback):
-            def on_train_epoch_end(self, trainer, pl_module, found=found):
-                found.append(dict(trainer.callback_metrics))
-
-            def on_fit_end(self, trainer, pl_module, found=found):
-                found.append(dict(trainer.callback_metrics))
-
-        logger = CSVLogger(tmp_path / str(bool(callbacks)))
-        model = trained(tmp_path, lambda kind=kind: kind(perceptron()), *callbacks, Look(), logger=logger)
+        found, logger = [], CSVLogger(tmp_path / name)
+        look = LambdaCallback(on_train_epoch_end=keep, on_fit_end=keep)
+        model = trained(tmp_path, lambda: kind(perceptron()), *callbacks, look, logger=logger)
         assert "log" not in vars(model)
         assert model.trainer.loggers == [logger]
-        found.append(len([row for row in logger.experiment.metrics if "direct" in row]))
-    plain, watched = epochs[False], epochs[True]
-    assert plain.pop() == watched.pop()
-    names = set(plain[0])
-    assert names
-    assert [{name: one[name] for name in names} for one in watched] == plain
+        return found, len([row for row in logger.experiment.metrics if "direct" in row])
+
+    plain, n_direct = logged("plain")
+    watched, n_watched = logged("watched", BoundaryUncertaintyMonitor(feature_extractor=feature_extractor))
+    assert n_direct == n_watched
+    assert plain[0]
+    assert [{name: one[name] for name in plain[0]} for one in watched] == plain
 
 
 class TestParameters:
@@ -300,7 +287,7 @@ def lazy():
 
 
 STATES = {
-    "adapters alone": lambda: lora(is_alone=True),
+    "adapters alone": adapters_alone,
     "observers": aware_of_quantisation,
     "metrics": lambda: Measured(perceptron()),
     "layers of LoRA that stay merged after validation": lambda: Validated(perceptron(loralib.Linear, r=2)),
@@ -342,7 +329,7 @@ class TestOptimizersWithModes:
     def test_a_later_eval_does_not_move_the_restored_weights(self, tmp_path, options):
         stopping = BoundaryUncertaintyStopping()
         model = trained(tmp_path, lambda: ScheduleFree(perceptron()), stopping, **options)
-        before = {name: one.clone() for name, one in model.state_dict().items()}
+        before = weights_of(model)
         model.trainer.optimizers[0].eval()
         assert same(before, model.state_dict())
 
@@ -351,13 +338,11 @@ class TestOptimizersWithModes:
         """There Lightning skips the hook that puts the optimiser into training mode."""
 
         def run(name, **options):
-            pl.seed_everything(3, verbose=False)
             settings = {"every_n_train_steps": 3, "rule": Given([0.0, 1.0, 0.0]), "reference": blobs()}
             stopping = BoundaryUncertaintyStopping(averaging=averaging, restore_best_weights=False, **settings)
-            model = ScheduleFree(perceptron())
             # All batches are alike: Lightning begins an epoch's data again where a run resumes within it.
-            data = DataLoader(TensorDataset(*(torch.cat([one] * 4) for one in blobs(30))), batch_size=30)
-            trainer(tmp_path / name, stopping, max_epochs=4).fit(model, data, **options)
+            options |= {"data": in_order(*(torch.cat([one] * 4) for one in blobs(30))), "max_epochs": 4}
+            model, _ = fit_again(tmp_path / name, stopping, module=lambda: ScheduleFree(perceptron()), **options)
             return stopping, model
 
         whole, model = run("whole")
@@ -389,19 +374,15 @@ class TestWeightsThatChangeAfterTheCheck:
 
     @pytest.mark.parametrize("checkpoints", [True, False])
     def test_are_warned_of_once(self, tmp_path, checkpoints):
+        stopping = BoundaryUncertaintyStopping()
         with pytest.warns(UserWarning, match=r"`teacher.0.weight` and 3 more changed between a check") as caught:
-            trained(
-                tmp_path,
-                lambda: self.AtEpochEnd(perceptron()),
-                BoundaryUncertaintyStopping(),
-                enable_checkpointing=checkpoints,
-            )
+            trained(tmp_path, lambda: self.AtEpochEnd(perceptron()), stopping, enable_checkpointing=checkpoints)
         assert sum("changed between" in str(one.message) for one in caught) == 1
 
     @pytest.mark.parametrize("make", [AtBatchEnd, ScheduleFree, lambda net: Model(nn.BatchNorm1d(4))])
     def test_are_not_where_they_change_before_it(self, tmp_path, make):
+        stopping = BoundaryUncertaintyStopping()
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*changed between a check")
-            stopping = BoundaryUncertaintyStopping()
             trained(tmp_path, lambda: make(perceptron()), stopping)
         assert stopping.best_model_path

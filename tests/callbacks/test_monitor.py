@@ -4,7 +4,7 @@ import torch
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from problems import Classifier, blobs, loader, trainer, weights_of
+from problems import Classifier, Weights, blobs, fit, in_order, loader, trainer, weights_of
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
@@ -13,13 +13,6 @@ from bu_torch.callbacks import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.samples import read_training_data
 from bu_torch.run import user_cache
 from bu_torch.samples.subset import stratified_rows
-
-
-def fit(folder, data, module=None, monitor=None, **kwargs):
-    monitor = monitor or BoundaryUncertaintyMonitor()
-    module = Classifier() if module is None else module
-    trainer(folder, monitor, **kwargs).fit(module, data)
-    return monitor
 
 
 def gpu(*values):
@@ -46,13 +39,12 @@ class Reading(BoundaryUncertaintyMonitor):
 @pytest.mark.parametrize("space", [{}, {"feature_extractor": lambda x: x[:, :2]}])
 def test_history_holds_what_the_signals_say(tmp_path, space):
     features, labels = blobs()
-    weights, module = [], Classifier()
+    weights, module = Weights(), Classifier()
     monitor = BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=2, seed=3, **space)
-    keep = LambdaCallback(on_train_epoch_end=lambda t, m: weights.append(weights_of(m)))
-    trainer(tmp_path, monitor, keep).fit(module, DataLoader(TensorDataset(features, labels), batch_size=30))
+    fit(tmp_path, monitor, weights, module=module, data=in_order())
     signals, before = Signals(20, 2, 3, **space).fit(features, labels), None
     assert [entry["epoch"] for entry in monitor.history] == [0, 1, 2]
-    for entry, state in zip(monitor.history, weights, strict=True):
+    for entry, state in zip(monitor.history, weights.of_epoch.values(), strict=True):
         module.load_state_dict(state)
         with torch.no_grad():
             values, before = signals.measure(module.eval()(signals.perturbed_inputs), before)
@@ -67,10 +59,7 @@ class TestLogging:
         stopper = EarlyStopping(monitor="boundary_uncertainty", mode="max", patience=50)
         keeper = ModelCheckpoint(tmp_path / "mine", monitor="boundary_uncertainty", mode="max", filename="best")
         monitor = BoundaryUncertaintyMonitor()
-        logger = CSVLogger(tmp_path)
-        trainer(tmp_path, stopper, keeper, look, monitor, logger=logger, log_every_n_steps=1).fit(
-            Classifier(), loader(*blobs())
-        )
+        fit(tmp_path, stopper, keeper, look, monitor, logger=CSVLogger(tmp_path), log_every_n_steps=1)
         values = [entry["boundary_uncertainty"] for entry in monitor.history]
         assert bars[1] >= {"boundary_uncertainty", "trust_score"}
         assert float(stopper.best_score) == pytest.approx(max(values), abs=1e-6)
@@ -87,7 +76,7 @@ class TestLogging:
         self, tmp_path, kwargs, every_n_epochs, epochs
     ):
         monitor = BoundaryUncertaintyMonitor(every_n_epochs=every_n_epochs)
-        fit(tmp_path, loader(*blobs()), monitor=monitor, **kwargs)
+        fit(tmp_path, monitor, **kwargs)
         assert [entry["epoch"] for entry in monitor.history] == epochs
 
 
@@ -104,9 +93,9 @@ def read_reference(trainer, data, most=None):
 
 
 class TestFindingTheData:
-    def read(self, folder, data, module=None, **kwargs):
-        monitor = Reading(n_neighbors=10, n_draws=1, **kwargs)
-        fit(folder, data, module, monitor, max_epochs=1)
+    def read(self, folder, data, module=None, max_epochs=1, limit_train_batches=1.0, **settings):
+        monitor = Reading(n_neighbors=10, n_draws=1, **settings)
+        fit(folder, monitor, module=module, data=data, max_epochs=max_epochs, limit_train_batches=limit_train_batches)
         return monitor.read
 
     def test_the_loader_of_a_data_module_is_read_in_order_and_left_alone(self, tmp_path):
@@ -121,10 +110,9 @@ class TestFindingTheData:
             def train_dataloader(self):
                 return DataLoader(Counting(*blobs()), batch_size=32, shuffle=True, drop_last=True)
 
-        monitor = Reading(n_draws=1)
-        trainer(tmp_path, monitor, max_epochs=2).fit(Classifier(), datamodule=Data())
-        assert torch.equal(monitor.read[0], blobs()[0])
-        assert torch.equal(monitor.read[1], blobs()[1])
+        inputs, labels = self.read(tmp_path, Data(), max_epochs=2)
+        assert torch.equal(inputs, blobs()[0])
+        assert torch.equal(labels, blobs()[1])
         assert Counting.reads == 120 + 32 + 2 * 96  # 32 once more, to see whether they differ
 
     def test_keys_of_a_batch_are_passed_on(self, tmp_path):
@@ -133,22 +121,19 @@ class TestFindingTheData:
                 return super().training_step(batch[1:], batch_idx)
 
         features, labels = blobs()
-        data = DataLoader(TensorDataset(torch.rand(len(labels)), features, labels), batch_size=30)
+        data = in_order(torch.rand(len(labels)), features, labels)
         read = self.read(tmp_path, data, Weighted(), input_key=1, label_key=-1)
         assert torch.equal(read[0], features)
         assert torch.equal(read[1], labels)
 
     def test_lightning_s_wrapper_of_a_sampler_is_taken_off(self, tmp_path):
-        own = SubsetRandomSampler(range(60))
-        wrapped = DistributedSamplerWrapper(own, num_replicas=2, rank=0)
+        wrapped = DistributedSamplerWrapper(SubsetRandomSampler(range(60)), num_replicas=2, rank=0)
         data = DataLoader(TensorDataset(*blobs()), sampler=wrapped, batch_size=30)
         assert read_reference(trainer(tmp_path), data).rows.tolist() == list(range(60))
 
     def test_limited_batches_in_order_leave_the_rest_out(self, tmp_path):
-        monitor = Reading(n_draws=1)
-        data = DataLoader(TensorDataset(*blobs()), batch_size=30)
-        trainer(tmp_path, monitor, max_epochs=1, limit_train_batches=2).fit(Classifier(), data)
-        assert torch.equal(monitor.read[0], blobs()[0][:60])
+        inputs, _ = self.read(tmp_path, in_order(), limit_train_batches=2)
+        assert torch.equal(inputs, blobs()[0][:60])
 
     def test_max_samples_draws_a_subset_by_the_seed(self, tmp_path, log):
         features, labels = blobs()
@@ -167,9 +152,7 @@ class TestFindingTheData:
     def test_steps_counted_on_an_endless_stream_are_warned_of(self, tmp_path):
         monitor = Reading(n_draws=1, max_samples=300)
         with pytest.warns(UserWarning, match="ends before `max_steps=8`, the only check comes after training"):
-            trainer(tmp_path, monitor, max_epochs=-1, max_steps=8).fit(
-                Classifier(), DataLoader(Endless(), batch_size=32)
-            )
+            fit(tmp_path, monitor, data=DataLoader(Endless(), batch_size=32), max_epochs=-1, max_steps=8)
         assert len(monitor.history) == 1
 
 
@@ -183,8 +166,9 @@ class TestModels:
                 return nn.functional.binary_cross_entropy(self(batch[0]).squeeze(1), batch[1].float())
 
         features, labels = blobs()
+        data = loader(features, labels.clamp(max=1))
         with pytest.warns(UserWarning, match="The module gives numbers in .* class 1 is predicted every") as caught:
-            fit(tmp_path, loader(features, labels.clamp(max=1)), Sigmoid(n_outputs=1), max_epochs=3)
+            fit(tmp_path, BoundaryUncertaintyMonitor(), module=Sigmoid(n_outputs=1), data=data)
         assert sum("look like probabilities" in str(one.message) for one in caught) == 1
 
     def test_double_precision_samples_and_a_module_that_prepares_itself_when_training_starts(self, tmp_path):
@@ -199,7 +183,9 @@ class TestModels:
                 return super().training_step((batch[0].float(), batch[1]), batch_idx)
 
         features, labels = blobs()
-        assert len(fit(tmp_path, loader(features.double(), labels), Casting()).history) == 3
+        monitor = BoundaryUncertaintyMonitor()
+        fit(tmp_path, monitor, module=Casting(), data=loader(features.double(), labels))
+        assert len(monitor.history) == 3
 
     @pytest.mark.parametrize(
         ("precision", "tolerance"),
@@ -219,12 +205,12 @@ class TestModels:
         features = torch.randn(600, 2)
         data = loader(features, (features[:, 0] + 2 * torch.randn(600) > 0).long())  # both mix along any boundary
         device = {"accelerator": "cuda", "devices": 1} if "gpu" in request.node.callspec.id else {}
-        weights = weights_of(module)
-        entries = []
+        weights, entries = weights_of(module), []
         for options in ({"precision": "32-true"}, {"precision": precision, **device}):
             module.float().load_state_dict(weights)
             monitor = BoundaryUncertaintyMonitor(n_draws=4)
-            entries += fit(tmp_path, data, module, monitor, max_epochs=1, **options).history
+            fit(tmp_path, monitor, module=module, data=data, max_epochs=1, **options)
+            entries += monitor.history
         expected, found = entries
         assert 0.05 < expected["boundary_uncertainty"] < 1
         for name in ("boundary_uncertainty", "label_agreement", "vote_agreement", "neighbor_agreement"):
@@ -238,8 +224,8 @@ class TestModels:
             return graph.forward
 
         monitor = BoundaryUncertaintyMonitor()
-        data = loader(*blobs(n=130), batch_size=30)  # whose last batch has a size of its own
-        fit(tmp_path, data, torch.compile(Classifier(), backend=count), monitor, max_epochs=4)
+        data = loader(*blobs(n=130))  # whose last batch has a size of its own
+        fit(tmp_path, monitor, module=torch.compile(Classifier(), backend=count), data=data, max_epochs=4)
         assert len(monitor.history) == 4
         assert graphs
         assert max(graphs) <= 1
@@ -248,7 +234,7 @@ class TestModels:
 def test_second_fit_starts_anew(tmp_path):
     monitor = BoundaryUncertaintyMonitor()
     for _ in range(2):
-        fit(tmp_path, loader(*blobs()), monitor=monitor, max_epochs=2)
+        fit(tmp_path, monitor, max_epochs=2)
         assert [entry["epoch"] for entry in monitor.history] == [0, 1]
     assert monitor.check_seconds > 0
     assert monitor.setup_seconds > 0
@@ -257,6 +243,5 @@ def test_second_fit_starts_anew(tmp_path):
 @pytest.mark.parametrize("is_shown", [True, False])
 def test_a_bar_shows_how_far_a_long_preparation_is(tmp_path, capsys, monkeypatch, is_shown):
     monkeypatch.setattr(user_cache, "_BAR_DELAY", 0)
-    fit(tmp_path, loader(*blobs()), enable_progress_bar=is_shown, max_epochs=1)
-    shown = capsys.readouterr().err
-    assert ("Boundary uncertainty prepares:" in shown) == is_shown
+    fit(tmp_path, BoundaryUncertaintyMonitor(), enable_progress_bar=is_shown, max_epochs=1)
+    assert ("Boundary uncertainty prepares:" in capsys.readouterr().err) == is_shown
