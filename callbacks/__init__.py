@@ -1,4 +1,4 @@
-"""Lightning callbacks: they hold hooks, and leave numbers to `bu_torch` and decisions to Lightning."""
+"""Lightning callbacks: they hold hooks; `bu_torch` measures and decides, and Lightning stops and saves."""
 
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping

@@ -71,7 +71,7 @@ class Board:
     def __init__(self) -> None:
         self._suffix = ""  # of the names
         self._names: list[str] = []  # in `callback_metrics`
-        self._withdrawn: dict[str, Tensor] = {}  # values that `callback_metrics` lacks until training ends
+        self._withdrawn: dict[str, Tensor] = {}  # values that `callback_metrics` lacks until `put_back`
 
     def set_up(self, trainer: Trainer, callback: Callback, monitors: list[Any]) -> None:
         """Choose the names, and arrange the curves of loggers that can."""
@@ -117,7 +117,7 @@ class Board:
         self._names = []
 
     def put_back(self, trainer: Trainer) -> None:
-        """Undo it for callbacks that look when an epoch or the training ends."""
+        """Undo `withdraw` for callbacks that look when an epoch or the training ends."""
         for name, value in self._withdrawn.items():
             trainer.callback_metrics.setdefault(name, value)
         self._names = [*self._names, *self._withdrawn]

@@ -1,7 +1,8 @@
 """Companions of a stopping callback: their base, those that keep weights, and the one that carries the verdict.
 
-They are thin subclasses of Lightning's own classes, which read `callback_metrics`, stale between checks, share a state
-key with the user's own, and (`ModelCheckpoint`) forget the best score when a resumed run writes to a new folder.
+They are thin subclasses of Lightning's own classes. Those would not do as they are: they read `callback_metrics`, which
+is stale between checks, share a state key with the user's own, and `ModelCheckpoint` forgets the best score when a
+resumed run writes to a new folder.
 """
 
 import math

@@ -28,8 +28,8 @@ _MOST_NAMES = 5
 class ConcluderMixin(Companion):
     """Puts the kept weights back when training ends, last of all callbacks: others have saved those of training.
 
-    From the end of a fit to the next it stands for the `ModelCheckpoint` that Lightning has added: `ckpt_path="best"`
-    would warn of two checkpoint callbacks, or of one whose state is missing.
+    From the end of a fit to the next it takes the state key of the `ModelCheckpoint` that Lightning adds by itself, and
+    that one is out of the list: `ckpt_path="best"` would otherwise warn of two checkpoint callbacks.
     """
 
     def __init__(self, owner: "BoundaryUncertaintyStopping", default_checkpoint: Any) -> None:
@@ -62,8 +62,8 @@ class ConcluderMixin(Companion):
         trainer.callbacks = others
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # The module's own hook, which exports it perhaps, comes next. What writes files beside training has written
-        # them all in `on_fit_end`.
+        # The module's own hook comes next, which may export it. If files are written asynchronously, they are there
+        # only in `on_fit_end`.
         is_written = not isinstance(trainer.strategy.checkpoint_io, self.library.plugins.io.AsyncCheckpointIO)
         if self.owner in trainer.callbacks and is_written:
             self._conclude(trainer)

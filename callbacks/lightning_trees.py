@@ -137,7 +137,7 @@ def put_aside(callback: Any, idle: type) -> None:
 
 
 def bring_back(callback: Any) -> None:
-    """Undo it."""
+    """Undo `put_aside`."""
     for name in OF_BATCHES:
         if vars(callback).get(name, callback) is None:
             delattr(callback, name)

@@ -79,7 +79,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callba
     - `expected_accuracy`, in [0, 1]: what accuracy do the training labels predict for these outputs?
       (`bu_torch.Signals.probabilities`; this project's own)
 
-    and, to the logger alone, five more in [0, 1], read from the same predictions at the perturbed samples:
+    and five more in [0, 1], which the progress bar leaves out, read from the same predictions at the perturbed samples:
 
     - `label_agreement`: share of perturbed samples that are predicted as labelled (Ha et al., section 4.5);
     - `vote_agreement`: the same with the votes of the labels nearby in place of the one label (`bu_torch.LabelVotes`);
@@ -110,8 +110,9 @@ class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callba
             list of these if `forward` takes several tensors. None takes those that `forward` has arguments for: all
             but the last of a tuple, or by their names in a dict.
         label_key: Key or place of the labels; None for "labels", "label", "targets", "target" or "y" in a dict.
-        **settings: Those of `bu_torch.run.settings.MeasurementSettings`. `averaging` is None by default: the network is
-            measured as each check finds it.
+        **settings: `bu_torch.run.settings.MeasurementSettings` explains them: `n_neighbors`, `n_draws`, `max_samples`,
+            `max_bytes`, `budget`, `seed`, `cache`, `feature_extractor`, `perturbation`, `class_weight`, `averaging`
+            (here None by default), `averaging_device`, `output_key`.
 
     Attributes:
         history: One dict a check, in order: `epoch` (`trainer.current_epoch`, 0-based), `step` (`trainer.global_step`),
@@ -136,7 +137,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callba
     input_key: InputKey = None
     label_key: str | int | None = None
 
-    keeps_weights = False  # of a check
+    keeps_weights = False  # those of the best check
 
     def __post_init__(self) -> None:
         adopt_imported_trees()

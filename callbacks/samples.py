@@ -194,7 +194,7 @@ def read_training_data(
     how_many: Callable[[int], int],
     most: int | None,
 ) -> Samples:
-    """Read the trainer's training samples, or those of `reference`; of a stream at `most` so many, 10,000 for None."""
+    """Read the trainer's training samples, or those of `reference`; of a stream the first `most`, or 10,000."""
     reference: Any = asked.reference
     loader, n_batches, name = trainer.train_dataloader, trainer.num_training_batches, "Training data"
     if reference is not None:

@@ -57,7 +57,9 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
         save_weights_only: Leave out of the checkpoint the states of optimisers, schedulers and callbacks:
             `fit(ckpt_path=...)` refuses such a file. Refused beside `WeightAveraging`, whose average it would lack.
         verbose: Log improvements and checkpoints in the words of `EarlyStopping` and `ModelCheckpoint`.
-        **settings: Those of `bu_torch.run.settings.Settings` and of `BoundaryUncertaintyMonitor`.
+        **settings: `bu_torch.run.settings.Settings` explains `patience`, `min_delta`, `stopping_threshold`,
+            `check_finite`, `start_from_epoch` and `rule`; `BoundaryUncertaintyMonitor` all others, of which `averaging`
+            is 0.7 by default.
 
     Attributes:
         best_epoch: The kept epoch (`trainer.current_epoch`, 0-based, equal to `checkpoint["epoch"]`); None before the
@@ -68,7 +70,7 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
         stopped_epoch: Epoch in which this callback stopped the training; None if it did not.
         stopping_reason: Reason for the end of training, in words; "" while it runs.
         history: As in `BoundaryUncertaintyMonitor`, and the score of a rule that is not a signal, under its name.
-        record_path: As in `BoundaryUncertaintyMonitor`.
+        record_path, setup_seconds, check_seconds: As in `BoundaryUncertaintyMonitor`.
 
     Raises:
         MisconfigurationException: As in `BoundaryUncertaintyMonitor`.
@@ -120,7 +122,7 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
         self._bearer: VerdictBearerMixin | None = None
         self._keeper: KeeperMixin | MemoryKeeperMixin | None = None
 
-    keeps_weights = True  # of a check
+    keeps_weights = True
 
     @property
     def state_key(self) -> str:

@@ -109,7 +109,7 @@ def evaluation_weights(trainer: Trainer) -> Iterator[TrainingWeights]:
 
 
 def leave_training(trainer: Trainer) -> None:
-    """Switch optimisers to evaluation; called for good, so that a later `eval` does not move weights put back."""
+    """Switch optimisers to evaluation, so that a later `eval` does not move weights that were put back."""
     for optimizer in trainer.optimizers:
         if _is_in_training(optimizer):
             optimizer.eval()

@@ -63,15 +63,15 @@ class BoundaryUncertainty(ClusterScores):
         class_weight: For losses with weights, in scikit-learn's words: `"balanced"`, a dict of weights by class (1 for
             those that are not in it), or one weight for each class; positive. The weights of a sampler are given to
             `fit`. None takes samples as they are.
-        module: A network whose own features in `fit`, the inputs of the `nn.Linear` that runs last, are a space to
-            choose: useful if it is pretrained.
+        module: A network whose own features, the inputs of the `nn.Linear` that runs last, are a space to choose. They
+            are read in `fit`: useful if it is pretrained.
 
     Attributes:
         perturbed_inputs: Points at which a classifier is read, (n_draws, N, ...), in the units of the inputs.
         labels: (N,) int64.
         neighbors: (N, n_neighbors) int64.
         bayes_pairs: (N, 2) int64, ascending.
-        space_name_: `"inputs"`, `"patches"`, `"tokens"`, `"module"` or `"custom"`: the space of neighbours.
+        space_name_: Space of neighbours, `"inputs"`, `"patches"`, `"tokens"`, `"mixed"`, `"module"` or `"custom"`.
         skills_: Skill of predicting left-out labels in each space that was compared, 1 is certain and 0 chance.
         weights: Weight of each sample, (N,) float64 with mean 1; None if all count alike.
         mean_, scale_: Mean and scale of each feature, (d,) float64; a constant feature has scale 1.

@@ -118,7 +118,7 @@ class TrustScore:
 
         Args:
             features: Points that were classified, shape (n, d). Samples of `fit` find themselves, and score inf as
-                labelled; for those, `class_distances` with `left_out` and `bu_torch.functional.trust_score`.
+                labelled; leave them out by `class_distances` with `left_out` and `bu_torch.functional.trust_score`.
             predictions: Predicted classes, shape (n,), integers >= 0. A class that `fit` never saw is an empty one.
         """
         distances = self.class_distances(features)

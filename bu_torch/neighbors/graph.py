@@ -33,7 +33,8 @@ class NeighborGraph:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
         backend: `"faiss"` searches on the CPU, `"torch"` on the device of the features; `"auto"` takes FAISS for
             features on the CPU, elsewhere torch, or FAISS's own kernels (`"faiss-gpu"`) if they are installed.
-        exact: True if FAISS must look at all samples; None decides by size. On an accelerator all are looked at.
+        exact: True if FAISS must look at all samples, False if it need not; None decides by size. On an accelerator all
+            are looked at.
 
     Attributes:
         neighbors: Clusters, (N, M) int64: row n is n, then its M - 1 nearest other samples, nearest first.

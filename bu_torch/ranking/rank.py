@@ -55,7 +55,7 @@ def rank_checkpoints(
             what a sampler leaves out; better pass them without augmentation. Labels are integers from 0.
         rule: `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`, or a `bu_torch.Rule` that does not look
             at `prediction_changes`, a signal of a run and not of one classifier.
-        signals: Settings other than those of `Signals()`; fitted here, unless it is already (`Signals.save`, `load`).
+        signals: Signals with other settings than `Signals()`, fitted or not; fitted here if they are not.
         weights_only: As in `load_checkpoint`.
         batch_size: Samples in a forward pass, >= 1.
         device: Device for a module that is built here; a module that is passed stays where it is.
@@ -66,7 +66,7 @@ def rank_checkpoints(
     Raises:
         FileNotFoundError: If a file is not there, or a folder holds no checkpoint.
         ValueError: If a file cannot be read (`load_checkpoint`) or does not fit the module, an argument is out of
-            range, or the samples are not fit for the method (`Signals.fit`).
+            range, or the samples are not fit for the method (`BoundaryUncertainty.fit`).
         TypeError: If `module` or `dataset` is nothing of the kind.
 
     Example:

@@ -64,7 +64,7 @@ class BoundaryUncertaintyScorer:
         """The signal, or all by name, of an `estimator` fitted on X (N, d), array or frame, and y (N,), of any kind.
 
         Raises:
-            ValueError: As in `Signals.fit`, or if the classifier does not give one finite column for each class.
+            ValueError: As in `BoundaryUncertainty.fit`, or if the classifier does not give a finite column a class.
         """
         classes, labels = encode(y)
         inputs = self.signals.boundary.as_inputs(X, "X")

@@ -22,7 +22,7 @@ from bu_torch.report.sections import Content, content
 
 
 def render(record: RunRecord, others: Sequence[Path] = ()) -> str:
-    """Give the page of a record, HTML that fetches nothing; arguments and errors as in `write_report`."""
+    """Give the page of a record, HTML that fetches nothing; `others`, and what is raised, as in `write_report`."""
     return page(content(record, others))
 
 

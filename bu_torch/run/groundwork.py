@@ -53,7 +53,7 @@ class Groundwork:
         self._space: SpaceName | None = None
 
     def plan_checks(self, n_training: int, n_visited: int, n_operations: int, n_bytes: int = 0) -> Plan:
-        """Plan as `bu_torch.run.budget.plan` does; a training that is resumed, or has decided, keeps its plan."""
+        """Plan as `bu_torch.run.budget.plan` does; a training that has a plan, since it resumed say, keeps it."""
         self.plan = self.plan or plan(self.settings, n_training, n_visited, n_operations, n_bytes)
         return self.plan
 

@@ -142,7 +142,7 @@ class MeasurementSettings:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Settings(MeasurementSettings):
-    """Settings of measurement and decision; the first as in `MeasurementSettings`.
+    """Settings of measurement, which `MeasurementSettings` explains (`averaging` is 0.7 by default), and of decision.
 
     Args:
         patience: Stop after so many checks in a row without improvement, >= 0. As with Lightning's `EarlyStopping`, 0

@@ -34,7 +34,7 @@ _OLD = 86_400  # seconds after which a part of a file is one that its writer has
 _MOST_AGE = 30 * 86_400  # seconds since a file was last used
 _NAME = "bu-torch-"
 _BAR_DELAY = 3  # seconds of preparation before a progress bar is shown
-# By name, files of this package, whole and (as `whole_file` names them) in parts. Their first bytes must say so too.
+# By name, files of this package, whole and (as `Signals.save` names them) in parts. Their first bytes must say so too.
 _OWN = re.compile(rf"{_NAME}([0-9a-f]{{64}}\.npz|[0-9a-f]{{41}}\.[0-9a-f]{{16}}\.part)")
 
 

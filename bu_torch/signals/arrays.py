@@ -21,8 +21,8 @@ _LONGEST_HEADER = 4096  # bytes; NumPy writes 128
 _BLOCK_ELEMENTS = 2**22
 _SUM_TOLERANCE = 0.01  # what float32 may make of the votes of a large cluster
 _SKILL_TOLERANCE = 1e-6
-_SPACES = ("inputs", "patches", "tokens", "custom", "module")
-_WORDS = (np.dtype("<U6"), np.dtype("<U7"))  # as long as those
+_SPACES = ("inputs", "patches", "tokens", "mixed", "custom", "module")
+_WORDS = (np.dtype("<U5"), np.dtype("<U6"), np.dtype("<U7"))  # as long as those
 _FLOATS, _INTEGER = (np.dtype(np.float32), np.dtype(np.float64)), (np.dtype(np.int64),)
 
 

@@ -50,7 +50,7 @@ class Signal:
     low: float
     high: float
     is_larger_better: bool
-    panel: Literal["uncertainty", "trust", "shares"]  # figure it is drawn in; all shares in one, the others by hand
+    panel: Literal["uncertainty", "trust", "shares"]  # figures it is drawn in
     formula: Callable[[Reading], Tensor]  # to a scalar, float64
     is_in_progress_bar: bool = False
 

@@ -78,7 +78,7 @@ class Signals:
         n_components: Components, also for class distances.
         perturbation: Move of the samples.
         class_weight: Weights of classes, by which all signals, votes and probabilities are weighted.
-        module: Module of the extractor.
+        module: A network whose features are a space to choose.
 
     Attributes:
         boundary: The fitted `BoundaryUncertainty`.

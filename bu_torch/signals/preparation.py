@@ -42,7 +42,7 @@ class Preparation:
     """
 
     fingerprint: str  # digest of samples and settings, 64 hexadecimal digits
-    space: str  # as `BoundaryUncertainty.space_name_`, whose are the next four too
+    space: str  # `space_name_` of the `BoundaryUncertainty`, whose attributes are the next four too
     labels: Tensor  # (N,)
     neighbors: Tensor  # (N, M)
     nearest_distance: Tensor  # (N,)

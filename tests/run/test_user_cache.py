@@ -56,6 +56,23 @@ def found_in(callback):
     return callback.tracker.groundwork.found_in
 
 
+@pytest.mark.parametrize("cache", ["auto", "own.npz"])
+def test_numbers_beside_categories_are_found_again(tmp_path, folder, cache):
+    numbers, labels = blobs()
+    both = {"numbers": numbers, "categories": labels.unsqueeze(1) % 2}
+    cache = cache if cache == "auto" else tmp_path / cache
+
+    def again():
+        stopper = BoundaryUncertaintyStopper(both, labels, n_neighbors=20, cache=cache)
+        stopper.check(lambda numbers, categories: numbers[:, :3] + categories)
+        return stopper.history, stopper._tracker.groundwork
+
+    (first, kept), (second, found) = again(), again()
+    assert (kept.found_in, found.found_in) == (None, kept.kept_in)
+    assert found.found_in is not None
+    assert second == first
+
+
 def test_a_second_run_finds_what_the_first_has_prepared(tmp_path, folder, log):
     first = fit(tmp_path, stopping())
     (file,) = folder.iterdir()

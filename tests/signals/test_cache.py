@@ -124,7 +124,7 @@ WRONG = {
     "a row too few": ("neighbors", lambda array: array[1:], r"must .* got int64 of shape \(119, 10\)"),
     "a column too few": ("neighbors", lambda array: array[:, 1:], r"must .* got int64 of shape \(120, 9\)"),
     "a class too few": ("votes", lambda array: array[:, 1:], r"must .* got float32 of shape \(120, 2\)"),
-    "a space of many letters": ("space", lambda array: np.array("x" * 9), "must be <U6 or <U7 .* got <U9"),
+    "a space of many letters": ("space", lambda array: np.array("x" * 9), "must be <U5 or <U6 or <U7 .* got <U9"),
     "votes laid flat": ("votes", np.ravel, r".* got .* \(360,\)"),
     "probabilities of one draw": ("probabilities", lambda array: array[:N], r".* got .* \(120, 3\)"),
     "distances to more classes": ("left_out_distances", lambda array: np.c_[array, array], r".* got .* \(240, 6\)"),
