@@ -137,9 +137,15 @@ class _Values:
         tensor = self._tensor
         with _restoring(self._name), torch.inference_mode(tensor.is_inference()), torch.no_grad():
             _move_back(tensor, self._memory)  # observers of quantisation grow from nothing in their first pass
-            # A change of `tensor.data` is not counted; on other devices, to compare would wait for the device.
-            is_seen = self._version is None or (tensor.device.type == "cpu" and tensor.layout == torch.strided)
-            if _version(tensor) != self._version or (is_seen and not torch.equal(tensor, self._before)):
+            if _version(tensor) != self._version:
+                tensor.copy_(self._before)
+            elif self._version is not None and tensor.layout != torch.strided:
+                pass
+            elif self._version is not None and tensor.device.type != "cpu":
+                # A change of `tensor.data`, or by fused observers of quantisation, is not counted, and to compare would
+                # wait for the device.
+                tensor.data.copy_(self._before)
+            elif not torch.equal(tensor, self._before):
                 tensor.copy_(self._before)
 
 
