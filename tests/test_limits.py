@@ -25,8 +25,8 @@ def n_lines(files):
 @pytest.mark.parametrize(
     ("what", "reached", "limit"),
     [
-        ("lines of source", n_lines(FILES), 18_250),
-        ("lines of tests", n_lines(ROOT.glob("tests/**/*.py")), 22_660),
+        ("lines of source", n_lines(FILES), 18_260),
+        ("lines of tests", n_lines(ROOT.glob("tests/**/*.py")), 22_710),
         ("words of documentation", sum(len(page.read_text().split()) for page in PAGES), 17_000),
         ("public names", len(bu_torch.__all__), 60),
     ],
