@@ -26,7 +26,7 @@ from bu_torch.callbacks.weights import SHARDED, WRAPPING
 from bu_torch.internal.network import dtype_of, joined, logits_of
 from bu_torch.internal.packing import Packing, call
 from bu_torch.internal.shards import is_sharded
-from bu_torch.internal.traces import evaluation_mode, preserved_attributes
+from bu_torch.internal.traces import evaluation_mode
 from bu_torch.perturbation.draws import PerturbedInputs
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.run.budget import count_operations
@@ -272,7 +272,8 @@ def buffers_of_the_first(trainer: Trainer, module: nn.Module) -> Iterator[None]:
         yield
         return
     theirs = trainer.strategy.broadcast({name: buffer.cpu() for name, buffer in own.items()})
-    with preserved_attributes(module), torch.no_grad():
+    with torch.no_grad(), ExitStack() as stack:
         for name, buffer in own.items():
+            stack.callback(buffer.copy_, buffer.clone())
             buffer.copy_(theirs[name])
         yield

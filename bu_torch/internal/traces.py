@@ -139,14 +139,12 @@ class _Values:
             _move_back(tensor, self._memory)  # observers of quantisation grow from nothing in their first pass
             if _version(tensor) != self._version:
                 tensor.copy_(self._before)
-            elif self._version is not None and tensor.layout != torch.strided:
-                pass
-            elif self._version is not None and tensor.device.type != "cpu":
-                # A change of `tensor.data`, or by fused observers of quantisation, is not counted, and to compare would
-                # wait for the device.
+            # A change of `tensor.data`, or by fused observers of quantisation, is not counted; on other devices, to
+            # compare would wait for the device.
+            elif tensor.layout == torch.strided and (
+                tensor.device.type != "cpu" or not torch.equal(tensor, self._before)
+            ):
                 tensor.data.copy_(self._before)
-            elif not torch.equal(tensor, self._before):
-                tensor.copy_(self._before)
 
 
 @contextmanager
