@@ -8,7 +8,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 
-from bu_torch.callbacks.lightning_trees import Callback, Trainer
+from bu_torch.callbacks.lightning_tree import Callback, Trainer
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.record import HISTOGRAMS
 from bu_torch.run.settings import MeasurementSettings

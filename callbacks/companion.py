@@ -10,28 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bu_torch.callbacks.lightning_trees import LightningModule, Trainer
+from bu_torch.callbacks.lightning_tree import Callback, EarlyStopping, LightningModule, Trainer
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Callback
-    from lightning.pytorch.callbacks import EarlyStopping
-
     from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
-else:  # the bases are the trainer's own: `stopping` adds them
-    Callback = EarlyStopping = object
 
 
 class Companion(Callback):
     """Base of the companions: an owner, and nothing to do once it has left the trainer."""
 
     owner: "BoundaryUncertaintyStopping"
-    library: Any  # the trainer's package
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # `pickle` looks for a class by its name in a module, and these have none there.
-        from bu_torch.callbacks.stopping import blank  # which imports this file
-
-        return blank, (self.library.__name__, type(self).__name__), vars(self)
 
     @property
     def state_key(self) -> str:
@@ -84,7 +72,7 @@ class KeepingCompanion(Companion):
         self.settle(trainer, is_in_all=False)
 
 
-class VerdictBearerMixin(Companion, EarlyStopping):
+class VerdictBearer(Companion, EarlyStopping):
     """Carries the verdict of a check across processes and, as `EarlyStopping` does, into checkpoints."""
 
     def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:

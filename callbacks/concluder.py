@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 
-from bu_torch.callbacks.companion import Companion, VerdictBearerMixin, place_of_check, within_margin
-from bu_torch.callbacks.keeper import KeeperMixin, MemoryKeeperMixin
-from bu_torch.callbacks.lightning_trees import FITTING, LightningModule, Trainer, library_of
+from bu_torch.callbacks.companion import Companion, VerdictBearer, place_of_check, within_margin
+from bu_torch.callbacks.keeper import Keeper, MemoryKeeper
+from bu_torch.callbacks.lightning_tree import FITTING, EarlyStopping, LightningModule, Trainer, library
 from bu_torch.callbacks.monitor import describe_exception
 from bu_torch.callbacks.weights import OUT_OF_REACH, SHARDED, leave_training
 from bu_torch.internal.printing import cleaned
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MOST_NAMES = 5
 
 
-class ConcluderMixin(Companion):
+class Concluder(Companion):
     """Puts the kept weights back when training ends, last of all callbacks: others have saved those of training.
 
     From the end of a fit to the next it takes the state key of the `ModelCheckpoint` that Lightning adds by itself, and
@@ -64,7 +64,7 @@ class ConcluderMixin(Companion):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # The module's own hook comes next, which may export it. If files are written asynchronously, they are there
         # only in `on_fit_end`.
-        is_written = not isinstance(trainer.strategy.checkpoint_io, self.library.plugins.io.AsyncCheckpointIO)
+        is_written = not isinstance(trainer.strategy.checkpoint_io, library.plugins.io.AsyncCheckpointIO)
         if self.owner in trainer.callbacks and is_written:
             self._conclude(trainer)
 
@@ -75,7 +75,7 @@ class ConcluderMixin(Companion):
             # The parent of a spawned process, whose list lacks all companions, takes the best path of the first
             # checkpoint callback here for that of the first one there: the user's.
             if self.default_checkpoint is None and hasattr(trainer.strategy.launcher, "get_extra_results"):
-                trainer.callbacks = sorted(trainer.callbacks, key=lambda one: isinstance(one, KeeperMixin))
+                trainer.callbacks = sorted(trainer.callbacks, key=lambda one: isinstance(one, Keeper))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self.owner in trainer.callbacks:
@@ -131,13 +131,13 @@ def _describe_kept(owner: "BoundaryUncertaintyStopping", kept: dict[str, Any], h
     )
 
 
-def why_ended(trainer: Trainer, exception: BaseException | None, bearer: VerdictBearerMixin | None) -> str:
+def why_ended(trainer: Trainer, exception: BaseException | None, bearer: VerdictBearer | None) -> str:
     """Name the reason for which training ended."""
     if exception is not None:
         return describe_exception(exception)
     if bearer is not None and bearer.has_stopped:
         return str(bearer.stopping_reason_message)
-    timers = [one for one in trainer.callbacks if isinstance(one, library_of(trainer).callbacks.Timer)]
+    timers = [one for one in trainer.callbacks if isinstance(one, library.callbacks.Timer)]
     if any(left is not None and left <= 0 for left in (one.time_remaining() for one in timers)):
         return "Training ran until `max_time`."
     if (who := _who_stopped(trainer)) is not None:
@@ -155,17 +155,17 @@ def why_ended(trainer: Trainer, exception: BaseException | None, bearer: Verdict
 
 def _who_stopped(trainer: Trainer) -> Any:
     """Early stopping that stopped this training, by Lightning or in another callback of this kind; None if none did."""
-    stopped = (one for one in trainer.callbacks if isinstance(one, library_of(trainer).callbacks.EarlyStopping))
+    stopped = (one for one in trainer.callbacks if isinstance(one, EarlyStopping))
     now = trainer.current_epoch - 1  # or later; what stopped an earlier fit keeps its words
     said = (one for one in stopped if one.stopping_reason_message and one.stopped_epoch >= now)
     return next(said, None) if trainer.should_stop else None
 
 
-def restore(trainer: Trainer, keeper: KeeperMixin | MemoryKeeperMixin) -> str:
+def restore(trainer: Trainer, keeper: Keeper | MemoryKeeper) -> str:
     """Put the weights of the kept check back; "", "partly " or "not ", as they are in the module then."""
     module = trainer.lightning_module
     path = cleaned(keeper.best_model_path)
-    is_in_memory = isinstance(keeper, MemoryKeeperMixin)
+    is_in_memory = isinstance(keeper, MemoryKeeper)
     name = type(trainer.strategy).__name__
     is_read_by_all = name in SHARDED and not is_in_memory  # together, so not after a Ctrl-C
     if name in OUT_OF_REACH or (is_read_by_all and trainer.interrupted):
@@ -199,11 +199,11 @@ def restore(trainer: Trainer, keeper: KeeperMixin | MemoryKeeperMixin) -> str:
         return "not "
 
 
-def _load(trainer: Trainer, keeper: KeeperMixin | MemoryKeeperMixin) -> str:
+def _load(trainer: Trainer, keeper: Keeper | MemoryKeeper) -> str:
     """Load weights of which some may be left out: those stay as they are in the module, and a line says so."""
     module, path, is_own = trainer.lightning_module, keeper.best_model_path, keeper.is_best_own
     load: Callable[[], Any]
-    if isinstance(keeper, MemoryKeeperMixin):
+    if isinstance(keeper, MemoryKeeper):
         load = partial(module.load_state_dict, keeper.best.fitted(module), strict=False)
     else:  # a file of this process may hold hyperparameters of any class
         if Path(path).is_dir() and not (is_own or Path(trainer.ckpt_path or os.devnull).is_dir()):

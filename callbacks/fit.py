@@ -9,14 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 
 from bu_torch.callbacks.board import Board
-from bu_torch.callbacks.lightning_trees import LightningModule, Trainer, is_average_untouched, misconfigured
-from bu_torch.callbacks.network import NetworkReader, has_lazy_layers, in_first, silence
+from bu_torch.callbacks.lightning_tree import (
+    LightningModule,
+    Trainer,
+    is_average_untouched,
+    measured_module,
+    misconfigured,
+)
+from bu_torch.callbacks.network import NetworkReader, copied, in_first
 from bu_torch.callbacks.samples import CheckSamples
 from bu_torch.callbacks.watch import Watch
-from bu_torch.callbacks.weights import WeightsAfterCheck, evaluation_weights, why_not_averaged
+from bu_torch.callbacks.weights import evaluation_weights, why_not_averaged
+from bu_torch.internal.replica import copy_of, has_lazy_layers
 from bu_torch.run.budget import describe_slow_check
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.tracker import Tracker
@@ -120,7 +127,7 @@ class Fit:
         self._samples = CheckSamples(callback, self.tracker, self._network, self._schedule)
         self.watch = Watch(self._network, Keys(callback.input_key, callback.label_key))
         self.board = Board()
-        self.after_check = WeightsAfterCheck()
+        self.kept: nn.Module | None = None  # a copy of what the last check has read, if it is to be kept
         self.has_checked = False  # in the hook that runs
         self.waits_for_average = False  # `WeightAveraging` had not updated its average at the last check
 
@@ -138,8 +145,7 @@ class Fit:
     def begin(self, trainer: Trainer, pl_module: LightningModule) -> bool:
         """Prepare, and open the record; False if the checks of before a resume count no more."""
         started = time.perf_counter()
-        # What is drawn at random, by a `perturbation` say, is the same each time. And `forward` may log.
-        with seeded(self._callback.seed), silence(trainer, pl_module):
+        with seeded(self._callback.seed):  # a `perturbation` draws the same random numbers each time
             is_comparable = self._samples.prepare(trainer, pl_module)
         monitors = [one for one in trainer.callbacks if hasattr(one, "_fit") and isinstance(one._fit, Fit)]
         self.board.set_up(trainer, self._callback, monitors)
@@ -155,12 +161,12 @@ class Fit:
 
     def start_epoch(self) -> bool:
         """Forget the check of the epoch before; True if no batch needs to be looked at from now on."""
-        self.has_checked = False
+        self.has_checked, self.kept = False, None
         return self._network.is_tried and not self._schedule.is_by_steps
 
     def start_batch(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         """Read a batch as a check will, before the first one trains."""
-        self.has_checked = False
+        self.has_checked, self.kept = False, None
         self._schedule.start_batch(trainer)
         if self._schedule.is_by_steps:
             self.board.withdraw(trainer)
@@ -203,6 +209,7 @@ class Fit:
 
     def release(self) -> None:
         """Free what was prepared; results stay."""
+        self.kept = None
         self.tracker.release()
         self._network.release()
         self.watch.end()
@@ -215,18 +222,20 @@ class Fit:
                 "Boundary uncertainty measures the average of WeightAveraging, as checkpoints hold it. Checks before"
                 " its first update do not count and are not kept."
             )
+        module, epoch, step = measured_module(trainer, pl_module), trainer.current_epoch, trainer.global_step
         with evaluation_weights(trainer):
-            if self._callback.keeps_weights:
-                self.after_check.remember(pl_module)
-            tracker.update_average(pl_module, trainer.current_epoch, trainer.global_step)
-            with tracker.averaged(pl_module):
-                values = self._measure(trainer, pl_module)
-        tracker.add(trainer.current_epoch, values, trainer.global_step, is_counted=not self.waits_for_average)
+            tracker.update_average(pl_module, epoch, step)
+            averages = tracker.averages(pl_module)
+            with copied(trainer, module, averages) as network:
+                values = self._measure(trainer, network)
+            tracker.add(epoch, values, step, is_counted=not self.waits_for_average)
+            if self._callback.keeps_weights and tracker.checks.is_kept_new and network is not module:
+                self.kept = copy_of(module, averages)
         self.has_checked = True
         self._show(trainer, started)
 
-    def _measure(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
-        logits = self._network.logits(trainer, pl_module)
+    def _measure(self, trainer: Trainer, network: nn.Module) -> dict[str, float]:
+        logits = self._network.logits(trainer, network)
 
         def work() -> dict[str, float]:
             with misconfigured(ValueError, before="The module's `forward` does not fit the labels: "):

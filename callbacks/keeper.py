@@ -14,17 +14,14 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from bu_torch.callbacks.companion import KeepingCompanion
-from bu_torch.callbacks.lightning_trees import LightningModule, Trainer, measured_module
-from bu_torch.callbacks.weights import TrainingWeights, evaluation_weights
+from bu_torch.callbacks.lightning_tree import Checkpoint, LightningModule, ModelCheckpoint, Trainer, average_model
+from bu_torch.callbacks.weights import RAW_WEIGHTS, has_modes, training_weights
 from bu_torch.internal.printing import cleaned
+from bu_torch.internal.shards import gathered, replaced_in_place
 from bu_torch.run.averaging import BestWeights
 
 if TYPE_CHECKING:
-    from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
-
     from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
-else:  # the bases are the trainer's own: `stopping` adds them
-    Checkpoint = ModelCheckpoint = object
 
 
 _BEST = ("best_", "kth_", "current_")  # beginnings of the attributes that tell what is the best
@@ -32,7 +29,7 @@ _FILE_NAME = re.compile(r"boundary-epoch=\d+-step=\d+(-v\d+)?\.ckpt")
 _OWN_FILES: dict[str, tuple[int, ...] | None] = {}  # written by this process, in all fits; None is known by its name
 
 
-class KeeperMixin(KeepingCompanion, ModelCheckpoint):
+class Keeper(KeepingCompanion, ModelCheckpoint):
     """Lightning's `ModelCheckpoint` on the score of each check; one file, with a name of its own."""
 
     def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
@@ -52,7 +49,8 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
         self._resumed_path = ""  # the best file that the resumed state names
         self._replaced: list[str] = []  # best files to delete as soon as the newest other checkpoint names none of them
         self._named_elsewhere = ""  # the best file by the newest checkpoint that another callback has saved
-        self._of_training: TrainingWeights | None = None  # while a file is written
+        self.is_saving = False
+        self._raw: dict[str, Tensor] = {}  # weights of training, while a file is written
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self in trainer.callbacks:  # not one that an earlier fit left behind
@@ -99,21 +97,29 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
             )
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        fit, module = self.owner._fit, trainer.lightning_module
+        saver = copy.copy(trainer)  # which hands over the weights that were measured
+        saver._checkpoint_connector = connector = copy.copy(trainer._checkpoint_connector)
+        self.is_saving = True
         try:
-            module = trainer.lightning_module
-            with evaluation_weights(trainer) as self._of_training:
-                self.owner._fit.after_check.compare(module)
-                with self.owner.tracker.averaged(module):
-                    super()._save_checkpoint(trainer, filepath)
+            if fit.kept is None or average_model(trainer) is not None:
+                with replaced_in_place(module, fit.tracker.averages(module)) as own:
+                    self._raw = {name: gathered(one) for name, one in own.items()}
+                    super()._save_checkpoint(saver, filepath)
+            else:
+                connector._get_lightning_module_state_dict = fit.kept.state_dict
+                if fit.tracker.average is not None or has_modes(trainer):
+                    self._raw = training_weights(module)
+                super()._save_checkpoint(saver, filepath)
         finally:
-            self._of_training = None
+            self.is_saving, self._raw = False, {}
         _OWN_FILES[filepath] = identity(filepath)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if self._of_training is None:
+        if not self.is_saving:
             self._named_elsewhere = self.best_model_path
-        else:
-            self._of_training.save(pl_module, checkpoint)
+        elif self._raw:
+            checkpoint[RAW_WEIGHTS] = self._raw
 
     def _should_remove_checkpoint(self, trainer: Trainer, previous: str, current: str) -> bool:
         return previous != current  # `settle` looks closer
@@ -195,7 +201,7 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
         return {**super().state_dict(), "best_epoch": self.best_epoch, "best_step": self.best_step}
 
 
-class MemoryKeeperMixin(KeepingCompanion, Checkpoint):
+class MemoryKeeper(KeepingCompanion, Checkpoint):
     """Keeps the best weights in memory, for a trainer that writes no checkpoints."""
 
     best_model_path = ""
@@ -210,11 +216,10 @@ class MemoryKeeperMixin(KeepingCompanion, Checkpoint):
     def keep_if_best(self, trainer: Trainer) -> None:
         if self.new_score(trainer) is None or not self.owner.tracker.checks.is_kept_new:
             return
-        module = trainer.lightning_module
-        with self.owner.tracker.account.saving(), evaluation_weights(trainer):
-            self.owner._fit.after_check.compare(module)
-            with self.owner.tracker.averaged(module):
-                self.best.keep(measured_module(trainer, module), trainer.current_epoch, trainer.global_step)
+        fit, module = self.owner._fit, trainer.lightning_module
+        with fit.tracker.account.saving():
+            state = fit.tracker.state_to_keep(module) if fit.kept is None else fit.kept.state_dict()
+            self.best.keep(state, trainer.current_epoch, trainer.global_step)
         self.best_epoch, self.best_step = self.best.epoch, self.best.step
 
     def state_dict(self) -> dict[str, Any]:

@@ -8,14 +8,13 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from bu_torch.callbacks.fit import Fit
-from bu_torch.callbacks.lightning_trees import (
+from bu_torch.callbacks.lightning_tree import (
     FITTING,
     Callback,
     LightningModule,
     Trainer,
-    adopt_imported_trees,
     bring_back,
-    library_of,
+    check_trainer,
     misconfigured,
     put_aside,
 )
@@ -140,7 +139,6 @@ class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callba
     keeps_weights = False  # those of the best check
 
     def __post_init__(self) -> None:
-        adopt_imported_trees()
         Callback.__init__(self)
         with misconfigured(TypeError, ValueError):
             self._check_settings()
@@ -159,7 +157,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callba
         return self._generate_state_key()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        library_of(trainer)
+        check_trainer(trainer)
         self.is_fitting = stage == FITTING
         bring_back(self)  # after a fit that broke off
         if self.is_fitting:

@@ -12,18 +12,12 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from bu_torch.callbacks.lightning_trees import (
-    LightningModule,
-    MisconfigurationException,
-    Trainer,
-    library_of,
-    misconfigured,
-)
+from bu_torch.callbacks.lightning_tree import LightningModule, MisconfigurationException, Trainer, library, misconfigured
 from bu_torch.callbacks.loss_weights import LossWeights
 from bu_torch.callbacks.network import Inputs, NetworkReader, can_be_passed, in_first
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.packing import Packing
-from bu_torch.internal.traces import preserved_attributes
+from bu_torch.internal.replica import copy_of
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.run.budget import Plan, bound_in_bytes, count_operations, plan
 from bu_torch.run.tracker import Tracker
@@ -213,7 +207,7 @@ def read_training_data(
         seed=asked.seed,
         keys=Keys(asked.input_key, asked.label_key, pl_module),
         n_batches=n_batches,
-        unwrap=lambda sampler: users_sampler(sampler, trainer),
+        unwrap=users_sampler,
         transform=_batch_hooks(trainer, pl_module),
         looks_for_augmentation=reference is None,
         has_progress_bar=trainer.progress_bar_callback is not None,
@@ -240,16 +234,21 @@ def read_training_data(
 
 
 def _batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any], Any] | None:
-    """Function that does to a batch what the trainer does before the module gets it; None if no hook is the user's."""
+    """Function that does to a batch what the trainer does before the module gets it; None if no hook is the user's.
+
+    The hooks are those of copies of the module and the data module, so that theirs draw no random number meanwhile.
+    """
     selector = trainer._data_connector._datahook_selector
     if selector is None or not any(_is_users(selector.get_instance(name), name) for name in _BATCH_HOOKS):
         return None
 
+    owners = {name: selector.get_instance(name) for name in _BATCH_HOOKS}
+    copies = {id(owner): copy_of(owner) for owner in owners.values()}
+    before, move, after = (getattr(copies[id(owner)], name) for name, owner in owners.items())
+
     def transform(batch: Any) -> Any:
-        with preserved_attributes(pl_module):
-            batch = trainer.precision_plugin.convert_input(batch)
-            batch = pl_module._on_before_batch_transfer(batch, dataloader_idx=0)
-            return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+        batch = before(trainer.precision_plugin.convert_input(batch), 0)
+        return after(move(batch, trainer.strategy.root_device, 0), 0)
 
     return transform
 
@@ -260,9 +259,9 @@ def _is_users(owner: Any, name: str) -> bool:
     return defining is owner or defining.__module__.split(".")[0] not in ("lightning", "pytorch_lightning")
 
 
-def users_sampler(sampler: Any, trainer: Trainer) -> Any:
+def users_sampler(sampler: Any) -> Any:
     """The user's own sampler, if Lightning has wrapped it to share it among processes."""
-    wrapper = library_of(trainer).trainer.connectors.data_connector.DistributedSamplerWrapper
+    wrapper = library.trainer.connectors.data_connector.DistributedSamplerWrapper
     while isinstance(sampler, wrapper):
         sampler = sampler.dataset._sampler
     return sampler

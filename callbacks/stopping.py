@@ -1,28 +1,30 @@
 """Stopping a training, and keeping the right checkpoint, without validation data."""
 
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from bu_torch.callbacks.companion import Companion, VerdictBearerMixin
-from bu_torch.callbacks.concluder import ConcluderMixin
-from bu_torch.callbacks.keeper import KeeperMixin, MemoryKeeperMixin
-from bu_torch.callbacks.lightning_trees import (
+from bu_torch.callbacks.companion import Companion, VerdictBearer
+from bu_torch.callbacks.concluder import Concluder
+from bu_torch.callbacks.keeper import Keeper, MemoryKeeper
+from bu_torch.callbacks.lightning_tree import (
     FITTING,
+    Callback,
+    Checkpoint,
+    EarlyStopping,
     LightningModule,
     MisconfigurationException,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
     Trainer,
-    library_of,
+    WeightAveraging,
     misconfigured,
     put_aside,
 )
 from bu_torch.callbacks.monitor import INSTEAD, BoundaryUncertaintyMonitor, without
-from bu_torch.callbacks.weights import RAW_WEIGHTS
 from bu_torch.internal.inputs import check_flag
 from bu_torch.run.settings import Settings
 from bu_torch.run.tracker import KeptResults
@@ -119,8 +121,8 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
     def _clear(self) -> None:
         super()._clear()
         self.stopping_reason = ""
-        self._bearer: VerdictBearerMixin | None = None
-        self._keeper: KeeperMixin | MemoryKeeperMixin | None = None
+        self._bearer: VerdictBearer | None = None
+        self._keeper: Keeper | MemoryKeeper | None = None
 
     keeps_weights = True
 
@@ -131,8 +133,7 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == FITTING:
-            averaging = library_of(trainer).callbacks.StochasticWeightAveraging
-            if self.restore_best_weights and any(isinstance(one, averaging) for one in trainer.callbacks):
+            if self.restore_best_weights and any(isinstance(one, StochasticWeightAveraging) for one in trainer.callbacks):
                 rank_zero_warn(
                     "StochasticWeightAveraging puts its average into the model when training ends, and the weights of"
                     " the kept epoch then replace it. To change it: `restore_best_weights=False` leaves the average."
@@ -145,7 +146,7 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
                     " but one."
                 )
             for callback in trainer.callbacks:
-                if isinstance(callback, ConcluderMixin):
+                if isinstance(callback, Concluder):
                     callback.bring_default_checkpoint_back(trainer, pl_module)
             self._install(trainer, pl_module)
             self._check_saving(trainer)
@@ -158,13 +159,12 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
 
     def _check_saving(self, trainer: Trainer) -> None:
         """Refuse or warn of what cannot be saved as asked for."""
-        if isinstance(self._keeper, MemoryKeeperMixin):
+        if isinstance(self._keeper, MemoryKeeper):
             given = [f"`{name}`" for name in ("dirpath", "filename", "save_weights_only") if getattr(self, name)]
             if given:
                 rank_zero_warn(f"The trainer writes no checkpoints: {', '.join(given)} has no effect.")
             return
-        averaging = library_of(trainer).callbacks.WeightAveraging
-        if self.save_weights_only and any(isinstance(one, averaging) for one in trainer.callbacks):
+        if self.save_weights_only and any(isinstance(one, WeightAveraging) for one in trainer.callbacks):
             raise MisconfigurationException(
                 "`save_weights_only=True` cannot be used beside WeightAveraging: such a checkpoint lacks the average,"
                 " which is measured."
@@ -178,9 +178,11 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
             with misconfigured(AttributeError, IndexError, KeyError, TypeError, ValueError, before=f"{before}: "):
                 self._keeper.format_checkpoint_name(places | dict.fromkeys(SIGNALS, torch.tensor(0.5).double()))
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if self.tracker.average is not None and (raw := self.tracker.average.put_aside()):
-            checkpoint[RAW_WEIGHTS] = raw
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        if isinstance(self._keeper, Keeper) and self._keeper.is_saving and "average" in state:
+            state["average"]["weights"] = {}  # the file's own weights are the average
+        return state
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(trainer, pl_module, checkpoint)
@@ -225,29 +227,9 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
             raise ValueError("`filename` must not be empty; None gives the default name.")
 
 
-@cache
-def _classes(library: Any) -> dict[str, Any]:
-    """Verdict bearer, keeper, memory keeper and concluder as subclasses of a trainer's own, by their names."""
-    theirs = library.callbacks
-    bases = {
-        VerdictBearerMixin: theirs.EarlyStopping,
-        KeeperMixin: theirs.ModelCheckpoint,
-        MemoryKeeperMixin: theirs.Checkpoint,
-        ConcluderMixin: theirs.Callback,
-    }
-    named = {own.__name__.removesuffix("Mixin"): (own, base) for own, base in bases.items()}
-    return {name: type(name, of, {"__doc__": of[0].__doc__, "library": library}) for name, of in named.items()}
-
-
-def blank(tree: str, name: str) -> Any:
-    """A companion with nothing in it yet, to be unpickled."""
-    cls = _classes(import_module(tree))[name]
-    return cls.__new__(cls)
-
-
 def install(
     trainer: Trainer, owner: BoundaryUncertaintyStopping
-) -> tuple[VerdictBearerMixin, KeeperMixin | MemoryKeeperMixin]:
+) -> tuple[VerdictBearer, Keeper | MemoryKeeper]:
     """Put fresh companions into `trainer.callbacks`, in place of those of an earlier fit.
 
     Lightning walks over the list meanwhile, so it is replaced. The keeper stands before any other checkpoint callback:
@@ -258,36 +240,32 @@ def install(
     present = [
         one for one in before if not isinstance(one, Companion) or (one.owner is not owner and one.owner in before)
     ]
-    library = library_of(trainer)
-    made = _classes(library)
-    of_library = [one for one in present if isinstance(one, library.callbacks.Checkpoint)]
-    writes_checkpoints = any(not isinstance(one, MemoryKeeperMixin) for one in of_library)
-    bearer = made["VerdictBearer"](owner)
-    keeper = made["Keeper" if writes_checkpoints else "MemoryKeeper"](owner)
-    concluder = made["Concluder"](owner, _default_checkpoint(before, library))
+    writes_checkpoints = any(isinstance(one, Checkpoint) and not isinstance(one, MemoryKeeper) for one in present)
+    bearer = VerdictBearer(owner)
+    keeper = Keeper(owner) if writes_checkpoints else MemoryKeeper(owner)
+    concluder = Concluder(owner, _default_checkpoint(before))
     for companion in (bearer, keeper, concluder):
-        put_aside(companion, library.callbacks.Callback)
+        put_aside(companion, Callback)
     if owner.every_n_train_steps is None:
         put_aside(keeper, type(keeper))
         if not trainer.min_steps:  # which may be reached, and end training, in the middle of an epoch
             put_aside(bearer, type(bearer))
-    bearer_at, keeper_at = _places(present, owner, library)
+    bearer_at, keeper_at = _places(present, owner)
     present.insert(bearer_at, bearer)
     present.insert(keeper_at + (keeper_at == bearer_at), keeper)
     trainer.callbacks = [*present, concluder]
     return bearer, keeper
 
 
-def _default_checkpoint(callbacks: list[Any], library: Any) -> Any:
+def _default_checkpoint(callbacks: list[Any]) -> Any:
     """The `ModelCheckpoint` that Lightning adds, or that a user has made without arguments; None if there is none."""
-    default = library.callbacks.ModelCheckpoint
-    theirs = [one for one in callbacks if _is_checkpoint_of_others(one, library)]
+    theirs = [one for one in callbacks if _is_checkpoint_of_others(one)]
     if len(theirs) != 1:
         return None
     (found,) = theirs
-    if any(isinstance(one, ConcluderMixin) and found is one.default_checkpoint for one in callbacks):
+    if any(isinstance(one, Concluder) and found is one.default_checkpoint for one in callbacks):
         return found  # its folder has been set since
-    return found if type(found) is default and _plain(found) == _plain(default()) else None
+    return found if type(found) is ModelCheckpoint and _plain(found) == _plain(ModelCheckpoint()) else None
 
 
 def _plain(callback: Any) -> dict[str, Any]:
@@ -296,19 +274,19 @@ def _plain(callback: Any) -> dict[str, Any]:
     }
 
 
-def _places(present: list[Any], owner: BoundaryUncertaintyStopping, library: Any) -> tuple[int, int]:
+def _places(present: list[Any], owner: BoundaryUncertaintyStopping) -> tuple[int, int]:
     """Places of bearer and keeper in the list."""
     own = present.index(owner)
 
     def is_before_bearer(one: Any) -> bool:
         if isinstance(one, Companion):  # the first owner's keeper is "best"
-            return one.owner in present[:own] and not isinstance(one, ConcluderMixin)
-        return isinstance(one, library.callbacks.EarlyStopping)
+            return one.owner in present[:own] and not isinstance(one, Concluder)
+        return isinstance(one, EarlyStopping)
 
     bearer_at = 1 + max([own, *(place for place, one in enumerate(present) if is_before_bearer(one))])
-    checkpoints = (place for place, one in enumerate(present) if _is_checkpoint_of_others(one, library))
+    checkpoints = (place for place, one in enumerate(present) if _is_checkpoint_of_others(one))
     return bearer_at, min([bearer_at, *checkpoints])
 
 
-def _is_checkpoint_of_others(one: Any, library: Any) -> bool:
-    return isinstance(one, library.callbacks.Checkpoint) and not isinstance(one, Companion)
+def _is_checkpoint_of_others(one: Any) -> bool:
+    return isinstance(one, Checkpoint) and not isinstance(one, Companion)

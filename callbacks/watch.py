@@ -1,6 +1,6 @@
 """Watching the first batches: a module that prepares inputs in `training_step` gets others than a check gives it."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -9,8 +9,8 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
-from bu_torch.callbacks.lightning_trees import LightningModule, MisconfigurationException, Trainer
-from bu_torch.callbacks.network import CHANGE_INPUTS, SEVERAL_TENSORS, NetworkReader
+from bu_torch.callbacks.lightning_tree import LightningModule, MisconfigurationException, Trainer
+from bu_torch.callbacks.network import CHANGE_INPUTS, SEVERAL_TENSORS, NetworkReader, copied
 from bu_torch.callbacks.weights import SHARDED
 from bu_torch.samples.batches import Keys, split_batch
 from bu_torch.samples.samples import UnreadableError, packed
@@ -55,8 +55,9 @@ class Watch:
         with suppress(UnreadableError, TypeError, MisconfigurationException):
             several, labels = split_batch(batch, self._keys._replace(network=pl_module))
             inputs, packing = packed(several)
-            check = partial(self._network.read, trainer, pl_module, inputs, packing, is_whole=True)
-            self.rehearse(pl_module, check, labels)
+            self._labels = labels.detach().to("cpu", copy=True)
+            with copied(trainer, pl_module) as network:
+                self._network.read(trainer, self._listened(network, pl_module), inputs, packing, is_whole=True)
             self.listen()
 
     def end(self) -> None:
@@ -102,21 +103,22 @@ class Watch:
             )
         self.end()
 
-    def rehearse(self, module: nn.Module, check: Callable[[], Any], labels: Tensor) -> None:
-        """Make the call of a check, and remember what the module and its first parts get, but for the `labels`."""
-        self._labels = labels.detach().to("cpu", copy=True)
-        parts = list(module.modules())
-        listener = self._add_hooks(parts, self.expected)
-        self._handles += [part.register_forward_hook(listener.end) for part in parts]
-        try:
-            check()
-        finally:
-            self._remove_hooks()
+    def _listened(self, network: nn.Module, module: nn.Module) -> nn.Module:
+        """Let a copy of the module remember what it and its first parts get, but for the labels."""
+        parts = dict(zip(network.modules(), module.modules(), strict=True))
+        listener = _Listener(self.expected, self._labels, parts)
+        for part in parts:
+            part.register_forward_pre_hook(listener, with_kwargs=True, prepend=True)
+            part.register_forward_hook(listener.end)
+        return network
 
     def listen(self) -> None:
         """Look at the next calls in training."""
         self.got.clear()
-        self._add_hooks(self.expected, self.got)
+        hook = _Listener(self.got, self._labels)
+        self._handles = [
+            module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True) for module in self.expected
+        ]
 
     def objection(self) -> str:
         """Say how the call in training differed from that of a check; "" if it did not, or if none was seen."""
@@ -132,11 +134,6 @@ class Watch:
             # What takes bytes may scale them, and leave numbers as they are: its parts tell.
             of_bytes = _AFTER_BYTES
         return ""
-
-    def _add_hooks(self, modules: Iterable[nn.Module], seen: dict[nn.Module, _Call]) -> "_Listener":
-        hook = _Listener(seen, self._labels)
-        self._handles = [module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True) for module in modules]
-        return hook
 
     def _remove_hooks(self) -> None:
         for handle in self._handles:
@@ -155,12 +152,23 @@ def can_be_watched(module: nn.Module) -> bool:
 
 
 class _Listener:
-    """A hook that remembers the first call of each module until one returns; copies of a module get a deaf one."""
+    """A hook that remembers the first call of each module until one returns; in copies of a module it does nothing.
 
-    def __init__(self, seen: dict[nn.Module, _Call], labels: Tensor | None, has_ended: bool = False) -> None:
-        self._seen, self._labels, self._has_ended = seen, labels, has_ended
+    Of `parts`, the copies, it remembers the originals.
+    """
+
+    def __init__(
+        self,
+        seen: dict[nn.Module, _Call],
+        labels: Tensor | None,
+        parts: Mapping[nn.Module, nn.Module] | None = None,
+        *,
+        has_ended: bool = False,
+    ) -> None:
+        self._seen, self._labels, self._parts, self._has_ended = seen, labels, parts or {}, has_ended
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        module = self._parts.get(module, module)
         if module in self._seen or self._has_ended:
             return
         named: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
@@ -178,7 +186,7 @@ class _Listener:
         self._has_ended = True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Listener, ({}, None, True)
+        return partial(_Listener, has_ended=True), ({}, None)
 
 
 def _flat(named: list[tuple[str | int, Any]]) -> Iterator[tuple[str | int, Any]]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bu_torch.functional.checks import as_logits
 from bu_torch.internal.packing import Packing, call
-from bu_torch.internal.traces import evaluation_mode
+from bu_torch.internal.replica import looking_at
 
 _BATCH = 4096
 _LEAST_BATCH, _BATCH_ELEMENTS = 32, 2**23  # fewer rows of large inputs: 32 MB in float32
@@ -43,19 +43,29 @@ def read_logits(
     check_finite: bool = True,
     output_key: str | int | None = None,
 ) -> Tensor:
-    """Logits (n, J) of any callable at `inputs` (n, ...), in batches, on the model's device and in its precision."""
+    """Logits (n, J) of a copy of any callable at `inputs` (n, ...), on the model's device and in its precision."""
     check_callable(model)
-    parts = []
-    n_values = _BATCH_ELEMENTS if inputs.is_floating_point() else _BATCH_TOKENS
-    batch_size = min(batch_size, max(_LEAST_BATCH, n_values // max(1, inputs.shape[1:].numel())))
-    with evaluation_mode(model):
-        for batch in inputs.split(batch_size):
-            parts.append(logits_of(model(as_taken(model, batch)), len(batch), key=output_key))
-    logits = joined(parts)
+    with looking_at(model) as network:
+        logits = logits_at(network, inputs, batch_size, output_key=output_key)
     if check_finite and not bool(torch.stack(torch.aminmax(logits)).isfinite().all()):
         n_bad = int((~logits.isfinite().all(dim=1)).sum())
         raise ValueError(f"`model` must give finite logits, got NaN or infinity for {n_bad} of {len(logits)} inputs.")
     return logits
+
+
+def logits_at(
+    network: Callable[[Tensor], Any],
+    inputs: "Tensor | InBatches",
+    batch_size: int = _BATCH,
+    *,
+    output_key: str | int | None = None,
+) -> Tensor:
+    """Logits (n, J) of a copy that `looking_at` gives at `inputs` (n, ...), which it may change, in batches."""
+    check_callable(network)
+    n_values = _BATCH_ELEMENTS if inputs.is_floating_point() else _BATCH_TOKENS
+    batch_size = min(batch_size, max(_LEAST_BATCH, n_values // max(1, inputs.shape[1:].numel())))
+    batches = (as_taken(network, batch) for batch in inputs.split(batch_size))
+    return joined([logits_of(network(batch), len(batch), key=output_key) for batch in batches])
 
 
 def logits_of(output: Any, n_inputs: int, name: str = "`model`", key: str | int | None = None) -> Tensor:
@@ -129,8 +139,8 @@ def warn_of_probabilities(logits: Tensor, name: str = "`model`", warn: Callable[
 
 
 def as_taken(model: object, inputs: Tensor) -> Tensor:
-    """Inputs on the device and in the precision of a model, if it has these."""
-    return inputs.to(device_of(model, inputs), dtype_of(model, inputs))
+    """Copy of inputs, which `forward` may change, on the device and in the precision of a model, if it has these."""
+    return inputs.to(device_of(model, inputs), dtype_of(model, inputs), copy=True)
 
 
 def dtype_of(model: object, inputs: Tensor | InBatches) -> torch.dtype:

@@ -1,6 +1,8 @@
 """Tensors of which each process holds a shard: `DTensor`, as `fully_shard` (FSDP2) and tensor parallelism make them."""
 
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeGuard
 
 import torch
@@ -59,3 +61,54 @@ def reshard(model: nn.Module) -> list[nn.Module]:
     for part in parts:
         part.reshard()
     return parts
+
+
+def has_shards(model: nn.Module) -> bool:
+    """Return True if a process holds only a part of some parameters."""
+    library = sys.modules.get("torch.distributed.fsdp")
+    kinds = () if library is None else (library.FSDPModule, library.FullyShardedDataParallel)
+    return any(map(is_sharded, model.parameters())) or any(isinstance(part, kinds) for part in model.modules())
+
+
+@contextmanager
+def evaluated_in_place(model: nn.Module) -> Iterator[None]:
+    """Put a sharded network in eval mode; on leaving, its modes and buffers are as they were.
+
+    No process could hold a copy of the whole. What else a look changes, attributes or frozen parameters, stays changed.
+    """
+    reshard(model)
+    buffers = [one for one in model.buffers() if one.layout == torch.strided]
+    before = [(buffer, buffer.detach().clone()) for buffer in buffers]
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        with torch.no_grad():
+            for buffer, values in before:
+                buffer.copy_(values)
+        reshard(model)
+
+
+@contextmanager
+def replaced_in_place(model: nn.Module, values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Put values by name into a sharded network, shards into shards; on leaving, it has its own again.
+
+    Gives the network's own values, on the devices of those that replace them.
+    """
+    reshard(model)
+    weights = dict((*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)))
+    own = {name: weights[name].detach().to(one.device, copy=True) for name, one in values.items()}
+    try:
+        overwrite(weights, values)
+        yield own
+    finally:
+        overwrite(weights, own)
+
+
+def overwrite(weights: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Write values by name into weights, shards into shards; autograd does not count it as a change."""
+    if values:
+        torch._foreach_copy_([local(weights[name]) for name in values], [local(value) for value in values.values()])

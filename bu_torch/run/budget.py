@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode
 
-from bu_torch.internal.traces import RestoringError
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.samples.samples import IGNORED
 
@@ -94,7 +93,8 @@ def count_operations(module: nn.Module, forward: Callable[[], object] | None = N
     """Floating-point operations of a forward pass of one sample: two for each weight, or more where more are counted.
 
     A convolution uses each weight many times, an embedding a few of its rows; recurrent layers, which torch cannot
-    count on every device, each weight once a step of the sequence. `forward` passes one sample through the module.
+    count on every device, each weight once a step of the sequence. `forward` passes one sample through the module,
+    which is a copy then: layers get hooks.
     """
     multiplied = [layer for layer in module.modules() if not isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
     weights = {id(weight): weight for layer in multiplied for weight in layer.parameters(recurse=False)}
@@ -109,8 +109,6 @@ def count_operations(module: nn.Module, forward: Callable[[], object] | None = N
             stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
             torch.backends.mha.set_fastpath_enabled(False)
             forward()
-    except RestoringError:
-        raise
     except Exception as error:  # the user's code may raise anything, and is asked again where that matters
         _log.debug("Operations are not counted: %s: %s", type(error).__name__, error)
         return of_weights

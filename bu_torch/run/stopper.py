@@ -12,8 +12,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from bu_torch.internal.inputs import as_floats, check_integer
-from bu_torch.internal.network import device_of, packed_model, read_logits
+from bu_torch.internal.network import device_of, logits_at, packed_model
 from bu_torch.internal.printing import say
+from bu_torch.internal.replica import looking_at
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.run.averaging import BestWeights
 from bu_torch.run.budget import bound_in_bytes, count_operations, plan
@@ -121,13 +122,12 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         if not tracker.groundwork.is_prepared:
             self._prepare(model)
         started = time.perf_counter()
-        tracker.update_average(model, epoch, step)
-        with tracker.averaged(model):
-            inputs, network = tracker.groundwork.signals.perturbed, packed_model(model, self._samples.packing)
-            logits = read_logits(network, inputs, check_finite=False, output_key=self.output_key)
+        with tracker.look(model, epoch, step) as network:
+            inputs, taker = tracker.groundwork.signals.perturbed, packed_model(network, self._samples.packing)
+            logits = logits_at(taker, inputs, output_key=self.output_key)
             tracker.add(epoch, tracker.measure(logits.to(inputs.device)), step)
-            if tracker.checks.is_kept_new:
-                self._best.keep(model, epoch, step)
+        if tracker.checks.is_kept_new:
+            self._best.keep(tracker.state_to_keep(model), epoch, step)
         tracker.end_check(started, tracker.predictions.details() if tracker.account.path else None)
         self.stopping_reason = tracker.checks.why_stopped(epoch, step)
         self.stopped_epoch = epoch if tracker.verdict.should_stop else None
@@ -188,9 +188,9 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         n_bytes = one.nbytes
         one = one if keeps_integers(self.perturbation) or self._samples.packing is not None else as_floats(one)
         if groundwork.plan is None and isinstance(model, nn.Module):
-            network = packed_model(model, self._samples.packing)
-            forward = partial(read_logits, network, one, check_finite=False, output_key=self.output_key)
-            n_operations = count_operations(model, forward)
+            with looking_at(model) as network:
+                taker = packed_model(network, self._samples.packing)
+                n_operations = count_operations(network, partial(logits_at, taker, one, output_key=self.output_key))
         wanted = plan(tracker.settings, n_training, n_training, n_operations)
         made = groundwork.plan_checks(n_training, n_training, n_operations, n_bytes)
         if line := bound_in_bytes(wanted, made, self.max_bytes):

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from bu_torch.functional.boundary import dtype_of_labels
 from bu_torch.internal.network import warn_of_probabilities
+from bu_torch.internal.replica import looking_at
 from bu_torch.rule.rules import STANDARD_ERROR, Verdict
-from bu_torch.run.averaging import WeightAverage
+from bu_torch.run.averaging import WeightAverage, state_to_keep
 from bu_torch.run.budget import MAX_DRAWS
 from bu_torch.run.groundwork import Groundwork
 from bu_torch.run.history import History
@@ -109,7 +110,7 @@ def narrowed(predictions: Tensor) -> Tensor:
 class Tracker:
     """Measures each check of one training, keeps the history and the record, and says what to keep and when to stop.
 
-    Whoever trains drives it in this order, with `read_logits` of `bu_torch.internal.network`; a record and a resume
+    Whoever trains drives it in this order, with `logits_at` of `bu_torch.internal.network`; a record and a resume
     need `begin`, `end_check`, `end` and `go_on` besides.
 
         tracker = Tracker(Settings(patience=10))
@@ -117,12 +118,11 @@ class Tracker:
         tracker.prepare(bu_torch.samples.samples.choose_among(inputs, labels, lambda n: plan.n_samples, seed=0))
         for epoch in range(500):
             train_one_epoch(model)
-            tracker.update_average(model, epoch)
-            with tracker.averaged(model):
-                logits = read_logits(model, tracker.groundwork.signals.perturbed_inputs, check_finite=False)
+            with tracker.look(model, epoch) as network:
+                logits = logits_at(network, tracker.groundwork.signals.perturbed_inputs)
                 tracker.add(epoch, tracker.measure(logits))
-                if tracker.checks.is_kept_new:
-                    save(model)
+            if tracker.checks.is_kept_new:
+                save(tracker.state_to_keep(model))
             if tracker.verdict.should_stop:
                 break
 
@@ -171,15 +171,22 @@ class Tracker:
         return are_the_same
 
     def update_average(self, model: object, epoch: int, step: int | None = None) -> None:
-        """Let the weights of a check enter the average, if any, before it is measured; a repeated check enters once."""
+        """Let the weights of a check enter the average, if any, before it is read; a repeated check enters once."""
         if self.average is not None and isinstance(model, nn.Module):
             self.average.update(model, is_again=self.checks.is_last(epoch, step))
 
-    def averaged(self, model: object) -> AbstractContextManager[None]:
-        """Have what is measured and kept in the network: the average, if there is one."""
-        if self.average is None or not isinstance(model, nn.Module):
-            return nullcontext()
-        return self.average.inside(model)
+    def averages(self, model: object) -> dict[str, Tensor]:
+        """Give what a check reads and keeps in place of the model's weights, by name; nothing without an average."""
+        return self.average.values(model) if self.average is not None and isinstance(model, nn.Module) else {}
+
+    def look(self, model: Any, epoch: int, step: int | None = None) -> AbstractContextManager[Any]:
+        """Give what a check reads: a copy of the model, with the average of its weights if there is one."""
+        self.update_average(model, epoch, step)
+        return looking_at(model, self.averages(model))
+
+    def state_to_keep(self, model: object) -> dict[str, Any]:
+        """The `state_dict` of the weights that the last check has read; empty for a model that is no module."""
+        return state_to_keep(model, self.averages(model))
 
     def measure(self, logits: Tensor) -> dict[str, float]:
         """Signals and `standard_error` of the network's logits at the perturbed inputs; waits for the device once."""

@@ -31,7 +31,7 @@ from torch.utils.data import (
 )
 
 from bu_torch.internal.inputs import check_integer, scikit_learn_seed
-from bu_torch.internal.traces import preserved_random_state
+from bu_torch.internal.random_state import preserved_random_state
 from bu_torch.samples.batches import (
     NO_KEYS,
     WAY_OUT,
