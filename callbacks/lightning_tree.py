@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from lightning.pytorch.callbacks import ModelCheckpoint as ModelCheckpoint
     from lightning.pytorch.callbacks import StochasticWeightAveraging as StochasticWeightAveraging
     from lightning.pytorch.callbacks import WeightAveraging as WeightAveraging
+    from lightning.pytorch.plugins.io import AsyncCheckpointIO as AsyncCheckpointIO
+    from lightning.pytorch.plugins.io import TorchCheckpointIO as TorchCheckpointIO
     from lightning.pytorch.utilities.exceptions import MisconfigurationException as MisconfigurationException
 else:
     library = import_module(TREE)
@@ -64,6 +66,8 @@ else:
     EarlyStopping = library.callbacks.EarlyStopping
     StochasticWeightAveraging = library.callbacks.StochasticWeightAveraging
     WeightAveraging = library.callbacks.WeightAveraging
+    AsyncCheckpointIO = library.plugins.io.AsyncCheckpointIO
+    TorchCheckpointIO = library.plugins.io.TorchCheckpointIO
     MisconfigurationException = import_module(f"{TREE}.utilities.exceptions").MisconfigurationException
 
 

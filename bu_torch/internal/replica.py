@@ -4,7 +4,7 @@ import threading
 import types
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import singledispatch
 from io import IOBase
@@ -47,7 +47,7 @@ class Replica:
     """
 
     def __init__(self, network: nn.Module, values: Mapping[str, Tensor] | None = None) -> None:
-        shared = _shareable(network)
+        shared = _shareable(network, values or ())
         self._versions = {name: (one, one._version) for name, one in shared.items() if not one.is_inference()}
         self.network: nn.Module = copy_of(network, values).eval()
 
@@ -71,7 +71,8 @@ def copy_of(value: Any, values: Mapping[str, Tensor] | None = None) -> Any:
     network = value if isinstance(value, nn.Module) else nn.Module()
     replaced = {n: one for n, one in _named(network) if values and n in values and one.shape == values[n].shape}
     with torch.no_grad(), torch.inference_mode(False):
-        copying = _Copying(network, _shareable(network).values(), {id(one) for one in replaced.values()})
+        shared = _shareable(network, replaced).values()
+        copying = _Copying(network, shared, {id(one) for one in replaced.values()})
         made = copying.root(value)
         if values and replaced:
             own = dict(_named(made))
@@ -115,17 +116,18 @@ class _Bare(nn.Module):
 
     def __init__(self, name: str, network: nn.Module) -> None:
         super().__init__()
-        self.add_module(name, network)
-        self._name = name
+        self._modules[name] = network
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._modules[self._name](*args, **kwargs)  # type: ignore[misc]
+        (network,) = self.children()
+        return network(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(self._modules[vars(self)["_name"]], name)
+            (network,) = self.children()
+            return getattr(network, name)
 
 
 class _Copying:
@@ -139,7 +141,7 @@ class _Copying:
         places = Counter[int]()
         for one in network.parameters():
             if _is_plain(one):
-                places[one.untyped_storage().data_ptr()] += one.nbytes
+                places[_place(one)] += one.nbytes
         self._bytes_of_parameters = places
 
     def __call__(self, value: Any) -> Any:
@@ -160,18 +162,8 @@ class _Copying:
     def _copy(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return self._keep(value, self._tensor(value))
-        if type(value) is OrderedDict and not value:  # most, of hooks, are empty
-            return self._keep(value, OrderedDict())
-        if type(value) is dict:
-            made: dict[Any, Any] = self._keep(value, {})
-            made.update((self(key), self(one)) for key, one in value.items())
-            return made
-        if type(value) is list:
-            entries: list[Any] = self._keep(value, [])
-            entries.extend(map(self, value))
-            return entries
-        if type(value) in (tuple, set):
-            return self._keep(value, type(value)(map(self, value)))
+        if type(value) in (OrderedDict, dict, list, tuple, set):
+            return self._container(value)
         if isinstance(value, types.MethodType):
             return types.MethodType(value.__func__, self(value.__self__))
         if isinstance(value, types.FunctionType):
@@ -186,6 +178,16 @@ class _Copying:
         if _belongs_to_the_world(value):
             return self._keep(value, value)
         return self._object(value)
+
+    def _container(self, value: Any) -> Any:
+        if type(value) in (tuple, set):
+            return self._keep(value, type(value)(map(self, value)))
+        made = self._keep(value, type(value)())
+        if type(value) is list:
+            made.extend(map(self, value))
+        else:
+            made.update((self(key), self(one)) for key, one in value.items())
+        return made
 
     def _tensor(self, tensor: Any) -> Any:
         if is_lazy(tensor):
@@ -205,8 +207,8 @@ class _Copying:
         detached = tensor.detach()
         if not (isinstance(tensor, nn.Parameter) and _is_plain(tensor)):
             return detached.clone()
-        storage = tensor.untyped_storage()
-        place, n_bytes = storage.data_ptr(), self._bytes_of_parameters[storage.data_ptr()]
+        place, storage = _place(tensor), tensor.untyped_storage()
+        n_bytes = self._bytes_of_parameters[place]
         if n_bytes == tensor.nbytes or storage.nbytes() > _MOST_SPARE * n_bytes:
             return torch.empty_like(detached) if id(tensor) in self._replaced else detached.clone()
         # Parameters in one storage stay together: tied ones by their place, and those of recurrent layers for cuDNN.
@@ -288,22 +290,21 @@ class _Copying:
         return made
 
 
-def _shareable(network: nn.Module) -> dict[str, Any]:
-    """Frozen parameters by name that no look changes, and that share no memory with trained ones."""
+def _shareable(network: nn.Module, replaced: Collection[str]) -> dict[str, Any]:
+    """Frozen parameters by name that no look changes, and that share no memory with those trained or `replaced`."""
     own: set[int] = set()
     for part in network.modules():
         is_merging = "train" in vars(part) or not getattr(type(part).train, "__module__", "").startswith("torch.")
         is_renorming = isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None
         if is_merging or is_renorming:
             own.update(map(id, part.parameters(recurse=is_merging)))
-    named = list(network.named_parameters())
-    trained = {one.untyped_storage().data_ptr() for _, one in named if one.requires_grad and _is_plain(one)}
-
-    def may_be_shared(one: Any) -> bool:
-        is_own = one.requires_grad or id(one) in own or isinstance(one, nn.UninitializedParameter)
-        return not is_own and not (_is_plain(one) and one.untyped_storage().data_ptr() in trained)
-
-    return {name: one for name, one in named if may_be_shared(one)}
+    trained = {_place(one) for one in network.parameters() if one.requires_grad}
+    named = [(name, one) for name, one in network.named_parameters() if not one.requires_grad]
+    return {
+        name: one
+        for name, one in named
+        if not (name in replaced or id(one) in own or is_lazy(one) or _place(one) in trained)
+    }
 
 
 def _named(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -315,6 +316,11 @@ def _is_plain(tensor: Any) -> bool:
     """Return True if a tensor has a place in memory that others may share."""
     is_made = not (is_lazy(tensor) or tensor.is_meta) and tensor.numel() > 0
     return is_made and tensor.layout == torch.strided and type(tensor.data) is Tensor
+
+
+def _place(tensor: Any) -> int:
+    """Storage of a tensor, which others may share; its own number if it has none."""
+    return tensor.untyped_storage()._cdata if _is_plain(tensor) else id(tensor)
 
 
 def _wrapped(module: nn.Module) -> str:

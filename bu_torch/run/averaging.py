@@ -1,4 +1,4 @@
-"""Weights beside those of training: their average over the checks, and those of the best check."""
+"""Average of the weights that a network had at its checks."""
 
 import math
 from collections.abc import Mapping
@@ -8,17 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from bu_torch.internal.replica import copy_of
-from bu_torch.internal.shards import (
-    gathered,
-    has_shards,
-    largest_of_all,
-    local,
-    overwrite,
-    replaced_in_place,
-    reshard,
-    sharded_like,
-)
+from bu_torch.internal.shards import gathered, largest_of_all, local, reshard, sharded_like
 
 _WARM_UP = 10  # checks
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -132,65 +122,6 @@ class WeightAverage:
         weights = state_dict["weights"]
         self._averages = {name: Averaged(weights[name].clone(), n) for name, n in n_checks.items() if name in weights}
         self.is_current = False
-
-
-class BestWeights:
-    """A copy of the weights at the kept check."""
-
-    def __init__(self) -> None:
-        self.epoch: int | None = None  # before the first
-        self.step: int | None = None  # if it is not known
-        # A `state_dict` on the CPU, of shards those of this process; empty if the model was no module.
-        self.weights: dict[str, Any] = {}
-
-    def keep(self, state: Mapping[str, Any], epoch: int, step: int | None) -> None:
-        """Keep a copy of a `state_dict`."""
-        self.epoch, self.step = epoch, step
-        self.weights = {
-            name: value.detach().cpu().clone() if isinstance(value, Tensor) else value for name, value in state.items()
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Epoch, step and weights; shards are put together, so all processes must call this."""
-        weights = {name: gathered(value) for name, value in self.weights.items()}
-        return {"best_epoch": self.epoch, "best_step": self.step, "best_weights": weights}
-
-    def fitted(self, model: nn.Module) -> dict[str, Any]:
-        """The weights as `model.load_state_dict` takes them: in shards where those of the model are."""
-        now = model.state_dict()
-        return {name: sharded_like(value, now.get(name)) for name, value in self.weights.items()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        places = (state_dict["best_epoch"], state_dict["best_step"])
-        self.epoch, self.step = (place if isinstance(place, int) else None for place in places)
-        self.weights = state_dict["best_weights"]
-
-
-def state_to_keep(model: object, values: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The `state_dict` of a module with these values in place of its own, by name; empty for what is no module.
-
-    It is that of a copy, for a module may compute its state from weights. (What a check has read is no longer as it
-    was: `eval` may have merged weights, and a look may have moved buffers.)
-    """
-    if not isinstance(model, nn.Module):
-        return {}
-    if not has_shards(model):
-        return dict(copy_of(model, values).state_dict())
-    with replaced_in_place(model, values):
-        return {n: one.clone() if isinstance(one, Tensor) else one for n, one in model.state_dict().items()}
-
-
-def put_back(module: nn.Module, weights: Mapping[str, Tensor], *, may_lack: bool = False) -> bool:
-    """Put weights of training by name into a module that was loaded with their average.
-
-    False if the module has no place for some of them, unless it `may_lack` them: then it is left as it is.
-    """
-    found = weights_of(module, once=False)
-    fitting = {name: weight for name, weight in weights.items() if name in found or not may_lack}
-    if any(name not in found or found[name].shape != weight.shape for name, weight in fitting.items()):
-        return False
-    overwrite(found, {name: sharded_like(weight, found[name]) for name, weight in fitting.items()})
-    return True
 
 
 def weights_of(module: nn.Module, *, once: bool = True) -> dict[str, Tensor]:

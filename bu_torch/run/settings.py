@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -113,17 +113,18 @@ class MeasurementSettings:
             raise TypeError(f"`output_key` must be a name, a place or None, got {self.output_key!r}.")
         self.class_weight = self.make_signals(n_draws=1).boundary.class_weight
 
-    def _refuse_too_few(self, n_samples: int, what: str) -> None:
+    def measures_as(self, other: "MeasurementSettings") -> bool:
+        """Return True if checks with these settings and with others give the same numbers."""
+        names = {field.name for field in fields(MeasurementSettings)} - {"cache", "averaging_device"}
+        pairs = [(getattr(self, name), getattr(other, name)) for name in sorted(names)]
+        return all(one is two or (type(one) is type(two) and _is_plain(one) and one == two) for one, two in pairs)
+
+    def refuse_too_few(self, n_samples: int, what: str) -> None:
         if n_samples < self.n_neighbors:
             raise ValueError(
                 f"{what} has {n_samples} samples, fewer than a cluster of `n_neighbors={self.n_neighbors}`: pass more"
                 " samples, or a smaller `n_neighbors`."
             )
-
-    @classmethod
-    def of(cls, other: "MeasurementSettings") -> Self:
-        """These settings alone, of an object that has others besides."""
-        return cls(**{field.name: getattr(other, field.name) for field in fields(cls)})
 
     def make_signals(
         self, n_draws: int, module: nn.Module | None = None, class_weight: ClassWeight | None = None
@@ -180,6 +181,10 @@ class Settings(MeasurementSettings):
         self.check_finite = check_flag("check_finite", self.check_finite)
         self.start_from_epoch = check_integer("start_from_epoch", self.start_from_epoch, 0)
         as_rule(self.rule)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, bool | int | float | str | dict | list | tuple)
 
 
 def _check_device(name: str, device: Any) -> str:

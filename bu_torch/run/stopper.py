@@ -4,29 +4,32 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import as_floats, check_integer
 from bu_torch.internal.network import device_of, logits_at, packed_model
 from bu_torch.internal.printing import say
 from bu_torch.internal.replica import looking_at
+from bu_torch.perturbation.draws import Perturbation
 from bu_torch.perturbation.moves import keeps_integers
-from bu_torch.run.averaging import BestWeights
+from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.budget import bound_in_bytes, count_operations, plan
-from bu_torch.run.settings import Settings
+from bu_torch.run.kept_weights import BestWeights, fitted
+from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import KeptResults, Tracker
+from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.samples import fewer_of, whole_samples
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(eq=False, repr=False)
-class BoundaryUncertaintyStopper(KeptResults, Settings):
+class BoundaryUncertaintyStopper(KeptResults):
     """Stop a plain PyTorch loop when the decision boundary gets no better, and keep the best epoch's weights.
 
     It measures and decides for a loop of your own as `BoundaryUncertaintyStopping` does for a trainer, and leaves the
@@ -76,20 +79,42 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         5
     """
 
-    inputs: Any
-    labels: Any
-    sample_weight: Any = field(default=None, kw_only=True)
-    folder: str | Path | None = field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._samples = whole_samples(
-            self.inputs, self.labels, self.sample_weight, keep_integers=keeps_integers(self.perturbation)
-        )
-        self._refuse_too_few(len(self._samples.inputs), "`inputs`")
-        if self.folder is not None and not isinstance(self.folder, str | Path):
-            raise TypeError(f"`folder` must be a path or None, got {type(self.folder).__name__}.")
-        self._tracker = Tracker(Settings.of(self))
+    def __init__(
+        self,
+        inputs: Any,
+        labels: Any,
+        *,
+        sample_weight: Any = None,
+        folder: str | Path | None = None,
+        patience: int = 20,
+        min_delta: float = 0.0,
+        stopping_threshold: float | None = None,
+        check_finite: bool = True,
+        start_from_epoch: int = 0,
+        rule: RuleName | Rule = DEFAULT_RULE,
+        n_neighbors: int = 40,
+        n_draws: int | None = None,
+        max_samples: int | None = None,
+        max_bytes: int | None = MAX_BYTES,
+        budget: Literal["auto"] | None = AUTO,
+        seed: int = 0,
+        cache: str | Path | None = AUTO,
+        feature_extractor: FeatureExtractor | None = None,
+        perturbation: Perturbation | None = None,
+        class_weight: ClassWeight | None = None,
+        averaging: float | None = AVERAGING,
+        averaging_device: str | None = None,
+        output_key: str | int | None = None,
+    ) -> None:
+        given = locals()
+        self.settings = Settings(**{field.name: given[field.name] for field in fields(Settings)})
+        self._keeps_integers = keeps_integers(perturbation)
+        self._samples = whole_samples(inputs, labels, sample_weight, keep_integers=self._keeps_integers)
+        self.settings.refuse_too_few(len(self._samples.inputs), "`inputs`")
+        if folder is not None and not isinstance(folder, str | Path):
+            raise TypeError(f"`folder` must be a path or None, got {type(folder).__name__}.")
+        self.folder = folder
+        self._tracker = Tracker(self.settings)
         self._best = BestWeights()
         self.stopped_epoch: int | None = None
         self.stopping_reason = ""
@@ -124,7 +149,7 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         started = time.perf_counter()
         with tracker.look(model, epoch, step) as network:
             inputs, taker = tracker.groundwork.signals.perturbed, packed_model(network, self._samples.packing)
-            logits = logits_at(taker, inputs, output_key=self.output_key)
+            logits = logits_at(taker, inputs, output_key=self.settings.output_key)
             tracker.add(epoch, tracker.measure(logits.to(inputs.device)), step)
         if tracker.checks.is_kept_new:
             self._best.keep(tracker.state_to_keep(model), epoch, step)
@@ -134,14 +159,20 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         return tracker.verdict.should_stop
 
     def restore(self, model: nn.Module) -> None:
-        """Load the kept epoch's weights into the model.
+        """Load the kept epoch's weights into the model, or into the network that it wraps or is wrapped in.
 
         Raises:
-            RuntimeError: If no epoch has been kept, or the kept model was no module.
+            RuntimeError: If no epoch has been kept, the kept model was no module, or the weights do not fit `model`.
         """
         if not self._best.weights:
             raise RuntimeError("There are no weights to restore: no check of a `torch.nn.Module` has counted yet.")
-        model.load_state_dict(self._best.fitted(model))
+        kept = fitted(model, self._best.weights)
+        if objection := kept.objection():
+            raise RuntimeError(
+                f"The kept weights, of epoch {self.best_epoch}, do not fit `model`: {objection}. Pass the network that"
+                " was checked, as it was then."
+            )
+        model.load_state_dict(kept.state, strict=False)
         if self._kept is not None and (line := self._tracker.unrecognised(self._kept)):
             _log.info(line)
         self._tracker.end(
@@ -186,19 +217,23 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         tracker, groundwork, started = self._tracker, self._tracker.groundwork, time.perf_counter()
         one, n_training, n_operations = self._samples.inputs[:1], len(self._samples.inputs), 0
         n_bytes = one.nbytes
-        one = one if keeps_integers(self.perturbation) or self._samples.packing is not None else as_floats(one)
+        one = one if self._keeps_integers or self._samples.packing is not None else as_floats(one)
         if groundwork.plan is None and isinstance(model, nn.Module):
             with looking_at(model) as network:
                 taker = packed_model(network, self._samples.packing)
-                n_operations = count_operations(network, partial(logits_at, taker, one, output_key=self.output_key))
+                n_operations = count_operations(
+                    network, partial(logits_at, taker, one, output_key=self.settings.output_key)
+                )
         wanted = plan(tracker.settings, n_training, n_training, n_operations)
         made = groundwork.plan_checks(n_training, n_training, n_operations, n_bytes)
-        if line := bound_in_bytes(wanted, made, self.max_bytes):
+        if line := bound_in_bytes(wanted, made, self.settings.max_bytes):
             _log.info(line)
-        samples = fewer_of(self._samples, made.n_samples, self.seed)
+        samples = fewer_of(self._samples, made.n_samples, self.settings.seed)
         # Its features are a space where that is asked for: the first check mostly comes after some training.
-        module = model if isinstance(model, nn.Module) and self.feature_extractor is not None else None
-        fingerprint = tracker.prepare(samples, module=module, cache=self.cache, has_progress_bar=True, tell=_log.info)
+        module = model if isinstance(model, nn.Module) and self.settings.feature_extractor is not None else None
+        fingerprint = tracker.prepare(
+            samples, module=module, cache=self.settings.cache, has_progress_bar=True, tell=_log.info
+        )
         line = groundwork.cache_line()
         if groundwork.kept_in is not None and not _log.isEnabledFor(logging.INFO):
             say(line, sys.stderr)  # a file that was written is told of in any case
@@ -211,5 +246,4 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
                 "The samples differ from those of the loaded state: scores cannot be compared with earlier checks, so"
                 " patience and the best epoch start anew."
             )
-        settings = {one.name: getattr(self, one.name) for one in fields(Settings)}
-        tracker.begin(started, None if self.folder is None else Path(self.folder), settings)
+        tracker.begin(started, None if self.folder is None else Path(self.folder), vars(self.settings))

@@ -15,10 +15,11 @@ from bu_torch.functional.boundary import dtype_of_labels
 from bu_torch.internal.network import warn_of_probabilities
 from bu_torch.internal.replica import looking_at
 from bu_torch.rule.rules import STANDARD_ERROR, Verdict
-from bu_torch.run.averaging import WeightAverage, state_to_keep
+from bu_torch.run.averaging import WeightAverage
 from bu_torch.run.budget import MAX_DRAWS
 from bu_torch.run.groundwork import Groundwork
 from bu_torch.run.history import History
+from bu_torch.run.kept_weights import state_to_keep
 from bu_torch.run.record import FORMAT, HISTOGRAMS, Account, Record, plain, row, versions
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.state import packed_checks, read_state
@@ -169,6 +170,10 @@ class Tracker:
             self.predictions.forget()
         self.groundwork.fingerprint = fingerprint
         return are_the_same
+
+    def give_up_average(self) -> None:
+        """Measure the weights as they are."""
+        self.average = None
 
     def update_average(self, model: object, epoch: int, step: int | None = None) -> None:
         """Let the weights of a check enter the average, if any, before it is read; a repeated check enters once."""

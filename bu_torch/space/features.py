@@ -133,7 +133,8 @@ class FeatureSpace:
         with looking_at(self.feature_extractor) as extractor, evaluated:
             taker = extractor.__self__ if ismethod(extractor) else extractor
             parts = [
-                as_tensor(extractor(as_taken(taker, part)), "feature_extractor(inputs)") for part in inputs.split(_BATCH)
+                as_tensor(extractor(as_taken(taker, part)), "feature_extractor(inputs)")
+                for part in inputs.split(_BATCH)
             ]
         features = as_flat_features(torch.cat(parts).to(inputs.device), "feature_extractor(inputs)")
         if len(features) != len(inputs):

@@ -1,0 +1,131 @@
+"""Weights of the kept check, and how weights that were saved go back into a network."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from bu_torch.internal.replica import copy_of
+from bu_torch.internal.shards import gathered, has_shards, overwrite, replaced_in_place, sharded_like
+from bu_torch.run.averaging import weights_of
+
+_MOST_NAMES = 5
+
+
+class BestWeights:
+    """A copy of the weights at the kept check."""
+
+    def __init__(self) -> None:
+        self.epoch: int | None = None  # before the first
+        self.step: int | None = None  # if it is not known
+        # A `state_dict` on the CPU, of shards those of this process; empty if the model was no module.
+        self.weights: dict[str, Any] = {}
+
+    def keep(self, state: Mapping[str, Any], epoch: int, step: int | None) -> None:
+        """Keep a copy of a `state_dict`."""
+        self.epoch, self.step = epoch, step
+        self.weights = {
+            name: value.detach().cpu().clone() if isinstance(value, Tensor) else value for name, value in state.items()
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Epoch, step and weights; shards are put together, so all processes must call this."""
+        weights = {name: gathered(value) for name, value in self.weights.items()}
+        return {"best_epoch": self.epoch, "best_step": self.step, "best_weights": weights}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        places = (state_dict["best_epoch"], state_dict["best_step"])
+        self.epoch, self.step = (place if isinstance(place, int) else None for place in places)
+        self.weights = state_dict["best_weights"]
+
+
+class Fitted(NamedTuple):
+    """Saved weights as a module takes them, and what does not fit."""
+
+    state: dict[str, Any]  # by the module's names, in shards where its own weights are
+    missing: list[str]  # weights of the module that were not saved and that training changes
+    left_out: list[str]  # other weights that were not saved
+    unknown: list[str]  # saved weights for which the module has no place, or one of another shape
+
+    def objection(self) -> str:
+        """Say why the module cannot take the weights; "" if it can."""
+        if self.unknown:
+            return f"the module has no place for {listed(self.unknown)}"
+        return f"they lack weights of the module: {listed(self.missing)}" if self.missing else ""
+
+
+def fitted(module: nn.Module, saved: Mapping[str, Any]) -> Fitted:
+    """Find the place of saved weights in a module, by their names with or without those of wrappers.
+
+    `torch.compile` puts `_orig_mod.` into names; `DataParallel` and its kin put `module.` before them.
+    """
+    now = dict(module.state_dict())
+    plain = {_plain(name): name for name in now}
+    places = {name: name if name in now else plain.get(_plain(name), "") for name in saved}
+    state, unknown = {}, []
+    for name, value in saved.items():
+        own = now.get(places[name])
+        if places[name] and getattr(own, "shape", None) == getattr(value, "shape", None):
+            state[places[name]] = sharded_like(value, own)
+        else:
+            unknown.append(name)
+    absent = [name for name in now if name not in state]
+    missing = changed_by_training(module, absent)
+    return Fitted(state, missing, [name for name in absent if name not in missing], unknown)
+
+
+def _plain(name: str) -> str:
+    return name.replace("_orig_mod.", "").removeprefix("module.")
+
+
+def changed_by_training(module: nn.Module, names: Iterable[str]) -> list[str]:
+    """Names of what training may change: no frozen parameter, no buffer of integers or of a submodule in eval mode.
+
+    A parameter that goes by several names counts if all of them are there.
+    """
+    missing = set(names)
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    loaded = {id(one) for name, one in parameters.items() if name not in missing}
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+
+    def may_have_changed(name: str) -> bool:
+        if name in parameters:
+            return parameters[name].requires_grad and id(parameters[name]) not in loaded
+        if name in buffers:
+            return buffers[name].is_floating_point() and module.get_submodule(name.rpartition(".")[0]).training
+        return True
+
+    return [name for name in names if may_have_changed(name)]
+
+
+def listed(names: list[str]) -> str:
+    """Name the first, and say how many more there are."""
+    shown = ", ".join(names[:_MOST_NAMES])
+    return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
+
+
+def state_to_keep(model: object, values: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The `state_dict` of a module with these values in place of its own, by name; empty for what is no module.
+
+    It is that of a copy, for a module may compute its state from weights. (What a check has read is no longer as it
+    was: `eval` may have merged weights, and a look may have moved buffers.)
+    """
+    if not isinstance(model, nn.Module):
+        return {}
+    if not has_shards(model):
+        return dict(copy_of(model, values).state_dict())
+    with replaced_in_place(model, values):
+        return {n: one.clone() if isinstance(one, Tensor) else one for n, one in model.state_dict().items()}
+
+
+def put_back(module: nn.Module, weights: Mapping[str, Tensor], *, may_lack: bool = False) -> bool:
+    """Put weights of training by name into a module that was loaded with their average.
+
+    False if the module has no place for some of them, unless it `may_lack` them: then it is left as it is.
+    """
+    found = weights_of(module, once=False)
+    fitting = {name: weight for name, weight in weights.items() if name in found or not may_lack}
+    if any(name not in found or found[name].shape != weight.shape for name, weight in fitting.items()):
+        return False
+    overwrite(found, {name: sharded_like(weight, found[name]) for name, weight in fitting.items()})
+    return True
