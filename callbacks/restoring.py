@@ -35,7 +35,7 @@ def restore(trainer: Trainer, keeper: Keeper) -> str:
     before = {n: copy.deepcopy(value) for n, value in module.state_dict().items()} if is_read_by_all else {}
     try:
         if isinstance(keeper, MemoryKeeper):
-            return _load(trainer, keeper.best.weights, keeper.best_model_path)
+            return _load(trainer, keeper.best.weights, "", is_own=not keeper.has_resumed)
         assert isinstance(keeper, FileKeeper)  # noqa: S101  (there is no third kind)
         return _load_file(trainer, keeper, is_read_by_all=is_read_by_all)
     except Exception as error:  # what a damaged or crafted file raises is not documented, and may not end the fit
@@ -82,15 +82,15 @@ def _load_file(trainer: Trainer, keeper: FileKeeper, *, is_read_by_all: bool) ->
     if is_read_by_all:
         strategy.load_model_state_dict(checkpoint, strict=False)
         return ""
-    return _load(trainer, checkpoint["state_dict"], path)
+    return _load(trainer, checkpoint["state_dict"], path, is_own=is_own)
 
 
-def _load(trainer: Trainer, saved: dict[str, Any], path: str) -> str:
+def _load(trainer: Trainer, saved: dict[str, Any], path: str, *, is_own: bool) -> str:
     """Load weights of which some may be left out: those stay as they are in the module, and a line says so."""
     module = trainer.lightning_module
     found = fitted(module, saved)
-    if (found.unknown and module.strict_loading) or not found.state:
-        raise ValueError(f"they do not fit: {found.objection() or 'there are none'}")
+    if objection := found.objection(may_lack=is_own or not module.strict_loading):
+        raise ValueError(f"they do not fit: {objection}")
     where = f" Its checkpoint is {cleaned(path)}." if path else ""
     now = module.state_dict()
     before = {name: now[name].detach().cpu().clone() for name in found.state}
@@ -109,4 +109,6 @@ def _load(trainer: Trainer, saved: dict[str, Any], path: str) -> str:
             f"The saved weights of the kept epoch leave out {len(found.left_out)} that training does not change, which"
             f" stay as they are in the module: {listed(found.left_out)}."
         )
+    if found.unknown and module.strict_loading:
+        rank_zero_warn(f"The module has no place for saved weights of the kept epoch: {listed(found.unknown)}.{where}")
     return "partly " if found.missing else ""

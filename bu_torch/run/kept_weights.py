@@ -45,13 +45,18 @@ class Fitted(NamedTuple):
     state: dict[str, Any]  # by the module's names, in shards where its own weights are
     missing: list[str]  # weights of the module that were not saved and that training changes
     left_out: list[str]  # other weights that were not saved
-    unknown: list[str]  # saved weights for which the module has no place, or one of another shape
+    unknown: list[str]  # saved weights for which the module has no name
+    misshapen: list[str]  # saved weights of another shape than the module's
 
-    def objection(self) -> str:
-        """Say why the module cannot take the weights; "" if it can."""
-        if self.unknown:
+    def objection(self, *, may_lack: bool) -> str:
+        """Say why the module cannot take the weights, which `may_lack` some, or hold others besides; "" if it can."""
+        if self.misshapen:
+            return f"weights have another shape in the module: {listed(self.misshapen)}"
+        if self.missing and (self.unknown or not may_lack):
+            return f"they lack weights of the module: {listed(self.missing)}"
+        if self.unknown and not may_lack:
             return f"the module has no place for {listed(self.unknown)}"
-        return f"they lack weights of the module: {listed(self.missing)}" if self.missing else ""
+        return "" if self.state else "there are none"
 
 
 def fitted(module: nn.Module, saved: Mapping[str, Any]) -> Fitted:
@@ -61,17 +66,18 @@ def fitted(module: nn.Module, saved: Mapping[str, Any]) -> Fitted:
     """
     now = dict(module.state_dict())
     plain = {_plain(name): name for name in now}
-    places = {name: name if name in now else plain.get(_plain(name), "") for name in saved}
-    state, unknown = {}, []
+    state, unknown, misshapen = {}, [], []
     for name, value in saved.items():
-        own = now.get(places[name])
-        if places[name] and getattr(own, "shape", None) == getattr(value, "shape", None):
-            state[places[name]] = sharded_like(value, own)
-        else:
+        place = name if name in now else plain.get(_plain(name))
+        if place is None:
             unknown.append(name)
+        elif getattr(now[place], "shape", None) != getattr(value, "shape", None):
+            misshapen.append(name)
+        else:
+            state[place] = sharded_like(value, now[place])
     absent = [name for name in now if name not in state]
     missing = changed_by_training(module, absent)
-    return Fitted(state, missing, [name for name in absent if name not in missing], unknown)
+    return Fitted(state, missing, [name for name in absent if name not in missing], unknown, misshapen)
 
 
 def _plain(name: str) -> str:

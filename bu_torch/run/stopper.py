@@ -167,7 +167,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         if not self._best.weights:
             raise RuntimeError("There are no weights to restore: no check of a `torch.nn.Module` has counted yet.")
         kept = fitted(model, self._best.weights)
-        if objection := kept.objection():
+        if objection := kept.objection(may_lack=False):
             raise RuntimeError(
                 f"The kept weights, of epoch {self.best_epoch}, do not fit `model`: {objection}. Pass the network that"
                 " was checked, as it was then."
