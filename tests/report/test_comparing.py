@@ -91,6 +91,19 @@ def test_a_run_without_steps_beside_one_with_several_checks_an_epoch(tmp_path):
     assert page(shown)
 
 
+def test_accuracies_in_which_samples_count_differently_share_no_axis(tmp_path):
+    weights = {"plain": None, "balanced": "balanced", "too": None}
+    runs = [records.run(tmp_path / name, n_checks=9, class_weight=weights[name]) for name in weights]
+    shown = comparison(runs)
+    (figure,) = shown.drawings
+    titles = [label["text"] for label in figure["layout"]["annotations"]]
+    assert titles[:2] == ["expected accuracy (all samples count alike)", "expected accuracy (class_weight=balanced)"]
+    axes = [(trace["name"], trace["yaxis"]) for trace in figure["data"] if trace["mode"] != "markers"]
+    assert axes[:3] == [("plain", "y"), ("too", "y"), ("balanced", "y2")]
+    assert sum(trace["showlegend"] for trace in figure["data"]) == 3
+    assert "only runs in one panel can be compared by value" in shown.main
+
+
 @pytest.mark.parametrize("n_runs", [0, 1, 11])
 def test_too_few_and_too_many_runs_are_refused(runs, n_runs):
     with pytest.raises(ValueError, match=f"`records` must be 2 to 10 runs to compare, got {n_runs}"):
@@ -107,9 +120,10 @@ def test_the_same_run_twice_is_refused_by_the_command_too(runs, tmp_path, capsys
 
 
 @pytest.mark.skipif(browser.BINARY is None, reason="no chromium is installed")
-def test_a_browser_draws_the_page_of_the_command(runs, tmp_path, capsys):
-    out = tmp_path / "page.html"
-    assert main(["report", *(str(tmp_path / name) for name in ("first", "second <b>")), "-o", str(out)]) == 0
+def test_a_browser_draws_the_page_of_the_command(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "comparison.html"
+    assert main(["report", *(str(tmp_path / name) for name in ("first", "second <b>"))]) == 0
     assert str(runs[1].path) in capsys.readouterr().out
     with browser.launched() as chromium, browser.opened(chromium, out, **browser.PHONE) as page:
         assert page.evaluate("document.querySelectorAll('.scatterlayer .js-line').length") == 6

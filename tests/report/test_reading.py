@@ -25,8 +25,7 @@ def test_a_whole_record(tmp_path):
     written, read = records.details(3, 3, 5), record.details[3]
     assert [list(pair) for pair in read.pairs] == written["pairs"]
     assert [list(doubt) for doubt in read.doubtful] == written["doubtful"]
-    assert math.isnan(read.near_boundary.edges[-1])
-    assert read.near_boundary.edges[:-1] == written["histograms"]["near_boundary"]["edges"][:-1]
+    assert read.near_boundary._asdict() == written["histograms"]["near_boundary"]
 
 
 def test_the_record_written_to_last_counts_and_others_are_listed(tmp_path):
@@ -141,6 +140,7 @@ def of_histogram(**changed):
         (of_histogram(edges=[0]), "n . 1 edges"),
         (of_histogram(edges=[0] * 5000, counts=[1] * 5000), "n . 1 edges"),
         (of_histogram(edges="ab", counts=[1]), "expected a number, got str"),
+        (of_histogram(edges=[0, None]), "edges of a histogram must rise"),
         (of_histogram(edges=[0] * 102, counts=[1] * 101), "1 <= n < 100"),
         (of_histogram(counts=[0.5]), "expected an integer >= 0"),
         (CHECK | {"histograms": {"near_boundary": BINS}}, "KeyError: 'local_uncertainty'"),

@@ -10,7 +10,6 @@ import pytest
 import records
 from records import CHECK, HEAD, lines, table
 
-from bu_torch.cli import main
 from bu_torch.report import read_record, reading, render
 from bu_torch.report.page import content, resource
 from bu_torch.report.verdict import RunVerdict
@@ -62,8 +61,8 @@ REFUSED = {
     "a cell": (lambda f: table(f, HEAD, ROW, f"1,{'1' * 10**6},1.5\n"), 3, "field larger than field limit"),
     "a quoted cell": (lambda f: table(f, HEAD, ROW, f'1,"{"1" * 10**6}",1.5\n'), 3, "field larger than"),
     "many values": (
-        lambda f: table(f, HEAD.strip(), ",c" * 3000, "\n", ("0" + "," * 3002 + "\n") * 700),
-        699,
+        lambda f: table(f, HEAD.strip(), ",c" * 3000, "\n", *(f"{epoch}{',' * 3002}\n" for epoch in range(700))),
+        700,
         "a table of checks has at most 2097152 values",
     ),
     "a cell over all lines": (lambda f: table(f, HEAD, '0,"\n', '","\n' * 40_000), 2, "unexpected end of data"),
@@ -92,8 +91,7 @@ def test_a_line_that_no_run_has_written_is_refused(tmp_path, write, number, why)
 
 def test_the_last_line_is_longer_than_any_of_a_run(tmp_path):
     os.truncate(lines(tmp_path, CHECK), 2**32)  # a hole in the file takes no space
-    said = rf"line 2, not counting those of 42781\d{{5}} bytes: {re.escape(LONG)}"
-    assert re.search(said, refused(tmp_path))
+    assert f"line 2: {LONG}" in refused(tmp_path)
 
 
 class TestTable:
@@ -129,7 +127,7 @@ class TestChecks:
     def test_the_most_that_a_run_writes_is_read(self, tmp_path):
         pairs = [[0, 1 + place, 0.1, 1.0, 0.5] for place in range(details._MOST_PAIRS)]
         doubtful = [[place, 1, 2, 3, 0.5] for place in range(50)]
-        bins = {"edges": [None, *range(27), None], "counts": [1] * 28}
+        bins = {"edges": list(range(29)), "counts": [1] * 28}
         full = CHECK | {"pairs": pairs, "doubtful": doubtful, "histograms": dict.fromkeys(HISTOGRAMS, bins)}
         lines(tmp_path, *(full | {"epoch": epoch} for epoch in range(50)))
         record = read_record(tmp_path)
@@ -142,7 +140,7 @@ class TestChecks:
     def test_more_than_a_page_shows_is_left_out(self, tmp_path):
         pairs = [[k, 1 + k + place, 0.1, 1.0, 0.5] for k in range(40) for place in range(300)]
         check(tmp_path, pairs=pairs, doubtful=[[place, 1, 2, 3, 0.5] for place in range(20_000)])
-        assert "100 samples, by the trust in their label" in page_of(tmp_path)
+        assert "100 samples, by the trust in their label or" in page_of(tmp_path)
 
     @pytest.mark.parametrize("depth", [3, 500, 900, 990, 2000])
     @pytest.mark.parametrize("name", ["kind", "epoch", "ceiling", "reason"])
@@ -222,7 +220,7 @@ class TestPage:
     def test_numbers_at_the_ends_of_their_range(self, tmp_path):
         draw, most = random.Random(0), 2**53 - 1
         odd = ["nan", "inf", "-inf", "1e308", "-1e308", "5e-324", "-0", "", "1e999", " 1 ", "1_0"]
-        bins = {"edges": [None, 1e308, -1e308, None], "counts": [most, most, 0]}
+        bins = {"edges": [-1e308, 0, 5e-324, 1e308], "counts": [most, most, 0]}
         pairs = [[0, 1, 1e300, 1e308, -1e308], [0, 2**31 - 1, None, None, None], [1, 2, -1e308, 5e-324, 1e308]]
         doubtful = [[most, 0, most, 5, 1e308], [0, 0, 0, 0, None]]
         check = CHECK | {"ceiling": 1e308, "pairs": pairs, "doubtful": doubtful}
@@ -236,14 +234,3 @@ class TestPage:
         shown = content(record)
         assert not re.search(r"\d{100}", json.dumps(shown.drawings[2]))
         assert len(shown.main) < MEBIBYTE
-
-    def test_very_many_records_nearby(self, tmp_path, capsys):
-        for number in range(130):
-            (tmp_path / f"{number}").mkdir()
-            table(tmp_path / f"{number}", HEAD, "0,0.5,1.5\n")
-        assert main(["report", str(tmp_path), "-o", str(tmp_path / "page.html")]) == 0
-        said = capsys.readouterr().out.splitlines()
-        assert (len(said), said[-1]) == (22, "  not shown: 109 more")
-        page = (tmp_path / "page.html").read_text()
-        assert page.count("<li><code>") == 100
-        assert "<li>and 29 more</li>" in page
