@@ -18,20 +18,19 @@ SPREADS = {
     "near_boundary": (
         "Distance from the boundary",
         "kernel widths",
-        "Each column is a check: the distances of the perturbed samples from the decision boundary, in kernel widths."
-        " Samples at the bottom are on the boundary; the top row holds all that are farther. As a network grows"
-        " certain, samples move up, and few are left to measure at.",
+        "Distances of the perturbed samples from the decision boundary, by check. The top row holds all that are"
+        " farther. As a network grows certain, samples move up, and few are left to measure at.",
     ),
     "local_uncertainty": (
         "Local uncertainty",
         "u",
-        "Each column is a check: the mix of both classes around each sample. At the top both are equally likely; at the"
-        " bottom one is alone, or the boundary is too far to tell.",
+        "Mix of both classes around each sample, by check. At the top both are equally likely; at the bottom one is"
+        " alone, or the boundary is too far to tell.",
     ),
     "log_trust": (
         "Trust of single samples",
         "log trust",
-        "Trust in the predictions, by check: below 0, the nearest class is not the predicted one.",
+        "Trust in the predictions, by check. Below 0, the nearest class is not the predicted one.",
     ),
 }
 

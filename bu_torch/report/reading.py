@@ -173,18 +173,12 @@ def _choose_axis(record: RunRecord) -> None:
 
 
 def _check(columns: list[str], row: list[str]) -> dict[str, Any]:
-    if len(row) != len(columns):
-        raise ValueError(f"expected {len(columns)} values, got {len(row)}.")
-    check: dict[str, Any] = {}
-    for name, value in zip(columns, row, strict=True):
-        read, kind = (int, "an integer") if name == "epoch" else (float, "a number")
-        try:
-            check[name] = read(value or "nan")
-        except ValueError:
-            raise ValueError(f"{name[:50]} must be {kind}, got {value[:50]!r}.") from None
-    if not 0 <= check["epoch"] < 2**53:
-        raise ValueError(f"epoch must be an integer >= 0, got {row[columns.index('epoch')][:50]}.")
-    return check
+    try:
+        check: dict[str, Any] = {name: float(value or "nan") for name, value in zip(columns, row, strict=True)}
+        return check | {"epoch": _integer(int(row[columns.index("epoch")]))}
+    except (TypeError, ValueError) as error:
+        reason = f"{error}"[:200]
+        raise ValueError(f"not a row of {len(columns)} numbers, the epoch an integer ({reason}).") from None
 
 
 def _read_entry(line: str, is_first: bool, record: RunRecord) -> None:

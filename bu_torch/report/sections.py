@@ -186,8 +186,8 @@ def _doubtful(record: RunRecord, verdict: RunVerdict) -> Section | None:
     ((label, n_most),) = Counter(doubt.label for doubt in doubtful).most_common(1)
     most = f": {n_most} have the label {shortened(record.class_name(label), 60)}" if n_most > len(rows) / 2 else ""
     reading = (
-        f"{len(rows)} samples, by the trust in their label or in the prediction, whichever is lower{most}. Samples of"
-        " another class are nearer to them, as they often are to a rare class: that alone makes no label wrong."
+        f"{len(rows)} samples, by the trust in their label or in the prediction, whichever is lower{most}. The"
+        " nearest samples contradict one of both, as they often do in a rare class: that alone makes no label wrong."
     )
     body = f"{button}{table(head, rows, numbers=(0, 4, 5), is_tall=True)}{indices if suspects else ''}"
     return Section("doubtful", f"Samples unlike those nearby, at {record.axis} {place}", reading, body)

@@ -181,7 +181,7 @@ def test_a_class_that_makes_up_most_of_the_doubtful_samples_is_named(tmp_path):
         doubtful = [[row, label, 1, 0, 0.5] for row, label in enumerate(labels)]
         records.lines(tmp_path, records.details(0, 3, 1) | {"doubtful": doubtful}, records.end(0))
         said = words(records.run(tmp_path, records.checks(1)))
-        assert ("whichever is lower: 2 have the label 2. Samples of another class are nearer" in said) == is_said
+        assert ("whichever is lower: 2 have the label 2. The nearest samples contradict" in said) == is_said
 
 
 @pytest.mark.parametrize(
