@@ -59,7 +59,6 @@ def test_the_largest_values_of_each_run_are_seen_whatever_the_first_were(tmp_pat
     curves = {
         "short": [0.10, 0.90, 0.91, 0.92, 0.91],
         "long": [0.05] * 20 + [0.93 + 0.001 * epoch for epoch in range(30)],
-        "poor": [0.20] * 8 + [0.80, 0.81, 0.82, 0.81] * 5,
     }
 
     def limits(*names):
@@ -74,9 +73,6 @@ def test_the_largest_values_of_each_run_are_seen_whatever_the_first_were(tmp_pat
 
     low, high = limits("short", "long")
     assert 0.9 < low < 0.91  # neither the first check of the one nor twenty of the other
-    assert high > 0.959
-    low, high = limits("long", "poor")
-    assert 0.7 < low < 0.8
     assert high > 0.959
 
 

@@ -105,13 +105,6 @@ def test_doubtful_samples_are_saved_without_formulas(opened, tmp_path):
     assert found == [(one.row, shown[one.label], shown[one.prediction]) for one in doubtful]
 
 
-def test_a_phone_with_few_classes_of_long_names(opened):
-    with opened(["a very long name of a class", "versicolor", "virginica"], **browser.PHONE, dark=True) as page:
-        assert page.evaluate(OVERFLOW) <= 0
-        assert drawn(page, "pairs")["cells"] == 6
-        assert page.evaluate("document.getElementById('pairs').clientWidth") <= 360
-
-
 def test_markup_is_drawn_as_it_is_written(opened):
     names = ["</script><b>x</b>", "<a href='javascript:alert(1)'>y</a>", "&lt;i&gt;"]
     with opened(names) as page:
@@ -121,10 +114,3 @@ def test_markup_is_drawn_as_it_is_written(opened):
             assert any(label.startswith(name[:13]) for label in pairs["labels"]), pairs["labels"]
             assert name in page.evaluate("document.querySelector('main').innerText")
         assert page.evaluate("document.querySelectorAll('main b, section a, main i, svg a').length") == 0
-
-
-@pytest.mark.parametrize(("n_checks", "names"), [(1, ["deciding", "scores", "agreement", "changes", "cost"]), (0, [])])
-def test_a_run_without_details_and_one_without_checks(opened, tmp_path, n_checks, names):
-    records.write_table(tmp_path / records.TABLE, records.checks(n_checks))
-    with opened() as page:
-        assert page.evaluate(PLOTS) == names

@@ -144,6 +144,9 @@ def test_plotly_takes_every_figure(tmp_path):
         made = graph_objects.Figure({"data": one["data"], "layout": one["layout"]})  # refuses what it does not know
         assert len(made.data) == len(one["data"])
     assert len(shown) == 9
+    two = content(records.run(tmp_path / "two", n_checks=2, n_classes=2))
+    assert "pairs" not in {one["name"] for one in two.drawings}
+    assert "lower boundary uncertainty most" not in two.main
 
 
 def test_the_library_in_the_page_is_the_one_that_was_checked():
@@ -158,12 +161,6 @@ def test_each_section_is_in_the_table_of_contents(tmp_path):
     names = [f"#{attributes['id']}" for tag, attributes in found if tag == "section"]
     assert [attributes["href"] for tag, attributes in found if tag == "a"] == names
     assert len(names) == 13
-
-
-def test_two_classes_have_no_map_of_pairs_and_no_list_of_them(tmp_path):
-    record = records.run(tmp_path, n_checks=3, n_classes=2)
-    assert "pairs" not in figures_of(record)
-    assert "lower boundary uncertainty most" not in words(record)
 
 
 def test_neighbours_near_the_boundary_are_a_mean_over_the_samples_of_a_pair(tmp_path):
