@@ -127,9 +127,9 @@ class BoundaryUncertainty(ClusterScores):
         """Compute all that does not depend on the classifier.
 
         Args:
-            features: Training inputs, shape (N, d) or (N, ...) with N >= n_neighbors, finite, tensor or array; inputs
-                of more dimensions are flattened for distances. Integers beyond 2^24 are computed in float64, others and
-                half precision in float32.
+            features: Training inputs, shape (N, d) or (N, ...) with N >= n_neighbors, finite; a tensor, an array or a
+                frame of pandas. Inputs of more dimensions are flattened for distances. Integers beyond 2^24 are
+                computed in float64, others and half precision in float32.
             labels: Classes, shape (N,), integers >= 0 and below 100,000; at least two different ones.
             sample_weight: Relative frequency of each sample in training, (N,), positive; `class_weight` multiplies it.
             neighbors: Neighbours that are known already, as in `NeighborGraph.take`; None to search for them.

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bu_torch.internal.frames import advice_on, as_numbers, is_of_pandas
+
 _EXACT_INTEGER = 2**24  # up to here float32 has all integers
 _EXACT_DOUBLE = 2**53  # up to here float64 has all integers
 _MOST_CLASSES = 100_000
@@ -155,6 +157,8 @@ def as_tensor(value: Any, name: str) -> Tensor:
                 f" on {value.device}."
             )
         return value
+    if is_of_pandas(value):
+        value = as_numbers(value, name)
     is_of_arrays = isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], np.ndarray)
     try:
         return torch.as_tensor(_as_array(value) if is_of_arrays or hasattr(value, "__array__") else value)
@@ -162,10 +166,9 @@ def as_tensor(value: Any, name: str) -> Tensor:
         if "overflow" in str(error).lower():
             raise ValueError(f"`{name}` must hold numbers of at most 64 bits, got a larger one.") from error
         dtype = f" of {value.dtype}" if isinstance(value, np.ndarray) else ""
-        is_text = isinstance(value, list | tuple | np.ndarray) and len(value) > 0 and isinstance(value[0], str)
-        advice = " Number them with `numpy.unique(..., return_inverse=True)[1]`." if is_text else ""
+        advice = f" {advice_on(value)[1]}" if isinstance(value, list | tuple | np.ndarray) else ""
         raise TypeError(
-            f"`{name}` must be a tensor or an array of numbers, got {type(value).__name__}{dtype}.{advice}"
+            f"`{name}` must be a tensor or an array of numbers, got {type(value).__name__}{dtype}.{advice.rstrip()}"
         ) from error
 
 

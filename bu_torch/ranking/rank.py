@@ -50,9 +50,10 @@ def rank_checkpoints(
         module: Takes each checkpoint's weights in turn: a module, which has its own back afterwards, to the bit; a
             class, which is built from the hyperparameters in each checkpoint as `load_from_checkpoint` does; or a
             callable of no argument.
-        dataset: The training samples: a pair (inputs, labels) of tensors or arrays, a Dataset or DataLoader of (input,
-            label), a LightningDataModule, or what `bu_torch.read_samples` gave. They are read in order, once, without
-            what a sampler leaves out; better pass them without augmentation. Labels are integers from 0.
+        dataset: The training samples: a pair (inputs, labels) of tensors, arrays or pandas frames, a Dataset or
+            DataLoader of (input, label), a LightningDataModule, or what `bu_torch.read_samples` gave. They are read in
+            order, once, without what a sampler leaves out; better pass them without augmentation. Labels are integers
+            from 0.
         rule: `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`, or a `bu_torch.Rule` that does not look
             at `prediction_changes`, a signal of a run and not of one classifier.
         signals: Signals with other settings than `Signals()`, fitted or not; fitted here if they are not.

@@ -35,7 +35,7 @@ def test_every_recipe_is_tested_and_shown_on_a_page():
     tests = Path(__file__).read_text()
     assert {name for name in names if f'recipe("{name}"' not in tests} == set()
     pages = "".join(page.read_text() for page in (FOLDER.parents[1] / "docs").rglob("*.md"))
-    assert {name for name in names if f'--8<-- "examples/recipes/{name}.py"' not in pages} == set()
+    assert {name for name in names if f"\n[examples/recipes/{name}.py](../../examples" not in pages} == set()
 
 
 def test_plain_loop(recipe, capsys):
