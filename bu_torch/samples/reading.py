@@ -6,7 +6,6 @@ random states are put back.
 
 import itertools
 import math
-import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,13 +13,12 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
-from bu_torch.internal.inputs import check_integer, scikit_learn_seed
+from bu_torch.internal.inputs import check_integer
 from bu_torch.internal.traces import preserved_random_state
 from bu_torch.samples.batches import (
     NO_KEYS,
@@ -36,7 +34,7 @@ from bu_torch.samples.batches import (
 from bu_torch.samples.samples import Samples, UnreadableError, choose_among, known_labels, packed, without_ignored
 from bu_torch.samples.subset import stratified_rows
 from bu_torch.samples.visits import visited_by
-from bu_torch.samples.worker import DatasetError, from_copy, from_here, from_worker, may_start_worker
+from bu_torch.samples.worker import DatasetError, from_copy, from_here, from_worker, may_start_worker, start_from
 
 READ_BATCH = 256
 _READ_TWICE = 32  # samples, to see whether they are augmented at random
@@ -168,11 +166,7 @@ def _class_names(dataset: Any) -> list[str] | None:
 def seeded(seed: int) -> Iterator[None]:
     """Let global random states start from `seed`; put them back on leaving."""
     with preserved_random_state():
-        random.seed(seed)
-        np.random.seed(scikit_learn_seed(seed))  # noqa: NPY002  (which datasets use, and which is put back)
-        torch.default_generator.manual_seed(seed)
-        if torch.cuda.is_initialized():  # otherwise a seed would wait for the first use, and stay
-            torch.cuda.manual_seed_all(seed)
+        start_from(seed)
         yield
 
 
@@ -180,14 +174,16 @@ def _with_batches(
     loader: DataLoader[Any], order: dict[str, Any], seed: int, use: Callable[[Iterator[Any]], _Result]
 ) -> _Result:
     """Result of `use` on batches from a worker, or from a copy if none may start or it fails and training has none."""
+    failure = ""
     if may_start_worker(loader):
         try:
             with closing(from_worker(loader, order, seed)) as batches:
                 return use(batches)
-        except DatasetError:  # tensors on a GPU, connections and threads do not work in a forked process
+        except DatasetError as error:  # tensors on a GPU, connections and threads do not work in a forked process
             if loader.num_workers:
                 raise
-    with seeded(seed), closing(from_copy(loader, order)) as batches:
+            failure = f"{error} "
+    with seeded(seed), closing(from_copy(loader, order, failure)) as batches:
         return use(batches)
 
 

@@ -5,6 +5,7 @@ import io
 import multiprocessing
 import os
 import pickle
+import random
 import re
 import stat
 import textwrap
@@ -20,12 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
+from bu_torch.internal.inputs import scikit_learn_seed
 from bu_torch.samples.samples import UnreadableError
 
 _PATIENCE = 60  # seconds for a batch: a dataset with threads or locks may wait forever in a forked process
-_FRAMES = re.compile(r"^  \S.*\n(?:    .*\n)*", re.MULTILINE)  # of a traceback
+_FRAMES = re.compile(r'^  (?:File "|\[Previous line).*\n(?:    .*\n)*', re.MULTILINE)  # of a traceback
 
 
 class DatasetError(UnreadableError):
@@ -43,8 +46,8 @@ def from_worker(loader: DataLoader[Any], order: dict[str, Any], seed: int) -> Ge
     files = _open_files() if context.get_start_method() == "fork" else {}
     options: dict[str, Any] = {
         "collate_fn": partial(_pickled, loader.collate_fn),
-        "worker_init_fn": partial(_begin, loader.worker_init_fn, files, has_workers),
-        "generator": torch.Generator().manual_seed(seed),
+        "worker_init_fn": partial(_begin, loader.worker_init_fn, seed, files, has_workers),
+        "generator": torch.Generator(),
         "num_workers": 1,
         "prefetch_factor": 1,
         "multiprocessing_context": context,
@@ -67,8 +70,11 @@ def from_here(loader: DataLoader[Any], order: dict[str, Any]) -> Generator[Any, 
     return _batches(loader.dataset, order | {"collate_fn": loader.collate_fn, "generator": torch.Generator()})
 
 
-def from_copy(loader: DataLoader[Any], order: dict[str, Any]) -> Generator[Any, None, None]:
-    """Yield the same batches, read in this process from a deep copy; from the original, with a warning, if need be."""
+def from_copy(loader: DataLoader[Any], order: dict[str, Any], failure: str) -> Generator[Any, None, None]:
+    """Yield the same batches, read in this process from a deep copy, or from the original if it cannot be copied.
+
+    A warning says so, after `failure`, what a worker failed of.
+    """
     dataset = loader.dataset
     # Arrays that nobody can write to, as files mapped into memory, are shared.
     memo: dict[int, Any] = {id(array): array for array in _read_only(dataset)}
@@ -85,8 +91,8 @@ def from_copy(loader: DataLoader[Any], order: dict[str, Any]) -> Generator[Any, 
                     f"{name} gives the same iterator each time: reading it here would use up its samples."
                 ) from error
         warnings.warn(
-            f"{name} is read in this process, which may move its random generators, caches and open files: no worker"
-            f" process can read it, and it cannot be copied ({_described(error)}).",
+            f"{failure}{name} cannot be copied ({_described(error)}): reading it may move its random generators, caches"
+            " and open files.",
             stacklevel=2,
         )
         return from_here(loader, order)
@@ -131,9 +137,15 @@ def _pickled(collate_fn: Callable[[Any], Any], samples: Any) -> bytes:
     Tensors would lie in shared memory, of which containers have little, and would keep a file open each. What cannot be
     pickled raises here; in torch's queue it would leave the other process waiting.
     """
+    if collate_fn is default_collate:  # which in a worker stacks in shared memory
+        collate_fn = partial(collate, collate_fn_map={**default_collate_fn_map, Tensor: _stacked})
     stream = io.BytesIO()
     _Pickler(stream, pickle.HIGHEST_PROTOCOL).dump(collate_fn(samples))
     return stream.getvalue()
+
+
+def _stacked(tensors: list[Tensor], *, collate_fn_map: Any) -> Tensor:
+    return torch.stack(tensors)
 
 
 class _Pickler(pickle.Pickler):
@@ -159,10 +171,23 @@ def _open_files() -> dict[int, os.stat_result]:
     return {number: status for number, status in found.items() if number > 2}
 
 
+def start_from(seed: int) -> None:
+    """Let global random states start from `seed`."""
+    random.seed(seed)
+    np.random.seed(scikit_learn_seed(seed))  # noqa: NPY002  (which datasets use)
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # otherwise a seed would wait for the first use, and stay
+        torch.cuda.manual_seed_all(seed)
+
+
 def _begin(
-    worker_init_fn: Callable[[int], None] | None, files: dict[int, os.stat_result], has_workers: bool, worker_id: int
+    worker_init_fn: Callable[[int], None] | None,
+    seed: int,
+    files: dict[int, os.stat_result],
+    has_workers: bool,
+    worker_id: int,
 ) -> None:
-    """Part a worker from the files of the process that it was forked from; then do as the loader's workers do.
+    """Part a worker from the files of the process that it was forked from; then begin as the loader's workers do.
 
     A forked process shares the positions in them, so that a read here would move those of training. Pipes and sockets
     cannot be opened anew: they are cut off, unless the workers of training share them too.
@@ -172,6 +197,7 @@ def _begin(
             if os.path.samestat(os.fstat(number), status) and (own := _opened_anew(number, status, has_workers)):
                 os.dup2(own, number, inheritable=False)
                 os.close(own)
+    start_from(seed)  # draws are then those of a copy that is read in this process
     if worker_init_fn is not None:
         worker_init_fn(worker_id)
 
