@@ -46,7 +46,7 @@ def from_worker(loader: DataLoader[Any], order: dict[str, Any], seed: int) -> Ge
     files = _open_files() if context.get_start_method() == "fork" else {}
     options: dict[str, Any] = {
         "collate_fn": partial(_pickled, loader.collate_fn),
-        "worker_init_fn": partial(_begin, loader.worker_init_fn, seed, files, has_workers),
+        "worker_init_fn": partial(_begin, loader.worker_init_fn, seed, files),
         "generator": torch.Generator(),
         "num_workers": 1,
         "prefetch_factor": 1,
@@ -128,7 +128,7 @@ def _described(error: Exception) -> str:
     said = f"{type(error).__name__}: {error}"
     if "Original Traceback" in said:
         said = _FRAMES.split(said)[-1]
-    return textwrap.shorten(said, 300, placeholder=" ...").rstrip(".")
+    return textwrap.shorten(said, 300, placeholder=" ...").rstrip(".: ")
 
 
 def _pickled(collate_fn: Callable[[Any], Any], samples: Any) -> bytes:
@@ -181,20 +181,16 @@ def start_from(seed: int) -> None:
 
 
 def _begin(
-    worker_init_fn: Callable[[int], None] | None,
-    seed: int,
-    files: dict[int, os.stat_result],
-    has_workers: bool,
-    worker_id: int,
+    worker_init_fn: Callable[[int], None] | None, seed: int, files: dict[int, os.stat_result], worker_id: int
 ) -> None:
     """Part a worker from the files of the process that it was forked from; then begin as the loader's workers do.
 
     A forked process shares the positions in them, so that a read here would move those of training. Pipes and sockets
-    cannot be opened anew: they are cut off, unless the workers of training share them too.
+    cannot be opened anew: they are cut off, or answers to training would be read here.
     """
     for number, status in files.items():
         with suppress(OSError):
-            if os.path.samestat(os.fstat(number), status) and (own := _opened_anew(number, status, has_workers)):
+            if os.path.samestat(os.fstat(number), status) and (own := _opened_anew(number, status.st_mode)):
                 os.dup2(own, number, inheritable=False)
                 os.close(own)
     start_from(seed)  # draws are then those of a copy that is read in this process
@@ -202,12 +198,13 @@ def _begin(
         worker_init_fn(worker_id)
 
 
-def _opened_anew(number: int, status: os.stat_result, has_workers: bool) -> int | None:
+def _opened_anew(number: int, mode: int) -> int | None:
     import fcntl  # which Windows lacks, where nothing is forked
 
-    if stat.S_ISREG(status.st_mode) and fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-        own = os.open(f"/dev/fd/{number}", os.O_RDONLY)
-        os.lseek(own, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
-        return own
-    is_stream = stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode)
-    return os.open(os.devnull, os.O_RDWR) if is_stream and not has_workers else None
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        return os.open(os.devnull, os.O_RDWR)
+    if not stat.S_ISREG(mode) or fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
+        return None
+    own = os.open(f"/dev/fd/{number}", os.O_RDONLY)
+    os.lseek(own, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
+    return own
