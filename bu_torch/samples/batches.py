@@ -96,18 +96,20 @@ def concatenate(
     n_left = sys.maxsize if limit is None else limit
     read: list[Any] = []
     all_labels: list[Tensor] = []
-    shown = tqdm(batches, "Boundary uncertainty reads", delay=3, disable=not has_progress_bar, leave=False)
-    for inputs, labels in (split_batch(batch, keys) for batch in shown):
-        if len(labels):
-            if transform is not None:  # which has moved them to where the network is
-                inputs, labels = pytree.tree_map(lambda tensor: tensor.detach().cpu(), (inputs, labels))
-            if not read:
-                check_bytes(inputs, n_expected, max_bytes)
-            read.append(pytree.tree_map(operator.itemgetter(slice(n_left)), inputs))
-            all_labels.append(labels[:n_left])
-            n_left -= len(all_labels[-1])
-        if not n_left:
-            break
+    options: dict[str, Any] = {"total": n_expected or None, "unit": " samples", "leave": False}
+    with tqdm(desc="Boundary uncertainty reads", delay=3, disable=not has_progress_bar, **options) as shown:
+        for inputs, labels in (split_batch(batch, keys) for batch in batches):
+            if len(labels):
+                if transform is not None:  # which has moved them to where the network is
+                    inputs, labels = pytree.tree_map(lambda tensor: tensor.detach().cpu(), (inputs, labels))
+                if not read:
+                    check_bytes(inputs, n_expected, max_bytes)
+                read.append(pytree.tree_map(operator.itemgetter(slice(n_left)), inputs))
+                all_labels.append(labels[:n_left])
+                n_left -= len(all_labels[-1])
+                shown.update(len(all_labels[-1]))
+            if not n_left:
+                break
     if not read:
         raise UnreadableError(NO_SAMPLE)
     return _joined(read, all_labels)

@@ -1,36 +1,24 @@
 """The one reader of training samples: arrays, datasets, samplers, loaders and their batches become tensors.
 
-It leaves no trace: a loader of our own, without workers, reads a shallow copy of the dataset, and a deep copy of the
-sampler gives the indices. Global random states are put back.
+It leaves no trace: a worker process or a deep copy reads, and a deep copy of the sampler gives the indices. Global
+random states are put back.
 """
 
-import copy
+import itertools
 import math
-import random
 import sys
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    Sampler,
-    Subset,
-    TensorDataset,
-    default_collate,
-)
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
-from bu_torch.internal.inputs import check_integer, scikit_learn_seed
+from bu_torch.internal.inputs import check_integer
 from bu_torch.internal.random_state import preserved_random_state
 from bu_torch.samples.batches import (
     NO_KEYS,
@@ -46,9 +34,11 @@ from bu_torch.samples.batches import (
 from bu_torch.samples.samples import Samples, UnreadableError, choose_among, known_labels, packed, without_ignored
 from bu_torch.samples.subset import stratified_rows
 from bu_torch.samples.visits import visited_by
+from bu_torch.samples.worker import DatasetError, from_copy, from_here, from_worker, may_start_worker, start_from
 
 READ_BATCH = 256
 _READ_TWICE = 32  # samples, to see whether they are augmented at random
+_Result = TypeVar("_Result")
 
 
 def read_samples(
@@ -131,21 +121,16 @@ def read_loader(
     Raises `UnreadableError` where `read_samples` raises a ValueError.
     """
     with seeded(seed):
-        dataset = _reading_copy(loader.dataset)
-        classes = _class_names(dataset)
+        dataset, classes = loader.dataset, _class_names(loader.dataset)
+        limits: tuple[Any, ...] = ()
         if isinstance(dataset, IterableDataset):
-            first: object = iter(dataset)
-            if first is dataset or first is iter(dataset):
-                raise UnreadableError(
-                    f"{type(dataset).__name__} gives the same iterator each time: reading it here would use up its"
-                    " samples."
-                )
-            own = _own_loader(loader, dataset)
-            read = concatenate(own, keys, transform, stream_limit, stream_limit or 0, max_bytes, has_progress_bar)
-            return choose_among(*read, how_many, seed)._replace(classes=classes)
-        indices, are_lists, weights = visited_by(loader, dataset, n_batches, unwrap)
-        if loader.batch_sampler is None and not are_lists:
-            read = concatenate(_own_loader(loader, Subset(dataset, indices)), keys, transform)
+            order = {"batch_size": None if loader.batch_sampler is None else loader.batch_size or READ_BATCH}
+            limits = stream_limit, stream_limit or 0, max_bytes, has_progress_bar
+        else:
+            indices, are_lists, weights = visited_by(loader, n_batches, unwrap)
+            order = {"sampler": indices, "batch_size": None}
+        if isinstance(dataset, IterableDataset) or (loader.batch_sampler is None and not are_lists):
+            read = _with_batches(loader, order, seed, lambda batches: concatenate(batches, keys, transform, *limits))
             return choose_among(*read, how_many, seed)._replace(classes=classes)
         n_training, are_places = len(indices), isinstance(indices[0], int)
         known = known_labels(dataset, keys.labels) if are_places else None
@@ -155,14 +140,11 @@ def read_loader(
             chosen = stratified_rows(n_training, n_wanted, seed, None if known is None else known[indices])
             indices = [indices[i] for i in chosen.tolist()]
             weights = None if weights is None else weights[chosen]
-        inputs, labels = _read_at(loader, dataset, indices, are_lists, keys, transform, max_bytes, has_progress_bar)
-        is_random = False
+        inputs, labels, is_random = _read_at(
+            loader, indices, seed, keys, transform, max_bytes, looks_for_augmentation, has_progress_bar
+        )
         if len(labels) != len(indices):
             are_places, weights = False, None
-        elif looks_for_augmentation and (type(dataset) is not TensorDataset or transform is not None):
-            again, _ = _read_at(loader, dataset, indices[:_READ_TWICE], are_lists, keys, transform)
-            twice = zip(pytree.tree_leaves(inputs), pytree.tree_leaves(again), strict=True)
-            is_random = not all(torch.equal(one[:_READ_TWICE], other) for one, other in twice)
         rows = torch.as_tensor(indices) if are_places else torch.arange(len(labels))
         inputs, packing = packed(inputs)
         samples = Samples(inputs, labels, rows, n_training, classes, is_stratified, weights, 0, is_random, packing)
@@ -184,71 +166,86 @@ def _class_names(dataset: Any) -> list[str] | None:
 def seeded(seed: int) -> Iterator[None]:
     """Let global random states start from `seed`; put them back on leaving."""
     with preserved_random_state():
-        random.seed(seed)
-        np.random.seed(scikit_learn_seed(seed))  # noqa: NPY002  (which datasets use, and which is put back)
-        torch.default_generator.manual_seed(seed)
-        if torch.cuda.is_initialized():  # otherwise a seed would wait for the first use, and stay
-            torch.cuda.manual_seed_all(seed)
+        start_from(seed)
         yield
 
 
-def _reading_copy(dataset: Any) -> Any:
-    """A shallow copy to read from: files it opens and random numbers it draws are not those of training.
-
-    A dataset that opens its file on the first read, to do so in each worker, must not find it opened in this process.
-    """
-    try:
-        twin = copy.copy(dataset)
-        for name, value in vars(twin).items():
-            if isinstance(value, torch.Generator):
-                setattr(twin, name, value.clone_state())
-            elif isinstance(value, random.Random | np.random.Generator | np.random.RandomState):
-                setattr(twin, name, copy.deepcopy(value))
-            elif isinstance(value, Dataset):
-                setattr(twin, name, _reading_copy(value))
-            elif isinstance(value, list) and value and all(isinstance(part, Dataset) for part in value):
-                setattr(twin, name, [_reading_copy(part) for part in value])
-        if hasattr(type(dataset), "__del__"):  # which may close what both hold: the copy is kept as long as the dataset
-            weakref.finalize(dataset, id, twin).atexit = False
-    except Exception:  # a plain list, or a dataset that does not allow it: a user's class may raise anything
-        return dataset
-    return twin
-
-
-def _own_loader(loader: DataLoader[Any], dataset: Dataset[Any], lists: Sampler[Any] | None = None) -> DataLoader[Any]:
-    """A loader in order, in this process, with a generator of its own, that collates as the given one does."""
-    batch_size = None if loader.batch_sampler is None else (loader.batch_size or READ_BATCH)
-    return DataLoader(
-        dataset, batch_size=batch_size, sampler=lists, collate_fn=loader.collate_fn, generator=torch.Generator()
-    )
+def _with_batches(
+    loader: DataLoader[Any], order: dict[str, Any], seed: int, use: Callable[[Iterator[Any]], _Result]
+) -> _Result:
+    """Result of `use` on batches from a worker, or from a copy if none may start or it fails and training has none."""
+    failure = ""
+    if may_start_worker(loader):
+        try:
+            with closing(from_worker(loader, order, seed)) as batches:
+                return use(batches)
+        except DatasetError as error:  # tensors on a GPU, connections and threads do not work in a forked process
+            if loader.num_workers:
+                raise
+            failure = f"{error} "
+    with seeded(seed), closing(from_copy(loader, order, failure)) as batches:
+        return use(batches)
 
 
 def _read_at(
     loader: DataLoader[Any],
-    dataset: Any,
     indices: list[Any],
-    are_lists: bool,
+    seed: int,
     keys: Keys,
     transform: Callable[[Any], Any] | None,
-    max_bytes: int | None = None,
-    has_progress_bar: bool = False,
-) -> tuple[Any, Tensor]:
-    """Inputs and labels of a map-style dataset at these indices, in batches as the loader makes them."""
-    if type(dataset) is TensorDataset and loader.collate_fn is default_collate and transform is None:  # all at once
-        inputs, labels = split_batch(list(dataset.tensors), keys)
+    max_bytes: int | None,
+    looks_for_augmentation: bool,
+    has_progress_bar: bool,
+) -> tuple[Any, Tensor, bool]:
+    """Inputs and labels at these indices, in batches as the loader makes them, and if the first differ when read again.
+
+    Tensors in memory run no code of the user's, so that they are read here; without `transform` at once.
+    """
+    held = _in_memory(loader, indices)
+    if held is not None and transform is None:
+        tensors, rows = held
+        inputs, labels = split_batch(tensors, keys)
         check_bytes(inputs, len(indices), max_bytes)
-        places = torch.as_tensor(indices)
-        is_whole = torch.equal(places, torch.arange(len(labels)))  # held once, as the dataset has them
-        return inputs if is_whole else pytree.tree_map(lambda tensor: tensor[places], inputs), labels[places]
-    if loader.batch_sampler is None and are_lists:
-        own = _own_loader(loader, dataset, BatchSampler(indices, READ_BATCH, drop_last=False))
-    else:
-        own = _own_loader(loader, Subset(dataset, indices))
-    inputs, labels = concatenate(own, keys, transform, None, len(indices), max_bytes, has_progress_bar)
+        return *pytree.tree_map(lambda tensor: tensor.detach()[rows], (inputs, labels)), False
+    size = loader.batch_size or READ_BATCH
+    twice = indices[:_READ_TWICE] if looks_for_augmentation else []  # by the same worker, whose own generators go on
+    lists = [part[i : i + size] for part in (indices, twice) for i in range(0, len(part), size)]
+    n_lists = math.ceil(len(indices) / size)
+    order = {"sampler": lists, "batch_size": None} if loader.batch_sampler is None else {"batch_sampler": lists}
+
+    def join(batches: Iterator[Any]) -> tuple[Any, Tensor, bool]:
+        first = itertools.islice(batches, n_lists)
+        inputs, labels = concatenate(first, keys, transform, None, len(indices), max_bytes, has_progress_bar)
+        if not twice or len(labels) != len(indices):
+            return inputs, labels, False
+        before = pytree.tree_map(lambda tensor: tensor[: len(twice)], (inputs, labels))
+        both, _ = concatenate([before, concatenate(batches, keys, transform)], NO_KEYS, None)  # padded alike
+        halves = (tensor.split(len(twice)) for tensor in pytree.tree_leaves(both))
+        return inputs, labels, not all(torch.equal(*half) for half in halves)
+
+    if held is not None:
+        with closing(from_here(loader, order)) as batches:
+            return join(batches)
+    inputs, labels, is_random = _with_batches(loader, order, seed, join)
     if len(labels) < len(indices):
         warnings.warn(
             f"The loader's batches hold {len(labels)} of the {len(indices)} samples that were read: only those are"
             " used.",
             stacklevel=2,
         )
-    return inputs, labels
+    return inputs, labels, is_random
+
+
+def _in_memory(loader: DataLoader[Any], indices: list[Any]) -> tuple[list[Tensor], Tensor] | None:
+    """Tensors of a `TensorDataset`, or of subsets of one, and rows of them; None for all other datasets."""
+    dataset: Any = loader.dataset
+    subsets = []
+    while type(dataset) is Subset:
+        subsets.append(dataset)
+        dataset = dataset.dataset
+    if type(dataset) is not TensorDataset or loader.collate_fn is not default_collate:
+        return None
+    rows = torch.as_tensor(indices)
+    for subset in subsets:
+        rows = torch.as_tensor(subset.indices)[rows]
+    return list(dataset.tensors), rows

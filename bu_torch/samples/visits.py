@@ -27,12 +27,13 @@ _SIGNIFICANCE = 3.0  # standard deviations of a correlation
 
 
 def visited_by(
-    loader: DataLoader[Any], dataset: Any, n_batches: float, unwrap: Callable[[Any], Any]
+    loader: DataLoader[Any], n_batches: float, unwrap: Callable[[Any], Any]
 ) -> tuple[list[Any], bool, Tensor | None]:
     """Indices that a loader visits, ascending, each once; whether its sampler gives lists; how often each comes.
 
     Without a batch sampler, `DataLoader(dataset, sampler=BatchSampler(...), batch_size=None)`, lists ask for batches.
     """
+    dataset: Any = loader.dataset
     sampler: Any = unwrap(loader.sampler) if loader.batch_sampler is None else loader.batch_sampler
     are_lists = loader.batch_sampler is not None or isinstance(sampler, BatchSampler)
     batches = None
@@ -50,7 +51,7 @@ def visited_by(
         indices = list(range(_n_first(n_samples, batches, n_batches) if is_in_order else n_samples))
     else:
         batch_size = getattr(batches, "batch_size", 1)  # entries are batches, unless the loader makes them
-        passes = _own_passes(sampler, loader.dataset, dataset, n_batches * batch_size)
+        passes = _own_passes(sampler, dataset, n_batches * batch_size)
         entries = next(passes)
         if batches is None:
             are_lists = are_lists or any(isinstance(e, list | tuple) or getattr(e, "ndim", 0) for e in entries[:1])
@@ -117,13 +118,13 @@ def _n_first(n_samples: int, batches: BatchSampler | None, n_batches: float) -> 
     return int(min(n_samples, n_batches * batch_size))
 
 
-def _own_passes(sampler: Iterable[Any], original: Any, dataset: Any, n_draws: float) -> Iterator[list[Any]]:
+def _own_passes(sampler: Iterable[Any], dataset: Any, n_draws: float) -> Iterator[list[Any]]:
     """Passes of a copy of a sampler, epoch after epoch: up to its length, or up to `n_draws` entries if it has none.
 
-    If the sampler holds the `original` dataset, the copy holds `dataset`.
+    If the sampler holds the dataset, the copy holds it too.
     """
     try:
-        own = copy.deepcopy(sampler, {id(original): dataset})
+        own = copy.deepcopy(sampler, {id(dataset): dataset})
     except Exception as error:  # a user's class may raise anything
         raise UnreadableError(
             f"{type(sampler).__name__} cannot be copied to see which samples it visits: {error}."
