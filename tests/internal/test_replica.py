@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils.data import TensorDataset
 from torchmetrics import CatMetric, MeanMetric
 
@@ -170,7 +171,7 @@ def tied():
 
 def pruned():
     net = nn.Sequential(nn.Linear(4, 3))
-    nn.utils.prune.l1_unstructured(net[0], "weight", amount=0.5)
+    prune.l1_unstructured(net[0], "weight", amount=0.5)
     return net
 
 
@@ -298,7 +299,7 @@ def test_a_module_that_cannot_be_copied_is_refused_by_name():
         def __setstate__(self, state):
             raise ValueError("there can be only one")
 
-    with pytest.raises(CopyError, match="Single cannot be copied.*ValueError: there can be only one"):
+    with pytest.raises(CopyError, match=r"Single cannot be copied.*ValueError: there can be only one"):
         Replica(nn.Sequential(Single(4, 3)))
 
 
