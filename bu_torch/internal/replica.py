@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import singledispatch
 from io import IOBase
+from itertools import filterfalse
 from typing import Any
 
 import torch
@@ -66,12 +67,15 @@ def settle(module: nn.Module) -> None:
     """Prepare a module that was copied; the callbacks register what a module of Lightning's needs."""
 
 
-def copy_of(value: Any, values: Mapping[str, Tensor] | None = None) -> Any:
-    """Copy an object by the rules of `Replica`, in the modes that it has; itself if it cannot be copied."""
+def copy_of(value: Any, values: Mapping[str, Tensor] | None = None, *, shares: bool = True) -> Any:
+    """Copy an object by the rules of `Replica`, in the modes that it has; itself if it cannot be copied.
+
+    With `shares=False` it shares no frozen parameters either.
+    """
     network = value if isinstance(value, nn.Module) else nn.Module()
     replaced = {n: one for n, one in _named(network) if values and n in values and one.shape == values[n].shape}
     with torch.no_grad(), torch.inference_mode(False):
-        shared = _shareable(network, replaced).values()
+        shared = _shareable(network, replaced).values() if shares else ()
         copying = _Copying(network, shared, {id(one) for one in replaced.values()})
         made = copying.root(value)
         if values and replaced:
@@ -104,6 +108,14 @@ def looking_at(
             replica = Replica(owner, values)
             yield replica.network if owner is model else types.MethodType(model.__func__, replica.network)
             replica.check_shared()
+
+
+def is_mostly_frozen(module: nn.Module) -> bool:
+    """Return True if frozen parameters take more memory than all others, as in a network that is fine-tuned."""
+    n_bytes = Counter[bool]()
+    for parameter in filterfalse(is_lazy, module.parameters()):
+        n_bytes[parameter.requires_grad] += parameter.nbytes
+    return n_bytes[False] > n_bytes[True]
 
 
 def has_lazy_layers(module: nn.Module) -> bool:

@@ -13,7 +13,6 @@ from torch import nn
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
 from bu_torch.callbacks.weights import RAW_WEIGHTS
 from bu_torch.report import read_record
-from bu_torch.run.averaging import WeightAverage
 
 PAST = 0.6
 
@@ -200,13 +199,6 @@ def test_a_module_that_renames_what_it_loads_goes_on_from_the_average(tmp_path):
     with pytest.warns(UserWarning, match="continues from the average, and a new average begins"):
         fit(tmp_path, stopping(), weights, module=Renamed(), ckpt_path=first.best_model_path)
     assert len(weights.of_epoch) >= 3
-
-
-def test_nothing_is_exchanged_in_batches_without_a_check(tmp_path, monkeypatch):
-    entered, inside, own = [], WeightAverage.inside, stopping()
-    monkeypatch.setattr(WeightAverage, "inside", lambda *given: entered.append(given) or inside(*given))
-    fit(tmp_path, own, max_epochs=3, enable_checkpointing=False)
-    assert len(entered) == 2 * len(own.history) == 6  # to measure, and to keep
 
 
 def test_a_callable_that_is_no_module_is_measured_as_it_is():

@@ -181,10 +181,10 @@ def test_a_torn_file_falls_back_to_the_best_before(tmp_path, values, torn):
 
 def test_a_torn_best_is_not_resumed_on(tmp_path):
     path = cut(tmp_path, ours(), again=True, max_epochs=4)
-    best = Path(state_of(torch.load(path, weights_only=True), "Keeper")["best_model_path"])
+    best = Path(state_of(torch.load(path, weights_only=True), "FileKeeper")["best_model_path"])
     best.write_bytes(best.read_bytes()[:100])
     stopping = ours()
-    with pytest.warns(UserWarning, match="missing or damaged"):
+    with pytest.warns(UserWarning, match="missing, damaged"):
         run_of(tmp_path, stopping, max_epochs=7, ckpt_path=path)
     assert stopping.best_model_path != str(best)
 
