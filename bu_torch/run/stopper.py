@@ -1,7 +1,6 @@
 """Stopper of a plain training loop, by the decision of the callbacks."""
 
 import logging
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import fields
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import as_floats, check_integer
 from bu_torch.internal.network import device_of, logits_at, packed_model
-from bu_torch.internal.printing import say
 from bu_torch.internal.replica import looking_at
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.perturbation.moves import keeps_integers
@@ -98,7 +96,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         max_bytes: int | None = MAX_BYTES,
         budget: Literal["auto"] | None = AUTO,
         seed: int = 0,
-        cache: str | Path | None = AUTO,
+        cache: str | Path | None = None,
         feature_extractor: FeatureExtractor | None = None,
         perturbation: Perturbation | None = None,
         class_weight: ClassWeight | None = None,
@@ -234,10 +232,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         fingerprint = tracker.prepare(
             samples, module=module, cache=self.settings.cache, has_progress_bar=True, tell=_log.info
         )
-        line = groundwork.cache_line()
-        if groundwork.kept_in is not None and not _log.isEnabledFor(logging.INFO):
-            say(line, sys.stderr)  # a file that was written is told of in any case
-        elif line:
+        if line := groundwork.cache_line():
             _log.info(line)
         groundwork.signals.to(device_of(model, groundwork.signals.perturbed))
         if not tracker.go_on(fingerprint, groundwork.is_restored):
