@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.internal.inputs import as_labels, check_integer
-from bu_torch.internal.network import read_logits, warn_of_probabilities
+from bu_torch.internal.logits import read_logits, warn_of_probabilities
 from bu_torch.ranking.checkpoints import SUFFIXES, Buildable, Device, load_checkpoint, module_with_weights
 from bu_torch.ranking.estimators import encode, estimator_logits, is_estimator
 from bu_torch.ranking.ranking import Candidate, Ranking

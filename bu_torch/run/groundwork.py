@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.internal.inputs import as_labels
-from bu_torch.internal.network import as_taken, packed_model
+from bu_torch.internal.logits import as_taken, packed_model
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.printing import cleaned
 from bu_torch.perturbation.draws import MixedMove
@@ -114,6 +114,14 @@ class Groundwork:
         self._signals, self.rows = signals, samples.rows
         self.about = self._describe(signals, samples, n_draws)
         return signals.fingerprint
+
+    def compare(self, fingerprint: str) -> bool:
+        """Return True if the checks so far were made at these samples, or none were."""
+        return self.fingerprint in (None, fingerprint)
+
+    def take(self, fingerprint: str | None) -> None:
+        """Compare the samples of a resumed run with these; None for any."""
+        self.fingerprint = fingerprint
 
     def _takes_back(self, signals: Signals, samples: Samples) -> bool:
         """Load the preparation of a run that resumes, if the network of its start was the space."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import as_floats, check_integer
-from bu_torch.internal.network import device_of, logits_at, packed_model
+from bu_torch.internal.logits import device_of, logits_at, packed_model
 from bu_torch.internal.replica import looking_at
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.perturbation.moves import keeps_integers
@@ -143,7 +143,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         tracker = self._tracker
         epoch, step = self._place(epoch, step)
         if not tracker.groundwork.is_prepared:
-            self._prepare(model)
+            self._start(model)
         started = time.perf_counter()
         with tracker.look(model, epoch, step) as network:
             inputs, taker = tracker.groundwork.signals.perturbed, packed_model(network, self._samples.packing)
@@ -211,7 +211,7 @@ class BoundaryUncertaintyStopper(KeptResults):
     def tracker(self) -> Tracker:
         return self._tracker
 
-    def _prepare(self, model: object) -> None:
+    def _start(self, model: object) -> None:
         tracker, groundwork, started = self._tracker, self._tracker.groundwork, time.perf_counter()
         one, n_training, n_operations = self._samples.inputs[:1], len(self._samples.inputs), 0
         n_bytes = one.nbytes

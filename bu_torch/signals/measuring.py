@@ -19,7 +19,7 @@ from bu_torch.internal.classes import PresentClasses
 from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.perturbation.draws import Perturbation, PerturbedInputs
 from bu_torch.samples.balance import ClassWeight, weights_of
-from bu_torch.signals.catalogue import SIGNALS, Reading
+from bu_torch.signals.catalogue import SIGNALS, SignalInputs
 from bu_torch.signals.details import Details, describe
 from bu_torch.signals.preparation import Preparation, fingerprint_of, warn_of
 from bu_torch.signals.recognition import recalls_of
@@ -41,7 +41,7 @@ class Measurement:
     values: dict[str, Tensor]
     predictions: Tensor
     standard_error: Tensor
-    _reading: Reading
+    _reading: SignalInputs
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.values, self.predictions))
@@ -100,7 +100,7 @@ class Signals:
     boundary: BoundaryUncertainty
     preparation: Preparation
     _classes: PresentClasses
-    _own: Tensor  # as in `Reading`, like all that follow
+    _own: Tensor  # as in `SignalInputs`, like all that follow
     _counts: tuple[Tensor, Tensor, Tensor]
     _label_trust: Tensor
     _nearest_class: Tensor
@@ -269,7 +269,7 @@ class Signals:
         columns = self._classes.columns(predictions)
         known = columns.clamp(max=len(self._classes))  # the last column is that of classes without samples
         trust, left_out_trust = trust_with_own(prepared.left_out_distances, known, self._own, prepared.own_distances)
-        reading = Reading(
+        reading = SignalInputs(
             terms=terms,
             pairs=boundary._pairs,
             pair_index=boundary._pair_index,

@@ -170,7 +170,7 @@ def test_mlflow_local(recipe):
 def test_frozen_backbone(recipe):
     stopping = recipe("frozen_backbone", "torchvision").main(epochs=2)
     assert len(stopping.history) == 2
-    assert stopping.feature_extractor.fc.__class__ is torch.nn.Identity
+    assert stopping.settings.feature_extractor.fc.__class__ is torch.nn.Identity
     assert stopping.history[-1]["vote_agreement"] > 0.45
 
 
