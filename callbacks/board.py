@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bu_torch.callbacks.lightning_tree import Trainer
 from bu_torch.rule.rules import STANDARD_ERROR
-from bu_torch.run.record import HISTOGRAMS
+from bu_torch.run.account import HISTOGRAMS
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.details import Details, Histogram
 

@@ -23,7 +23,7 @@ from bu_torch.callbacks.lightning_tree import (
     measured_module,
 )
 from bu_torch.callbacks.weights import SHARDED, WRAPPING
-from bu_torch.internal.network import dtype_of, joined, logits_of
+from bu_torch.internal.logits import dtype_of, joined, logits_of
 from bu_torch.internal.packing import Packing, call
 from bu_torch.internal.replica import CopyError, has_lazy_layers, looking_at, settle
 from bu_torch.internal.shards import is_sharded

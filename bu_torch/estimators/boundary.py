@@ -20,7 +20,7 @@ from bu_torch.internal.inputs import (
     check_seed,
     check_two_classes,
 )
-from bu_torch.internal.network import read_logits, warn_of_probabilities
+from bu_torch.internal.logits import read_logits, warn_of_probabilities
 from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.neighbors.prototypes import PrototypeClassifier
 from bu_torch.perturbation.draws import Perturbation, PerturbationKind, check_perturbation, draw_perturbed, kind_of

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bu_torch.integrations.network import missing
+from bu_torch.integrations.loaders import missing
 from bu_torch.rule.rules import STANDARD_ERROR, as_rule
 from bu_torch.run.history import History
 from bu_torch.run.settings import Settings

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bu_torch.integrations.network import make_stopper, missing
+from bu_torch.integrations.loaders import make_stopper, missing
 from bu_torch.rule.rules import as_rule
 from bu_torch.run.settings import Settings
 

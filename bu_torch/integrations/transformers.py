@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from bu_torch.integrations.network import make_stopper, missing
+from bu_torch.integrations.loaders import make_stopper, missing
 from bu_torch.internal.inputs import check_integer
 from bu_torch.run.settings import Settings
 from bu_torch.samples.batches import Keys

@@ -12,7 +12,7 @@ from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.functional.pairs import top_pairs
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
 from bu_torch.internal.inputs import check_fitted, check_integer
-from bu_torch.internal.network import as_taken, check_callable
+from bu_torch.internal.logits import as_taken, check_callable
 from bu_torch.internal.replica import looking_at
 from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.papers.anchors import AnchorEstimator, Anchors

@@ -92,7 +92,7 @@ def module_with_weights(module: Buildable, checkpoint: Checkpoint, device: Devic
     A class is built from the hyperparameters in the file, a callable of no argument is called; `device` is for these.
     """
     if isinstance(module, nn.Module):
-        with _put_back(module):
+        with _restoring(module):
             yield _fill(module, checkpoint)
         return
     if not callable(module):
@@ -235,7 +235,7 @@ def _call_hook(module: nn.Module, name: str, checkpoint: Checkpoint, *arguments:
 
 
 @contextmanager
-def _put_back(module: nn.Module) -> Iterator[None]:
+def _restoring(module: nn.Module) -> Iterator[None]:
     """On leaving, the module holds the same parameters and buffers, with the values that they had."""
     holders: list[tuple[dict[str, Any], dict[str, Any]]] = [
         (held, dict(held)) for submodule in module.modules() for held in (submodule._parameters, submodule._buffers)

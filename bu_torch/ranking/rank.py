@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.internal.inputs import as_labels, check_integer
-from bu_torch.internal.network import read_logits, warn_of_probabilities
+from bu_torch.internal.logits import read_logits, warn_of_probabilities
 from bu_torch.ranking.checkpoints import SUFFIXES, Buildable, Device, load_checkpoint, module_with_weights
 from bu_torch.ranking.estimators import encode, estimator_logits, is_estimator
 from bu_torch.ranking.ranking import Candidate, Ranking
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName, as_rule
 from bu_torch.run.budget import ignored
-from bu_torch.run.user_cache import fit_or_load
 from bu_torch.samples.batches import whole_pair
 from bu_torch.samples.reading import read_samples
 from bu_torch.samples.samples import Samples
+from bu_torch.signals.cache import fit_or_load
 from bu_torch.signals.measuring import Signals
 
 Paths = str | Path | Iterable[str | Path]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bu_torch.report.record import End, RunRecord
-from bu_torch.run.record import FORMAT, HISTOGRAMS
+from bu_torch.run.account import FORMAT, HISTOGRAMS
 from bu_torch.signals.details import Details, Doubtful, Histogram, Pair
 
 # A row of a run has some 300 bytes, and a check beside it at most some 30,000. Lists take up to 50 times their bytes in

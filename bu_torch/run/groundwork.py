@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,16 @@ from torch.utils import _pytree as pytree
 
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.internal.inputs import as_labels
-from bu_torch.internal.network import as_taken, packed_model
+from bu_torch.internal.logits import as_taken, packed_model
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.printing import cleaned
 from bu_torch.perturbation.draws import MixedMove
 from bu_torch.run.budget import Plan, ignored, plan
-from bu_torch.run.settings import AUTO, MeasurementSettings
-from bu_torch.run.user_cache import fit_or_load, folder
+from bu_torch.run.settings import MeasurementSettings
 from bu_torch.samples.balance import ClassWeight, class_shares, rare_class
 from bu_torch.samples.samples import Samples
 from bu_torch.samples.subset import stratified_rows
+from bu_torch.signals.cache import fit_or_load
 from bu_torch.signals.measuring import Signals
 from bu_torch.signals.preparation import MOST_ENTRIES
 from bu_torch.space.mixed import MixedFeatures
@@ -87,21 +88,40 @@ class Groundwork:
                 f" label.{more} If the labels are numbers to predict, the task is a regression, which has no decision"
                 " boundary: this is for classifiers."
             )
-        module = None if module is None else packed_model(module, samples.packing)
-        signals = _settings_for(self.settings, samples.packing).make_signals(n_draws, module, class_weight)
-        if has_resumed:  # as it was chosen when the run began
-            signals.boundary.known_space = self._space
+        make_signals = partial(
+            _settings_for(self.settings, samples.packing).make_signals,
+            n_draws,
+            class_weight=class_weight,
+            known_space=self._space if has_resumed else None,
+        )
+        signals = make_signals(None if module is None else packed_model(module, samples.packing))
         if not (has_resumed and self._takes_back(signals, samples)):
-            file = self._file(signals, samples.inputs, cache, warn, has_resumed=has_resumed)
+            if signals.boundary.may_use_module(samples.inputs):
+                has_learnt = has_resumed and self._space is None
+                if signals.boundary.feature_extractor is None and (cache is not None or has_learnt):
+                    # A file must follow from the samples alone, and a network that has learnt the labels would leak
+                    # them into the choice of a space.
+                    signals = make_signals(None)
+                elif signals.boundary.feature_extractor is not None and cache is not None:
+                    warn(f"Features of a network differ from run to run: they are not kept in the cache {cache}.")
+                    cache = None
             self.found_in, self.kept_in, refusal = fit_or_load(
-                signals, samples.inputs, samples.labels, file, samples.weights, has_progress_bar, tell
+                signals, samples.inputs, samples.labels, cache, samples.weights, has_progress_bar, tell
             )
             if refusal:
-                warn(f"{refusal} To turn the cache off: `cache=None` or `BU_TORCH_CACHE=off`.")
+                warn(f"{refusal} To turn the cache off: `cache=None`.")
             self._keep_for_resume(signals, samples.inputs)
         self._signals, self.rows = signals, samples.rows
         self.about = self._describe(signals, samples, n_draws)
         return signals.fingerprint
+
+    def compare(self, fingerprint: str) -> bool:
+        """Return True if the checks so far were made at these samples, or none were."""
+        return self.fingerprint in (None, fingerprint)
+
+    def take(self, fingerprint: str | None) -> None:
+        """Compare the samples of a resumed run with these; None for any."""
+        self.fingerprint = fingerprint
 
     def _takes_back(self, signals: Signals, samples: Samples) -> bool:
         """Load the preparation of a run that resumes, if the network of its start was the space."""
@@ -112,29 +132,6 @@ class Groundwork:
         except ValueError:  # of other samples, or damaged: what follows says so
             self.is_restored = False
         return self.is_restored
-
-    def _file(
-        self,
-        signals: Signals,
-        inputs: Tensor,
-        cache: str | Path | None,
-        warn: Callable[[str], None],
-        *,
-        has_resumed: bool,
-    ) -> str | Path | None:
-        """File to read or to write; takes the network from `signals` if it may not be the space."""
-        boundary = signals.boundary
-        if not boundary.may_use_module(inputs):
-            return cache
-        is_of_user = cache not in (None, AUTO)
-        if boundary.feature_extractor is not None:
-            if is_of_user:
-                warn(f"Features of a network differ from run to run: they are not kept in the cache {cache}.")
-            return None if is_of_user else cache
-        # What a file holds follows from the samples alone; and a run that resumes has learnt the labels by now.
-        if is_of_user or (has_resumed and self._space is None):
-            boundary.module = None
-        return cache
 
     def _describe(self, signals: Signals, samples: Samples, n_draws: int) -> dict[str, Any]:
         present, shares = class_shares(signals.boundary.labels, samples.weights)
@@ -204,12 +201,10 @@ class Groundwork:
             return f"Boundary uncertainty loaded the preparation of an earlier run: {file}. To change it: `cache=None`."
         if self.kept_in is None:
             return ""
-        is_shared = self.kept_in.parent == folder()
-        off = "`cache=None` or `BU_TORCH_CACHE=off`" if is_shared else "`cache=None`"
         return (
             "Boundary uncertainty kept neighbours, distances, class probabilities and labels of"
             f" {self.about['data']['n_samples']} samples for later runs: {cleaned(str(self.kept_in))}. To change it:"
-            f" {off}."
+            " `cache=None`."
         )
 
     def lines(self) -> list[str]:

@@ -33,7 +33,7 @@ class History:
         self.n_not_compared = 0  # checks before the first that counts for the patience or as best
         self.is_kept_new = False  # the last check is the one to keep, and its weights are not saved yet
         self._outcomes: list[Outcome] = []  # one for each of `compared`
-        self.begin_anew()
+        self.reset()
 
     @property
     def compared(self) -> list[Check]:
@@ -101,7 +101,7 @@ class History:
         self.is_kept_new = outcome.kept is entry and not was_kept
         self._outcomes.append(outcome._replace(kept=entry) if was_kept else outcome)
         if not is_counted:
-            self.begin_anew()
+            self.reset()
 
     def why_stopped(self, epoch: int, step: int | None = None) -> str:
         """Name the reason to stop after the last check, which is of this epoch and step; "" if there is none."""
@@ -142,7 +142,7 @@ class History:
         left = Outcome() if first is None else self._outcomes[first]._replace(kept=self.compared[first])
         self._outcomes[first:] = [one._replace(kept=left.kept, highest=left.highest) for one in self._outcomes[first:]]
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Compare the checks to come with none of those so far."""
         self.n_not_compared = len(self.entries)
         self._outcomes, self.is_kept_new = [], False
@@ -164,7 +164,7 @@ class History:
         self.entries, self.n_not_compared = list(entries), n_not_compared
         self._outcomes, self.is_kept_new = [], False
         if rule is None:
-            self.begin_anew()
+            self.reset()
         elif self.selection is not None:
             self.selection.rule.load_state_dict(dict(rule))
         for entry in self.compared:

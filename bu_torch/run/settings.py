@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from bu_torch.estimators.space_choice import FeatureExtractor
+from bu_torch.estimators.space_choice import FeatureExtractor, SpaceName
 from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import check_flag, check_integer, check_number, check_seed
 from bu_torch.perturbation.draws import Perturbation
@@ -42,12 +42,10 @@ class MeasurementSettings:
             of an epoch. Small data has a floor: 6000 passes of a small network, fewer if a pass takes more than 60,000
             floating-point operations, and 500 from 1,160,000 on. None for no bound. Counted, not timed: runs repeat.
         seed: Seed of all random choices, from 0 to 2**64 - 1. Global random numbers are left as they are.
-        cache: File of the preparation, kept for the next run on the same samples; no inputs are in it. `"auto"` keeps
-            it in the user's cache folder, or in that which the environment variable `BU_TORCH_CACHE` names (`off` for
-            none), unless a callable of yours or features of the network are part of it. That folder takes at most a
-            GiB; what was used longest ago, or not for 30 days, goes first. A path is a file (npz) of your own: read if
-            it exists, written otherwise, and refused if it was made from other samples or settings. None keeps nothing.
-            Not used in a `fast_dev_run`.
+        cache: File (npz) that keeps the preparation for later runs on the same samples; no inputs are in it. It is read
+            if it exists, written otherwise, and refused if it was made from other samples or settings. A folder, or a
+            name without an ending, holds one such file for each set of samples and settings, for searches over many
+            runs. None keeps nothing. Not used in a `fast_dev_run`.
         feature_extractor: The space of distances between samples, which are perturbed in input space all the same.
             `"inputs"`, standardised; `"patches"` for images, `bu_torch.PatchFeatures`; `"tokens"` for token ids,
             `bu_torch.TokenFeatures`; `"module"`, the inputs of the network's last `nn.Linear`, with the weights that it
@@ -81,7 +79,7 @@ class MeasurementSettings:
     max_bytes: int | None = MAX_BYTES
     budget: Literal["auto"] | None = AUTO
     seed: int = 0
-    cache: str | Path | None = "auto"
+    cache: str | Path | None = None
     feature_extractor: FeatureExtractor | None = None
     perturbation: Perturbation | None = None
     class_weight: ClassWeight | None = None
@@ -102,8 +100,8 @@ class MeasurementSettings:
         self.seed = check_seed(self.seed)
         if self.cache is not None:
             if not isinstance(self.cache, str | PathLike):
-                raise TypeError(f"`cache` must be a path, 'auto' or None, got {self.cache!r}.")
-            self.cache = self.cache if self.cache == AUTO else Path(self.cache)
+                raise TypeError(f"`cache` must be a path or None, got {self.cache!r}.")
+            self.cache = Path(self.cache)
         if self.averaging is not None:
             self.averaging = check_number("averaging", self.averaging, 0, below=1)
         if self.averaging_device is not None:
@@ -127,9 +125,14 @@ class MeasurementSettings:
             )
 
     def make_signals(
-        self, n_draws: int, module: nn.Module | None = None, class_weight: ClassWeight | None = None
+        self,
+        n_draws: int,
+        module: nn.Module | None = None,
+        *,
+        class_weight: ClassWeight | None = None,
+        known_space: SpaceName | None = None,
     ) -> Signals:
-        """`Signals` to be fitted, `module` as in `BoundaryUncertainty`; `class_weight` if the settings have none."""
+        """`Signals` to be fitted, other arguments as there; `class_weight` if the settings have none."""
         return Signals(
             self.n_neighbors,
             n_draws,
@@ -138,6 +141,7 @@ class MeasurementSettings:
             perturbation=self.perturbation,
             class_weight=class_weight if self.class_weight is None else self.class_weight,
             module=module,
+            known_space=known_space,
         )
 
 

@@ -1,7 +1,6 @@
 """Stopper of a plain training loop, by the decision of the callbacks."""
 
 import logging
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import fields
@@ -13,8 +12,7 @@ from torch import Tensor, nn
 
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import as_floats, check_integer
-from bu_torch.internal.network import device_of, logits_at, packed_model
-from bu_torch.internal.printing import say
+from bu_torch.internal.logits import device_of, logits_at, packed_model
 from bu_torch.internal.replica import looking_at
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.perturbation.moves import keeps_integers
@@ -98,7 +96,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         max_bytes: int | None = MAX_BYTES,
         budget: Literal["auto"] | None = AUTO,
         seed: int = 0,
-        cache: str | Path | None = AUTO,
+        cache: str | Path | None = None,
         feature_extractor: FeatureExtractor | None = None,
         perturbation: Perturbation | None = None,
         class_weight: ClassWeight | None = None,
@@ -145,7 +143,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         tracker = self._tracker
         epoch, step = self._place(epoch, step)
         if not tracker.groundwork.is_prepared:
-            self._prepare(model)
+            self._start(model)
         started = time.perf_counter()
         with tracker.look(model, epoch, step) as network:
             inputs, taker = tracker.groundwork.signals.perturbed, packed_model(network, self._samples.packing)
@@ -213,7 +211,7 @@ class BoundaryUncertaintyStopper(KeptResults):
     def tracker(self) -> Tracker:
         return self._tracker
 
-    def _prepare(self, model: object) -> None:
+    def _start(self, model: object) -> None:
         tracker, groundwork, started = self._tracker, self._tracker.groundwork, time.perf_counter()
         one, n_training, n_operations = self._samples.inputs[:1], len(self._samples.inputs), 0
         n_bytes = one.nbytes
@@ -234,10 +232,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         fingerprint = tracker.prepare(
             samples, module=module, cache=self.settings.cache, has_progress_bar=True, tell=_log.info
         )
-        line = groundwork.cache_line()
-        if groundwork.kept_in is not None and not _log.isEnabledFor(logging.INFO):
-            say(line, sys.stderr)  # a file that was written is told of in any case
-        elif line:
+        if line := groundwork.cache_line():
             _log.info(line)
         groundwork.signals.to(device_of(model, groundwork.signals.perturbed))
         if not tracker.go_on(fingerprint, groundwork.is_restored):

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.functional.boundary import dtype_of_labels
-from bu_torch.internal.network import warn_of_probabilities
+from bu_torch.internal.logits import warn_of_probabilities
 from bu_torch.internal.replica import looking_at
 from bu_torch.rule.rules import STANDARD_ERROR, Verdict
+from bu_torch.run.account import FORMAT, HISTOGRAMS, Account, plain, versions
 from bu_torch.run.averaging import WeightAverage
 from bu_torch.run.budget import MAX_DRAWS
 from bu_torch.run.groundwork import Groundwork
 from bu_torch.run.history import History
 from bu_torch.run.kept_weights import state_to_keep
-from bu_torch.run.record import FORMAT, HISTOGRAMS, Account, Record, plain, row, versions
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.state import packed_checks, read_state
 from bu_torch.samples.samples import Samples
@@ -58,6 +58,14 @@ class Predictions:
         if has_rule:
             self.recognition.take(measured[len(values) :])
         return dict(zip(values, measured[: len(values)], strict=True))
+
+    def keep_best(self) -> None:
+        """Compare later checks with the last one, which is the most accurate so far."""
+        self.best = self.last
+
+    def drop_logits(self) -> None:
+        """Free the logits of the last check."""
+        self.measurement = None
 
     def details(self) -> Details | None:
         """Details behind the numbers of the last check; None if it was not measured here."""
@@ -111,7 +119,7 @@ def narrowed(predictions: Tensor) -> Tensor:
 class Tracker:
     """Measures each check of one training, keeps the history and the record, and says what to keep and when to stop.
 
-    Whoever trains drives it in this order, with `logits_at` of `bu_torch.internal.network`; a record and a resume
+    Whoever trains drives it in this order, with `logits_at` of `bu_torch.internal.logits`; a record and a resume
     need `begin`, `end_check`, `end` and `go_on` besides.
 
         tracker = Tracker(Settings(patience=10))
@@ -163,12 +171,11 @@ class Tracker:
 
     def go_on(self, fingerprint: str, is_restored: bool = True) -> bool:
         """Compare the samples with those of the checks so far; False if they differ, so that those count no more."""
-        known = self.groundwork.fingerprint
-        are_the_same = not self.history or known is None or (is_restored and known == fingerprint)
+        are_the_same = self.groundwork.compare(fingerprint if is_restored else "") or not self.history
         if not are_the_same:
-            self.checks.begin_anew()
+            self.checks.reset()
             self.predictions.forget()
-        self.groundwork.fingerprint = fingerprint
+        self.groundwork.take(fingerprint)
         return are_the_same
 
     def give_up_average(self) -> None:
@@ -209,7 +216,7 @@ class Tracker:
         """
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
         if self.checks.is_most_accurate(entry):
-            self.predictions.best = self.predictions.last
+            self.predictions.keep_best()
         self.checks.add(entry, is_counted=is_counted)
         if self.checks.last_score is not None:
             self.predictions.recognition.add(epoch, step, is_kept=self.kept is entry)
@@ -229,7 +236,7 @@ class Tracker:
     def begin(self, started: float, folder: Path | None, settings: Mapping[str, Any]) -> None:
         """Count the time of training from now on, and open a record with `settings` in `folder`, if there is one."""
         account, selection = self.account, self.checks.selection
-        account.begin(started, has_resumed=bool(self.history))
+        account.start_clock(started, has_resumed=bool(self.history))
         if folder is None:
             return
         named = {**settings, **self.checks.rule_settings(), "rule": None if selection is None else selection.rule.name}
@@ -244,7 +251,7 @@ class Tracker:
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         columns = [*Signals.NAMES, STANDARD_ERROR, *([] if selection is None else selection.added)]
-        account.record = Record(folder, header, map(row, self.history), columns)
+        account.open_record(folder, header, self.history, columns)
 
     def end_check(self, started: float, details: Details | None, train_loss: float | None = None) -> None:
         """Count the time of the last check, and write it to the record."""
@@ -265,7 +272,7 @@ class Tracker:
                     "doubtful": [[int(rows[one.row]), *one[1:]] for one in details.doubtful],
                 }
             )
-        self.predictions.measurement = None
+        self.predictions.drop_logits()
         self.account.end_check(started, self.history[-1], train_loss)
 
     def end(self, reason: str, **kept: Any) -> None:
@@ -274,16 +281,16 @@ class Tracker:
         self._note({"kind": "end", "reason": reason, **kept, **seconds})
 
     def _note(self, line: dict[str, Any]) -> None:
-        if self.account.record is not None:
-            n_not_compared = self.checks.n_not_compared  # which the header did not know yet
-            self.account.record.tell(line | ({"n_not_compared": n_not_compared} if n_not_compared else {}))
+        # The header may have been written before checks stopped to count.
+        n_not_compared = self.checks.n_not_compared
+        self.account.tell(line | ({"n_not_compared": n_not_compared} if n_not_compared else {}))
 
     def release(self) -> None:
         """Free what `prepare` computed, and the average: training has ended."""
         self.groundwork.release()
         if self.average is not None:
             self.average.forget()
-        self.predictions.measurement = None
+        self.predictions.drop_logits()
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed training needs, as plain numbers, strings and tensors on the CPU."""
@@ -307,7 +314,7 @@ class Tracker:
         self.checks.load(state["history"], state["n_not_compared"], None if changed else state["rule"])
         if changed:
             self.predictions.forget()
-            self.groundwork.fingerprint = None  # to which weights of classes belong; nothing is left to compare
+            self.groundwork.take(None)  # weights of classes may differ in it, and no check is left to compare
             was = ", ".join(f"{name}={before.get(name)!r:.100}" for name in changed)
             is_now = ", ".join(f"{name}={value!r:.100}" for name, value in changed.items())
             self.warn(

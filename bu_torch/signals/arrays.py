@@ -16,7 +16,7 @@ import numpy as np
 
 from bu_torch.internal.printing import cleaned
 
-_FINGERPRINT = "bu_torch_fingerprint"  # the first array: its name is at a fixed place, which tells ours from others'
+_FINGERPRINT = "bu_torch_fingerprint"
 _LONGEST_HEADER = 4096  # bytes; NumPy writes 128
 _BLOCK_ELEMENTS = 2**22
 _SUM_TOLERANCE = 0.01  # what float32 may make of the votes of a large cluster
@@ -46,13 +46,6 @@ def write_arrays(file: BinaryIO, fingerprint: str, arrays: Mapping[str, np.ndarr
     """Write arrays and the fingerprint of what they were made of."""
     content: dict[str, Any] = {_FINGERPRINT: np.array(fingerprint), **arrays}
     np.savez(file, **content)
-
-
-def are_arrays(file: BinaryIO) -> bool:
-    """Tell by the first bytes of a file if `write_arrays` wrote it, or began to."""
-    name = f"{_FINGERPRINT}.npy".encode()
-    head = file.read(30 + len(name))
-    return not head or (head.startswith(b"PK\x03\x04") and head[30:] == name)
 
 
 def read_arrays(

@@ -14,7 +14,7 @@ from bu_torch.functional.weights import mean_of
 
 
 @dataclass(frozen=True)
-class Reading:
+class SignalInputs:
     """Data that a formula may look at: D draws of N samples, C classes that have samples; from `labels` on fixed."""
 
     predictions: Tensor  # at the perturbed inputs, one draw after another, (D * N,)
@@ -51,42 +51,42 @@ class Signal:
     high: float
     is_larger_better: bool
     panel: Literal["uncertainty", "trust", "shares"]  # figures it is drawn in
-    formula: Callable[[Reading], Tensor]  # to a scalar, float64
+    formula: Callable[[SignalInputs], Tensor]  # to a scalar, float64
     is_in_progress_bar: bool = False
 
 
-def _boundary_uncertainty(read: Reading) -> Tensor:
+def _boundary_uncertainty(read: SignalInputs) -> Tensor:
     return read.uncertainty.double()
 
 
-def _trust_score(read: Reading) -> Tensor:
+def _trust_score(read: SignalInputs) -> Tensor:
     return functional.mean_trust_score(read.by_sample(read.trust), read.weights, validate_args=False)
 
 
-def _expected_accuracy(read: Reading) -> Tensor:
+def _expected_accuracy(read: SignalInputs) -> Tensor:
     weights = None if read.weights is None else read.weights.repeat(len(read.columns) // len(read.labels))
     return functional.expected_accuracy(read.label_probabilities, read.columns, weights=weights, validate_args=False)
 
 
-def _label_agreement(read: Reading) -> Tensor:
+def _label_agreement(read: SignalInputs) -> Tensor:
     return mean_of((read.by_sample(read.predictions) == read.labels).double(), read.weights)
 
 
-def _vote_agreement(read: Reading) -> Tensor:
+def _vote_agreement(read: SignalInputs) -> Tensor:
     return functional.expected_accuracy(read.label_votes, read.columns, weights=read.weights, validate_args=False)
 
 
-def _neighbor_agreement(read: Reading) -> Tensor:
+def _neighbor_agreement(read: SignalInputs) -> Tensor:
     return functional.neighbor_agreement(read.by_sample(read.left_out_trust), read.weights, validate_args=False)
 
 
-def _prediction_changes(read: Reading) -> Tensor:
+def _prediction_changes(read: SignalInputs) -> Tensor:
     if read.predictions_before is None:
         return torch.ones_like(read.uncertainty).double()
     return mean_of(read.by_sample((read.predictions != read.predictions_before).double()), read.weights)
 
 
-def _omission(read: Reading) -> Tensor:
+def _omission(read: SignalInputs) -> Tensor:
     return omission_of_counts(*read.cluster_counts, read.columns, read.members, weights=read.weights)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from bu_torch.functional.boundary import uncertainty_ceiling
 from bu_torch.functional.pairs import sum_by_pair
 from bu_torch.functional.weights import cluster_sizes, mean_of
-from bu_torch.signals.catalogue import Reading
+from bu_torch.signals.catalogue import SignalInputs
 
 _MOST_PAIRS = 400  # those with most samples near their boundary
 
@@ -53,7 +53,7 @@ class Details(NamedTuple):
     doubtful: list[Doubtful]  # least trust in the label or the prediction first, each in the draw where it is lowest
 
 
-def describe(reading: Reading, n_doubtful: int) -> Details:
+def describe(reading: SignalInputs, n_doubtful: int) -> Details:
     """Details of what a check has read."""
     terms = reading.terms
     weights, values, shares = (
@@ -77,7 +77,7 @@ def describe(reading: Reading, n_doubtful: int) -> Details:
     )
 
 
-def _ceiling(reading: Reading) -> float:
+def _ceiling(reading: SignalInputs) -> float:
     """Mean of `uncertainty_ceiling` over pairs and draws."""
     evenness: Tensor | float = 1.0  # members of equal weight for a unit of count
     if reading.weights is not None:
@@ -94,7 +94,7 @@ def _ceiling(reading: Reading) -> float:
     return float(torch.stack(ceilings).mean())
 
 
-def _doubtful(reading: Reading, n_doubtful: int) -> list[Doubtful]:
+def _doubtful(reading: SignalInputs, n_doubtful: int) -> list[Doubtful]:
     n_samples = len(reading.labels)
     lower = torch.minimum(reading.left_out_trust, reading.label_trust).view(-1, n_samples)
     lowest, draws = lower.min(dim=0)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bu_torch import functional
 from bu_torch.estimators.boundary import BoundaryUncertainty
-from bu_torch.estimators.space_choice import FeatureExtractor
+from bu_torch.estimators.space_choice import FeatureExtractor, SpaceName
 from bu_torch.functional.checks import as_logits, check_index
 from bu_torch.functional.expected_accuracy import standard_error_of_gain
 from bu_torch.functional.omission import cluster_counts
@@ -19,7 +19,7 @@ from bu_torch.internal.classes import PresentClasses
 from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.perturbation.draws import Perturbation, PerturbedInputs
 from bu_torch.samples.balance import ClassWeight, weights_of
-from bu_torch.signals.catalogue import SIGNALS, Reading
+from bu_torch.signals.catalogue import SIGNALS, SignalInputs
 from bu_torch.signals.details import Details, describe
 from bu_torch.signals.preparation import Preparation, fingerprint_of, warn_of
 from bu_torch.signals.recognition import recalls_of
@@ -41,7 +41,7 @@ class Measurement:
     values: dict[str, Tensor]
     predictions: Tensor
     standard_error: Tensor
-    _reading: Reading
+    _reading: SignalInputs
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.values, self.predictions))
@@ -79,6 +79,7 @@ class Signals:
         perturbation: Move of the samples.
         class_weight: Weights of classes, by which all signals, votes and probabilities are weighted.
         module: A network whose features are a space to choose.
+        known_space: Space that an earlier fit on these samples has chosen; None to choose.
 
     Attributes:
         boundary: The fitted `BoundaryUncertainty`.
@@ -99,7 +100,7 @@ class Signals:
     boundary: BoundaryUncertainty
     preparation: Preparation
     _classes: PresentClasses
-    _own: Tensor  # as in `Reading`, like all that follow
+    _own: Tensor  # as in `SignalInputs`, like all that follow
     _counts: tuple[Tensor, Tensor, Tensor]
     _label_trust: Tensor
     _nearest_class: Tensor
@@ -115,6 +116,7 @@ class Signals:
         perturbation: Perturbation | None = None,
         class_weight: ClassWeight | None = None,
         module: nn.Module | None = None,
+        known_space: SpaceName | None = None,
     ) -> None:
         self.boundary = BoundaryUncertainty(
             n_neighbors,
@@ -126,6 +128,7 @@ class Signals:
             class_weight=class_weight,
             module=module,
         )
+        self.boundary.known_space = known_space
 
     def fit(self, features: Any, labels: Any, sample_weight: Any = None, neighbors: Any = None) -> Self:
         """Compute all that does not depend on the classifier, on the device of the features.
@@ -139,9 +142,7 @@ class Signals:
         inputs, labels = self._read(features, labels)
         return self._take(Preparation.make(self.boundary, inputs, labels, sample_weight, neighbors), inputs)
 
-    def load(
-        self, path: str | Path | Tensor, features: Any, labels: Any, sample_weight: Any = None, *, is_own: bool = False
-    ) -> Self:
+    def load(self, path: str | Path | Tensor, features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Take what `save` wrote in place of `fit(features, labels)`; perturbed inputs are drawn again.
 
         Args:
@@ -149,15 +150,14 @@ class Signals:
             features: The samples that the file was made from, as in `fit`.
             labels: Their classes.
             sample_weight: Their weights.
-            is_own: Refuse links, and files of other users.
 
         Raises:
-            OSError: If there is no such file, it cannot be opened, or is another user's.
+            OSError: If there is no such file, or it cannot be opened.
             ValueError: If the file is none of ours or damaged, or was made of other samples or settings.
         """
         inputs, labels = self._read(features, labels)
         weights = weights_of(labels, self.boundary.class_weight, sample_weight)
-        return self._take(Preparation.load(path, self.boundary, inputs, labels, weights, is_own=is_own), inputs)
+        return self._take(Preparation.load(path, self.boundary, inputs, labels, weights), inputs)
 
     def save(self, path: str | Path) -> None:
         """Write what `fit` computed to a file (npz, nothing executable in it), whole or not at all.
@@ -269,7 +269,7 @@ class Signals:
         columns = self._classes.columns(predictions)
         known = columns.clamp(max=len(self._classes))  # the last column is that of classes without samples
         trust, left_out_trust = trust_with_own(prepared.left_out_distances, known, self._own, prepared.own_distances)
-        reading = Reading(
+        reading = SignalInputs(
             terms=terms,
             pairs=boundary._pairs,
             pair_index=boundary._pair_index,

@@ -18,7 +18,7 @@ from bu_torch.internal.inputs import (
     safe_unit,
     scikit_learn_seed,
 )
-from bu_torch.internal.network import as_taken
+from bu_torch.internal.logits import as_taken
 from bu_torch.internal.precision import full_precision
 from bu_torch.internal.replica import looking_at
 from bu_torch.internal.shards import evaluated_in_place

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.internal.inputs import as_features, as_floats, check_fitted, check_flag, check_integer
-from bu_torch.internal.network import as_taken
+from bu_torch.internal.logits import as_taken
 from bu_torch.internal.precision import full_precision
 from bu_torch.internal.progress import advance, start_passes
 from bu_torch.internal.replica import looking_at

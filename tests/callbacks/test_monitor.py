@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, T
 from bu_torch import Signals
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.samples import read_training_data
-from bu_torch.run import user_cache
 from bu_torch.samples.subset import stratified_rows
+from bu_torch.signals import cache
 
 
 def gpu(*values):
@@ -242,6 +242,6 @@ def test_second_fit_starts_anew(tmp_path):
 
 @pytest.mark.parametrize("is_shown", [True, False])
 def test_a_bar_shows_how_far_a_long_preparation_is(tmp_path, capsys, monkeypatch, is_shown):
-    monkeypatch.setattr(user_cache, "_BAR_DELAY", 0)
+    monkeypatch.setattr(cache, "_BAR_DELAY", 0)
     fit(tmp_path, BoundaryUncertaintyMonitor(), enable_progress_bar=is_shown, max_epochs=1)
     assert ("Boundary uncertainty prepares:" in capsys.readouterr().err) == is_shown

@@ -22,7 +22,7 @@ from bu_torch.callbacks.board import suffix_of
 from bu_torch.callbacks.fit import Fit
 from bu_torch.report import read_record
 from bu_torch.report.verdict import RunVerdict
-from bu_torch.run import record as record_module
+from bu_torch.run import account as record_module
 
 
 class TestEarlyStoppingOfTheUsers:

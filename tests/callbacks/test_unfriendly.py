@@ -177,7 +177,7 @@ BOTH = (BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping)
 STOPPING = (BoundaryUncertaintyStopping,)
 # By argument: values that it does not take, and what is said of them.
 ARGUMENTS = [
-    (BOTH, {"cache": 3}, "`cache` must be a path, 'auto' or None, got 3"),
+    (BOTH, {"cache": 3}, "`cache` must be a path or None, got 3"),
     (BOTH, {"output_key": 1.5}, "`output_key` must be a name, a place or None, got 1.5"),
     (BOTH, {"output_key": True}, "`output_key` must be a name, a place or None, got True"),
     (BOTH, {"class_weight": "equal"}, "`class_weight` must be 'balanced'"),

@@ -36,7 +36,7 @@ def test_site_builds_without_a_warning_and_asks_no_other_server(tmp_path):
     assert not list(tmp_path.rglob("*.py"))
     reference = pages["api/callbacks/index.html"]
     assert "Stop a training when its decision boundary gets no better" in reference
-    assert "_prepare" not in reference
+    assert "_start" not in reference
 
 
 def test_a_forge_shows_the_pages_without_building_them():

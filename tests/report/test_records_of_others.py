@@ -13,7 +13,7 @@ from records import CHECK, HEAD, lines, table
 from bu_torch.report import read_record, reading, render
 from bu_torch.report.page import content, resource
 from bu_torch.report.verdict import RunVerdict
-from bu_torch.run.record import HISTOGRAMS
+from bu_torch.run.account import HISTOGRAMS
 from bu_torch.signals import details
 
 MEBIBYTE = 2**20

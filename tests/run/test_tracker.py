@@ -9,7 +9,7 @@ from problems import blobs
 from torch import nn
 
 from bu_torch import Rule, Signals
-from bu_torch.run import groundwork, record
+from bu_torch.run import account, groundwork
 from bu_torch.run.budget import Plan
 from bu_torch.run.settings import Settings
 from bu_torch.run.state import packed_checks
@@ -271,7 +271,7 @@ def test_a_resumed_training_tells_what_it_has_cost_since_then():
 def test_saving_is_a_part_of_the_cost(monkeypatch):
     seconds = iter([100.0, 110.0, 113.0, 130.0])
     tracker = Tracker(Settings())
-    monkeypatch.setattr(record.time, "perf_counter", lambda: next(seconds))
+    monkeypatch.setattr(account.time, "perf_counter", lambda: next(seconds))
     tracker.begin(90.0, None, {})
     with tracker.account.saving():
         pass

@@ -13,7 +13,7 @@ import torch
 from problems import blobs
 
 from bu_torch import Signals
-from bu_torch.run.user_cache import fit_or_load
+from bu_torch.signals.cache import fit_or_load
 
 X, Y = blobs()
 N, M, D, J = 120, 10, 2, 3

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader
 
-from bu_torch.internal.network import logits_at, packed_model
+from bu_torch.internal.logits import logits_at, packed_model
 from bu_torch.internal.replica import looking_at
 from bu_torch.run.budget import count_operations, ignored, plan
 from bu_torch.run.settings import Settings

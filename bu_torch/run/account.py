@@ -1,4 +1,4 @@
-"""The record that a run leaves beside its checkpoints, for `bu_torch.report`, and the seconds that it takes."""
+"""Account of a run: the record that it leaves for `bu_torch.report`, and the seconds that it takes."""
 
 import csv
 import io
@@ -94,23 +94,34 @@ class Account:
         self.setup_seconds = self.check_seconds = self.saving_seconds = self._seconds_elsewhere = 0.0
         self.has_resumed = False  # checks were made before this run began
         self._began = time.perf_counter()
-        self.record: Record | None = None
+        self._record: Record | None = None
 
-    def begin(self, started: float, *, has_resumed: bool) -> None:
+    def start_clock(self, started: float, *, has_resumed: bool) -> None:
         """Count the time of training from now on; the preparation `started` by `time.perf_counter`."""
         self._began = time.perf_counter()
         self._seconds_elsewhere = 0.0
         self.setup_seconds = self._began - started
         self.has_resumed = has_resumed
 
+    def open_record(
+        self, folder: Path, header: Mapping[str, Any], checks: Iterable[Mapping[str, Any]], names: Iterable[str]
+    ) -> None:
+        """Write the record from now on, the checks so far included."""
+        self._record = Record(folder, header, map(row, checks), names)
+
+    def tell(self, line: Mapping[str, Any]) -> None:
+        """Write a line beside the table, if there is a record."""
+        if self._record is not None:
+            self._record.tell(line)
+
     @property
     def path(self) -> str:
         """Table of checks on disk; "" if there is none."""
-        return "" if self.record is None or self.record.path is None else str(self.record.path)
+        return "" if self._record is None or self._record.path is None else str(self._record.path)
 
     @property
     def training_seconds(self) -> float:
-        """Time since `begin` without checks, saving, and what others took."""
+        """Time since `start_clock` without checks, saving, and what others took."""
         beside = self._seconds_elsewhere + self.check_seconds + self.saving_seconds
         return time.perf_counter() - self._began - beside
 
@@ -145,9 +156,9 @@ class Account:
         """Count the time of a check, and add its row to the table."""
         now = time.perf_counter()
         self.check_seconds += now - started
-        if self.record is not None:
+        if self._record is not None:
             seconds = now - self._began - self._seconds_elsewhere
-            self.record.append(row(check, seconds, self.check_seconds, train_loss))
+            self._record.append(row(check, seconds, self.check_seconds, train_loss))
 
 
 def row(entry: Mapping[str, Any], *costs: float | None) -> dict[str, Any]:
