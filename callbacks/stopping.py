@@ -169,6 +169,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         """Begin with no result."""
         self.stopping_reason, self.stopped_epoch = "", None
         self._keeper: Keeper | None = None
+        self._ending: Ending | None = None
         self._is_due = False  # the verdict is to stop, and `min_epochs` or `min_steps` does not allow it yet
         self._highest = -float("inf")  # score so far, for what is told of improvements
 
@@ -209,22 +210,22 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         present = [
             one for one in trainer.callbacks if not isinstance(one, Keeper | Ending) or any(one is x for x in theirs)
         ]
-        self._keeper, self._ending = self._new_keeper(present), Ending(self._conclude)
-        for companion in (self._keeper, self._ending):
+        self._keeper, self._ending = keeper, ending = self._new_keeper(present), Ending(self._conclude)
+        for companion in (keeper, ending):
             put_aside(companion, Callback)
         if self.every_n_train_steps is None:
-            put_aside(self._keeper, Keeper)
+            put_aside(keeper, Keeper)
         own = present.index(self)
         before = (
             n for n, one in enumerate(present) if isinstance(one, EarlyStopping) or one in _keepers(present[:own])
         )
         place = 1 + max(own, *before, -1)
         others = (n for n, one in enumerate(present) if isinstance(one, Checkpoint) and not isinstance(one, Keeper))
-        present.insert(min([place, *others]), self._keeper)
-        trainer.callbacks = [*present, self._ending]
-        for companion in (self._keeper, self._ending):
+        present.insert(min([place, *others]), keeper)
+        trainer.callbacks = [*present, ending]
+        for companion in (keeper, ending):
             companion.setup(trainer, pl_module, FITTING)
-        return self._keeper
+        return keeper
 
     def _new_keeper(self, callbacks: list[Any]) -> Keeper:
         if not any(isinstance(one, Checkpoint) and not isinstance(one, MemoryKeeper) for one in callbacks):
