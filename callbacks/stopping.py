@@ -169,6 +169,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         """Begin with no result."""
         self.stopping_reason, self.stopped_epoch = "", None
         self._keeper: Keeper | None = None
+        self._ending: Ending | None = None
         self._is_due = False  # the verdict is to stop, and `min_epochs` or `min_steps` does not allow it yet
         self._highest = -float("inf")  # score so far, for what is told of improvements
 
