@@ -56,7 +56,7 @@ class Fitted(NamedTuple):
             return f"they lack weights of the module: {listed(self.missing)}"
         if self.unknown and not may_lack:
             return f"the module has no place for {listed(self.unknown)}"
-        return "" if self.state else "there are none"
+        return "there are none" if not self.state and (self.missing or self.left_out) else ""
 
 
 def fitted(module: nn.Module, saved: Mapping[str, Any]) -> Fitted:
