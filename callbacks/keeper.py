@@ -107,6 +107,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
         self._before: dict[str, Any] | None = None  # what was the best before the newest file was written
         self._obsolete: str | None = None  # its file, once the newest is written
         self._replaced: list[str] = []  # best files to delete as soon as the newest other checkpoint names none of them
+        self._folders: list[str] = []  # of the runs that this one resumes
         self._named_elsewhere = ""  # the best file by the newest checkpoint that another callback has saved
         self.is_saving = False
         self._raw: dict[str, Tensor] = {}  # weights of training, while a file is written
@@ -249,8 +250,9 @@ class FileKeeper(Keeper, ModelCheckpoint):
         epoch, step = state_dict.get("best_epoch"), state_dict.get("best_step")
         if not (self.takes_states and path and score is not None and isinstance(epoch, int)):
             return
-        folders = (str(self.dirpath), state_dict.get("dirpath"))
-        if not (may_be_named(path, folders) and self._fs.exists(path) and is_whole(path)):
+        folders = state_dict.get("folders")
+        self._folders = [one for one in folders if isinstance(one, str)] if isinstance(folders, list) else []
+        if not (may_be_named(path, (str(self.dirpath), *self._folders)) and self._fs.exists(path) and is_whole(path)):
             rank_zero_warn(
                 f"The checkpoint of the best epoch so far is missing, damaged, or outside the run's folder:"
                 f" {cleaned(path)}. The best of the coming epochs is kept instead."
@@ -265,7 +267,9 @@ class FileKeeper(Keeper, ModelCheckpoint):
         self.best_epoch, self.best_step = epoch, step if isinstance(step, int) else None
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "best_epoch": self.best_epoch, "best_step": self.best_step}
+        folders = list(dict.fromkeys((*self._folders, str(self.dirpath))))
+        own = {"best_epoch": self.best_epoch, "best_step": self.best_step, "folders": folders}
+        return {**super().state_dict(), **own}
 
 
 class MemoryKeeper(Keeper, Checkpoint):
@@ -327,7 +331,7 @@ def is_regular(path: str) -> bool:
     return Path(path).is_absolute() and (os.path.isfile(path) or os.path.isdir(path))  # noqa: PTH112, PTH113
 
 
-def may_be_named(path: Any, folders: tuple[Any, ...]) -> bool:
+def may_be_named(path: Any, folders: tuple[str, ...]) -> bool:
     """Return True if a resumed state may name this as the best checkpoint of a run that wrote to one of `folders`.
 
     A local run has written a regular file, or a folder of shards. Lightning would take other spellings for addresses to
@@ -336,8 +340,8 @@ def may_be_named(path: Any, folders: tuple[Any, ...]) -> bool:
     if not isinstance(path, str) or "::" in path or "\0" in path:
         return False
     if "://" in path:
-        return is_regular(path) and any(isinstance(one, str) and path.startswith(f"{one}/") for one in folders)
-    within = [Path(one).resolve() for one in folders if isinstance(one, str) and "://" not in one]
+        return is_regular(path) and any(path.startswith(f"{one}/") for one in folders)
+    within = [Path(one).resolve() for one in folders if "://" not in one and "\0" not in one]
     return is_regular(path) and Path(path).resolve().parent in within
 
 

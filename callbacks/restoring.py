@@ -12,7 +12,7 @@ from bu_torch.callbacks.lightning_tree import Trainer
 from bu_torch.callbacks.weights import OUT_OF_REACH, SHARDED, leave_training
 from bu_torch.internal.printing import cleaned
 from bu_torch.ranking.checkpoints import why_unreadable
-from bu_torch.run.kept_weights import fitted, listed
+from bu_torch.run.kept_weights import listed, load
 
 _AS_THEY_ARE = "The weights stay as training left them."
 
@@ -88,17 +88,11 @@ def _load_file(trainer: Trainer, keeper: FileKeeper, *, is_read_by_all: bool) ->
 def _load(trainer: Trainer, saved: dict[str, Any], path: str, *, is_own: bool) -> str:
     """Load weights of which some may be left out: those stay as they are in the module, and a line says so."""
     module = trainer.lightning_module
-    found = fitted(module, saved)
-    if objection := found.objection(may_lack=is_own or not module.strict_loading):
-        raise ValueError(f"they do not fit: {objection}")
-    where = f" Its checkpoint is {cleaned(path)}." if path else ""
-    now = module.state_dict()
-    before = {name: now[name].detach().cpu().clone() for name in found.state}
     try:
-        module.load_state_dict(found.state, strict=False)
-    except Exception:
-        module.load_state_dict(before, strict=False)
-        raise
+        found = load(module, saved, may_lack=is_own or not module.strict_loading)
+    except ValueError as error:
+        raise ValueError(f"they do not fit: {error}") from error
+    where = f" Its checkpoint is {cleaned(path)}." if path else ""
     if found.missing:
         rank_zero_warn(
             f"The saved weights of the kept epoch leave out {len(found.missing)} that training changes:"

@@ -56,7 +56,7 @@ class Fitted(NamedTuple):
             return f"they lack weights of the module: {listed(self.missing)}"
         if self.unknown and not may_lack:
             return f"the module has no place for {listed(self.unknown)}"
-        return "" if self.state else "there are none"
+        return "there are none" if not self.state and (self.missing or self.left_out) else ""
 
 
 def fitted(module: nn.Module, saved: Mapping[str, Any]) -> Fitted:
@@ -78,6 +78,33 @@ def fitted(module: nn.Module, saved: Mapping[str, Any]) -> Fitted:
     absent = [name for name in now if name not in state]
     missing = changed_by_training(module, absent)
     return Fitted(state, missing, [name for name in absent if name not in missing], unknown, misshapen)
+
+
+def load(module: nn.Module, saved: Mapping[str, Any], *, may_lack: bool) -> Fitted:
+    """Load saved weights into a module, which may have more; what it then lacks is told, and what it has no place for.
+
+    Raises:
+        ValueError: If the weights do not fit; then the module is as it was.
+    """
+    kept, now, told = fitted(module, saved), module.state_dict(), list[str]()
+    if objection := kept.objection(may_lack=may_lack):
+        raise ValueError(objection)
+    before = {name: now[name].detach().cpu().clone() for name in kept.state}
+    handle = module.register_load_state_dict_post_hook(lambda _, keys: told.extend(keys.missing_keys))
+    try:
+        module.load_state_dict(kept.state, strict=False)
+        # A `state_dict` of the module's own may hide weights, which `load_state_dict` looks for.
+        absent = [*kept.missing, *kept.left_out, *(name for name in told if name not in now)]
+        missing = changed_by_training(module, absent)
+        kept = kept._replace(missing=missing, left_out=[name for name in absent if name not in missing])
+        if objection := kept.objection(may_lack=may_lack):
+            raise ValueError(objection)
+    except Exception:
+        module.load_state_dict(before, strict=False)
+        raise
+    finally:
+        handle.remove()
+    return kept
 
 
 def _plain(name: str) -> str:

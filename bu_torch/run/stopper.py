@@ -18,7 +18,7 @@ from bu_torch.perturbation.draws import Perturbation
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.budget import bound_in_bytes, count_operations, plan
-from bu_torch.run.kept_weights import BestWeights, fitted
+from bu_torch.run.kept_weights import BestWeights, load
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import KeptResults, Tracker
 from bu_torch.samples.balance import ClassWeight
@@ -164,13 +164,13 @@ class BoundaryUncertaintyStopper(KeptResults):
         """
         if not self._best.weights:
             raise RuntimeError("There are no weights to restore: no check of a `torch.nn.Module` has counted yet.")
-        kept = fitted(model, self._best.weights)
-        if objection := kept.objection(may_lack=False):
+        try:
+            load(model, self._best.weights, may_lack=False)
+        except ValueError as error:
             raise RuntimeError(
-                f"The kept weights, of epoch {self.best_epoch}, do not fit `model`: {objection}. Pass the network that"
-                " was checked, as it was then."
-            )
-        model.load_state_dict(kept.state, strict=False)
+                f"The kept weights, of epoch {self.best_epoch}, do not fit `model`: {error}. Pass the network that was"
+                " checked, as it was then."
+            ) from error
         if self._kept is not None and (line := self._tracker.unrecognised(self._kept)):
             _log.info(line)
         self._tracker.end(

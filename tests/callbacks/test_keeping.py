@@ -63,9 +63,9 @@ class TestWeightsLeftOut:
         assert said.endswith("backbone.weight, backbone.bias.")
         assert "its weights are in the model" in log.text
 
-    @pytest.mark.parametrize("strict", [True, False])
-    def test_one_that_training_changes_is_warned_of_by_name(self, tmp_path, log, strict):
-        module, own = LeavingOut("net.4", strict=strict), Scripted()
+    @pytest.mark.parametrize(("kind", "strict"), [(LeavingOut, True), (LeavingOut, False), (Hiding, True)])
+    def test_one_that_training_changes_is_warned_of_by_name(self, tmp_path, log, kind, strict):
+        module, own = kind("net.4", strict=strict), Scripted()
         with pytest.warns(
             UserWarning, match=r"leave out 2 that training changes: net\.4\.weight, net\.4\.bias"
         ) as said:
