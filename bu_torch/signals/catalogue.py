@@ -22,8 +22,7 @@ class Reading:
     columns: Tensor  # of each prediction in arrays of C columns, (D * N,); C or more for a class without samples
     terms: list[PairTerms]  # parts of boundary uncertainty, one a draw
     uncertainty: Tensor  # a scalar; NaN if a logit is not finite
-    trust: Tensor  # trust scores of the predictions, (D * N,)
-    left_out_trust: Tensor  # the same without the sample that was perturbed
+    trust: Tensor  # trust scores of the predictions, the sample that was perturbed left out, (D * N,)
     labels: Tensor  # classes of the samples, (N,)
     own: Tensor  # columns of the labels, (D * N,)
     label_trust: Tensor  # trust scores of the labels at the perturbed inputs, (D * N,)
@@ -77,7 +76,7 @@ def _vote_agreement(read: Reading) -> Tensor:
 
 
 def _neighbor_agreement(read: Reading) -> Tensor:
-    return functional.neighbor_agreement(read.by_sample(read.left_out_trust), read.weights, validate_args=False)
+    return functional.neighbor_agreement(read.by_sample(read.trust), read.weights, validate_args=False)
 
 
 def _prediction_changes(read: Reading) -> Tensor:

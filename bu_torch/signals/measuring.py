@@ -14,7 +14,6 @@ from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.functional.checks import as_logits, check_index
 from bu_torch.functional.expected_accuracy import standard_error_of_gain
 from bu_torch.functional.omission import cluster_counts
-from bu_torch.functional.trust import trust_with_own
 from bu_torch.internal.classes import PresentClasses
 from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.perturbation.draws import Perturbation, PerturbedInputs
@@ -125,6 +124,7 @@ class Signals:
             perturbation=perturbation,
             class_weight=class_weight,
             module=module,
+            learns_metric=True,
         )
 
     def fit(self, features: Any, labels: Any, sample_weight: Any = None, neighbors: Any = None) -> Self:
@@ -188,14 +188,10 @@ class Signals:
 
     @property
     def class_distances(self) -> Tensor:
-        """Distance from each perturbed sample to each class, (n_draws * N, J)."""
-        own, nearest = self._own.unsqueeze(1), self.preparation.own_distances.unsqueeze(1)
-        return self._classes.spread(self.preparation.left_out_distances.scatter(1, own, nearest), torch.inf)
-
-    @property
-    def left_out_distances(self) -> Tensor:
-        """These distances without the sample that was perturbed."""
+        """Distance from each perturbed sample to each class, without the sample that was perturbed, (n_draws * N, J)."""
         return self._classes.spread(self.preparation.left_out_distances, torch.inf)
+
+    left_out_distances = class_distances
 
     @property
     def votes(self) -> Tensor:
@@ -268,7 +264,6 @@ class Signals:
         predictions = torch.cat([of_draw.predictions for of_draw in terms])
         columns = self._classes.columns(predictions)
         known = columns.clamp(max=len(self._classes))  # the last column is that of classes without samples
-        trust, left_out_trust = trust_with_own(prepared.left_out_distances, known, self._own, prepared.own_distances)
         reading = Reading(
             terms=terms,
             pairs=boundary._pairs,
@@ -281,8 +276,7 @@ class Signals:
             predictions=predictions,
             predictions_before=before,
             columns=columns,
-            trust=trust,
-            left_out_trust=left_out_trust,
+            trust=functional.trust_score(prepared.left_out_distances, known, validate_args=False),
             label_probabilities=prepared.probabilities,
             label_votes=prepared.votes,
             cluster_counts=self._counts,
