@@ -22,8 +22,8 @@ _VOTERS = 39  # nearest samples, as many as a cluster has by default
 _DECAYS = LabelVotes().decays
 _LANDMARKS = 250  # half of what is used later: time grows with the cube
 _LEAST_UNTAUGHT = 1000  # samples that tell more than the folds
-_CLEARLY = 2.0  # standard errors of a gain
-_LEAST_WEIGHT = 0.05  # of one of the two regressions: with less, it is not worth its time
+_NEIGHBORS, _REGRESSION = 1.0, 2.0  # standard errors that a gain must exceed
+_NEARLY_ALL = 0.95  # of the weight: then the other regression is not worth its time
 
 
 class Honest(NamedTuple):
@@ -84,13 +84,8 @@ class MetricTrial:
 
     @property
     def prefers_metric(self) -> bool:
-        """True if the votes of the nearest are better in the metric by more than two standard errors (Brier score)."""
-        one_hot = torch.nn.functional.one_hot(self.labels, self.votes[0].shape[1])
-        first, second = ((votes - one_hot).double().square().sum(dim=1) for votes in self.votes)
-        gains = first - second
-        gain = mean_of(gains, self.weights)
-        deviations = gains - gain if self.weights is None else (gains - gain) * self.weights
-        return bool(gain > _CLEARLY * deviations.square().sum().sqrt() / len(gains))
+        """True if the votes of the nearest are better in the metric by more than a standard error (Brier score)."""
+        return self._is_better(*self.votes, _NEIGHBORS)
 
     @property
     def vote_skills(self) -> tuple[float, float]:
@@ -100,9 +95,25 @@ class MetricTrial:
 
     @property
     def regression_weight(self) -> float:
-        """Weight in [0, 1] of the regression in the metric beside that in the space; 0 or 1 if it is near it."""
+        """Weight in [0, 1] of the regression in the metric beside that in the space.
+
+        It is 0 unless the mixture is better than the regression in the space by more than two standard errors, and 1 if
+        it is near 1.
+        """
         weight = float(mixing_weight(*self.regressions, self.labels, weights=self.weights))
-        return 0.0 if weight < _LEAST_WEIGHT else 1.0 if weight > 1 - _LEAST_WEIGHT else weight
+        mixture = torch.lerp(*self.regressions, weight)
+        if not self._is_better(self.regressions[0], mixture, _REGRESSION):
+            return 0.0
+        return 1.0 if weight > _NEARLY_ALL else weight
+
+    def _is_better(self, first: Tensor, second: Tensor, n_errors: float) -> bool:
+        """True if the Brier score of the second is less by more than so many standard errors."""
+        one_hot = torch.nn.functional.one_hot(self.labels, first.shape[1])
+        distances = [(one - one_hot).double().square().sum(dim=1) for one in (first, second)]
+        gains = distances[0] - distances[1]
+        gain = mean_of(gains, self.weights)
+        deviations = gains - gain if self.weights is None else (gains - gain) * self.weights
+        return bool(gain > n_errors * deviations.square().sum().sqrt() / len(gains))
 
 
 class MetricRegression:

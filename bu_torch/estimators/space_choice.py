@@ -26,7 +26,7 @@ _ALL_COMPARED = 2000  # up to here all are, and no copy of most of them is made
 _MOST_CHANNELS = 16  # more are feature maps, and patches of them are too many numbers to whiten
 _MOST_FEATURES = 1024  # of a metric: its cost grows with their square
 _MOST_OPERATIONS = 1e10  # to learn a metric once: some seconds
-_LEAST_SAMPLES = 60  # to try one
+_LEAST_SAMPLES = 150  # to try one: with fewer, it gains next to nothing
 _MODULE_BATCH = 64  # no more than a training batch mostly is: a network needs more memory for more
 
 
