@@ -221,6 +221,8 @@ class BoundaryUncertainty(ClusterScores):
     def _perturb(self, inputs: Tensor) -> None:
         """Draw the perturbed inputs, which follow from neighbours, distances and seed."""
         self.mean_, self.scale_ = standardization(inputs.flatten(1))
+        # A metric of the trace d leaves a step in a random direction as long as it is, on average.
+        is_metric_of_inputs = self.space_name_ == "metric" and inputs.ndim == 2 and inputs.is_floating_point()
         self.perturbed = draw_perturbed(
             inputs,
             self.perturbation,
@@ -229,7 +231,7 @@ class BoundaryUncertainty(ClusterScores):
             neighbors=self.neighbors,
             nearest_distance=self.nearest_distance,
             standardization=(self.mean_, self.scale_),
-            is_in_input_space=self.space_name_ == "inputs"
+            is_in_input_space=(self.space_name_ == "inputs" or is_metric_of_inputs)
             and self.space.n_components is None
             and not is_pooled(inputs),
         )

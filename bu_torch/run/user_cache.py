@@ -140,8 +140,8 @@ def fit_or_load(
 
     A file of the user's own is refused if it is of other samples; if it cannot be written, a warning says so. `"auto"`
     stands for a file in the user's cache folder, which is made anew if it does not fit. Nothing is kept there that
-    depends on the user's code or on features of a network, or that took no time; a space is chosen anew each time,
-    because it may depend on the network. `tell` takes a line that says how long the fit will take, if that is long.
+    depends on the user's code or on features of a network, or that took no time; the space of images and texts is
+    chosen anew each time, because it may depend on the network. `tell` takes a line that says how long the fit will take, if that is long.
     """
     inputs = signals.boundary.as_inputs(inputs)
     samples = inputs, as_labels(labels, len(inputs)).to(inputs.device), sample_weight
@@ -180,7 +180,9 @@ def _by_user_cache(signals: Signals, samples: tuple[Any, ...]) -> Cached:
     is_of_user = callable(boundary.feature_extractor) or callable(boundary.perturbation)
     is_wanted = not is_of_user and not is_off()
     if is_wanted and folder() is not None:
-        space = boundary.settle_space(*samples)
+        # The space of a table follows from what the fingerprint names already.
+        is_table = samples[0].ndim == 2 and samples[0].is_floating_point()
+        space = "" if is_table else boundary.settle_space(*samples)
         if space != "module":
             file = file_of(signals.fingerprint_of(*samples), space, samples[0].device.type)
     if file is not None:
