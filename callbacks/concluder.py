@@ -101,7 +101,7 @@ class ConcluderMixin(Companion):
         if owner._keeper is not None and owner._kept is not None:
             how = restore(trainer, owner._keeper) if is_graceful and owner.restore_best_weights else "not "
             rank_zero_info(f"{_describe_kept(owner, owner._kept, how, has_failed=exception is not None)} {cost}")
-            if line := tracker.unrecognised(owner._kept):
+            for line in tracker.remarks(owner._kept):
                 rank_zero_info(line)
         elif trainer.current_epoch or is_graceful:
             why = tracker.checks.why_none_kept()

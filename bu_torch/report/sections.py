@@ -68,7 +68,7 @@ def assembled(window: str, title: str, text: str, parts: Mapping[str, Section | 
 
 
 def _missing(record: RunRecord) -> str:
-    notes, n_checks = list(record.missing), len(record.checks)
+    notes, n_checks = [*record.missing, *record.remarks], len(record.checks)
     if n_bad := sum(not math.isfinite(value) for value in record.values("boundary_uncertainty")):
         notes.append(f"Boundary uncertainty is not finite in {n_bad} of {n_checks} checks: gaps in the curve.")
     if record.details and (without := sum(place not in record.details for place in record.places)):

@@ -154,7 +154,8 @@ class Groundwork:
             **self._space_skills(signals),
             "perturbation": signals.boundary.kind_of_perturbation(samples.inputs),
         }
-        return {"data": data, "classes": samples.classes}
+        skills = {"votes": round(signals.vote_skill, 4), "regression": round(signals.regression_skill, 4)}
+        return {"data": data, "classes": samples.classes, "skills": skills}
 
     @staticmethod
     def _space_skills(signals: Signals) -> dict[str, Any]:
@@ -256,8 +257,7 @@ class Groundwork:
         label, share = rare
         return (
             f"{drawn}{drawn and ' '}Class {label} makes up {share:.1%} of what training draws, and counts that much in"
-            " expected accuracy. To change it: `class_weight='balanced'` counts all classes alike, which may cost"
-            " accuracy."
+            " expected accuracy. To change it: `class_weight='balanced'` counts all classes alike."
         )
 
     def release(self) -> None:

@@ -142,7 +142,7 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         if not self._best.weights:
             raise RuntimeError("There are no weights to restore: no check of a `torch.nn.Module` has counted yet.")
         model.load_state_dict(self._best.fitted(model))
-        if self._kept is not None and (line := self._tracker.unrecognised(self._kept)):
+        for line in self._tracker.remarks(self._kept):
             _log.info(line)
         self._tracker.end(
             self.stopping_reason or "Training ended.",
