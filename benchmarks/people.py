@@ -1,7 +1,7 @@
 """Labels that people or word lists gave, of `quality.py`: read from a folder of the user's, and not shipped.
 
-- `people`: CIFAR-10N (Wei et al. 2022, arXiv 2110.12088), in `cifar10n.npz`: images `train` (n, 32, 32, 3) and `test` in
-  bytes, `test_labels`, and of the training images the labels `clean`, `aggregate`, `random1` and `worst`.
+- `people`: CIFAR-10N (Wei et al. 2022, arXiv 2110.12088), in `cifar10n.npz`: images `train` (n, 32, 32, 3) and `test`
+  in bytes, `test_labels`, and of the training images the labels `clean`, `aggregate`, `random1` and `worst`.
 - `distant`: news titles (Hedderich et al. 2020, arXiv 2010.03179) in the files `train.tsv`, `train_distant_labels.tsv`
   and `test.tsv` of a folder below, with the columns `news_title` and `label`; word lists gave the distant labels.
 """
@@ -19,7 +19,10 @@ from tables import Split
 from torch import Tensor, nn
 
 KINDS = {
-    "people": {"people": images.Kind("cifar10n", 1500), "people_augmented": images.Kind("cifar10n", 1500, is_augmented=True)},
+    "people": {
+        "people": images.Kind("cifar10n", 1500),
+        "people_augmented": images.Kind("cifar10n", 1500, is_augmented=True),
+    },
     "distant": {"distant": text.Kind("titles", 1500), "distant_conv": text.Kind("titles", 1500, "conv")},
 }
 NOISES = {"people": ("none", "aggregate", "random1", "worst"), "distant": ("none", "distant")}
@@ -51,13 +54,17 @@ def read_images(file: Path, noise: str) -> tuple[Split, Split]:
     return (train, torch.from_numpy(labels).long()), (test, torch.from_numpy(of_test).long())
 
 
-def read_titles(folder: Path, noise: str) -> tuple[tuple[list[tuple[str, ...]], Tensor], tuple[list[tuple[str, ...]], Tensor]]:
+def read_titles(
+    folder: Path, noise: str
+) -> tuple[tuple[list[tuple[str, ...]], Tensor], tuple[list[tuple[str, ...]], Tensor]]:
     (file,) = folder.rglob("train_distant_labels.tsv")
     names = ("train.tsv" if noise == "none" else file.name, "test.tsv")
     train, test = (pd.read_csv(file.parent / name, sep="\t").dropna() for name in names)
     classes = sorted(test.label.unique())
     train = train[train.label.isin(classes)]
-    found = [(words(rows.news_title), torch.tensor([classes.index(one) for one in rows.label])) for rows in (train, test)]
+    found = [
+        (words(rows.news_title), torch.tensor([classes.index(one) for one in rows.label])) for rows in (train, test)
+    ]
     return found[0], found[1]
 
 

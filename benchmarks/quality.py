@@ -179,9 +179,13 @@ def prepare_images_or_texts(unit: Unit) -> Prepared:
 
 def prepare_people(unit: Unit) -> Prepared:
     (noise,) = unit.noises
-    (inputs, labels), test, net = people.prepare(unit.collection, unit.setting, noise, Path(os.environ["FOLDER"]), unit.seed)
+    (inputs, labels), test, net = people.prepare(
+        unit.collection, unit.setting, noise, Path(os.environ["FOLDER"]), unit.seed
+    )
     watch: dict[str, Any] = {"module": net} | ({"perturbation": "tokens"} if unit.collection == "distant" else {})
-    options: dict[str, Any] = {"optimizer": partial(torch.optim.AdamW, lr=text.RATE if unit.collection == "distant" else 1e-3)}
+    options: dict[str, Any] = {
+        "optimizer": partial(torch.optim.AdamW, lr=text.RATE if unit.collection == "distant" else 1e-3)
+    }
     if unit.setting.endswith("augmented"):
         options["augment"] = augmented
     make = lambda _: training.One(copy.deepcopy(net))  # noqa: E731

@@ -201,9 +201,15 @@ class BoundaryUncertainty(ClusterScores):
         return self.space_name_
 
     def _choice(self) -> SpaceChoice:
-        settings = (self.feature_extractor, self.space.n_components, self.seed)
-        options = (self.module, self.known_space, keeps_integers(self.perturbation), self.learns_metric)
-        return SpaceChoice(*settings, *options)
+        return SpaceChoice(
+            self.feature_extractor,
+            self.space.n_components,
+            self.seed,
+            self.module,
+            self.known_space,
+            takes_integers=keeps_integers(self.perturbation),
+            learns_metric=self.learns_metric,
+        )
 
     def may_use_module(self, inputs: Tensor) -> bool:
         """Return True if the space of these inputs depends on `module`."""

@@ -35,7 +35,7 @@ class ChosenSpace(NamedTuple):
 
     name: str
     space: FeatureSpace | MetricSpace
-    skills: dict[str, float] = {}  # of the candidates, if there were several
+    skills: dict[str, float]  # of the candidates, if there were several
     points: Tensor | None = None  # all samples in the space, if they were computed
     trial: MetricTrial | None = None  # of the metric, if it was a candidate
 
@@ -73,7 +73,7 @@ class SpaceChoice:
         candidates = self._candidates(inputs, is_of_tokens)
         with uncounted():
             if len(candidates) == 1:
-                chosen = ChosenSpace(*next(iter(candidates.items())))
+                chosen = ChosenSpace(*next(iter(candidates.items())), {})
             else:
                 name, skills, points = choose_space(inputs, labels, candidates, weights=weights, seed=self.seed)
                 chosen = ChosenSpace(name, candidates[name], skills, points)

@@ -141,7 +141,8 @@ def fit_or_load(
     A file of the user's own is refused if it is of other samples; if it cannot be written, a warning says so. `"auto"`
     stands for a file in the user's cache folder, which is made anew if it does not fit. Nothing is kept there that
     depends on the user's code or on features of a network, or that took no time; the space of images and texts is
-    chosen anew each time, because it may depend on the network. `tell` takes a line that says how long the fit will take, if that is long.
+    chosen anew each time, because it may depend on the network. `tell` takes a line that says how long the fit will
+    take, if that is long.
     """
     inputs = signals.boundary.as_inputs(inputs)
     samples = inputs, as_labels(labels, len(inputs)).to(inputs.device), sample_weight

@@ -188,7 +188,7 @@ class Signals:
 
     @property
     def class_distances(self) -> Tensor:
-        """Distance from each perturbed sample to each class, without the sample that was perturbed, (n_draws * N, J)."""
+        """Distance (n_draws * N, J) from each perturbed sample to each class, the sample itself left out."""
         return self._classes.spread(self.preparation.left_out_distances, torch.inf)
 
     left_out_distances = class_distances

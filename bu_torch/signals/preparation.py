@@ -21,6 +21,7 @@ from bu_torch.internal.files import open_whole, regular_file
 from bu_torch.perturbation.draws import MixedMove
 from bu_torch.samples.copies import copies
 from bu_torch.signals.arrays import layout, read_arrays, write_arrays
+from bu_torch.space.features import FeatureSpace
 from bu_torch.space.metric import MetricSpace
 from bu_torch.space.mixed import MixedFeatures
 
@@ -175,7 +176,7 @@ def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor
     # An extractor and a perturbation are told by what they make of a few samples.
     few = inputs[:_PROBE]
     is_probed = callable(boundary.feature_extractor) and not boundary.may_use_module(inputs)
-    probe = [boundary.space.extract(few)] if is_probed else []
+    probe = [boundary.space.extract(few)] if is_probed and isinstance(boundary.space, FeatureSpace) else []
     if callable(boundary.perturbation):
         generator = torch.Generator().manual_seed(boundary.seed)
         probe.append(boundary.perturbation(few.clone(), torch.ones(len(few), device=few.device), generator))

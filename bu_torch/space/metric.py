@@ -50,9 +50,7 @@ class LabelMetric:
     root_: Tensor
     rows_: Tensor
 
-    def __init__(
-        self, n_iterations: int = 2, n_landmarks: int = 500, max_samples: int = 2500, seed: int = 0
-    ) -> None:
+    def __init__(self, n_iterations: int = 2, n_landmarks: int = 500, max_samples: int = 2500, seed: int = 0) -> None:
         self.n_iterations = check_integer("n_iterations", n_iterations, 1)
         self.n_landmarks = check_integer("n_landmarks", n_landmarks, 1)
         self.max_samples = check_integer("max_samples", max_samples, 2)

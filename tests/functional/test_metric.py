@@ -34,7 +34,7 @@ class TestAverageGradientOuterProduct:
         torch.testing.assert_close(found.cpu(), by_autograd(points, landmarks, coefficients, 1.7, weights))
 
     def test_a_landmark_adds_nothing_at_its_own_place(self, generator):
-        points, landmarks, coefficients = given(generator)
+        _, landmarks, coefficients = given(generator)
         alone = average_gradient_outer_product(landmarks[:1], landmarks, coefficients, 1.0)
         others = average_gradient_outer_product(landmarks[:1], landmarks[1:], coefficients[1:], 1.0)
         torch.testing.assert_close(alone, others)

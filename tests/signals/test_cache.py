@@ -115,7 +115,11 @@ WRONG = {
     "of smaller integers": ("bayes_pairs", lambda array: array.astype(np.int32), "must be int64 .*, got int32"),
     "of bytes in the other order": ("labels", lambda array: array.astype(">i8"), "must be int64 .*, got >i8"),
     "of the other precision": ("votes", lambda array: array.astype(float), "must be float32 .*, got float64"),
-    "of half precision": ("left_out_distances", lambda array: array.astype("f2"), "must be float32 or float64 .*float16"),
+    "of half precision": (
+        "left_out_distances",
+        lambda array: array.astype("f2"),
+        "must be float32 or float64 .*float16",
+    ),
     "complex": ("votes", lambda array: array.astype(complex), "must be float32 .*, got complex128"),
     "of words": ("vote_skill", lambda array: np.array("good"), "must be float64 .*, got <U4"),
     "of objects": ("bayes_pairs", lambda array: array.astype(object), "must be int64 .*, got object"),
