@@ -72,8 +72,8 @@ class Signals:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
         n_draws: Independent perturbations of each sample, >= 1.
         seed: Seed of all random choices, 0 <= seed < 2**64.
-        feature_extractor: As in `BoundaryUncertainty`, like all that follow; class distances are measured in that space
-            too.
+        feature_extractor: As in `BoundaryUncertainty` with `learns_metric`, like all that follow; class distances are
+            measured in that space too.
         n_components: Components, also for class distances.
         perturbation: Move of the samples.
         class_weight: Weights of classes, by which all signals, votes and probabilities are weighted.
