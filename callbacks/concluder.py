@@ -18,6 +18,7 @@ from bu_torch.callbacks.weights import OUT_OF_REACH, SHARDED, leave_training
 from bu_torch.internal.printing import cleaned
 from bu_torch.ranking.checkpoints import why_unreadable
 from bu_torch.rule.rules import as_rule
+from bu_torch.run.closing import remarks
 
 if TYPE_CHECKING:
     from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
@@ -101,7 +102,7 @@ class ConcluderMixin(Companion):
         if owner._keeper is not None and owner._kept is not None:
             how = restore(trainer, owner._keeper) if is_graceful and owner.restore_best_weights else "not "
             rank_zero_info(f"{_describe_kept(owner, owner._kept, how, has_failed=exception is not None)} {cost}")
-            for line in tracker.remarks(owner._kept):
+            for line in remarks(tracker, owner._kept):
                 rank_zero_info(line)
         elif trainer.current_epoch or is_graceful:
             why = tracker.checks.why_none_kept()

@@ -17,6 +17,7 @@ from bu_torch.internal.printing import say
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.run.averaging import BestWeights
 from bu_torch.run.budget import bound_in_bytes, count_operations, plan
+from bu_torch.run.closing import remarks
 from bu_torch.run.settings import Settings
 from bu_torch.run.tracker import KeptResults, Tracker
 from bu_torch.samples.samples import fewer_of, whole_samples
@@ -142,7 +143,7 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         if not self._best.weights:
             raise RuntimeError("There are no weights to restore: no check of a `torch.nn.Module` has counted yet.")
         model.load_state_dict(self._best.fitted(model))
-        for line in self._tracker.remarks(self._kept):
+        for line in remarks(self._tracker, self._kept):
             _log.info(line)
         self._tracker.end(
             self.stopping_reason or "Training ended.",

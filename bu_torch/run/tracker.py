@@ -1,6 +1,5 @@
 """The heart: follows one training from check to check, and knows no trainer."""
 
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +16,7 @@ from bu_torch.internal.network import warn_of_probabilities
 from bu_torch.rule.rules import STANDARD_ERROR, Verdict
 from bu_torch.run.averaging import WeightAverage
 from bu_torch.run.budget import MAX_DRAWS
+from bu_torch.run.closing import remarks
 from bu_torch.run.groundwork import Groundwork
 from bu_torch.run.history import History
 from bu_torch.run.record import FORMAT, HISTOGRAMS, Account, Record, plain, row, versions
@@ -26,7 +26,6 @@ from bu_torch.samples.samples import Samples
 from bu_torch.signals.details import Details
 from bu_torch.signals.measuring import Measurement, Signals
 from bu_torch.signals.recognition import Recognition
-from bu_torch.signals.sight import remarks
 
 # Settings that scores depend on: with another value of one of them, scores cannot be compared.
 _COMPARED = ("start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed", "class_weight")
@@ -216,17 +215,6 @@ class Tracker:
         classes, counts = torch.unique(self.groundwork.signals.boundary.labels, return_counts=True)
         return self.predictions.recognition.line(check, classes, counts)
 
-    def remarks(self, check: Mapping[str, Any] | None) -> list[str]:
-        """Lines on the kept `check`: a score that cannot see, classes never predicted, or one that loses much."""
-        if check is None or not self.groundwork.is_prepared:
-            return []
-        kept, named = self.predictions.recognition.kept, self.groundwork.about["classes"]
-        is_kept = kept is not None and (kept.epoch, kept.step) == (check["epoch"], check.get("step"))
-        values = [entry["expected_accuracy"] for entry in self.history]
-        highest = max(filter(math.isfinite, values), default=math.nan)
-        lines = remarks(self.groundwork.signals, named, highest, kept.expected if kept and is_kept else None)
-        return [line for line in (*lines, self.unrecognised(check)) if line]
-
     def begin(self, started: float, folder: Path | None, settings: Mapping[str, Any]) -> None:
         """Count the time of training from now on, and open a record with `settings` in `folder`, if there is one."""
         account, selection = self.account, self.checks.selection
@@ -272,7 +260,7 @@ class Tracker:
     def end(self, reason: str, **kept: Any) -> None:
         """Write the last line of the record: why training ended, and what was kept."""
         seconds = {name: getattr(self.account, name) for name in ("saving_seconds", "training_seconds")}
-        self._note({"kind": "end", "reason": reason, **kept, **seconds, "remarks": self.remarks(self.kept)})
+        self._note({"kind": "end", "reason": reason, **kept, **seconds, "remarks": remarks(self, self.kept)})
 
     def _note(self, line: dict[str, Any]) -> None:
         if self.account.record is not None:

@@ -1,4 +1,4 @@
-"""Remarks on a score that cannot see, and on a kept network that never predicts one of the classes."""
+"""Lines on a score that cannot see, and on a kept network that never predicts one of the classes."""
 
 from collections.abc import Sequence
 
@@ -71,15 +71,21 @@ def unpredicted(expected: Sequence[float], names: Sequence[str], shares: Sequenc
     return f"The kept network never predicts {listed}{more}."
 
 
-def remarks(
-    signals: Signals, named: Sequence[str] | None, highest: float, expected: Sequence[float] | None
-) -> list[str]:
-    """Remarks on checks whose highest expected accuracy is `highest`; recalls are those of the kept one, if known."""
-    boundary, prepared = signals.boundary, signals.preparation
-    present, shares = class_shares(boundary.labels, boundary.weights)
-    names = [f"class {label}" if named is None else f"{named[label]!r}" for label in present.tolist()]
-    column, alone = accuracy_alone(prepared.probabilities, len(boundary.labels), boundary.weights)
-    lines = [blindness(highest, alone, names[column], (signals.vote_skill, signals.regression_skill))]
-    if expected is not None and len(expected) == len(names):
-        lines.append(unpredicted(expected, names, shares.tolist()))
-    return [line for line in lines if line]
+def blindness_of(signals: Signals, named: Sequence[str] | None, highest: float) -> str:
+    """`blindness` of checks on fitted signals; classes are `named` by their labels."""
+    labels, weights, prepared = signals.boundary.labels, signals.boundary.weights, signals.preparation
+    column, alone = accuracy_alone(prepared.probabilities, len(labels), weights)
+    names, _ = _described(signals, named)
+    return blindness(highest, alone, names[column], (signals.vote_skill, signals.regression_skill))
+
+
+def unpredicted_of(signals: Signals, named: Sequence[str] | None, expected: Sequence[float]) -> str:
+    """`unpredicted` of a check on fitted signals."""
+    names, shares = _described(signals, named)
+    return unpredicted(expected, names, shares) if len(expected) == len(names) else ""
+
+
+def _described(signals: Signals, named: Sequence[str] | None) -> tuple[list[str], list[float]]:
+    present, shares = class_shares(signals.boundary.labels, signals.boundary.weights)
+    is_named = named is not None and int(present[-1]) < len(named)
+    return [repr(named[c]) if named and is_named else f"class {c}" for c in present.tolist()], shares.tolist()
