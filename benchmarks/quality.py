@@ -29,6 +29,7 @@ import dataclasses
 import itertools
 import json
 import logging
+import math
 import os
 import re
 import tempfile
@@ -410,10 +411,20 @@ def judge(record: Record) -> list[dict[str, Any]]:
     best = min(record["all"][ERROR])
     rules = RULES | (REFITS if "fifth" in record else {}) | {EPOCH_BEST: lowest("")}
     more = [column for column in (BALANCED, RAREST) if column in record["all"]]
-    return [
+    rows = [
         {"rule": name, ERROR: rule(record), "best": best, **{column: rule(record, column) for column in more}}
         for name, rule in rules.items()
     ]
+    return [row | {"correlation": correlation(record, row["rule"])} for row in rows]
+
+
+def correlation(record: Record, rule: str) -> float:
+    """Spearman's rank correlation of what a rule looks at with the test accuracy of averages; NaN for most rules."""
+    signal = {OURS: "expected_accuracy", "trust score": "trust_score", "boundary uncertainty": "boundary_uncertainty"}
+    if rule not in signal:
+        return math.nan
+    values, errors = (pd.Series(record["all"][AVERAGE + name]) for name in (signal[rule], ERROR))
+    return -values.corr(errors, method="spearman") if values.nunique() > 1 < errors.nunique() else math.nan
 
 
 def file_of(collection: str, results: Path) -> Path:
@@ -507,8 +518,8 @@ def show(rows: pd.DataFrame) -> None:
     for labels, part in rows.groupby("labels"):
         print(f"\n{labels}, {int((part.rule == OURS).sum())} trainings\n{summarise(part).round(4)}")
         if BALANCED in part and (known := part[part[BALANCED].notna()]).size:
-            means = known.groupby("rule")[[ERROR, BALANCED, RAREST]].mean().sort_values(BALANCED)
-            print(f"balanced error, and recall of the rarest class\n{means.round(4)}")
+            means = known.groupby("rule")[[ERROR, BALANCED, RAREST, "correlation"]].mean().sort_values(BALANCED)
+            print(f"balanced error, recall of the rarest class, correlation with test accuracy\n{means.round(4)}")
         least = least_favourable(part)
         print(f"without the data set that favours us most\n{least.round(2).to_string()}")
     for columns in (["noise"], ["half", "labels"], ["collection", "labels"], ["setting"]):

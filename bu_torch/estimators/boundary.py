@@ -120,12 +120,8 @@ class BoundaryUncertainty(ClusterScores):
         self.module = module
         self.learns_metric = check_flag("learns_metric", learns_metric)
         is_learnt = isinstance(feature_extractor, str) and feature_extractor in ("module", "metric")
-        self.space: FeatureSpace | MetricSpace = FeatureSpace(
-            None if is_learnt else feature_extractor,  # type: ignore[arg-type]
-            n_components,
-            seed,
-            module,
-        )
+        extractor: Any = None if is_learnt else feature_extractor
+        self.space: FeatureSpace | MetricSpace = FeatureSpace(extractor, n_components, seed, module)
         self.known_space: SpaceName | None = None  # chosen before, by a run that resumes
         self.space_name_ = ""
         self.skills_: dict[str, float] = {}
