@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from bu_torch.functional.regression import landmark_projection, left_out_predictions
+from bu_torch.functional.regression import left_out_predictions
 
-_LEAST_EIGENVALUE = 1e-4  # relative to the largest; smaller ones are rounding errors of distances in float32
+_JITTER = 1e-3  # added to the diagonal of the landmarks' kernel, because tables repeat their rows
 _BLOCK_ELEMENTS = 2**20  # of gradients at once: 4 MB
 
 
@@ -38,7 +38,9 @@ def kernel_ridge(
         The coefficients, (L, J), of the dtype of `kernel`.
     """
     root = None if weights is None else weights.to(kernel).sqrt().unsqueeze(1)
-    projection = landmark_projection(own.double(), _LEAST_EIGENVALUE)[1].to(kernel)
+    identity = torch.eye(len(own), dtype=torch.float64, device=own.device)
+    factor = torch.linalg.cholesky(own.double() + _JITTER * identity)
+    projection = torch.linalg.solve_triangular(factor, identity, upper=False).T.to(kernel)
     basis = kernel @ projection
     basis, targets = (basis, targets) if root is None else (basis * root, targets * root)
     eigenvalues, rotation = torch.linalg.eigh((basis.T @ basis).double())

@@ -31,16 +31,15 @@ def tangent_kernel(first: Tensor, second: Tensor) -> Tensor:
     return hidden + covariance * (math.pi - angle) / math.pi
 
 
-def landmark_projection(kernel: Tensor, least_eigenvalue: float = _LEAST_EIGENVALUE) -> tuple[Tensor, Tensor]:
+def landmark_projection(kernel: Tensor) -> tuple[Tensor, Tensor]:
     """Coordinates whose products are the kernel in units of its mean diagonal, without checks (Nystroem).
 
     Of the kernel of the landmarks (L, L), gives eigenvalues e (R,) and the projection P (L, R): a point with kernel
-    values k (L,) has the coordinates k P. Those of the landmarks, B (L, R), have B'B = diag(e). Eigenvalues are dropped
-    below `least_eigenvalue` times the largest.
+    values k (L,) has the coordinates k P. Those of the landmarks, B (L, R), have B'B = diag(e).
     """
     unit = kernel.diagonal().mean()
     eigenvalues, eigenvectors = torch.linalg.eigh(kernel / unit)
-    is_kept = eigenvalues > least_eigenvalue * eigenvalues.max()
+    is_kept = eigenvalues > _LEAST_EIGENVALUE * eigenvalues.max()
     return eigenvalues[is_kept], eigenvectors[:, is_kept] / eigenvalues[is_kept].sqrt() / unit
 
 

@@ -76,7 +76,8 @@ class LabelMetric:
             distances = torch.cdist(moved, landmarks)
             width = _median(distances)
             kernel = laplace_kernel(distances, width)
-            coefficients = kernel_ridge(kernel, kernel[chosen], targets, _PENALTIES, weights)
+            among = torch.cdist(landmarks, landmarks, compute_mode="donot_use_mm_for_euclid_dist")  # 0 for copies
+            coefficients = kernel_ridge(kernel, laplace_kernel(among, width), targets, _PENALTIES, weights)
             inner = average_gradient_outer_product(moved, landmarks, coefficients, width, weights=weights)
             # A gradient with respect to the points is the root times that with respect to the moved ones.
             self.root_ = metric_root(self.root_ @ inner @ self.root_)
