@@ -28,6 +28,7 @@ from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
+from bu_torch.run.closing import remarks
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import KeptResults
 from bu_torch.samples.balance import ClassWeight
@@ -349,7 +350,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             path, reason = self.best_model_path, self.stopping_reason
             line = describe_kept(tracker, kept, path, how, reason, is_by_steps=self._is_by_steps, is_open=is_open)
             rank_zero_info(f"{line} {cost}")
-            if line := tracker.unrecognised(kept):
+            for line in remarks(tracker, kept):
                 rank_zero_info(line)
         elif trainer.current_epoch or is_graceful:
             why = tracker.checks.why_none_kept()

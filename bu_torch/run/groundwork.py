@@ -31,6 +31,8 @@ _SPACES = {
     "inputs": "the inputs",
     "patches": "features of patches",
     "tokens": "counts of tokens",
+    "mixed": "numbers and categories",
+    "metric": "a metric that is learnt from the labels",
     "module": "the network's own features",
 }
 
@@ -149,15 +151,23 @@ class Groundwork:
             "sampling": "uniform" if samples.weights is None else "weighted",
             "shape": list(samples.inputs.shape[1:]),
             "space": signals.boundary.space_name_,
+            **self._space_skills(signals),
             "perturbation": signals.boundary.kind_of_perturbation(samples.inputs),
         }
-        return {"data": data, "classes": samples.classes}
+        skills = {"votes": round(signals.vote_skill, 4), "regression": round(signals.regression_skill, 4)}
+        return {"data": data, "classes": samples.classes, "skills": skills}
+
+    @staticmethod
+    def _space_skills(signals: Signals) -> dict[str, Any]:
+        """Skill of each space by left-out labels, if one of them is a metric that labels have taught."""
+        skills = signals.boundary.skills_
+        return {"space_skills": {name: round(skill, 4) for name, skill in skills.items()}} if "metric" in skills else {}
 
     def _keep_for_resume(self, signals: Signals, inputs: Tensor) -> None:
         self._packed = self._space = None
         if signals.boundary.may_use_module(inputs):
             match signals.preparation.space:
-                case "inputs" | "patches" | "tokens" as name:
+                case "inputs" | "patches" | "tokens" | "metric" as name:
                     self._space = name
                 case _:
                     self._packed = signals.preparation.packed()
@@ -213,11 +223,25 @@ class Groundwork:
     def lines(self) -> list[str]:
         """Lines for the log: which cache, which space, and how classes count."""
         lines = [self.cache_line()]
-        if skills := self.signals.boundary.skills_:
-            listed = ", ".join(f"{name} {skill:.2f}" for name, skill in skills.items())
-            space = _SPACES[self.signals.boundary.space_name_]
-            lines.append(f"Neighbours are found in {space}: left-out labels are predicted best there ({listed}).")
+        lines.append(self._space_line())
         return [line for line in (*lines, self._balance_line()) if line]
+
+    def _space_line(self) -> str:
+        """Tell which space was chosen, and why; "" if there was no choice."""
+        boundary, prepared = self.signals.boundary, self.signals.preparation
+        space, trial, skills = boundary.space_name_, boundary.trial_, boundary.skills_
+        if space == "metric" and boundary.feature_extractor is None:
+            skills = skills or {"metric": prepared.vote_skill}  # found in a file
+        if not skills and trial is not None and space in _SPACES:
+            before, after = trial.vote_skills
+            return (
+                f"Neighbours are found in {_SPACES[space]}: in a metric that is learnt from the labels, the nearest do"
+                f" not predict left-out labels clearly better (skill {after:.2f}, not {before:.2f})."
+            )
+        listed = ", ".join(f"{name} {skill:.2f}" for name, skill in skills.items())
+        change = " To change it: `feature_extractor='inputs'`." if space == "metric" else ""
+        why = f"Neighbours are found in {_SPACES.get(space)}: left-out labels are predicted best there ({listed})."
+        return why + change if skills else ""
 
     def _balance_line(self) -> str:
         """Log line on the weights of classes, if a sampler weights samples or a class is rare; else ""."""
@@ -231,8 +255,7 @@ class Groundwork:
         label, share = rare
         return (
             f"{drawn}{drawn and ' '}Class {label} makes up {share:.1%} of what training draws, and counts that much in"
-            " expected accuracy. To change it: `class_weight='balanced'` counts all classes alike, which may cost"
-            " accuracy."
+            " expected accuracy. To change it: `class_weight='balanced'` counts all classes alike."
         )
 
     def release(self) -> None:

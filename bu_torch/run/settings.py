@@ -48,10 +48,11 @@ class MeasurementSettings:
             runs. None keeps nothing. Not used in a `fast_dev_run`.
         feature_extractor: The space of distances between samples, which are perturbed in input space all the same.
             `"inputs"`, standardised; `"patches"` for images, `bu_torch.PatchFeatures`; `"tokens"` for token ids,
-            `bu_torch.TokenFeatures`; `"module"`, the inputs of the network's last `nn.Linear`, with the weights that it
-            has before training; or a callable from inputs (n, ...) to features (n, k), such as a frozen module; one
-            that is trained with the network is used as it is before training. None takes vectors (N, d) of numbers as
-            they are, and otherwise chooses the space that predicts left-out labels best.
+            `bu_torch.TokenFeatures`; `"metric"`, these in the metric that labels teach; `"module"`, the inputs of the
+            network's last `nn.Linear`, with the weights that it has before training; or a callable from inputs (n, ...)
+            to features (n, k), such as a frozen module; one that is trained with the network is used as it is before
+            training. None takes vectors (N, d) of numbers as they are, and otherwise the space that predicts left-out
+            labels best, or the metric if it is clearly better.
         perturbation: Way to perturb samples: `"random"`, in a random direction by the distance to the nearest
             neighbour; `"neighbors"`, a part of the way to a sample near by; `"tokens"`, for token ids, by tokens of a
             text near by; or a callable for what else cannot be moved along a straight line, see `BoundaryUncertainty`.

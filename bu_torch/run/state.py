@@ -31,7 +31,7 @@ def read_state(state: Any, most_draws: int) -> dict[str, Any]:
     _check(all(a < b for a, b in itertools.pairwise(places)), "checks in order of their epochs and steps", places)
     n_not_compared, prepared = read["n_not_compared"], read["prepared"]
     _check(0 <= n_not_compared <= len(history), "`n_not_compared` within the history", n_not_compared)
-    _check(read["space"] in (None, *get_args(SpaceName)), "`space` as 'inputs', 'patches' or 'tokens'", read["space"])
+    _check(read["space"] in (None, *get_args(SpaceName)), "`space` as the name of one", read["space"])
     # The contents of these bytes, a `Preparation`, are checked when the samples are known.
     are_bytes = prepared is None or _is_plain(prepared, torch.uint8, 1)
     _check(are_bytes, "`prepared` as bytes in a plain tensor", getattr(prepared, "shape", None))

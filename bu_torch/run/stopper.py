@@ -18,6 +18,7 @@ from bu_torch.perturbation.draws import Perturbation
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.budget import bound_in_bytes, count_operations, plan
+from bu_torch.run.closing import remarks
 from bu_torch.run.kept_weights import BestWeights, load
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import KeptResults, Tracker
@@ -171,7 +172,7 @@ class BoundaryUncertaintyStopper(KeptResults):
                 f"The kept weights, of epoch {self.best_epoch}, do not fit `model`: {error}. Pass the network that was"
                 " checked, as it was then."
             ) from error
-        if self._kept is not None and (line := self._tracker.unrecognised(self._kept)):
+        for line in remarks(self._tracker, self._kept):
             _log.info(line)
         self._tracker.end(
             self.stopping_reason or "Training ended.",

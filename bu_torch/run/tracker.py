@@ -18,6 +18,7 @@ from bu_torch.rule.rules import STANDARD_ERROR, Verdict
 from bu_torch.run.account import FORMAT, HISTOGRAMS, Account, plain, versions
 from bu_torch.run.averaging import WeightAverage
 from bu_torch.run.budget import MAX_DRAWS
+from bu_torch.run.closing import remarks
 from bu_torch.run.groundwork import Groundwork
 from bu_torch.run.history import History
 from bu_torch.run.kept_weights import state_to_keep
@@ -278,7 +279,7 @@ class Tracker:
     def end(self, reason: str, **kept: Any) -> None:
         """Write the last line of the record: why training ended, and what was kept."""
         seconds = {name: getattr(self.account, name) for name in ("saving_seconds", "training_seconds")}
-        self._note({"kind": "end", "reason": reason, **kept, **seconds})
+        self._note({"kind": "end", "reason": reason, **kept, **seconds, "remarks": remarks(self, self.kept)})
 
     def _note(self, line: dict[str, Any]) -> None:
         # The header may have been written before checks stopped to count.

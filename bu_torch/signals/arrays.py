@@ -21,7 +21,7 @@ _LONGEST_HEADER = 4096  # bytes; NumPy writes 128
 _BLOCK_ELEMENTS = 2**22
 _SUM_TOLERANCE = 0.01  # float32 rounds the votes of a large cluster
 _SKILL_TOLERANCE = 1e-6
-_SPACES = ("inputs", "patches", "tokens", "mixed", "custom", "module")
+_SPACES = ("inputs", "patches", "tokens", "mixed", "metric", "custom", "module")
 _WORDS = (np.dtype("<U5"), np.dtype("<U6"), np.dtype("<U7"))  # lengths of the names of spaces
 _FLOATS, _INTEGER = (np.dtype(np.float32), np.dtype(np.float64)), (np.dtype(np.int64),)
 
@@ -102,7 +102,6 @@ def layout(labels: np.ndarray, n_neighbors: int, n_draws: int) -> Layout:
         "bayes_pairs": _Array((n_samples, 2), _INTEGER, pairs, are_pairs),
         "nearest_distance": _Array((n_samples,), _FLOATS, f"finite {distances}", are_finite),
         "left_out_distances": _Array((n_perturbed, n_classes), _FLOATS, distances, are_distances),
-        "own_distances": _Array((n_perturbed,), _FLOATS, distances, lambda found: found >= 0),
         "votes": _Array((n_samples, n_classes), _FLOATS[:1], shares, _are_shares),
         "probabilities": _Array((n_perturbed, n_classes), _FLOATS[:1], shares, _are_shares),
         "vote_skill": _Array((), _FLOATS[1:], "a finite number of at most 1", is_skill),

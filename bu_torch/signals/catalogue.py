@@ -25,8 +25,7 @@ class SignalInputs:
     columns: Tensor  # (D * N,) columns of the predictions; C or more for a class without samples
     terms: list[PairTerms]  # parts of boundary uncertainty for each draw
     uncertainty: Tensor  # a scalar; NaN if a logit is not finite
-    trust: Tensor  # trust scores of the predictions, (D * N,)
-    left_out_trust: Tensor  # the same without the sample that was perturbed
+    trust: Tensor  # (D * N,) trust scores of the predictions, without the sample that was perturbed
     labels: Tensor  # (N,) classes of the samples
     own: Tensor  # (D * N,) columns of the labels
     label_trust: Tensor  # (D * N,) trust scores of the labels at the perturbed inputs
@@ -80,7 +79,7 @@ def _vote_agreement(read: SignalInputs) -> Tensor:
 
 
 def _neighbor_agreement(read: SignalInputs) -> Tensor:
-    return functional.neighbor_agreement(read.by_sample(read.left_out_trust), read.weights, validate_args=False)
+    return functional.neighbor_agreement(read.by_sample(read.trust), read.weights, validate_args=False)
 
 
 def _prediction_changes(read: SignalInputs) -> Tensor:

@@ -72,7 +72,7 @@ def describe(reading: SignalInputs, n_doubtful: int) -> Details:
         n_pairs_left_out=len(reading.pairs) - len(shown),
         near_boundary=_histogram(distance, 0.0, 5.0, 25),
         local_uncertainty=_histogram(local, 0.0, 1.0, 20),
-        log_trust=_histogram(reading.left_out_trust.double().log(), -7.0, 7.0, 28),
+        log_trust=_histogram(reading.trust.double().log(), -7.0, 7.0, 28),
         doubtful=_doubtful(reading, n_doubtful),
     )
 
@@ -96,7 +96,7 @@ def _ceiling(reading: SignalInputs) -> float:
 
 def _doubtful(reading: SignalInputs, n_doubtful: int) -> list[Doubtful]:
     n_samples = len(reading.labels)
-    lower = torch.minimum(reading.left_out_trust, reading.label_trust).view(-1, n_samples)
+    lower = torch.minimum(reading.trust, reading.label_trust).view(-1, n_samples)
     lowest, draws = lower.min(dim=0)
     rows = lowest.sort(stable=True).indices[:n_doubtful]
     places = draws[rows] * n_samples + rows

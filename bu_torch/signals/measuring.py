@@ -14,7 +14,6 @@ from bu_torch.estimators.space_choice import FeatureExtractor, SpaceName
 from bu_torch.functional.checks import as_logits, check_index
 from bu_torch.functional.expected_accuracy import standard_error_of_gain
 from bu_torch.functional.omission import cluster_counts
-from bu_torch.functional.trust import trust_with_own
 from bu_torch.internal.classes import PresentClasses
 from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.perturbation.draws import Perturbation, PerturbedInputs
@@ -73,7 +72,7 @@ class Signals:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
         n_draws: Independent perturbations of each sample, >= 1.
         seed: Seed of all random choices, 0 <= seed < 2**64.
-        feature_extractor: Space of neighbours and of class distances, as in `BoundaryUncertainty`.
+        feature_extractor: Space of neighbours and of class distances, as in `BoundaryUncertainty` with `learns_metric`.
         n_components: Principal components of that space, as there.
         perturbation: Way to perturb samples, as there.
         class_weight: Weights of classes in all signals, votes and probabilities, as there.
@@ -126,6 +125,7 @@ class Signals:
             perturbation=perturbation,
             class_weight=class_weight,
             module=module,
+            learns_metric=True,
         )
         self.boundary.known_space = known_space
 
@@ -187,14 +187,10 @@ class Signals:
 
     @property
     def class_distances(self) -> Tensor:
-        """Distance from each perturbed sample to each class, (n_draws * N, J)."""
-        own, nearest = self._own.unsqueeze(1), self.preparation.own_distances.unsqueeze(1)
-        return self._classes.spread(self.preparation.left_out_distances.scatter(1, own, nearest), torch.inf)
-
-    @property
-    def left_out_distances(self) -> Tensor:
-        """These distances without the sample that was perturbed."""
+        """Distance (n_draws * N, J) from each perturbed sample to each class, the sample itself left out."""
         return self._classes.spread(self.preparation.left_out_distances, torch.inf)
+
+    left_out_distances = class_distances
 
     @property
     def votes(self) -> Tensor:
@@ -267,7 +263,6 @@ class Signals:
         predictions = torch.cat([of_draw.predictions for of_draw in terms])
         columns = self._classes.columns(predictions)
         known = columns.clamp(max=len(self._classes))  # the last column stands for classes without samples
-        trust, left_out_trust = trust_with_own(prepared.left_out_distances, known, self._own, prepared.own_distances)
         reading = SignalInputs(
             terms=terms,
             pairs=boundary._pairs,
@@ -280,8 +275,7 @@ class Signals:
             predictions=predictions,
             predictions_before=before,
             columns=columns,
-            trust=trust,
-            left_out_trust=left_out_trust,
+            trust=functional.trust_score(prepared.left_out_distances, known, validate_args=False),
             label_probabilities=prepared.probabilities,
             label_votes=prepared.votes,
             cluster_counts=self._counts,
