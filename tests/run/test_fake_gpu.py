@@ -86,8 +86,9 @@ def test_the_average_of_weights_too():
         module = nn.Sequential(nn.Linear(4, 8, **on), nn.BatchNorm1d(8, **on), nn.Linear(8, 3, **on))
         for _ in range(3):
             average.update(module)
-            with average.inside(module):
-                assert module(torch.randn(6, 4, device="cuda")).device.type == "cuda"
+        values = average.values(module)
+        assert values.keys() == module.state_dict().keys() - {"1.num_batches_tracked"}
+        assert {value.device.type for value in values.values()} == {"cuda"}
 
 
 def test_samples_left_on_the_cpu_are_noticed():
