@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
+from bu_torch.callbacks.keeper import Keeper
 from bu_torch.callbacks.lightning_tree import (
     FITTING,
     AsyncCheckpointIO,
     Callback,
     EarlyStopping,
     LightningModule,
+    ModelCheckpoint,
     Trainer,
     library,
 )
@@ -21,6 +23,11 @@ class Ending(Callback):
 
     def __init__(self, conclude: Callable[[Trainer, BaseException | None], None]) -> None:
         self._conclude, self._is_concluded = conclude, False
+        self._has_others = False  # checkpoint callbacks that the user has made
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        lightnings, others = _arguments(ModelCheckpoint()), trainer.checkpoint_callbacks
+        self._has_others = any(_arguments(one) != lightnings for one in others if not isinstance(one, Keeper))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # The module's own hook comes next, which may export it. Files that are written asynchronously are there only in
@@ -30,6 +37,10 @@ class Ending(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._end(trainer)
+        # The parent of a spawned process, whose list lacks keepers, takes the best path of the first checkpoint callback
+        # here for that of the first one there.
+        if self._has_others and hasattr(trainer.strategy.launcher, "get_extra_results"):
+            trainer.callbacks = sorted(trainer.callbacks, key=lambda one: isinstance(one, Keeper))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._end(trainer, exception)
@@ -38,6 +49,10 @@ class Ending(Callback):
         if trainer.state.fn == FITTING and not (trainer.fast_dev_run or self._is_concluded):
             self._is_concluded = True
             self._conclude(trainer, exception)
+
+
+def _arguments(callback: Any) -> dict[str, Any]:
+    return {n: one for n, one in vars(callback).items() if one is None or isinstance(one, bool | int | str)}
 
 
 def describe_exception(exception: BaseException) -> str:

@@ -65,14 +65,6 @@ def test_a_state_whose_steps_no_run_makes_is_refused(places):
         Tracker(Settings()).load_state_dict({"history": packed_checks(history)})
 
 
-def test_it_is_a_small_facade():
-    """Each concern is an object of its own: the history, the samples, the predictions, the account."""
-    tracker = Tracker(Settings())
-    methods = [name for name, value in vars(Tracker).items() if callable(value) and not name.startswith("_")]
-    assert len(vars(tracker)) <= 7
-    assert len(methods) <= 15
-
-
 SAMPLES = Samples(*blobs(), torch.arange(120), 120)
 
 
