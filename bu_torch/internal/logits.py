@@ -1,12 +1,15 @@
 """Logits of models of any kind and any form of output."""
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import filterfalse
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from bu_torch.functional.checks import as_logits
 from bu_torch.internal.packing import Packing, call
@@ -146,7 +149,11 @@ def as_taken(model: object, inputs: Tensor) -> Tensor:
 def dtype_of(model: object, inputs: Tensor | InBatches) -> torch.dtype:
     """Dtype in which a model takes inputs: its own, or theirs if they are integers or it has none."""
     if isinstance(model, nn.Module) and inputs.is_floating_point() and not isinstance(model, PackedNetwork):
-        return next((p.dtype for p in model.parameters() if p.is_floating_point()), inputs.dtype)
+        sizes = Counter[torch.dtype]()  # a temperature may have another precision than the layers
+        for one in filterfalse(is_lazy, model.parameters()):
+            if one.is_floating_point():
+                sizes[one.dtype] += one.numel()
+        return max(sizes, key=lambda dtype: sizes[dtype], default=inputs.dtype)
     return inputs.dtype
 
 
