@@ -37,8 +37,8 @@ class Ending(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._end(trainer)
-        # The parent of a spawned process, whose list lacks keepers, takes the best path of the first checkpoint callback
-        # here for that of the first one there.
+        # The parent of a spawned process, whose list lacks keepers, takes the best path of the first checkpoint
+        # callback here for that of the first one there.
         if self._has_others and hasattr(trainer.strategy.launcher, "get_extra_results"):
             trainer.callbacks = sorted(trainer.callbacks, key=lambda one: isinstance(one, Keeper))
 

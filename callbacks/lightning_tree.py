@@ -47,7 +47,7 @@ def _choose() -> str:
 TREE = _choose()
 
 if TYPE_CHECKING:
-    import lightning.pytorch as library
+    from lightning import pytorch
     from lightning.pytorch import Callback as Callback
     from lightning.pytorch import LightningModule as LightningModule
     from lightning.pytorch import Trainer as Trainer
@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from lightning.pytorch.plugins.io import AsyncCheckpointIO as AsyncCheckpointIO
     from lightning.pytorch.plugins.io import TorchCheckpointIO as TorchCheckpointIO
     from lightning.pytorch.utilities.exceptions import MisconfigurationException as MisconfigurationException
+
+    library = pytorch
 else:
     library = import_module(TREE)
     Callback, LightningModule, Trainer = library.Callback, library.LightningModule, library.Trainer

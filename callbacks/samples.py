@@ -143,8 +143,8 @@ class CheckSamples:
             if self._settings.class_weight is None:
                 labels = as_labels(samples.labels, len(samples.inputs))
                 n_classes = int(labels.max()) + 1
-                if (found := weights_of_loss(pl_module, n_classes)) is not None:
-                    name, self.loss_weights = found
+                if (of_loss := weights_of_loss(pl_module, n_classes)) is not None:
+                    name, self.loss_weights = of_loss
                     rank_zero_info(
                         f"Boundary uncertainty weighs the classes by {listed(self.loss_weights)}, as the module's"
                         f" `{name}` does. To change it: `class_weight=[1.0] * {n_classes}` counts all samples alike."

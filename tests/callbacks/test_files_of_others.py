@@ -17,7 +17,6 @@ from problems import Classifier, Given, Weights, cut, fit, same, state_of
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 from bu_torch.callbacks.keeper import identity
 
-
 PLACE, WEIGHTS = {"epoch": 1, "global_step": 8}, {"state_dict": Classifier().state_dict()}  # of the second epoch
 
 
@@ -89,7 +88,7 @@ def with_a_pipe(path, mark):
 
 
 @pytest.mark.parametrize(
-    ("swap", "said"), [(with_a_bomb, "has written over the checkpoint of the kept"), (with_a_pipe, "kept epoch is missing")]
+    ("swap", "said"), [(with_a_bomb, "has written over the checkpoint"), (with_a_pipe, "kept epoch is missing")]
 )
 def test_what_takes_the_place_of_our_own_file_is_neither_run_nor_waited_for(tmp_path, swap, said):
     stopping, mark = BoundaryUncertaintyStopping(n_neighbors=20), tmp_path / "mark"

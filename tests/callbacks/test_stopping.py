@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelChec
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from problems import Classifier, Gain, Weights, blobs, fit, loader, same, state_of, trainer, weights_of
+from problems import Classifier, Gain, Weights, blobs, fit, loader, same, trainer, weights_of
 from scripted import Scripted
 
 from bu_torch import BoundaryUncertainty, SelectionRule
@@ -284,7 +284,8 @@ class TestBesideOthers:
         assert Path(stopping.best_model_path).name.startswith("boundary-")
         content = torch.load(tmp_path / "user" / "last.ckpt", weights_only=True)
         states = content["callbacks"]
-        assert sorted(key.split("{")[0] for key in states) == ["EarlyStopping", "FileKeeper", "ModelCheckpoint", "Scripted"]
+        names = sorted(key.split("{")[0] for key in states)
+        assert names == ["EarlyStopping", "FileKeeper", "ModelCheckpoint", "Scripted"]
         assert (content["epoch"], states["EarlyStopping" + str(ours)]["wait_count"]) == (2, 1)
 
     @pytest.mark.parametrize("ours_first", [True, False])
