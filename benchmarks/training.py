@@ -95,6 +95,15 @@ def error(logits: Tensor, labels: Tensor) -> float:
     return float((logits.argmax(dim=1) != labels).double().mean())
 
 
+def by_class(logits: Tensor, labels: Tensor) -> dict[str, float]:
+    """Error with classes that count alike, and recall of the class with the fewest samples."""
+    counts = torch.bincount(labels).double()
+    hits = torch.bincount(labels[logits.argmax(dim=1) == labels], minlength=len(counts))
+    recalls = (hits / counts)[counts > 0]
+    rarest = recalls[counts[counts > 0].argmin()]
+    return {"test_balanced_error": 1 - float(recalls.mean()), "test_rarest_recall": float(rarest)}
+
+
 def scaled_loss(logits: Tensor, labels: Tensor) -> float:
     """Cross-entropy after temperature scaling on the same samples: the least over temperatures of 1/30 to 30."""
     logits = logits.double()
@@ -236,7 +245,8 @@ def look(
     member: Callable[[Tensor], Tensor], test: Split, held_out: tuple[Tensor, Tensor] | None, number: int
 ) -> dict[str, float]:
     """Test error of a network, and what a validation loop would log."""
-    row = {"test_error": error(read(member, test[0]), test[1])}
+    logits = read(member, test[0])
+    row = {"test_error": error(logits, test[1])} | by_class(logits, test[1])
     return row if held_out is None else row | validate(read(member, held_out[0]), held_out[1][number])
 
 

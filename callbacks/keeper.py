@@ -305,13 +305,12 @@ def claim(path: str) -> bool:
     """Create an empty file, so that no other run takes the name; False if there is one by now."""
     if "://" in path:
         return True
-    try:
+    with suppress(OSError):  # if nothing can be written there, what saves the file will say so
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).open("x").close()
-    except FileExistsError:
-        return False
-    except OSError:  # what saves the file will say so
-        return True
+        try:
+            Path(path).open("x").close()
+        except FileExistsError:
+            return False
     return True
 
 

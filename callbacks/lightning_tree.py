@@ -47,7 +47,7 @@ def _choose() -> str:
 TREE = _choose()
 
 if TYPE_CHECKING:
-    from lightning import pytorch
+    import lightning.pytorch as pl
     from lightning.pytorch import Callback as Callback
     from lightning.pytorch import LightningModule as LightningModule
     from lightning.pytorch import Trainer as Trainer
@@ -59,18 +59,18 @@ if TYPE_CHECKING:
     from lightning.pytorch.plugins.io import AsyncCheckpointIO as AsyncCheckpointIO
     from lightning.pytorch.plugins.io import TorchCheckpointIO as TorchCheckpointIO
     from lightning.pytorch.utilities.exceptions import MisconfigurationException as MisconfigurationException
-
-    library = pytorch
 else:
-    library = import_module(TREE)
-    Callback, LightningModule, Trainer = library.Callback, library.LightningModule, library.Trainer
-    Checkpoint, ModelCheckpoint = library.callbacks.Checkpoint, library.callbacks.ModelCheckpoint
-    EarlyStopping = library.callbacks.EarlyStopping
-    StochasticWeightAveraging = library.callbacks.StochasticWeightAveraging
-    WeightAveraging = library.callbacks.WeightAveraging
-    AsyncCheckpointIO = library.plugins.io.AsyncCheckpointIO
-    TorchCheckpointIO = library.plugins.io.TorchCheckpointIO
+    pl = import_module(TREE)
+    Callback, LightningModule, Trainer = pl.Callback, pl.LightningModule, pl.Trainer
+    Checkpoint, ModelCheckpoint = pl.callbacks.Checkpoint, pl.callbacks.ModelCheckpoint
+    EarlyStopping = pl.callbacks.EarlyStopping
+    StochasticWeightAveraging = pl.callbacks.StochasticWeightAveraging
+    WeightAveraging = pl.callbacks.WeightAveraging
+    AsyncCheckpointIO = pl.plugins.io.AsyncCheckpointIO
+    TorchCheckpointIO = pl.plugins.io.TorchCheckpointIO
     MisconfigurationException = import_module(f"{TREE}.utilities.exceptions").MisconfigurationException
+
+library: Any = pl
 
 
 @contextmanager

@@ -37,8 +37,8 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
 
     - `boundary_uncertainty`, in [0, 1]: do both classes mix along the decision boundary as they would along the Bayes
       boundary? (Ha et al. 2021; `bu_torch.functional.boundary_uncertainty`)
-    - `trust_score`, in [1e-3, 1e3]: does the classifier agree with the neighbours? (Jiang et al. 2018;
-      `bu_torch.functional.mean_trust_score`)
+    - `trust_score`, in [1e-3, 1e3]: does the classifier agree with the other samples nearby? (Jiang et al. 2018, who
+      score new points, so the sample that was perturbed is left out; `bu_torch.functional.mean_trust_score`)
     - `expected_accuracy`, in [0, 1]: what accuracy do the training labels predict for these outputs?
       (`bu_torch.Signals.probabilities`; this project's own)
 

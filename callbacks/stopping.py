@@ -28,6 +28,7 @@ from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
+from bu_torch.run.closing import remarks
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import KeptResults
 from bu_torch.samples.balance import ClassWeight
@@ -210,22 +211,22 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         present = [
             one for one in trainer.callbacks if not isinstance(one, Keeper | Ending) or any(one is x for x in theirs)
         ]
-        self._keeper, self._ending = self._new_keeper(present), Ending(self._conclude)
-        for companion in (self._keeper, self._ending):
+        self._keeper, self._ending = keeper, ending = self._new_keeper(present), Ending(self._conclude)
+        for companion in (keeper, ending):
             put_aside(companion, Callback)
         if self.every_n_train_steps is None:
-            put_aside(self._keeper, Keeper)
+            put_aside(keeper, Keeper)
         own = present.index(self)
         before = (
             n for n, one in enumerate(present) if isinstance(one, EarlyStopping) or one in _keepers(present[:own])
         )
         place = 1 + max(own, *before, -1)
         others = (n for n, one in enumerate(present) if isinstance(one, Checkpoint) and not isinstance(one, Keeper))
-        present.insert(min([place, *others]), self._keeper)
-        trainer.callbacks = [*present, self._ending]
-        for companion in (self._keeper, self._ending):
+        present.insert(min([place, *others]), keeper)
+        trainer.callbacks = [*present, ending]
+        for companion in (keeper, ending):
             companion.setup(trainer, pl_module, FITTING)
-        return self._keeper
+        return keeper
 
     def _new_keeper(self, callbacks: list[Any]) -> Keeper:
         if not any(isinstance(one, Checkpoint) and not isinstance(one, MemoryKeeper) for one in callbacks):
@@ -349,7 +350,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             path, reason = self.best_model_path, self.stopping_reason
             line = describe_kept(tracker, kept, path, how, reason, is_by_steps=self._is_by_steps, is_open=is_open)
             rank_zero_info(f"{line} {cost}")
-            if line := tracker.unrecognised(kept):
+            for line in remarks(tracker, kept):
                 rank_zero_info(line)
         elif trainer.current_epoch or is_graceful:
             why = tracker.checks.why_none_kept()

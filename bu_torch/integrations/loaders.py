@@ -1,4 +1,4 @@
-"""Network and samples of a training, as the plain loop's stopper takes them: what the integrations share."""
+"""Stopper for the network and the loader of another framework."""
 
 import warnings
 from functools import partial

@@ -39,7 +39,7 @@ class BoundaryUncertaintyEarlyStopping(Callback):
     """
 
     def __init__(self, load_best: bool = True, folder: str | Path | None = None, **settings: Any) -> None:
-        Settings(**settings)  # which refuses what is wrong
+        Settings(**settings)  # raises for wrong arguments
         self.__dict__.update(_OPTIONS, load_best=load_best, folder=folder, **settings)
 
     def on_train_begin(self, net: Any, X: Any = None, y: Any = None, **kwargs: Any) -> None:
@@ -57,7 +57,7 @@ class BoundaryUncertaintyEarlyStopping(Callback):
         for name in ("boundary_uncertainty", as_rule(self.rule).name):
             net.history.record(name, self.stopper_.history[-1][name])
         if should_stop:
-            raise KeyboardInterrupt  # which is how skorch's callbacks end a training
+            raise KeyboardInterrupt  # skorch's callbacks end a training so
 
     def on_train_end(self, net: Any, X: Any = None, y: Any = None, **kwargs: Any) -> None:
         if self.load_best and self.stopper_ is not None and self.stopper_.best_epoch is not None:

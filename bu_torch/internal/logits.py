@@ -1,4 +1,4 @@
-"""Logits of a model of any kind, whatever its outputs are."""
+"""Logits of models of any kind and any form of output."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -13,10 +13,10 @@ from bu_torch.internal.packing import Packing, call
 from bu_torch.internal.replica import looking_at
 
 _BATCH = 4096
-_LEAST_BATCH, _BATCH_ELEMENTS = 32, 2**23  # fewer rows of large inputs: 32 MB in float32
-_BATCH_TOKENS = 2**15  # of which a network makes vectors
-_WARN = partial(warnings.warn, stacklevel=3)  # at the caller of what warns
-_ROUNDING = 0.01  # of the sum of shares in half precision
+_LEAST_BATCH, _BATCH_ELEMENTS = 32, 2**23  # 32 MB of float32 bound a batch of large inputs
+_BATCH_TOKENS = 2**15  # a network makes a vector of each
+_WARN = partial(warnings.warn, stacklevel=3)  # the warning names the caller's line
+_ROUNDING = 0.01  # half precision rounds the sum of shares
 
 
 class InBatches(Protocol):
@@ -60,7 +60,7 @@ def logits_at(
     *,
     output_key: str | int | None = None,
 ) -> Tensor:
-    """Logits (n, J) of a copy that `looking_at` gives at `inputs` (n, ...), which it may change, in batches."""
+    """Logits (n, J) at `inputs` (n, ...), in batches, of a copy from `looking_at`, which a pass may change."""
     check_callable(network)
     n_values = _BATCH_ELEMENTS if inputs.is_floating_point() else _BATCH_TOKENS
     batch_size = min(batch_size, max(_LEAST_BATCH, n_values // max(1, inputs.shape[1:].numel())))
@@ -71,8 +71,8 @@ def logits_at(
 def logits_of(output: Any, n_inputs: int, name: str = "`model`", key: str | int | None = None) -> Tensor:
     """Logits (n, J) of a model's output: a tensor or an array, or an object with an entry or attribute `logits`.
 
-    With a `key`, the entry or attribute of that name, or of that place in a tuple. Of a single input they may come
-    without the dimension of the batch, as a `squeeze` leaves them.
+    `key` names another entry or attribute, or a place in a tuple. For a single input, the logits may lack the batch
+    dimension, as after a `squeeze`.
     """
     if key is None:
         found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
@@ -139,26 +139,26 @@ def warn_of_probabilities(logits: Tensor, name: str = "`model`", warn: Callable[
 
 
 def as_taken(model: object, inputs: Tensor) -> Tensor:
-    """Copy of inputs, which `forward` may change, on the device and in the precision of a model, if it has these."""
+    """Copy inputs to the device and precision of a model, if it has these; `forward` may change the copy."""
     return inputs.to(device_of(model, inputs), dtype_of(model, inputs), copy=True)
 
 
 def dtype_of(model: object, inputs: Tensor | InBatches) -> torch.dtype:
-    """Precision of a model for its inputs: its own; that of the inputs if they are integers or it has none."""
+    """Dtype in which a model takes inputs: its own, or theirs if they are integers or it has none."""
     if isinstance(model, nn.Module) and inputs.is_floating_point() and not isinstance(model, PackedNetwork):
         return next((p.dtype for p in model.parameters() if p.is_floating_point()), inputs.dtype)
     return inputs.dtype
 
 
 def device_of(model: object, inputs: Tensor | InBatches) -> torch.device:
-    """Device of a model for its inputs: its own, or that of the inputs if it has none."""
+    """Device on which a model takes inputs: its own, or theirs if it has none."""
     if isinstance(model, nn.Module):
         return next((p.device for p in model.parameters()), inputs.device)
     return inputs.device
 
 
 class PackedNetwork(nn.Module):
-    """A network that takes the packed tensor, and calls the network in training as training does."""
+    """Network that takes packed inputs and calls the trained network as training does."""
 
     def __init__(self, network: nn.Module, packing: Packing) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class PackedNetwork(nn.Module):
 
 
 def packed_model(model: Any, packing: Packing | None) -> Any:
-    """The model as it takes packed inputs; itself without a packing."""
+    """Wrap a model to take packed inputs; without a packing, return it."""
     if packing is None:
         return model
     if isinstance(model, nn.Module):

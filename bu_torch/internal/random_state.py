@@ -1,4 +1,4 @@
-"""Global random states that stay as they are."""
+"""Protection of the global random states."""
 
 import random
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import torch
 def preserved_random_state() -> Iterator[None]:
     """Put the global random states of torch, NumPy and Python back on leaving, also after an exception."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002  (the user's, to put back)
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002  (this is the user's)
     try:
         with torch.random.fork_rng(devices=devices):
             yield

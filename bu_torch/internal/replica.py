@@ -1,4 +1,4 @@
-"""Copies of a network to look at: the user's own network is never run, so nothing of it needs to be put back."""
+"""Copies of a network to look at, so that the user's own is neither run nor changed."""
 
 import threading
 import types
@@ -93,9 +93,9 @@ def looking_at(
 ) -> Iterator[Any]:
     """Give a copy of a model to look at, without gradient; random states are put back on leaving.
 
-    A bound method of a module becomes that of the copy. A model that is no module is given as it is. A network of which
-    each process holds a shard, as it `is_sharded` or has such parameters, cannot be copied: its modes, its buffers and
-    what `values` replaces are put back on leaving instead. Arguments and errors are those of `Replica`.
+    A bound method of a module becomes that of the copy. A model that is no module is given as it is. A sharded network
+    cannot be copied: its modes, its buffers and what `values` replaces are put back on leaving instead. (`is_sharded`
+    says so if its parameters do not show it.) Arguments and errors are those of `Replica`.
     """
     owner = model.__self__ if isinstance(model, types.MethodType) else model
     with preserved_random_state(), torch.no_grad():
@@ -146,10 +146,10 @@ class _Copying:
     """Copies objects as `copy.deepcopy` does; closures and methods too, but tensors and shared objects by the rules."""
 
     def __init__(self, network: nn.Module, shared: Iterable[Any], replaced: set[int]) -> None:
-        self._replaced = replaced  # tensors whose values come later, by their ids
+        self._replaced = replaced  # ids of tensors that get other values later
         self._copies: dict[int, Any] = {id(one): one for one in shared}
-        self._originals: list[Any] = []  # held, so that no other object takes their ids meanwhile
-        self._storages: dict[int, torch.UntypedStorage] = {}  # copies, by the place of the original
+        self._originals: list[Any] = []  # kept alive, because the ids of freed objects are used again
+        self._storages: dict[int, torch.UntypedStorage] = {}  # copies by the place of the original
         places = Counter[int]()
         for one in network.parameters():
             if _is_plain(one):
@@ -349,4 +349,4 @@ def _belongs_to_the_world(value: Any) -> bool:
         return False
     bases = (f"{one.__module__}." for one in type(value).__mro__)
     is_of_training = any(one.startswith(_WORLD_PACKAGES) and ".callbacks." not in one for one in bases)
-    return is_of_training or hasattr(type(value), "__del__")  # which closes what both would hold
+    return is_of_training or hasattr(type(value), "__del__")  # it would close what both hold

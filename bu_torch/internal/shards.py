@@ -1,4 +1,4 @@
-"""Tensors of which each process holds a shard: `DTensor`, as `fully_shard` (FSDP2) and tensor parallelism make them."""
+"""Sharded tensors: `DTensor`, as `fully_shard` (FSDP2) and tensor parallelism make them."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 
 def is_sharded(value: Any) -> TypeGuard[Any]:
-    """Tell if a value is a `DTensor`; nothing is imported to find out, for that takes as long as this package."""
+    """Return True if a value is a `DTensor`, without the slow import of that module."""
     library = sys.modules.get("torch.distributed.tensor")
     return library is not None and isinstance(value, library.DTensor)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this process holds, in its own memory; of a plain tensor all."""
+    """Local part of a tensor, sharing its memory; a plain tensor is local as a whole."""
     if not is_sharded(tensor):
         return tensor.data
     with torch.no_grad():
@@ -24,14 +24,14 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def gathered(value: Any) -> Any:
-    """The whole of a sharded tensor, on the CPU; all processes must call this. Other values as they are."""
+    """Put a sharded tensor together on the CPU; all processes must call this. Other values are returned as such."""
     if not is_sharded(value):
         return value
     return value.detach().to(value.device_mesh.device_type).full_tensor().cpu()
 
 
 def sharded_like(value: Any, weight: Any) -> Any:
-    """The shard of a whole tensor that this process holds, if `weight` is sharded; other values as they are."""
+    """Take this process's shard of a whole tensor, if `weight` is sharded; other values are returned as such."""
     if not is_sharded(weight) or is_sharded(value) or not isinstance(value, Tensor):
         return value
     from torch.distributed.tensor import distribute_tensor
@@ -40,9 +40,9 @@ def sharded_like(value: Any, weight: Any) -> Any:
 
 
 def largest_of_all(values: Tensor, tensors: list[Any]) -> Tensor:
-    """The largest of the values (n,) that processes have of their shards of n tensors, NaN where one has it."""
+    """Maximum over all processes of values (n,) that belong to the shards of n tensors; NaN wins."""
     meshes = [one.device_mesh if is_sharded(one) else None for one in tensors]
-    for mesh in dict.fromkeys(one for one in meshes if one is not None):  # in the same order in all processes
+    for mesh in dict.fromkeys(one for one in meshes if one is not None):  # all processes need the same order
         from torch.distributed.tensor import DTensor, Shard
 
         places = [n for n, one in enumerate(meshes) if one == mesh]
@@ -53,7 +53,7 @@ def largest_of_all(values: Tensor, tensors: list[Any]) -> Tensor:
 
 
 def reshard(model: nn.Module) -> list[nn.Module]:
-    """Let the modules of FSDP2, which are returned, hold shards again: after a forward pass some hold whole weights."""
+    """Let FSDP2's modules hold shards again, because some hold whole weights after a pass; return the modules."""
     library = sys.modules.get("torch.distributed.fsdp")
     parts: list[Any] = []
     if library is not None:
@@ -72,9 +72,9 @@ def has_shards(model: nn.Module) -> bool:
 
 @contextmanager
 def evaluated_in_place(model: nn.Module) -> Iterator[None]:
-    """Put a sharded network in eval mode; on leaving, its modes and buffers are as they were.
+    """Put a sharded network in eval mode, and restore its modes and buffers on leaving.
 
-    No process could hold a copy of the whole. What else a look changes, attributes or frozen parameters, stays changed.
+    No process could hold a copy of it. Attributes and frozen parameters that a look changes stay changed.
     """
     reshard(model)
     buffers = [one for one in model.buffers() if one.layout == torch.strided]
@@ -94,9 +94,9 @@ def evaluated_in_place(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def replaced_in_place(model: nn.Module, values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Put values by name into a sharded network, shards into shards; on leaving, it has its own again.
+    """Put values by name into a sharded network, shards into shards, and restore its own on leaving.
 
-    Gives the network's own values, on the devices of those that replace them.
+    Yields the network's own values, on the devices of their replacements.
     """
     reshard(model)
     weights = dict((*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)))

@@ -112,9 +112,9 @@ def _find(option: str, place: str) -> Any:
 
 
 def _import(name: str) -> Any:
-    """The user's module: an installed one, or else one of the current folder.
+    """Import the user's module, an installed one or else one in the current folder.
 
-    Anything may lie there beside downloaded checkpoints, so it is last on the path, and only for this import.
+    Any file may lie there beside downloaded checkpoints, so the folder is last on the path, and only for this import.
     """
     if not all(part.isidentifier() for part in name.split(".")):
         raise ValueError(f"`{name}` is not the name of a module.")
@@ -127,4 +127,4 @@ def _import(name: str) -> Any:
         return import_module(name)
     finally:
         if folder in sys.path:
-            del sys.path[len(sys.path) - 1 - sys.path[::-1].index(folder)]  # the last one
+            del sys.path[len(sys.path) - 1 - sys.path[::-1].index(folder)]  # the user may have it twice

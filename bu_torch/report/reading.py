@@ -207,6 +207,8 @@ def _read_header(entry: dict[str, Any], record: RunRecord) -> None:
         {key: value if value is None or isinstance(value, bool | int | float) else str(value) for key, value in found}
         for found in (_checked(entry[name], dict, name).items() for name in ("settings", "versions", "data"))
     )
+    skills = _checked(entry.get("skills", {}), dict, "skills")
+    record.data = record.data | {f"skill of {name}": value for name, value in skills.items()}
     if entry.get("classes") is not None:
         record.classes = [str(name) for name in _checked(entry["classes"], list, "classes")]
     record.setup_seconds = _number(entry.get("setup_seconds"))
@@ -236,6 +238,7 @@ def _read_end(entry: dict[str, Any], record: RunRecord) -> None:
     reason, path = (str(entry.get(name) or "") for name in ("reason", "best_model_path"))
     seconds = (_number(entry.get(name)) for name in ("saving_seconds", "training_seconds"))
     record.end = End(kept, step, stopped, reason, path, *seconds)
+    record.remarks = [str(line) for line in _checked(entry.get("remarks", []), list, "remarks")]
 
 
 _READERS = {"header": _read_header, "check": _read_check, "end": _read_end}

@@ -42,6 +42,7 @@ class RunRecord:
         kept_so_far: Epoch or step of the check that is kept, by the last check with details; None if unknown.
         end: None if the run still goes on, or was killed.
         missing: Sentences on what the page cannot show, and why.
+        remarks: Sentences on the kept check, as the run said them.
         axis: `"epoch"`, or `"step"` if checks are within epochs.
     """
 
@@ -59,6 +60,7 @@ class RunRecord:
     kept_so_far: int | None = None
     end: End | None = None
     missing: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     axis: Literal["epoch", "step"] = "epoch"
 
     @property

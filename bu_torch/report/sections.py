@@ -76,7 +76,7 @@ def _disagreement(record: RunRecord, verdict: RunVerdict) -> str:
 
 def _above(record: RunRecord, verdict: RunVerdict) -> str:
     """Notes on what is missing, and a tile for each of the most important numbers."""
-    notes, n_checks = list(record.missing), len(record.checks)
+    notes, n_checks = [*record.missing, *record.remarks], len(record.checks)
     if n_bad := sum(not math.isfinite(value) for value in record.values("boundary_uncertainty")):
         notes.append(f"Boundary uncertainty is not finite in {n_bad} of {n_checks} checks: gaps in the curve.")
     if record.details and (without := sum(place not in record.details for place in record.places)):

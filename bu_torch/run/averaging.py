@@ -12,7 +12,7 @@ from bu_torch.internal.shards import gathered, largest_of_all, local, reshard, s
 
 _WARM_UP = 10  # checks
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
-_STATISTICS = ("running_mean", "running_var")  # of layers that normalise
+_STATISTICS = ("running_mean", "running_var")  # buffers of normalising layers
 
 
 class Averaged(NamedTuple):
@@ -26,15 +26,15 @@ class WeightAverage:
     """The average of the weights that a module had at its checks; the last check counts most.
 
     At each check the weights w enter the average a, after n checks before, as a <- p a + (1 - p) w, with
-    p = min(past, n / (n + 10)). So it begins at the first check, not at the weights before training, and with a short
-    memory: while a network still learns fast, the checks before are far behind. (With p = past from the second check
-    on, trainings of 10 epochs kept worse weights than without any average, and those of 150 no better ones.)
+    p = min(past, n / (n + 10)). So the average begins at the first check, not at the weights before training, and with
+    a short memory, because early weights are soon outdated. (With p = past from the second check on, trainings of 10
+    epochs kept worse weights than without any average, and those of 150 no better ones.)
 
-    Averaged are the trainable parameters and the running statistics of layers that normalise (`running_mean`,
-    `running_var`). All other buffers are as the module has them at the check: an average of a count or of a queue of
-    samples is neither. Frozen parameters enter from the first check after they are unfrozen; what is infinite from the
-    start never does. Averages are matched by name, begin anew where a shape changes, and are kept in the dtype of the
-    weight, and of shards (`DTensor`) in the same shards.
+    The average covers trainable parameters and the running statistics of normalising layers (`running_mean`,
+    `running_var`). Other buffers stay as the module has them at the check, because the mean of a count or of a queue of
+    samples is meaningless. A frozen parameter enters at the first check after it is unfrozen; a buffer that is infinite
+    from the start never enters. Averages are matched by name, begin anew if a shape changes, and have the dtype and the
+    shards (`DTensor`) of the weight.
 
     Args:
         past: The largest weight of the past, 0 <= past < 1.
@@ -48,10 +48,10 @@ class WeightAverage:
         self._averages: dict[str, Averaged] = {}
 
     def update(self, module: nn.Module, *, is_again: bool = False) -> bool:
-        """Let the weights of a check enter, unless they have before a resume (`is_again`).
+        """Add the weights of a check, unless they were added before a resume (`is_again`); waits for the device once.
 
-        False if a parameter has become NaN or infinite: the average stays as it was, and `values` are none until the
-        next check. This waits for the device once.
+        Returns False if a parameter has become NaN or infinite: the average stays, and `values` are empty until the
+        next check.
         """
         found = {n: one for n, one in weights_of(module).items() if n in self._averages or _enters(n, one)}
         sizes = _sizes(found)
@@ -80,7 +80,7 @@ class WeightAverage:
         return cast("Tensor", sharded_like(average, weight).to(self._place(weight), weight.dtype))
 
     def _updated(self, weights: Mapping[str, Tensor]) -> None:
-        """Let weights enter, those of the same age together."""
+        """Add weights to the average, those with the same number of checks in one call."""
         averages: dict[str, Averaged] = {}
         by_age: dict[int, list[str]] = {}
         for name, weight in weights.items():
@@ -98,14 +98,14 @@ class WeightAverage:
         self._averages = averages
 
     def values(self, module: nn.Module) -> dict[str, Tensor]:
-        """Averages by name that take the place of the module's weights; none if the last check did not enter."""
+        """Averages by name that replace the module's weights; empty if the last check was not added."""
         if not self.is_current:
             return {}
         kinds = {name: (one.shape, one.dtype) for name, one in weights_of(module).items()}
         return {n: one.value for n, one in self._averages.items() if kinds.get(n) == (one.value.shape, one.value.dtype)}
 
     def forget(self) -> None:
-        """Free the average: training has ended."""
+        """Free the average, because training has ended."""
         self._averages, self.is_current = {}, False
 
     def state_dict(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class WeightAverage:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken; with another weight of the past, the average begins anew."""
+        """Continue from a `state_dict`; with another weight of the past, the average begins anew."""
         n_checks = state_dict["n_checks"] if state_dict["past"] == self.past else {}
         weights = state_dict["weights"]
         self._averages = {name: Averaged(weights[name].clone(), n) for name, n in n_checks.items() if name in weights}
@@ -125,7 +125,7 @@ class WeightAverage:
 
 
 def weights_of(module: nn.Module, *, once: bool = True) -> dict[str, Tensor]:
-    """Parameters and buffers of those kinds that can be averaged, by name; of several in one place of memory one."""
+    """Parameters and buffers that can be averaged, by name; with `once`, tied tensors count once."""
     reshard(module)
     parameters = {name: one for name, one in module.named_parameters(remove_duplicate=False) if not is_lazy(one)}
     buffers = {
@@ -150,7 +150,7 @@ def _can_be_averaged(tensor: Tensor) -> bool:
 
 
 def _is_expanded(tensor: Tensor) -> bool:
-    """Return True if several elements are one number in memory, so that nothing can be written to them."""
+    """Return True if several elements share one number in memory, so that they cannot be written to."""
     if tensor.is_contiguous():
         return False
     return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
@@ -166,7 +166,7 @@ def _is_frozen(tensor: Tensor) -> bool:
 
 
 def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, float]:
-    """The largest magnitude in each tensor, in the shards of all processes, NaN if one holds it; waits once."""
+    """Largest magnitude in each tensor over the shards of all processes, NaN if it holds one; waits for them once."""
     if not tensors:
         return {}
     values = [torch.view_as_real(one) if one.is_complex() else one for one in map(local, tensors.values())]

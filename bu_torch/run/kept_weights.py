@@ -16,9 +16,9 @@ class BestWeights:
     """A copy of the weights at the kept check."""
 
     def __init__(self) -> None:
-        self.epoch: int | None = None  # before the first
-        self.step: int | None = None  # if it is not known
-        # A `state_dict` on the CPU, of shards those of this process; empty if the model was no module.
+        self.epoch: int | None = None
+        self.step: int | None = None
+        # A `state_dict` on the CPU, with this process's shards; empty if the model was no module.
         self.weights: dict[str, Any] = {}
 
     def keep(self, state: Mapping[str, Any], epoch: int, step: int | None) -> None:
@@ -42,7 +42,7 @@ class BestWeights:
 class Fitted(NamedTuple):
     """Saved weights as a module takes them, and what does not fit."""
 
-    state: dict[str, Any]  # by the module's names, in shards where its own weights are
+    state: dict[str, Any]  # keys are the module's names; sharded like its own weights
     missing: list[str]  # weights of the module that were not saved and that training changes
     left_out: list[str]  # other weights that were not saved
     unknown: list[str]  # saved weights for which the module has no name
@@ -60,7 +60,7 @@ class Fitted(NamedTuple):
 
 
 def fitted(module: nn.Module, saved: Mapping[str, Any]) -> Fitted:
-    """Find the place of saved weights in a module, by their names with or without those of wrappers.
+    """Match saved weights to those of a module by name, with or without the prefixes of wrappers.
 
     `torch.compile` puts `_orig_mod.` into names; `DataParallel` and its kin put `module.` before them.
     """
@@ -112,9 +112,9 @@ def _plain(name: str) -> str:
 
 
 def changed_by_training(module: nn.Module, names: Iterable[str]) -> list[str]:
-    """Names of what training may change: no frozen parameter, no buffer of integers or of a submodule in eval mode.
+    """Names that training may have changed: no frozen parameter, no integer buffer, no buffer of a part in eval mode.
 
-    A parameter that goes by several names counts if all of them are there.
+    A tied parameter counts only if all its names are among `names`.
     """
     missing = set(names)
     parameters = dict(module.named_parameters(remove_duplicate=False))
@@ -132,16 +132,16 @@ def changed_by_training(module: nn.Module, names: Iterable[str]) -> list[str]:
 
 
 def listed(names: list[str]) -> str:
-    """Name the first, and say how many more there are."""
+    """Names in words: the first few, and how many more there are."""
     shown = ", ".join(names[:_MOST_NAMES])
     return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
 
 
 def state_to_keep(model: object, values: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The `state_dict` of a module with these values in place of its own, by name; empty for what is no module.
+    """`state_dict` of a module with `values` in place of its own, by name; empty if `model` is no module.
 
-    It is that of a copy, for a module may compute its state from weights. (What a check has read is no longer as it
-    was: `eval` may have merged weights, and a look may have moved buffers.)
+    It is computed on a fresh copy, because a module may derive its state from weights, and the copy that a check has
+    read may have merged weights or moved buffers.
     """
     if not isinstance(model, nn.Module):
         return {}
@@ -152,9 +152,9 @@ def state_to_keep(model: object, values: Mapping[str, Tensor]) -> dict[str, Any]
 
 
 def put_back(module: nn.Module, weights: Mapping[str, Tensor], *, may_lack: bool = False) -> bool:
-    """Put weights of training by name into a module that was loaded with their average.
+    """Put the weights of training, by name, into a module that was loaded with their average.
 
-    False if the module has no place for some of them, unless it `may_lack` them: then it is left as it is.
+    Returns False and changes nothing if the module has no place for some of them, unless it `may_lack` them.
     """
     found = weights_of(module, once=False)
     fitting = {name: weight for name, weight in weights.items() if name in found or not may_lack}

@@ -1,4 +1,4 @@
-"""Settings, each option once: the callbacks and the plain loop's stopper take these and check them alike."""
+"""Settings that the callbacks and the plain loop's stopper share, and their checks."""
 
 from dataclasses import dataclass, fields
 from os import PathLike
@@ -33,9 +33,9 @@ class MeasurementSettings:
         max_samples: Measure at no more than this many training samples, >= `n_neighbors`: a subset drawn with `seed`,
             stratified if labels are known without reading the samples. None chooses within the budget. (Of an
             `IterableDataset` the first `max_samples` are read, or 10,000.)
-        max_bytes: Measure at no more samples than take this many bytes, >= 1, as the dataset gives them, but at no
-            fewer than a cluster. The default is a GiB, 1783 images of 3 x 224 x 224 in float32. Perturbed copies are
-            made batch by batch and not kept. None for no bound.
+        max_bytes: Bound on the bytes of the samples that are held, >= 1, as the dataset returns them; at least one
+            cluster is held. The default is a GiB, 1783 images of 3 x 224 x 224 in float32. Perturbed copies are made
+            batch by batch and not kept. None for no bound.
         budget: Price of a check in forward passes, which several processes share. `"auto"` is at most 0.15 of the
             training samples that an epoch visits, but no fewer than a cluster; it bounds what `n_draws` and
             `max_samples` choose by themselves. To train on a sample costs two to three passes, so this is below a tenth
@@ -48,10 +48,11 @@ class MeasurementSettings:
             runs. None keeps nothing. Not used in a `fast_dev_run`.
         feature_extractor: The space of distances between samples, which are perturbed in input space all the same.
             `"inputs"`, standardised; `"patches"` for images, `bu_torch.PatchFeatures`; `"tokens"` for token ids,
-            `bu_torch.TokenFeatures`; `"module"`, the inputs of the network's last `nn.Linear`, with the weights that it
-            has before training; or a callable from inputs (n, ...) to features (n, k), such as a frozen module; one
-            that is trained with the network is used as it is before training. None takes vectors (N, d) of numbers as
-            they are, and otherwise chooses the space that predicts left-out labels best.
+            `bu_torch.TokenFeatures`; `"metric"`, these in the metric that labels teach; `"module"`, the inputs of the
+            network's last `nn.Linear`, with the weights that it has before training; or a callable from inputs (n, ...)
+            to features (n, k), such as a frozen module; one that is trained with the network is used as it is before
+            training. None takes vectors (N, d) of numbers as they are, and otherwise the space that predicts left-out
+            labels best, or the metric if it is clearly better.
         perturbation: Way to perturb samples: `"random"`, in a random direction by the distance to the nearest
             neighbour; `"neighbors"`, a part of the way to a sample near by; `"tokens"`, for token ids, by tokens of a
             text near by; or a callable for what else cannot be moved along a straight line, see `BoundaryUncertainty`.
@@ -155,8 +156,8 @@ class Settings(MeasurementSettings):
         min_delta: An improvement exceeds the best by more than this, >= 0. What is kept does not depend on it.
         stopping_threshold: Stop as soon as the score exceeds this; None for never.
         check_finite: Stop when the score is NaN or infinite. Such a check never is the best.
-        start_from_epoch: Checks in earlier epochs are measured and logged but count neither for the patience nor as
-            best, >= 0.
+        start_from_epoch: First epoch that counts, >= 0. Earlier checks are measured and logged, but count neither for
+            the patience nor as best.
         rule: `"expected_accuracy"`, the mean probability of the predicted class: of the epochs within half a standard
             error of the largest, that with the largest trust score is kept (`bu_torch.ExpectedAccuracy`). These
             probabilities, `Signals.probabilities`, come once from the training labels: votes of the nearest samples,
@@ -195,7 +196,7 @@ def _check_device(name: str, device: Any) -> str:
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError):
-        found = torch.device("meta")  # which holds no values
+        found = torch.device("meta")  # the meta device, which holds no values, is refused below
     if found.type == "meta":
         raise ValueError(f"`{name}` must be a device such as 'cpu' or 'cuda:0', got {device!r}.")
     return str(found)

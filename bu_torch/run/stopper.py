@@ -1,4 +1,4 @@
-"""Stopper of a plain training loop, by the decision of the callbacks."""
+"""Stopper of a plain training loop, which decides as the callbacks do."""
 
 import logging
 import time
@@ -18,6 +18,7 @@ from bu_torch.perturbation.draws import Perturbation
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.budget import bound_in_bytes, count_operations, plan
+from bu_torch.run.closing import remarks
 from bu_torch.run.kept_weights import BestWeights, load
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import KeptResults, Tracker
@@ -171,7 +172,7 @@ class BoundaryUncertaintyStopper(KeptResults):
                 f"The kept weights, of epoch {self.best_epoch}, do not fit `model`: {error}. Pass the network that was"
                 " checked, as it was then."
             ) from error
-        if self._kept is not None and (line := self._tracker.unrecognised(self._kept)):
+        for line in remarks(self._tracker, self._kept):
             _log.info(line)
         self._tracker.end(
             self.stopping_reason or "Training ended.",
@@ -197,11 +198,11 @@ class BoundaryUncertaintyStopper(KeptResults):
         return epoch, step
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed loop needs, kept weights too, as plain data; of shards, all processes must call this."""
+        """State for a resumed loop, with the kept weights, as plain data; with shards, all processes must call this."""
         return {"checks": self._tracker.state_dict(), "keeper": self._best.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken; with other settings or samples patience and the best epoch start anew."""
+        """Continue from a `state_dict`; with other settings or samples, patience and the best epoch start anew."""
         self._tracker.load_state_dict(state_dict["checks"])
         if self._tracker.checks.is_comparable:
             self._best.load_state_dict(state_dict["keeper"])
@@ -227,7 +228,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         if line := bound_in_bytes(wanted, made, self.settings.max_bytes):
             _log.info(line)
         samples = fewer_of(self._samples, made.n_samples, self.settings.seed)
-        # Its features are a space where that is asked for: the first check mostly comes after some training.
+        # The first check mostly comes after some training, so the network's features are a space only on request.
         module = model if isinstance(model, nn.Module) and self.settings.feature_extractor is not None else None
         fingerprint = tracker.prepare(
             samples, module=module, cache=self.settings.cache, has_progress_bar=True, tell=_log.info

@@ -115,7 +115,7 @@ def test_a_space_that_is_none_of_the_networks_is_kept_through_two_resumes(tmp_pa
     ("module", "found", "expected"),
     [
         (Module, "the network's own features", ("module", "neighbors")),
-        (OfTokens, "counts of tokens", ("tokens", "tokens")),
+        (OfTokens, "a metric that is learnt from the labels", ("metric", "tokens")),
         (pretrained, "the network's own features", ("module", "tokens")),
     ],
 )
