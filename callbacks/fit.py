@@ -162,7 +162,7 @@ class Fit:
             entry = tracker.add(epoch, values, step, is_counted=not self.waits_for_average)
             is_kept, is_sharded = tracker.checks.is_kept_new, network is module
             # Another copy: the look may have moved what the first one holds, and `eval` may have merged its weights.
-            # The module's own hook comes before they are saved, and may move frozen weights (a teacher that follows).
+            # The module's own hook comes before they are saved, and may move frozen ones (a teacher that follows).
             shares = is_mostly_frozen(module)
             weights = copy_of(module, averages, shares=shares) if is_kept and not is_sharded else None
         self.check = Check(entry, tracker.checks.last_score, is_kept, weights)

@@ -11,9 +11,8 @@ import pytest
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
-from problems import Augmented, Plain, blobs, cut, fit, in_order, same, state_of, trainer
+from problems import Augmented, Plain, blobs, cut, fit, in_order, same, scripted, state_of, trainer
 from problems import fit_again as run_of
-from scripted import Scripted
 from torch.utils.data import DataLoader
 
 from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping, Signals
@@ -136,7 +135,7 @@ def no_space(*arguments, **arrays):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def scripted(tmp_path, values, full=(), torn=()):
+def run_with_disk(tmp_path, values, full=(), torn=()):
     """Train with a disk that is full in some epochs, and tears files in others."""
 
     def before(is_ours, epoch):
@@ -148,7 +147,7 @@ def scripted(tmp_path, values, full=(), torn=()):
             whole = path.read_bytes()
             path.write_bytes(whole[: len(whole) // 2])
 
-    stopping = Scripted(values, rule="trust_score", n_neighbors=20)
+    stopping = scripted(values)
     module, _ = run_of(tmp_path, stopping, max_epochs=len(values), plugins=[Disk(before, after)])
     return stopping, module
 
@@ -163,7 +162,7 @@ def scripted(tmp_path, values, full=(), torn=()):
 )
 def test_a_full_disk_costs_neither_the_run_nor_the_other_bests(tmp_path, values, full, kept, said):
     with pytest.warns(UserWarning, match=said):
-        stopping, module = scripted(tmp_path, values, full=full)
+        stopping, module = run_with_disk(tmp_path, values, full=full)
     assert stopping.best_epoch == kept
     assert len(stopping.history) == 4
     saved = torch.load(stopping.best_model_path, weights_only=True)
@@ -174,7 +173,7 @@ def test_a_full_disk_costs_neither_the_run_nor_the_other_bests(tmp_path, values,
 @pytest.mark.parametrize(("values", "torn"), [([0.1, 0.5, 0.9, 0.3], [2]), ([0.1, 0.5, 0.3, 0.9], [3])])
 def test_a_torn_file_falls_back_to_the_best_before(tmp_path, values, torn):
     with pytest.warns(UserWarning, match="is damaged: the best earlier one is kept"):
-        stopping, _ = scripted(tmp_path, values, torn=torn)
+        stopping, _ = run_with_disk(tmp_path, values, torn=torn)
     assert stopping.best_epoch == 1
     assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == 1
 

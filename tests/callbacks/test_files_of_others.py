@@ -88,8 +88,7 @@ def with_a_pipe(path, mark):
 
 
 @pytest.mark.parametrize(
-    ("swap", "said"),
-    [(with_a_bomb, "has written over the checkpoint of the kept"), (with_a_pipe, "kept epoch is missing")],
+    ("swap", "said"), [(with_a_bomb, "has written over the checkpoint"), (with_a_pipe, "kept epoch is missing")]
 )
 def test_what_takes_the_place_of_our_own_file_is_neither_run_nor_waited_for(tmp_path, swap, said):
     stopping, mark = BoundaryUncertaintyStopping(n_neighbors=20), tmp_path / "mark"

@@ -114,6 +114,28 @@ class TestWeightsLeftOut:
         assert listed(list("abcdefg")) == "a, b, c, d, e and 2 more"
 
 
+class Changing(Classifier):
+    """Gets another network after the epoch that is kept."""
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 2:
+            self.net = self.change(self.net)
+
+
+@pytest.mark.parametrize("checkpoints", [True, False])
+@pytest.mark.parametrize("change", ["compiled", "smaller"])
+def test_a_network_that_changes_gets_its_weights_back_if_it_can(tmp_path, change, checkpoints):
+    module, look = Changing(), Weights()
+    smaller = nn.Sequential(nn.Linear(4, 7), nn.ReLU(), nn.Linear(7, 3))
+    module.change = lambda net: smaller if change == "smaller" else torch.compile(net, backend="eager")
+    is_refused = pytest.warns(UserWarning, match="do not fit: weights have another shape in the module: .*net.0.weight")
+    with is_refused if change == "smaller" else nullcontext():
+        trained(tmp_path, Scripted(), look, module=module, enable_checkpointing=checkpoints)
+    found, expected = weights_of(module), look.at_end if change == "smaller" else look.of_epoch[1]
+    assert len(found) == len(expected)
+    assert all(map(torch.equal, found.values(), expected.values()))
+
+
 class TestCheckpointsOfOthersInTheMiddleOfAnEpoch:
     """They name the best file of their moment, and a run may resume from the newest of them."""
 

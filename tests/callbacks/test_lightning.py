@@ -1,4 +1,4 @@
-"""`lightning.pytorch` or `pytorch_lightning`: the tree that is imported first, and trainers of the other are refused."""
+"""`lightning.pytorch` or `pytorch_lightning`: the tree that was imported first, and no trainers of the other."""
 
 import subprocess
 import sys

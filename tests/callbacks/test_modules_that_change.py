@@ -356,9 +356,8 @@ def test_weights_that_change_after_a_check_are_kept_as_they_were_measured(tmp_pa
     settings = {"n_neighbors": 20, "n_draws": 1, "class_weight": [1.0] * 3}
     stopping = BoundaryUncertaintyStopping(rule="trust_score", averaging=averaging, **settings)
     options = {"enable_checkpointing": checkpoints, "data": in_order()}
-    module = trained(
-        tmp_path, lambda: make(perceptron()), stopping, LambdaCallback(on_train_epoch_end=spoil), **options
-    )
+    later = LambdaCallback(on_train_epoch_end=spoil)
+    module = trained(tmp_path, lambda: make(perceptron()), stopping, later, **options)
     again = BoundaryUncertaintyStopper(*blobs(), averaging=None, **settings)
     again.check(module)
     assert again.history[0]["trust_score"] == pytest.approx(stopping.best_score, rel=1e-6)

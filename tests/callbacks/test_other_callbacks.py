@@ -347,13 +347,8 @@ class TestNamesOfSeveral:
             fit(tmp_path, *second, max_epochs=3, ckpt_path=path)
         assert [one.history[:2] for one in second] == [one.history for one in first]
 
-    OTHERS = (
-        {"averaging": None},
-        {"every_n_epochs": 2},
-        {"reference": blobs()},
-        {"input_key": 0},
-        {"every_n_train_steps": 3},
-    )
+    CHECKS = ({"every_n_epochs": 2}, {"every_n_train_steps": 3})
+    OTHERS = (*CHECKS, {"averaging": None}, {"reference": blobs()}, {"input_key": 0})
     EXTRACTORS = tuple({"feature_extractor": torch.nn.Flatten()} for _ in range(2))
 
     @pytest.mark.parametrize(("first", "second"), [*(({}, other) for other in OTHERS), EXTRACTORS])

@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.loggers import CSVLogger
-from problems import Classifier, Given, Weights, blobs, loader, same, state_of, trainer, weights_of
+from problems import Classifier, Weights, blobs, loader, same, scripted, state_of, trainer, weights_of
 from torch.utils.data import DataLoader, IterableDataset
 
 from bu_torch.callbacks import BoundaryUncertaintyStopping
@@ -37,10 +37,6 @@ class Validated(Classifier):
 
 def data(seed=0):
     return loader(*blobs(n=60, seed=seed), batch_size=60 // N_STEPS)
-
-
-def scripted(script, **kwargs):
-    return BoundaryUncertaintyStopping(rule=Given(script), n_neighbors=10, n_draws=1, averaging=None, **kwargs)
 
 
 def prepare(folder, script, *callbacks, module=None, max_epochs=10, trainer_kwargs=None, **kwargs):
