@@ -224,7 +224,7 @@ def _read_at(
         return inputs, labels, not all(torch.equal(*half) for half in halves)
 
     if held is not None:
-        with closing(from_here(loader, order)) as batches:
+        with closing(from_here(loader.dataset, loader.collate_fn, order)) as batches:
             return join(batches)
     inputs, labels, is_random = _with_batches(loader, order, seed, join)
     if len(labels) < len(indices):
