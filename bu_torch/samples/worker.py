@@ -170,7 +170,7 @@ class _Pickler(pickle.Pickler):
         if type(value) is not Tensor or value.layout != torch.strided or not value.numel():
             return NotImplemented
         elements = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        return _as_tensor, (pickle.PickleBuffer(elements.numpy()), value.dtype, value.shape)
+        return _as_tensor, (pickle.PickleBuffer(elements.numpy().data), value.dtype, value.shape)
 
 
 def _as_tensor(elements: bytearray, dtype: torch.dtype, shape: torch.Size) -> Tensor:
