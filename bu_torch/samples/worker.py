@@ -66,7 +66,7 @@ def from_worker(loader: DataLoader[Any], order: dict[str, Any], seed: int) -> Ba
             loader.dataset,
             **order,
             collate_fn=partial(_saved, loader.collate_fn, places),
-            worker_init_fn=partial(_begin, loader.worker_init_fn, seed, _open_files() if is_forked else []),
+            worker_init_fn=partial(_begin, loader.worker_init_fn, seed, _open_files() if is_forked else {}),
             generator=torch.Generator(),
             num_workers=1,
             prefetch_factor=1,  # one of two places is written while the other is read
@@ -97,7 +97,7 @@ def _described(error: Exception) -> str:
     said = f"{type(error).__name__}: {error}"
     if "Original Traceback" in said:
         said = _FRAMES.split(said)[-1]
-    return textwrap.shorten(said, 300, placeholder=" ...").rstrip(".: ")
+    return textwrap.shorten(said, 300, placeholder=" [...]").rstrip(".: ")
 
 
 def from_copy(loader: DataLoader[Any], order: dict[str, Any], failure: str) -> Batches:
@@ -110,8 +110,9 @@ def from_copy(loader: DataLoader[Any], order: dict[str, Any], failure: str) -> B
     memo: dict[int, Any] = {id(array): array for array in _read_only(dataset)}
     try:
         own, collate_fn = copy.deepcopy((dataset, loader.collate_fn), memo)
-        if any(hasattr(type(part), "__del__") for part in memo.values()):  # which may close what both hold
-            weakref.finalize(dataset, id, own).atexit = False  # keeps the copy as long as the dataset
+        for original in memo.get(id(memo), []):
+            if hasattr(type(original), "__del__"):  # which may close what both hold: the copy is kept as long
+                weakref.finalize(original, id, memo[id(original)]).atexit = False
     except Exception as error:  # a user's class may raise anything
         name = type(dataset).__name__
         if isinstance(dataset, IterableDataset):
@@ -177,10 +178,13 @@ def _as_tensor(elements: bytearray, dtype: torch.dtype, shape: torch.Size) -> Te
     return torch.frombuffer(elements, dtype=torch.uint8).view(dtype).reshape(shape)
 
 
-def _open_files() -> list[int]:
+def _open_files() -> dict[int, os.stat_result]:
     """Files, pipes and sockets that are open in this process, without its standard ones."""
-    numbers = [int(path.name) for path in _OPEN.iterdir()]
-    return [number for number in numbers if number > 2 and (_OPEN / str(number)).exists()]  # not the listing itself
+    found = {}
+    for path in list(_OPEN.iterdir()):
+        with suppress(OSError):  # the listing itself, which is closed
+            found[int(path.name)] = path.stat()
+    return {number: status for number, status in found.items() if number > 2}
 
 
 def start_from(seed: int) -> None:
@@ -192,15 +196,17 @@ def start_from(seed: int) -> None:
         torch.cuda.manual_seed_all(seed)
 
 
-def _begin(worker_init_fn: Callable[[int], None] | None, seed: int, files: list[int], worker_id: int) -> None:
+def _begin(
+    worker_init_fn: Callable[[int], None] | None, seed: int, files: dict[int, os.stat_result], worker_id: int
+) -> None:
     """Part a worker from the files of the process that it was forked from; then begin as the loader's workers do.
 
     A forked process shares the positions in them, so that a read here would move those of training. Pipes and sockets
     cannot be opened anew: they are cut off, or answers to training would be read here.
     """
-    for number in files:
-        with suppress(OSError):
-            if own := _opened_anew(number):
+    for number, status in files.items():
+        with suppress(OSError):  # one that is closed by now, and perhaps a pipe of the worker has its number
+            if os.path.samestat(os.fstat(number), status) and (own := _opened_anew(number, status.st_mode)):
                 os.dup2(own, number, inheritable=False)
                 os.close(own)
     start_from(seed)  # draws are then those of a copy that is read in this process
@@ -208,10 +214,9 @@ def _begin(worker_init_fn: Callable[[int], None] | None, seed: int, files: list[
         worker_init_fn(worker_id)
 
 
-def _opened_anew(number: int) -> int | None:
+def _opened_anew(number: int, mode: int) -> int | None:
     import fcntl  # which Windows lacks, where nothing is forked
 
-    mode = os.fstat(number).st_mode
     if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
         return os.open(os.devnull, os.O_RDWR)
     if not stat.S_ISREG(mode) or fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
