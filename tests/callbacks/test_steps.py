@@ -177,9 +177,7 @@ class TestOthers:
     def test_a_user_s_callbacks_see_each_check(self, tmp_path):
         keeper = ModelCheckpoint(tmp_path / "user", every_n_train_steps=2, filename="{step}", **HIGHEST)
         seen = []
-        look = LambdaCallback(
-            on_train_batch_end=lambda t, *_: seen.append(float(t.callback_metrics.get("given", -1)))
-        )
+        look = LambdaCallback(on_train_batch_end=lambda t, *_: seen.append(float(t.callback_metrics.get("given", -1))))
         stopping, _, _ = run(tmp_path, [0.1, 0.7, 0.3, 0.2], keeper, look, every_n_train_steps=2, max_epochs=2)
         assert seen == pytest.approx([-1, 0.1, -1, 0.7, -1, 0.3, -1, 0.2])
         assert float(stopping.trainer.callback_metrics["given"]) == pytest.approx(0.2)
