@@ -122,10 +122,10 @@ def read_loader(
     """
     with seeded(seed):
         dataset, classes = loader.dataset, _class_names(loader.dataset)
-        limits: tuple[Any, ...] = ()
-        order: dict[str, Any]
         if isinstance(dataset, IterableDataset):
-            order = {"batch_size": None if loader.batch_sampler is None else loader.batch_size or READ_BATCH}
+            order: dict[str, Any] = {
+                "batch_size": None if loader.batch_sampler is None else loader.batch_size or READ_BATCH
+            }
             limits = stream_limit, stream_limit or 0, max_bytes, has_progress_bar
             read = _with_batches(loader, order, seed, lambda batches: concatenate(batches, keys, transform, *limits))
             return choose_among(*read, how_many, seed)._replace(classes=classes)
