@@ -80,7 +80,7 @@ def logits_of(output: Any, n_inputs: int, name: str = "`model`", key: str | int 
     if key is None:
         found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
     else:
-        found = _entry(output, key, name)
+        found = entry_of(output, key, name)
     try:
         found = torch.as_tensor(found)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -97,7 +97,8 @@ def logits_of(output: Any, n_inputs: int, name: str = "`model`", key: str | int 
     return logits
 
 
-def _entry(output: Any, key: str | int, name: str) -> Any:
+def entry_of(output: Any, key: str | int, name: str) -> Any:
+    """Entry or attribute of an output, by its name or its place."""
     try:
         return getattr(output, key) if isinstance(key, str) and hasattr(output, key) else output[key]
     except (KeyError, IndexError, TypeError) as error:
