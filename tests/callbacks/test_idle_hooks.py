@@ -33,7 +33,11 @@ def test_none_is_called_after_the_first_epoch(tmp_path, options, every_n_train_s
     def look(trainer, *_):
         seen[trainer.current_epoch] = is_called([one for one in trainer.callbacks if isinstance(one, ours)])
 
-    ours, seen, own = (BoundaryUncertaintyStopping, Keeper, Ending), {}, scripted(every_n_train_steps=every_n_train_steps)
+    ours, seen, own = (
+        (BoundaryUncertaintyStopping, Keeper, Ending),
+        {},
+        scripted(every_n_train_steps=every_n_train_steps),
+    )
     fit(tmp_path, own, LambdaCallback(on_train_batch_end=look), **options)
     assert seen == {0: USED, 1: later, 2: later}
     assert is_called([own]) == OF_BATCHES

@@ -177,9 +177,7 @@ class TestOthers:
     def test_a_user_s_callbacks_see_each_check(self, tmp_path):
         keeper = ModelCheckpoint(tmp_path / "user", every_n_train_steps=2, filename="{step}", **HIGHEST)
         seen = []
-        look = LambdaCallback(
-            on_train_batch_end=lambda t, *_: seen.append(float(t.callback_metrics.get("given", -1)))
-        )
+        look = LambdaCallback(on_train_batch_end=lambda t, *_: seen.append(float(t.callback_metrics.get("given", -1))))
         stopping, _, _ = run(tmp_path, [0.1, 0.7, 0.3, 0.2], keeper, look, every_n_train_steps=2, max_epochs=2)
         assert seen == pytest.approx([-1, 0.1, -1, 0.7, -1, 0.3, -1, 0.2])
         assert float(stopping.trainer.callback_metrics["given"]) == pytest.approx(0.2)
@@ -239,11 +237,6 @@ class TestResume:
         assert resumed.stopping_reason == whole.stopping_reason
         assert same(again.state_dict(), weights.state_dict())
         assert read_record(resumed.record_path).places == [2, 4, 6, 8, 10, 12]
-
-    def test_the_kept_file_can_be_resumed(self, tmp_path):
-        whole, _ = self.fit(tmp_path / "whole")
-        again, _ = self.fit(tmp_path / "again", ckpt_path=whole.best_model_path)
-        assert again.history == whole.history
 
     def test_a_step_whose_check_was_not_made_is_said(self, tmp_path):
         class Early(Callback):
