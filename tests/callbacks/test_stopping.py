@@ -85,7 +85,7 @@ def test_a_run_that_resumes_with_other_settings_says_that_it_begins_anew(tmp_pat
 
 def test_expected_accuracy_of_averages_and_among_equals_trust_are_the_default(tmp_path, log):
     stopping = BoundaryUncertaintyStopping(n_neighbors=20)
-    fit(tmp_path, stopping, data=loader(*blobs(n=140, seed=3)), max_epochs=200)
+    fit(tmp_path, stopping, data=loader(*blobs(n=140, seed=6)), max_epochs=200)
     values = [entry["expected_accuracy"] for entry in stopping.history]
     assert (stopping.settings.rule, stopping.settings.averaging) == ("expected_accuracy", 0.7)
     highest = values.index(max(values))
