@@ -91,15 +91,6 @@ def test_without_averaging_a_kept_file_still_resumes_from_the_weights_of_trainin
     assert all(same(one, whole.of_epoch[epoch]) for epoch, one in weights.of_epoch.items())
 
 
-def test_another_weight_of_the_past_starts_anew(tmp_path):
-    path, resumed = cut(tmp_path, stopping(), again=True, max_epochs=3), stopping(averaging=0.5)
-    with pytest.warns(UserWarning, match=r"resumes with averaging=0\.5 instead of averaging=0\.6"):
-        last = cut(tmp_path / "again", resumed, again=True, max_epochs=6, ckpt_path=path)
-    assert resumed.tracker.checks.n_not_compared == 3
-    state = state_of(torch.load(last, weights_only=True), "BoundaryUncertaintyStopping")
-    assert set(state["average"]["n_checks"].values()) == {3}
-
-
 @pytest.mark.parametrize(
     "theirs",
     [lambda: EMAWeightAveraging(decay=0.5), lambda: StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=1)],

@@ -209,13 +209,6 @@ class TestWeightAveraging:
         assert resumed.tracker.checks.n_not_compared == whole.tracker.checks.n_not_compared == 2
         assert same(again.state_dict(), module.state_dict())
 
-    def test_several_of_ours_keep_their_order(self, tmp_path):
-        first, second = real(), real(rule="trust_score", restore_best_weights=False)
-        for _ in range(2):
-            _, made = fit_again(tmp_path, first, second, self.averaging("epochs"), max_epochs=1)
-            assert [one for one in made.callbacks if one in (first, second)] == [first, second]
-            assert made.checkpoint_callback.best_model_path == first.best_model_path
-
     def test_a_users_early_stopping_sees_the_average_of_this_epoch(self, tmp_path):
         monitor, seen = BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1), []
 

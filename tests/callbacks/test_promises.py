@@ -185,10 +185,6 @@ class TestWhatIsSaved:
         assert made.logger.saved == [(0, 0.5, 0.5), (1, 0.9, 0.9), (3, 0.95, 0.95)]
         assert made.logger.settings == [(True, "", 1, "max")] * 3
 
-    def test_the_best_files_are_listed_as_yaml(self, made, tmp_path):
-        made.trainer.checkpoint_callback.to_yaml(tmp_path / "best.yaml")
-        assert (tmp_path / "best.yaml").read_text() == f"{made.stopping.best_model_path}: 0.95\n"
-
 
 def test_a_training_of_one_step_leaves_a_checkpoint(tmp_path):
     made = run(tmp_path, [0.5], trainer_kwargs={"max_steps": 1})
@@ -197,12 +193,6 @@ def test_a_training_of_one_step_leaves_a_checkpoint(tmp_path):
 
 
 class TestFolders:
-    @pytest.mark.parametrize(("version", "name"), [(None, "version_0"), (7, "version_7"), ("mine", "mine")])
-    def test_checkpoints_lie_with_the_logs_of_their_version(self, tmp_path, version, name):
-        logger = CSVLogger(tmp_path, name="logs", version=version)
-        made = run(tmp_path, [0.5], max_epochs=1, trainer_kwargs={"logger": logger})
-        assert Path(made.stopping.best_model_path).parent == tmp_path / "logs" / name / "checkpoints"
-
     def test_a_second_run_in_one_folder_numbers_its_files_and_leaves_the_first_s(self, tmp_path):
         runs = []
         for version in ("", "-v1"):

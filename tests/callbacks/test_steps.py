@@ -238,11 +238,6 @@ class TestResume:
         assert same(again.state_dict(), weights.state_dict())
         assert read_record(resumed.record_path).places == [2, 4, 6, 8, 10, 12]
 
-    def test_the_kept_file_can_be_resumed(self, tmp_path):
-        whole, _ = self.fit(tmp_path / "whole")
-        again, _ = self.fit(tmp_path / "again", ckpt_path=whole.best_model_path)
-        assert again.history == whole.history
-
     def test_a_step_whose_check_was_not_made_is_said(self, tmp_path):
         class Early(Callback):
             """Saves before the check of that step."""
