@@ -42,11 +42,12 @@ class Keeper(Callback):
     """Base of those that keep the best weights: the hooks in which they do so."""
 
     best_model_path: str
-    best_epoch: int | None = None  # of the kept weights; None before the first
-    best_step: int | None = None
+    best_epoch: int | None  # of the kept weights; None before the first
+    best_step: int | None
 
     def __init__(self, fit: Fit, key: str) -> None:
         self.fit, self._key = fit, key
+        self.best_epoch = self.best_step = None
 
     @property
     def state_key(self) -> str:

@@ -129,7 +129,7 @@ class NetworkReader:
                     output = call(forward, precision.convert_input(own), of=module)
                     parts.append(logits_of(output, len(batch), "`forward`", self._output_key))
             return joined(parts, "`forward`")
-        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        except Exception as error:  # the user's code may raise anything
             first = next(iter(inputs.split(n_rows)))
             what = f"inputs of shape {tuple(first.shape)} and dtype {dtype}" if packing is None else str(packing)
             raise MisconfigurationException(
@@ -152,6 +152,8 @@ class NetworkReader:
         """Say what helps, if it is known what is wrong."""
         if "_forward_unimplemented" in str(error) or 'required "forward"' in str(error):
             return ". Define `forward`: it gives the logits, as a check and a prediction need them."
+        if "does not require grad" in str(error):
+            return ". A check runs without gradient: wrap what needs one in `with torch.enable_grad():`."
         is_of_arguments = "positional argument" in str(error) or "keyword argument" in str(error)
         if self.packing is not None or is_of_arguments:
             return f". {SEVERAL_TENSORS}"

@@ -42,6 +42,18 @@ def make_stopper(
     return BoundaryUncertaintyStopper(inputs, samples.labels, **options)
 
 
+def restore(stopper: BoundaryUncertaintyStopper, network: nn.Module) -> None:
+    """Load the kept weights when training has ended; a warning says if there are none, or if they do not fit."""
+    if stopper.best_epoch is None:
+        why = stopper.tracker.checks.why_none_kept()
+        warnings.warn(f"Boundary uncertainty kept no epoch: {why}. The weights are those of training.", stacklevel=3)
+        return
+    try:
+        stopper.restore(network)
+    except RuntimeError as error:
+        warnings.warn(f"{error} The weights stay as training left them.", stacklevel=3)
+
+
 def missing(module: str, packages: str) -> ImportError:
     """Error for a package that is not installed."""
     return ImportError(

@@ -1,12 +1,15 @@
 """Logits of models of any kind and any form of output."""
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import filterfalse
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from bu_torch.functional.checks import as_logits
 from bu_torch.internal.packing import Packing, call
@@ -77,7 +80,7 @@ def logits_of(output: Any, n_inputs: int, name: str = "`model`", key: str | int 
     if key is None:
         found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
     else:
-        found = _entry(output, key, name)
+        found = entry_of(output, key, name)
     try:
         found = torch.as_tensor(found)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -94,7 +97,8 @@ def logits_of(output: Any, n_inputs: int, name: str = "`model`", key: str | int 
     return logits
 
 
-def _entry(output: Any, key: str | int, name: str) -> Any:
+def entry_of(output: Any, key: str | int, name: str) -> Any:
+    """Entry or attribute of an output, by its name or its place."""
     try:
         return getattr(output, key) if isinstance(key, str) and hasattr(output, key) else output[key]
     except (KeyError, IndexError, TypeError) as error:
@@ -146,7 +150,11 @@ def as_taken(model: object, inputs: Tensor) -> Tensor:
 def dtype_of(model: object, inputs: Tensor | InBatches) -> torch.dtype:
     """Dtype in which a model takes inputs: its own, or theirs if they are integers or it has none."""
     if isinstance(model, nn.Module) and inputs.is_floating_point() and not isinstance(model, PackedNetwork):
-        return next((p.dtype for p in model.parameters() if p.is_floating_point()), inputs.dtype)
+        sizes = Counter[torch.dtype]()  # a temperature may have another precision than the layers
+        for one in filterfalse(is_lazy, model.parameters()):
+            if one.is_floating_point():
+                sizes[one.dtype] += one.numel()
+        return max(sizes, key=lambda dtype: sizes[dtype], default=inputs.dtype)
     return inputs.dtype
 
 

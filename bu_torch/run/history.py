@@ -128,6 +128,8 @@ class History:
         selection = self.selection
         if selection is not None and all(selection.score(entry) is None for entry in self.compared):
             return f"all checks were of epochs before `start_from_epoch={selection.start_from_epoch}`"
+        if selection is not None and any(math.isfinite(selection.score(entry) or math.nan) for entry in self.compared):
+            return "no weights could be saved"
         return "no finite check counted"
 
     def fall_back(self, epoch: int | None, step: int | None = None) -> None:

@@ -66,8 +66,8 @@ def read_samples(
 
     Raises:
         TypeError: If `dataset` is none of these, or holds tensors that are not dense.
-        ValueError: If there is no sample, batches are not inputs and labels of one length and shape, a stream cannot be
-            read twice, or a sampler cannot be copied.
+        ValueError: If there is no sample, batches are not inputs and labels of one length and shape, the dataset or its
+            collate function raises, a stream cannot be read twice, or a sampler cannot be copied.
     """
     keys = Keys(input_key, label_key)
     if max_samples is not None:
@@ -122,16 +122,17 @@ def read_loader(
     """
     with seeded(seed):
         dataset, classes = loader.dataset, _class_names(loader.dataset)
-        limits: tuple[Any, ...] = ()
-        order: dict[str, Any]
         if isinstance(dataset, IterableDataset):
-            order = {"batch_size": None if loader.batch_sampler is None else loader.batch_size or READ_BATCH}
+            order: dict[str, Any] = {
+                "batch_size": None if loader.batch_sampler is None else loader.batch_size or READ_BATCH
+            }
             limits = stream_limit, stream_limit or 0, max_bytes, has_progress_bar
-        else:
-            indices, are_lists, weights = visited_by(loader, n_batches, unwrap)
-            order = {"sampler": indices, "batch_size": None}
-        if isinstance(dataset, IterableDataset) or (loader.batch_sampler is None and not are_lists):
             read = _with_batches(loader, order, seed, lambda batches: concatenate(batches, keys, transform, *limits))
+            return choose_among(*read, how_many, seed)._replace(classes=classes)
+        indices, are_lists, weights = visited_by(loader, n_batches, unwrap)
+        if loader.batch_sampler is None and not are_lists:
+            items = {"sampler": indices, "batch_size": None}
+            read = _with_batches(loader, items, seed, lambda batches: concatenate(batches, keys, transform))
             return choose_among(*read, how_many, seed)._replace(classes=classes)
         n_training, are_places = len(indices), isinstance(indices[0], int)
         known = known_labels(dataset, keys.labels) if are_places else None
@@ -198,7 +199,7 @@ def _read_at(
     looks_for_augmentation: bool,
     has_progress_bar: bool,
 ) -> tuple[Any, Tensor, bool]:
-    """Inputs and labels at these indices, in batches as the loader makes them, and if the first differ when read again.
+    """Inputs and labels at these indices, in batches as the loader makes them; True if the first differ the next time.
 
     Tensors in memory run no code of the user's, so that they are read here; without `transform` at once.
     """
@@ -219,13 +220,14 @@ def _read_at(
         inputs, labels = concatenate(first, keys, transform, None, len(indices), max_bytes, has_progress_bar)
         if not twice or len(labels) != len(indices):
             return inputs, labels, False
-        before = pytree.tree_map(lambda tensor: tensor[: len(twice)], (inputs, labels))
+        n_twice = len(twice)
+        before = pytree.tree_map(lambda tensor: tensor[:n_twice], (inputs, labels))
         both, _ = concatenate([before, concatenate(batches, keys, transform)], NO_KEYS, None)  # padded alike
-        halves = (tensor.split(len(twice)) for tensor in pytree.tree_leaves(both))
-        return inputs, labels, not all(torch.equal(*half) for half in halves)
+        is_same = all(torch.equal(tensor[:n_twice], tensor[n_twice:]) for tensor in pytree.tree_leaves(both))
+        return inputs, labels, not is_same
 
     if held is not None:
-        with closing(from_here(loader, order)) as batches:
+        with closing(from_here(loader.dataset, loader.collate_fn, order)) as batches:
             return join(batches)
     inputs, labels, is_random = _with_batches(loader, order, seed, join)
     if len(labels) < len(indices):

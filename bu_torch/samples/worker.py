@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -12,7 +13,7 @@ import textwrap
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,33 +28,15 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 from bu_torch.internal.inputs import scikit_learn_seed
 from bu_torch.samples.samples import UnreadableError
 
+_OPEN = Path("/dev/fd")  # files that are open in this process, by their numbers
 _PATIENCE = 60  # seconds for a batch: a dataset with threads or locks may wait forever in a forked process
 _FRAMES = re.compile(r'^  (?:File "|\[Previous line).*\n(?:    .*\n)*', re.MULTILINE)  # of a traceback
+
+Batches = Generator[Any, None, None]
 
 
 class DatasetError(UnreadableError):
     """A dataset, or the function that collates its samples, has raised."""
-
-
-def from_worker(loader: DataLoader[Any], order: dict[str, Any], seed: int) -> Generator[Any, None, None]:
-    """Yield batches of a loader's dataset in an order of our own, as its own single worker would read them.
-
-    `order` is what `DataLoader` takes. The worker ends with the iterator. Close it, and it ends at once.
-    """
-    has_workers = loader.num_workers > 0
-    # The default context itself would be fixed by its first use, and a script could no longer choose another.
-    context = (loader.multiprocessing_context if has_workers else None) or multiprocessing.get_context(_start_method())
-    files = _open_files() if context.get_start_method() == "fork" else {}
-    options: dict[str, Any] = {
-        "collate_fn": partial(_pickled, loader.collate_fn),
-        "worker_init_fn": partial(_begin, loader.worker_init_fn, seed, files),
-        "generator": torch.Generator(),
-        "num_workers": 1,
-        "prefetch_factor": 1,
-        "multiprocessing_context": context,
-        "timeout": 0 if has_workers else _PATIENCE,
-    }
-    return _batches(loader.dataset, order | options, pickle.loads)
 
 
 def may_start_worker(loader: DataLoader[Any]) -> bool:
@@ -65,12 +48,59 @@ def _start_method() -> str:
     return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
-def from_here(loader: DataLoader[Any], order: dict[str, Any]) -> Generator[Any, None, None]:
-    """Yield the same batches, read in this process from the loader's own dataset."""
-    return _batches(loader.dataset, order | {"collate_fn": loader.collate_fn, "generator": torch.Generator()})
+def from_worker(loader: DataLoader[Any], order: dict[str, Any], seed: int) -> Batches:
+    """Yield batches of a loader's dataset in an order of our own, as its own single worker would read them.
+
+    `order` is what `DataLoader` takes. The worker ends with the iterator; if that is closed, at once.
+    """
+    has_workers = loader.num_workers > 0
+    # The default context itself would be fixed by its first use, and a script could no longer choose another.
+    context = (loader.multiprocessing_context if has_workers else None) or multiprocessing.get_context(_start_method())
+    is_forked = context.get_start_method() == "fork" and _OPEN.is_dir()
+    with _explained(loader.dataset, "a worker process"), ExitStack() as stack:
+        memory = [os.memfd_create("batch") for _ in range(2)] if is_forked and hasattr(os, "memfd_create") else []
+        for number in memory:
+            stack.callback(os.close, number)
+        places = itertools.cycle(_OPEN / str(number) for number in memory) if memory else None
+        own = DataLoader(
+            loader.dataset,
+            **order,
+            collate_fn=partial(_saved, loader.collate_fn, places),
+            worker_init_fn=partial(_begin, loader.worker_init_fn, seed, _open_files() if is_forked else {}),
+            generator=torch.Generator(),
+            num_workers=1,
+            prefetch_factor=1,  # one of two places is written while the other is read
+            multiprocessing_context=context,
+            timeout=0 if has_workers else _PATIENCE,
+        )
+        iterator: Any = iter(own)
+        stack.callback(iterator._shutdown_workers)  # at once, also if an error keeps the iterator alive
+        yield from map(_loaded, iterator)
 
 
-def from_copy(loader: DataLoader[Any], order: dict[str, Any], failure: str) -> Generator[Any, None, None]:
+def from_here(dataset: Dataset[Any], collate_fn: Callable[[Any], Any], order: dict[str, Any]) -> Batches:
+    """Yield the same batches, read in this process."""
+    with _explained(dataset, "this process"):
+        yield from DataLoader(dataset, **order, collate_fn=collate_fn, generator=torch.Generator())
+
+
+@contextmanager
+def _explained(dataset: Dataset[Any], place: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # a user's class may raise anything
+        raise DatasetError(f"{type(dataset).__name__} cannot be read in {place}: {_described(error)}.") from error
+
+
+def _described(error: Exception) -> str:
+    """Type and text of an exception, in a line: of a worker's, whose traceback torch makes the text, the original's."""
+    said = f"{type(error).__name__}: {error}"
+    if "Original Traceback" in said:
+        said = _FRAMES.split(said)[-1]
+    return textwrap.shorten(said, 300, placeholder=" [...]").rstrip(".: ")
+
+
+def from_copy(loader: DataLoader[Any], order: dict[str, Any], failure: str) -> Batches:
     """Yield the same batches, read in this process from a deep copy, or from the original if it cannot be copied.
 
     A warning says so, after `failure`, what a worker failed of.
@@ -79,9 +109,10 @@ def from_copy(loader: DataLoader[Any], order: dict[str, Any], failure: str) -> G
     # Arrays that nobody can write to, as files mapped into memory, are shared.
     memo: dict[int, Any] = {id(array): array for array in _read_only(dataset)}
     try:
-        dataset, collate_fn = copy.deepcopy((dataset, loader.collate_fn), memo)
-        if any(hasattr(type(part), "__del__") for part in memo.values()):  # which may close what both hold
-            weakref.finalize(loader.dataset, id, dataset).atexit = False  # keeps the copy as long as the dataset
+        own, collate_fn = copy.deepcopy((dataset, loader.collate_fn), memo)
+        for original in memo.get(id(memo), []):
+            if hasattr(type(original), "__del__"):  # which may close what both hold: the copy is kept as long
+                weakref.finalize(original, id, memo[id(original)]).atexit = False
     except Exception as error:  # a user's class may raise anything
         name = type(dataset).__name__
         if isinstance(dataset, IterableDataset):
@@ -95,8 +126,8 @@ def from_copy(loader: DataLoader[Any], order: dict[str, Any], failure: str) -> G
             " and open files.",
             stacklevel=2,
         )
-        return from_here(loader, order)
-    return _batches(dataset, order | {"collate_fn": collate_fn, "generator": torch.Generator()})
+        own, collate_fn = dataset, loader.collate_fn
+    return from_here(own, collate_fn, order)
 
 
 def _read_only(dataset: Any) -> Iterator[Any]:
@@ -107,41 +138,26 @@ def _read_only(dataset: Any) -> Iterator[Any]:
             yield part
 
 
-def _batches(
-    dataset: Dataset[Any], options: dict[str, Any], load: Callable[[Any], Any] = lambda batch: batch
-) -> Generator[Any, None, None]:
-    iterator = None
-    try:
-        iterator = iter(DataLoader(dataset, **options))
-        for batch in iterator:
-            yield load(batch)
-    except Exception as error:  # a user's class may raise anything
-        place = "a worker process" if "num_workers" in options else "this process"
-        raise DatasetError(f"{type(dataset).__name__} cannot be read in {place}: {_described(error)}.") from error
-    finally:
-        if "num_workers" in options and iterator is not None:  # at once, also if an error keeps the iterator alive
-            iterator._shutdown_workers()  # type: ignore[attr-defined]
+def _saved(collate_fn: Callable[[Any], Any], places: Iterator[Path] | None, samples: Any) -> Path | bytes:
+    """Save a batch in a file in memory; give its path, or without one the bytes themselves.
 
-
-def _described(error: Exception) -> str:
-    """Type and text of an exception, in a line: of a worker's, whose traceback torch makes the text, the original's."""
-    said = f"{type(error).__name__}: {error}"
-    if "Original Traceback" in said:
-        said = _FRAMES.split(said)[-1]
-    return textwrap.shorten(said, 300, placeholder=" ...").rstrip(".: ")
-
-
-def _pickled(collate_fn: Callable[[Any], Any], samples: Any) -> bytes:
-    """A batch as bytes, which pass through a pipe.
-
-    Tensors would lie in shared memory, of which containers have little, and would keep a file open each. What cannot be
-    pickled raises here; in torch's queue it would leave the other process waiting.
+    torch's queue would take shared memory, of which containers have little, and a file for each tensor, and would leave
+    the other process waiting if a batch cannot be pickled.
     """
     if collate_fn is default_collate:  # which in a worker stacks in shared memory
         collate_fn = partial(collate, collate_fn_map={**default_collate_fn_map, Tensor: _stacked})
-    stream = io.BytesIO()
-    _Pickler(stream, pickle.HIGHEST_PROTOCOL).dump(collate_fn(samples))
-    return stream.getvalue()
+    batch = collate_fn(samples)
+    if places is None:
+        _Pickler(stream := io.BytesIO(), pickle.HIGHEST_PROTOCOL).dump(batch)
+        return stream.getvalue()
+    with (place := next(places)).open("r+b") as file:
+        _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(batch)
+    return place
+
+
+def _loaded(saved: Path | bytes) -> Any:
+    with io.BytesIO(saved) if isinstance(saved, bytes) else saved.open("rb") as stream:
+        return pickle.load(stream)  # noqa: S301  (our own worker has written it)
 
 
 def _stacked(tensors: list[Tensor], *, collate_fn_map: Any) -> Tensor:
@@ -155,8 +171,7 @@ class _Pickler(pickle.Pickler):
         if type(value) is not Tensor or value.layout != torch.strided or not value.numel():
             return NotImplemented
         elements = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        buffer: Any = elements.numpy()
-        return _as_tensor, (pickle.PickleBuffer(buffer), value.dtype, value.shape)
+        return _as_tensor, (pickle.PickleBuffer(elements.numpy().data), value.dtype, value.shape)
 
 
 def _as_tensor(elements: bytearray, dtype: torch.dtype, shape: torch.Size) -> Tensor:
@@ -166,9 +181,9 @@ def _as_tensor(elements: bytearray, dtype: torch.dtype, shape: torch.Size) -> Te
 def _open_files() -> dict[int, os.stat_result]:
     """Files, pipes and sockets that are open in this process, without its standard ones."""
     found = {}
-    for number in [int(path.name) for path in Path("/dev/fd").iterdir()]:
+    for path in list(_OPEN.iterdir()):
         with suppress(OSError):  # the listing itself, which is closed
-            found[number] = os.fstat(number)
+            found[int(path.name)] = path.stat()
     return {number: status for number, status in found.items() if number > 2}
 
 
@@ -190,7 +205,7 @@ def _begin(
     cannot be opened anew: they are cut off, or answers to training would be read here.
     """
     for number, status in files.items():
-        with suppress(OSError):
+        with suppress(OSError):  # one that is closed by now, and perhaps a pipe of the worker has its number
             if os.path.samestat(os.fstat(number), status) and (own := _opened_anew(number, status.st_mode)):
                 os.dup2(own, number, inheritable=False)
                 os.close(own)
@@ -206,6 +221,6 @@ def _opened_anew(number: int, mode: int) -> int | None:
         return os.open(os.devnull, os.O_RDWR)
     if not stat.S_ISREG(mode) or fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
         return None
-    own = os.open(f"/dev/fd/{number}", os.O_RDONLY)
+    own = os.open(_OPEN / str(number), os.O_RDONLY)
     os.lseek(own, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
     return own
