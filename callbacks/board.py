@@ -64,7 +64,7 @@ class Board:
     """Shows the values of checks, under names that no other callback uses for other values."""
 
     def __init__(self) -> None:
-        self._suffix = ""  # of the names
+        self._suffix = ""  # ends the names
         self._names: list[str] = []  # in `callback_metrics`
         self._withdrawn: dict[str, Tensor] = {}  # values that `callback_metrics` lacks until `show_again`
 

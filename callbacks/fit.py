@@ -189,7 +189,7 @@ class Fit:
             for dashboard in dashboards:
                 dashboard.show(details, step)
         train_loss = training_loss(trainer, is_within_epoch=is_by_steps)
-        if not trainer.barebones:  # which logs nothing, and warns where one tries
+        if not trainer.barebones:  # it logs nothing, and warns of attempts
             self.board.show(trainer, tracker.history[-1], step)
         is_first = account.check_seconds == 0
         tracker.end_check(started, details, train_loss)
@@ -209,7 +209,7 @@ def record_folder(trainer: Trainer) -> Path | None:
         return None
     folder = getattr(trainer.checkpoint_callback, "dirpath", None)
     if folder is None and trainer.loggers:
-        folder = trainer.log_dir  # which all processes must ask for
+        folder = trainer.log_dir  # all processes must ask for it
     return None if folder is None or "://" in str(folder) or not trainer.is_global_zero else Path(folder)
 
 

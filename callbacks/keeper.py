@@ -42,7 +42,7 @@ class Keeper(Callback):
     """Base of those that keep the best weights: the hooks in which they do so."""
 
     best_model_path: str
-    best_epoch: int | None  # of the kept weights; None before the first
+    best_epoch: int | None  # epoch of the kept weights; None before the first
     best_step: int | None
 
     def __init__(self, fit: Fit, key: str) -> None:
@@ -108,7 +108,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
         self._before: dict[str, Any] | None = None  # what was the best before the newest file was written
         self._obsolete: str | None = None  # its file, once the newest is written
         self._replaced: list[str] = []  # best files to delete as soon as the newest other checkpoint names none of them
-        self._folders: list[str] = []  # of the runs that this one resumes
+        self._folders: list[str] = []  # folders of the runs that this one resumes
         self._named_elsewhere = ""  # the best file by the newest checkpoint that another callback has saved
         self.is_saving = False
         self._raw: dict[str, Tensor] = {}  # weights of training, while a file is written
@@ -167,7 +167,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         tracker, module, check = self.fit.tracker, trainer.lightning_module, self.fit.check
         weights = None if check is None or average_model(trainer) is not None else check.weights
-        saver = copy.copy(trainer)  # which hands over the weights that were measured
+        saver = copy.copy(trainer)  # hands over the weights that were measured
         saver._checkpoint_connector = connector = copy.copy(trainer._checkpoint_connector)
         self.is_saving = True
         try:

@@ -14,7 +14,7 @@ from packaging.version import Version
 
 _TREES = ("lightning.pytorch", "pytorch_lightning")
 FITTING = "fit"  # `TrainerFn.FITTING`
-# Of `lightning` the requirements of this package say so; `pytorch_lightning` comes without being asked for.
+# The requirements of this package name `lightning` alone; an installed `pytorch_lightning` may be older.
 _OLDEST = "2.6.6"
 
 

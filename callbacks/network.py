@@ -50,8 +50,8 @@ class NetworkReader:
 
     def __init__(self, perturbation: Any, output_key: str | int | None) -> None:
         self._perturbation, self._output_key = perturbation, output_key
-        self._inputs: Inputs | None = None  # of this process
-        self._n_rows = 0  # of the inputs of all processes together
+        self._inputs: Inputs | None = None  # this process's share
+        self._n_rows = 0  # inputs of all processes together
         self.takes_integers = False  # as samples, before they are perturbed
         self.passes_alone = True  # this process may call `forward` without the others
         self.is_tried = False  # a batch was read as a check reads it

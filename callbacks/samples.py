@@ -44,7 +44,7 @@ _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
 class Source(NamedTuple):
     """Samples to measure at, and their places in batches; arguments of the callbacks."""
 
-    reference: Reference | None = None  # None for those of the trainer's loader
+    reference: Reference | None = None  # None reads the trainer's loader
     input_key: InputKey = None
     label_key: str | int | None = None
 
@@ -62,7 +62,7 @@ class CheckSamples:
     ) -> None:
         self._settings, self._source, self._schedule = settings, source, schedule
         self._tracker, self._network = tracker, network
-        self.loss_weights: list[float] | None = None  # of classes, those of the module's loss; in the first process
+        self.loss_weights: list[float] | None = None  # class weights of the module's loss; in the first process
 
     def prepare(self, trainer: Trainer, pl_module: LightningModule) -> bool:
         """Compute all that does not depend on the network; False if a run resumes with other samples than before."""
@@ -124,7 +124,7 @@ class CheckSamples:
     ) -> tuple[Inputs, Plan | None, tuple[str, bool]]:
         """Perturbed inputs, plan, and what `Tracker.go_on` takes."""
         groundwork = self._tracker.groundwork
-        samples = found.pop()  # which alone holds them, so that those that are left out are free
+        samples = found.pop()  # the only reference: unused samples can be freed
         with self._explained([samples.labels]):
             if groundwork.plan is None:  # a resumed run has one
                 wanted = self._planned(trainer, samples.n_training, n_operations)

@@ -19,7 +19,7 @@ from bu_torch.samples.samples import UnreadableError, packed
 # The tensors that a module was called with, by the names of the keywords or their places.
 _Call = dict[str | int, Tensor]
 _MOST_BATCHES = 5  # until the network has been called
-_MOST_CALLS = 64  # of a module in a batch
+_MOST_CALLS = 64  # calls of a module in a batch
 _OF_BYTES = (
     "A check calls `forward` with floating-point numbers: let it scale them as it scales bytes, or scale them in"
     " `on_after_batch_transfer`."
@@ -27,7 +27,7 @@ _OF_BYTES = (
 _CLOSE = 1e-3  # relative to the spread of the values, in which autocast may round them
 _SHIFTED = 0.5  # standard deviations
 _STRETCHED = 2.0
-_KEPT = 0.2  # of the values
+_KEPT = 0.2  # share of values
 _MASKED = 0.95
 _AFTER_BYTES = ", behind a layer that takes integers"
 

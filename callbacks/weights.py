@@ -20,10 +20,10 @@ from bu_torch.run.kept_weights import put_back
 from bu_torch.run.state import read_weights
 
 WRAPPING = ("FSDPStrategy", "DeepSpeedStrategy")
-OUT_OF_REACH = (*WRAPPING, "XLAFSDPStrategy")  # which hide the weights' places in their shards
+OUT_OF_REACH = (*WRAPPING, "XLAFSDPStrategy")  # these hide the weights' places in their shards
 SHARDED = (*OUT_OF_REACH, "ModelParallelStrategy")  # where no process has the whole network
-RAW_WEIGHTS = "raw_state_dict"  # of training, in a checkpoint whose `state_dict` holds those that were measured
-_MODE = "train_mode"  # of a group of parameters, in a Schedule-Free optimiser
+RAW_WEIGHTS = "raw_state_dict"  # weights of training beside the measured ones in a checkpoint
+_MODE = "train_mode"  # key in a Schedule-Free optimiser's group of parameters
 
 
 def stand_behind_averaging(trainer: Trainer, kind: type) -> None:
@@ -58,7 +58,7 @@ def go_on_from_raw_weights(pl_module: LightningModule, checkpoint: dict[str, Any
         )
     for state in (checkpoint.get("callbacks") or {}).values():
         own = state.get("average") if isinstance(state, dict) else None
-        if isinstance(own, dict) and own.get("weights") == {}:  # that of the callback that has saved it
+        if isinstance(own, dict) and own.get("weights") == {}:  # the callback that saved the file has left it out
             own["weights"] = average
 
 

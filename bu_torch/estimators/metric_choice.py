@@ -23,7 +23,7 @@ _DECAYS = LabelVotes().decays
 _LANDMARKS = 200  # fewer than later: time grows with the cube
 _LEAST_UNTAUGHT = 1000  # samples that tell more than the folds
 _NEIGHBORS, _REGRESSION = 1.0, 2.0  # standard errors that a gain must exceed
-_NEARLY_ALL = 0.95  # of the weight: then the other regression is not worth its time
+_NEARLY_ALL = 0.95  # with so much of the weight here, the other regression is not worth its time
 
 
 class Honest(NamedTuple):

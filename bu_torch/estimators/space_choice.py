@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 _COMPARED = 1500  # samples
 _ALL_COMPARED = 2000  # up to here all are, and no copy of most of them is made
 _MOST_CHANNELS = 16  # more are feature maps, and patches of them are too many numbers to whiten
-_MOST_FEATURES = 1024  # of a metric: its cost grows with their square
+_MOST_FEATURES = 1024  # the cost of a metric grows with their square
 _MOST_OPERATIONS = 1e10  # to learn a metric once: some seconds
 _LEAST_SAMPLES = 150  # to try one: with fewer, it gains next to nothing
 _MODULE_BATCH = 64  # no more than a training batch mostly is: a network needs more memory for more
@@ -35,9 +35,9 @@ class ChosenSpace(NamedTuple):
 
     name: str
     space: FeatureSpace | MetricSpace
-    skills: dict[str, float]  # of the candidates, if there were several
+    skills: dict[str, float]  # skill of each candidate, if there were several
     points: Tensor | None = None  # all samples in the space, if they were computed
-    trial: MetricTrial | None = None  # of the metric, if it was a candidate
+    trial: MetricTrial | None = None  # trial of the metric, if it was a candidate
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class TrustScore:
         rows_of_class = [torch.nonzero((labels == c) & self.kept_).flatten() for c in range(n_classes)]
         self._classes = [features[rows] for rows in rows_of_class]
         self.class_sizes_ = torch.tensor([len(members) for members in self._classes], device=features.device)
-        self._place = torch.full((len(labels), 2), -1, device=features.device)  # of each sample: class, row among it
+        self._place = torch.full((len(labels), 2), -1, device=features.device)  # class, and row there
         for label, rows in enumerate(rows_of_class):
             self._place[rows, 0] = label
             self._place[rows, 1] = torch.arange(len(rows), device=features.device)

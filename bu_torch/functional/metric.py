@@ -6,7 +6,7 @@ from torch import Tensor
 from bu_torch.functional.regression import left_out_predictions
 
 _JITTER = 1e-3  # added to the diagonal of the landmarks' kernel, because tables repeat their rows
-_BLOCK_ELEMENTS = 2**20  # of gradients at once: 4 MB
+_BLOCK_ELEMENTS = 2**20  # gradients at once take 4 MB
 
 
 def laplace_kernel(distances: Tensor, width: float) -> Tensor:

@@ -57,7 +57,7 @@ def _names(records: Sequence[RunRecord]) -> list[str]:
 
 def _curves(runs: Sequence[_Run]) -> Section | None:
     axis = "epoch" if all(run.record.axis == "epoch" for run in runs) else "step"
-    at_place: dict[str, dict[int, int]] = {}  # of the checks that a curve shows; not all tables tell steps
+    at_place: dict[str, dict[int, int]] = {}  # checks that a curve shows; not all tables tell steps
     for run in runs:
         few = with_fewer_checks(run.record, run.verdict)
         finite = (check for check in few.checks if math.isfinite(check.get(axis, math.nan)))

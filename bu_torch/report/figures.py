@@ -36,8 +36,8 @@ _SIGNALS = {
     ),
 }
 _COLOURS = dict(zip(SIGNALS, itertools.cycle(drawing.COLOURS), strict=False))
-_LEAST_SPAN = 0.005  # of an axis of shares
-_MOST_POINTS = 4000  # of a curve; more are narrower than a pixel
+_LEAST_SPAN = 0.005  # on an axis of shares
+_MOST_POINTS = 4000  # in a curve; more are narrower than a pixel
 
 
 def drawing_step(record: RunRecord) -> int:

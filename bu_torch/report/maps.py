@@ -11,7 +11,7 @@ from bu_torch.report.text import escaped, shown_number
 from bu_torch.report.verdict import RunVerdict
 from bu_torch.signals.details import Pair
 
-_MOST_COLUMNS = 300  # of a map over the epochs
+_MOST_COLUMNS = 300  # in a map over the epochs
 _PLAIN = {"showgrid": False, "zeroline": False}
 # Title, axis and reading of each histogram over the checks.
 SPREADS = {

@@ -23,8 +23,8 @@ from bu_torch.signals.details import Details, Doubtful, Histogram, Pair
 # A row of a run has some 300 bytes, and a check beside it at most some 30,000. Lists take up to 50 times their bytes in
 # memory, so that a line, which is parsed as a whole, may have a sixteenth of all.
 MOST_BYTES = 2**24
-_MOST_VALUES = 2**21  # of a table: a run has some 20 bytes for each
-_MOST_BINS = 100  # of a histogram
+_MOST_VALUES = 2**21  # in a table; a run writes some 20 bytes for each
+_MOST_BINS = 100  # in a histogram
 _NAME = re.compile(r"boundary_uncertainty(-v\d+)?\.csv")
 _REQUIRED = ("epoch", "boundary_uncertainty", "trust_score")
 

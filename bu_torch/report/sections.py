@@ -22,7 +22,7 @@ _MOST = 100  # samples that are listed
 class Content(NamedTuple):
     """Content of a page: all of it but the scripts that draw it."""
 
-    title: str  # of the window, escaped
+    title: str  # escaped title of the window
     main: str  # HTML
     drawings: list[Json]  # figures, for the script
 

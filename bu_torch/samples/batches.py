@@ -101,7 +101,7 @@ def concatenate(
     with tqdm(desc="Boundary uncertainty reads", delay=3, disable=not has_progress_bar, **options) as shown:
         for inputs, labels in (split_batch(batch, keys) for batch in batches):
             if len(labels):
-                if transform is not None:  # which has moved them to where the network is
+                if transform is not None:  # it has moved them to the network's device
                     inputs, labels = pytree.tree_map(lambda tensor: tensor.detach().cpu(), (inputs, labels))
                 if not read:
                     check_bytes(inputs, n_expected, max_bytes)
@@ -155,7 +155,7 @@ def split_batch(batch: Any, keys: Keys) -> tuple[Any, Tensor]:
         if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
             raise UnreadableError(f"the {name} of a batch must be a tensor, got {type(value).__name__}.")
         for tensor in tensors:
-            as_tensor(tensor, name)  # which refuses one that is not dense
+            as_tensor(tensor, name)  # refuses one that is not dense
     if shapes := _unequal_shapes(inputs, labels):
         raise UnreadableError(f"inputs and labels of a batch must be equally long, got {shapes}.")
     return inputs, signed(labels)

@@ -25,11 +25,11 @@ from bu_torch.space.features import FeatureSpace
 from bu_torch.space.metric import MetricSpace
 from bu_torch.space.mixed import MixedFeatures
 
-_FORMAT = 12  # of the arrays, to be raised when what they hold, or how that is computed, changes
+_FORMAT = 12  # raise it when the arrays hold something else, or are computed in another way
 _PROBE = 64
-_LEAST_SKILL = 0.01  # of votes that tell more than chance: from 400 random labels on, that is seldom exceeded
+_LEAST_SKILL = 0.01  # votes on 400 random labels or more seldom have a higher skill
 _MOST_COPIES = 0.5
-MOST_ENTRIES = 2**28  # of an array with a column for each class: a gibibyte in float32, of which there are three
+MOST_ENTRIES = 2**28  # in an array with a column for each class: a gibibyte in float32; there are three such arrays
 
 _OF_BOUNDARY = ("labels", "neighbors", "nearest_distance", "bayes_pairs")
 _OF_CLASSES = ("left_out_distances", "votes", "probabilities")
@@ -50,11 +50,11 @@ class Preparation:
     neighbors: Tensor  # (N, M)
     nearest_distance: Tensor  # (N,)
     bayes_pairs: Tensor  # (N, 2)
-    left_out_distances: Tensor  # of each perturbed sample, itself left out, to each class, and inf, (D * N, C + 1)
-    votes: Tensor  # of the labels near each sample, (N, C)
-    probabilities: Tensor  # of the classes at each perturbed sample, (D * N, C)
+    left_out_distances: Tensor  # (D * N, C + 1) from each perturbed sample to each class, itself left out, and inf
+    votes: Tensor  # (N, C) votes of the labels near each sample
+    probabilities: Tensor  # (D * N, C) class probabilities at each perturbed sample
     vote_skill: float  # 1 is certain, 0 chance
-    regression_skill: float  # of a regression on all other samples
+    regression_skill: float  # skill of a regression on all other samples
 
     @classmethod
     def make(

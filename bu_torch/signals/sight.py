@@ -9,7 +9,7 @@ from bu_torch.functional.weights import mean_of
 from bu_torch.samples.balance import class_shares
 from bu_torch.signals.measuring import Signals
 
-_LEAST_GAIN = 0.01  # of what one class alone leaves to gain
+_LEAST_GAIN = 0.01  # share of what one class alone leaves to gain
 _LEAST_SKILL = 0.05
 _MOST_NAMED = 5  # classes
 

@@ -15,7 +15,7 @@ from bu_torch.samples.subset import stratified_rows
 from bu_torch.space.features import FeatureSpace
 
 _PENALTIES = [1e-3, 1e-2, 0.1, 1.0, 10.0]
-_PAIRS = 2**18  # of which the median distance is taken
+_PAIRS = 2**18  # enough for the median distance
 
 
 class LabelMetric:
@@ -66,7 +66,7 @@ class LabelMetric:
         points, labels = points[rows], labels[rows]
         weights = None if weights is None else weights_of(labels, None, weights[rows])
         targets = torch.nn.functional.one_hot(labels) - shares_of(labels, weights)
-        targets = targets[:, targets.abs().amax(dim=0) > 0].to(points)  # of classes that there are
+        targets = targets[:, targets.abs().amax(dim=0) > 0].to(points)  # classes without samples have no targets
         chosen = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed))[: self.n_landmarks]
         chosen = chosen.to(points.device)
         self.root_ = torch.eye(points.shape[1]).to(points)
