@@ -14,8 +14,6 @@ from bu_torch.callbacks.lightning_tree import (
     Trainer,
     library,
 )
-from bu_torch.internal.printing import cleaned
-from bu_torch.run.tracker import Tracker
 
 
 class Ending(Callback):
@@ -82,41 +80,3 @@ def why_ended(trainer: Trainer, exception: BaseException | None) -> str:
     if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
         return f"Training ran until `max_steps={trainer.max_steps}`."
     return "Other code stopped training (`trainer.should_stop`)."
-
-
-def place_of_check(check: dict[str, Any], *, is_by_steps: bool) -> str:
-    """A check in words: its epoch, or its step too."""
-    if is_by_steps and "step" in check:
-        return f"step {check['step']} of epoch {check['epoch']}"
-    return f"epoch {check['epoch']}"
-
-
-def within_margin(tracker: Tracker, *, is_by_steps: bool) -> str:
-    """Name the check of the highest score, if another is kept; "" otherwise."""
-    kept, highest, name = tracker.checks.kept, tracker.checks.highest, tracker.checks.score_name
-    if kept is None or highest is None or highest[name] <= kept[name]:
-        return ""
-    where = place_of_check(highest, is_by_steps=is_by_steps)
-    return f", within the margin of the {highest[name]:.4f} of {where}"
-
-
-def describe_kept(
-    tracker: Tracker, kept: dict[str, Any], path: str, how: str, reason: str, *, is_by_steps: bool, is_open: bool
-) -> str:
-    """Say what was kept, where it is, and why training ended; if the end was `open`, whether longer training may help.
-
-    `how` the weights are in the model is "", "partly " or "not ".
-    """
-    selection, name = tracker.checks.selection, tracker.checks.score_name
-    assert selection is not None  # noqa: S101  (there is a rule)
-    unit = selection.rule.unit
-    where = f", its checkpoint is {cleaned(path)}" if path else ""
-    is_last = is_open and kept is tracker.history[-1] is tracker.checks.highest
-    longer = " That was the last check: longer training may help." if is_last else ""
-    margin = within_margin(tracker, is_by_steps=is_by_steps)
-    return (
-        f"Boundary uncertainty kept {place_of_check(kept, is_by_steps=is_by_steps)}"
-        f" ({selection.title}: {kept[name]:.4f}{unit and f' {unit}'}{margin}):"
-        f" its {'averaged ' if tracker.average is not None else ''}weights are {how}in the model{where}."
-        f" {reason.rstrip('.')}.{longer}"
-    )

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
-from bu_torch.callbacks.ending import Ending, describe_kept, place_of_check, why_ended, within_margin
+from bu_torch.callbacks.ending import Ending, why_ended
 from bu_torch.callbacks.keeper import FileKeeper, Identity, Keeper, MemoryKeeper
 from bu_torch.callbacks.lightning_tree import (
     FITTING,
@@ -28,7 +28,7 @@ from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
-from bu_torch.run.closing import remarks
+from bu_torch.run.closing import describe_kept, place_of_check, remarks, within_margin
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import KeptResults
 from bu_torch.samples.balance import ClassWeight

@@ -1,5 +1,6 @@
 """Printing of text from elsewhere, such as names of files."""
 
+import logging
 import sys
 import unicodedata
 from typing import Any, TextIO
@@ -19,6 +20,15 @@ def say(text: str, stream: TextIO | None = None) -> None:
     encoding = stream.encoding or "utf-8"
     shown = "\n".join(cleaned(line) for line in text.split("\n"))
     print(shown.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+
+
+def tell(line: str) -> None:
+    """Log a line of a training, by the logger "bu_torch" at INFO, which a script sees unless it sets up logging."""
+    log = logging.getLogger("bu_torch")
+    if not log.hasHandlers():
+        log.addHandler(logging.StreamHandler())
+        log.setLevel(logging.INFO if log.level == logging.NOTSET else log.level)
+    log.info("%s", cleaned(line))
 
 
 def _is_unseen(character: str) -> bool:

@@ -1,31 +1,29 @@
 """Stopper of a plain training loop, which decides as the callbacks do."""
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from torch import Tensor, nn
 
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import as_floats, check_integer
 from bu_torch.internal.logits import device_of, logits_at, packed_model
+from bu_torch.internal.printing import tell
 from bu_torch.internal.replica import looking_at
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.budget import bound_in_bytes, count_operations, plan
-from bu_torch.run.closing import remarks
+from bu_torch.run.closing import describe_kept, remarks
 from bu_torch.run.kept_weights import BestWeights, load
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import KeptResults, Tracker
 from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.samples import fewer_of, whole_samples
-
-_log = logging.getLogger(__name__)
 
 
 class BoundaryUncertaintyStopper(KeptResults):
@@ -49,7 +47,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         best_step: Step of the kept check, as `check` is told; None if it is not known.
         best_score: The rule's score there.
         stopped_epoch: Epoch of the check that said to stop; None before.
-        stopping_reason: Reason to stop, in words; "" before.
+        stopping_reason: Reason to stop, in words; "Training ended." if the loop ended by itself; "" before.
         history: One dict a check, as in `BoundaryUncertaintyStopping`.
         setup_seconds: Time spent before the first check, in seconds.
         check_seconds: Time spent in checks so far, in seconds.
@@ -117,6 +115,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         self._best = BestWeights()
         self.stopped_epoch: int | None = None
         self.stopping_reason = ""
+        self._is_by_steps = self._is_concluded = False
 
     def check(self, model: Callable[[Tensor], Any], epoch: int | None = None, step: int | None = None) -> bool:
         """Measure the model, keep its weights if they are the best so far, and say whether to stop.
@@ -143,6 +142,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         """
         tracker = self._tracker
         epoch, step = self._place(epoch, step)
+        self._is_by_steps, self._is_concluded = step is not None, False
         if not tracker.groundwork.is_prepared:
             self._start(model)
         started = time.perf_counter()
@@ -172,14 +172,39 @@ class BoundaryUncertaintyStopper(KeptResults):
                 f"The kept weights, of epoch {self.best_epoch}, do not fit `model`: {error}. Pass the network that was"
                 " checked, as it was then."
             ) from error
-        for line in remarks(self._tracker, self._kept):
-            _log.info(line)
-        self._tracker.end(
-            self.stopping_reason or "Training ended.",
+        self._conclude("")
+
+    def close(self) -> None:
+        """Say what was kept and why training ended, unless that was said; `restore` and leaving a `with` do so too."""
+        self._conclude("not ")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _conclude(self, how: str) -> None:
+        """Write and say the end once; `how` the kept weights are in the model: "" or "not "."""
+        if self._is_concluded:
+            return
+        self._is_concluded = True
+        tracker, kept = self._tracker, self._kept
+        self.stopping_reason = self.stopping_reason or "Training ended."
+        tracker.end(
+            self.stopping_reason,
             kept_epoch=self.best_epoch,
             kept_step=self.best_step,
             stopped_epoch=self.stopped_epoch,
         )
+        if kept is None:
+            tell(f"Boundary uncertainty kept no epoch: {tracker.checks.why_none_kept()}. {self.stopping_reason}")
+            return
+        is_open, is_by_steps = self.stopped_epoch is None, self._is_by_steps
+        line = describe_kept(tracker, kept, "", how, self.stopping_reason, is_by_steps=is_by_steps, is_open=is_open)
+        tell(f"{line} {tracker.account.cost()}")
+        for line in remarks(tracker, kept):
+            tell(line)
 
     def _place(self, epoch: int | None, step: int | None) -> tuple[int, int | None]:
         last = self.history[-1] if self.history else {"epoch": -1}
@@ -226,15 +251,17 @@ class BoundaryUncertaintyStopper(KeptResults):
         wanted = plan(tracker.settings, n_training, n_training, n_operations)
         made = groundwork.plan_checks(n_training, n_training, n_operations, n_bytes)
         if line := bound_in_bytes(wanted, made, self.settings.max_bytes):
-            _log.info(line)
+            tell(line)
         samples = fewer_of(self._samples, made.n_samples, self.settings.seed)
         # The first check mostly comes after some training, so the network's features are a space only on request.
         module = model if isinstance(model, nn.Module) and self.settings.feature_extractor is not None else None
         fingerprint = tracker.prepare(
-            samples, module=module, cache=self.settings.cache, has_progress_bar=True, tell=_log.info
+            samples, module=module, cache=self.settings.cache, has_progress_bar=True, tell=tell
         )
-        if line := groundwork.cache_line():
-            _log.info(line)
+        draws = "1 draw" if made.n_draws == 1 else f"{made.n_draws} draws"
+        tell(f"Boundary uncertainty measures at {len(samples.inputs)} of {n_training} samples, {draws} each.")
+        for line in groundwork.lines():
+            tell(line)
         groundwork.signals.to(device_of(model, groundwork.signals.perturbed))
         if not tracker.go_on(fingerprint, groundwork.is_restored):
             self._best = BestWeights()
