@@ -1,4 +1,4 @@
-"""The package stays light: limits on files, names and words. Those of the whole are lowered as it shrinks."""
+"""The package stays light: limits on files, names and words. Those of the whole leave 3 % of slack."""
 
 import ast
 import re
@@ -24,8 +24,8 @@ def n_lines(files):
 @pytest.mark.parametrize(
     ("what", "reached", "limit"),
     [
-        ("lines of source", n_lines(FILES), 18_260),
-        ("lines of tests", n_lines(ROOT.glob("tests/**/*.py")), 22_710),
+        ("lines of source", n_lines(FILES), 19_350),
+        ("lines of tests", n_lines(ROOT.glob("tests/**/*.py")), 23_450),
         ("words of documentation", sum(len(page.read_text().split()) for page in PAGES), 17_000),
         ("public names", len(bu_torch.__all__), 60),
     ],
