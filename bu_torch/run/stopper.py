@@ -105,6 +105,7 @@ class BoundaryUncertaintyStopper(KeptResults):
     ) -> None:
         given = locals()
         self.settings = Settings(**{field.name: given[field.name] for field in fields(Settings)})
+        self.inputs, self.labels, self.sample_weight = inputs, labels, sample_weight
         self._keeps_integers = keeps_integers(perturbation)
         self._samples = whole_samples(inputs, labels, sample_weight, keep_integers=self._keeps_integers)
         self.settings.refuse_too_few(len(self._samples.inputs), "`inputs`")
