@@ -14,6 +14,7 @@ from tables import Split
 from torch import Tensor, nn
 
 from bu_torch import Signals
+from bu_torch.internal.replica import copy_of
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.averaging import WeightAverage
 from bu_torch.run.budget import count_operations
@@ -204,12 +205,12 @@ def run(
                 curve[-1] |= watched[number].look(nets.member(number))
         for prefix, average in averages.items():
             average.update(nets)
-            with average.inside(nets):
-                for number, curve in enumerate(curves):
-                    row = look(nets.member(number), test, held_out, number)
-                    if watched and prefix == AVERAGE:
-                        row |= watched[number].check(nets.member(number), epoch)
-                    curve[-1] |= {prefix + name: value for name, value in row.items()}
+            averaged = copy_of(nets, average.values(nets))
+            for number, curve in enumerate(curves):
+                row = look(averaged.member(number), test, held_out, number)
+                if watched and prefix == AVERAGE:
+                    row |= watched[number].check(averaged.member(number), epoch)
+                curve[-1] |= {prefix + name: value for name, value in row.items()}
     return [{name: [row[name] for row in curve] for name in curve[-1]} for curve in curves]
 
 

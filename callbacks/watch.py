@@ -57,9 +57,9 @@ class Watch:
         with suppress(UnreadableError, TypeError, MisconfigurationException):
             several, labels = split_batch(batch, self._keys._replace(network=pl_module))
             inputs, packing = packed(several)
-            self._labels = labels.detach().to("cpu", copy=True)
             with copied(trainer, pl_module) as network:
-                self._network.read(trainer, self._listened(network, pl_module), inputs, packing, is_whole=True)
+                self.rehearse(network, pl_module, labels)
+                self._network.read(trainer, network, inputs, packing, is_whole=True)
             self.listen()
 
     def end(self) -> None:
@@ -105,14 +105,14 @@ class Watch:
             )
         self.end()
 
-    def _listened(self, network: nn.Module, module: nn.Module) -> nn.Module:
-        """Let a copy of the module remember what it and its first parts get, but for the labels."""
+    def rehearse(self, network: nn.Module, module: nn.Module, labels: Tensor) -> None:
+        """Let a copy of the module remember what it and its first parts get in its next call, but for the labels."""
+        self._labels = labels.detach().to("cpu", copy=True)
         parts = dict(zip(network.modules(), module.modules(), strict=True))
         listener = _Listener(self.expected, self._labels, parts)
         for part in parts:
             part.register_forward_pre_hook(listener, with_kwargs=True, prepend=True)
             part.register_forward_hook(listener.end)
-        return network
 
     def listen(self) -> None:
         """Look at the next calls in training."""
