@@ -31,6 +31,7 @@ from bu_torch.callbacks.lightning_tree import (
 )
 from bu_torch.callbacks.weights import RAW_WEIGHTS, SHARDED, has_modes, training_weights
 from bu_torch.internal.printing import cleaned
+from bu_torch.internal.random_state import preserved_random_state
 from bu_torch.internal.shards import gathered, replaced_in_place
 from bu_torch.run.kept_weights import BestWeights
 
@@ -164,6 +165,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
                 f" the best earlier one stays{f': {cleaned(self.best_model_path)}' if self.best_model_path else ''}."
             )
 
+    @preserved_random_state()  # the module's hook that completes a checkpoint may draw numbers
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         tracker, module, check = self.fit.tracker, trainer.lightning_module, self.fit.check
         weights = None if check is None or average_model(trainer) is not None else check.weights

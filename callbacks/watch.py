@@ -108,7 +108,8 @@ class Watch:
     def rehearse(self, network: nn.Module, module: nn.Module, labels: Tensor) -> None:
         """Let a copy of the module remember what it and its first parts get in its next call, but for the labels."""
         self._labels = labels.detach().to("cpu", copy=True)
-        parts = dict(zip(network.modules(), module.modules(), strict=True))
+        names = dict(module.named_modules())  # `eval` may take parts out of the copy
+        parts = {part: names[name] for name, part in network.named_modules() if name in names}
         listener = _Listener(self.expected, self._labels, parts)
         for part in parts:
             part.register_forward_pre_hook(listener, with_kwargs=True, prepend=True)

@@ -1,8 +1,10 @@
 """Weights of the kept check, and how weights that were saved go back into a network."""
 
+import copy
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from bu_torch.internal.replica import copy_of
@@ -89,8 +91,12 @@ def load(module: nn.Module, saved: Mapping[str, Any], *, may_lack: bool) -> Fitt
     kept, now, told = fitted(module, saved), module.state_dict(), list[str]()
     if objection := kept.objection(may_lack=may_lack):
         raise ValueError(objection)
-    before = {name: now[name].detach().cpu().clone() for name in kept.state}
-    handle = module.register_load_state_dict_post_hook(lambda _, keys: told.extend(keys.missing_keys))
+    before = {
+        name: one.detach().cpu().clone() if isinstance(one := now[name], Tensor) else copy.deepcopy(one)
+        for name in kept.state
+    }
+    watched = nn.Module() if isinstance(module, torch.jit.ScriptModule) else module  # takes no such hook
+    handle = watched.register_load_state_dict_post_hook(lambda _, keys: told.extend(keys.missing_keys))
     try:
         module.load_state_dict(kept.state, strict=False)
         # A `state_dict` of the module's own may hide weights, which `load_state_dict` looks for.
