@@ -115,7 +115,10 @@ TOKENS = loader((X.abs() * 5).long(), Y)
 # By what is wrong: the training data, what is said, the module, and settings of the callback.
 REFUSED = {
     "words": (of(lambda i: ("word", 0)), "^Training data: the inputs of a batch must be a tensor, got tuple. Pass the"),
-    "pictures": (of(lambda i: (Picture(), 0)), r"^Training data: Made cannot be read .*Picture.*Pass the training samples as `reference="),
+    "pictures": (
+        of(lambda i: (Picture(), 0)),
+        r"^Training data: Made cannot be read .*Picture.*`reference=",
+    ),
     "three tensors": (loader(X, Y, Y), r"got a list of 3\. Pass the training samples as `reference="),
     "too few": (loader(X[:9], Y[:9]), "cannot use the training data: it has 9 samples, fewer than a cluster of `n_"),
     "too few, with a way out": (loader(X[:9], Y[:9]), "pass more samples, or a smaller `n_neighbors`"),
