@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from training import error
 
 from bu_torch import BoundaryUncertaintyStopping
+from bu_torch.internal.replica import copy_of
 
 FORMAT = 3  # of curves that are kept, to be raised when they change
 Record = dict[str, Any]
@@ -68,8 +69,8 @@ class Curves(L.Callback):
         if self.stopping is None:
             row |= {name: float(trainer.callback_metrics[name]) for name in ("val_accuracy", "val_loss")}
         else:
-            with self.stopping.tracker.average.inside(pl_module):
-                row["averaged_test_error"] = test_error(pl_module, self.test)
+            averaged = copy_of(pl_module, self.stopping.tracker.averages(pl_module))
+            row["averaged_test_error"] = test_error(averaged, self.test)
             self.kept["space"] = self.stopping.tracker.groundwork.signals.boundary.space_name_
         pl_module.train()
         self.rows.append(row)

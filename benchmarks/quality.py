@@ -16,6 +16,7 @@ rest test.
     python benchmarks/quality.py images --emoji emoji-datasource-google-15.1.2.tgz
     python benchmarks/text.py --fetch && python benchmarks/quality.py texts
     python benchmarks/quality.py own --folder MINE   # your own tables: numbers, and a column `label`
+    python benchmarks/quality.py business --folder BUSINESS   # those with a rare class, if there; people, distant
     python benchmarks/quality.py --show              # what is saved, of all collections but the quick one together
 
 Each training is saved as it ends, and is not run again, the quick ones apart. `CHOSEN_ON` names the collections that
@@ -28,6 +29,7 @@ import dataclasses
 import itertools
 import json
 import logging
+import math
 import os
 import re
 import tempfile
@@ -41,6 +43,7 @@ from typing import Any
 import images
 import numpy as np
 import pandas as pd
+import people
 import tables
 import text
 import torch
@@ -56,9 +59,11 @@ from bu_torch.rule.rules import DEFAULT_RULE, STANDARD_ERROR, ExpectedAccuracy, 
 from bu_torch.signals.catalogue import SIGNALS
 
 HELD_OUT = {"quarter": 0.25, "tenth": 0.1}
+REFIT = {"fifth": 0.2}  # of the collections that a user's folder holds
 ADAMW = partial(torch.optim.AdamW, lr=1e-3, weight_decay=1e-2)
 Record = dict[str, Any]
-Rule = Callable[[Record], float]  # from the curves of a case to the test error of what is kept
+Rule = Callable[..., float]  # from the curves of a case, and a column, to the test error or that column of what is kept
+ERROR, BALANCED, RAREST = "test_error", "test_balanced_error", "test_rarest_recall"
 
 
 def cosine(optimizer: torch.optim.Optimizer, n_steps: int) -> Any:
@@ -80,6 +85,8 @@ SETTINGS: dict[str, tuple[training.Optimizer, Callable[..., Any] | None]] = {
     "schedule_free": (schedule_free, None),
 }
 COLLECTIONS = ("tables", "others", "keel", "seven", "images", "images_unseen", "texts", "texts_unseen", "own")
+COLLECTIONS += ("business", *people.KINDS)
+BUSINESS = ("attrition", "credit_data", "hpc_data", "mlc_churn")
 CHOSEN_ON = ("tables", "images", "texts")
 QUICK = "quick"  # a collection that is committed to notice what changes, and told of nowhere
 OF_NETWORKS = tuple(noise for noise in NOISES if noise != "pairs-0.4")  # of images and texts
@@ -104,15 +111,18 @@ class Unit:
     def run(self) -> list[Record]:
         """Curves of each kind of noise."""
         prepare = prepare_table if self.setting in SETTINGS else prepare_images_or_texts
-        given = prepare(self)
+        given = (prepare_people if self.collection in people.KINDS else prepare)(self)
         order = torch.randperm(len(given.labels), generator=torch.Generator().manual_seed(self.seed))
         seeded = [torch.Generator().manual_seed(2000 + self.seed) for _ in self.noises]
         draws = zip(self.noises, seeded, strict=True)
-        labels = torch.stack([corrupt(given.labels, given.described, given.n_classes, *draw) for draw in draws])
+        labels = given.labels.unsqueeze(0)
+        if self.collection not in people.KINDS:
+            labels = torch.stack([corrupt(given.labels, given.described, given.n_classes, *draw) for draw in draws])
         train = partial(training.run, test=given.test, n_epochs=self.epochs, seed=self.seed, **given.options)
         nets = given.make(len(labels))
         records = [{"all": columns} for columns in train(nets, samples=(given.inputs, labels), watch=given.watch)]
-        for name, share in HELD_OUT.items():
+        is_of_folder = self.collection in ("business", *people.KINDS)
+        for name, share in (HELD_OUT | (REFIT if is_of_folder else {})).items():
             rest, held = order.tensor_split([len(order) - int(share * len(order))])
             held_out = given.inputs[held], labels[:, held]
             found = train(given.make(len(labels)), samples=(given.inputs[rest], labels[:, rest]), held_out=held_out)
@@ -168,6 +178,21 @@ def prepare_images_or_texts(unit: Unit) -> Prepared:
     )
 
 
+def prepare_people(unit: Unit) -> Prepared:
+    (noise,) = unit.noises
+    (inputs, labels), test, net = people.prepare(
+        unit.collection, unit.setting, noise, Path(os.environ["FOLDER"]), unit.seed
+    )
+    watch: dict[str, Any] = {"module": net} | ({"perturbation": "tokens"} if unit.collection == "distant" else {})
+    options: dict[str, Any] = {
+        "optimizer": partial(torch.optim.AdamW, lr=text.RATE if unit.collection == "distant" else 1e-3)
+    }
+    if unit.setting.endswith("augmented"):
+        options["augment"] = augmented
+    make = lambda _: training.One(copy.deepcopy(net))  # noqa: E731
+    return Prepared(inputs, labels, test, int(test[1].max()) + 1, inputs, make, options, watch)
+
+
 def augmented(batch: Tensor) -> Tensor:
     """Images (1, n, ...), each shifted and flipped as `images.Augmented` does."""
     data = images.Augmented(batch[0], torch.zeros(batch.shape[1]))
@@ -180,6 +205,10 @@ def units(collection: str, options: argparse.Namespace) -> list[Unit]:
         noises = ("none", "uniform-0.2")
         of_tables = [Unit(QUICK, table, "rmsprop", 0, noises, 40) for table in ("banknote", "german", "ionosphere")]
         return [*of_tables, *(Unit(QUICK, "digits", "digits", 0, (noise,), 40) for noise in noises)]
+    if collection in people.KINDS:
+        kinds, noises = people.KINDS[collection], people.NOISES[collection]
+        each = itertools.product(range(options.seeds), noises, kinds)
+        return [Unit(collection, kinds[name].data, name, seed, (noise,), 40) for seed, noise, name in each]
     if collection.startswith(("images", "texts")):
         room = images if collection.startswith("images") else text
         kinds = room.UNSEEN if collection.endswith("unseen") else room.TUNING
@@ -192,9 +221,12 @@ def units(collection: str, options: argparse.Namespace) -> list[Unit]:
     of_tables: Iterable[str] = tables.TABLES if collection == "tables" else tables.UNSEEN
     if options.folder is not None:
         of_tables = [str(file) for file in sorted(options.folder.glob("*.csv*"))]
+        if collection == "business":
+            named = options.tables or BUSINESS
+            of_tables = [file for file in of_tables if Path(file).name.partition(".csv")[0] in named]
         for table in of_tables:  # what cannot be trained on is said before any training
             tables.read_table(table)
-    elif collection in ("keel", "seven", "own"):
+    elif collection in ("keel", "seven", "own", "business"):
         raise SystemExit(f"`{collection}` needs `--folder`; `benchmarks/keel.py` fills one of the first two.")
     return [
         Unit(collection, table, setting, seed, tuple(options.noise), options.epochs)
@@ -266,48 +298,58 @@ def checks(columns: Columns, prefix: str) -> list[dict[str, float]]:
 def by(rule: Any, prefix: str = AVERAGE) -> Rule:
     """A rule of bu_torch on the checks of all labels."""
 
-    def test_error(record: Record) -> float:
+    def test_error(record: Record, column: str = ERROR) -> float:
         history = checks(record["all"], prefix)
         selection = SelectionRule(rule)
         _, stopped = first_largest(check[selection.score_name] for check in selection.judged(history))
         kept = selection.replay(history[: stopped + 1])
-        return record["all"][prefix + "test_error"][0 if kept is None else kept["epoch"]]
+        return record["all"][prefix + column][0 if kept is None else kept["epoch"]]
 
     return test_error
 
 
-def held_out(part: str, column: str, prefix: str = "", *, is_refit: bool = False) -> Rule:
+def held_out(part: str, measure: str, prefix: str = "", *, is_refit: bool = False) -> Rule:
     """A hold-out set decides; `is_refit`: a training on all labels ends in the epoch that it has kept.
 
     Of equal accuracies the one with the least loss is kept.
     """
 
-    def test_error(record: Record) -> float:
-        losses = record[part][prefix + ("val_loss" if column == "val_accuracy" else column)]
-        scores = record[part][prefix + column] if column == "val_accuracy" else [0.0] * len(losses)
+    def test_error(record: Record, column: str = ERROR) -> float:
+        losses = record[part][prefix + ("val_loss" if measure == "val_accuracy" else measure)]
+        scores = record[part][prefix + measure] if measure == "val_accuracy" else [0.0] * len(losses)
         kept, _ = first_largest([(score, -loss) for score, loss in zip(scores, losses, strict=True)])
-        return record["all" if is_refit else part][prefix + "test_error"][kept]
+        return record["all" if is_refit else part][prefix + column][kept]
 
     return test_error
 
 
 def last(prefix: str) -> Rule:
-    return lambda record: record["all"][prefix + "test_error"][-1]
+    return lambda record, column=ERROR: record["all"][prefix + column][-1]
 
 
-def label_wave(record: Record, patience: int = 1, width: int = 3) -> float:
+def lowest(prefix: str) -> Rule:
+    """The least test error, in hindsight."""
+
+    def test_error(record: Record, column: str = ERROR) -> float:
+        errors = record["all"][prefix + ERROR]
+        return record["all"][prefix + column][errors.index(min(errors))]
+
+    return test_error
+
+
+def label_wave(record: Record, column: str = ERROR, patience: int = 1, width: int = 3) -> float:
     """Label Wave (Yuan et al. 2024): the first minimum of the moving average of changed predictions.
 
     Predictions are those of the training-mode passes of each epoch, as its authors' code has them.
     """
     changed = record["all"]["changed_predictions"][1:]
     means = [-float(np.mean(changed[max(0, epoch - width + 1) : epoch + 1])) for epoch in range(len(changed))]
-    return record["all"]["test_error"][first_largest(means, patience)[0] + 1]
+    return record["all"][column][first_largest(means, patience)[0] + 1]
 
 
-def gradient_disparity(record: Record, *, in_a_row: bool) -> float:
+def gradient_disparity(record: Record, column: str = ERROR, *, in_a_row: bool) -> float:
     """Gradient disparity (Forouzesh and Thiran 2021): the end is the fifth epoch in which it grew, in a row or not."""
-    errors, disparities = record["all"]["test_error"], record["all"]["disparity"]
+    errors, disparities = record["all"][column], record["all"]["disparity"]
     grown = 0
     for epoch in range(1, len(disparities) - 1):  # it was measured before each epoch
         has_grown = disparities[epoch + 1] > disparities[epoch]
@@ -350,7 +392,11 @@ RULES: dict[str, Rule] = {
     "Label Wave, patience 10": partial(label_wave, patience=10),
     "gradient disparity, five in a row": partial(gradient_disparity, in_a_row=True),
     "gradient disparity, five in all": partial(gradient_disparity, in_a_row=False),
-    "best average in hindsight": lambda record: min(record["all"][AVERAGE + "test_error"]),
+    "best average in hindsight": lowest(AVERAGE),
+}
+REFITS = {
+    f"refit, 20 %{of}": held_out("fifth", "val_accuracy", prefix, is_refit=True)
+    for of, prefix in {"": "", ", averaged": AVERAGE}.items()
 }
 REFERENCES = (LAST, LONG_LAST, QUARTER, TENTH)
 DRAWN = (
@@ -362,9 +408,23 @@ EPOCH_BEST = "best epoch"
 
 def judge(record: Record) -> list[dict[str, Any]]:
     """One row a rule."""
-    best = min(record["all"]["test_error"])
-    rows = [{"rule": name, "test_error": rule(record), "best": best} for name, rule in RULES.items()]
-    return [*rows, {"rule": EPOCH_BEST, "test_error": best, "best": best}]
+    best = min(record["all"][ERROR])
+    rules = RULES | (REFITS if "fifth" in record else {}) | {EPOCH_BEST: lowest("")}
+    more = [column for column in (BALANCED, RAREST) if column in record["all"]]
+    rows = [
+        {"rule": name, ERROR: rule(record), "best": best, **{column: rule(record, column) for column in more}}
+        for name, rule in rules.items()
+    ]
+    return [row | {"correlation": correlation(record, row["rule"])} for row in rows]
+
+
+def correlation(record: Record, rule: str) -> float:
+    """Spearman's rank correlation of what a rule looks at with the test accuracy of averages; NaN for most rules."""
+    signal = {OURS: "expected_accuracy", "trust score": "trust_score", "boundary uncertainty": "boundary_uncertainty"}
+    if rule not in signal:
+        return math.nan
+    values, errors = (pd.Series(record["all"][AVERAGE + name]) for name in (signal[rule], ERROR))
+    return -values.corr(errors, method="spearman") if values.nunique() > 1 < errors.nunique() else math.nan
 
 
 def file_of(collection: str, results: Path) -> Path:
@@ -456,7 +516,10 @@ def show(rows: pd.DataFrame) -> None:
     rows = with_labels(rows)
     rows["half"] = np.where(rows.collection.isin(CHOSEN_ON), "chosen on", "unseen")
     for labels, part in rows.groupby("labels"):
-        print(f"\n{labels}, {len(part) // (len(RULES) + 1)} trainings\n{summarise(part).round(4)}")
+        print(f"\n{labels}, {int((part.rule == OURS).sum())} trainings\n{summarise(part).round(4)}")
+        if BALANCED in part and (known := part[part[BALANCED].notna()]).size:
+            means = known.groupby("rule")[[ERROR, BALANCED, RAREST, "correlation"]].mean().sort_values(BALANCED)
+            print(f"balanced error, recall of the rarest class, correlation with test accuracy\n{means.round(4)}")
         least = least_favourable(part)
         print(f"without the data set that favours us most\n{least.round(2).to_string()}")
     for columns in (["noise"], ["half", "labels"], ["collection", "labels"], ["setting"]):
@@ -466,7 +529,7 @@ def show(rows: pd.DataFrame) -> None:
             cells = {
                 f"/ {rule}": "{:.2f} ({})".format(*summary.loc[rule, ["ours / it", "90 %"]]) for rule in REFERENCES
             }
-            table.append({columns[0]: ", ".join(key), "trainings": len(part) // (len(RULES) + 1), **cells})
+            table.append({columns[0]: ", ".join(key), "trainings": int((part.rule == OURS).sum()), **cells})
         print(f"\n{pd.DataFrame(table).to_string(index=False)}")
     wide = rows.pivot_table(index=["collection", "data", "setting", "noise", "seed"], columns="rule", values="excess")
     for reference in (LAST, LONG_LAST):
@@ -480,6 +543,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     parser.add_argument("--quick", action="store_true", help="three small tables and small images, to notice changes")
     parser.add_argument("--show", action="store_true", help="train nothing, show and draw the saved results")
     parser.add_argument("--folder", type=Path, help="of tables: those of `keel.py`, or your own")
+    parser.add_argument("--tables", nargs="+", help="of `business`: names of files in the folder")
     parser.add_argument("--emoji", type=Path, help="as in `images.py`")
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS), help="of tables")
     parser.add_argument("--noise", nargs="+", default=list(NOISES), choices=list(NOISES))
@@ -507,6 +571,10 @@ def run_collection(collection: str, options: argparse.Namespace) -> Path:
     """The file of results of a collection, after all its trainings."""
     if options.emoji is not None:
         os.environ["EMOJI"] = str(options.emoji.resolve())
+    if collection in people.KINDS:
+        if options.folder is None:
+            raise SystemExit(f"`{collection}` needs `--folder`, see `benchmarks/people.py`.")
+        os.environ["FOLDER"] = str(options.folder.resolve())
     todo = units(collection, options)
     with tempfile.TemporaryDirectory() as forgotten:
         curves = Path(forgotten) if collection == QUICK else options.curves
@@ -514,7 +582,7 @@ def run_collection(collection: str, options: argparse.Namespace) -> Path:
         found = list(run_all(todo, curves, options.processes))
     rows = pd.DataFrame(itertools.chain.from_iterable(found))
     options.results.mkdir(parents=True, exist_ok=True)
-    rows = rows.assign(epochs=todo[0].epochs).round({"test_error": 5, "best": 5})
+    rows = rows.assign(epochs=todo[0].epochs).round(5)
     file = file_of(collection, options.results)
     rows.to_csv(file, index=False)
     return file

@@ -46,6 +46,7 @@ from bu_torch.functional import boundary as stages
 from bu_torch.functional.omission import cluster_counts, omission_of_counts
 from bu_torch.functional.pairs import index_pairs, top_pairs
 from bu_torch.functional.parzen import bandwidth_of_scaled
+from bu_torch.internal.replica import copy_of
 from bu_torch.run.averaging import WeightAverage
 from bu_torch.run.settings import AVERAGING
 
@@ -196,7 +197,7 @@ def whole(n_samples: int, n_features: int, n_classes: int, n_factors: int | None
 
 @torch.no_grad()
 def averaged(n_weights: int, n_layers: int) -> dict[str, float]:
-    """Seconds and peak memory of a check's average of so many weights: to update it, and to have it in the module."""
+    """Seconds and peak memory of a check's average of so many weights: to update it, and to copy the module with it."""
     size = round((n_weights / n_layers) ** 0.5)
     module = nn.Sequential(*(nn.Linear(size, size) for _ in range(n_layers)))
     average = WeightAverage(AVERAGING)
@@ -206,11 +207,7 @@ def averaged(n_weights: int, n_layers: int) -> dict[str, float]:
     row["first update, s"], _ = once(lambda: average.update(module))
     row["update, s"], _ = once(lambda: average.update(module))
 
-    def exchange() -> None:
-        with average.inside(module):
-            pass
-
-    row["to and fro, s"], _ = once(exchange)
+    row["copy, s"], _ = once(lambda: copy_of(module, average.values(module)))
     row["MiB more"] = peak_mib() - before
     return row
 

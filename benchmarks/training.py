@@ -14,6 +14,7 @@ from tables import Split
 from torch import Tensor, nn
 
 from bu_torch import Signals
+from bu_torch.internal.replica import copy_of
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.averaging import WeightAverage
 from bu_torch.run.budget import count_operations
@@ -93,6 +94,15 @@ def read(member: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
 
 def error(logits: Tensor, labels: Tensor) -> float:
     return float((logits.argmax(dim=1) != labels).double().mean())
+
+
+def by_class(logits: Tensor, labels: Tensor) -> dict[str, float]:
+    """Error with classes that count alike, and recall of the class with the fewest samples."""
+    counts = torch.bincount(labels).double()
+    hits = torch.bincount(labels[logits.argmax(dim=1) == labels], minlength=len(counts))
+    recalls = (hits / counts)[counts > 0]
+    rarest = recalls[counts[counts > 0].argmin()]
+    return {"test_balanced_error": 1 - float(recalls.mean()), "test_rarest_recall": float(rarest)}
 
 
 def scaled_loss(logits: Tensor, labels: Tensor) -> float:
@@ -195,12 +205,12 @@ def run(
                 curve[-1] |= watched[number].look(nets.member(number))
         for prefix, average in averages.items():
             average.update(nets)
-            with average.inside(nets):
-                for number, curve in enumerate(curves):
-                    row = look(nets.member(number), test, held_out, number)
-                    if watched and prefix == AVERAGE:
-                        row |= watched[number].check(nets.member(number), epoch)
-                    curve[-1] |= {prefix + name: value for name, value in row.items()}
+            averaged = copy_of(nets, average.values(nets))
+            for number, curve in enumerate(curves):
+                row = look(averaged.member(number), test, held_out, number)
+                if watched and prefix == AVERAGE:
+                    row |= watched[number].check(averaged.member(number), epoch)
+                curve[-1] |= {prefix + name: value for name, value in row.items()}
     return [{name: [row[name] for row in curve] for name in curve[-1]} for curve in curves]
 
 
@@ -236,7 +246,8 @@ def look(
     member: Callable[[Tensor], Tensor], test: Split, held_out: tuple[Tensor, Tensor] | None, number: int
 ) -> dict[str, float]:
     """Test error of a network, and what a validation loop would log."""
-    row = {"test_error": error(read(member, test[0]), test[1])}
+    logits = read(member, test[0])
+    row = {"test_error": error(logits, test[1])} | by_class(logits, test[1])
     return row if held_out is None else row | validate(read(member, held_out[0]), held_out[1][number])
 
 

@@ -143,7 +143,7 @@ class Reference:
 
         first = predictions[1.0][:four]
         row = {
-            "trust score": float(functional.mean_trust_score(trust("in", first))),
+            "trust score": float(functional.mean_trust_score(trust("out, 1", first))),
             "steadiness": -1.0 if before is None else -float((first != before).float().mean()),
         }
         for radius in RADII:

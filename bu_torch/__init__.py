@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from bu_torch.ranking.rank import rank_checkpoints, rank_models
     from bu_torch.ranking.ranking import Candidate as Candidate
     from bu_torch.ranking.ranking import Ranking as Ranking
-    from bu_torch.ranking.scoring import BoundaryUncertaintyScorer
-    from bu_torch.ranking.soup import Soup as Soup
-    from bu_torch.ranking.soup import average_checkpoints, greedy_soup
     from bu_torch.rule.rules import ExpectedAccuracy, Rule, SelectionRule
     from bu_torch.run.stopper import BoundaryUncertaintyStopper
     from bu_torch.samples.reading import read_samples
@@ -54,7 +51,6 @@ __all__ = [
     "BisectionAnchorUncertainty",
     "BoundaryUncertainty",
     "BoundaryUncertaintyMonitor",
-    "BoundaryUncertaintyScorer",
     "BoundaryUncertaintyStopper",
     "BoundaryUncertaintyStopping",
     "ExpectedAccuracy",
@@ -70,8 +66,6 @@ __all__ = [
     "TokenFeatures",
     "TrustScore",
     "__version__",
-    "average_checkpoints",
-    "greedy_soup",
     "load_checkpoint",
     "perturb",
     "rank_checkpoints",
@@ -100,10 +94,8 @@ _MODULES = {
     "neighbors.prototypes": ("PrototypeClassifier",),
     "ranking.rank": ("rank_checkpoints", "rank_models"),
     "ranking.ranking": ("Candidate", "Ranking"),
-    "ranking.scoring": ("BoundaryUncertaintyScorer",),
     "signals.measuring": ("Measurement", "Signals"),
     "samples.reading": ("read_samples",),
-    "ranking.soup": ("Soup", "average_checkpoints", "greedy_soup"),
     "space.features": ("FeatureSpace",),
     "space.tokens": ("TokenFeatures",),
     "estimators.trust": ("KNNConfidence", "TrustScore"),

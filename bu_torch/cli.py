@@ -14,7 +14,6 @@ from bu_torch.internal.printing import cleaned, say
 _COMMANDS = {
     "rank": ("rank checkpoints without validation data", "bu_torch.ranking.command:add_rank"),
     "report": ("write a page that shows a run", "bu_torch.report.page:add_report"),
-    "cache": ("show or delete what trainings cache for later ones", "bu_torch.run.user_cache:add_cache"),
 }
 
 

@@ -1,23 +1,18 @@
 """Display of a check: for loggers, the progress bar, and callbacks that read `callback_metrics`."""
 
-from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 
-from bu_torch.callbacks.lightning_trees import Callback, Trainer
+from bu_torch.callbacks.lightning_tree import Trainer
 from bu_torch.rule.rules import STANDARD_ERROR
-from bu_torch.run.record import HISTOGRAMS
-from bu_torch.run.settings import MeasurementSettings
+from bu_torch.run.account import HISTOGRAMS
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.details import Details, Histogram
 
 _LEFT_OUT = ("epoch", "step", STANDARD_ERROR)
-_MEASURED = [field.name for field in fields(MeasurementSettings) if field.name not in ("cache", "averaging_device")]
-_MEASURED += ["every_n_epochs", "every_n_train_steps", "reference", "input_key", "label_key"]
 _SHARES = [f"^{signal.name}$" for signal in SIGNALS.values() if signal.panel == "shares"]
 _OTHERS = [f"^{signal.name}$" for signal in SIGNALS.values() if signal.panel != "shares"]
 _LAYOUT = {
@@ -69,17 +64,17 @@ class Board:
     """Shows the values of checks, under names that no other callback uses for other values."""
 
     def __init__(self) -> None:
-        self._suffix = ""  # of the names
+        self._suffix = ""  # ends the names
         self._names: list[str] = []  # in `callback_metrics`
-        self._withdrawn: dict[str, Tensor] = {}  # values that `callback_metrics` lacks until `put_back`
+        self._withdrawn: dict[str, Tensor] = {}  # values that `callback_metrics` lacks until `show_again`
 
-    def set_up(self, trainer: Trainer, callback: Callback, monitors: list[Any]) -> None:
-        """Choose the names, and arrange the curves of loggers that can."""
-        self._suffix = suffix_of(callback, monitors)
-        if self._suffix:
+    def set_up(self, trainer: Trainer, suffix: str) -> None:
+        """Take the end of the names, and arrange the curves of loggers that can."""
+        self._suffix = suffix
+        if suffix:
             rank_zero_info(
-                f"The names that {type(callback).__name__} logs end in {self._suffix}, because an earlier"
-                " callback measures with other settings."
+                f"The names that this boundary uncertainty logs end in {suffix}, because an earlier callback measures"
+                " with other settings."
             )
         for dashboard in self.dashboards(trainer):
             dashboard.lay_out()
@@ -116,28 +111,9 @@ class Board:
         self._withdrawn |= {name: metrics.pop(name) for name in self._names if name in metrics}
         self._names = []
 
-    def put_back(self, trainer: Trainer) -> None:
+    def show_again(self, trainer: Trainer) -> None:
         """Undo `withdraw` for callbacks that look when an epoch or the training ends."""
         for name, value in self._withdrawn.items():
             trainer.callback_metrics.setdefault(name, value)
         self._names = [*self._names, *self._withdrawn]
         self._withdrawn = {}
-
-
-def suffix_of(callback: Any, monitors: Sequence[Any]) -> str:
-    """End of the names that `callback` logs: "" for the first of `monitors`, "_2" for the next with other settings."""
-    known: list[Any] = []  # settings that differ
-    for one in monitors:
-        settings = tuple(getattr(one, name) for name in _MEASURED)
-        number = next((n for n, other in enumerate(known) if _equal(settings, other)), len(known))
-        known += [settings] * (number == len(known))
-        if one is callback:
-            return f"_{number + 1}" if number else ""
-    return ""
-
-
-def _equal(first: Any, second: Any) -> bool:
-    if isinstance(first, tuple) and isinstance(second, tuple):
-        return len(first) == len(second) and all(map(_equal, first, second))
-    is_plain = all(isinstance(one, bool | int | float | str | dict | list) for one in (first, second))
-    return first is second or (is_plain and bool(first == second))

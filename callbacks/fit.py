@@ -1,168 +1,112 @@
 """One `trainer.fit`: made in `setup`, released in `teardown`; its results stay."""
 
-import dataclasses
-import math
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor
+from torch import nn
 
 from bu_torch.callbacks.board import Board
-from bu_torch.callbacks.lightning_trees import LightningModule, Trainer, is_average_untouched, misconfigured
-from bu_torch.callbacks.network import NetworkReader, has_lazy_layers, in_first, silence
-from bu_torch.callbacks.samples import CheckSamples
+from bu_torch.callbacks.lightning_tree import (
+    LightningModule,
+    Trainer,
+    is_average_untouched,
+    measured_module,
+    misconfigured,
+)
+from bu_torch.callbacks.network import NetworkReader, copied, in_first
+from bu_torch.callbacks.samples import CheckSamples, Source
+from bu_torch.callbacks.schedule import Schedule
 from bu_torch.callbacks.watch import Watch
-from bu_torch.callbacks.weights import WeightsAfterCheck, evaluation_weights, why_not_averaged
+from bu_torch.callbacks.weights import evaluation_weights, why_not_averaged
+from bu_torch.internal.replica import copy_of, has_lazy_layers, is_mostly_frozen
 from bu_torch.run.budget import describe_slow_check
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.batches import Keys
 from bu_torch.samples.reading import seeded
 
-if TYPE_CHECKING:
-    from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
-
 LOSSES = ("train_loss", "training_loss", "train/loss", "loss/train", "loss")  # the first that is logged counts
 
 
-class Schedule:
-    """Checks at the end of every n-th epoch, or after every n-th optimiser step unless that is None."""
+class Check(NamedTuple):
+    """A check that has just been made, for those that keep weights, stop, and log."""
 
-    def __init__(self, every_n_epochs: int, every_n_train_steps: int | None) -> None:
-        self._epochs, self._steps = every_n_epochs, every_n_train_steps
-        self._step_before = 0  # the batch that runs
-
-    @property
-    def is_by_steps(self) -> bool:
-        return self._steps is not None
-
-    def __str__(self) -> str:
-        n, unit = (self._epochs, "epoch") if self._steps is None else (self._steps, "step")
-        return f"after every {unit}" if n == 1 else f"every {n} {unit}s"
-
-    def start_batch(self, trainer: Trainer) -> None:
-        self._step_before = trainer.global_step
-
-    def is_due_after_batch(self, trainer: Trainer) -> bool:
-        before, self._step_before = self._step_before, trainer.global_step
-        # A batch may make no step, or several: with accumulated gradients, with several optimisers.
-        return self._steps is not None and trainer.global_step // self._steps > before // self._steps
-
-    def is_due_after_epoch(self, trainer: Trainer) -> bool:
-        return self._steps is None and (trainer.current_epoch + 1) % self._epochs == 0
-
-    def n_batches(self, trainer: Trainer) -> float:
-        """Batches of one process from one check by steps to the next, or in an epoch."""
-        n_batches: float = trainer.num_training_batches
-        if self._steps is None:
-            return n_batches
-        steps_of_batch = len(trainer.optimizers) / trainer.accumulate_grad_batches  # each of several optimisers steps
-        return min(n_batches, math.ceil(self._steps / max(steps_of_batch, 1e-9)))
-
-    def warn(self, trainer: Trainer, history: Sequence[dict[str, Any]]) -> None:
-        """Warn before training if no check will be made, or if a run resumes without one."""
-        # A checkpoint saved on the last batch of an epoch resumes behind that epoch's end and its check.
-        if self._steps is not None:
-            self._warn_of_few_steps(trainer, self._steps)
-            due = trainer.global_step // self._steps * self._steps
-            if history and history[-1].get("step", due) < due:
-                rank_zero_warn(f"The run resumes after step {due}, which was not checked: that step cannot be kept.")
-            return
-        self._warn_of_late_epochs(trainer)
-        due = trainer.current_epoch // self._epochs * self._epochs - 1
-        if history and history[-1]["epoch"] < due:
-            rank_zero_warn(
-                f"The run resumes after epoch {due}, which was not checked: the checkpoint was saved before the check,"
-                " and Lightning does not end the epoch again. That epoch cannot be kept."
-            )
-
-    def warn_of_uncounted_steps(self, trainer: Trainer) -> None:
-        """Warn when the first epoch ends if Lightning counts no steps."""
-        is_uncounted = self.is_by_steps and trainer.global_step == 0 and trainer.current_epoch == 0
-        if is_uncounted and not trainer.fast_dev_run:
-            rank_zero_warn(
-                "An epoch has ended and `trainer.global_step` is 0, so no check is made by steps. Lightning counts only"
-                " steps of `self.optimizers()`. To change it: `every_n_epochs=` counts no steps."
-            )
-
-    def _warn_of_late_epochs(self, trainer: Trainer) -> None:
-        if trainer.num_training_batches == math.inf and trainer.max_steps != -1:
-            rank_zero_warn(
-                "The length of the training data is not known, and boundary uncertainty is measured at the end of an"
-                f" epoch. If no epoch ends before `max_steps={trainer.max_steps}`, the only check comes after training."
-                " To change it: `every_n_train_steps=` checks within epochs."
-            )
-        epochs = trainer.max_epochs
-        if epochs is not None and 0 < epochs < self._epochs and not trainer.fast_dev_run:
-            rank_zero_warn(f"No check is made in {epochs} epochs with `every_n_epochs={self._epochs}`.")
-
-    def _warn_of_few_steps(self, trainer: Trainer, every: int) -> None:
-        n_steps = math.inf if trainer.max_steps == -1 else float(trainer.max_steps)
-        if trainer.max_epochs not in (None, -1) and trainer.num_training_batches != math.inf:
-            of_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
-            n_steps = min(n_steps, trainer.max_epochs * of_epoch)
-        if 0 < n_steps < every and not trainer.fast_dev_run and trainer.lightning_module.automatic_optimization:
-            rank_zero_warn(f"No check is made in {n_steps:.0f} steps with `every_n_train_steps={every}`.")
+    entry: dict[str, Any]  # its numbers, the last of the history
+    score: float | None  # by which it is compared; None if it is not
+    is_to_be_kept: bool  # it is the best so far, and its weights are not saved yet
+    weights: nn.Module | None  # a copy to be kept, with the average; None if it is not to be kept, or of shards
 
 
 class Fit:
     """One training: prepared, checked when that is due, and ended."""
 
-    def __init__(self, callback: "BoundaryUncertaintyMonitor", settings: MeasurementSettings) -> None:
-        self._callback = callback
+    def __init__(self, settings: MeasurementSettings, schedule: Schedule, source: Source) -> None:
+        self.settings, self.schedule, self.source = settings, schedule, source
         self.tracker = Tracker(settings, rank_zero_warn)
-        self._schedule = Schedule(callback.every_n_epochs, callback.every_n_train_steps)
-        self._network = NetworkReader(callback.perturbation, callback.output_key)
-        self._samples = CheckSamples(callback, self.tracker, self._network, self._schedule)
-        self.watch = Watch(self._network, Keys(callback.input_key, callback.label_key))
+        self._network = NetworkReader(settings.perturbation, settings.output_key)
+        self._samples = CheckSamples(settings, source, schedule, self.tracker, self._network)
+        self.watch = Watch(self._network, Keys(source.input_key, source.label_key))
         self.board = Board()
-        self.after_check = WeightsAfterCheck()
-        self.has_checked = False  # in the hook that runs
+        self.check: Check | None = None  # in the hook that runs
         self.waits_for_average = False  # `WeightAveraging` had not updated its average at the last check
+        self.is_over = False
 
     def set_up(self, trainer: Trainer) -> None:
         """Find out whether weights can be averaged here."""
-        if self.tracker.average is not None and (why := why_not_averaged(trainer)):
-            self.tracker.average = None
+        tracker, device = self.tracker, self.settings.averaging_device
+        if tracker.average is not None and (why := why_not_averaged(trainer)):
+            tracker.give_up_average()
             rank_zero_info(f"Boundary uncertainty averages no weights: {why}.")
-        device = self._callback.averaging_device
-        if self.tracker.average is not None and device is not None:
+        if tracker.average is not None and device is not None:
             before = f"`averaging_device` must be a device of this machine, got {device!r}: "
             with misconfigured(RuntimeError, AssertionError, before=before):
                 torch.zeros(1, device=device).cpu()
 
-    def begin(self, trainer: Trainer, pl_module: LightningModule) -> bool:
+    def start(self, trainer: Trainer, pl_module: LightningModule, fits: list["Fit"]) -> bool:
         """Prepare, and open the record; False if the checks of before a resume count no more."""
         started = time.perf_counter()
-        # What is drawn at random, by a `perturbation` say, is the same each time. And `forward` may log.
-        with seeded(self._callback.seed), silence(trainer, pl_module):
+        with seeded(self.settings.seed):  # a `perturbation` draws the same random numbers each time
             is_comparable = self._samples.prepare(trainer, pl_module)
-        monitors = [one for one in trainer.callbacks if hasattr(one, "_fit") and isinstance(one._fit, Fit)]
-        self.board.set_up(trainer, self._callback, monitors)
-        self._schedule.warn(trainer, self.tracker.history)
+        self.board.set_up(trainer, self.suffix(fits))
+        self.schedule.warn(trainer, self.tracker.history)
         # Arguments as they turned out.
-        given = {field.name: getattr(self._callback, field.name) for field in dataclasses.fields(self._callback)}
+        given = {**vars(self.settings), **self.schedule.settings(), **self.source._asdict()}
         if self.tracker.average is None:
             given["averaging"] = None
-        if self._samples.loss_weights.found is not None:
-            given["class_weight"] = self._samples.loss_weights.found
+        if self._samples.loss_weights is not None:
+            given["class_weight"] = self._samples.loss_weights
         self.tracker.begin(started, record_folder(trainer), given)
         return is_comparable
 
+    def suffix(self, fits: list["Fit"]) -> str:
+        """End of the names that are logged: "" for the first of these fits, "_2" for the next with other settings."""
+        others: list[Fit] = []
+        for fit in fits:
+            n_before = next((n for n, one in enumerate(others) if fit.measures_as(one)), len(others))
+            others += [fit] * (n_before == len(others))
+            if fit is self:
+                return f"_{n_before + 1}" if n_before else ""
+        return ""
+
+    def measures_as(self, other: "Fit") -> bool:
+        """Return True if another fit in the same trainer gets the same numbers."""
+        same_source = all(one is two or _is_equal(one, two) for one, two in zip(self.source, other.source, strict=True))
+        is_alike = self.schedule.settings() == other.schedule.settings()
+        return same_source and is_alike and self.settings.measures_as(other.settings)
+
     def start_epoch(self) -> bool:
         """Forget the check of the epoch before; True if no batch needs to be looked at from now on."""
-        self.has_checked = False
-        return self._network.is_tried and not self._schedule.is_by_steps
+        self.check = None
+        return self._network.is_tried and not self.schedule.is_by_steps
 
     def start_batch(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         """Read a batch as a check will, before the first one trains."""
-        self.has_checked = False
-        self._schedule.start_batch(trainer)
-        if self._schedule.is_by_steps:
+        self.check = None
+        self.schedule.start_batch(trainer)
+        if self.schedule.is_by_steps:
             self.board.withdraw(trainer)
         # Not in `on_train_start`: the module's own comes after it, and may make the module ready. The first batch of
         # training makes lazy layers.
@@ -170,44 +114,38 @@ class Fit:
             return
         started, groundwork = time.perf_counter(), self.tracker.groundwork
         self._network.try_out(trainer, pl_module, groundwork.n_classes if groundwork.is_prepared else None)
-        if self._callback.reference is None:
+        if self.source.reference is None:
             self.watch.begin(trainer, pl_module, batch)
         self.tracker.account.leave_out(time.perf_counter() - started)
-
-    def see_loss(self, loss: Tensor) -> None:
-        """Compare the class weights of the first loss with those that were found."""
-        groundwork, weights = self.tracker.groundwork, self._samples.loss_weights
-        is_due = self._callback.class_weight is None and groundwork.is_prepared and not weights.has_compared
-        if is_due and (line := weights.compare(loss, groundwork.n_classes)):
-            rank_zero_info(line)
 
     def end_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by steps."""
         self.watch.end_batch(trainer, pl_module)
-        self.has_checked = False
-        if self._schedule.is_due_after_batch(trainer):
+        self.check = None
+        if self.schedule.is_due_after_batch(trainer):
             with self.watch.paused():
-                self._check(trainer, pl_module)
+                self._make_check(trainer, pl_module)
 
     def end_epoch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by epochs."""
-        self.has_checked = False
+        self.check = None
         self.watch.end()
-        self._schedule.warn_of_uncounted_steps(trainer)
-        if self._schedule.is_due_after_epoch(trainer):
-            self._check(trainer, pl_module)
-        elif not self._schedule.is_by_steps:
+        self.schedule.warn_of_uncounted_steps(trainer)
+        if self.schedule.is_due_after_epoch(trainer):
+            self._make_check(trainer, pl_module)
+        elif not self.schedule.is_by_steps:
             self.board.withdraw(trainer)
         elif self.tracker.history and self.tracker.history[-1]["epoch"] == trainer.current_epoch:
-            self.board.put_back(trainer)
+            self.board.show_again(trainer)
 
     def release(self) -> None:
         """Free what was prepared; results stay."""
+        self.is_over, self.check = True, None
         self.tracker.release()
         self._network.release()
         self.watch.end()
 
-    def _check(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> None:
         started, tracker = time.perf_counter(), self.tracker
         has_waited, self.waits_for_average = self.waits_for_average, is_average_untouched(trainer)
         if self.waits_for_average and not has_waited:
@@ -215,18 +153,23 @@ class Fit:
                 "Boundary uncertainty measures the average of WeightAveraging, as checkpoints hold it. Checks before"
                 " its first update do not count and are not kept."
             )
+        module, epoch, step = measured_module(trainer, pl_module), trainer.current_epoch, trainer.global_step
         with evaluation_weights(trainer):
-            if self._callback.keeps_weights:
-                self.after_check.remember(pl_module)
-            tracker.update_average(pl_module, trainer.current_epoch, trainer.global_step)
-            with tracker.averaged(pl_module):
-                values = self._measure(trainer, pl_module)
-        tracker.add(trainer.current_epoch, values, trainer.global_step, is_counted=not self.waits_for_average)
-        self.has_checked = True
+            tracker.update_average(pl_module, epoch, step)
+            averages = tracker.averages(pl_module)
+            with copied(trainer, module, averages) as network:
+                values = self._measure(trainer, network)
+            entry = tracker.add(epoch, values, step, is_counted=not self.waits_for_average)
+            is_kept, is_sharded = tracker.checks.is_kept_new, network is module
+            # Another copy: the look may have moved what the first one holds, and `eval` may have merged its weights.
+            # The module's own hook comes before they are saved, and may move frozen ones (a teacher that follows).
+            shares = is_mostly_frozen(module)
+            weights = copy_of(module, averages, shares=shares) if is_kept and not is_sharded else None
+        self.check = Check(entry, tracker.checks.last_score, is_kept, weights)
         self._show(trainer, started)
 
-    def _measure(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
-        logits = self._network.logits(trainer, pl_module)
+    def _measure(self, trainer: Trainer, network: nn.Module) -> dict[str, float]:
+        logits = self._network.logits(trainer, network)
 
         def work() -> dict[str, float]:
             with misconfigured(ValueError, before="The module's `forward` does not fit the labels: "):
@@ -236,7 +179,7 @@ class Fit:
 
     def _show(self, trainer: Trainer, started: float) -> None:
         """Log the check that was made, and write it to the record."""
-        tracker, is_by_steps = self.tracker, self._schedule.is_by_steps
+        tracker, is_by_steps = self.tracker, self.schedule.is_by_steps
         # Where Lightning logs the scalars of the last batch, too; it counts that batch after `on_train_batch_end`.
         step = trainer.fit_loop.epoch_loop._batches_that_stepped - (0 if is_by_steps else 1)
         dashboards = self.board.dashboards(trainer)
@@ -246,7 +189,7 @@ class Fit:
             for dashboard in dashboards:
                 dashboard.show(details, step)
         train_loss = training_loss(trainer, is_within_epoch=is_by_steps)
-        if not trainer.barebones:  # which logs nothing, and warns where one tries
+        if not trainer.barebones:  # it logs nothing, and warns of attempts
             self.board.show(trainer, tracker.history[-1], step)
         is_first = account.check_seconds == 0
         tracker.end_check(started, details, train_loss)
@@ -255,13 +198,18 @@ class Fit:
             rank_zero_info(f"{line} To change it: `n_draws=`, `max_samples=`, `{option}=`.")
 
 
+def _is_equal(one: Any, other: Any) -> bool:
+    is_plain = all(isinstance(value, bool | int | float | str | dict | list | None) for value in (one, other))
+    return is_plain and bool(one == other)
+
+
 def record_folder(trainer: Trainer) -> Path | None:
     """Folder of this run's checkpoints, or of its logs; None if it keeps nothing on this machine's disk."""
     if trainer.fast_dev_run or trainer.barebones:
         return None
     folder = getattr(trainer.checkpoint_callback, "dirpath", None)
     if folder is None and trainer.loggers:
-        folder = trainer.log_dir  # which all processes must ask for
+        folder = trainer.log_dir  # all processes must ask for it
     return None if folder is None or "://" in str(folder) or not trainer.is_global_zero else Path(folder)
 
 

@@ -1,79 +1,138 @@
-"""The weights of the best check: in a file that is this run's own, or in memory for a trainer that writes none."""
+"""The weights of the best check: in a file of this run's own, or in memory for a trainer that writes none.
+
+The keeper of files is a subclass of Lightning's `ModelCheckpoint`, which would not do as it is: it reads
+`callback_metrics`, which is stale between checks, shares a state key with the user's own, and forgets the best score
+when a resumed run writes to a new folder.
+"""
 
 import copy
 import math
 import os
-import re
 import stat
 import zipfile
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from bu_torch.callbacks.companion import KeepingCompanion
-from bu_torch.callbacks.lightning_trees import LightningModule, Trainer, measured_module
-from bu_torch.callbacks.weights import TrainingWeights, evaluation_weights
+from bu_torch.callbacks.fit import Fit
+from bu_torch.callbacks.lightning_tree import (
+    FITTING,
+    Callback,
+    Checkpoint,
+    LightningModule,
+    ModelCheckpoint,
+    TorchCheckpointIO,
+    Trainer,
+    average_model,
+)
+from bu_torch.callbacks.weights import RAW_WEIGHTS, SHARDED, has_modes, training_weights
 from bu_torch.internal.printing import cleaned
-from bu_torch.run.averaging import BestWeights
-
-if TYPE_CHECKING:
-    from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
-
-    from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
-else:  # the bases are the trainer's own: `stopping` adds them
-    Checkpoint = ModelCheckpoint = object
-
+from bu_torch.internal.shards import gathered, replaced_in_place
+from bu_torch.run.kept_weights import BestWeights
 
 _BEST = ("best_", "kth_", "current_")  # beginnings of the attributes that tell what is the best
-_FILE_NAME = re.compile(r"boundary-epoch=\d+-step=\d+(-v\d+)?\.ckpt")
-_OWN_FILES: dict[str, tuple[int, ...] | None] = {}  # written by this process, in all fits; None is known by its name
+Identity = tuple[int, ...]
 
 
-class KeeperMixin(KeepingCompanion, ModelCheckpoint):
-    """Lightning's `ModelCheckpoint` on the score of each check; one file, with a name of its own."""
+class Keeper(Callback):
+    """Base of those that keep the best weights: the hooks in which they do so."""
 
-    def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
-        super().__init__(
-            monitor=owner.tracker.checks.score_name,
-            mode="max",
-            dirpath=owner.dirpath,
-            filename=owner.filename or "boundary-{epoch}-{step}",
-            save_weights_only=owner.save_weights_only,
-            verbose=owner.verbose,
-            save_on_train_epoch_end=True,
-        )
-        self.owner = owner
+    best_model_path: str
+    best_epoch: int | None  # epoch of the kept weights; None before the first
+    best_step: int | None
+
+    def __init__(self, fit: Fit, key: str) -> None:
+        self.fit, self._key = fit, key
         self.best_epoch = self.best_step = None
-        self._before: dict[str, Any] | None = None  # what was the best before the newest file was written
-        self._obsolete: str | None = None  # its file, once the newest is written
-        self._resumed_path = ""  # the best file that the resumed state names
-        self._replaced: list[str] = []  # best files to delete as soon as the newest other checkpoint names none of them
-        self._named_elsewhere = ""  # the best file by the newest checkpoint that another callback has saved
-        self._of_training: TrainingWeights | None = None  # while a file is written
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if self in trainer.callbacks:  # not one that an earlier fit left behind
-            super().setup(trainer, pl_module, stage)
-            folder = str(self.dirpath).removeprefix("file://")
-            if self.dirpath is not None and "://" not in folder:  # a logger or the user may give a relative one
-                self.dirpath: Any = str(Path(folder).absolute())
+    @property
+    def state_key(self) -> str:
+        return str(self._generate_state_key(owner=self._key))
+
+    @property
+    def takes_states(self) -> bool:
+        """True if the score in a state can be compared with those to come."""
+        return not self.fit.is_over and self.fit.tracker.checks.is_comparable
 
     def keep_if_best(self, trainer: Trainer) -> None:
-        score = self.new_score(trainer)
+        """Keep the weights of the check of this hook, if there is one and it is the best."""
+        raise NotImplementedError
+
+    def settle(self, trainer: Trainer, is_in_all: bool = True) -> None:
+        """Finish what keeping began, once all callbacks have had their turn; `is_in_all` processes, or in this one."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == FITTING and self.fit.is_over:  # its owner, which would have made another, has left the trainer
+            trainer.callbacks = [one for one in trainer.callbacks if one is not self]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        if not self.fit.is_over:  # a run that resumes may have lost a check that is later than the kept one
+            self.fit.tracker.checks.fall_back(self.best_epoch, self.best_step)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
+        self.settle(trainer)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
+        self.keep_if_best(trainer)
+
+    on_train_epoch_start, on_train_epoch_end = on_train_batch_start, on_train_batch_end
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_end(trainer, pl_module)
+        self.settle(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        super().on_exception(trainer, pl_module, exception)
+        self.settle(trainer, is_in_all=False)
+
+
+class FileKeeper(Keeper, ModelCheckpoint):
+    """Lightning's `ModelCheckpoint` on the score of each check; one file, with a name of its own."""
+
+    def __init__(self, fit: Fit, key: str, written: dict[str, Identity | None], **options: Any) -> None:
+        ModelCheckpoint.__init__(
+            self,
+            monitor=fit.tracker.checks.score_name,
+            mode="max",
+            save_on_train_epoch_end=True,
+            **options | {"filename": options["filename"] or "boundary-{epoch}-{step}"},
+        )
+        Keeper.__init__(self, fit, key)
+        self._written = written  # files of this process, in all fits of the callback; None is known by its name alone
+        self._before: dict[str, Any] | None = None  # what was the best before the newest file was written
+        self._obsolete: str | None = None  # its file, once the newest is written
+        self._replaced: list[str] = []  # best files to delete as soon as the newest other checkpoint names none of them
+        self._folders: list[str] = []  # folders of the runs that this one resumes
+        self._named_elsewhere = ""  # the best file by the newest checkpoint that another callback has saved
+        self.is_saving = False
+        self._raw: dict[str, Tensor] = {}  # weights of training, while a file is written
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        folder = str(self.dirpath).removeprefix("file://")
+        if self.dirpath is not None and "://" not in folder:  # a logger or the user may give a relative one
+            self.dirpath: Any = str(Path(folder).absolute())
+
+    def keep_if_best(self, trainer: Trainer) -> None:
+        check = self.fit.check
         # Without Lightning's comparison of step counts, which stand still if a module steps its optimiser itself.
-        if score is not None and math.isfinite(score):
-            with self.owner.tracker.account.saving():
-                candidates = self._monitor_candidates(trainer)
-                if trainer.strategy.reduce_boolean_decision(self.owner.tracker.checks.is_kept_new, all=False):
-                    self._update_best_and_save(candidates[self.monitor], trainer, candidates)
+        if check is None or check.score is None or not math.isfinite(check.score) or trainer.fast_dev_run:
+            return
+        with self.fit.tracker.account.saving():
+            candidates = self._monitor_candidates(trainer)
+            if trainer.strategy.reduce_boolean_decision(check.is_to_be_kept, all=False):
+                self._update_best_and_save(candidates[self.monitor], trainer, candidates)
 
     def _monitor_candidates(self, trainer: Trainer) -> dict[str, Tensor]:
         candidates = super()._monitor_candidates(trainer)
-        if self.new_score(trainer) is not None:
-            own = {name: value for name, value in self.owner.history[-1].items() if name not in ("epoch", "step")}
+        if self.fit.check is not None:
+            own = {name: value for name, value in self.fit.check.entry.items() if name not in ("epoch", "step")}
             candidates |= {name: torch.tensor(value, dtype=torch.float64) for name, value in own.items()}
         return candidates
 
@@ -81,7 +140,14 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
         self, monitor_candidates: dict[str, Tensor], trainer: Trainer, del_filepath: str | None = None
     ) -> str:
         # Never over the best so far, whose name a template without the epoch gives again: checkpoints name that file.
-        return super()._get_metric_interpolated_filepath_name(monitor_candidates, trainer)
+        # Another run in the same folder may take the name at any time, so it is claimed before anything is written.
+        while True:
+            path: str = super()._get_metric_interpolated_filepath_name(monitor_candidates, trainer)
+            is_plain = type(trainer.strategy.checkpoint_io) is TorchCheckpointIO  # writes a file, and writes it now
+            if not is_plain or type(trainer.strategy).__name__ in SHARDED:
+                return path
+            if trainer.strategy.broadcast(not trainer.is_global_zero or claim(path)):
+                return path
 
     def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
         self._before = {name: copy.copy(value) for name, value in vars(self).items() if name.startswith(_BEST)}
@@ -99,21 +165,30 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
             )
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        tracker, module, check = self.fit.tracker, trainer.lightning_module, self.fit.check
+        weights = None if check is None or average_model(trainer) is not None else check.weights
+        saver = copy.copy(trainer)  # hands over the weights that were measured
+        saver._checkpoint_connector = connector = copy.copy(trainer._checkpoint_connector)
+        self.is_saving = True
         try:
-            module = trainer.lightning_module
-            with evaluation_weights(trainer) as self._of_training:
-                self.owner._fit.after_check.compare(module)
-                with self.owner.tracker.averaged(module):
-                    super()._save_checkpoint(trainer, filepath)
+            if weights is None:
+                with replaced_in_place(module, tracker.averages(module)) as own:
+                    self._raw = {name: gathered(one) for name, one in own.items()}
+                    super()._save_checkpoint(saver, filepath)
+            else:
+                connector._get_lightning_module_state_dict = weights.state_dict
+                if tracker.average is not None or has_modes(trainer):
+                    self._raw = training_weights(module)
+                super()._save_checkpoint(saver, filepath)
         finally:
-            self._of_training = None
-        _OWN_FILES[filepath] = identity(filepath)
+            self.is_saving, self._raw = False, {}
+        self._written[filepath] = identity(filepath)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if self._of_training is None:
+        if not self.is_saving:
             self._named_elsewhere = self.best_model_path
-        else:
-            self._of_training.save(pl_module, checkpoint)
+        elif self._raw:
+            checkpoint[RAW_WEIGHTS] = self._raw
 
     def _should_remove_checkpoint(self, trainer: Trainer, previous: str, current: str) -> bool:
         return previous != current  # `settle` looks closer
@@ -130,7 +205,7 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
         # epoch, needs the file that was best then.
         for path in [path for path in self._replaced if path != self._named_elsewhere]:
             self._replaced.remove(path)
-            if self._may_remove(trainer, path):  # still: another file may have taken its place
+            if self.is_own(path) and super()._should_remove_checkpoint(trainer, path, self.best_model_path):
                 super()._remove_checkpoint(trainer, path)
 
     def _settle_newest(self, trainer: Trainer, is_in_all: bool) -> None:
@@ -141,49 +216,50 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
             path = cleaned(self.best_model_path)
             rank_zero_warn(f"The checkpoint {path} is damaged: the best earlier one is kept instead.")
             self._take_back()
-        elif self._obsolete is not None and self._may_remove(trainer, self._obsolete):
+        elif self._obsolete is not None and self.is_own(self._obsolete):
             self._replaced.append(self._obsolete)
         elif self._obsolete is not None:
             left = cleaned(self._obsolete)
-            rank_zero_info(
-                f"Boundary uncertainty does not delete the earlier best checkpoint, which may not be this run's: {left}"
-            )
+            rank_zero_info(f"Boundary uncertainty leaves the best checkpoint of an earlier run where it is: {left}")
         self._before = self._obsolete = None
 
-    def _may_remove(self, trainer: Trainer, path: str) -> bool:
-        """True if `path` is this callback's to delete. A resumed state may come from anywhere and name any path."""
-        is_ours = is_own(path) or (
-            # Others may be named by a template of the user's, too.
-            self.owner.filename is None and path == self._resumed_path and is_named_in_folder(path, str(self.dirpath))
-        )
-        return is_ours and super()._should_remove_checkpoint(trainer, path, self.best_model_path)
+    def is_own(self, path: str) -> bool:
+        """Return True if the file that is there now was written by this process."""
+        return path in self._written and self._written[path] in (None, identity(path))
 
-    @property
-    def is_best_there(self) -> bool:
-        return may_be_read(self.best_model_path, str(self.dirpath))
+    def is_best_readable(self) -> bool:
+        """Return True if there is a file of the best check, of this process or of the run that it resumes."""
+        return self.is_own(self.best_model_path) or is_regular(self.best_model_path)
 
-    @property
-    def is_best_own(self) -> bool:
-        return is_own(self.best_model_path)
+    def has_been_replaced(self) -> bool:
+        """Return True if this process wrote the file of the best check, and another one is in its place."""
+        return self.best_model_path in self._written and not self.is_own(self.best_model_path)
 
     def _take_back(self) -> None:
+        newest = self.best_model_path
         for name, value in (self._before or {}).items():
             setattr(self, name, value)
         self._before = self._obsolete = None
-        self.owner.tracker.checks.fall_back(self.best_epoch, self.best_step)
+        self.fit.tracker.checks.fall_back(self.best_epoch, self.best_step)
+        if newest != self.best_model_path:
+            with suppress(OSError):  # what was claimed and never written
+                if Path(newest).stat().st_size == 0:
+                    Path(newest).unlink()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         path, score = state_dict.get("best_model_path"), state_dict.get("best_model_score")
         epoch, step = state_dict.get("best_epoch"), state_dict.get("best_step")
         if not (self.takes_states and path and score is not None and isinstance(epoch, int)):
             return
-        if not (may_be_read(path, str(self.dirpath)) and self._fs.exists(path) and is_whole(path)):
+        folders = state_dict.get("folders")
+        self._folders = [one for one in folders if isinstance(one, str)] if isinstance(folders, list) else []
+        if not (may_be_named(path, (str(self.dirpath), *self._folders)) and self._fs.exists(path) and is_whole(path)):
             rank_zero_warn(
-                f"The checkpoint of the best epoch so far is missing or damaged: {cleaned(path)}."
-                " The best of the coming epochs is kept instead."
+                f"The checkpoint of the best epoch so far is missing, damaged, or outside the run's folder:"
+                f" {cleaned(path)}. The best of the coming epochs is kept instead."
             )
             return
-        self._resumed_path = self._named_elsewhere = path
+        self._named_elsewhere = path
         # A resumed run usually writes to a new folder; the best so far stays the one to beat. Nothing else in the state
         # is needed, and nothing else is believed.
         self.best_model_path = self.kth_best_model_path = path
@@ -192,30 +268,30 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
         self.best_epoch, self.best_step = epoch, step if isinstance(step, int) else None
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "best_epoch": self.best_epoch, "best_step": self.best_step}
+        folders = list(dict.fromkeys((*self._folders, str(self.dirpath))))
+        own = {"best_epoch": self.best_epoch, "best_step": self.best_step, "folders": folders}
+        return {**super().state_dict(), **own}
 
 
-class MemoryKeeperMixin(KeepingCompanion, Checkpoint):
+class MemoryKeeper(Keeper, Checkpoint):
     """Keeps the best weights in memory, for a trainer that writes no checkpoints."""
 
     best_model_path = ""
-    is_best_there = True
 
-    def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
-        self.owner = owner
-        self.best = BestWeights()
-        self.best_epoch = self.best_step = None
-        self._resumed_weights: dict[str, Any] | None = None
+    def __init__(self, fit: Fit, key: str) -> None:
+        super().__init__(fit, key)
+        self.best, self.has_resumed = BestWeights(), False  # with the best weights of an earlier part of the run
 
     def keep_if_best(self, trainer: Trainer) -> None:
-        if self.new_score(trainer) is None or not self.owner.tracker.checks.is_kept_new:
+        check = self.fit.check
+        if check is None or not check.is_to_be_kept or trainer.fast_dev_run:
             return
-        module = trainer.lightning_module
-        with self.owner.tracker.account.saving(), evaluation_weights(trainer):
-            self.owner._fit.after_check.compare(module)
-            with self.owner.tracker.averaged(module):
-                self.best.keep(measured_module(trainer, module), trainer.current_epoch, trainer.global_step)
-        self.best_epoch, self.best_step = self.best.epoch, self.best.step
+        tracker = self.fit.tracker
+        with tracker.account.saving():
+            weights = check.weights
+            state = tracker.state_to_keep(trainer.lightning_module) if weights is None else weights.state_dict()
+            self.best.keep(state, trainer.current_epoch, trainer.global_step)
+        self.best_epoch, self.best_step, self.has_resumed = self.best.epoch, self.best.step, False
 
     def state_dict(self) -> dict[str, Any]:
         return self.best.state_dict()
@@ -223,16 +299,24 @@ class MemoryKeeperMixin(KeepingCompanion, Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.takes_states:
             self.best.load_state_dict(state_dict)
-            self.best_epoch, self.best_step = self.best.epoch, self.best.step
-            self._resumed_weights = self.best.weights
-
-    @property
-    def is_best_own(self) -> bool:
-        return self.best.weights is not self._resumed_weights
+            self.best_epoch, self.best_step, self.has_resumed = self.best.epoch, self.best.step, True
 
 
-def identity(path: str) -> tuple[int, ...] | None:
-    """Tell a file from one that is put in its place; None for a remote path, a folder or a file still to be written."""
+def claim(path: str) -> bool:
+    """Create an empty file, so that no other run takes the name; False if there is one by now."""
+    if "://" in path:
+        return True
+    with suppress(OSError):  # if nothing can be written there, what saves the file will say so
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            Path(path).open("x").close()
+        except FileExistsError:
+            return False
+    return True
+
+
+def identity(path: str) -> Identity | None:
+    """File identity, to detect replacement; None for a remote path, a folder or a file still to be written."""
     try:  # another process may delete it at any time
         found = Path(path).stat()
     except (OSError, ValueError):
@@ -241,37 +325,31 @@ def identity(path: str) -> tuple[int, ...] | None:
     return fields if stat.S_ISREG(found.st_mode) else None
 
 
-def is_own(path: str) -> bool:
-    """True if this process has written the file that is there now."""
-    return path in _OWN_FILES and _OWN_FILES[path] in (None, identity(path))
+def is_regular(path: str) -> bool:
+    """Return True for a local file or folder of shards by an absolute path, and for an address of a remote store."""
+    if "://" in path:
+        return not path.startswith("http")
+    return Path(path).is_absolute() and (os.path.isfile(path) or os.path.isdir(path))  # noqa: PTH112, PTH113
 
 
-def may_be_read(path: Any, folder: str) -> bool:
-    """True if a resumed state may name this as the best checkpoint of a run that writes to `folder`.
+def may_be_named(path: Any, folders: tuple[str, ...]) -> bool:
+    """Return True if a resumed state may name this as the best checkpoint of a run that wrote to one of `folders`.
 
-    A local run has written a regular file, or a folder of shards, by an absolute path. Lightning would take other
-    spellings for addresses to download from, or wait for a pipe. A remote run stays with its kind of store.
+    A local run has written a regular file, or a folder of shards. Lightning would take other spellings for addresses to
+    download from, or wait for a pipe.
     """
     if not isinstance(path, str) or "::" in path or "\0" in path:
         return False
-    if "://" in folder:
-        kind = folder.partition("://")[0]
-        return path.startswith(f"{kind}://") and not kind.startswith("http")
-    is_local = "://" not in path and Path(path).is_absolute()
-    return is_local and (os.path.isfile(path) or os.path.isdir(path))  # noqa: PTH112, PTH113  (`Path` raises for some)
+    if "://" in path:
+        return is_regular(path) and any(path.startswith(f"{one}/") for one in folders)
+    within = [Path(one).resolve() for one in folders if "://" not in one and "\0" not in one]
+    return is_regular(path) and Path(path).resolve().parent in within
 
 
 def is_whole(path: str) -> bool:
-    """False for a local file that torch began and did not end; others may be whole."""
+    """Return False if a local torch file is truncated; other formats are assumed whole."""
     if not Path(path).is_file():
         return True
     with Path(path).open("rb") as file:
         begins = file.read(2)
     return begins not in (b"PK", b"") or zipfile.is_zipfile(path)
-
-
-def is_named_in_folder(path: str, folder: str) -> bool:
-    """True for a regular file right in `folder` that is named as a keeper names its files."""
-    file = Path(path)
-    is_ours = _FILE_NAME.fullmatch(file.name) is not None and file.is_file() and not file.is_symlink()
-    return is_ours and file.parent.resolve() == Path(folder).resolve()

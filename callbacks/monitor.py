@@ -1,71 +1,34 @@
 """Watching a training: boundary uncertainty and trust score at each check, nothing decided."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import wraps
-from typing import Any, TypeVar
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal
 
-from torch import Tensor
-
+from bu_torch.callbacks.ending import describe_exception
 from bu_torch.callbacks.fit import Fit
-from bu_torch.callbacks.lightning_trees import (
+from bu_torch.callbacks.lightning_tree import (
     FITTING,
     Callback,
     LightningModule,
     Trainer,
-    adopt_imported_trees,
     bring_back,
-    library_of,
+    check_trainer,
     misconfigured,
     put_aside,
 )
-from bu_torch.callbacks.samples import Reference, check_reference
+from bu_torch.callbacks.samples import Reference, Source, check_reference
+from bu_torch.callbacks.schedule import Schedule
 from bu_torch.callbacks.weights import RAW_WEIGHTS, go_on_from_raw_weights, stand_behind_averaging
+from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_integer
-from bu_torch.run.settings import MeasurementSettings, Settings
+from bu_torch.perturbation.draws import Perturbation
+from bu_torch.run.settings import AUTO, MAX_BYTES, MeasurementSettings
 from bu_torch.run.tracker import MeasurementResults, Tracker
+from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.batches import InputKey
 
-T = TypeVar("T", bound=type)
 
-_NOTHING_TO_MONITOR = "this callback measures by itself, at the training samples: `rule=` chooses what decides"
-INSTEAD = {  # of arguments of Lightning's callbacks that users pass by habit
-    "monitor": _NOTHING_TO_MONITOR,
-    "mode": f"a larger score is better; {_NOTHING_TO_MONITOR}",
-    "save_top_k": "one checkpoint is kept, the best. A `ModelCheckpoint(monitor='expected_accuracy', mode='max',"
-    " save_top_k=3)` beside it keeps more",
-    "class_weights": "`class_weight=`",
-    "log_rank_zero_only": "with `verbose=True` each process logs an improvement",
-    "strict": "the score is never missing",
-    "divergence_threshold": "scores are bounded; `check_finite=` ends a training whose outputs are not finite",
-    "save_last": "a `ModelCheckpoint(save_last=True)` beside it saves the last",
-}
-
-
-def without(names: dict[str, str]) -> Callable[[T], T]:
-    """Make a class say what there is instead of some arguments; its signature does not change."""
-
-    def decorate(cls: T) -> T:
-        init = cls.__init__  # type: ignore[misc]
-
-        @wraps(init)
-        def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-            if found := [name for name in names if name in kwargs]:
-                raise TypeError(f"{type(self).__name__} has no `{found[0]}`: {names[found[0]]}.")
-            init(self, *args, **kwargs)
-
-        cls.__init__ = checked  # type: ignore[misc]
-        return cls
-
-    return decorate
-
-
-_DECIDES_NOTHING = "it decides nothing: an `EarlyStopping(monitor='expected_accuracy', mode='max')` may"
-
-
-@without(INSTEAD | dict.fromkeys(("monitor", "mode"), _DECIDES_NOTHING))
-@dataclass(kw_only=True, eq=False, repr=False)
-class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callback):
+class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
     """Measure boundary uncertainty and trust score while a classifier trains, without validation data.
 
     Before training the callback reads the training samples, finds their nearest neighbours and perturbs each of them a
@@ -74,8 +37,8 @@ class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callba
 
     - `boundary_uncertainty`, in [0, 1]: do both classes mix along the decision boundary as they would along the Bayes
       boundary? (Ha et al. 2021; `bu_torch.functional.boundary_uncertainty`)
-    - `trust_score`, in [1e-3, 1e3]: does the classifier agree with the neighbours? (Jiang et al. 2018;
-      `bu_torch.functional.mean_trust_score`)
+    - `trust_score`, in [1e-3, 1e3]: does the classifier agree with the other samples nearby? (Jiang et al. 2018, who
+      score new points, so the sample that was perturbed is left out; `bu_torch.functional.mean_trust_score`)
     - `expected_accuracy`, in [0, 1]: what accuracy do the training labels predict for these outputs?
       (`bu_torch.Signals.probabilities`; this project's own)
 
@@ -110,9 +73,8 @@ class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callba
             list of these if `forward` takes several tensors. None takes those that `forward` has arguments for: all
             but the last of a tuple, or by their names in a dict.
         label_key: Key or place of the labels; None for "labels", "label", "targets", "target" or "y" in a dict.
-        **settings: `bu_torch.run.settings.MeasurementSettings` explains them: `n_neighbors`, `n_draws`, `max_samples`,
-            `max_bytes`, `budget`, `seed`, `cache`, `feature_extractor`, `perturbation`, `class_weight`, `averaging`
-            (here None by default), `averaging_device`, `output_key`.
+        **settings: All others are fields of `bu_torch.run.settings.MeasurementSettings`, which explains them.
+            `averaging` is None by default.
 
     Attributes:
         history: One dict a check, in order: `epoch` (`trainer.current_epoch`, 0-based), `step` (`trainer.global_step`),
@@ -131,24 +93,51 @@ class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callba
             are not fit for the method.
     """
 
-    every_n_epochs: int = 1
-    every_n_train_steps: int | None = None
-    reference: Reference | None = None
-    input_key: InputKey = None
-    label_key: str | int | None = None
+    def __init__(
+        self,
+        *,
+        n_neighbors: int = 40,
+        n_draws: int | None = None,
+        max_samples: int | None = None,
+        max_bytes: int | None = MAX_BYTES,
+        budget: Literal["auto"] | None = AUTO,
+        seed: int = 0,
+        cache: str | Path | None = None,
+        feature_extractor: FeatureExtractor | None = None,
+        perturbation: Perturbation | None = None,
+        class_weight: ClassWeight | None = None,
+        averaging: float | None = None,
+        averaging_device: str | None = None,
+        output_key: str | int | None = None,
+        every_n_epochs: int = 1,
+        every_n_train_steps: int | None = None,
+        reference: Reference | None = None,
+        input_key: InputKey = None,
+        label_key: str | int | None = None,
+    ) -> None:
+        self._take(MeasurementSettings, locals())
 
-    keeps_weights = False  # those of the best check
-
-    def __post_init__(self) -> None:
-        adopt_imported_trees()
+    def _take(self, kind: type[MeasurementSettings], given: dict[str, Any]) -> None:
+        """Check the arguments by name, and keep them: settings in one object, of this `kind`."""
         Callback.__init__(self)
+        every_n_epochs, every_n_train_steps = given["every_n_epochs"], given["every_n_train_steps"]
         with misconfigured(TypeError, ValueError):
-            self._check_settings()
-        self.is_fitting = True
-        self._clear()
+            self.settings = kind(**{field.name: given[field.name] for field in fields(kind)})
+            every_n_epochs = check_integer("every_n_epochs", every_n_epochs, 1)
+            if every_n_train_steps is not None:
+                every_n_train_steps = check_integer("every_n_train_steps", every_n_train_steps, 1)
+                if every_n_epochs != 1:
+                    raise ValueError(
+                        "`every_n_epochs` and `every_n_train_steps` exclude each other: leave `every_n_epochs` at 1 for"
+                        f" checks by steps, got {every_n_epochs}."
+                    )
+            check_reference(given["reference"])
+        self.every_n_epochs, self.every_n_train_steps = every_n_epochs, every_n_train_steps
+        self.source = Source(given["reference"], given["input_key"], given["label_key"])
+        self._fit = self._new_fit()
 
-    def _clear(self) -> None:
-        self._fit = Fit(self, self._tracked_settings())
+    def _new_fit(self) -> Fit:
+        return Fit(self.settings, Schedule(self.every_n_epochs, self.every_n_train_steps), self.source)
 
     @property
     def tracker(self) -> Tracker:
@@ -156,20 +145,24 @@ class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callba
 
     @property
     def state_key(self) -> str:
-        return self._generate_state_key()
+        return self._generate_state_key(averaging=self.settings.averaging, seed=self.settings.seed)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        library_of(trainer)
-        self.is_fitting = stage == FITTING
+        check_trainer(trainer)
         bring_back(self)  # after a fit that broke off
-        if self.is_fitting:
-            self._clear()
+        if stage == FITTING:
+            self._fit = self._new_fit()
             put_aside(self, Callback)
             stand_behind_averaging(trainer, BoundaryUncertaintyMonitor)
             self._fit.set_up(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._fit.begin(trainer, pl_module)
+        self._start(trainer, pl_module)
+
+    def _start(self, trainer: Trainer, pl_module: LightningModule) -> bool:
+        """Prepare; False if the checks of before a resume count no more."""
+        fits = [one._fit for one in trainer.callbacks if isinstance(one, BoundaryUncertaintyMonitor)]
+        return self._fit.start(trainer, pl_module, fits)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._fit.start_epoch():
@@ -178,9 +171,6 @@ class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callba
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._fit.start_batch(trainer, pl_module, batch)
 
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        self._fit.see_loss(loss)
-
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         self._fit.end_batch(trainer, pl_module)
 
@@ -188,51 +178,37 @@ class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callba
         self._fit.end_epoch(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._fit.board.put_back(trainer)
+        self._fit.board.show_again(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self.keeps_weights:  # otherwise a companion concludes the fit when all other callbacks have ended
-            self.tracker.end("Training ended.")
+        self.tracker.end("Training ended.")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._fit.watch.end()
-        if not self.keeps_weights:
-            self.tracker.end(describe_exception(exception))
+        self.tracker.end(describe_exception(exception))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         bring_back(self)
         self._fit.release()
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if trainer.state.fn == FITTING and RAW_WEIGHTS in checkpoint:
+        if trainer.state.fn != FITTING:
+            return
+        if RAW_WEIGHTS in checkpoint:
             go_on_from_raw_weights(pl_module, checkpoint)
+        # Lightning skips a state whose key it does not know, and the key holds settings. The state of other settings is
+        # passed on under today's key: the tracker warns of what has changed.
+        states = checkpoint.get("callbacks", {})
+        if self.state_key not in states:
+            claimed = {one.state_key for one in trainer.callbacks}
+            left = [key for key in states if str(key).startswith(f"{type(self).__qualname__}{{") and key not in claimed]
+            if left:
+                states[self.state_key] = states.pop(left[0])
 
     def state_dict(self) -> dict[str, Any]:
         return self.tracker.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self.is_fitting:  # a test of a checkpoint does not take back what this run has measured since
+        if not self._fit.is_over:  # a test of a checkpoint does not take back what this run has measured since
             with misconfigured(ValueError):
                 self.tracker.load_state_dict(state_dict)
-
-    def _check_settings(self) -> None:
-        super()._check_settings()
-        self.every_n_epochs = check_integer("every_n_epochs", self.every_n_epochs, 1)
-        if self.every_n_train_steps is not None:
-            self.every_n_train_steps = check_integer("every_n_train_steps", self.every_n_train_steps, 1)
-            if self.every_n_epochs != 1:
-                raise ValueError(
-                    "`every_n_epochs` and `every_n_train_steps` exclude each other: leave `every_n_epochs` at 1 for"
-                    f" checks by steps, got {self.every_n_epochs}."
-                )
-        check_reference(self.reference)
-
-    def _tracked_settings(self) -> MeasurementSettings:
-        return (Settings if self.keeps_weights else MeasurementSettings).of(self)
-
-
-def describe_exception(exception: BaseException) -> str:
-    """Say why training ended early."""
-    if isinstance(exception, KeyboardInterrupt):
-        return "Training was interrupted (KeyboardInterrupt)."
-    return f"Training failed: {type(exception).__name__}{f': {exception}' if str(exception) else '.'}"

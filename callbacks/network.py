@@ -1,32 +1,32 @@
-"""Reading the network: in the trainer's precision, by all processes, without a trace.
+"""Reading a copy of the network: in the trainer's precision, by all processes.
 
-Each process reaches every collective, in the same order, also where one of them fails.
+Each process reaches every collective, in the same order, even if one of them fails.
 """
 
+import copy
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bu_torch.callbacks.lightning_trees import (
+from bu_torch.callbacks.lightning_tree import (
     LightningModule,
     MisconfigurationException,
     Trainer,
-    library_of,
+    library,
     measured_module,
 )
 from bu_torch.callbacks.weights import SHARDED, WRAPPING
-from bu_torch.internal.network import dtype_of, joined, logits_of
+from bu_torch.internal.logits import dtype_of, joined, logits_of
 from bu_torch.internal.packing import Packing, call
+from bu_torch.internal.replica import CopyError, has_lazy_layers, looking_at, settle
 from bu_torch.internal.shards import is_sharded
-from bu_torch.internal.traces import evaluation_mode
 from bu_torch.perturbation.draws import PerturbedInputs
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.run.budget import count_operations
@@ -50,8 +50,8 @@ class NetworkReader:
 
     def __init__(self, perturbation: Any, output_key: str | int | None) -> None:
         self._perturbation, self._output_key = perturbation, output_key
-        self._inputs: Inputs | None = None  # of this process
-        self._n_rows = 0  # of the inputs of all processes together
+        self._inputs: Inputs | None = None  # this process's share
+        self._n_rows = 0  # inputs of all processes together
         self.takes_integers = False  # as samples, before they are perturbed
         self.passes_alone = True  # this process may call `forward` without the others
         self.is_tried = False  # a batch was read as a check reads it
@@ -68,11 +68,9 @@ class NetworkReader:
     def release(self) -> None:
         self._inputs = None
 
-    def logits(self, trainer: Trainer, pl_module: LightningModule) -> Tensor:
-        """Logits (n, J) of the weights that a checkpoint of this moment would hold."""
-        module = measured_module(trainer, pl_module)
-        with buffers_of_the_first(trainer, module):
-            part = in_each(trainer, lambda: self.read(trainer, module, self._taken, self.packing))
+    def logits(self, trainer: Trainer, network: nn.Module) -> Tensor:
+        """Logits (n, J) of a copy of the network."""
+        part = in_each(trainer, lambda: self.read(trainer, network, self._taken, self.packing))
         if trainer.world_size == 1:
             return part
         if part.dtype not in (torch.float32, torch.float64):
@@ -84,8 +82,8 @@ class NetworkReader:
     def try_out(self, trainer: Trainer, pl_module: LightningModule, n_classes: int | None) -> None:
         """Read one batch as a check will, to refuse a module before it trains; the first process knows `n_classes`."""
         batch = next(iter(self._taken.split(self._batch_size(trainer, self._taken))))
-        module = measured_module(trainer, pl_module)
-        logits = in_each(trainer, lambda: self.read(trainer, module, batch, self.packing))
+        with copied(trainer, measured_module(trainer, pl_module)) as network:
+            logits = in_each(trainer, lambda: self.read(trainer, network, batch, self.packing))
         in_first(trainer, lambda: _check_columns(logits, n_classes or 0))
         self.is_tried = True
         is_moved = self.takes_integers and self.packing is None and self._perturbation is None
@@ -101,19 +99,20 @@ class NetworkReader:
         self.passes_alone = trainer.world_size == 1
         if one is None or not can_be_passed(trainer, pl_module):
             return count_operations(pl_module)
-        forward = partial(self.read, trainer, pl_module, one.to(pl_module.device), self.packing)
-        if self.passes_alone:
-            return count_operations(pl_module, forward)
-        has_passed: list[Tensor] = []
-        with Collectives() as collectives:
-            n_operations = count_operations(pl_module, lambda: has_passed.append(forward()))
+        with copied(trainer, pl_module) as network:
+            forward = partial(self.read, trainer, network, one.to(pl_module.device), self.packing)
+            if self.passes_alone:
+                return count_operations(network, forward)
+            has_passed: list[Tensor] = []
+            with Collectives() as collectives:
+                n_operations = count_operations(network, lambda: has_passed.append(forward()))
         self.passes_alone = bool(has_passed) and not collectives.are_seen
         return n_operations
 
     def read(
         self, trainer: Trainer, module: nn.Module, inputs: Inputs, packing: Packing | None, *, is_whole: bool = False
     ) -> Tensor:
-        """Logits (n, J) of a module at `inputs` (n, ...), in batches, or in one of the whole."""
+        """Logits (n, J) of a copy of a module at `inputs` (n, ...), in batches, or in one of the whole."""
         dtype = dtype_of(module, inputs)
         if packing is not None or not (inputs.is_floating_point() or keeps_integers(self._perturbation)):
             dtype = dtype_of(module, torch.empty(0, dtype=torch.float32))  # as samples of integers are perturbed
@@ -124,13 +123,13 @@ class NetworkReader:
         is_wrapped = type(trainer.strategy).__name__ in WRAPPING and module is pl_module
         forward: Callable[[Any], Any] = trainer.model if is_wrapped else module
         try:
-            with silence(trainer, pl_module), evaluation_mode(module), precision.forward_context():
+            with precision.forward_context():
                 for batch in inputs.split(n_rows):
-                    taken = batch.to(dtype) if packing is None else packing.unpack(batch, dtype)
-                    output = call(forward, precision.convert_input(taken), of=module)
+                    own = batch.to(dtype, copy=True) if packing is None else packing.unpack(batch.clone(), dtype)
+                    output = call(forward, precision.convert_input(own), of=module)
                     parts.append(logits_of(output, len(batch), "`forward`", self._output_key))
             return joined(parts, "`forward`")
-        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        except Exception as error:  # the user's code may raise anything
             first = next(iter(inputs.split(n_rows)))
             what = f"inputs of shape {tuple(first.shape)} and dtype {dtype}" if packing is None else str(packing)
             raise MisconfigurationException(
@@ -153,6 +152,8 @@ class NetworkReader:
         """Say what helps, if it is known what is wrong."""
         if "_forward_unimplemented" in str(error) or 'required "forward"' in str(error):
             return ". Define `forward`: it gives the logits, as a check and a prediction need them."
+        if "does not require grad" in str(error):
+            return ". A check runs without gradient: wrap what needs one in `with torch.enable_grad():`."
         is_of_arguments = "positional argument" in str(error) or "keyword argument" in str(error)
         if self.packing is not None or is_of_arguments:
             return f". {SEVERAL_TENSORS}"
@@ -174,11 +175,6 @@ def can_be_passed(trainer: Trainer, pl_module: LightningModule) -> bool:
     return type(trainer.strategy).__name__ not in SHARDED and not has_lazy_layers(pl_module)
 
 
-def has_lazy_layers(module: nn.Module) -> bool:
-    """Tell if the first batch has yet to make some layers."""
-    return any(map(is_lazy, (*module.parameters(), *module.buffers())))
-
-
 def _check_columns(logits: Tensor, n_classes: int) -> None:
     if n_classes > 2 == logits.shape[1] and not bool(logits[:, 0].any()):
         raise MisconfigurationException(
@@ -196,19 +192,31 @@ def _check_columns(logits: Tensor, n_classes: int) -> None:
 
 
 @contextmanager
-def silence(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
-    """Ignore what `forward` logs: it would enter the epoch's mean, or be refused in the hook that a check runs in."""
-    library = library_of(trainer)
-    with ExitStack() as stack:
-        for part in pl_module.modules():
-            if isinstance(part, library.LightningModule):
-                own = vars(part)
-                stack.callback(own.__setitem__ if "log" in own else own.pop, "log", own.get("log"))
-                own["log"] = lambda *_, **__: None
-        if loggers := trainer.loggers:
-            stack.callback(setattr, trainer, "loggers", loggers)
-            trainer.loggers = [library.loggers.logger.DummyLogger() for _ in loggers]
-        yield
+def copied(trainer: Trainer, module: nn.Module, values: Mapping[str, Tensor] | None = None) -> Iterator[nn.Module]:
+    """Give a copy of a module as `looking_at` does, with the buffers of the first process, whose weights are saved."""
+    try:
+        with looking_at(module, values, is_sharded=type(trainer.strategy).__name__ in SHARDED) as network:
+            own = {name: one for name, one in network.named_buffers() if trainer.world_size > 1 and not is_sharded(one)}
+            if own:
+                theirs = trainer.strategy.broadcast({name: buffer.cpu() for name, buffer in own.items()})
+                for name, buffer in own.items():
+                    buffer.copy_(theirs[name])
+            yield network
+    except CopyError as error:
+        raise MisconfigurationException(str(error)) from error
+
+
+@settle.register
+def _(module: LightningModule) -> None:
+    """Let a copy ignore what it logs: it would enter the epoch's mean, or be refused in the hook of a check."""
+    vars(module)["log"] = _log_nothing
+    if module._trainer is not None:
+        module._trainer = silent = copy.copy(module._trainer)
+        silent.loggers = [library.loggers.logger.DummyLogger() for _ in silent.loggers]
+
+
+def _log_nothing(*_: object, **__: object) -> None:
+    pass
 
 
 def in_first(trainer: Trainer, work: Callable[[], T]) -> T:
@@ -262,18 +270,3 @@ class Collectives(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.are_seen |= getattr(func, "namespace", "") in ("c10d", "_c10d_functional")
         return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def buffers_of_the_first(trainer: Trainer, module: nn.Module) -> Iterator[None]:
-    """The running statistics of the first process, whose weights are those that are saved, in all of them."""
-    own = {name: one for name, one in module.named_buffers() if trainer.world_size > 1 and not is_sharded(one)}
-    if not own:
-        yield
-        return
-    theirs = trainer.strategy.broadcast({name: buffer.cpu() for name, buffer in own.items()})
-    with torch.no_grad(), ExitStack() as stack:
-        for name, buffer in own.items():
-            stack.callback(buffer.copy_, buffer.clone())
-            buffer.copy_(theirs[name])
-        yield

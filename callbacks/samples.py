@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -12,28 +12,26 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from bu_torch.callbacks.lightning_trees import (
+from bu_torch.callbacks.lightning_tree import (
     LightningModule,
     MisconfigurationException,
     Trainer,
-    library_of,
+    library,
     misconfigured,
 )
-from bu_torch.callbacks.loss_weights import LossWeights
+from bu_torch.callbacks.loss_weights import listed, weights_of_loss
 from bu_torch.callbacks.network import Inputs, NetworkReader, can_be_passed, in_first
+from bu_torch.callbacks.schedule import Schedule
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.packing import Packing
-from bu_torch.internal.traces import preserved_attributes
+from bu_torch.internal.replica import copy_of
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.run.budget import Plan, bound_in_bytes, count_operations, plan
+from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples import reading
-from bu_torch.samples.batches import Keys, TooManyBytesError
+from bu_torch.samples.batches import InputKey, Keys, TooManyBytesError
 from bu_torch.samples.samples import Samples, UnreadableError, fewer_of, whole_samples
-
-if TYPE_CHECKING:
-    from bu_torch.callbacks.fit import Schedule
-    from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 
 Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
 _NO_DATASETS = (tuple, list, dict, str, bytes, Tensor, np.ndarray)
@@ -43,19 +41,32 @@ _STREAM_SAMPLES = 10_000  # read from a stream of unknown length unless `max_sam
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
 
 
+class Source(NamedTuple):
+    """Samples to measure at, and their places in batches; arguments of the callbacks."""
+
+    reference: Reference | None = None  # None reads the trainer's loader
+    input_key: InputKey = None
+    label_key: str | int | None = None
+
+
 class CheckSamples:
     """Reads the samples of a trainer, plans how many are looked at, and has them prepared."""
 
     def __init__(
-        self, callback: "BoundaryUncertaintyMonitor", tracker: Tracker, network: NetworkReader, schedule: "Schedule"
+        self,
+        settings: MeasurementSettings,
+        source: Source,
+        schedule: Schedule,
+        tracker: Tracker,
+        network: NetworkReader,
     ) -> None:
-        self._callback = callback
-        self._tracker, self._network, self._schedule = tracker, network, schedule
-        self.loss_weights = LossWeights()  # in the first process
+        self._settings, self._source, self._schedule = settings, source, schedule
+        self._tracker, self._network = tracker, network
+        self.loss_weights: list[float] | None = None  # class weights of the module's loss; in the first process
 
     def prepare(self, trainer: Trainer, pl_module: LightningModule) -> bool:
         """Compute all that does not depend on the network; False if a run resumes with other samples than before."""
-        if trainer.reload_dataloaders_every_n_epochs and self._callback.reference is None:
+        if trainer.reload_dataloaders_every_n_epochs and self._source.reference is None:
             rank_zero_warn("Boundary uncertainty uses the training data as first loaded and ignores reloads.")
         found: list[Samples] = []  # in the first process alone
         one, self._network.packing = in_first(trainer, lambda: self._read_here(trainer, pl_module, found))
@@ -85,7 +96,7 @@ class CheckSamples:
             samples = self._read(trainer, pl_module)
             found.append(samples)
             labels.append(samples.labels)
-            self._callback._refuse_too_few(len(samples.inputs), "it")
+            self._settings.refuse_too_few(len(samples.inputs), "it")
             self._network.takes_integers = not samples.inputs.is_floating_point()
         # A resumed run has a plan; where several processes train, it has yet to be seen whether one may pass alone.
         is_needless = trainer.world_size == 1 and self._tracker.groundwork.plan is not None
@@ -98,7 +109,7 @@ class CheckSamples:
         try:
             yield
         except (TypeError, ValueError) as error:
-            is_reference, way_out = self._callback.reference is not None, ""
+            is_reference, way_out = self._source.reference is not None, ""
             source = "`reference`" if is_reference else "the training data"
             # Labels are shares of classes if samples were mixed.
             if labels and labels[0].ndim == 2 and labels[0].shape[1] > 1 and not is_reference:
@@ -113,33 +124,38 @@ class CheckSamples:
     ) -> tuple[Inputs, Plan | None, tuple[str, bool]]:
         """Perturbed inputs, plan, and what `Tracker.go_on` takes."""
         groundwork = self._tracker.groundwork
-        samples = found.pop()  # which alone holds them, so that those that are left out are free
+        samples = found.pop()  # the only reference: unused samples can be freed
         with self._explained([samples.labels]):
             if groundwork.plan is None:  # a resumed run has one
                 wanted = self._planned(trainer, samples.n_training, n_operations)
                 n_bytes = samples.inputs[:1].nbytes
                 groundwork.plan = self._planned(trainer, samples.n_training, n_operations, n_bytes)
-                if line := bound_in_bytes(wanted, groundwork.plan, self._callback.max_bytes):
+                if line := bound_in_bytes(wanted, groundwork.plan, self._settings.max_bytes):
                     rank_zero_info(line)
-            samples = fewer_of(samples, groundwork.plan.n_samples, self._callback.seed)
+            samples = fewer_of(samples, groundwork.plan.n_samples, self._settings.seed)
             draws = "1 draw" if groundwork.plan.n_draws == 1 else f"{groundwork.plan.n_draws} draws"
             rank_zero_info(f"Boundary uncertainty measures at {_describe(samples)}, {draws} each, {self._schedule}.")
-            if samples.packing is not None and self._callback.input_key is None:
+            if samples.packing is not None and self._source.input_key is None:
                 rank_zero_info(
                     f"Boundary uncertainty takes these as inputs: {', '.join(samples.packing.names)}. To change it:"
                     " `input_key`."
                 )
-            if self._callback.class_weight is None:
+            if self._settings.class_weight is None:
                 labels = as_labels(samples.labels, len(samples.inputs))
-                if line := self.loss_weights.find(pl_module, int(labels.max()) + 1):
-                    rank_zero_info(line)
+                n_classes = int(labels.max()) + 1
+                if (of_loss := weights_of_loss(pl_module, n_classes)) is not None:
+                    name, self.loss_weights = of_loss
+                    rank_zero_info(
+                        f"Boundary uncertainty weighs the classes by {listed(self.loss_weights)}, as the module's"
+                        f" `{name}` does. To change it: `class_weight=[1.0] * {n_classes}` counts all samples alike."
+                    )
             fingerprint = self._tracker.prepare(
                 samples,
                 module=self._module_as_space(trainer, pl_module),
-                cache=None if trainer.fast_dev_run else self._callback.cache,
+                cache=None if trainer.fast_dev_run else self._settings.cache,
                 has_progress_bar=trainer.progress_bar_callback is not None,
                 tell=rank_zero_info,
-                class_weight=self.loss_weights.found,
+                class_weight=self.loss_weights,
             )
             for line in groundwork.lines():
                 rank_zero_info(line)
@@ -149,23 +165,23 @@ class CheckSamples:
         return inputs, groundwork.plan, (fingerprint, groundwork.is_restored)
 
     def _read(self, trainer: Trainer, pl_module: LightningModule) -> Samples:
-        asked = self._callback
-        trial = max(_TRIAL_SAMPLES, asked.n_neighbors) if trainer.fast_dev_run else None
+        settings, reference = self._settings, self._source.reference
+        trial = max(_TRIAL_SAMPLES, settings.n_neighbors) if trainer.fast_dev_run else None
 
         def how_many(n_training: int) -> int:
             n_samples = self._planned(trainer, n_training, count_operations(pl_module)).n_samples
             return n_samples if trial is None else min(n_samples, trial)
 
-        if _is_pair(asked.reference):
-            samples = whole_samples(*asked.reference, keep_integers=keeps_integers(asked.perturbation))
-            return fewer_of(samples, how_many(len(samples.inputs)), asked.seed)
-        most = asked.max_samples if trial is None else min(asked.max_samples or trial, trial)
-        return read_training_data(trainer, pl_module, asked, how_many, most)
+        if _is_pair(reference):
+            samples = whole_samples(*reference, keep_integers=keeps_integers(settings.perturbation))
+            return fewer_of(samples, how_many(len(samples.inputs)), settings.seed)
+        most = settings.max_samples if trial is None else min(settings.max_samples or trial, trial)
+        return read_training_data(trainer, pl_module, settings, self._source, how_many, most)
 
     def _module_as_space(self, trainer: Trainer, pl_module: LightningModule) -> nn.Module | None:
         """The network, if its features may be a space."""
         # Features of a network that has learnt these labels already would tell them by heart.
-        is_asked_for = self._callback.feature_extractor == "module"
+        is_asked_for = self._settings.feature_extractor == "module"
         is_new = trainer.global_step == 0 or bool(self._tracker.history) or is_asked_for
         if self._network.passes_alone and can_be_passed(trainer, pl_module):
             return pl_module if is_new else None
@@ -179,7 +195,7 @@ class CheckSamples:
         return None
 
     def _planned(self, trainer: Trainer, n_training: int, n_operations: int, n_bytes: int = 0) -> Plan:
-        takes_all = self._callback.max_samples is None and _is_pair(self._callback.reference)
+        takes_all = self._settings.max_samples is None and _is_pair(self._source.reference)
         batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
         # Different samples that all processes train on between two checks.
         n_visited = int(min(n_training, self._schedule.n_batches(trainer) * batch_size * trainer.world_size))
@@ -190,12 +206,13 @@ class CheckSamples:
 def read_training_data(
     trainer: Trainer,
     pl_module: LightningModule,
-    asked: "BoundaryUncertaintyMonitor",
+    settings: MeasurementSettings,
+    source: Source,
     how_many: Callable[[int], int],
     most: int | None,
 ) -> Samples:
     """Read the trainer's training samples, or those of `reference`; of a stream the first `most`, or 10,000."""
-    reference: Any = asked.reference
+    reference: Any = source.reference
     loader, n_batches, name = trainer.train_dataloader, trainer.num_training_batches, "Training data"
     if reference is not None:
         is_loader = isinstance(reference, DataLoader)
@@ -210,27 +227,27 @@ def read_training_data(
     read = partial(
         reading.read_loader,
         loader,
-        seed=asked.seed,
-        keys=Keys(asked.input_key, asked.label_key, pl_module),
+        seed=settings.seed,
+        keys=Keys(source.input_key, source.label_key, pl_module),
         n_batches=n_batches,
-        unwrap=lambda sampler: users_sampler(sampler, trainer),
+        unwrap=users_sampler,
         transform=_batch_hooks(trainer, pl_module),
         looks_for_augmentation=reference is None,
         has_progress_bar=trainer.progress_bar_callback is not None,
     )
     with misconfigured(UnreadableError, before=f"{name}: ", after=f" {_WAY_OUT}"):
         try:
-            samples = read(how_many, stream_limit=limit, max_bytes=asked.max_bytes)
+            samples = read(how_many, stream_limit=limit, max_bytes=settings.max_bytes)
         except TooManyBytesError as error:
-            n_fitting = max(error.n_fitting, asked.n_neighbors)
+            n_fitting = max(error.n_fitting, settings.n_neighbors)
             samples = read(lambda n_training: min(how_many(n_training), n_fitting), stream_limit=min(limit, n_fitting))
     if isinstance(loader.dataset, IterableDataset):
         n_read, n_bytes = samples.n_training, samples.inputs[:1].nbytes
         said = f"Boundary uncertainty reads the first {min(n_read, limit)} samples of {type(loader.dataset).__name__}"
         if n_read >= limit:
             rank_zero_info(f"{said}{'' if most else '; `max_samples` sets another number'}.")
-        elif asked.max_bytes is not None and (n_read + 1) * n_bytes > asked.max_bytes:
-            rank_zero_info(f"{said}, to take no more than {asked.max_bytes} bytes. To change it: `max_bytes`.")
+        elif settings.max_bytes is not None and (n_read + 1) * n_bytes > settings.max_bytes:
+            rank_zero_info(f"{said}, to take no more than {settings.max_bytes} bytes. To change it: `max_bytes`.")
     if samples.is_random:
         rank_zero_info(
             f"{name}: a sample differs each time it is read (random augmentation). Boundary uncertainty reads each"
@@ -240,16 +257,21 @@ def read_training_data(
 
 
 def _batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any], Any] | None:
-    """Function that does to a batch what the trainer does before the module gets it; None if no hook is the user's."""
+    """Function that does to a batch what the trainer does before the module gets it; None if no hook is the user's.
+
+    The hooks are those of copies of the module and the data module, so that theirs draw no random number meanwhile.
+    """
     selector = trainer._data_connector._datahook_selector
     if selector is None or not any(_is_users(selector.get_instance(name), name) for name in _BATCH_HOOKS):
         return None
 
+    owners = {name: selector.get_instance(name) for name in _BATCH_HOOKS}
+    copies = {id(owner): copy_of(owner) for owner in owners.values()}
+    before, move, after = (getattr(copies[id(owner)], name) for name, owner in owners.items())
+
     def transform(batch: Any) -> Any:
-        with preserved_attributes(pl_module):
-            batch = trainer.precision_plugin.convert_input(batch)
-            batch = pl_module._on_before_batch_transfer(batch, dataloader_idx=0)
-            return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+        batch = before(trainer.precision_plugin.convert_input(batch), 0)
+        return after(move(batch, trainer.strategy.root_device, 0), 0)
 
     return transform
 
@@ -260,9 +282,9 @@ def _is_users(owner: Any, name: str) -> bool:
     return defining is owner or defining.__module__.split(".")[0] not in ("lightning", "pytorch_lightning")
 
 
-def users_sampler(sampler: Any, trainer: Trainer) -> Any:
+def users_sampler(sampler: Any) -> Any:
     """The user's own sampler, if Lightning has wrapped it to share it among processes."""
-    wrapper = library_of(trainer).trainer.connectors.data_connector.DistributedSamplerWrapper
+    wrapper = library.trainer.connectors.data_connector.DistributedSamplerWrapper
     while isinstance(sampler, wrapper):
         sampler = sampler.dataset._sampler
     return sampler

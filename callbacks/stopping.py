@@ -1,37 +1,42 @@
 """Stopping a training, and keeping the right checkpoint, without validation data."""
 
-from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
-from bu_torch.callbacks.companion import Companion, VerdictBearerMixin
-from bu_torch.callbacks.concluder import ConcluderMixin
-from bu_torch.callbacks.keeper import KeeperMixin, MemoryKeeperMixin
-from bu_torch.callbacks.lightning_trees import (
+from bu_torch.callbacks.ending import Ending, why_ended
+from bu_torch.callbacks.keeper import FileKeeper, Identity, Keeper, MemoryKeeper
+from bu_torch.callbacks.lightning_tree import (
     FITTING,
+    Callback,
+    Checkpoint,
+    EarlyStopping,
     LightningModule,
     MisconfigurationException,
+    StochasticWeightAveraging,
     Trainer,
-    library_of,
+    WeightAveraging,
     misconfigured,
     put_aside,
 )
-from bu_torch.callbacks.monitor import INSTEAD, BoundaryUncertaintyMonitor, without
-from bu_torch.callbacks.weights import RAW_WEIGHTS
+from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
+from bu_torch.callbacks.restoring import restore
+from bu_torch.callbacks.samples import Reference
+from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
-from bu_torch.run.settings import Settings
+from bu_torch.perturbation.draws import Perturbation
+from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
+from bu_torch.run.closing import describe_kept, place_of_check, remarks, within_margin
+from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import KeptResults
+from bu_torch.samples.balance import ClassWeight
+from bu_torch.samples.batches import InputKey
 from bu_torch.signals.catalogue import SIGNALS
 
 
-@without(INSTEAD)
-@dataclass(kw_only=True, eq=False, repr=False)
-class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMonitor):
+class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
     """Stop a training when its decision boundary gets no better, and keep the best epoch, without validation data.
 
     `Trainer(callbacks=[BoundaryUncertaintyStopping()])` is all there is to it. The callback measures what
@@ -43,9 +48,10 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
     `raw_state_dict`; after any other exception the weights stay as they are and a line says where the checkpoint is.
     Training itself is the same to the bit with and without this callback.
 
-    Stopping and saving are Lightning's: private subclasses of `EarlyStopping` and `ModelCheckpoint` are put behind
-    this callback in `trainer.callbacks` when a fit begins. The checkpoint is the trainer's first, so
-    `ckpt_path="best"` loads it. `Trainer(enable_checkpointing=False)` keeps the best weights in memory.
+    The callback decides when an epoch ends, or a batch, after its check. Saving is Lightning's: a private subclass of
+    `ModelCheckpoint` is put behind this callback in `trainer.callbacks` when a fit begins. Its checkpoint is the
+    trainer's first, so `ckpt_path="best"` loads it. `Trainer(enable_checkpointing=False)` keeps the best weights in
+    memory.
 
     Args:
         restore_best_weights: Load the kept epoch's weights into the module when training ends.
@@ -56,10 +62,10 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
             exists, a version is added (`-v1`). A run that resumes does not delete the earlier best file of such a name.
         save_weights_only: Leave out of the checkpoint the states of optimisers, schedulers and callbacks:
             `fit(ckpt_path=...)` refuses such a file. Refused beside `WeightAveraging`, whose average it would lack.
-        verbose: Log improvements and checkpoints in the words of `EarlyStopping` and `ModelCheckpoint`.
+        verbose: Log improvements, and checkpoints in the words of `ModelCheckpoint`.
         **settings: `bu_torch.run.settings.Settings` explains `patience`, `min_delta`, `stopping_threshold`,
-            `check_finite`, `start_from_epoch` and `rule`; `BoundaryUncertaintyMonitor` all others, of which `averaging`
-            is 0.7 by default.
+            `check_finite`, `start_from_epoch` and `rule`, `MeasurementSettings` beside it the fields that it shares
+            with `BoundaryUncertaintyMonitor`, which explains the rest. `averaging` is 0.7 by default.
 
     Attributes:
         best_epoch: The kept epoch (`trainer.current_epoch`, 0-based, equal to `checkpoint["epoch"]`); None before the
@@ -99,11 +105,55 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
         5
     """
 
-    restore_best_weights: bool = True
-    dirpath: str | Path | None = None
-    filename: str | None = None
-    save_weights_only: bool = False
-    verbose: bool = False
+    settings: Settings
+
+    def __init__(
+        self,
+        *,
+        patience: int = 20,
+        min_delta: float = 0.0,
+        stopping_threshold: float | None = None,
+        check_finite: bool = True,
+        start_from_epoch: int = 0,
+        rule: RuleName | Rule = DEFAULT_RULE,
+        restore_best_weights: bool = True,
+        dirpath: str | Path | None = None,
+        filename: str | None = None,
+        save_weights_only: bool = False,
+        verbose: bool = False,
+        n_neighbors: int = 40,
+        n_draws: int | None = None,
+        max_samples: int | None = None,
+        max_bytes: int | None = MAX_BYTES,
+        budget: Literal["auto"] | None = AUTO,
+        seed: int = 0,
+        cache: str | Path | None = None,
+        feature_extractor: FeatureExtractor | None = None,
+        perturbation: Perturbation | None = None,
+        class_weight: ClassWeight | None = None,
+        averaging: float | None = AVERAGING,
+        averaging_device: str | None = None,
+        output_key: str | int | None = None,
+        every_n_epochs: int = 1,
+        every_n_train_steps: int | None = None,
+        reference: Reference | None = None,
+        input_key: InputKey = None,
+        label_key: str | int | None = None,
+    ) -> None:
+        self._take(Settings, locals())
+        with misconfigured(TypeError, ValueError):
+            self.restore_best_weights = check_flag("restore_best_weights", restore_best_weights)
+            self.save_weights_only = check_flag("save_weights_only", save_weights_only)
+            self.verbose = check_flag("verbose", verbose)
+            if not (dirpath is None or isinstance(dirpath, str | Path)):
+                raise TypeError(f"`dirpath` must be a path or None, got {type(dirpath).__name__}.")
+            if not (filename is None or isinstance(filename, str)):
+                raise TypeError(f"`filename` must be a str or None, got {type(filename).__name__}.")
+            if filename == "":
+                raise ValueError("`filename` must not be empty; None gives the default name.")
+        self.dirpath, self.filename = dirpath, filename
+        self._written: dict[str, Identity | None] = {}  # best files of this process
+        self._forget()
 
     @classmethod
     def as_published(cls, **overrides: Any) -> Self:
@@ -116,55 +166,89 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
         published |= {"max_bytes": None, "feature_extractor": "inputs", "perturbation": "random"}
         return cls(**published | overrides)
 
-    def _clear(self) -> None:
-        super()._clear()
-        self.stopping_reason = ""
-        self._bearer: VerdictBearerMixin | None = None
-        self._keeper: KeeperMixin | MemoryKeeperMixin | None = None
-
-    keeps_weights = True
+    def _forget(self) -> None:
+        """Begin with no result."""
+        self.stopping_reason, self.stopped_epoch = "", None
+        self._keeper: Keeper | None = None
+        self._ending: Ending | None = None
+        self._is_due = False  # the verdict is to stop, and `min_epochs` or `min_steps` does not allow it yet
+        self._highest = -float("inf")  # score so far, for what is told of improvements
 
     @property
     def state_key(self) -> str:
-        return self._generate_state_key(rule=self.rule if isinstance(self.rule, str) else self.rule.name)
+        rule = self.tracker.checks.score_name
+        return self._generate_state_key(rule=rule, averaging=self.settings.averaging, seed=self.settings.seed)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        if stage == FITTING:
-            averaging = library_of(trainer).callbacks.StochasticWeightAveraging
-            if self.restore_best_weights and any(isinstance(one, averaging) for one in trainer.callbacks):
-                rank_zero_warn(
-                    "StochasticWeightAveraging puts its average into the model when training ends, and the weights of"
-                    " the kept epoch then replace it. To change it: `restore_best_weights=False` leaves the average."
-                )
-            restoring = [one for one in trainer.callbacks if isinstance(one, type(self)) and one.restore_best_weights]
-            if len(restoring) > 1 and self is restoring[0]:
-                rank_zero_warn(
-                    f"{len(restoring)} callbacks restore the weights of their kept epoch when training ends, and the"
-                    " first one's checkpoint is `ckpt_path='best'`. To change it: `restore_best_weights=False` for all"
-                    " but one."
-                )
-            for callback in trainer.callbacks:
-                if isinstance(callback, ConcluderMixin):
-                    callback.bring_default_checkpoint_back(trainer, pl_module)
-            self._install(trainer, pl_module)
-            self._check_saving(trainer)
+        if stage != FITTING:
+            return
+        self._forget()
+        if self.restore_best_weights and any(isinstance(one, StochasticWeightAveraging) for one in trainer.callbacks):
+            rank_zero_warn(
+                "StochasticWeightAveraging puts its average into the model when training ends, and the weights of"
+                " the kept epoch then replace it. To change it: `restore_best_weights=False` leaves the average."
+            )
+        restoring = [one for one in trainer.callbacks if isinstance(one, type(self)) and one.restore_best_weights]
+        if len(restoring) > 1 and self is restoring[0]:
+            rank_zero_warn(
+                f"{len(restoring)} callbacks restore the weights of their kept epoch when training ends, and the"
+                " first one's checkpoint is `ckpt_path='best'`. To change it: `restore_best_weights=False` for all"
+                " but one."
+            )
+        self._install(trainer, pl_module)
+        self._check_saving(trainer)
 
-    def _install(self, trainer: Trainer, pl_module: LightningModule) -> tuple[Companion, Companion]:
-        companions = self._bearer, self._keeper = install(trainer, self)
-        for companion in companions:
+    def _install(self, trainer: Trainer, pl_module: LightningModule) -> Keeper:
+        """Put a keeper and what ends the fit into `trainer.callbacks`, in place of those of an earlier fit.
+
+        Lightning walks over the list meanwhile, so it is replaced. The keeper stands before any other checkpoint
+        callback: `ckpt_path="best"` is its file. It stands behind each `EarlyStopping`, whose state of the same epoch
+        the file is to hold.
+        """
+        owners = [one for one in trainer.callbacks if isinstance(one, BoundaryUncertaintyStopping) and one is not self]
+        theirs = [part for one in owners for part in (one._keeper, one._ending)]
+        present = [
+            one for one in trainer.callbacks if not isinstance(one, Keeper | Ending) or any(one is x for x in theirs)
+        ]
+        self._keeper, self._ending = keeper, ending = self._new_keeper(present), Ending(self._conclude)
+        for companion in (keeper, ending):
+            put_aside(companion, Callback)
+        if self.every_n_train_steps is None:
+            put_aside(keeper, Keeper)
+        own = present.index(self)
+        before = (
+            n for n, one in enumerate(present) if isinstance(one, EarlyStopping) or one in _keepers(present[:own])
+        )
+        place = 1 + max(own, *before, -1)
+        others = (n for n, one in enumerate(present) if isinstance(one, Checkpoint) and not isinstance(one, Keeper))
+        present.insert(min([place, *others]), keeper)
+        trainer.callbacks = [*present, ending]
+        for companion in (keeper, ending):
             companion.setup(trainer, pl_module, FITTING)
-        return companions
+        return keeper
+
+    def _new_keeper(self, callbacks: list[Any]) -> Keeper:
+        if not any(isinstance(one, Checkpoint) and not isinstance(one, MemoryKeeper) for one in callbacks):
+            return MemoryKeeper(self._fit, self.state_key)
+        return FileKeeper(
+            self._fit,
+            self.state_key,
+            self._written,
+            dirpath=self.dirpath,
+            filename=self.filename,
+            save_weights_only=self.save_weights_only,
+            verbose=self.verbose,
+        )
 
     def _check_saving(self, trainer: Trainer) -> None:
         """Refuse or warn of what cannot be saved as asked for."""
-        if isinstance(self._keeper, MemoryKeeperMixin):
+        if isinstance(self._keeper, MemoryKeeper):
             given = [f"`{name}`" for name in ("dirpath", "filename", "save_weights_only") if getattr(self, name)]
             if given:
                 rank_zero_warn(f"The trainer writes no checkpoints: {', '.join(given)} has no effect.")
             return
-        averaging = library_of(trainer).callbacks.WeightAveraging
-        if self.save_weights_only and any(isinstance(one, averaging) for one in trainer.callbacks):
+        if self.save_weights_only and any(isinstance(one, WeightAveraging) for one in trainer.callbacks):
             raise MisconfigurationException(
                 "`save_weights_only=True` cannot be used beside WeightAveraging: such a checkpoint lacks the average,"
                 " which is measured."
@@ -178,28 +262,110 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
             with misconfigured(AttributeError, IndexError, KeyError, TypeError, ValueError, before=f"{before}: "):
                 self._keeper.format_checkpoint_name(places | dict.fromkeys(SIGNALS, torch.tensor(0.5).double()))
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if self.tracker.average is not None and (raw := self.tracker.average.put_aside()):
-            checkpoint[RAW_WEIGHTS] = raw
-
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint(trainer, pl_module, checkpoint)
-        # Lightning skips a state whose key it does not know, and the key holds the rule's name. The state of another
-        # rule is passed on under today's key: the tracker warns of what has changed.
-        states = checkpoint.get("callbacks", {})
-        if trainer.state.fn == FITTING and self.state_key not in states:
-            claimed = {one.state_key for one in trainer.callbacks}
-            own = f"{type(self).__qualname__}{{"
-            left = [key for key in states if str(key).startswith(own) and key not in claimed]
-            if left:
-                states[self.state_key] = states.pop(left[0])
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        if isinstance(self._keeper, FileKeeper) and self._keeper.is_saving and "average" in state:
+            state["average"]["weights"] = {}  # the file's own weights are the average
+        return state
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._fit.begin(trainer, pl_module):
+        if not self._start(trainer, pl_module):
+            rank_zero_warn("Patience and the best epoch start anew.")
+            self._install(trainer, pl_module).on_train_start(trainer, pl_module)
+        verdict = self.tracker.verdict
+        self._is_due, self._highest = verdict.should_stop and not _may_stop(trainer), verdict.best
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._fit.start_epoch():
+            # `min_steps` can end training mid-epoch.
+            put_aside(self, BoundaryUncertaintyStopping if not trainer.min_steps else Callback)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
+        super().on_train_batch_end(trainer, pl_module)
+        # After the last batch the epoch's own check decides.
+        self._decide(trainer, may_wait=trainer.is_last_batch)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_epoch_end(trainer, pl_module)
+        self._decide(trainer, may_wait=False)
+
+    def _decide(self, trainer: Trainer, *, may_wait: bool) -> None:
+        """Stop training if the check of this hook says so, or an earlier one did and now it is allowed."""
+        check = self._fit.check
+        if check is not None and check.score is not None and not trainer.fast_dev_run:
+            if self.verbose:
+                self._tell_news()
+            # All processes stop, or none.
+            self._is_due = trainer.strategy.reduce_boolean_decision(self.tracker.verdict.should_stop, all=False)
+        elif may_wait:
             return
-        rank_zero_warn("Patience and the best epoch start anew.")
-        for companion in self._install(trainer, pl_module):
-            companion.on_train_start(trainer, pl_module)
+        # `trainer.should_stop` is never taken back, so it is not set before `min_epochs` and `min_steps` allow a stop:
+        # the score may recover by then.
+        if self._is_due and _may_stop(trainer):
+            trainer.should_stop, self._is_due = True, False
+            self.stopped_epoch = trainer.current_epoch
+            step = trainer.global_step if self._is_by_steps else None
+            self.stopping_reason = self.tracker.checks.why_stopped(trainer.current_epoch, step)
+
+    def _tell_news(self) -> None:
+        """Log a score that is higher than all before, and a check that is kept."""
+        checks, best = self.tracker.checks, self.tracker.verdict.best
+        if best > self._highest:
+            gain = "" if self._highest == -float("inf") else f" by {best - self._highest:.4f}"
+            rank_zero_info(f"Metric {checks.score_name} improved{gain}. New best score: {best:.4f}")
+            self._highest = best
+        is_news = checks.entries[-1] in (checks.kept, checks.highest)
+        if checks.kept is not None and checks.kept is not checks.highest and is_news:
+            kept = place_of_check(checks.kept, is_by_steps=self._is_by_steps)
+            why = within_margin(self.tracker, is_by_steps=self._is_by_steps)
+            rank_zero_info(f"Boundary uncertainty keeps {kept}{why}.")
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Nothing: all other callbacks have their turn before the fit is concluded."""
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._fit.watch.end()
+
+    def _conclude(self, trainer: Trainer, exception: BaseException | None) -> None:
+        """Restore the kept epoch, and say in a line what was kept and why training ended."""
+        tracker, kept, keeper = self.tracker, self._kept, self._keeper
+        if exception is not None or self.stopped_epoch is None:
+            stopped = (
+                one for one in trainer.callbacks if isinstance(one, type(self)) and one.stopped_epoch is not None
+            )
+            other = next(stopped, None) if exception is None else None
+            self.stopping_reason = why_ended(trainer, exception) if other is None else other.stopping_reason
+        cost = tracker.account.cost()
+        tracker.end(
+            self.stopping_reason,
+            kept_epoch=self.best_epoch,
+            kept_step=self.best_step,
+            stopped_epoch=self.stopped_epoch,
+            best_model_path=self.best_model_path,
+        )
+        is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
+        if keeper is not None and kept is not None:
+            how = restore(trainer, keeper) if is_graceful and self.restore_best_weights else "not "
+            is_open = self.stopped_epoch is None and exception is None
+            path, reason = self.best_model_path, self.stopping_reason
+            line = describe_kept(tracker, kept, path, how, reason, is_by_steps=self._is_by_steps, is_open=is_open)
+            rank_zero_info(f"{line} {cost}")
+            for line in remarks(tracker, kept):
+                rank_zero_info(line)
+        elif trainer.current_epoch or is_graceful:
+            why = tracker.checks.why_none_kept()
+            name = "every_n_train_steps" if self._is_by_steps else "every_n_epochs"
+            if not self.history and (every := getattr(self, name)) > 1:
+                why += f" (`{name}={every}`)"
+            if self._fit.waits_for_average:
+                why += ": the average of WeightAveraging was not updated before it"
+            rank_zero_info(
+                f"Boundary uncertainty kept no epoch: {why}. {self.stopping_reason} The weights are those of training."
+            )
+
+    @property
+    def _is_by_steps(self) -> bool:
+        return self.every_n_train_steps is not None
 
     @property
     def _kept(self) -> dict[str, Any] | None:
@@ -209,106 +375,13 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
     def best_model_path(self) -> str:
         return "" if self._keeper is None else self._keeper.best_model_path
 
-    @property
-    def stopped_epoch(self) -> int | None:
-        return self._bearer.stopped_epoch if self._bearer is not None and self._bearer.has_stopped else None
 
-    def _check_settings(self) -> None:
-        super()._check_settings()
-        for name in ("restore_best_weights", "save_weights_only", "verbose"):
-            setattr(self, name, check_flag(name, getattr(self, name)))
-        if not (self.dirpath is None or isinstance(self.dirpath, str | Path)):
-            raise TypeError(f"`dirpath` must be a path or None, got {type(self.dirpath).__name__}.")
-        if not (self.filename is None or isinstance(self.filename, str)):
-            raise TypeError(f"`filename` must be a str or None, got {type(self.filename).__name__}.")
-        if self.filename == "":
-            raise ValueError("`filename` must not be empty; None gives the default name.")
+def _keepers(callbacks: list[Any]) -> list[Any]:
+    """Keepers of the stopping callbacks among these: the first owner's keeper is "best"."""
+    return [one._keeper for one in callbacks if isinstance(one, BoundaryUncertaintyStopping)]
 
 
-@cache
-def _classes(library: Any) -> dict[str, Any]:
-    """Verdict bearer, keeper, memory keeper and concluder as subclasses of a trainer's own, by their names."""
-    theirs = library.callbacks
-    bases = {
-        VerdictBearerMixin: theirs.EarlyStopping,
-        KeeperMixin: theirs.ModelCheckpoint,
-        MemoryKeeperMixin: theirs.Checkpoint,
-        ConcluderMixin: theirs.Callback,
-    }
-    named = {own.__name__.removesuffix("Mixin"): (own, base) for own, base in bases.items()}
-    return {name: type(name, of, {"__doc__": of[0].__doc__, "library": library}) for name, of in named.items()}
-
-
-def blank(tree: str, name: str) -> Any:
-    """A companion with nothing in it yet, to be unpickled."""
-    cls = _classes(import_module(tree))[name]
-    return cls.__new__(cls)
-
-
-def install(
-    trainer: Trainer, owner: BoundaryUncertaintyStopping
-) -> tuple[VerdictBearerMixin, KeeperMixin | MemoryKeeperMixin]:
-    """Put fresh companions into `trainer.callbacks`, in place of those of an earlier fit.
-
-    Lightning walks over the list meanwhile, so it is replaced. The keeper stands before any other checkpoint callback:
-    `ckpt_path="best"` is its file. Both stand behind each `EarlyStopping` of the user's, which
-    `trainer.early_stopping_callback` is to be, and whose state of the same epoch the keeper's file is to hold.
-    """
-    before = trainer.callbacks
-    present = [
-        one for one in before if not isinstance(one, Companion) or (one.owner is not owner and one.owner in before)
-    ]
-    library = library_of(trainer)
-    made = _classes(library)
-    of_library = [one for one in present if isinstance(one, library.callbacks.Checkpoint)]
-    writes_checkpoints = any(not isinstance(one, MemoryKeeperMixin) for one in of_library)
-    bearer = made["VerdictBearer"](owner)
-    keeper = made["Keeper" if writes_checkpoints else "MemoryKeeper"](owner)
-    concluder = made["Concluder"](owner, _default_checkpoint(before, library))
-    for companion in (bearer, keeper, concluder):
-        put_aside(companion, library.callbacks.Callback)
-    if owner.every_n_train_steps is None:
-        put_aside(keeper, type(keeper))
-        if not trainer.min_steps:  # which may be reached, and end training, in the middle of an epoch
-            put_aside(bearer, type(bearer))
-    bearer_at, keeper_at = _places(present, owner, library)
-    present.insert(bearer_at, bearer)
-    present.insert(keeper_at + (keeper_at == bearer_at), keeper)
-    trainer.callbacks = [*present, concluder]
-    return bearer, keeper
-
-
-def _default_checkpoint(callbacks: list[Any], library: Any) -> Any:
-    """The `ModelCheckpoint` that Lightning adds, or that a user has made without arguments; None if there is none."""
-    default = library.callbacks.ModelCheckpoint
-    theirs = [one for one in callbacks if _is_checkpoint_of_others(one, library)]
-    if len(theirs) != 1:
-        return None
-    (found,) = theirs
-    if any(isinstance(one, ConcluderMixin) and found is one.default_checkpoint for one in callbacks):
-        return found  # its folder has been set since
-    return found if type(found) is default and _plain(found) == _plain(default()) else None
-
-
-def _plain(callback: Any) -> dict[str, Any]:
-    return {
-        name: value for name, value in vars(callback).items() if value is None or isinstance(value, bool | int | str)
-    }
-
-
-def _places(present: list[Any], owner: BoundaryUncertaintyStopping, library: Any) -> tuple[int, int]:
-    """Places of bearer and keeper in the list."""
-    own = present.index(owner)
-
-    def is_before_bearer(one: Any) -> bool:
-        if isinstance(one, Companion):  # the first owner's keeper is "best"
-            return one.owner in present[:own] and not isinstance(one, ConcluderMixin)
-        return isinstance(one, library.callbacks.EarlyStopping)
-
-    bearer_at = 1 + max([own, *(place for place, one in enumerate(present) if is_before_bearer(one))])
-    checkpoints = (place for place, one in enumerate(present) if _is_checkpoint_of_others(one, library))
-    return bearer_at, min([bearer_at, *checkpoints])
-
-
-def _is_checkpoint_of_others(one: Any, library: Any) -> bool:
-    return isinstance(one, library.callbacks.Checkpoint) and not isinstance(one, Companion)
+def _may_stop(trainer: Trainer) -> bool:
+    """Return True if Lightning would act on `trainer.should_stop` now."""
+    n_epochs = trainer.fit_loop.epoch_progress.current.processed  # counts the epoch that is ending
+    return n_epochs >= (trainer.min_epochs or 0) and trainer.global_step >= (trainer.min_steps or 0)

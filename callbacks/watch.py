@@ -1,6 +1,7 @@
 """Watching the first batches: a module that prepares inputs in `training_step` gets others than a check gives it."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -9,8 +10,8 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
-from bu_torch.callbacks.lightning_trees import LightningModule, MisconfigurationException, Trainer
-from bu_torch.callbacks.network import CHANGE_INPUTS, SEVERAL_TENSORS, NetworkReader
+from bu_torch.callbacks.lightning_tree import LightningModule, MisconfigurationException, Trainer
+from bu_torch.callbacks.network import CHANGE_INPUTS, SEVERAL_TENSORS, NetworkReader, copied
 from bu_torch.callbacks.weights import SHARDED
 from bu_torch.samples.batches import Keys, split_batch
 from bu_torch.samples.samples import UnreadableError, packed
@@ -18,6 +19,7 @@ from bu_torch.samples.samples import UnreadableError, packed
 # The tensors that a module was called with, by the names of the keywords or their places.
 _Call = dict[str | int, Tensor]
 _MOST_BATCHES = 5  # until the network has been called
+_MOST_CALLS = 64  # calls of a module in a batch
 _OF_BYTES = (
     "A check calls `forward` with floating-point numbers: let it scale them as it scales bytes, or scale them in"
     " `on_after_batch_transfer`."
@@ -25,13 +27,13 @@ _OF_BYTES = (
 _CLOSE = 1e-3  # relative to the spread of the values, in which autocast may round them
 _SHIFTED = 0.5  # standard deviations
 _STRETCHED = 2.0
-_KEPT = 0.2  # of the values
+_KEPT = 0.2  # share of values
 _MASKED = 0.95
 _AFTER_BYTES = ", behind a layer that takes integers"
 
 
 class Watch:
-    """Compares the first call in training with that of a check of the same batch.
+    """Compares the calls of a batch in training with that of a check of the same batch.
 
     The module itself is looked at where the step calls it (`self(x)`), else the first of its parts that a check calls
     (`self.net(x)`), or the first part of that one, and so on: they get their inputs before any layer has run.
@@ -43,8 +45,8 @@ class Watch:
         self._n_batches = 0
         self._labels: Tensor | None = None
         self._handles: list[Any] = []
-        self.expected: dict[nn.Module, _Call] = {}  # calls of a check
-        self.got: dict[nn.Module, _Call] = {}  # those of training
+        self.expected: dict[nn.Module, list[_Call]] = {}  # the call of a check
+        self.got: dict[nn.Module, list[_Call]] = {}  # calls in training
 
     def begin(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         """Prepare to compare what the network gets in this step."""
@@ -55,8 +57,9 @@ class Watch:
         with suppress(UnreadableError, TypeError, MisconfigurationException):
             several, labels = split_batch(batch, self._keys._replace(network=pl_module))
             inputs, packing = packed(several)
-            check = partial(self._network.read, trainer, pl_module, inputs, packing, is_whole=True)
-            self.rehearse(pl_module, check, labels)
+            with copied(trainer, pl_module) as network:
+                self.rehearse(network, pl_module, labels)
+                self._network.read(trainer, network, inputs, packing, is_whole=True)
             self.listen()
 
     def end(self) -> None:
@@ -102,41 +105,40 @@ class Watch:
             )
         self.end()
 
-    def rehearse(self, module: nn.Module, check: Callable[[], Any], labels: Tensor) -> None:
-        """Make the call of a check, and remember what the module and its first parts get, but for the `labels`."""
+    def rehearse(self, network: nn.Module, module: nn.Module, labels: Tensor) -> None:
+        """Let a copy of the module remember what it and its first parts get in its next call, but for the labels."""
         self._labels = labels.detach().to("cpu", copy=True)
-        parts = list(module.modules())
-        listener = self._add_hooks(parts, self.expected)
-        self._handles += [part.register_forward_hook(listener.end) for part in parts]
-        try:
-            check()
-        finally:
-            self._remove_hooks()
+        parts = dict(zip(network.modules(), module.modules(), strict=True))
+        listener = _Listener(self.expected, self._labels, parts)
+        for part in parts:
+            part.register_forward_pre_hook(listener, with_kwargs=True, prepend=True)
+            part.register_forward_hook(listener.end)
 
     def listen(self) -> None:
         """Look at the next calls in training."""
         self.got.clear()
-        self._add_hooks(self.expected, self.got)
+        hook = _Listener(self.got, self._labels, most=_MOST_CALLS)
+        self._handles = [
+            module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True) for module in self.expected
+        ]
 
     def objection(self) -> str:
-        """Say how the call in training differed from that of a check; "" if it did not, or if none was seen."""
+        """Say how the calls in training differed from that of a check; "" if one did not, or if none was seen."""
         of_bytes = ""
-        for module, expected in self.expected.items():  # the module itself comes first
-            if module not in self.got:
+        for module, (expected,) in self.expected.items():  # the module itself comes first
+            calls = self.got.get(module)
+            if not calls:
                 continue
-            if found := difference(expected, self.got[module], self._labels):
-                return f"{found}{of_bytes}"
-            pairs = zip(expected.values(), self.got[module].values(), strict=False)
+            # A batch may be passed in parts, and a dummy or another kind of samples before it.
+            found = [difference(expected, call, self._labels) for call in calls]
+            if all(found):
+                return f"{found[0]}{of_bytes}"
+            pairs = zip(expected.values(), calls[found.index("")].values(), strict=False)
             if not any(first.is_floating_point() and not second.is_floating_point() for first, second in pairs):
                 return ""
             # What takes bytes may scale them, and leave numbers as they are: its parts tell.
             of_bytes = _AFTER_BYTES
         return ""
-
-    def _add_hooks(self, modules: Iterable[nn.Module], seen: dict[nn.Module, _Call]) -> "_Listener":
-        hook = _Listener(seen, self._labels)
-        self._handles = [module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True) for module in modules]
-        return hook
 
     def _remove_hooks(self) -> None:
         for handle in self._handles:
@@ -155,13 +157,24 @@ def can_be_watched(module: nn.Module) -> bool:
 
 
 class _Listener:
-    """A hook that remembers the first call of each module until one returns; copies of a module get a deaf one."""
+    """A hook that remembers the first calls of each module, at `most` so many; in copies of a module it does nothing.
 
-    def __init__(self, seen: dict[nn.Module, _Call], labels: Tensor | None, has_ended: bool = False) -> None:
-        self._seen, self._labels, self._has_ended = seen, labels, has_ended
+    It stops once one of `parts`, copies in whose place it remembers the originals, returns.
+    """
+
+    def __init__(
+        self,
+        seen: dict[nn.Module, list[_Call]],
+        labels: Tensor | None,
+        parts: Mapping[nn.Module, nn.Module] | None = None,
+        *,
+        most: int = 1,
+    ) -> None:
+        self._seen, self._labels, self._parts, self._most = seen, labels, parts or {}, most
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if module in self._seen or self._has_ended:
+        module = self._parts.get(module, module)
+        if len(self._seen.get(module, ())) >= self._most:
             return
         named: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
         tensors = {  # on the CPU, where all numbers of all devices have their place
@@ -172,13 +185,13 @@ class _Listener:
         is_nested = len(tensors) > sum(isinstance(value, Tensor) for _, value in named)
         is_batch = is_nested and any(_is_of(one, self._labels) for one in tensors.values())
         if tensors and not is_batch:
-            self._seen[module] = tensors
+            self._seen.setdefault(module, []).append(tensors)
 
     def end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self._has_ended = True
+        self._most = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Listener, ({}, None, True)
+        return partial(_Listener, most=0), ({}, None)
 
 
 def _flat(named: list[tuple[str | int, Any]]) -> Iterator[tuple[str | int, Any]]:
@@ -222,6 +235,8 @@ def _difference(expected: Tensor, got: Tensor) -> str:
     if not expected.is_floating_point() and not got.is_floating_point():
         return ""  # numbers of tokens have no units
     before, after = expected.double(), got.double()
+    if _has_rows_of(before, after):
+        return ""
     if before.shape == after.shape and (
         _is_close(before.mean(dim=0), after.mean(dim=0))  # mixed with one another
         or _is_partly_kept(before, after)  # masked, or erased in parts
@@ -233,6 +248,16 @@ def _difference(expected: Tensor, got: Tensor) -> str:
     if is_shifted or max(spread, found) > _STRETCHED * min(spread, found):
         return f"values of mean {mean:.3g} and standard deviation {found:.3g} instead of {middle:.3g} and {spread:.3g}"
     return ""
+
+
+def _has_rows_of(expected: Tensor, got: Tensor) -> bool:
+    """Return True if some rows are rows of the batch, and not the same number throughout."""
+    batch, rows = expected.flatten(1), got.flatten(1)
+    rows = rows[rows.amax(dim=1) > rows.amin(dim=1)] if rows.shape[1] > 1 else rows
+    if not rows.numel():
+        return False
+    reach = _CLOSE * float(batch.std()) * math.sqrt(batch.shape[1])
+    return bool((torch.cdist(rows, batch).amin(dim=1) <= reach).any())
 
 
 def _is_partly_kept(expected: Tensor, got: Tensor) -> bool:

@@ -4,36 +4,39 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
-from bu_torch.callbacks.lightning_trees import LightningModule, Trainer, library_of, misconfigured
-from bu_torch.internal.shards import gathered, local
-from bu_torch.run.averaging import put_back
+from bu_torch.callbacks.lightning_tree import (
+    LightningModule,
+    StochasticWeightAveraging,
+    Trainer,
+    WeightAveraging,
+    misconfigured,
+)
+from bu_torch.internal.shards import gathered
+from bu_torch.run.averaging import weights_of
+from bu_torch.run.kept_weights import put_back
 from bu_torch.run.state import read_weights
 
 WRAPPING = ("FSDPStrategy", "DeepSpeedStrategy")
-OUT_OF_REACH = (*WRAPPING, "XLAFSDPStrategy")  # which hide the weights' places in their shards
+OUT_OF_REACH = (*WRAPPING, "XLAFSDPStrategy")  # these hide the weights' places in their shards
 SHARDED = (*OUT_OF_REACH, "ModelParallelStrategy")  # where no process has the whole network
-RAW_WEIGHTS = "raw_state_dict"  # of training, in a checkpoint whose `state_dict` holds those that were measured
-_MODE = "train_mode"  # of a group of parameters, in a Schedule-Free optimiser
-_MOST_WATCHED = 3  # kept checks: what changes weights then does so again
+RAW_WEIGHTS = "raw_state_dict"  # weights of training beside the measured ones in a checkpoint
+_MODE = "train_mode"  # key in a Schedule-Free optimiser's group of parameters
 
 
 def stand_behind_averaging(trainer: Trainer, kind: type) -> None:
     """Move callbacks of a kind behind `WeightAveraging`, so that they measure the average that a checkpoint holds."""
-    callbacks, averaging = trainer.callbacks, library_of(trainer).callbacks.WeightAveraging
-    end = max((n + 1 for n, one in enumerate(callbacks) if isinstance(one, averaging)), default=0)
+    callbacks = trainer.callbacks
+    end = max((n + 1 for n, one in enumerate(callbacks) if isinstance(one, WeightAveraging)), default=0)
     if any(isinstance(one, kind) for one in callbacks[:end]):
         trainer.callbacks = [*sorted(callbacks[:end], key=lambda one: isinstance(one, kind)), *callbacks[end:]]
 
 
 def why_not_averaged(trainer: Trainer) -> str:
     """Say why the weights cannot be averaged here; "" if they can."""
-    library = library_of(trainer).callbacks
-    theirs = (library.WeightAveraging, library.StochasticWeightAveraging)
+    theirs = (WeightAveraging, StochasticWeightAveraging)
     if (found := next((one for one in trainer.callbacks if isinstance(one, theirs)), None)) is not None:
         return f"{type(found).__name__} does so"
     name = type(trainer.strategy).__name__
@@ -55,57 +58,39 @@ def go_on_from_raw_weights(pl_module: LightningModule, checkpoint: dict[str, Any
         )
     for state in (checkpoint.get("callbacks") or {}).values():
         own = state.get("average") if isinstance(state, dict) else None
-        if isinstance(own, dict) and own.get("weights") == {}:  # that of the callback that has saved it
+        if isinstance(own, dict) and own.get("weights") == {}:  # the callback that saved the file has left it out
             own["weights"] = average
 
 
-class TrainingWeights:
-    """Weights at which optimisers with modes train, while those of evaluation are in the network."""
+def training_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Weights of training by name, as a checkpoint holds them beside an average; all processes of shards take part."""
+    frozen = {name for name, one in module.named_parameters() if not one.requires_grad}
+    return {name: gathered(one.detach()) for name, one in weights_of(module).items() if name not in frozen}
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.optimizers: dict[int, Any] = {n: one for n, one in enumerate(trainer.optimizers) if _is_in_training(one)}
-        self._values = {
-            id(parameter): (parameter, parameter.detach().clone())
-            for optimizer in self.optimizers.values()
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
 
-    def put_back(self) -> None:
-        """Let the optimisers train again, from the same bits."""
-        for optimizer in self.optimizers.values():
-            optimizer.train()
-        for parameter, values in self._values.values():
-            parameter.data.copy_(values)
-
-    def save(self, module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Add them to a checkpoint that is made meanwhile, so that a run that resumes from it trains on from them."""
-        raw: dict[str, Tensor] = {
-            name: gathered(self._values[id(one)][1])
-            for name, one in module.named_parameters()
-            if id(one) in self._values
-        }
-        if raw:
-            checkpoint[RAW_WEIGHTS] = checkpoint.get(RAW_WEIGHTS, {}) | raw
-        states = checkpoint.get("optimizer_states", [])
-        for group in (group for n in self.optimizers if n < len(states) for group in states[n]["param_groups"]):
-            if _MODE in group:
-                group[_MODE] = True
+def has_modes(trainer: Trainer) -> bool:
+    """Return True if some optimiser trains at other weights than it is evaluated at."""
+    return any(map(_is_in_training, trainer.optimizers))
 
 
 @contextmanager
-def evaluation_weights(trainer: Trainer) -> Iterator[TrainingWeights]:
+def evaluation_weights(trainer: Trainer) -> Iterator[None]:
     """Have the weights in the network at which its optimisers are evaluated; on leaving, those of training.
 
     A Schedule-Free optimiser (Defazio et al. 2024, arXiv 2405.15682) steps at y, and `eval` puts the average x into the
     parameters. `train` goes back to y, but not to the bit: the bits are copied before.
     """
-    weights = TrainingWeights(trainer)
+    optimizers: list[Any] = [one for one in trainer.optimizers if _is_in_training(one)]
+    groups = [group for one in optimizers for group in one.param_groups]
+    values = [(one, one.detach().clone()) for group in groups for one in group["params"]]
     try:
         leave_training(trainer)
-        yield weights
+        yield
     finally:
-        weights.put_back()
+        for optimizer in optimizers:
+            optimizer.train()
+        for parameter, before in values:
+            parameter.data.copy_(before)
 
 
 def leave_training(trainer: Trainer) -> None:
@@ -121,45 +106,3 @@ def _is_in_training(optimizer: Any) -> bool:
         return False
     modes = [group[_MODE] for group in optimizer.param_groups if _MODE in group]
     return any(modes) if modes else bool(getattr(optimizer, _MODE, True))
-
-
-class WeightsAfterCheck:
-    """Compares the weights that are kept with those that a check measured, and warns once if they differ."""
-
-    def __init__(self) -> None:
-        self._n_watched = 0
-        self._measured: dict[str, float] = {}
-
-    def remember(self, module: nn.Module) -> None:
-        self._measured = _sums_of(module) if self._n_watched < _MOST_WATCHED else {}
-
-    def compare(self, module: nn.Module) -> None:
-        """Take the weights that are about to be saved for that check."""
-        measured, self._measured = self._measured, {}
-        if not measured:
-            return
-        self._n_watched += 1
-        now = _sums_of(module)
-        names = [name for name, total in measured.items() if now.get(name, total) != total]
-        if names:
-            self._n_watched = _MOST_WATCHED
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            rank_zero_warn(
-                f"`{names[0]}`{more} changed between a check and the end of its epoch or batch, in a hook of the module"
-                " or of a callback listed after this one. The kept weights are not the measured ones."
-                " Change weights in `on_train_epoch_start`, or list that callback first."
-            )
-
-
-def _sums_of(module: nn.Module) -> dict[str, float]:
-    """One number for each parameter and buffer, by name, 0 for NaN; waits for the device once."""
-    found = {
-        name: local(one)
-        for name, one in (*module.named_parameters(), *module.named_buffers())
-        if not (is_lazy(one) or one.is_meta) and one.layout == torch.strided and type(local(one)) is torch.Tensor
-    }
-    sums = [(torch.view_as_real(one) if one.is_complex() else one).sum() for one in found.values()]
-    if not sums:
-        return {}
-    totals = torch.stack([one.to(sums[0].device, torch.float64) for one in sums]).nan_to_num()
-    return dict(zip(found, totals.tolist(), strict=True))

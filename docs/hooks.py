@@ -1,6 +1,10 @@
-"""What `mkdocs build` does beside building: the package as it is installed, and files from outside of `docs`."""
+"""What `mkdocs build` does beside building: the package as it is installed, and files from outside of `docs`.
+
+A forge shows the pages as they are, so that they hold links where the site has scripts and docstrings.
+"""
 
 import atexit
+import json
 import re
 import shutil
 import tempfile
@@ -12,6 +16,13 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+WITHOUT_MEMBERS = {  # whose methods are hooks, or need no words
+    "BoundaryUncertaintyStopping",
+    "BoundaryUncertaintyMonitor",
+    "MeasurementSettings",
+    "Settings",
+    "ExpectedAccuracy",
+}
 
 
 @event_priority(100)  # before mkdocstrings reads where to look
@@ -34,6 +45,19 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Turn links that lead out of `docs`, as they must in the repository, to where their target is in the site."""
+    """Put scripts and docstrings in the place of the links to them, and lead links to figures to where they are."""
     up = "../" * page.file.src_uri.count("/")
+    markdown = re.sub(r"^\[(examples/recipes/[\w.]+)\]\(.*\)$", _script, markdown, flags=re.MULTILINE)
+    markdown = re.sub(r"^- \[`(bu_torch[\w.]+)`\]\(.*\)$", _docstring, markdown, flags=re.MULTILINE)
     return re.sub(r"\]\((?:\.\./)+benchmarks/results/(\w[\w-]*\.png)\)", rf"]({up}results/\1)", markdown)
+
+
+def _script(found: re.Match[str]) -> str:
+    kind = "python" if found[1].endswith(".py") else "yaml"
+    return f'``` {{ .{kind} title="{found[1]}" }}\n{(ROOT / found[1]).read_text()}```'
+
+
+def _docstring(found: re.Match[str]) -> str:
+    name = found[1].rpartition(".")[2]
+    options = {"members": []} if name in WITHOUT_MEMBERS else {"inherited_members": name == "BoundaryUncertainty"}
+    return f"\n::: {found[1]}\n    options: {json.dumps(options)}\n"

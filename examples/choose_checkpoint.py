@@ -1,9 +1,7 @@
-"""Choosing among the checkpoints of a run afterwards, without validation data, and averaging the best of them.
+"""Choosing among the checkpoints of a run afterwards, without validation data.
 
 The network and the data of `letter_mlp.py`; every epoch is saved. All checkpoints are ranked by what the stopping
-callback measures at each check, on the training half alone; then the best are averaged, greedily, as far as each rule
-says that the average does not become worse by it (Wortsman et al., 2022, do so by held-out accuracy). Test errors show
-what the choices are worth.
+callback measures at each check, on the training half alone. Test errors show what the choices are worth.
 
     python examples/choose_checkpoint.py
 """
@@ -21,7 +19,7 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bu_torch import Signals, greedy_soup, load_checkpoint
+from bu_torch import Signals, load_checkpoint, rank_checkpoints
 
 LETTERS = Path(__file__).parents[1] / "benchmarks" / "data" / "letter.csv.gz"
 RULES = ("expected_accuracy", "boundary_uncertainty", "trust_score")
@@ -106,12 +104,11 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
         signals = Signals().fit(*training)  # once, for all that follows
         rows = {}
         for rule in RULES:
-            soup = greedy_soup(folder, module, training, rule=rule, signals=signals)
-            best = soup.ranking.best
-            rows[rule] = (best.epoch, errors[best.epoch], len(soup.members), error(module, soup.state_dict, test))
+            ranking = rank_checkpoints(folder, module, training, rule=rule, signals=signals)
+            rows[rule] = (ranking.best.epoch, errors[ranking.best.epoch])
             if rule == RULES[0]:
-                print(soup.ranking)
-    table = pd.DataFrame.from_dict(rows, orient="index", columns=["epoch", "test error", "averaged", "of the average"])
+                print(ranking)
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=["epoch", "test error"])
     print(f"\n{table.to_string(float_format='{:.4f}'.format)}")
     hindsight = int(np.argmin(errors))
     print(f"test error of the last epoch: {errors[-1]:.4f} (epoch {len(errors) - 1})")

@@ -74,14 +74,8 @@ class Weights(L.Callback):
         self.of_epochs: list[dict[str, Tensor]] = []
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.stopping is None:
-            self.note(pl_module)
-        else:
-            with self.stopping.tracker.averaged(pl_module):
-                self.note(pl_module)
-
-    def note(self, module: nn.Module) -> None:
-        self.of_epochs.append({name: weight.clone() for name, weight in module.state_dict().items()})
+        weights = pl_module.state_dict() if self.stopping is None else self.stopping.tracker.state_to_keep(pl_module)
+        self.of_epochs.append({name: weight.clone() for name, weight in weights.items()})
 
     def errors(self, test: Split) -> list[float]:
         """The test error after each epoch."""

@@ -51,7 +51,7 @@ def measured(signals: Signals, classifier: Callable[[Tensor], Tensor]) -> dict[s
 
 def measured_cuts(n_samples: int, n_cuts: int, seed: int) -> dict[float, dict[str, float]]:
     """U and EA of two Gaussians for each place of the cut, and how much EA changes there per unit of x_0."""
-    signals = Signals().fit(*gaussians(n_samples, n_groups=2, width=1.0, seed=seed))
+    signals = Signals(feature_extractor="inputs").fit(*gaussians(n_samples, n_groups=2, width=1.0, seed=seed))
     places = torch.linspace(-1, 3, n_cuts)
     rows = [measured(signals, lambda x, cut=cut: x[:, 0] - cut) for cut in places]
     (slopes,) = torch.gradient(torch.tensor([row["EA"] for row in rows]), spacing=(places,))
@@ -63,7 +63,7 @@ def measured_cuts(n_samples: int, n_cuts: int, seed: int) -> dict[float, dict[st
 
 def measured_stripes(n_samples: int, seed: int) -> dict[str, dict[str, float]]:
     """U, EA and omission of the classifiers of three stripes."""
-    signals = Signals().fit(*stripes(n_samples, seed))
+    signals = Signals(feature_extractor="inputs").fit(*stripes(n_samples, seed))
     return {name: measured(signals, classifier) for name, classifier in STRIPES.items()}
 
 

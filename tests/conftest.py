@@ -1,6 +1,5 @@
 import importlib.util
 import logging
-import os
 import random
 import sys
 
@@ -14,9 +13,6 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("brief", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", settings.get_profile("brief"), max_examples=10_000)
 settings.load_profile("brief")
-
-
-os.environ["BU_TORCH_CACHE"] = "off"  # also for processes that tests start
 
 
 def pytest_addoption(parser):

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from bu_torch import Rule
+from bu_torch import BoundaryUncertaintyStopping, Rule
 
 
 def blobs(n=120, d=4, n_classes=3, seed=0):
@@ -193,3 +193,9 @@ class Given(Rule):
 
     def load_state_dict(self, state_dict):
         self.place = state_dict["place"]
+
+
+def scripted(script=(0.1, 0.9, 0.5), **settings):
+    """A callback that stops and keeps by these scores, and keeps weights as they are in training."""
+    settings = {"n_neighbors": 20, "n_draws": 1, "averaging": None, **settings}
+    return BoundaryUncertaintyStopping(rule=Given(script), **settings)

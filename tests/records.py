@@ -9,7 +9,7 @@ import string
 
 from bu_torch import SelectionRule
 from bu_torch.report import read_record
-from bu_torch.run.record import FORMAT, HISTOGRAMS
+from bu_torch.run.account import FORMAT, HISTOGRAMS
 
 LETTERS = list(string.ascii_uppercase)
 BINS = {"edges": [0, 1], "counts": [1]}
@@ -86,9 +86,9 @@ def details(epoch, n_classes, n_checks):
         "agreeing_pairs": 0.4,
         "pairs": pairs,
         "histograms": {
-            "near_boundary": _histogram([0.5 * i for i in range(20)] + [None], 1.5 + 7 * place, 2.0 + 3 * place, noise),
+            "near_boundary": _histogram([0.2 * i for i in range(26)], 1.5 + 7 * place, 2.0 + 3 * place, noise),
             "local_uncertainty": _histogram([i / 10 for i in range(11)], 0.2 * (1 - place), 0.3, noise),
-            "log_trust": _histogram([None, *[-2 + 0.25 * i for i in range(19)], None], 0.2 + 0.8 * place, 0.6, noise),
+            "log_trust": _histogram([-7 + 0.5 * i for i in range(29)], 0.2 + 0.8 * place, 0.6, noise),
         },
         "doubtful": doubtful,
     }
@@ -146,7 +146,8 @@ def run(folder, rows=None, **settings):
 
 
 def _histogram(edges, centre, spread, noise):
-    shown = [edge if edge is not None else math.inf * (1 if place else -1) for place, edge in enumerate(edges)]
-    below = [0.5 * (1 + math.erf((edge - centre) / (spread * math.sqrt(2)))) for edge in shown]
+    """Values beyond the edges are counted in the first and the last bin."""
+    bounds = [-math.inf, *edges[1:-1], math.inf]
+    below = [0.5 * (1 + math.erf((edge - centre) / (spread * math.sqrt(2)))) for edge in bounds]
     counts = [round(10_000 * max(0.0, b - a) * noise.uniform(0.95, 1.05)) for a, b in itertools.pairwise(below)]
     return {"edges": edges, "counts": counts}

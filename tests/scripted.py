@@ -27,18 +27,19 @@ class ScriptedFit(Fit):
 
     samples, network = NoSamples, NoNetwork
 
-    def __init__(self, callback, settings):
-        super().__init__(callback, settings)
+    def __init__(self, settings, schedule, source, script):
+        super().__init__(settings, schedule, source)
+        self.script = script
         self._network = self.network(None, None)
-        self._samples = self.samples(callback, self.tracker, self._network, self._schedule)
+        self._samples = self.samples(settings, source, schedule, self.tracker, self._network)
 
     def start_batch(self, trainer, pl_module, batch):
         super().start_batch(trainer, pl_module, batch)
         self.watch.end()
 
-    def _measure(self, trainer, pl_module):
-        script = self._callback.script
-        place = trainer.current_epoch if self._callback.every_n_train_steps is None else len(self.tracker.history)
+    def _measure(self, trainer, network):
+        script = self.script
+        place = len(self.tracker.history) if self.schedule.is_by_steps else trainer.current_epoch
         value = script[min(place, len(script) - 1)]
         values = dict.fromkeys(("boundary_uncertainty", *AGREEMENTS), value)
         return {**values, "trust_score": 2 * value, "prediction_changes": 1 - value, "omission": 0.0}
@@ -48,22 +49,22 @@ class ScriptMixin:
     fit_class = ScriptedFit
     script = (0.1, 0.9, 0.5)
 
-    def _clear(self):
-        super()._clear()
-        self._fit = self.fit_class(self, self._tracked_settings())
+    def _new_fit(self):
+        made = super()._new_fit()
+        return self.fit_class(made.settings, made.schedule, made.source, self.script)
 
 
 class Scripted(ScriptMixin, BoundaryUncertaintyStopping):
     """Stops by a script, and keeps the weights as they are in training."""
 
     def __init__(self, script=ScriptMixin.script, **kwargs):
-        super().__init__(**{"n_draws": 1, "rule": "boundary_uncertainty", "averaging": None, **kwargs})
         self.script = script
+        super().__init__(**{"n_draws": 1, "rule": "boundary_uncertainty", "averaging": None, **kwargs})
 
 
 class ScriptedMonitor(ScriptMixin, BoundaryUncertaintyMonitor):
     """Measures by a script."""
 
     def __init__(self, script=ScriptMixin.script, **kwargs):
-        super().__init__(**{"n_draws": 1, **kwargs})
         self.script = script
+        super().__init__(**{"n_draws": 1, **kwargs})

@@ -64,11 +64,6 @@ REFUSED = {
         **SEED,
     },
     bu_torch.GradientAnchorUncertainty: MEASURE | {"gap": ("be one of .own., .pair.", "all")},
-    bu_torch.BoundaryUncertaintyScorer: {
-        "signal": ("be", "accuracy", "prediction_changes"),
-        "signals": ("be a bu_torch.Signals or None", 3, "default"),
-        "max_samples": SIZE,
-    },
     bu_torch.SelectionRule: RULE,
     MeasurementSettings: SETTINGS,
     Settings: SETTINGS

@@ -37,7 +37,8 @@ def built(tmp_path_factory):
     """An archive of the sources of a copy of the tree, so that no build folder is left in it, and a wheel of that."""
     folder, tree = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("tree")
     copy_tree(tree)
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, tree)
+    said = run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, tree)
+    assert "would be ignored" not in said.stdout + said.stderr
     (archive,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     return archive, wheel
 

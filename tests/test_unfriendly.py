@@ -74,6 +74,9 @@ KINDS_OF_THE_SAME = {
     "lists": (X.tolist(), Y.tolist()),
     "a list of arrays": (list(X.numpy()), Y.tolist()),
     "frames": (pd.DataFrame(X.numpy()), pd.Series(Y.numpy(), index=range(500, 620))),
+    "frames that may have gaps": (pd.DataFrame(X.numpy()).astype("Float32"), pd.Series(Y.numpy(), dtype="Int8")),
+    "a frame of labels": (pd.DataFrame(X.numpy()), pd.DataFrame({"y": Y.numpy()})),
+    "categories of numbers": (pd.DataFrame(X.numpy()), pd.Series(Y.numpy(), dtype="category")),
     "negative strides": (X.numpy()[::-1].copy()[::-1], Y.numpy()[::-1].copy()[::-1]),
     "in columns": (np.asfortranarray(X.numpy()), Y),
     "transposed": (X.T.contiguous().T, Y),
@@ -103,8 +106,15 @@ def test_the_kind_of_tensor_or_array_does_not_matter(features, labels, recwarn):
 @ways(EVERY_WAY)
 def test_every_way_in_takes_them(way):
     expected = way(X, Y)
-    for kind in ("frames", "with a gradient"):
+    for kind in ("frames", "frames that may have gaps", "with a gradient"):
         assert way(*KINDS_OF_THE_SAME[kind]) == expected
+
+
+@pytest.mark.parametrize("dtype", ["int16", "Int64", "Float64", "bool", "boolean", "category", pd.SparseDtype("int8")])
+def test_columns_of_a_frame_may_be_of_different_types(dtype):
+    found = as_features(framed([0, 1] * 60, dtype))
+    assert torch.equal(found, torch.stack((X[:, 0], torch.arange(120.0) % 2), dim=1).to(found.dtype))
+    assert torch.equal(as_labels(pd.Series([0, 1] * 60, dtype=dtype), 120), torch.arange(120) % 2)
 
 
 @ways(EVERY_WAY)
@@ -207,7 +217,10 @@ BAD_LABELS = {
     "fractional": (Y + 0.5, r"integer classes, got fractional torch\.float32 values \(a regression\?\)"),
     "NaN": (torch.where(Y == 1, torch.nan, Y.float()), "integer classes, got NaN or infinity in 40 of 120"),
     "infinite": (torch.where(Y == 1, torch.inf, Y.float()), "integer classes, got NaN or infinity in 40 of 120"),
-    "missing in a column": (pd.Series([0, 1, None] * 40, dtype="Int64"), "NaN or infinity in 40 of 120|got Series"),
+    "missing in a column": (
+        pd.Series([0, 1, None] * 40, dtype="Int64", name="churn"),
+        "no missing values, got 40 among 120 in column 'churn'. Leave these rows out",
+    ),
     "numbers that are no classes": (Y * 10**9, "below 100000, got 2000000000: if they are classes, number them"),
     "floats beyond int64": (Y.float() * 1e30, r"below 100000, got 2e\+30: if they are classes, number them"),
     "the first float beyond int64": (torch.where(Y == 1, 2.0**63, 0.0), r"below 100000, got 9\.22337e\+18: if they"),
@@ -226,8 +239,13 @@ BAD_LABELS = {
     "one a pixel": (Y.view(-1, 1, 1).expand(-1, 2, 2), r"one class a sample, shape \(N,\), got \(120, 2, 2\)"),
     "complex": (Y.to(torch.complex64), r"integer classes, got torch\.complex64"),
     "too few": (Y[:-5], "one entry a sample, 120, got 115"),
-    "strings": (np.array(list("abc") * 40), "an array of numbers, got ndarray of <U1"),
-    "categories": (pd.Series(list("abc") * 40, dtype="category"), "an array of numbers, got Series"),
+    "strings": (np.array(list("abc") * 40), "an array of numbers, got ndarray of <U1. Encode it .*`LabelEncoder`"),
+    "strings in a list": (list("abc") * 40, "an array of numbers, got list. Encode it .*`LabelEncoder`"),
+    "a column of strings": (pd.Series(list("abc") * 40), r"numbers, got text \(dtype .*`LabelEncoder`"),
+    "categories": (
+        pd.Series(list("abc") * 40, dtype="category", name="kind"),
+        r"numbers, got text in column 'kind' \(dtype category\)\. Encode it with scikit-learn's `LabelEncoder`",
+    ),
     "a set": ({0, 1}, "an array of numbers, got set"),
     "sparse": (Y.to_sparse(), "a dense tensor that holds its values, got a tensor of layout sparse_coo"),
 }
@@ -260,6 +278,11 @@ def test_rows_beyond_int64_are_refused_as_they_came(row):
         fitted.update(linear(X)[:1], np.array([row]))
 
 
+def framed(values, dtype=None):
+    """A frame with these values in one of its columns."""
+    return pd.DataFrame({"age": X[:, 0].numpy(), "odd": pd.Series(values, dtype=dtype)})
+
+
 BAD_VALUES = X.clone()
 BAD_VALUES[3, 1], BAD_VALUES[7, 0], BAD_VALUES[9, 0] = torch.nan, torch.inf, -torch.inf
 BAD_FEATURES = {
@@ -270,7 +293,13 @@ BAD_FEATURES = {
     "strings": (["a"] * 120, "an array of numbers, got list"),
     "objects": (X.numpy().astype(object), "an array of numbers, got ndarray of object"),
     "a record": (np.zeros(120, dtype=[("a", "f4"), ("b", "f4")]), "an array of numbers, got ndarray of "),
-    "a frame with words": (pd.DataFrame({"a": ["x"] * 120, "b": 0.0}), "an array of numbers, got DataFrame"),
+    "text in a matrix": (np.full((120, 2), "a"), "numbers, got ndarray of <U1. Encode it .*`OneHotEncoder`"),
+    "a frame of text": (framed([None, "x"] * 60), "got text in column 'odd' .*`OneHotEncoder` or `OrdinalEncoder`"),
+    "a frame of dates": (framed(pd.date_range("2020", periods=120)), "got dates or times in column 'odd'.* Count"),
+    "a frame of objects": (framed([1, 2] * 60, object), r"got objects in column 'odd'.*`astype\(float\)`"),
+    "a frame of gaps": (framed([None, 1] * 60, "Int64"), "missing values, got 60 among 120 in column 'odd'. Impute"),
+    "a frame of NaN": (framed([np.nan, 1] * 60), "missing values, got 60 among 120 in column 'odd'.*`SimpleImputer`"),
+    "a frame of no columns": (pd.DataFrame(index=range(120)), r"shape \(N, d\), .*got \(120, 0\)"),
     "masked": (np.ma.masked_array(X.numpy(), mask=X.numpy() > 3), "an array of numbers, got MaskedArray"),
     "a dict": ({"x": X}, "an array of numbers, got dict"),
     "sparse": (X.to_sparse(), "dense tensor that holds its values, got a tensor of layout sparse_coo"),
@@ -286,7 +315,7 @@ def test_features_that_are_no_numbers_are_refused(features, message):
 
 
 @ways(EVERY_WAY)
-@pytest.mark.parametrize("kind", ["NaN and infinity in a few", "strings"])
+@pytest.mark.parametrize("kind", ["NaN and infinity in a few", "strings", "a frame of text", "a frame of gaps"])
 def test_nor_are_they_taken_by_any_way_in(way, kind):
     features, message = BAD_FEATURES[kind]
     with pytest.raises((TypeError, ValueError), match=f"`(features|inputs|dataset)` must .*{message}"):

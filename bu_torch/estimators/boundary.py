@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from bu_torch import functional
 from bu_torch.estimators.cluster_scores import ClusterScores
+from bu_torch.estimators.metric_choice import MetricTrial
 from bu_torch.estimators.space_choice import FeatureExtractor, SpaceChoice, SpaceName
 from bu_torch.functional.checks import check_choice
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
@@ -16,19 +17,23 @@ from bu_torch.internal.inputs import (
     as_flat_features,
     as_labels,
     check_fitted,
+    check_flag,
     check_integer,
     check_seed,
     check_two_classes,
 )
-from bu_torch.internal.network import read_logits, warn_of_probabilities
+from bu_torch.internal.logits import read_logits, warn_of_probabilities
 from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.neighbors.prototypes import PrototypeClassifier
 from bu_torch.perturbation.draws import Perturbation, PerturbationKind, check_perturbation, draw_perturbed, kind_of
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.samples.balance import ClassWeight, check_class_weight, weights_of
 from bu_torch.space.features import FeatureSpace, standardization, standardize
+from bu_torch.space.metric import MetricSpace
 from bu_torch.space.patches import is_pooled
 from bu_torch.space.tokens import check_tokens
+
+_NAMED_SPACES = ("inputs", "patches", "tokens", "metric", "module")
 
 
 class BoundaryUncertainty(ClusterScores):
@@ -46,7 +51,8 @@ class BoundaryUncertainty(ClusterScores):
         seed: Seed of all random choices, 0 <= seed < 2**64. Global random numbers are neither used nor changed.
         feature_extractor: As in `FeatureSpace`: neighbours and likely Bayes pairs are found among the features it
             gives; samples are perturbed in input space all the same, by the distance there to the nearest of the
-            neighbours. `"module"` takes the features of `module`. None takes the inputs if they are vectors (N, d) of
+            neighbours. `"module"` takes the features of `module`, `"metric"` inputs (of images patches, of token ids
+            tokens) in the metric that labels teach (`LabelMetric`). None takes the inputs if they are vectors (N, d) of
             numbers, else the space in which left-out labels are predicted best, among inputs, patches and `module` for
             images, tokens and `module` for token ids that are perturbed as such, inputs and `module` for all others.
         n_components: As in `FeatureSpace`.
@@ -65,14 +71,19 @@ class BoundaryUncertainty(ClusterScores):
             `fit`. None takes samples as they are.
         module: A network whose own features, the inputs of the `nn.Linear` that runs last, are a space to choose. They
             are read in `fit`: useful if it is pretrained.
+        learns_metric: True if the metric is one more space to choose where `feature_extractor` is None: it is taken if
+            the nearest samples predict labels that it has not seen clearly better there (`MetricTrial`).
 
     Attributes:
         perturbed_inputs: Points at which a classifier is read, (n_draws, N, ...), in the units of the inputs.
         labels: (N,) int64.
         neighbors: (N, n_neighbors) int64.
         bayes_pairs: (N, 2) int64, ascending.
-        space_name_: Space of neighbours, `"inputs"`, `"patches"`, `"tokens"`, `"mixed"`, `"module"` or `"custom"`.
-        skills_: Skill of predicting left-out labels in each space that was compared, 1 is certain and 0 chance.
+        space_name_: Space of neighbours, `"inputs"`, `"patches"`, `"tokens"`, `"mixed"`, `"metric"`, `"module"` or
+            `"custom"`.
+        skills_: Skill of predicting left-out labels in each space that was compared, 1 is certain and 0 chance; that of
+            the nearest samples if one is `"metric"`.
+        trial_: The trial of the metric; None if it was no candidate.
         weights: Weight of each sample, (N,) float64 with mean 1; None if all count alike.
         mean_, scale_: Mean and scale of each feature, (d,) float64; a constant feature has scale 1.
         logits: Logits given to `update`, (n_draws * N, J); missing rows hold NaN. None before the first update.
@@ -98,19 +109,23 @@ class BoundaryUncertainty(ClusterScores):
         perturbation: Perturbation | None = None,
         class_weight: ClassWeight | None = None,
         module: nn.Module | None = None,
+        learns_metric: bool = False,
     ) -> None:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
         self.n_draws = check_integer("n_draws", n_draws, 1)
         self.seed = check_seed(seed)
         if isinstance(feature_extractor, str):
-            check_choice("feature_extractor", feature_extractor, ("inputs", "patches", "tokens", "module"))
+            check_choice("feature_extractor", feature_extractor, _NAMED_SPACES)
         self.feature_extractor = feature_extractor
         self.module = module
-        extractor = None if isinstance(feature_extractor, str) and feature_extractor == "module" else feature_extractor
-        self.space = FeatureSpace(extractor, n_components, seed, module)
+        self.learns_metric = check_flag("learns_metric", learns_metric)
+        is_learnt = isinstance(feature_extractor, str) and feature_extractor in ("module", "metric")
+        extractor: Any = None if is_learnt else feature_extractor
+        self.space: FeatureSpace | MetricSpace = FeatureSpace(extractor, n_components, seed, module)
         self.known_space: SpaceName | None = None  # chosen before, by a run that resumes
         self.space_name_ = ""
         self.skills_: dict[str, float] = {}
+        self.trial_: MetricTrial | None = None
         self._settled: tuple[Tensor, Tensor, Tensor | None] | None = None  # samples that the space was chosen for
         self._points: Tensor | None = None  # all of them in that space, if the choice has computed them
         self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)
@@ -127,9 +142,9 @@ class BoundaryUncertainty(ClusterScores):
         """Compute all that does not depend on the classifier.
 
         Args:
-            features: Training inputs, shape (N, d) or (N, ...) with N >= n_neighbors, finite, tensor or array; inputs
-                of more dimensions are flattened for distances. Integers beyond 2^24 are computed in float64, others and
-                half precision in float32.
+            features: Training inputs, shape (N, d) or (N, ...) with N >= n_neighbors, finite; a tensor, an array or a
+                frame of pandas. Inputs of more dimensions are flattened for distances. Integers beyond 2^24 are
+                computed in float64, others and half precision in float32.
             labels: Classes, shape (N,), integers >= 0 and below 100,000; at least two different ones.
             sample_weight: Relative frequency of each sample in training, (N,), positive; `class_weight` multiplies it.
             neighbors: Neighbours that are known already, as in `NeighborGraph.take`; None to search for them.
@@ -150,7 +165,7 @@ class BoundaryUncertainty(ClusterScores):
     def fit_points(self, inputs: Tensor, labels: Tensor, sample_weight: Any, neighbors: Any = None) -> Tensor:
         """Fit to checked samples and return them as points (N, k) of the space, which are not kept."""
         self.settle_space(inputs, labels, sample_weight)
-        points = self.space.fit_transform(inputs) if self._points is None else self._points
+        points = self.space.fit_transform(inputs) if self._points is None else self._points  # type: ignore[call-arg]
         self._points = self._settled = None
         self.has_known_neighbors = neighbors is not None
         graph = NeighborGraph(self.n_neighbors)
@@ -177,13 +192,20 @@ class BoundaryUncertainty(ClusterScores):
         samples = (inputs, labels, self.weights)
         if self._settled is None or not all(map(_are_equal, samples, self._settled)):
             choice = self._choice().choose(*samples, is_of_tokens=is_of_tokens)
-            self.space_name_, self.space, self.skills_, self._points = choice
+            self.space_name_, self.space, self.skills_, self._points, self.trial_ = choice
             self._settled = samples
         return self.space_name_
 
     def _choice(self) -> SpaceChoice:
-        settings = (self.feature_extractor, self.space.n_components, self.seed)
-        return SpaceChoice(*settings, self.module, self.known_space, keeps_integers(self.perturbation))
+        return SpaceChoice(
+            self.feature_extractor,
+            self.space.n_components,
+            self.seed,
+            self.module,
+            self.known_space,
+            takes_integers=keeps_integers(self.perturbation),
+            learns_metric=self.learns_metric,
+        )
 
     def may_use_module(self, inputs: Tensor) -> bool:
         """Return True if the space of these inputs depends on `module`."""
@@ -201,6 +223,8 @@ class BoundaryUncertainty(ClusterScores):
     def _perturb(self, inputs: Tensor) -> None:
         """Draw the perturbed inputs, which follow from neighbours, distances and seed."""
         self.mean_, self.scale_ = standardization(inputs.flatten(1))
+        # A metric of the trace d leaves a step in a random direction as long as it is, on average.
+        is_metric_of_inputs = self.space_name_ == "metric" and inputs.ndim == 2 and inputs.is_floating_point()
         self.perturbed = draw_perturbed(
             inputs,
             self.perturbation,
@@ -209,7 +233,7 @@ class BoundaryUncertainty(ClusterScores):
             neighbors=self.neighbors,
             nearest_distance=self.nearest_distance,
             standardization=(self.mean_, self.scale_),
-            is_in_input_space=self.space_name_ == "inputs"
+            is_in_input_space=(self.space_name_ == "inputs" or is_metric_of_inputs)
             and self.space.n_components is None
             and not is_pooled(inputs),
         )

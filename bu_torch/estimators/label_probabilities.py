@@ -8,6 +8,7 @@ from torch import Tensor
 from bu_torch import functional
 from bu_torch.estimators.label_regression import LabelRegression
 from bu_torch.estimators.label_votes import LabelVotes
+from bu_torch.estimators.metric_choice import Honest, MetricRegression
 from bu_torch.functional.probabilities import mixing_weight
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted
 from bu_torch.samples.balance import weights_of
@@ -34,6 +35,8 @@ class LabelProbabilities:
         weight_: Weight of the regression, in [0, 1]; the votes have the rest.
         copy_weight_: Weight of the copies' labels, in [0, 1], for samples with exact copies in their cluster; the
             mixture has the rest. 0 if no sample has any.
+        skills_: Skills of votes and regression, 1 is certain and 0 chance: honest ones if a metric is learnt from the
+            labels (`MetricRegression`).
 
     Example:
         >>> labels = torch.arange(40) // 20
@@ -44,7 +47,9 @@ class LabelProbabilities:
         True
     """
 
-    def __init__(self, votes: LabelVotes | None = None, regression: LabelRegression | None = None) -> None:
+    def __init__(
+        self, votes: LabelVotes | None = None, regression: LabelRegression | MetricRegression | None = None
+    ) -> None:
         self.votes = LabelVotes() if votes is None else votes
         self.regression = LabelRegression() if regression is None else regression
 
@@ -59,10 +64,17 @@ class LabelProbabilities:
         self._weights = weights_of(labels, None, sample_weight)
         self.votes.fit(labels, neighbors, self._weights)
         self.regression.fit(features, labels, self._weights)
-        rows = self.regression.rows_
-        left_out = self.votes.left_out[rows], self.regression.left_out
-        weights = None if self._weights is None else self._weights[rows]
-        self.weight_ = float(mixing_weight(*left_out, labels[rows], weights=weights))
+        if isinstance(self.regression, MetricRegression):
+            honest = self.regression.honest(self.votes, labels, self._weights)
+            self.skills_ = self.votes.skill_, honest.skill(honest.regression)
+            if self.regression.has_votes_in_metric:
+                self.skills_ = honest.skill(honest.votes), self.skills_[1]
+        else:
+            rows = self.regression.rows_
+            weights = None if self._weights is None else self._weights[rows]
+            honest = Honest(self.votes.left_out[rows], self.regression.left_out, labels[rows], weights)
+            self.skills_ = self.votes.skill_, self.regression.skill_
+        self.weight_ = float(mixing_weight(honest.votes, honest.regression, honest.labels, weights=honest.weights))
         self._fit_copies(as_flat_features(features).to(labels.device), labels, neighbors)
         return self
 

@@ -18,7 +18,7 @@ from bu_torch.space.features import common_standardization, standardize
 
 _BLOCK_ELEMENTS = 2**18  # kernel entries at once: 2 MB, which a processor keeps at hand
 _LEAST_PENALTY = 1e-8  # with a smaller one, leave-one-out predictions are lost in rounding
-_LLOYD_STEPS = 4  # of K-means for landmarks; more gain nothing
+_LLOYD_STEPS = 4  # K-means for landmarks gains nothing by more
 
 
 class LabelRegression:

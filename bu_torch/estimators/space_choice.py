@@ -1,28 +1,43 @@
-"""Choice of the space whose distances predict most of the labels: inputs, patches, tokens, or features of a network."""
+"""Choice of the space whose distances predict labels best: inputs, patches, tokens, a network, a learnt metric."""
 
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from bu_torch.estimators.label_regression import LabelRegression
+from bu_torch.estimators.metric_choice import MetricTrial
 from bu_torch.internal.progress import uncounted
 from bu_torch.samples.subset import stratified_rows
 from bu_torch.space.features import FeatureSpace, name_of
 from bu_torch.space.layers import LayerFeatures
+from bu_torch.space.metric import LabelMetric, MetricSpace
 from bu_torch.space.mixed import MixedFeatures
 
-SpaceName = Literal["inputs", "patches", "tokens"]  # that follows from the samples alone
+SpaceName = Literal["inputs", "patches", "tokens", "metric"]  # that follows from the samples alone
 FeatureExtractor = SpaceName | Literal["module"] | Callable[[Tensor], Any] | MixedFeatures
 
 _log = logging.getLogger(__name__)
 _COMPARED = 1500  # samples
 _ALL_COMPARED = 2000  # up to here all are, and no copy of most of them is made
 _MOST_CHANNELS = 16  # more are feature maps, and patches of them are too many numbers to whiten
+_MOST_FEATURES = 1024  # the cost of a metric grows with their square
+_MOST_OPERATIONS = 1e10  # to learn a metric once: some seconds
+_LEAST_SAMPLES = 150  # to try one: with fewer, it gains next to nothing
 _MODULE_BATCH = 64  # no more than a training batch mostly is: a network needs more memory for more
+
+
+class ChosenSpace(NamedTuple):
+    """Space of neighbours, and what was compared."""
+
+    name: str
+    space: FeatureSpace | MetricSpace
+    skills: dict[str, float]  # skill of each candidate, if there were several
+    points: Tensor | None = None  # all samples in the space, if they were computed
+    trial: MetricTrial | None = None  # trial of the metric, if it was a candidate
 
 
 @dataclass(frozen=True)
@@ -35,6 +50,7 @@ class SpaceChoice:
     module: nn.Module | None
     known: SpaceName | None = None
     takes_integers: bool = False  # if the inputs are some
+    learns_metric: bool = False  # if a metric is a candidate, where no space is asked for
 
     def may_use_module(self, inputs: Tensor) -> bool:
         """Return True if the space of these inputs depends on the network."""
@@ -52,17 +68,42 @@ class SpaceChoice:
         trained = {id(parameter) for parameter in self.module.parameters() if parameter.requires_grad}
         return any(id(parameter) in trained for parameter in extractor.parameters())
 
-    def choose(
-        self, inputs: Tensor, labels: Tensor, weights: Tensor | None, *, is_of_tokens: bool
-    ) -> tuple[str, FeatureSpace, dict[str, float], Tensor | None]:
-        """Space of neighbours, the one asked for or the best: name, space, the skills compared, and points or None."""
+    def choose(self, inputs: Tensor, labels: Tensor, weights: Tensor | None, *, is_of_tokens: bool) -> ChosenSpace:
+        """Space of neighbours, the one asked for or the best."""
         candidates = self._candidates(inputs, is_of_tokens)
-        if len(candidates) == 1:
-            ((name, space),) = candidates.items()
-            return name, space, {}, None
         with uncounted():
-            name, skills, points = choose_space(inputs, labels, candidates, weights=weights, seed=self.seed)
-        return name, candidates[name], skills, points
+            if len(candidates) == 1:
+                chosen = ChosenSpace(*next(iter(candidates.items())), {})
+            else:
+                name, skills, points = choose_space(inputs, labels, candidates, weights=weights, seed=self.seed)
+                chosen = ChosenSpace(name, candidates[name], skills, points)
+            return self._with_metric(chosen, inputs, labels, weights, is_of_tokens=is_of_tokens)
+
+    def _with_metric(
+        self, chosen: ChosenSpace, inputs: Tensor, labels: Tensor, weights: Tensor | None, *, is_of_tokens: bool
+    ) -> ChosenSpace:
+        """Put the metric on a space if it is asked for, or clearly better; a trial says which."""
+        is_forced = self.known == "metric" or self._asks_for_metric()
+        is_open = self.learns_metric and (self.feature_extractor is None or name_of(self.feature_extractor) == "mixed")
+        is_base = chosen.name in (_base_of(inputs, is_of_tokens=is_of_tokens), "mixed")
+        if not (is_forced or (is_open and is_base)):
+            return chosen
+        space = chosen.space
+        assert isinstance(space, FeatureSpace)  # noqa: S101
+        points = space.fit_transform(inputs) if chosen.points is None else chosen.points
+        trial = None
+        if self.learns_metric and _is_worth_trying(points, labels):
+            trial = MetricTrial.of(points, labels, weights, self.seed)
+        is_preferred = trial is not None and trial.prefers_metric and self.known in (None, "metric")
+        if not (is_forced or is_preferred):
+            return chosen._replace(points=points, trial=trial)
+        moved = MetricSpace(space, self.seed)
+        points = moved.metric.fit(points, labels, weights).transform(points)
+        skills = {} if trial is None else dict(zip((chosen.name, "metric"), trial.vote_skills, strict=True))
+        return ChosenSpace("metric", moved, skills, points, trial)
+
+    def _asks_for_metric(self) -> bool:
+        return isinstance(self.feature_extractor, str) and self.feature_extractor == "metric"
 
     def _is_of_module(self) -> bool:
         return isinstance(self.feature_extractor, str) and self.feature_extractor == "module"
@@ -71,6 +112,9 @@ class SpaceChoice:
         settings = (self.n_components, self.seed)
         if self._is_of_module():
             return {"module": self._module_space(inputs)}
+        if self._asks_for_metric() or self.known == "metric":
+            base: Any = _base_of(inputs, is_of_tokens=is_of_tokens)
+            return {base: FeatureSpace(base, *settings)}
         if self.feature_extractor is not None:
             extractor: Any = self.feature_extractor
             return {name_of(extractor): FeatureSpace(extractor, *settings, self.module)}
@@ -78,7 +122,7 @@ class SpaceChoice:
             return {self.known: FeatureSpace(self.known, *settings)}
         first: Literal["tokens", "inputs"] = "tokens" if is_of_tokens else "inputs"
         candidates: dict[str, FeatureSpace] = {first: FeatureSpace(first, *settings)}
-        if inputs.ndim == 4 and inputs.is_floating_point() and inputs.shape[1] <= _MOST_CHANNELS:
+        if _base_of(inputs, is_of_tokens=is_of_tokens) == "patches":
             candidates["patches"] = FeatureSpace("patches", *settings)
         if self.may_use_module(inputs):
             candidates["module"] = self._module_space(inputs)
@@ -90,6 +134,21 @@ class SpaceChoice:
         takes_integers = self.takes_integers and not inputs.is_floating_point()
         features = LayerFeatures(self.module, batch_size=_MODULE_BATCH, keep_integers=takes_integers)
         return FeatureSpace(features.transform, self.n_components, self.seed)
+
+
+def _base_of(inputs: Tensor, *, is_of_tokens: bool) -> Literal["inputs", "patches", "tokens"]:
+    """Features among which a metric is learnt."""
+    if is_of_tokens:
+        return "tokens"
+    is_image = inputs.ndim == 4 and inputs.is_floating_point() and inputs.shape[1] <= _MOST_CHANNELS
+    return "patches" if is_image else "inputs"
+
+
+def _is_worth_trying(points: Tensor, labels: Tensor) -> bool:
+    metric = LabelMetric()
+    n_samples, n_landmarks = min(len(points), metric.max_samples), min(len(points), metric.n_landmarks)
+    n_operations = n_samples * n_landmarks * points.shape[1] * len(labels.unique())
+    return len(points) >= _LEAST_SAMPLES and points.shape[1] <= _MOST_FEATURES and n_operations <= _MOST_OPERATIONS
 
 
 def choose_space(

@@ -28,9 +28,10 @@ class TrustScore:
       one whose neighbours all agree stays. (Both others let a sample vote for itself and rank class probabilities.)
 
     Distances are to the nearest sample of a class, as in Algorithm 2; both others take the second nearest, which
-    `left_out` is for here, and add 1e-12 to the divisor. They are exact up to the size that `NeighborGraph` names.
-    Beyond it about one in twenty is more than 5 % too large, among those to the nearest classes up to one in ten, and
-    some are several times too large. `bu_torch.evaluation.select_alpha` chooses alpha.
+    `left_out` is for here, and add 1e-12 to the divisor. The score is one of new points, so checks of a training leave
+    out the sample that was perturbed. Distances are exact up to the size that `NeighborGraph` names. Beyond it about
+    one in twenty is more than 5 % too large, among those to the nearest classes up to one in ten, and some are several
+    times too large. `bu_torch.evaluation.select_alpha` chooses alpha.
 
     Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
@@ -73,7 +74,7 @@ class TrustScore:
         rows_of_class = [torch.nonzero((labels == c) & self.kept_).flatten() for c in range(n_classes)]
         self._classes = [features[rows] for rows in rows_of_class]
         self.class_sizes_ = torch.tensor([len(members) for members in self._classes], device=features.device)
-        self._place = torch.full((len(labels), 2), -1, device=features.device)  # of each sample: class, row among it
+        self._place = torch.full((len(labels), 2), -1, device=features.device)  # class, and row there
         for label, rows in enumerate(rows_of_class):
             self._place[rows, 0] = label
             self._place[rows, 1] = torch.arange(len(rows), device=features.device)

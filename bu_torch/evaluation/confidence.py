@@ -23,7 +23,7 @@ from bu_torch.space.layers import LayerFeatures
 Method = Literal["cud", "bootstrap_quantile", "bootstrap_corrected", "kohavi", "yang", "martin", "langford"]
 
 _UNIQUE = 0.632  # the share of samples a bootstrap draw holds, 1 - 1 / e
-_INNER_DRAWS = 50  # of the .632 estimate of one bootstrap draw
+_INNER_DRAWS = 50  # draws for the .632 estimate of one bootstrap draw
 _FOLDS = 10
 _MOST_TESTED = 1e15
 _TIE = 1e-12  # a score of 0, up to rounding, is of class 1

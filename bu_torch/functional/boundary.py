@@ -122,7 +122,7 @@ class PairTerms(NamedTuple):
     """Parts of boundary uncertainty, by pair of classes and by sample."""
 
     values: Tensor  # U_kl (P,), float64
-    shares: Tensor  # of the samples (P,), float64
+    shares: Tensor  # (P,) float64, shares of the samples
     weights: Tensor  # effective number of samples near the boundary of the pair (P,), float64
     local: Tensor  # u of each sample (N,)
     counts: Tensor  # k of each sample (N,)

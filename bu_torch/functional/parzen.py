@@ -15,7 +15,7 @@ _SENSITIVITY = 0.5  # eta of Algorithm 7, which gives no value
 _REWEIGHTINGS = 3  # k_M
 _STEPS = 10  # l_M of Algorithm 8
 _TOLERANCE = 1e-3  # epsilon
-_FLOOR = 1e-3  # of the range of the row
+_FLOOR = 1e-3  # share of the row's range
 # Just above the logarithm of the smallest normal number.
 _LEAST_EXPONENT = {dtype: 0.999 * math.log(torch.finfo(dtype).tiny) for dtype in (torch.float32, torch.float64)}
 _BLOCK_ELEMENTS = {"cpu": 2**18}  # entries of one (rows, M, M) block
@@ -199,7 +199,7 @@ def _as_rows(values: Tensor) -> Tensor:
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
-# Of rows in [-1, 1]: one width a row (N, 1), or one a value (N, M).
+# Rows are in [-1, 1]: one width a row (N, 1), or one a value (N, M).
 BANDWIDTHS: dict[str, Callable[[Tensor], Tensor]] = {
     "silverman": lambda values: bandwidth_of_scaled(values).unsqueeze(1),
     "cvml": cvml_of_scaled,

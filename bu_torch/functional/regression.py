@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-_BLOCK_ELEMENTS = 2**20  # of a copy of the basis at once
+_BLOCK_ELEMENTS = 2**20  # copied at once
 _LEAST_EIGENVALUE = 1e-10  # relative to the largest; smaller ones are rounding errors
 
 

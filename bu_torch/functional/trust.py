@@ -41,19 +41,6 @@ def trust_score(class_distances: Tensor, predictions: Tensor, *, validate_args: 
     return _ratio(*_own_and_other(class_distances, predictions))
 
 
-def trust_with_own(
-    class_distances: Tensor, predictions: Tensor, labels: Tensor, own_distances: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Trust scores with and without one more sample that makes the class `labels` (N,) as near as `own_distances` (N,).
-
-    Nothing is checked. No class is farther with the sample than without it.
-    """
-    own, other = _own_and_other(class_distances, predictions)
-    is_own = predictions == labels
-    nearer = torch.where(is_own, own_distances, own), torch.where(is_own, other, other.minimum(own_distances))
-    return _ratio(*nearer), _ratio(own, other)
-
-
 def _own_and_other(class_distances: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
     """Distances to the predicted class and to the nearest other one, (N,) each."""
     column = predictions.long().unsqueeze(1)

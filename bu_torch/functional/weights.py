@@ -33,7 +33,7 @@ def cluster_sizes(neighbors: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     for members in columns:
         largest = torch.maximum(largest, weights[members])
     for members in columns:
-        relative = weights[members] / largest  # whose squares do not vanish
+        relative = weights[members] / largest  # scaled, so that squares do not vanish
         total += relative
         squares += relative.square()
     return total * largest, total.square() / squares

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from bu_torch.callbacks.lightning_trees import Callback
+from bu_torch.callbacks.lightning_tree import Callback
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from bu_torch.functional.checks import check_choice
-from bu_torch.integrations.network import missing
+from bu_torch.integrations.loaders import missing
 from bu_torch.signals.catalogue import SIGNALS
 
 try:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bu_torch.integrations.network import missing
+from bu_torch.integrations.loaders import missing
 from bu_torch.rule.rules import STANDARD_ERROR, as_rule
 from bu_torch.run.history import History
 from bu_torch.run.settings import Settings
@@ -36,7 +36,7 @@ class BoundaryUncertaintyTrialStopper(Stopper):
         """Tell if a trial, decided on its own, should stop after a check with `epoch`, the rule's signals and score."""
         checks = self._trials.setdefault(trial_id, History(self._settings))
         name = checks.score_name
-        signals = as_rule(self._settings.rule).signals if STANDARD_ERROR in result else ()  # by which equals are chosen
+        signals = as_rule(self._settings.rule).signals if STANDARD_ERROR in result else ()  # ties are broken by these
         if absent := [one for one in ("epoch", name, *signals) if one not in result]:
             raise ValueError(f"A result must be a check with `{absent[0]}`, got {', '.join(result)}.")
         # A trial that goes on from a checkpoint reports some checks again.

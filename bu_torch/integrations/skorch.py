@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from bu_torch.integrations.network import make_stopper, missing
+from bu_torch.integrations.loaders import make_stopper, missing, restore
+from bu_torch.internal.logits import entry_of
 from bu_torch.rule.rules import as_rule
 from bu_torch.run.settings import Settings
 
@@ -39,7 +40,7 @@ class BoundaryUncertaintyEarlyStopping(Callback):
     """
 
     def __init__(self, load_best: bool = True, folder: str | Path | None = None, **settings: Any) -> None:
-        Settings(**settings)  # which refuses what is wrong
+        Settings(**settings)  # raises for wrong arguments
         self.__dict__.update(_OPTIONS, load_best=load_best, folder=folder, **settings)
 
     def on_train_begin(self, net: Any, X: Any = None, y: Any = None, **kwargs: Any) -> None:
@@ -48,8 +49,8 @@ class BoundaryUncertaintyEarlyStopping(Callback):
 
     def on_epoch_begin(self, net: Any, dataset_train: Any = None, dataset_valid: Any = None, **kwargs: Any) -> None:
         if self.stopper_ is None:
-            options = {name: getattr(self, name) for name in _OPTIONS}
-            self.network_ = CalledNetwork(net.module_, isinstance(net.criterion_, nn.NLLLoss))
+            options = {name: getattr(self, name) for name in _OPTIONS} | {"output_key": None}
+            self.network_ = CalledNetwork(net.module_, isinstance(net.criterion_, nn.NLLLoss), self.output_key)
             self.stopper_ = make_stopper(self.network_, net.get_iterator(dataset_train, training=True), options)
 
     def on_epoch_end(self, net: Any, dataset_train: Any = None, dataset_valid: Any = None, **kwargs: Any) -> None:
@@ -57,20 +58,27 @@ class BoundaryUncertaintyEarlyStopping(Callback):
         for name in ("boundary_uncertainty", as_rule(self.rule).name):
             net.history.record(name, self.stopper_.history[-1][name])
         if should_stop:
-            raise KeyboardInterrupt  # which is how skorch's callbacks end a training
+            raise KeyboardInterrupt  # skorch's callbacks end a training so
 
     def on_train_end(self, net: Any, X: Any = None, y: Any = None, **kwargs: Any) -> None:
-        if self.load_best and self.stopper_ is not None and self.stopper_.best_epoch is not None:
-            self.stopper_.restore(self.network_)
+        if self.load_best and self.stopper_ is not None:
+            restore(self.stopper_, self.network_)
 
 
 class CalledNetwork(nn.Module):
-    """The module of a net, called as skorch does; of probabilities it gives the logarithm, as skorch's loss reads."""
+    """The module of a net, called as skorch does; of probabilities it gives the logarithm, as skorch's loss reads.
 
-    def __init__(self, network: nn.Module, gives_probabilities: bool) -> None:
+    Of several outputs it gives that of `output_key`, or as skorch does the first.
+    """
+
+    def __init__(self, network: nn.Module, gives_probabilities: bool, output_key: str | int | None) -> None:
         super().__init__()
-        self.network, self._gives_probabilities = network, gives_probabilities
+        self.network, self._gives_probabilities, self._output_key = network, gives_probabilities, output_key
 
     def forward(self, inputs: Any) -> Any:
         output = self.network(**inputs) if isinstance(inputs, dict) else self.network(inputs)
+        if self._output_key is not None:
+            output = entry_of(output, self._output_key, "the module")
+        elif isinstance(output, tuple):
+            output = output[0]
         return (output + torch.finfo(output.dtype).eps).log() if self._gives_probabilities else output

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from bu_torch.integrations.network import make_stopper, missing
+from bu_torch.integrations.loaders import make_stopper, missing, restore
 from bu_torch.internal.inputs import check_integer
 from bu_torch.run.settings import Settings
 from bu_torch.samples.batches import Keys
@@ -90,8 +90,8 @@ class BoundaryUncertaintyCallback(TrainerCallback):
             torch.save(self.stopper.state_dict(), file)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.load_best_model_at_end and self.stopper.best_epoch is not None:
-            self.stopper.restore(kwargs["model"])
+        if self.load_best_model_at_end:
+            restore(self.stopper, kwargs["model"])
 
 
 def _file(args: Any, state: Any) -> Path:

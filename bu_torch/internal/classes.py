@@ -1,4 +1,4 @@
-"""Classes that have samples: arrays have a column for each of these, whatever their numbers are."""
+"""Classes that have samples, numbered as columns of arrays."""
 
 from typing import Self
 
@@ -7,15 +7,15 @@ from torch import Tensor
 
 
 class PresentClasses:
-    """Classes among labels (N,), ascending, and the columns that stand for them; `n_classes` is the largest + 1.
+    """Classes among labels (N,), ascending, and their columns; `n_classes` is the largest label + 1.
 
-    Public shapes and numbers go up to the largest label. Cost and memory follow the classes that are there.
+    Public shapes have `n_classes` columns; cost and memory depend only on the classes that have samples.
     """
 
     def __init__(self, labels: Tensor) -> None:
         self.classes = torch.unique(labels)
         self.n_classes = int(self.classes[-1]) + 1
-        # Present classes come first, in order, and absent ones after them, so that none share a column.
+        # Present classes come first, in order, then absent ones, so that each class has a column of its own.
         is_present = torch.zeros(self.n_classes, dtype=torch.bool, device=labels.device)
         is_present[self.classes] = True
         order = torch.cat((self.classes, (~is_present).nonzero().squeeze(1)))
@@ -31,7 +31,7 @@ class PresentClasses:
         return torch.where(classes < self.n_classes, self._columns[classes.clamp(max=self.n_classes - 1)], classes)
 
     def spread(self, columns: Tensor, fill: float) -> Tensor:
-        """Give an array (n, C) or wider a column for each class, (n, J); columns of absent classes hold `fill`."""
+        """Expand an array (n, C), or wider, to a column for each class, (n, J); absent classes get `fill`."""
         if len(self) == self.n_classes:
             return columns[:, : self.n_classes]
         spread = columns.new_full((len(columns), self.n_classes), fill)

@@ -1,4 +1,4 @@
-"""Checks of features, labels and options of an estimator, and the errors about the rest."""
+"""Checks of features, labels and options, and their errors."""
 
 import math
 from numbers import Integral, Real
@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_EXACT_INTEGER = 2**24  # up to here float32 has all integers
-_EXACT_DOUBLE = 2**53  # up to here float64 has all integers
+from bu_torch.internal.frames import advice_on, as_numbers, is_of_pandas
+
+_EXACT_INTEGER = 2**24  # float32 holds all integers up to this
+_EXACT_DOUBLE = 2**53  # float64 holds all integers up to this
 _MOST_CLASSES = 100_000
-_MOST_ROWS = 2**63  # int64 ends before
-_MOST_SEEDS = 2**64  # what a `torch.Generator` takes
+_MOST_ROWS = 2**63  # the first integer beyond int64
+_MOST_SEEDS = 2**64  # the limit of `torch.Generator`
 _NUMBER_THEM = "if they are classes, number them with `torch.unique(labels, return_inverse=True)[1]`"
 
 
@@ -21,8 +23,8 @@ def as_features(
 ) -> Tensor:
     """Return `features` as a finite floating-point tensor (N, ...), float32 or float64, on the device it came on.
 
-    Integers that float32 does not tell apart become float64, all other types but float64 become float32. With
-    `keep_integers`, integers (token ids) stay what they are; with `keep_bytes`, images in bytes do.
+    Integers beyond the precision of float32 become float64; other types except float64 become float32. With
+    `keep_integers`, integers (token ids) stay as they are; with `keep_bytes`, images in bytes do.
     """
     features = as_tensor(features, name)
     if features.is_complex():
@@ -84,7 +86,7 @@ def as_floats(inputs: Tensor) -> Tensor:
 
 
 def is_finite(values: Tensor) -> bool:
-    """Return True if all values are finite: first by their sum, which is far faster than a look at each."""
+    """Return True if all values are finite; checks their sum first, which is far faster."""
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())  # a sum of large values overflows
 
 
@@ -146,7 +148,7 @@ def check_fitted(estimator: object, attribute: str) -> None:
 
 
 def as_tensor(value: Any, name: str) -> Tensor:
-    """Return `value` as a dense tensor, whatever the order in memory of an array."""
+    """Return `value` as a dense tensor; arrays may have any memory order."""
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.is_nested or value.is_quantized or value.is_meta:
             kind = "nested" if value.is_nested else f"{value.layout}".removeprefix("torch.")
@@ -155,6 +157,8 @@ def as_tensor(value: Any, name: str) -> Tensor:
                 f" on {value.device}."
             )
         return value
+    if is_of_pandas(value):
+        value = as_numbers(value, name)
     is_of_arrays = isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], np.ndarray)
     try:
         return torch.as_tensor(_as_array(value) if is_of_arrays or hasattr(value, "__array__") else value)
@@ -162,10 +166,9 @@ def as_tensor(value: Any, name: str) -> Tensor:
         if "overflow" in str(error).lower():
             raise ValueError(f"`{name}` must hold numbers of at most 64 bits, got a larger one.") from error
         dtype = f" of {value.dtype}" if isinstance(value, np.ndarray) else ""
-        is_text = isinstance(value, list | tuple | np.ndarray) and len(value) > 0 and isinstance(value[0], str)
-        advice = " Number them with `numpy.unique(..., return_inverse=True)[1]`." if is_text else ""
+        advice = f" {advice_on(value)[1]}" if isinstance(value, list | tuple | np.ndarray) else ""
         raise TypeError(
-            f"`{name}` must be a tensor or an array of numbers, got {type(value).__name__}{dtype}.{advice}"
+            f"`{name}` must be a tensor or an array of numbers, got {type(value).__name__}{dtype}.{advice.rstrip()}"
         ) from error
 
 
@@ -178,12 +181,13 @@ def _as_array(value: Any) -> Any:
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if array.dtype.kind in "iu":  # C has two names for 64 bits, torch knows one
         array = array.view(array.dtype.str)
-    is_taken = array.flags.writeable and min(array.strides, default=0) >= 0  # of one element, C order may run backwards
+    # An array of one element may be in C order and have negative strides, which torch refuses.
+    is_taken = array.flags.writeable and min(array.strides, default=0) >= 0
     return array if is_taken else array.copy()
 
 
 def _check_range(labels: Tensor, name: str, are_classes: bool) -> None:
-    """Raise unless whole-numbered labels are in range; before their conversion, because int64 would wrap around."""
+    """Raise unless whole-numbered labels are in range, before a conversion to int64 wraps them around."""
     if labels.dtype == torch.uint64:  # torch finds no maximum of these
         array = labels.cpu().numpy()
         least, largest = array.min().item(), array.max().item()
@@ -207,7 +211,7 @@ def _as_written(value: float) -> str:
 
 
 def exceeds_float32(features: Tensor) -> bool:
-    """Return True if float32 does not tell some of these integers apart."""
+    """Return True if some of these integers are beyond the precision of float32."""
     if features.dtype not in (torch.int32, torch.int64, torch.uint32, torch.uint64):
         return False
     return bool((features.double().abs() > _EXACT_INTEGER).any())

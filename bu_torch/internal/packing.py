@@ -1,6 +1,6 @@
-"""Several tensors a sample, such as token ids and their mask, packed into one tensor, and how a model takes them.
+"""Packing of several tensors a sample, such as token ids and their mask, into one, and the call of a model with them.
 
-All that chooses, moves, compares and keeps samples works on one tensor; the network gets its own again.
+Choosing, moving, comparing and keeping samples works on one tensor; the network gets its own tensors again.
 """
 
 import inspect
@@ -25,16 +25,16 @@ Form = Literal["rows", "channels", "columns"]
 class Packing:
     """Arrangement of a sample's tensors in one.
 
-    Indices are integers and truth values of at most two dimensions, and a mask of floating-point numbers beside them;
-    all else are numbers.
+    Indices are integers and truth values of at most two dimensions, and a floating-point mask beside them; all other
+    tensors hold numbers.
 
     Attributes:
         names: Key of each tensor in its dict, or its place in a tuple, in words.
         shapes: Shape of each in one sample.
-        dtypes: Type of each, if it holds indices; None for numbers, which are what the network computes with.
+        dtypes: Type of each that holds indices; None for numbers, which take the dtype of the network.
         form: `"rows"` (n, K, L) of indices alone, `"channels"` of images of one size, or `"columns"` (n, D) of all
             else: first numbers, then indices.
-        dtype: Of the packed tensor.
+        dtype: Type of the packed tensor.
         spec: Structure that holds the tensors.
     """
 
@@ -47,7 +47,7 @@ class Packing:
 
     @classmethod
     def of(cls, tree: Any) -> "Packing":
-        """Packing for tensors of one length, which `as_tree` gave."""
+        """Packing for tensors of one length, in a structure from `as_tree`."""
         paths, spec = pytree.tree_flatten_with_path(tree)
         names = tuple(path[0].key if len(path) == 1 and hasattr(path[0], "key") else _place(path) for path, _ in paths)
         tensors = [tensor for _, tensor in paths]
@@ -62,12 +62,12 @@ class Packing:
         elif len({(tensor.dtype, *tensor.shape[2:]) for tensor in tensors if tensor.ndim == _IMAGE}) == 1:
             form = "channels" if all(tensor.ndim == _IMAGE for tensor in tensors) else form
         is_double = any(tensor.dtype == torch.float64 or exceeds_float32(tensor) for tensor in tensors)
-        of_columns = torch.float64 if is_double else torch.float32  # which holds all values
+        of_columns = torch.float64 if is_double else torch.float32
         dtype = {"rows": torch.int64, "channels": tensors[0].dtype}.get(form, of_columns)
         return cls(names, tuple(tensor.shape[1:] for tensor in tensors), dtypes, form, dtype, spec)
 
     def pack(self, tree: Any) -> Tensor:
-        """One tensor (n, ...) of the tensors of `tree`, of the packing's shapes and types."""
+        """Pack the tensors of `tree`, which have the packing's shapes and types, into one tensor (n, ...)."""
         tensors: list[Tensor] = pytree.tree_leaves(tree)
         if self.form == "rows":
             longest = max(shape[0] for shape in self.shapes)
@@ -77,7 +77,7 @@ class Packing:
         return torch.cat([tensors[k].to(self.dtype).reshape(len(tensors[k]), -1) for k in self._order], dim=1)
 
     def unpack(self, packed: Tensor, dtype: torch.dtype | None = None) -> Any:
-        """Tensors as they were, numbers in `dtype` or that of `packed`."""
+        """Restore the tensors; numbers are in `dtype`, or in that of `packed`."""
         tensors: list[Tensor] = [packed] * len(self.shapes)
         if self.form == "rows":
             tensors = [packed[:, k, : shape[0]] for k, shape in enumerate(self.shapes)]
@@ -104,12 +104,12 @@ class Packing:
 
     @property
     def n_numbers(self) -> int:
-        """Columns that hold numbers: the first."""
+        """Number of columns that hold numbers; they come first."""
         return sum(shape.numel() for shape in self.shapes_of_numbers)
 
     @property
     def n_rows_of_indices(self) -> int:
-        """Rows of equal length that the indices form, such as ids and their mask; 1 for indices of any other shape."""
+        """Number of rows of equal length among the indices, such as ids and their mask; 1 for other shapes."""
         lengths = [shape.numel() for shape, dtype in zip(self.shapes, self.dtypes, strict=True) if dtype is not None]
         return len(lengths) if len(set(lengths)) == 1 and lengths[0] > 1 else 1
 
@@ -130,9 +130,9 @@ class Packing:
 
 
 def as_tree(value: Any) -> Any:
-    """Dicts, tuples and lists of tensors as `torch.utils._pytree` knows them, lists as tuples; all else as it is.
+    """Convert mappings to dicts and lists of tensors to tuples, for `torch.utils._pytree`; return other values as such.
 
-    The dicts of tokenizers are no dicts of Python. A tuple that holds one tensor alone is that tensor.
+    Tokenizers return mappings that are no dicts. A tuple of a single tensor becomes that tensor.
     """
     if isinstance(value, Mapping):
         return dict(value)
@@ -144,7 +144,7 @@ def as_tree(value: Any) -> Any:
 
 
 def as_inputs(inputs: Any, name: str) -> Any:
-    """All inputs as a tensor, or as a dict or a tuple of tensors of one length."""
+    """Return all inputs as a tensor, or as a dict or a tuple of tensors of one length."""
     if isinstance(inputs, Mapping):
         tree: Any = {key: as_tensor(value, f"{name}[{key!r}]") for key, value in inputs.items()}
     else:
@@ -158,12 +158,12 @@ def as_inputs(inputs: Any, name: str) -> Any:
 
 
 def takes(function: Any, *args: Any, **kwargs: Any) -> bool:
-    """Return True if a function, or a module's `forward`, may be called so; of what does not tell, too."""
+    """Return True if a function, or a module's `forward`, takes these arguments, or has no signature to tell."""
     return _binds("bind", function, args, kwargs)
 
 
 def names_taken(function: Any, names: Iterable[Any]) -> list[str]:
-    """Those of the names that a function, or a module's `forward`, has arguments for."""
+    """Select the names that are arguments of a function or of a module's `forward`."""
     return [name for name in names if isinstance(name, str) and _binds("bind_partial", function, (), {name: None})]
 
 
@@ -180,9 +180,9 @@ def _binds(how: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def call(model: Callable[..., Any], tree: Any, of: Any = None) -> Any:
-    """Output of a model for a tensor, or for several: by name from a dict, or else in order; in order from a tuple.
+    """Call a model with one tensor or several: those of a dict by name or else in order, those of a tuple in order.
 
-    If the model, or `of` in its place, does not take them so, it gets the dict or the tuple itself.
+    If the signature of the model, or of `of` in its place, does not allow that, it gets the dict or the tuple itself.
     """
     if isinstance(tree, dict) and all(isinstance(name, str) for name in tree) and takes(of or model, **tree):
         return model(**tree)
@@ -193,10 +193,10 @@ def call(model: Callable[..., Any], tree: Any, of: Any = None) -> Any:
 
 
 def of_one_length(columns: list[list[Tensor]]) -> list[list[Tensor]]:
-    """Pad rows of indices to the longest, if each batch is padded to its own; needs a mask, which leaves padding out.
+    """Pad rows of indices to the longest, if each batch is padded to its own length and a mask marks the padding.
 
-    A column holds one tensor of all batches. Ids are padded with what the batches have behind their mask, all else with
-    0, on the side where the batches do.
+    A column holds the tensors of one input from all batches. Ids are padded with the value that the batches have where
+    the mask is 0, other rows with 0, and on the same side as in the batches.
     """
     if all(tensor.shape[1:] == column[0].shape[1:] for column in columns for tensor in column):
         return columns
@@ -214,7 +214,7 @@ def of_one_length(columns: list[list[Tensor]]) -> list[list[Tensor]]:
     def lengthened(column: list[Tensor]) -> list[Tensor]:
         if not all(tensor.shape == mask.shape for tensor, mask in zip(column, masks, strict=True)):
             return column
-        behind = (row[mask == 0] for row, mask in zip(column, masks, strict=True))  # in the first batch that has some
+        behind = (row[mask == 0] for row, mask in zip(column, masks, strict=True))
         value = next((float(hidden[0]) for hidden in behind if len(hidden)), 0.0)
         missing = [longest - row.shape[1] for row in column]
         return [pad(row, (n, 0) if is_left else (0, n), value=value) for row, n in zip(column, missing, strict=True)]

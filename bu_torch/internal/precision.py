@@ -1,4 +1,4 @@
-"""Products of float32 as exact as float32 is, whatever training asks for."""
+"""Full float32 precision, whatever training sets."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-_BACKENDS: Any = torch.backends  # of which mypy sees no more than the files
+_BACKENDS: Any = torch.backends  # mypy does not know its attributes
 _ROUNDING = (
-    _BACKENDS.cudnn.conv,  # TF32 unless told otherwise, which keeps three digits
-    _BACKENDS.cuda.matmul,  # TF32 and bfloat16 after `torch.set_float32_matmul_precision`, as are the next two
+    _BACKENDS.cudnn.conv,  # the default is TF32, with three digits
+    _BACKENDS.cuda.matmul,  # `torch.set_float32_matmul_precision` lowers this and the next two
     _BACKENDS.mkldnn.conv,
     _BACKENDS.mkldnn.matmul,
 )
@@ -17,7 +17,7 @@ _ROUNDING = (
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Round no factor of a product or a convolution within: neighbours are found by differences of what they give."""
+    """Compute products and convolutions in full float32 within, because distances are small differences of them."""
     before = [part.fp32_precision for part in _ROUNDING]
     try:
         for part in _ROUNDING:

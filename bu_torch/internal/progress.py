@@ -1,4 +1,4 @@
-"""Progress of a long computation on a bar, wherever it runs, and a forecast of its time."""
+"""Progress bar and time forecast of a long computation."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +27,7 @@ class Forecast:
         self._counts = dict.fromkeys(totals, 0.0)
 
     def start(self, kind: str) -> None:
-        """Start the clock: what came before is no part of the pace."""
+        """Start the clock, so that earlier work does not count for the pace."""
         if not self._counts.get(kind):
             self._started[kind] = time.perf_counter()
 
@@ -79,9 +79,9 @@ def start_passes() -> None:
 
 
 def advance(n: float = 0, n_passes: int = 0) -> None:
-    """Move the bar by `n` comparisons, 0 for work that is not counted; does nothing without a bar.
+    """Move the bar by `n` comparisons, 0 for uncounted work, and count `n_passes` samples through a network.
 
-    `n_passes` samples went through a network.
+    Does nothing without a bar.
     """
     bar, forecast, n = _bar.get(), _forecast.get(), n if _is_counted.get() else 0
     if bar is not None:

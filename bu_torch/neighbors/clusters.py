@@ -27,7 +27,7 @@ def divisive_clusters(points: Tensor, max_size: int, n_repeats: int, seed: int) 
         rows = is_open[cluster].nonzero().squeeze(1)
         if not len(rows):
             return cluster.view(n_repeats, n_points)
-        number = is_open.cumsum(0) - 1  # of the open clusters
+        number = is_open.cumsum(0) - 1  # counts open clusters
         group = number[cluster[rows]]
         n_groups = int(is_open.sum())
         draws = torch.rand(2, len(rows), dtype=torch.float64, generator=generator).to(points.device)

@@ -60,7 +60,7 @@ class NeighborGraph:
         self.exact = exact
 
     def fit(self, features: Any) -> Self:
-        """Find the clusters of features (N, d), N >= n_neighbors, tensor or array of finite numbers.
+        """Find the clusters of features (N, d), N >= n_neighbors, tensor, array or frame of finite numbers.
 
         Distances are Euclidean in this space, as it comes. The fitted tensors are on the device of the features.
         """

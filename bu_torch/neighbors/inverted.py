@@ -7,9 +7,9 @@ from torch import Tensor
 
 _VARIANCE = 0.99
 _SAMPLE = 50_000  # points that say how the others lie
-_MOST_FEATURES = 1024  # of which principal axes are found in a moment
+_MOST_FEATURES = 1024  # principal axes of so many are found in a moment
 _LISTS, _FEWEST_IN_A_LIST = 4, 20  # times sqrt(B)
-_STEPS, _SAMPLES_OF_A_CENTRE = 10, 25  # of K-means
+_STEPS, _SAMPLES_OF_A_CENTRE = 10, 25  # for K-means
 
 
 class InvertedFile:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 _BLOCK_ELEMENTS = 2**23  # points x centres at once, 64 MB
-_MAX_STEPS, _TOLERANCE = 300, 1e-4  # of scikit-learn's K-means, the latter times the variance of a feature
+_MAX_STEPS, _TOLERANCE = 300, 1e-4  # as in scikit-learn's K-means, the latter times the variance of a feature
 _UNIT = 2**52  # integers in place of shares: their running sums depend on no order
 
 

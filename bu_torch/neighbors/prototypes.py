@@ -22,7 +22,7 @@ from bu_torch.neighbors.k_means import errors_of_first, k_means, plus_plus
 
 _BLOCK_ELEMENTS = 2**19  # distances at once, 4 MB
 _SMALL = 1e-8  # times the squares that a squared distance is the difference of
-_MAX_SAMPLES = 10_000  # of one class, for K-means
+_MAX_SAMPLES = 10_000  # for K-means of one class
 _MOST_PROTOTYPES = 39
 _LLOYD_STEPS = 25  # to compare; FAISS's default
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bu_torch.functional.anchors import bisect_segments
 from bu_torch.internal.inputs import as_features, as_labels, check_fitted, check_two_classes
-from bu_torch.internal.network import read_logits
+from bu_torch.internal.logits import read_logits
 from bu_torch.space.features import standardization, standardize
 
 

@@ -12,13 +12,13 @@ from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.functional.pairs import top_pairs
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
 from bu_torch.internal.inputs import check_fitted, check_integer
-from bu_torch.internal.network import as_taken, check_callable
-from bu_torch.internal.traces import evaluation_mode
+from bu_torch.internal.logits import as_taken, check_callable
+from bu_torch.internal.replica import looking_at
 from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.papers.anchors import AnchorEstimator, Anchors
 
 _BATCH = 4096
-_STEP_RANGE = (2.0**-10, 2.0**5)  # of the common step, in standard deviations
+_STEP_RANGE = (2.0**-10, 2.0**5)  # range of the common step in standard deviations
 _STEP_HALVINGS = 20
 _STEP_TOLERANCE = 10  # anchors
 
@@ -138,9 +138,9 @@ class GradientAnchorUncertainty(AnchorEstimator):
         varies = (flat != flat[:1]).any(dim=0)
         scale = torch.where(varies, self.scale_, torch.zeros_like(self.scale_))
         gradients = []
-        with evaluation_mode(model), torch.inference_mode(False), torch.enable_grad():
+        with looking_at(model) as network, torch.inference_mode(False), torch.enable_grad():
             for batch in self.inputs.split(_BATCH):
-                gradients.append(_gap_gradient(model, as_taken(model, batch)).to(flat.device).flatten(1))
+                gradients.append(_gap_gradient(network, as_taken(network, batch)).to(flat.device).flatten(1))
         slope = torch.cat(gradients).double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) * scale
         # Scaled first, so that squares stay in range.
         slope = slope / slope.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)

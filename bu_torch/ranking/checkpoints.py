@@ -1,4 +1,4 @@
-"""Weights in files: read without executing anything in them, and held by a module for as long as it is looked at."""
+"""Checkpoints, read without executing anything in them, and modules that hold their weights for a while."""
 
 import copy
 import inspect
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.internal.printing import cleaned
-from bu_torch.internal.traces import preserved_random_state
+from bu_torch.internal.random_state import preserved_random_state
 
-SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors")  # what is looked for in a folder
+SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors")  # endings of checkpoints in a folder
 _STATES = ("state_dict", "model_state_dict", "model")  # Lightning's key, PyTorch's tutorials', torchvision's and timm's
 Buildable = nn.Module | Callable[..., nn.Module]
 Device = torch.device | str | None
@@ -87,12 +87,13 @@ def load_checkpoint(path: str | Path, *, weights_only: bool = True) -> Checkpoin
 
 @contextmanager
 def module_with_weights(module: Buildable, checkpoint: Checkpoint, device: Device = None) -> Iterator[nn.Module]:
-    """A module with the weights of a checkpoint; one that was given has its own back on leaving, to the bit.
+    """Yield a module with the weights of a checkpoint; a given module gets its own back on leaving, to the bit.
 
-    A class is built from the hyperparameters in the file, a callable of no argument is called; `device` is for these.
+    A class is built from the hyperparameters in the file, and a callable without arguments is called; `device` applies
+    to these.
     """
     if isinstance(module, nn.Module):
-        with _put_back(module):
+        with _restoring(module):
             yield _fill(module, checkpoint)
         return
     if not callable(module):
@@ -112,16 +113,16 @@ def module_with_weights(module: Buildable, checkpoint: Checkpoint, device: Devic
 def _read(path: Path, weights_only: bool) -> Any:
     members: list[zipfile.ZipInfo] = []
     with suppress(zipfile.BadZipFile, ValueError, NotImplementedError), zipfile.ZipFile(path) as file:
-        members = file.infolist()  # of a file of another kind, or a damaged one, torch says so
-    if any(member.compress_type != zipfile.ZIP_STORED for member in members):  # a few bytes may inflate to many
+        members = file.infolist()  # torch raises an error for a damaged file or one of another kind
+    if any(member.compress_type != zipfile.ZIP_STORED for member in members):  # a small file may inflate to a huge one
         raise ValueError(
             f"`{path}` is compressed, which `torch.save` never does: unpack it and save its content again."
         )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what torch says of a file before it refuses it
+            warnings.simplefilter("ignore")  # torch warns of a file before it refuses it
             return torch.load(path, map_location="cpu", weights_only=weights_only)
-    except Exception as error:  # a damaged or crafted file may raise anything, torch's own OSError among it
+    except Exception as error:  # a damaged or crafted file may raise anything, even an OSError of torch
         if isinstance(error, OSError) and error.filename is not None:
             raise
         if weights_only and (foreign := _foreign_class(error)):
@@ -139,7 +140,7 @@ def _read(path: Path, weights_only: bool) -> Any:
 
 
 def why_unreadable(error: Exception) -> str:
-    """Reason for which `torch.load` or `load_state_dict` refused a file, in one line."""
+    """Reason why `torch.load` or `load_state_dict` refused a file, in one line."""
     said = re.sub(r"\s+", " ", str(error))
     if foreign := _foreign_class(error):
         return f"it holds an object of {foreign}"
@@ -149,7 +150,7 @@ def why_unreadable(error: Exception) -> str:
 
 
 def _foreign_class(error: Exception) -> str:
-    """The class that torch refuses to unpickle; "" if that is not the reason."""
+    """Name of the class that torch refuses to unpickle; "" if there is none."""
     found = re.search(r"GLOBAL (\S+) (?:was not an allowed|whose module)", re.sub(r"\s+", " ", str(error)))
     return "" if found is None else cleaned(found[1])[:200]
 
@@ -168,9 +169,9 @@ def _read_safetensors(path: Path) -> Any:
 
 
 def _check_values(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Raise where a tensor holds no values, or repeats a few so often that a copy would take all memory.
+    """Raise if a tensor holds no values, or repeats a few so often that a copy would take all memory.
 
-    Checkpoints do hold expanded buffers: so the bound, 256 MB for all together or four times the file, is generous.
+    Checkpoints do hold expanded buffers, so the bound is generous: 256 MB in all, or four times the file.
     """
     excess, seen = {}, set()
     for name, value in tensors.items():
@@ -181,8 +182,9 @@ def _check_values(path: Path, tensors: Mapping[str, Tensor]) -> None:
         if value.layout == torch.strided and not value.is_nested:
             storage = value.untyped_storage()
             n_held = 0 if storage.data_ptr() in seen else storage.nbytes() // value.element_size()
-            seen.add(storage.data_ptr())  # values that go by several names are held once
-            excess[name] = max(0, value.numel() - n_held) * max(4, value.element_size())  # at least 4 in arithmetic
+            seen.add(storage.data_ptr())  # tied tensors hold their values once
+            # Arithmetic needs at least 4 bytes for each number.
+            excess[name] = max(0, value.numel() - n_held) * max(4, value.element_size())
     if sum(excess.values()) > max(2**28, 4 * path.stat().st_size):
         name = max(excess, key=lambda name: excess[name])
         shape, n_bytes = tuple(tensors[name].shape), tensors[name].untyped_storage().nbytes()
@@ -193,7 +195,7 @@ def _check_values(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _build(build: Callable[..., Any], checkpoint: Checkpoint) -> Any:
-    """A module of the class `build`, with the hyperparameters of the file as Lightning passes them on."""
+    """Build a module with the hyperparameters of the file, passed as Lightning passes them."""
     saved = checkpoint.content.get("hyper_parameters") or {}
     if not isinstance(saved, Mapping) or "_instantiator" in saved:
         # Lightning's command line saves import paths, which a crafted file could choose.
@@ -216,7 +218,7 @@ def _build(build: Callable[..., Any], checkpoint: Checkpoint) -> Any:
 
 def _fill(module: nn.Module, checkpoint: Checkpoint) -> nn.Module:
     content = {**checkpoint.content, "state_dict": checkpoint.state_dict}
-    _call_hook(module, "on_load_checkpoint", checkpoint, content)  # which may change the weights that are loaded
+    _call_hook(module, "on_load_checkpoint", checkpoint, content)  # the hook may change the weights
     state_dict = content["state_dict"]
     try:
         module.load_state_dict(state_dict, strict=getattr(module, "strict_loading", True))
@@ -228,15 +230,15 @@ def _fill(module: nn.Module, checkpoint: Checkpoint) -> nn.Module:
 
 
 def _call_hook(module: nn.Module, name: str, checkpoint: Checkpoint, *arguments: Any) -> None:
-    """Call what Lightning calls of a module before it loads weights, if they are Lightning's."""
+    """Call a hook that Lightning calls before it loads weights, if Lightning wrote the file."""
     hook: Any = getattr(module, name, None)
     if "pytorch-lightning_version" in checkpoint.content and callable(hook):
         hook(*arguments)
 
 
 @contextmanager
-def _put_back(module: nn.Module) -> Iterator[None]:
-    """On leaving, the module holds the same parameters and buffers, with the values that they had."""
+def _restoring(module: nn.Module) -> Iterator[None]:
+    """Restore the module's parameters and buffers, and their values, on leaving."""
     holders: list[tuple[dict[str, Any], dict[str, Any]]] = [
         (held, dict(held)) for submodule in module.modules() for held in (submodule._parameters, submodule._buffers)
     ]

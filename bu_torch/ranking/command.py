@@ -13,7 +13,6 @@ from torch import nn
 from bu_torch.internal.printing import cleaned, say
 from bu_torch.ranking.rank import find_checkpoints, fit_signals, rank_checkpoints
 from bu_torch.ranking.ranking import Ranking
-from bu_torch.ranking.soup import Soup, greedy_soup
 from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES
 from bu_torch.samples.reading import read_samples
 from bu_torch.signals.measuring import Signals
@@ -43,8 +42,6 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
     add("--csv", type=Path, metavar="FILE", help="write the ranking to this file")
     add("--keep", type=int, metavar="N", help="copy the best N to the folder of --to")
     add("--to", type=Path, metavar="DIR", help="folder that --keep copies to; no file is overwritten")
-    average = "average the best as long as the score gains, and write the average to this file"
-    add("--soup", type=Path, metavar="FILE", help=average)
     add("--input-key", type=_key, metavar="KEY", help="key or place of the input in dict or tuple samples")
     add("--label-key", type=_key, metavar="KEY", help="key or place of the label")
     add("--max-samples", type=int, metavar="N", help="measure at a random subset of N samples")
@@ -54,7 +51,7 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="seed of all random choices (%(default)s)")
     add("--batch-size", type=int, default=4096, metavar="N", help="samples in a forward pass (%(default)s)")
     add("--device", help="device to run the module on, such as cuda (its own)")
-    add("--cache", type=Path, metavar="FILE", help="cache the preparation in this file (npz)")
+    add("--cache", type=Path, metavar="PATH", help="keep the preparation in this file (npz) or folder")
     unpickle = "unpickle whatever the checkpoints hold, which can run any code: only for files you trust"
     add("--no-weights-only", action="store_true", help=unpickle)
     parser.set_defaults(run=_run)
@@ -63,12 +60,10 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> None:
     if (options.keep is None) != (options.to is None):
         raise ValueError("`--keep N` and `--to DIR` go together, got one of them.")
-    if options.soup is not None and options.soup.exists():
-        raise FileExistsError(f"`{options.soup}` already exists.")
     files = find_checkpoints(options.checkpoints)
     if options.keep is not None and not 1 <= options.keep <= len(files):
         raise ValueError(f"`--keep` must be from 1 to the number of checkpoints, {len(files)}, got {options.keep}.")
-    ranking, soup = _rank(files, options)
+    ranking = _rank(files, options)
     if options.json is not None:
         ranking.to_json(options.json)
     if options.csv is not None:
@@ -77,12 +72,9 @@ def _run(options: argparse.Namespace) -> None:
     if options.keep is not None:
         for copy in ranking.copy_best(options.keep, options.to):
             say(f"kept {cleaned(copy)}")
-    if soup is not None:
-        soup.save(options.soup)
-        say(_in_words(soup, options.soup))
 
 
-def _rank(files: list[Path], options: argparse.Namespace) -> tuple[Ranking, Soup | None]:
+def _rank(files: list[Path], options: argparse.Namespace) -> Ranking:
     module, data = _find("--module", options.module), _find("--data", options.data)
     if inspect.isclass(data) or inspect.isroutine(data):
         data = data()
@@ -95,10 +87,7 @@ def _rank(files: list[Path], options: argparse.Namespace) -> tuple[Ranking, Soup
     fit_signals(signals, samples, options.cache)
     settings: dict[str, Any] = {name: getattr(options, name) for name in ("rule", "batch_size", "device")}
     settings |= {"signals": signals, "weights_only": not options.no_weights_only}
-    if options.soup is None:
-        return rank_checkpoints(files, module, samples, **settings), None
-    soup = greedy_soup(files, module, samples, **settings)
-    return soup.ranking, soup
+    return rank_checkpoints(files, module, samples, **settings)
 
 
 def _key(text: str) -> str | int:
@@ -123,9 +112,9 @@ def _find(option: str, place: str) -> Any:
 
 
 def _import(name: str) -> Any:
-    """The user's module: an installed one, or else one of the current folder.
+    """Import the user's module, an installed one or else one in the current folder.
 
-    Anything may lie there beside downloaded checkpoints, so it is last on the path, and only for this import.
+    Any file may lie there beside downloaded checkpoints, so the folder is last on the path, and only for this import.
     """
     if not all(part.isidentifier() for part in name.split(".")):
         raise ValueError(f"`{name}` is not the name of a module.")
@@ -138,12 +127,4 @@ def _import(name: str) -> Any:
         return import_module(name)
     finally:
         if folder in sys.path:
-            del sys.path[len(sys.path) - 1 - sys.path[::-1].index(folder)]  # the last one
-
-
-def _in_words(soup: Soup, path: Path) -> str:
-    if len(soup.members) == 1:
-        best = cleaned(soup.members[0].name)
-        return f"no average was at least as good as {best} alone: its weights are in {cleaned(path)}"
-    names = ", ".join(cleaned(member.name) for member in soup.members)
-    return f"the average of {len(soup.members)} is better by {soup.gain:.4f}: {cleaned(path)} (of {names})"
+            del sys.path[len(sys.path) - 1 - sys.path[::-1].index(folder)]  # the user may have it twice

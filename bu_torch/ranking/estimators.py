@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def is_estimator(model: object) -> bool:
-    """True if `model` is a classifier as scikit-learn has them."""
+    """True if `model` has the methods of a scikit-learn classifier."""
     if isinstance(model, nn.Module):
         return False
     return hasattr(model, "predict") and (hasattr(model, "decision_function") or hasattr(model, "predict_proba"))
@@ -29,7 +29,7 @@ def encode(labels: Any) -> tuple[np.ndarray, Tensor]:
 
 
 def estimator_logits(estimator: Any, classes: np.ndarray, frame: Any = None) -> Callable[[Tensor], Tensor]:
-    """A callable (n, d) -> (n, J) that gives a column for each of `classes`, and more for others that it knows.
+    """Return a callable (n, d) -> (n, J) with a column for each of `classes`, then one for each other known class.
 
     `decision_function` is read if there is one, else the logarithm of `predict_proba`: the logits of a softmax up to
     a constant. A probability of exactly 0, of trees and neighbours, counts as half the smallest positive one. Inputs
@@ -48,7 +48,7 @@ def estimator_logits(estimator: Any, classes: np.ndarray, frame: Any = None) -> 
         values = _scores(estimator, rows, known)
         if columns == list(range(len(order))):
             return torch.from_numpy(values)
-        wide = np.full((len(values), len(order)), values.min() - 1.0)  # a class unknown is never predicted
+        wide = np.full((len(values), len(order)), values.min() - 1.0)  # an unknown class is never predicted
         wide[:, columns] = values
         return torch.from_numpy(wide)
 
@@ -64,7 +64,7 @@ def _scores(estimator: Any, rows: Any, classes: np.ndarray) -> np.ndarray:
         return np.column_stack((np.zeros(len(values)), values.reshape(-1)))
     got = f"{values.shape[1]}"
     if values.shape[1] == len(classes):
-        # Three classes one against one have three columns too, and those mean something else.
+        # One-against-one scores of three classes have three columns too, with another meaning.
         agreement = np.mean(classes[values[:200].argmax(axis=1)] == np.asarray(estimator.predict(rows[:200])))
         if not agreement < 0.5:
             return values

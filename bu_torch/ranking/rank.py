@@ -1,4 +1,4 @@
-"""Choosing among classifiers that are there already: checkpoints, modules, scikit-learn estimators."""
+"""Ranking of trained classifiers: checkpoints, modules, scikit-learn estimators."""
 
 import math
 import warnings
@@ -11,20 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.internal.inputs import as_labels, check_integer
-from bu_torch.internal.network import read_logits, warn_of_probabilities
+from bu_torch.internal.logits import read_logits, warn_of_probabilities
 from bu_torch.ranking.checkpoints import SUFFIXES, Buildable, Device, load_checkpoint, module_with_weights
 from bu_torch.ranking.estimators import encode, estimator_logits, is_estimator
 from bu_torch.ranking.ranking import Candidate, Ranking
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName, as_rule
 from bu_torch.run.budget import ignored
-from bu_torch.run.user_cache import fit_or_load
 from bu_torch.samples.batches import whole_pair
 from bu_torch.samples.reading import read_samples
 from bu_torch.samples.samples import Samples
+from bu_torch.signals.cache import fit_or_load
 from bu_torch.signals.measuring import Signals
 
 Paths = str | Path | Iterable[str | Path]
-_OF_A_RUN = "prediction_changes"  # between two of its checks, not of one classifier
+_OF_A_RUN = "prediction_changes"  # compares two checks of a run, so one classifier has none
 MEASURED = tuple(name for name in Signals.NAMES if name != _OF_A_RUN)
 
 
@@ -41,8 +41,8 @@ def rank_checkpoints(
 ) -> Ranking:
     """Rank checkpoints by what the stopping callback measures at each check, on the training samples alone.
 
-    What does not depend on the network is computed once for all of them; each then costs one forward pass. Of equally
-    good ones the one of the earliest epoch comes first. The order of `paths` does not matter.
+    What does not depend on the network is computed once; each checkpoint then costs one forward pass. If several are
+    equally good, the earliest epoch comes first. The order of `paths` does not matter.
 
     Args:
         paths: Checkpoints as `load_checkpoint` reads them. A folder stands for the checkpoints right in it (`*.ckpt`,
@@ -50,9 +50,10 @@ def rank_checkpoints(
         module: Takes each checkpoint's weights in turn: a module, which has its own back afterwards, to the bit; a
             class, which is built from the hyperparameters in each checkpoint as `load_from_checkpoint` does; or a
             callable of no argument.
-        dataset: The training samples: a pair (inputs, labels) of tensors or arrays, a Dataset or DataLoader of (input,
-            label), a LightningDataModule, or what `bu_torch.read_samples` gave. They are read in order, once, without
-            what a sampler leaves out; better pass them without augmentation. Labels are integers from 0.
+        dataset: The training samples: a pair (inputs, labels) of tensors, arrays or pandas frames, a Dataset or
+            DataLoader of (input, label), a LightningDataModule, or what `bu_torch.read_samples` gave. They are read in
+            order, once, without what a sampler leaves out; better pass them without augmentation. Labels are integers
+            from 0.
         rule: `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`, or a `bu_torch.Rule` that does not look
             at `prediction_changes`, a signal of a run and not of one classifier.
         signals: Signals with other settings than `Signals()`, fitted or not; fitted here if they are not.
@@ -67,7 +68,7 @@ def rank_checkpoints(
         FileNotFoundError: If a file is not there, or a folder holds no checkpoint.
         ValueError: If a file cannot be read (`load_checkpoint`) or does not fit the module, an argument is out of
             range, or the samples are not fit for the method (`BoundaryUncertainty.fit`).
-        TypeError: If `module` or `dataset` is nothing of the kind.
+        TypeError: If `module` or `dataset` is of another type.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -111,7 +112,7 @@ def rank_models(
 
     Raises:
         ValueError: If there is no model, one gives logits of the wrong shape, or as in `rank_checkpoints`.
-        TypeError: If a model can be neither called nor read as a classifier, or `dataset` is nothing of the kind.
+        TypeError: If a model is neither a callable nor a classifier, or `dataset` is of another type.
 
     Example:
         >>> from sklearn.neighbors import KNeighborsClassifier
@@ -139,7 +140,7 @@ def rank_models(
 
 
 def find_checkpoints(paths: Paths) -> list[Path]:
-    """Files that `paths` stand for, each once; a folder stands for the checkpoints right in it."""
+    """Find the files that `paths` name, each once; a folder stands for the checkpoints directly in it."""
     once: dict[Path, Path] = {}
     for path in [Path(paths)] if isinstance(paths, str | Path) else map(Path, paths):
         files = [path]
@@ -185,31 +186,31 @@ class Judge:
         return {signal: float(values[signal]) for signal in MEASURED}
 
     def score(self, values: Mapping[str, float]) -> float:
-        """The score of a model with these signals; NaN if one that the rule looks at is not finite."""
+        """Score of a model with these signals; NaN if one that the rule reads is not finite."""
         seen = {name: values[name] for name in self.rule.signals}
         return float(self.rule.score(seen)) if all(map(math.isfinite, seen.values())) else math.nan
 
     def rank(self, candidates: list[Candidate]) -> Ranking:
-        """The candidates in order; equally good ones keep theirs, those without a score come last."""
+        """Sort candidates by score; ties keep their order, and candidates without a score come last."""
         scored = [candidate._replace(score=self.score(candidate.signals)) for candidate in candidates]
         scored.sort(key=lambda one: -one.score if math.isfinite(one.score) else math.inf)
         return Ranking(self.rule.name, tuple(one._replace(rank=rank) for rank, one in enumerate(scored, 1)))
 
     def rank_files(self, files: list[Path], module: Buildable, weights_only: bool, device: Device) -> Ranking:
-        """Rank checkpoints; of equally good ones the earliest comes first."""
+        """Rank checkpoints; among equally good ones, the earliest comes first."""
         measured = []
         for file in files:
             checkpoint = load_checkpoint(file, weights_only=weights_only)
             with module_with_weights(module, checkpoint, device) as loaded_module:
                 values = self.measure(loaded_module, str(file))
             measured.append(Candidate(0, str(file), math.nan, checkpoint.epoch, checkpoint.step, values, file))
-        late = math.inf  # for those whose file tells no epoch, or no step
+        late = math.inf  # a file without epoch or step comes last
         measured.sort(key=lambda one: (*(late if n is None else n for n in (one.epoch, one.step)), one.name))
         return self.rank(measured)
 
 
 def fit_signals(signals: Signals, dataset: Any, cache: Path | None = None) -> None:
-    """Fit signals on the samples of a dataset, or read them from the file `cache`; fitted ones must be of these."""
+    """Fit signals to the samples of a dataset, or load them from `cache`; if fitted already, check the samples."""
     samples = dataset if isinstance(dataset, Samples) else read_samples(dataset, seed=signals.boundary.seed)
     if samples.packing is not None:
         raise ValueError(f"`dataset` must have one tensor of inputs a sample, got {samples.packing}.")

@@ -1,4 +1,4 @@
-"""The order of classifiers, as a table and as files."""
+"""Ranking of classifiers, as a table and as files."""
 
 import csv
 import filecmp
@@ -84,7 +84,7 @@ class Ranking(Sequence[Candidate]):
     def __str__(self) -> str:
         records = [candidate.as_record() for candidate in self.candidates]
         names = [name for name in records[0] if any(record[name] is not None for record in records)]
-        names.append(names.pop(names.index("name")))  # last, for it may be long
+        names.append(names.pop(names.index("name")))  # the name comes last, because it may be long
         columns = [[name, *(_shown(record[name]) for record in records)] for name in names]
         *widths, _ = (max(map(len, column)) for column in columns)
         rows = zip(*columns, strict=True)
@@ -109,13 +109,13 @@ class Ranking(Sequence[Candidate]):
             writer.writeheader()
             for one in self.candidates:
                 name = cleaned(one.name)
-                safe = f"'{name}" if name.startswith(("=", "+", "-", "@")) else name  # no formula of a spreadsheet
+                safe = f"'{name}" if name.startswith(("=", "+", "-", "@")) else name  # not a formula
                 writer.writerow({**one.as_record(), "name": safe})
 
     def copy_best(self, n_best: int, folder: str | Path) -> list[Path]:
-        """Copy the files of the best to a folder, under the names they have below the folder common to all.
+        """Copy the files of the best candidates to a folder, under their paths below the folder common to all.
 
-        Nothing is overwritten: a file that is there must be the same. The folder is made. Returns the copies in order.
+        Nothing is overwritten: an existing file must be identical. The folder is made. Returns the copies in order.
 
         Raises:
             FileExistsError: If another file has the name; then nothing is copied.

@@ -1,17 +1,16 @@
-"""The figures of a page: what each shows of a record, and how it is read."""
+"""The curves of a page: what each shows of a record, and how it is read."""
 
 import dataclasses
 import itertools
 import math
-from typing import Any
 
 import numpy as np
 
 from bu_torch.report import drawing
-from bu_torch.report.drawing import Figure, axis, curve, dots, ring, within_reach
+from bu_torch.report.drawing import Json, Section, axis, curve, dots, figure, ring, within_reach
 from bu_torch.report.record import RunRecord
 from bu_torch.report.text import escaped
-from bu_torch.report.verdict import RunVerdict, rule_label, scores, why_not_highest
+from bu_torch.report.verdict import RunVerdict, rule_title
 from bu_torch.signals.catalogue import SIGNALS
 
 # In short, and marks of sizes that leave each to be seen where they coincide.
@@ -20,24 +19,25 @@ _RULES = {
     "boundary_uncertainty": ("uncertainty", ring("circle", 12, drawing.BLUE)),
     "trust_score": ("trust", ring("square", 9, drawing.ORANGE)),
 }
-# By the sign of what is better.
-_SHARES = {
-    True: (
-        "agreement",
-        "Expected accuracy and agreement",
-        "Shares of the perturbed samples; more is better. If agreement with the labels rises while the others fall, the"
-        " network overfits. Each axis begins above the lowest values, so that the largest, with a dot, stands out.",
+# Title and reading of each figure of signals, and the height of a panel in pixels.
+_SIGNALS = {
+    "scores": (
+        "Boundary uncertainty and trust",
+        "Boundary uncertainty is large if both classes mix along the decision boundary, trust if predictions agree"
+        " with the nearest samples. The rings show the check that each rule would have kept.",
+        190,
     ),
-    False: (
-        "changes",
+    "agreement": ("Expected accuracy and agreement", "Shares of the perturbed samples.", 130),
+    "changes": (
         "Changed predictions and omission",
-        "Shares of the perturbed samples; less is better. If predictions still change, training has not"
-        " settled. Omission is the part of the best boundary that the network's boundary leaves out. Each axis ends"
-        " below the largest values.",
+        "Share of the perturbed samples whose prediction has changed since the last check, and omission: the part of"
+        " the best boundary that the network's boundary leaves out. Each axis ends below the largest values.",
+        130,
     ),
 }
-_LEAST_SPAN = 0.005  # of an axis of shares
-_MOST_POINTS = 4000  # of a curve; more are narrower than a pixel
+_COLOURS = dict(zip(SIGNALS, itertools.cycle(drawing.COLOURS), strict=False))
+_LEAST_SPAN = 0.005  # on an axis of shares
+_MOST_POINTS = 4000  # in a curve; more are narrower than a pixel
 
 
 def drawing_step(record: RunRecord) -> int:
@@ -63,110 +63,83 @@ def _upper_range(values: list[float], kept: list[float], least_span: float = 0.0
     return with_room(min([low, *within_reach(kept), high - least_span]), high)
 
 
-def deciding(record: RunRecord, few: RunRecord, verdict: RunVerdict) -> Figure | None:
+def deciding(few: RunRecord, verdict: RunVerdict) -> Section | None:
     """The score by which the run decided, at a `few` of its checks."""
-    label, by_place = scores(record, verdict)
-    places = [place for place in few.places if place in by_place]
-    values = [by_place[place] for place in places]
+    places = [place for place in few.places if place in verdict.scores]
+    values = [verdict.scores[place] for place in places]
     finite = within_reach(values)
     if not finite:
         return None
     traces = [curve(places, values, "score", drawing.BLUE)]
-    kept = [by_place[verdict.kept]] if verdict.kept in places else []
+    kept = [verdict.scores[verdict.kept]] if verdict.kept in places else []
     if kept:
-        name, hover = "kept" if verdict.rule else "would be kept", f"{record.axis} %{{x}}: %{{y:.4f}}"
-        traces.append(dots([verdict.kept], kept, name, ring("circle", 14, drawing.RED), hovertemplate=hover))
+        hover = {"hovertemplate": f"{few.axis} %{{x}}: %{{y:.4f}}"}
+        traces.append(dots([verdict.kept], kept, verdict.kept_label, ring("circle", 14, drawing.RED), **hover))
     limits = _upper_range(finite, kept)
-    layout = {"xaxis": axis(record.axis), "yaxis": axis("score", range=list(limits))}
-    reading = f"{label.capitalize()}. {why_not_highest(record, verdict) or 'The check with the highest score is kept.'}"
-    if record.settings.get("averaging"):
+    layout = {"xaxis": axis(few.axis), "yaxis": axis("score", range=list(limits))}
+    why = verdict.why_not_highest(few) or "The check with the highest score is kept."
+    reading = f"{verdict.title.capitalize()}. {why}"
+    if few.settings.get("averaging"):
         reading += " All values are measured on averaged weights."
     if limits[0] > min(finite):
         reading += " The axis begins above the lowest values, so that the largest stands out."
     title = "What decided" if verdict.rule else "What would have decided"
-    return Figure("deciding", title, reading, traces, layout, 320, verdict)
+    return figure("deciding", title, reading, traces, layout, 320, verdict)
 
 
-def uncertainty_and_trust(record: RunRecord, few: RunRecord, verdict: RunVerdict) -> Figure | None:
-    """Boundary uncertainty and trust, with the check that each rule would have kept."""
-    if not record.checks:
-        return None
-    detailed = [place for place in record.places if place in record.details]
-    ceilings = [record.details[place].ceiling for place in detailed]
-    curves = [
-        curve(few.places, few.values("boundary_uncertainty"), "boundary uncertainty", drawing.BLUE),
-        curve(detailed, ceilings, "its expected maximum", drawing.GREY, dash="dot"),
-        curve(few.places, few.values("trust_score"), "trust score", drawing.ORANGE) | {"yaxis": "y2"},
-    ]
-    traces = [one for one in curves if any(value is not None for value in one["y"])] + _marks(verdict, record.axis)
-    layout = {
-        "xaxis": axis(record.axis, anchor="y2"),
-        "yaxis": axis("U", domain=[0.46, 1], rangemode="tozero"),
-        "yaxis2": axis("trust", domain=[0, 0.4], anchor="x"),
-    }
-    reading = (
-        "Larger is better in both. Boundary uncertainty tells whether both classes mix along the decision boundary,"
-        " trust whether predictions agree with the nearest samples. The marks show the check that each"
-        " rule would have kept."
-    )
-    title = "Boundary uncertainty and trust"
-    return Figure("scores", title, reading, traces, layout, 520, verdict)
-
-
-def _marks(verdict: RunVerdict, axis_name: str) -> list[dict[str, Any]]:
-    """Marks of the check that each rule would have kept, on both curves."""
-    traces = []
-    for rule, check in verdict.by_rule.items():
-        if check is None:
-            continue
-        title, mark = _RULES.get(rule) or (escaped(rule_label(rule), 24), ring("diamond", 19, drawing.VIOLET))
-        for yaxis, name in (("y", "boundary_uncertainty"), ("y2", "trust_score")):
-            one = dots([check[axis_name]], [check[name]], f"rule: {title}", mark)
-            legend = {"yaxis": yaxis, "legendgroup": rule, "showlegend": yaxis == "y"}
-            traces.append(one | legend | {"hovertemplate": f"{axis_name} %{{x}}: %{{y:.4f}}"})
-    return traces
-
-
-def shares(record: RunRecord, verdict: RunVerdict, *, is_larger_better: bool) -> Figure | None:
-    """Each share in a panel of its own, with an axis on which its best values are seen."""
-    kept = record.check_at(verdict.kept) or {}
-    rows = []
-    signals = [signal for signal in SIGNALS.values() if signal.panel == "shares"]
-    for signal, colour in zip(signals, itertools.cycle(drawing.SHARE_COLOURS), strict=False):
-        values = record.values(signal.name)
+def signals(few: RunRecord, verdict: RunVerdict, name: str) -> Section | None:
+    """Some of the signals, each in a panel of its own, with an axis on which its best values are seen."""
+    kept = few.check_at(verdict.kept) or {}
+    rows: list[drawing.Panel] = []
+    for signal in SIGNALS.values():
+        of_shares = "agreement" if signal.is_larger_better else "changes"
+        values = few.values(signal.name)
         finite = within_reach(values)
-        if signal.is_larger_better != is_larger_better or not finite:
+        if name != (of_shares if signal.panel == "shares" else "scores") or not finite:
             continue
-        traces = [curve(record.places, values, signal.title, colour)]
-        at_kept = [kept.get(signal.name, math.nan)]
-        if is_larger_better:
+        colour, at_kept = _COLOURS[signal.name], within_reach([kept.get(signal.name, math.nan)])
+        traces = [curve(few.places, values, signal.title, colour) | {"showlegend": False}]
+        if signal.is_larger_better:
             limits = _upper_range(finite, at_kept, _LEAST_SPAN)
-            largest = [record.places[values.index(max(finite))]]
-            marker = {"size": 9, "color": colour}
-            traces.append(dots(largest, [max(finite)], "largest", marker, hoverinfo="skip"))
+            largest, marker = few.places[values.index(max(finite))], {"size": 9, "color": colour}
+            traces.append(dots([largest], [max(finite)], "largest", marker, hoverinfo="skip", showlegend=False))
         else:
-            high = max([float(np.quantile(finite, 0.75)), *within_reach(at_kept), _LEAST_SPAN])
+            high = max([float(np.quantile(finite, 0.75)), *at_kept, _LEAST_SPAN])
             limits = -0.04 * high, 1.1 * high
+        if name == "scores":
+            traces += _rings(few, verdict, signal.name, showlegend=not rows)
         rows.append((signal.title, traces, limits))
     if not rows:
         return None
-    traces, layout = drawing.stacked(rows, record.axis)
-    layout["showlegend"] = False
-    return Figure(*_SHARES[is_larger_better], traces, layout, 90 + 130 * len(rows), verdict)
+    title, reading, height = _SIGNALS[name]
+    if name != "changes":
+        reading += " Each axis begins above the lowest values, so that the largest, with a dot, stands out."
+    return figure(name, title, reading, *drawing.stacked(rows, few.axis), 90 + height * len(rows), verdict)
 
 
-def training_loss(record: RunRecord, verdict: RunVerdict) -> Figure | None:
+def _rings(record: RunRecord, verdict: RunVerdict, signal: str, *, showlegend: bool) -> list[Json]:
+    """Rings around a signal's values at the checks that the rules would have kept."""
+    traces = []
+    for rule, check in verdict.by_rule.items():
+        title, mark = _RULES.get(rule) or (escaped(rule_title(rule), 24), ring("diamond", 19, drawing.VIOLET))
+        legend = {"legendgroup": rule, "showlegend": showlegend, "hoverinfo": "skip"}
+        if check is not None:
+            traces.append(dots([check[record.axis]], [check[signal]], f"rule: {title}", mark, **legend))
+    return traces
+
+
+def training_loss(few: RunRecord, verdict: RunVerdict) -> Section | None:
     """The training loss, if the module logs it."""
-    values = record.values("train_loss")
-    if not any(math.isfinite(value) for value in values):
+    values = few.values("train_loss")
+    if not any(map(math.isfinite, values)):
         return None
-    layout = {"xaxis": axis(record.axis), "yaxis": axis("loss", rangemode="tozero")}
-    reading = "The training loss, as the module logs it. It keeps falling while a network memorises wrong labels."
-    traces = [curve(record.places, values, "training loss", drawing.GREY)]
-    return Figure("loss", "Training loss", reading, traces, layout, 280, verdict)
+    layout = {"xaxis": axis(few.axis), "yaxis": axis("loss", rangemode="tozero")}
+    reading = "The training loss, as the module logs it. It can keep falling while a network memorises wrong labels."
+    traces = [curve(few.places, values, "training loss", drawing.GREY)]
+    return figure("loss", "Training loss", reading, traces, layout, 280, verdict)
 
 
-def cost(record: RunRecord, few: RunRecord, verdict: RunVerdict) -> Figure | None:
+def cost(record: RunRecord, few: RunRecord, verdict: RunVerdict) -> Section | None:
     """Time of the checks, and of all else."""
     totals, checks = (_differences(record, name) for name in ("seconds", "check_seconds"))
     others = {place: totals[place] - checks[place] for place in totals}
@@ -181,7 +154,7 @@ def cost(record: RunRecord, few: RunRecord, verdict: RunVerdict) -> Figure | Non
         "Seconds that each check took, beside all other time since the previous check: training and its callbacks. The"
         " axis is logarithmic."
     )
-    return Figure("cost", "What the checks cost", reading, curves, layout, 320, verdict)
+    return figure("cost", "What the checks cost", reading, curves, layout, 320, verdict)
 
 
 def _differences(record: RunRecord, name: str) -> dict[int, float]:

@@ -5,93 +5,76 @@ import math
 
 import numpy as np
 
-from bu_torch.report.drawing import BELOW, COLOUR_BAR, MORE, WORSE, Figure, axis, thinned, within_reach
+from bu_torch.report.drawing import BELOW, BLANK, COLOUR_BAR, Json, Section, axis, figure, thinned
 from bu_torch.report.record import RunRecord
-from bu_torch.report.text import escaped, shortened, shown_number
-from bu_torch.report.verdict import RunVerdict, shown_details
+from bu_torch.report.text import escaped, shown_number
+from bu_torch.report.verdict import RunVerdict
 from bu_torch.signals.details import Pair
 
-_MOST_COLUMNS = 300  # of a map over the epochs
+_MOST_COLUMNS = 300  # in a map over the epochs
 _PLAIN = {"showgrid": False, "zeroline": False}
 # Title, axis and reading of each histogram over the checks.
 SPREADS = {
     "near_boundary": (
         "Distance from the boundary",
         "kernel widths",
-        "Each column is a check: the distances of the perturbed samples from the decision boundary, in kernel widths."
-        " Samples at the bottom are on the boundary; the top row holds all that are farther. As a network grows"
-        " certain, samples move up, and few are left to measure at.",
+        "Distances of the perturbed samples from the decision boundary, by check. The top row holds all that are"
+        " farther. As a network grows certain, samples move up, and few are left to measure at.",
     ),
     "local_uncertainty": (
         "Local uncertainty",
         "u",
-        "Each column is a check: the mix of both classes around each sample. At the top both are equally likely; at the"
-        " bottom one is alone, or the boundary is too far to tell.",
+        "Mix of both classes around each sample, by check. At the top both are equally likely; at the bottom one is"
+        " alone, or the boundary is too far to tell.",
     ),
     "log_trust": (
         "Trust of single samples",
         "log trust",
-        "Trust in the predictions, by check: below 0, the nearest class is not the predicted one. If a tail stays"
-        " there, its samples are worth a look; the least trusted are listed below.",
+        "Trust in the predictions, by check. Below 0, the nearest class is not the predicted one.",
     ),
 }
 
 
-def class_name(record: RunRecord, index: int, most: int = 60) -> str:
-    """A class in words, escaped: plotly understands some HTML in its labels."""
-    names = record.classes or []
-    return escaped(names[index] if index < len(names) else index, most)
+def near_boundary(record: RunRecord, pair: Pair) -> str:
+    """Neighbours of a sample of a pair that count as near its boundary, on average."""
+    n_samples = record.data.get("n_samples")
+    n_here = pair.share * n_samples if isinstance(n_samples, int) else 0
+    return shown_number(pair.weight / n_here if n_here > 0 else math.nan)
 
 
-def pair_map(record: RunRecord, verdict: RunVerdict) -> Figure | None:
-    """Boundary uncertainty of each two classes, at the kept check."""
-    shown = shown_details(record, verdict)
-    if not record.checks or shown is None or not shown[1].pairs:
+def pair_map(record: RunRecord, verdict: RunVerdict) -> Section | None:
+    """Boundary uncertainty of each two classes, at the kept check; not of two classes alone."""
+    shown = verdict.details(record)
+    if not record.checks or shown is None or len(shown[1].pairs) < 2:
         return None
     place, details = shown
     classes, n_classes_left_out = _classes_shown(details.pairs)
     values, notes = _pair_grids(record, details.pairs, classes)
-    names = [class_name(record, index, 14) for index in classes]
+    names = [escaped(record.class_name(index), 14) for index in classes]
     ticks = {"tickvals": list(range(len(classes))), "ticktext": names} | _PLAIN
-    low, high = _colour_range(within_reach(itertools.chain(*values)))
     layout = {
         "xaxis": {**ticks, "side": "top", "tickangle": -60 if len(classes) > 6 else 0},
         "yaxis": {**ticks, "autorange": "reversed"},
-        "coloraxis": {"cmin": low, "cmax": high, "colorbar": COLOUR_BAR | BELOW | {"y": 0, "yanchor": "top"}},
+        "coloraxis": {"colorbar": COLOUR_BAR | BELOW | {"y": 0, "yanchor": "top"}},
         "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
+        "plot_bgcolor": BLANK,
     }
-    cells = {"type": "heatmap", "hoverongaps": False, "xgap": 1, "ygap": 1}
-    blanks = [  # cells without a value, those of the diagonal darker
-        [1 if row == column else 0 if value is None else None for column, value in enumerate(line)]
-        for row, line in enumerate(values)
-    ]
-    greys = [[0, "rgba(133,144,162,0.10)"], [1, "rgba(133,144,162,0.55)"]]  # for light and for dark pages
-    traces = [
-        cells | {"z": blanks, "zmin": 0, "zmax": 1, "colorscale": greys, "showscale": False, "hoverinfo": "skip"},
-        cells | {"z": values, "hovertext": notes, "hoverinfo": "text", "coloraxis": "coloraxis"},
-    ]
+    cells = {"type": "heatmap", "hoverinfo": "text", "hoverongaps": False, "xgap": 1, "ygap": 1}
+    trace: Json = cells | {"z": values, "hovertext": notes, "coloraxis": "coloraxis"}
     if len(classes) <= 8:
-        traces[1]["texttemplate"] = "%{z:.2f}"
+        trace["texttemplate"] = "%{z:.2f}"
     reading = (
         "The stronger the colour, the less the two classes mix along the boundary between them. The colours span the"
-        " values shown. The diagonal is grey; a faint cell is a pair with no sample near its boundary."
+        " values shown. Grey cells have none: the diagonal, and pairs that are no sample's two nearest classes."
     )
     if n_classes_left_out:
-        reading += f" The {len(classes)} classes with the worst boundaries are shown, {n_classes_left_out} are not."
+        reading += f" The {len(classes)} classes that lower it most are shown, {n_classes_left_out} are not."
     if details.n_pairs_left_out:
         reading += f" {details.n_pairs_left_out} pairs with fewer samples near their boundary are not in the record."
     side = max(22, 240 // len(classes)) * len(classes)
-    title = f"Which boundaries are bad: pairs of classes at {record.axis} {place}"
+    title = f"Boundary uncertainty by pairs of classes, at {record.axis} {place}"
     most_width = max(420, 160 + 3 * side // 2)
-    return Figure("pairs", title, reading, traces, layout, 160 + side, scales=WORSE, most_width=most_width)
-
-
-def _colour_range(values: list[float]) -> tuple[float, float]:
-    """From the smallest to the largest value, a twentieth of many left out at each end."""
-    if not values:
-        return 0.0, 1.0
-    low, high = np.quantile(values, [0.05, 0.95] if len(values) > 40 else [0, 1]).tolist()
-    return (low, high) if high - low > 1e-6 else (low - 0.05, low + 0.05)
+    return figure("pairs", title, reading, [trace], layout, 160 + side, scale="worse", most_width=most_width)
 
 
 def _pair_grids(
@@ -101,69 +84,64 @@ def _pair_grids(
     places = {index: position for position, index in enumerate(classes)}
     values: list[list[float | None]] = [[None] * len(classes) for _ in classes]
     notes = [[""] * len(classes) for _ in classes]
-    for first, second, share, weight, value in pairs:
-        if first not in places or second not in places:
+    for pair in pairs:
+        if pair.first not in places or pair.second not in places:
             continue
-        near = f"{shortened(f'{weight:.1f}', 12)} effective samples near the boundary"
-        if not weight >= 1e-6:
-            near = "none near the boundary: counts as separable"
-        names = " | ".join(class_name(record, index, 40) for index in (first, second))
-        note = f"{names}<br>U {shown_number(value)}, {shortened(f'{share:.2%}', 12)} of the samples<br>{near}"
-        for row, column in ((places[first], places[second]), (places[second], places[first])):
-            values[row][column] = value if math.isfinite(value) else None
+        counted = f"near the boundary: {near_boundary(record, pair)} neighbours of a sample, on average"
+        if not pair.weight >= 1e-6:
+            counted = "none near the boundary: counts as separable"
+        names = " | ".join(escaped(record.class_name(index), 40) for index in pair[:2])
+        value, share = shown_number(pair.uncertainty), shown_number(pair.share)
+        note = f"{names}<br>U {value}, share of the samples {share}<br>{counted}"
+        for row, column in itertools.permutations((places[pair.first], places[pair.second])):
+            values[row][column] = pair.uncertainty if abs(pair.uncertainty) < 1e300 else None
             notes[row][column] = note
     return values, notes
 
 
+def lost(pair: Pair) -> float:
+    """Amount by which a pair lowers boundary uncertainty from 1."""
+    return pair.share * (1 - pair.uncertainty if math.isfinite(pair.uncertainty) else 0)
+
+
 def _classes_shown(pairs: list[Pair]) -> tuple[list[int], int]:
-    """Classes to show in ascending order, those with the most samples on bad boundaries, and how many are left out."""
+    """Classes to show in ascending order, those that lower boundary uncertainty most, and how many are left out."""
     loss: dict[int, float] = {}
-    for first, second, share, _, value in pairs:
-        for index in (first, second):
-            loss[index] = loss.get(index, 0.0) + share * (1 - value if math.isfinite(value) else 0)
+    for pair in pairs:
+        for index in pair[:2]:
+            loss[index] = loss.get(index, 0.0) + lost(pair)
     worst = sorted(loss, key=lambda index: -loss[index])[:40]
     return sorted(worst), len(loss) - len(worst)
 
 
-def spread(record: RunRecord, verdict: RunVerdict, name: str) -> Figure | None:
+def spread(record: RunRecord, verdict: RunVerdict, name: str) -> Section | None:
     """A histogram over the checks, as a map; those whose bins differ from the last one's are left out."""
     title, axis_title, reading = SPREADS[name]
     found = {place: getattr(one, name) for place, one in sorted(record.details.items())}
     if not record.checks or not found:
         return None
     edges = found[max(found)].edges
-    alike = (place for place, one in found.items() if len(one.edges) == len(edges))
-    same = [place for place in alike if np.allclose(found[place].edges, edges, equal_nan=True)]
+    same = [place for place in found if found[place].edges == edges]
     places = thinned(same, _MOST_COLUMNS, verdict.kept)
     counts = np.array([found[place].counts for place in places], dtype=float)
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    filled = np.flatnonzero(shares.any(axis=0)).tolist() or [0]  # outer bins that are always empty are left out
-    edges, shares = edges[filled[0] : filled[-1] + 2], shares[:, filled[0] : filled[-1] + 1].T
-    n_bins = len(shares)
-    ranges = [f"{_edge(low, '-∞')} to {_edge(high, '∞')}" for low, high in itertools.pairwise(edges)]
+    shares = (counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)).T
+    filled = np.flatnonzero(shares.any(axis=1)).tolist() or [0, -2]  # outer bins that are always empty are left out
     # One row may hold nearly all, such as that of all beyond an edge: the others are to be told apart.
     fullest = sorted(shares.max(axis=1).tolist())
     most = next((share for share in (fullest[-2:-1] or fullest) if share > 0), 1.0)
     trace = {
         "type": "heatmap",
         "x": places,
-        "y": list(range(n_bins)),
+        "y": edges,
         "z": shares.tolist(),
-        "hovertext": [[text] * len(places) for text in ranges],
-        "hovertemplate": f"{record.axis} %{{x}}, {axis_title} %{{hovertext}}: %{{z:.1%}}<extra></extra>",
+        "hovertemplate": f"{record.axis} %{{x}}, {axis_title} %{{y:.3~g}}: %{{z:.1%}}<extra></extra>",
         "coloraxis": "coloraxis",
     }
-    ticks = range(0, n_bins + 1, max(1, math.ceil(n_bins / 8)))
-    names = [_edge(edges[place], "-∞" if place == 0 else "∞") for place in ticks]
     layout = {
         "xaxis": axis(record.axis, **_PLAIN),
-        "yaxis": axis(axis_title, tickvals=[place - 0.5 for place in ticks], ticktext=names, **_PLAIN),
+        "yaxis": axis(axis_title, range=[edges[filled[0]], edges[filled[-1] + 1]], **_PLAIN),
         "coloraxis": {"cmin": 0, "cmax": most, "colorbar": COLOUR_BAR | {"tickformat": ".2~%"}},
     }
     if fullest[-1] > most:
         reading += f" The fullest row, with up to {fullest[-1]:.0%}, is beyond the colours."
-    return Figure(name, title, reading, [trace], layout, 340, verdict, MORE)
-
-
-def _edge(value: float, infinite: str) -> str:
-    return f"{value:.3g}" if math.isfinite(value) else infinite
+    return figure(name, title, reading, [trace], layout, 340, verdict, "more")

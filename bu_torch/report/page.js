@@ -1,17 +1,39 @@
 "use strict";
 (() => {
-  const read = (id) => JSON.parse(document.getElementById(id).textContent);
-  const themes = read("themes");
+  const theme = (text, grid, panel, mark) => {
+    const axis = { gridcolor: grid, zerolinecolor: grid, linecolor: grid, tickcolor: grid, automargin: true };
+    return { layout: {
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", xaxis: axis, yaxis: axis,
+      font: { color: text, family: "system-ui, sans-serif", size: 13 },
+      hoverlabel: { bgcolor: panel, bordercolor: grid, font: { color: text }, align: "left" },
+      shapedefaults: { line: { color: mark, width: 1.5, dash: "dash" } },
+      annotationdefaults: { font: { color: mark, size: 12 }, bgcolor: panel },
+    } };
+  };
+  // For a light and for a dark page.
+  const themes = [
+    theme("#1c2430", "#dfe4ea", "#ffffff", "#0f1720"), theme("#e3e8ef", "#333c48", "#191f27", "#f4f7fb"),
+  ];
+  const scales = {
+    worse: [ // the stronger the colour, the less two classes mix; an even mix fades into the page
+      [[0, "#8f2d0c"], [0.35, "#e2682a"], [0.7, "#f9bd8d"], [1, "#fbe8d6"]],
+      [[0, "#ffb37a"], [0.35, "#cf6423"], [0.7, "#743b19"], [1, "#3a2a21"]],
+    ],
+    more: [
+      [[0, "#f5f8fd"], [0.25, "#a9c8f7"], [0.6, "#3b82f6"], [1, "#142f66"]],
+      [[0, "#171d26"], [0.25, "#1f3e74"], [0.6, "#3b82f6"], [1, "#d6e6ff"]],
+    ],
+  };
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const touched = matchMedia("(pointer: coarse)");
-  const drawings = read("content");
+  const drawings = JSON.parse(document.getElementById("content").textContent);
 
   function draw() {
-    const theme = dark.matches ? "dark" : "light";
+    const shade = Number(dark.matches);
     for (const drawing of drawings) {
-      const { name, data, layout, scales } = structuredClone(drawing); // plotly writes into what it is given
-      layout.template = themes[theme];
-      if (scales) layout.coloraxis.colorscale = scales[theme];
+      const { name, data, layout, scale } = structuredClone(drawing); // plotly writes into what it is given
+      layout.template = themes[shade];
+      if (scale) layout.coloraxis.colorscale = scales[scale][shade];
       if (touched.matches) layout.dragmode = false; // a finger scrolls the page
       const box = document.getElementById(name);
       const { tickvals, ticktext } = layout.xaxis;

@@ -15,24 +15,22 @@ from typing import Any
 from bu_torch.internal.files import whole_file
 from bu_torch.internal.printing import cleaned, say
 from bu_torch.report.comparing import comparison
-from bu_torch.report.drawing import THEMES
 from bu_torch.report.reading import find_records, read_record
 from bu_torch.report.record import RunRecord
 from bu_torch.report.sections import Content, content
 
 
-def render(record: RunRecord, others: Sequence[Path] = ()) -> str:
-    """Give the page of a record, HTML that fetches nothing; `others`, and what is raised, as in `write_report`."""
-    return page(content(record, others))
+def render(record: RunRecord) -> str:
+    """Give the page of a record, HTML that fetches nothing; raises as `write_report`."""
+    return page(content(record))
 
 
-def write_report(record: RunRecord, path: str | PathLike[str], others: Sequence[Path] = ()) -> Path:
+def write_report(record: RunRecord, path: str | PathLike[str]) -> Path:
     """Write the page of a record; an older page that is there is replaced as a whole or not at all.
 
     Args:
         record: Record from `read_record`.
         path: File to write; folders are made if need be.
-        others: Other records nearby, to be listed.
 
     Returns:
         The path.
@@ -41,7 +39,7 @@ def write_report(record: RunRecord, path: str | PathLike[str], others: Sequence[
         OSError: If it cannot be written, or another file is there.
         ValueError: If the record's settings are none that a rule takes.
     """
-    return _write(render(record, others), Path(path))
+    return _write(render(record), Path(path))
 
 
 def write_comparison(records: Sequence[RunRecord], path: str | PathLike[str]) -> Path:
@@ -67,8 +65,11 @@ def _write(text: str, path: Path) -> Path:
         with path.open("rb") as file:
             if b'<meta name="generator" content="bu-torch">' not in file.read(2000):
                 raise FileExistsError(f"{path} exists, and bu-torch has not written it: name another file (`-o`).")
-    with whole_file(path) as part:
-        part.write_bytes(text.encode("utf-8"))
+    try:
+        with whole_file(path) as part:
+            part.write_bytes(text.encode("utf-8"))
+    except OSError as error:
+        raise OSError(f"{path} cannot be written: {error}. Name another file (`-o`).") from error
     return path
 
 
@@ -83,7 +84,6 @@ def page(shown: Content) -> str:
         "title": shown.title,
         "style": resource("page.css"),
         "main": shown.main,
-        "themes": _json(THEMES),
         "content": _json(shown.drawings),
         "plotly": scripts[0],
         "script": scripts[1],
@@ -113,20 +113,18 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folders", metavar="RUN_DIR", type=Path, nargs="+", help="any folder above a record, or a record"
     )
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, default=Path("report.html"), help="(%(default)s)")
+    where = "(default: beside the record, with its name; of several runs comparison.html)"
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help=where)
     parser.set_defaults(run=_report)
 
 
 def _report(options: argparse.Namespace) -> None:
-    if len(options.folders) > 1:
-        records = [read_record(folder) for folder in options.folders]
-        say(f"{cleaned(write_comparison(records, options.output))}: {', '.join(cleaned(one.path) for one in records)}")
-        return
-    folder = options.folders[0]
-    path, *others = (find_records(folder) if folder.is_dir() else []) or [folder]
-    record = read_record(path)
-    say(f"{cleaned(write_report(record, options.output, others))}: {cleaned(record.path)}")
-    for other in others[:20]:
-        say(f"  not shown: {cleaned(other)}")
-    if len(others) > 20:
-        say(f"  not shown: {len(others) - 20} more")
+    records = [read_record(folder) for folder in options.folders]
+    if len(records) > 1:
+        path = write_comparison(records, options.output or "comparison.html")
+    else:
+        path = write_report(records[0], options.output or records[0].path.with_suffix(".html"))
+    say(f"Wrote {cleaned(path)}, the page of {cleaned(', '.join(str(record.path) for record in records))}.")
+    for folder in filter(Path.is_dir, options.folders):
+        if (n_records := len(find_records(folder))) > 1:
+            say(f"The newest of {n_records} records in {cleaned(folder)} is shown.")

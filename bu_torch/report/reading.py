@@ -4,14 +4,12 @@ Both files are text that is parsed and checked; nothing in them is executed. The
 have written is refused, and no more than `MOST_BYTES` of a file are read, line by line.
 """
 
-import contextlib
 import csv
 import itertools
 import json
 import math
 import os
 import re
-import stat
 from collections.abc import Callable
 from datetime import UTC, datetime
 from os import PathLike
@@ -19,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from bu_torch.report.record import End, RunRecord
-from bu_torch.run.record import FORMAT, HISTOGRAMS
+from bu_torch.run.account import FORMAT, HISTOGRAMS
 from bu_torch.signals.details import Details, Doubtful, Histogram, Pair
 
 # A row of a run has some 300 bytes, and a check beside it at most some 30,000. Lists take up to 50 times their bytes in
 # memory, so that a line, which is parsed as a whole, may have a sixteenth of all.
 MOST_BYTES = 2**24
-_MOST_VALUES = 2**21  # of a table, an empty line counted as one: a run has some 20 bytes for each
-_MOST_BINS = 100  # of a histogram
+_MOST_VALUES = 2**21  # in a table; a run writes some 20 bytes for each
+_MOST_BINS = 100  # in a histogram
 _NAME = re.compile(r"boundary_uncertainty(-v\d+)?\.csv")
 _REQUIRED = ("epoch", "boundary_uncertainty", "trust_score")
 
@@ -82,7 +80,7 @@ def read_record(path: str | PathLike[str]) -> RunRecord:
     _read_table(record)
     details = path.with_suffix(".jsonl")
     if details.is_file():
-        _read_details(details, record)
+        _read_lines(details, record, lambda line, is_first: _read_entry(line, is_first, record))
     else:
         record.missing.append(
             f"There is no {details.name} beside the table, so settings, pairs of classes, doubtful samples and"
@@ -93,75 +91,65 @@ def read_record(path: str | PathLike[str]) -> RunRecord:
 
 def _written(table: Path) -> float | None:
     """Seconds since 1970 at which the table or its details were last written to; None if there is no table."""
-    times = {}
-    for path in (table, table.with_suffix(".jsonl")):
-        with contextlib.suppress(OSError):
-            status = path.stat()
-            if stat.S_ISREG(status.st_mode):
-                times[path] = status.st_mtime
-    return max(times.values()) if table in times else None
+    files = [path for path in (table, table.with_suffix(".jsonl")) if path.is_file()]
+    return max(path.stat().st_mtime for path in files) if table in files else None
 
 
-def _read_lines(path: Path, record: RunRecord, take: Callable[[str], None]) -> None:
+def _read_lines(path: Path, record: RunRecord, take: Callable[[str, bool], None]) -> None:
     """Let `take` have the first line of a file and the last ones; a line that was not written to its end is left out.
 
     Raises:
-        ValueError: If a line is too long or is no text, or `take` refuses it; names the line.
+        ValueError: If a line is too long or is no text, or `take` refuses it; names the line among those read.
     """
-    most, number, note = MOST_BYTES // 16, 0, ""
+    most, number, is_cut = MOST_BYTES // 16, 0, False
     with path.open("rb") as file:
         while line := file.readline(most + 1):
             number += 1
-            is_cut = number == 2 and note != ""  # begins in what is left out
             try:
                 if len(line) > most:
                     raise ValueError(f"a line of a record has at most {most} bytes, and this one has more.")
                 if line.endswith(b"\n") and not is_cut:
-                    take(line.decode("utf-8"))
+                    take(line.decode("utf-8"), number == 1)
             except ValueError as error:
                 is_text = not isinstance(error, UnicodeDecodeError)
                 reason = error if is_text else "not a line of a record: it is not text in UTF-8."
-                raise ValueError(f"{path}, line {number}{note}: {reason}") from None
+                raise ValueError(f"{path}, line {number}: {reason}") from None
             if not line.endswith(b"\n"):
                 record.missing.append(f"The last line of {path.name} is incomplete and is left out.")
             skipped = os.fstat(file.fileno()).st_size - file.tell() - MOST_BYTES if number == 1 else 0
-            if skipped > 0:
+            is_cut = skipped > 0  # the next line begins in what is left out
+            if is_cut:
                 record.missing.append(f"Left out of {path.name}: {skipped} bytes before the last {MOST_BYTES}.")
-                note = f", not counting those of {skipped} bytes"
                 file.seek(skipped, os.SEEK_CUR)
 
 
 def _read_table(record: RunRecord) -> None:
     """Read the table into the record: by epoch, or by step where an epoch has several checks."""
-    path = record.path
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"{path} has {path.stat().st_size} bytes; a table of checks has at most {MOST_BYTES}.")
+    if (size := record.path.stat().st_size) > MOST_BYTES:
+        raise ValueError(f"{record.path} has {size} bytes; a table of checks has at most {MOST_BYTES}.")
     columns: list[str] = []
-    n_values = 0
     by_place: dict[tuple[int, float], dict[str, Any]] = {}
 
-    def take(line: str) -> None:
-        nonlocal n_values
+    def take(line: str, is_first: bool) -> None:
         try:
             cells = next(csv.reader([line], strict=True), [])  # a cell does not go on in the next line
         except csv.Error as error:
             raise ValueError(f"{error}.") from None
-        n_values += max(1, len(cells))
-        if n_values > _MOST_VALUES:
-            raise ValueError(f"a table of checks has at most {_MOST_VALUES} values, and this one has more.")
-        if columns and cells:
+        if is_first:
+            columns.extend(cells)
+            if absent := [name for name in _REQUIRED if name not in columns]:
+                raise ValueError(
+                    f"not a record of checks: the first line must name the columns {', '.join(_REQUIRED)}; there is no"
+                    f" {absent[0]}."
+                )
+        elif cells:
             check = _check(columns, cells)
             step = check.get("step", math.nan)
             by_place[check["epoch"], step if math.isfinite(step) else -1] = check
-        elif absent := [name for name in _REQUIRED if name not in (columns or cells)]:
-            raise ValueError(
-                f"not a record of checks: the first line must name the columns {', '.join(_REQUIRED)}; there is no"
-                f" {absent[0]}."
-            )
-        else:
-            columns.extend(cells)
+        if len(by_place) * len(columns) > _MOST_VALUES:
+            raise ValueError(f"a table of checks has at most {_MOST_VALUES} values, and this one has more.")
 
-    _read_lines(path, record, take)
+    _read_lines(record.path, record, take)
     record.checks = [by_place[place] for place in sorted(by_place)]
     _choose_axis(record)
 
@@ -185,56 +173,42 @@ def _choose_axis(record: RunRecord) -> None:
 
 
 def _check(columns: list[str], row: list[str]) -> dict[str, Any]:
-    if len(row) != len(columns):
-        raise ValueError(f"expected {len(columns)} values, got {len(row)}.")
-    check: dict[str, Any] = {}
-    for name, value in zip(columns, row, strict=True):
-        read, kind = (int, "an integer") if name == "epoch" else (float, "a number")
-        try:
-            check[name] = read(value or "nan")
-        except ValueError:
-            raise ValueError(f"{name[:50]} must be {kind}, got {value[:50]!r}.") from None
-    if not 0 <= check["epoch"] < 2**53:
-        raise ValueError(f"epoch must be an integer >= 0, got {row[columns.index('epoch')][:50]}.")
-    return check
+    try:
+        check: dict[str, Any] = {name: float(value or "nan") for name, value in zip(columns, row, strict=True)}
+        return check | {"epoch": _integer(int(row[columns.index("epoch")]))}
+    except (TypeError, ValueError) as error:
+        reason = f"{error}"[:200]
+        raise ValueError(f"not a row of {len(columns)} numbers, the epoch an integer ({reason}).") from None
 
 
-def _read_details(path: Path, record: RunRecord) -> None:
-    """Read the file beside the table into the record."""
-    is_first = True
-
-    def take(line: str) -> None:
-        nonlocal is_first
-        try:
-            # `json` would take NaN and Infinity, which are no JSON.
-            entry = json.loads(line, parse_constant=lambda _: None)
-        except (ValueError, RecursionError):
-            raise ValueError("not a line of JSON.") from None
-        kind = entry.get("kind") if isinstance(entry, dict) else None
-        if not isinstance(entry, dict) or is_first != (kind == "header"):
-            raise ValueError("expected an object, the first one of kind 'header' and no other.")
-        is_first = False
-        if not isinstance(kind, str) or kind not in _READERS:
-            return  # what a later version may add
-        try:
+def _read_entry(line: str, is_first: bool, record: RunRecord) -> None:
+    """Read a line of the file beside the table into the record; kinds that a later version may add are left out."""
+    try:
+        entry = json.loads(line, parse_constant=lambda _: None)  # `json` takes NaN and Infinity, which are no JSON
+    except (ValueError, RecursionError):
+        raise ValueError("not a line of JSON.") from None
+    kind = entry.get("kind") if isinstance(entry, dict) else None
+    if not isinstance(entry, dict) or is_first != (kind == "header"):
+        raise ValueError("expected an object, the first one of kind 'header' and no other.")
+    try:
+        if isinstance(kind, str) and kind in _READERS:
             _READERS[kind](entry, record)
             # Checks that do not count are added as the run goes on; the last line knows of most.
             record.n_not_compared = max(record.n_not_compared, _integer(entry.get("n_not_compared", 0)))
-        except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
-            reason = f"{type(error).__name__}: {error}"[:200]
-            raise ValueError(f"not a {kind} as this package writes it ({reason}).") from None
-
-    _read_lines(path, record, take)
-    if is_first:
-        record.missing.append(f"{path.name} has no complete line yet.")
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"[:200]
+        raise ValueError(f"not a {kind} as this package writes it ({reason}).") from None
 
 
 def _read_header(entry: dict[str, Any], record: RunRecord) -> None:
     if type(entry["format"]) is not int or entry["format"] != FORMAT:
         raise ValueError(f"format must be {FORMAT}, got {entry['format']!r}; another version of bu-torch may read it")
     record.settings, record.versions, record.data = (
-        _checked(entry[name], dict, name) for name in ("settings", "versions", "data")
+        {key: value if value is None or isinstance(value, bool | int | float) else str(value) for key, value in found}
+        for found in (_checked(entry[name], dict, name).items() for name in ("settings", "versions", "data"))
     )
+    skills = _checked(entry.get("skills", {}), dict, "skills")
+    record.data = record.data | {f"skill of {name}": value for name, value in skills.items()}
     if entry.get("classes") is not None:
         record.classes = [str(name) for name in _checked(entry["classes"], list, "classes")]
     record.setup_seconds = _number(entry.get("setup_seconds"))
@@ -264,6 +238,7 @@ def _read_end(entry: dict[str, Any], record: RunRecord) -> None:
     reason, path = (str(entry.get(name) or "") for name in ("reason", "best_model_path"))
     seconds = (_number(entry.get(name)) for name in ("saving_seconds", "training_seconds"))
     record.end = End(kept, step, stopped, reason, path, *seconds)
+    record.remarks = [str(line) for line in _checked(entry.get("remarks", []), list, "remarks")]
 
 
 _READERS = {"header": _read_header, "check": _read_check, "end": _read_end}
@@ -279,7 +254,10 @@ def _pair(first: Any, second: Any, share: Any, weight: Any, uncertainty: Any) ->
 def _histogram(edges: Any, counts: Any) -> Histogram:
     if not 1 <= len(counts) == len(edges) - 1 < _MOST_BINS:
         raise ValueError(f"a histogram must have n + 1 edges of n counts, 1 <= n < {_MOST_BINS}")
-    return Histogram([_number(edge) for edge in edges], [_integer(count) for count in counts])
+    histogram = Histogram([_number(edge) for edge in edges], [_integer(count) for count in counts])
+    if not all(low < high for low, high in itertools.pairwise(histogram.edges)):
+        raise ValueError("the edges of a histogram must rise")
+    return histogram
 
 
 def _number(value: Any) -> float:

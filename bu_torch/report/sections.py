@@ -3,84 +3,96 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from bu_torch._version import __version__
 from bu_torch.report import figures
-from bu_torch.report.drawing import Figure, Json, Section
-from bu_torch.report.maps import class_name, pair_map, spread
+from bu_torch.report.drawing import Json, Section
+from bu_torch.report.maps import lost, near_boundary, pair_map, spread
 from bu_torch.report.record import RunRecord
 from bu_torch.report.text import duration, escaped, last_parts, shortened, shown_number, without_folders
-from bu_torch.report.verdict import RunVerdict, headline, level, rule_label, scores, shown_details
+from bu_torch.report.verdict import RunVerdict, rule_title
 from bu_torch.rule.rules import RULE_NAMES
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.details import Doubtful
 
-_MOST = 100  # samples, or records nearby, that are listed
+_MOST = 100  # samples that are listed
 
 
 class Content(NamedTuple):
     """Content of a page: all of it but the scripts that draw it."""
 
-    title: str  # of the window, escaped
+    title: str  # escaped title of the window
     main: str  # HTML
     drawings: list[Json]  # figures, for the script
 
 
-def content(record: RunRecord, others: Sequence[Path] = ()) -> Content:
+def content(record: RunRecord) -> Content:
     """Content of the page of a record, from its headline to where it comes from."""
     verdict = RunVerdict.of(record)
     few = figures.with_fewer_checks(record, verdict)
     parts = {  # in the order of the page, by what the table of contents calls them
-        "What decided": figures.deciding(record, few, verdict),
-        "Uncertainty and trust": figures.uncertainty_and_trust(record, few, verdict),
+        "What decided": figures.deciding(few, verdict),
+        "Uncertainty and trust": figures.signals(few, verdict, "scores"),
         "Rules": _rules(record, verdict),
-        "Agreement": figures.shares(few, verdict, is_larger_better=True),
-        "Changes": figures.shares(few, verdict, is_larger_better=False),
+        "Agreement": figures.signals(few, verdict, "agreement"),
+        "Changes": figures.signals(few, verdict, "changes"),
         "Training loss": figures.training_loss(few, verdict),
         "Class pairs": pair_map(record, verdict),
-        "Worst pairs": _worst_pairs(record, verdict),
+        "Lowest pairs": _lowest_pairs(record, verdict),
         "Distance": spread(record, verdict, "near_boundary"),
         "Local uncertainty": spread(record, verdict, "local_uncertainty"),
         "Trust": spread(record, verdict, "log_trust"),
-        "Doubtful labels": _doubtful(record, verdict),
+        "Doubtful samples": _doubtful(record, verdict),
         "Cost": figures.cost(record, few, verdict),
         "Settings": _settings(record),
-        "Sources": _sources(record, others),
     }
     shown = {link: part for link, part in parts.items() if part is not None}
-    title, why = headline(record, verdict)
-    above = _missing(record) + _tiles(record, verdict)
-    return assembled(title, title, f"{why} {level(record, verdict)}", shown, above)
+    title, why = verdict.headline(record)
+    return assembled(title, title, f"{why} {_disagreement(record, verdict)}", shown, _above(record, verdict))
 
 
-def assembled(window: str, title: str, text: str, parts: Mapping[str, Section | Figure], above: str = "") -> Content:
+def assembled(window: str, title: str, text: str, parts: Mapping[str, Section], above: str = "") -> Content:
     """Content of a page of these parts, by what the table of contents calls them; `above` is HTML before the first."""
-    sections = {link: part.section if isinstance(part, Figure) else part for link, part in parts.items()}
     kind = '<p class="kind">Boundary uncertainty report</p>'
     head = f"<header>{kind}<h1>{escaped(title)}</h1><p>{escaped(text)}</p></header>"
-    links = "".join(f'<a href="#section-{part.name}">{escaped(link)}</a>' for link, part in sections.items())
+    links = "".join(f'<a href="#section-{part.name}">{escaped(link)}</a>' for link, part in parts.items())
     nav = f'<nav aria-label="On this page">{links}</nav>'
-    main = "".join((head, nav, above, *(part.html for part in sections.values())))
-    drawings = [part.drawing for part in parts.values() if isinstance(part, Figure)]
+    main = "".join((head, nav, above, *(part.html for part in parts.values())))
+    drawings = [part.drawing for part in parts.values() if part.drawing is not None]
     return Content(f"{escaped(window)} – boundary uncertainty", main, drawings)  # noqa: RUF001
 
 
-def _missing(record: RunRecord) -> str:
-    notes, n_checks = list(record.missing), len(record.checks)
+def _disagreement(record: RunRecord, verdict: RunVerdict) -> str:
+    """Share of samples at which boundary uncertainty is 0 whatever their neighbours say; "" if there are none."""
+    shown = record.details.get(-1 if verdict.kept is None else verdict.kept)
+    if shown is None or not shown.agreeing_pairs < 1:
+        return ""
+    return (
+        f"Boundary uncertainty counts as 0 at {1 - shown.agreeing_pairs:.0%} of the perturbed samples, where the"
+        " network's two likeliest classes are not the two nearest."
+    )
+
+
+def _above(record: RunRecord, verdict: RunVerdict) -> str:
+    """Notes on what is missing, and a tile for each of the most important numbers."""
+    notes, n_checks = [*record.missing, *record.remarks], len(record.checks)
     if n_bad := sum(not math.isfinite(value) for value in record.values("boundary_uncertainty")):
         notes.append(f"Boundary uncertainty is not finite in {n_bad} of {n_checks} checks: gaps in the curve.")
     if record.details and (without := sum(place not in record.details for place in record.places)):
         notes.append(f"{without} of {n_checks} checks have no details here.")
     if (step := figures.drawing_step(record)) > 1:
         notes.append(f"The curves show one of every {step} checks, besides the kept one and the last.")
-    return f'<ul class="notes">{"".join(f"<li>{escaped(note)}</li>" for note in notes)}</ul>' if notes else ""
+    listed = "".join(f"<li>{escaped(note)}</li>" for note in notes)
+    tiles = "".join(
+        f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd><dd>{escaped(note)}</dd></div>"
+        for name, value, note in (_tiles(record, verdict) if record.checks else [])
+    )
+    return (f'<ul class="notes">{listed}</ul>' if notes else "") + (f'<dl class="tiles">{tiles}</dl>' if tiles else "")
 
 
-def _tiles(record: RunRecord, verdict: RunVerdict) -> str:
-    if not record.checks:
-        return ""
+def _tiles(record: RunRecord, verdict: RunVerdict) -> list[tuple[str, str, str]]:
+    """Name, value and note of each tile."""
     check, last, axis = record.check_at(verdict.kept), record.checks[-1], record.axis
     tiles = []
     if check is not None:
@@ -88,13 +100,13 @@ def _tiles(record: RunRecord, verdict: RunVerdict) -> str:
         kept = f"kept {axis}" if verdict.rule else "would be kept"
         tiles.append((kept, str(check[axis]), f"of {last[axis]}{within}"))
         if "expected_accuracy" in check:
-            tiles.append(("expected accuracy", shown_number(check["expected_accuracy"]), "at the perturbed samples"))
-        label, by_place = scores(record, verdict)
-        if check[axis] in by_place and verdict.rule not in SIGNALS:
-            tiles.append(("score", shown_number(by_place[check[axis]]), label))
-        shown = record.details.get(check[axis])
-        most = f"expected maximum {shown_number(shown.ceiling if shown else math.nan)}"
-        tiles.append(("boundary uncertainty", shown_number(check["boundary_uncertainty"]), most))
+            counted = record.weighting and f", {record.weighting}"
+            note = f"at the perturbed samples{counted}"
+            tiles.append(("expected accuracy", shown_number(check["expected_accuracy"]), note))
+        if check[axis] in verdict.scores and verdict.rule not in SIGNALS:
+            tiles.append(("score", shown_number(verdict.scores[check[axis]]), verdict.title))
+        mixed = "1: an even mix at the boundary"
+        tiles.append(("boundary uncertainty", shown_number(check["boundary_uncertainty"]), mixed))
         tiles.append(("trust score", shown_number(check["trust_score"]), "above 1: agrees with the nearest class"))
     tiles.append(("checks", str(len(record.checks)), f"last: {axis} {last[axis]}"))
     spent, training = record.costs
@@ -104,17 +116,7 @@ def _tiles(record: RunRecord, verdict: RunVerdict) -> str:
         tiles.append(("cost", f"{spent / training:.0%}", beside))
     if math.isfinite(record.setup_seconds):
         tiles.append(("preparation", duration(record.setup_seconds), "once, before the first epoch"))
-    cells = (
-        f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd><dd>{escaped(note)}</dd></div>"
-        for name, value, note in tiles
-    )
-    return f'<dl class="tiles" style="{_columns(len(tiles))}">{"".join(cells)}</dl>'
-
-
-def _columns(n_tiles: int) -> str:
-    """Number of columns for which no row has a gap: the first tile takes the rest."""
-    n_columns = min((5, 4, 3), key=lambda columns: -n_tiles % columns)
-    return f"--columns:{n_columns};--first:{1 + -n_tiles % n_columns}"
+    return tiles
 
 
 def _rules(record: RunRecord, verdict: RunVerdict) -> Section | None:
@@ -123,7 +125,7 @@ def _rules(record: RunRecord, verdict: RunVerdict) -> Section | None:
     rows = []
     columns = ("expected_accuracy", "boundary_uncertainty", "trust_score", "label_agreement")
     for rule in dict.fromkeys((*RULE_NAMES, *verdict.by_rule)):
-        label = escaped(rule_label(rule))
+        label = escaped(rule_title(rule))
         name = f"<strong>{label}</strong>, this run's" if rule == verdict.rule else label
         check = verdict.by_rule.get(rule)
         if check is None:
@@ -140,31 +142,29 @@ def _rules(record: RunRecord, verdict: RunVerdict) -> Section | None:
     return Section("rules", "What each rule would have kept", note, table(head, rows, numbers=(1, 2, 3, 4, 5)))
 
 
-def _worst_pairs(record: RunRecord, verdict: RunVerdict) -> Section | None:
-    shown = shown_details(record, verdict)
-    if shown is None or not shown[1].pairs:
+def _lowest_pairs(record: RunRecord, verdict: RunVerdict) -> Section | None:
+    shown = verdict.details(record)
+    if shown is None or len(shown[1].pairs) < 2:
         return None
-    found = sorted(shown[1].pairs, key=lambda pair: -pair[2] * (1 - pair[4] if math.isfinite(pair[4]) else 0))
     rows = [
         [
-            class_name(record, first),
-            class_name(record, second),
-            shown_number(value),
-            shortened(f"{share:.2%}", 12) if math.isfinite(share) else "",
-            shortened(f"{weight:.1f}", 12) if math.isfinite(weight) else "",
+            *(escaped(record.class_name(index), 60) for index in pair[:2]),
+            shown_number(pair.uncertainty),
+            shown_number(pair.share),
+            near_boundary(record, pair),
         ]
-        for first, second, share, weight, value in found[:10]
+        for pair in sorted(shown[1].pairs, key=lambda pair: -lost(pair))[:10]
     ]
     reading = (
-        "Pairs with the largest product of share of samples and 1 - boundary uncertainty. If few samples are near a"
-        " boundary, its number is noisy."
+        "Pairs with the largest product of 1 - U and their share of the samples. Near: neighbours of a sample that"
+        " count as near the boundary, on average. If few do, U is noisy."
     )
-    body = table(("class", "and class", "U", "samples", "near the boundary"), rows, numbers=(2, 3, 4))
-    return Section("worst-pairs", "The pairs that cost most", reading, body)
+    body = table(("class", "and class", "U", "share", "near"), rows, numbers=(2, 3, 4))
+    return Section("lowest-pairs", "The pairs that lower boundary uncertainty most", reading, body)
 
 
 def _doubtful(record: RunRecord, verdict: RunVerdict) -> Section | None:
-    shown = shown_details(record, verdict)
+    shown = verdict.details(record)
     if shown is None or not shown[1].doubtful:
         return None
     place, doubtful = shown[0], shown[1].doubtful[:_MOST]
@@ -172,27 +172,28 @@ def _doubtful(record: RunRecord, verdict: RunVerdict) -> Section | None:
     rows = [
         [
             str(doubt.row),
-            *(class_name(record, index) for index in (doubt.label, doubt.prediction, doubt.nearest_class)),
+            *(escaped(record.class_name(index), 60) for index in doubt[1:4]),
             shown_number(doubt.trust),
             f"{times[doubt.row]} of {len(record.details)}",
-            _suspicion(doubt),
+            _disagreeing(doubt),
         ]
         for doubt in doubtful
     ]
     suspects = ", ".join(dict.fromkeys(str(doubt.row) for doubt in doubtful if doubt.label != doubt.nearest_class))
     indices = f"<p>Indices of those whose nearest class is not their label:</p><pre>[{suspects}]</pre>"
     head = ("index", "label", "prediction", "nearest class", "trust", "listed in", "disagreement")
-    button = '<button type="button" data-file="doubtful-labels.csv">Save as CSV</button>'
+    button = '<button type="button" data-file="doubtful-samples.csv">Save as CSV</button>'
+    ((label, n_most),) = Counter(doubt.label for doubt in doubtful).most_common(1)
+    most = f": {n_most} have the label {shortened(record.class_name(label), 60)}" if n_most > len(rows) / 2 else ""
     reading = (
-        f"{len(rows)} samples, by the trust in their label or in the prediction, whichever is lower. If the"
-        " neighbours are against the label, it may be wrong: look there first, above all at samples listed in many"
-        " checks."
+        f"{len(rows)} samples, by the trust in their label or in the prediction, whichever is lower{most}. The"
+        " nearest samples contradict one of both, as they often do in a rare class: that alone makes no label wrong."
     )
     body = f"{button}{table(head, rows, numbers=(0, 4, 5), is_tall=True)}{indices if suspects else ''}"
-    return Section("doubtful", f"Samples that trust doubts most, at {record.axis} {place}", reading, body)
+    return Section("doubtful", f"Samples unlike those nearby, at {record.axis} {place}", reading, body)
 
 
-def _suspicion(doubt: Doubtful) -> str:
+def _disagreeing(doubt: Doubtful) -> str:
     if doubt.nearest_class == doubt.label:
         return "" if doubt.prediction == doubt.label else "label and neighbours against the prediction"
     if doubt.nearest_class == doubt.prediction:
@@ -200,29 +201,21 @@ def _suspicion(doubt: Doubtful) -> str:
     return "neighbours against the label, which was learned" if doubt.label == doubt.prediction else "all three differ"
 
 
-def _settings(record: RunRecord) -> Section | None:
+def _settings(record: RunRecord) -> Section:
+    sources = {
+        "record": last_parts(record.path),
+        "started": record.started,
+        "last written": record.last_written.strftime("%Y-%m-%d %H:%M:%S UTC"),
+        "checkpoint": last_parts(record.end.best_model_path) if record.end else "",
+        "how to read it": f"docs/watching.md of bu-torch {__version__}",
+    }
+    groups = {"Settings": record.settings, "Data": record.data, "Versions": record.versions, "Sources": sources}
     tables = []
-    for title, group in (("Settings", record.settings), ("Data", record.data), ("Versions", record.versions)):
-        rows = [[escaped(name, 80), escaped(shown_value(value), 300)] for name, value in group.items()]
+    for title, group in groups.items():
+        rows = [[escaped(name, 80), shown_value(value, 300)] for name, value in group.items() if value != ""]
         if rows:
             tables.append(f"<div><h3>{title}</h3>{table((), rows)}</div>")
-    shown = f'<div class="groups">{"".join(tables)}</div>'
-    return Section("settings", "Settings and versions", "", shown) if tables else None
-
-
-def _sources(record: RunRecord, others: Sequence[Path]) -> Section:
-    facts = [
-        ("record", last_parts(record.path)),
-        ("started", record.started),
-        ("last written", record.last_written.strftime("%Y-%m-%d %H:%M:%S UTC")),
-        ("checkpoint", last_parts(record.end.best_model_path) if record.end else ""),
-    ]
-    rows = [[escaped(name), f"<code>{escaped(value)}</code>"] for name, value in facts if value]
-    listed = "".join(f"<li><code>{escaped(last_parts(path))}</code></li>" for path in others[:_MOST])
-    more = f"<li>and {len(others) - _MOST} more</li>" if len(others) > _MOST else ""
-    nearby = f"<h3>Other records nearby</h3><ul>{listed}{more}</ul>" if others else ""
-    reading = f"<p>How to read this page: <code>docs/watching.md</code> of bu-torch {__version__}.</p>"
-    return Section("sources", "Where this comes from", "", f"{table((), rows)}{nearby}{reading}")
+    return Section("settings", "Settings and sources", "", f'<div class="groups">{"".join(tables)}</div>')
 
 
 def table(
@@ -240,9 +233,6 @@ def table(
     return f'<div class="scroll{" tall" if is_tall else ""}"><table>{top}<tbody>{body}</tbody></table></div>'
 
 
-def shown_value(value: Any) -> str:
+def shown_value(value: Any, most: int) -> str:
     """A setting as Python writes it, without quotes and folders."""
-    try:
-        return without_folders(value if isinstance(value, str) else repr(value))
-    except RecursionError:
-        return "nested too deeply to be shown"
+    return escaped(without_folders(str(value)), most)

@@ -1,4 +1,4 @@
-"""Number of samples that a check looks at: a price in forward passes, counted, never timed, so that runs repeat."""
+"""Number of samples that a check looks at, by a price in forward passes; not timed, so that runs repeat."""
 
 import logging
 import math
@@ -12,19 +12,18 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode
 
-from bu_torch.internal.traces import RestoringError
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.samples.samples import IGNORED
 
 _log = logging.getLogger(__name__)
 
-MAX_DRAWS = 4  # more are no better (docs/limits.md)
-AUTO = 0.15  # with the floor
+MAX_DRAWS = 4  # more do not help (docs/limits.md)
+AUTO = 0.15  # share of an epoch's samples; the floor below may exceed it
 _LEAST_FLOOR, _MOST_FLOOR = 500, 6000  # forward passes that small data needs, of large networks and of small ones
 _FLOOR_OPERATIONS = 6e8
-_OPERATIONS_BESIDE = 40_000  # of a pass: what a check does with its logits takes as long on one core
-_SLOW = 0.5  # seconds of a check that are worth a word,
-_MUCH = 0.25  # if they are so much of the training between two checks
+_OPERATIONS_BESIDE = 40_000  # evaluating the logits of a pass takes as long on one core
+_SLOW = 0.5  # seconds; a faster check is not mentioned
+_MUCH = 0.25  # share of the training between two checks; a smaller one is not mentioned
 
 
 class Plan(NamedTuple):
@@ -42,10 +41,10 @@ def plan(
     n_bytes: int = 0,
     max_samples: int | None = None,
 ) -> Plan:
-    """Bound the forward passes of one check by a share of those that an epoch visits.
+    """Bound the forward passes of one check by a share of the samples that an epoch visits.
 
     Another sample says more than another draw of the same one, so only small data, where single predictions make the
-    signals jump, has several draws. An epoch visits `n_visited` of `n_training` samples; one takes `n_operations` in a
+    signals jump, gets several draws. An epoch visits `n_visited` of `n_training` samples; one takes `n_operations` in a
     forward pass and `n_bytes` in memory, 0 if that is not known. `max_samples` takes the place of the setting.
     """
     max_samples, n_draws = max_samples or settings.max_samples, settings.n_draws
@@ -65,7 +64,7 @@ def plan(
 
 
 def bound_in_bytes(wanted: Plan, made: Plan, max_bytes: int | None) -> str:
-    """Tell that fewer samples are looked at because all would take more than `max_bytes`; "" if they do not."""
+    """Log line if `max_bytes` reduces the number of samples; else ""."""
     if made.n_samples >= wanted.n_samples:
         return ""
     return (
@@ -75,13 +74,13 @@ def bound_in_bytes(wanted: Plan, made: Plan, max_bytes: int | None) -> str:
 
 
 def ignored(n_ignored: int) -> str:
-    """Tell how many samples are left out; "" for none."""
+    """Warning about samples that are left out; "" if there are none."""
     line = f"{n_ignored} samples have the label {IGNORED}, which torch's losses ignore: they are left out."
     return line if n_ignored else ""
 
 
 def describe_slow_check(check_seconds: float, training_seconds: float) -> str:
-    """Say what a check takes beside the training before it; "" if that is little of either."""
+    """Warning about a check that is slow beside the training before it; "" if it is not."""
     if check_seconds < max(_SLOW, _MUCH * training_seconds):
         return ""
     return (
@@ -91,10 +90,11 @@ def describe_slow_check(check_seconds: float, training_seconds: float) -> str:
 
 
 def count_operations(module: nn.Module, forward: Callable[[], object] | None = None) -> int:
-    """Floating-point operations of a forward pass of one sample: two for each weight, or more where more are counted.
+    """Count floating-point operations of a forward pass of one sample: at least two for each weight.
 
-    A convolution uses each weight many times, an embedding a few of its rows; recurrent layers, which torch cannot
-    count on every device, each weight once a step of the sequence. `forward` passes one sample through the module.
+    A convolution uses each weight many times, an embedding only a few of its rows. A recurrent layer uses each weight
+    once a step of the sequence, and torch cannot count it on every device. `forward` passes one sample through
+    `module`, whose layers get hooks, so it must be a copy.
     """
     multiplied = [layer for layer in module.modules() if not isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
     weights = {id(weight): weight for layer in multiplied for weight in layer.parameters(recurse=False)}
@@ -104,14 +104,12 @@ def count_operations(module: nn.Module, forward: Callable[[], object] | None = N
     counter = FlopCounterMode(display=False)
     try:
         with ExitStack() as stack, warnings.catch_warnings(), counter, _missed_operations(module, counter) as missed:
-            warnings.simplefilter("ignore")  # of hooks that the counter registers
-            # No counter looks into a transformer's fused kernel: it gives way to the layers that it is made of.
+            warnings.simplefilter("ignore")  # the counter's hooks warn
+            # The counter does not see into a transformer's fused kernel, so the separate layers run instead.
             stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
             torch.backends.mha.set_fastpath_enabled(False)
             forward()
-    except RestoringError:
-        raise
-    except Exception as error:  # the user's code may raise anything, and is asked again where that matters
+    except Exception as error:  # the user's code may raise anything; a check will raise it again
         _log.debug("Operations are not counted: %s: %s", type(error).__name__, error)
         return of_weights
     return max(of_weights, counter.get_total_flops() + sum(missed))
@@ -119,7 +117,7 @@ def count_operations(module: nn.Module, forward: Callable[[], object] | None = N
 
 @contextmanager
 def _missed_operations(module: nn.Module, counter: FlopCounterMode) -> Iterator[list[int]]:
-    """Operations of each pass through a recurrent layer that a counter has not seen."""
+    """Operations of recurrent layers that the counter has missed, one entry a pass."""
     missed, known = [], 0
 
     def before(layer: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
@@ -128,7 +126,7 @@ def _missed_operations(module: nn.Module, counter: FlopCounterMode) -> Iterator[
 
     def after(layer: nn.RNNBase, args: tuple[torch.Tensor, ...], output: object) -> None:
         inputs = args[0].data if isinstance(args[0], nn.utils.rnn.PackedSequence) else args[0]
-        n_steps = inputs.numel() // layer.input_size  # of all samples
+        n_steps = inputs.numel() // layer.input_size
         n_operations = 2 * n_steps * sum(weight.numel() for weight in layer.parameters())
         missed.append(max(0, n_operations - (counter.get_total_flops() - known)))
 

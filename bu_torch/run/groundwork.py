@@ -1,7 +1,8 @@
-"""The samples that checks look at, and the preparation of them."""
+"""Samples that checks look at, their number, and the signals fitted to them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,49 +12,54 @@ from torch.utils import _pytree as pytree
 
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.internal.inputs import as_labels
-from bu_torch.internal.network import as_taken, packed_model
+from bu_torch.internal.logits import as_taken, packed_model
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.printing import cleaned
 from bu_torch.perturbation.draws import MixedMove
 from bu_torch.run.budget import Plan, ignored, plan
-from bu_torch.run.settings import AUTO, MeasurementSettings
-from bu_torch.run.user_cache import fit_or_load, folder
+from bu_torch.run.settings import MeasurementSettings
 from bu_torch.samples.balance import ClassWeight, class_shares, rare_class
 from bu_torch.samples.samples import Samples
 from bu_torch.samples.subset import stratified_rows
+from bu_torch.signals.cache import fit_or_load
 from bu_torch.signals.measuring import Signals
 from bu_torch.signals.preparation import MOST_ENTRIES
 from bu_torch.space.mixed import MixedFeatures
 
-_MOST_CLASSES = 1 / 3  # of the samples
+_MOST_CLASSES_A_SAMPLE = 1 / 3
 _SPACES = {
     "inputs": "the inputs",
     "patches": "features of patches",
     "tokens": "counts of tokens",
+    "mixed": "numbers and categories",
+    "metric": "a metric that is learnt from the labels",
     "module": "the network's own features",
 }
 
 
 class Groundwork:
-    """Plan of the checks, the signals that are prepared, and what a resumed run needs of both."""
+    """Plan of the checks, the fitted `Signals`, and the part of both that a resumed run needs.
+
+    `Preparation` is the part of the signals that is kept in files and states.
+    """
 
     def __init__(self, settings: MeasurementSettings) -> None:
         self.settings = settings
         self.plan: Plan | None = None
-        self.fingerprint: str | None = None  # of the samples of the checks to compare with
-        self.is_restored = True  # unless the preparation in a resumed state is damaged or of other samples
+        self.fingerprint: str | None = None  # identifies the samples of earlier checks
+        self.is_restored = True  # False if the preparation in a resumed state is damaged or does not fit the samples
         self.found_in: Path | None = None  # file that `prepare` has read
         self.kept_in: Path | None = None  # file that `prepare` has written
         self.about: dict[str, Any] = {"data": {}, "classes": None}  # samples and classes in words, for the record
         self.rows = torch.empty(0, dtype=torch.int64)  # places of the samples in the data set, (N,)
         self._signals: Signals | None = None  # only in the process that has prepared
-        # What a resumed run cannot find again, because the network has changed by then: the whole preparation if
-        # features of the network are its space, or the space if they might have been.
+        # A resumed run cannot repeat the choice of a space, because the network has changed. So a state holds the whole
+        # preparation if the space is the network's features, and otherwise the name of the space.
         self._packed: Tensor | None = None
         self._space: SpaceName | None = None
 
     def plan_checks(self, n_training: int, n_visited: int, n_operations: int, n_bytes: int = 0) -> Plan:
-        """Plan as `bu_torch.run.budget.plan` does; a training that has a plan, since it resumed say, keeps it."""
+        """Plan as `bu_torch.run.budget.plan` does; a training that has a plan already, from a resume, keeps it."""
         self.plan = self.plan or plan(self.settings, n_training, n_visited, n_operations, n_bytes)
         return self.plan
 
@@ -69,10 +75,10 @@ class Groundwork:
         tell: Callable[[str], None] | None = None,
         class_weight: ClassWeight | None = None,
     ) -> str:
-        """Make or find the preparation; returns the fingerprint of samples and settings, for `Tracker.go_on`.
+        """Fit the signals, or load them; return the fingerprint of samples and settings, for `Tracker.go_on`.
 
-        If checks were made before (`has_resumed`), the space of neighbours stays. Features of `module`, as it is before
-        training, may be that space. `class_weight` holds if the settings have none. `tell` takes a forecast of a long
+        If earlier checks were made (`has_resumed`), the space of neighbours stays. It may be the features of `module`
+        before training. `class_weight` applies if the settings have none. `tell` receives a forecast of a long
         preparation. Errors are those of `Signals.fit` and `Signals.load`.
         """
         if line := ignored(samples.n_ignored):
@@ -80,28 +86,47 @@ class Groundwork:
         samples, n_draws = self._within_memory(samples, warn)
         n_samples = len(samples.inputs)
         n_present = len(torch.unique(as_labels(samples.labels, n_samples)))
-        if n_present > _MOST_CLASSES * n_samples:
+        if n_present > _MOST_CLASSES_A_SAMPLE * n_samples:
             more = "" if n_samples == samples.n_training else " Use more of them (`max_samples`)."
             warn(
                 f"The {n_samples} samples in use have {n_present} different labels, so neighbours say little about a"
                 f" label.{more} If the labels are numbers to predict, the task is a regression, which has no decision"
                 " boundary: this is for classifiers."
             )
-        module = None if module is None else packed_model(module, samples.packing)
-        signals = _settings_for(self.settings, samples.packing).make_signals(n_draws, module, class_weight)
-        if has_resumed:  # as it was chosen when the run began
-            signals.boundary.known_space = self._space
+        make_signals = partial(
+            _settings_for(self.settings, samples.packing).make_signals,
+            n_draws,
+            class_weight=class_weight,
+            known_space=self._space if has_resumed else None,
+        )
+        signals = make_signals(None if module is None else packed_model(module, samples.packing))
         if not (has_resumed and self._takes_back(signals, samples)):
-            file = self._file(signals, samples.inputs, cache, warn, has_resumed=has_resumed)
+            if signals.boundary.may_use_module(samples.inputs):
+                has_learnt = has_resumed and self._space is None
+                if signals.boundary.feature_extractor is None and (cache is not None or has_learnt):
+                    # A file must follow from the samples alone, and a network that has learnt the labels would leak
+                    # them into the choice of a space.
+                    signals = make_signals(None)
+                elif signals.boundary.feature_extractor is not None and cache is not None:
+                    warn(f"Features of a network differ from run to run: they are not kept in the cache {cache}.")
+                    cache = None
             self.found_in, self.kept_in, refusal = fit_or_load(
-                signals, samples.inputs, samples.labels, file, samples.weights, has_progress_bar, tell
+                signals, samples.inputs, samples.labels, cache, samples.weights, has_progress_bar, tell
             )
             if refusal:
-                warn(f"{refusal} To turn the cache off: `cache=None` or `BU_TORCH_CACHE=off`.")
+                warn(f"{refusal} To turn the cache off: `cache=None`.")
             self._keep_for_resume(signals, samples.inputs)
         self._signals, self.rows = signals, samples.rows
         self.about = self._describe(signals, samples, n_draws)
         return signals.fingerprint
+
+    def compare(self, fingerprint: str) -> bool:
+        """Return True if the checks so far were made at these samples, or none were."""
+        return self.fingerprint in (None, fingerprint)
+
+    def take(self, fingerprint: str | None) -> None:
+        """Compare the samples of a resumed run with these; None for any."""
+        self.fingerprint = fingerprint
 
     def _takes_back(self, signals: Signals, samples: Samples) -> bool:
         """Load the preparation of a run that resumes, if the network of its start was the space."""
@@ -109,32 +134,9 @@ class Groundwork:
             return False
         try:
             signals.load(self._packed, samples.inputs, samples.labels, samples.weights)
-        except ValueError:  # of other samples, or damaged: what follows says so
+        except ValueError:  # damaged or for other samples: the caller warns
             self.is_restored = False
         return self.is_restored
-
-    def _file(
-        self,
-        signals: Signals,
-        inputs: Tensor,
-        cache: str | Path | None,
-        warn: Callable[[str], None],
-        *,
-        has_resumed: bool,
-    ) -> str | Path | None:
-        """File to read or to write; takes the network from `signals` if it may not be the space."""
-        boundary = signals.boundary
-        if not boundary.may_use_module(inputs):
-            return cache
-        is_of_user = cache not in (None, AUTO)
-        if boundary.feature_extractor is not None:
-            if is_of_user:
-                warn(f"Features of a network differ from run to run: they are not kept in the cache {cache}.")
-            return None if is_of_user else cache
-        # What a file holds follows from the samples alone; and a run that resumes has learnt the labels by now.
-        if is_of_user or (has_resumed and self._space is None):
-            boundary.module = None
-        return cache
 
     def _describe(self, signals: Signals, samples: Samples, n_draws: int) -> dict[str, Any]:
         present, shares = class_shares(signals.boundary.labels, samples.weights)
@@ -144,20 +146,28 @@ class Groundwork:
             "n_training": samples.n_training,
             "n_classes": int(samples.labels.max()) + 1,
             "n_present": len(present),
-            "smallest_class_share": round(float(shares.min()), 4),  # as training draws them
+            "smallest_class_share": round(float(shares.min()), 4),  # weighted as training draws samples
             "largest_class_share": round(float(shares.max()), 4),
             "sampling": "uniform" if samples.weights is None else "weighted",
             "shape": list(samples.inputs.shape[1:]),
             "space": signals.boundary.space_name_,
+            **self._space_skills(signals),
             "perturbation": signals.boundary.kind_of_perturbation(samples.inputs),
         }
-        return {"data": data, "classes": samples.classes}
+        skills = {"votes": round(signals.vote_skill, 4), "regression": round(signals.regression_skill, 4)}
+        return {"data": data, "classes": samples.classes, "skills": skills}
+
+    @staticmethod
+    def _space_skills(signals: Signals) -> dict[str, Any]:
+        """Skill of each space by left-out labels, if one of them is a metric that labels have taught."""
+        skills = signals.boundary.skills_
+        return {"space_skills": {name: round(skill, 4) for name, skill in skills.items()}} if "metric" in skills else {}
 
     def _keep_for_resume(self, signals: Signals, inputs: Tensor) -> None:
         self._packed = self._space = None
         if signals.boundary.may_use_module(inputs):
             match signals.preparation.space:
-                case "inputs" | "patches" | "tokens" as name:
+                case "inputs" | "patches" | "tokens" | "metric" as name:
                     self._space = name
                 case _:
                     self._packed = signals.preparation.packed()
@@ -194,35 +204,47 @@ class Groundwork:
 
     @property
     def n_classes(self) -> int:
-        """Least number of logits that a network must give."""
+        """Number of logits that a network must give at least."""
         return int(self.about["data"]["n_classes"])
 
     def cache_line(self) -> str:
-        """Tell which file was read or written; "" if none was."""
+        """Log line about the file that was read or written; "" if none was."""
         if self.found_in is not None:
             file = cleaned(str(self.found_in))
             return f"Boundary uncertainty loaded the preparation of an earlier run: {file}. To change it: `cache=None`."
         if self.kept_in is None:
             return ""
-        is_shared = self.kept_in.parent == folder()
-        off = "`cache=None` or `BU_TORCH_CACHE=off`" if is_shared else "`cache=None`"
         return (
             "Boundary uncertainty kept neighbours, distances, class probabilities and labels of"
             f" {self.about['data']['n_samples']} samples for later runs: {cleaned(str(self.kept_in))}. To change it:"
-            f" {off}."
+            " `cache=None`."
         )
 
     def lines(self) -> list[str]:
         """Lines for the log: which cache, which space, and how classes count."""
         lines = [self.cache_line()]
-        if skills := self.signals.boundary.skills_:
-            listed = ", ".join(f"{name} {skill:.2f}" for name, skill in skills.items())
-            space = _SPACES[self.signals.boundary.space_name_]
-            lines.append(f"Neighbours are found in {space}: left-out labels are predicted best there ({listed}).")
+        lines.append(self._space_line())
         return [line for line in (*lines, self._balance_line()) if line]
 
+    def _space_line(self) -> str:
+        """Tell which space was chosen, and why; "" if there was no choice."""
+        boundary, prepared = self.signals.boundary, self.signals.preparation
+        space, trial, skills = boundary.space_name_, boundary.trial_, boundary.skills_
+        if space == "metric" and boundary.feature_extractor is None:
+            skills = skills or {"metric": prepared.vote_skill}  # found in a file
+        if not skills and trial is not None and space in _SPACES:
+            before, after = trial.vote_skills
+            return (
+                f"Neighbours are found in {_SPACES[space]}: in a metric that is learnt from the labels, the nearest do"
+                f" not predict left-out labels clearly better (skill {after:.2f}, not {before:.2f})."
+            )
+        listed = ", ".join(f"{name} {skill:.2f}" for name, skill in skills.items())
+        change = " To change it: `feature_extractor='inputs'`." if space == "metric" else ""
+        why = f"Neighbours are found in {_SPACES.get(space)}: left-out labels are predicted best there ({listed})."
+        return why + change if skills else ""
+
     def _balance_line(self) -> str:
-        """Tell how classes count, if a sampler weights samples or a class is rare; else ""."""
+        """Log line on the weights of classes, if a sampler weights samples or a class is rare; else ""."""
         boundary = self.signals.boundary
         is_sampled = boundary.class_weight != "balanced" and self.about["data"]["sampling"] == "weighted"
         drawn = "Samples count as often as the sampler draws them." if is_sampled else ""
@@ -233,8 +255,7 @@ class Groundwork:
         label, share = rare
         return (
             f"{drawn}{drawn and ' '}Class {label} makes up {share:.1%} of what training draws, and counts that much in"
-            " expected accuracy. To change it: `class_weight='balanced'` counts all classes alike, which may cost"
-            " accuracy."
+            " expected accuracy. To change it: `class_weight='balanced'` counts all classes alike."
         )
 
     def release(self) -> None:
@@ -252,22 +273,22 @@ class Groundwork:
         return state if self._space is None else state | {"space": self._space}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on where a checked state was taken; with other settings, samples are planned anew."""
+        """Continue from a checked state; with other settings, samples are planned anew."""
         self._packed, self._space = state["prepared"], state["space"]
         if state["plan"] is not None and state["asked"] == self._requested():
             self.plan, self.fingerprint = state["plan"], state["samples"]
 
     def _requested(self) -> list[float | str | None]:
-        """Settings that decide what is looked at."""
+        """Settings that determine the samples and perturbations."""
         asked = self.settings
         return [asked.budget, asked.n_draws, asked.max_samples, asked.n_neighbors, asked.seed]
 
 
 def _settings_for(settings: MeasurementSettings, packing: Packing | None) -> MeasurementSettings:
-    """The settings as packed samples need them; a callable of the user gets the tensors as training has them.
+    """Settings adapted to packed samples: the user's callables get the tensors as training has them.
 
-    By default rows of indices (token ids and their masks) are exchanged as tokens, images moved as images are, and
-    tables as tables; numbers and indices at once are moved and exchanged (`MixedMove`).
+    By default, rows of indices (token ids and their masks) are exchanged as tokens, images are moved as images and
+    tables as tables. Numbers beside indices are moved, and the indices exchanged (`MixedMove`).
     """
     if packing is None:
         return settings
@@ -294,7 +315,7 @@ def _settings_for(settings: MeasurementSettings, packing: Packing | None) -> Mea
 
 
 class _Perturbation:
-    """A perturbation of the user, which takes and gives several tensors."""
+    """Perturbation of the user that takes and returns several tensors."""
 
     def __init__(self, perturbation: Callable[..., Any], packing: Packing) -> None:
         self._perturbation, self._packing = perturbation, packing

@@ -11,10 +11,10 @@ Check = dict[str, Any]
 
 
 class Outcome(NamedTuple):
-    """All that the next check needs to know of those before it."""
+    """State of the decision after a check."""
 
-    kept: Check | None = None  # before the first that counts
-    highest: Check | None = None  # first of the highest score, which may not be the kept one
+    kept: Check | None = None
+    highest: Check | None = None  # first check with the highest score; another may be kept
     verdict: Verdict = Verdict()
 
 
@@ -32,8 +32,8 @@ class History:
         self.entries: list[Check] = []
         self.n_not_compared = 0  # checks before the first that counts for the patience or as best
         self.is_kept_new = False  # the last check is the one to keep, and its weights are not saved yet
-        self._outcomes: list[Outcome] = []  # one for each of `compared`
-        self.begin_anew()
+        self._outcomes: list[Outcome] = []  # parallel to `compared`
+        self.reset()
 
     @property
     def compared(self) -> list[Check]:
@@ -83,10 +83,10 @@ class History:
         return is_counted and not any(one.get("expected_accuracy", math.nan) >= accuracy for one in others)
 
     def add(self, entry: Check, *, is_counted: bool = True) -> None:
-        """Add a check, complete it by what the rule says of it, and decide.
+        """Add a check, add the rule's values to it, and decide.
 
-        A check of the same epoch and step as the last one, as a resumed training may end an epoch a second time, takes
-        its place, and stays kept if that one was: its weights are saved.
+        A resumed training may end an epoch a second time. Such a check replaces the last one, and stays kept if that
+        one was kept, because its weights are saved.
         """
         was_kept = False
         if self.is_last(*place_of(entry)):
@@ -101,10 +101,10 @@ class History:
         self.is_kept_new = outcome.kept is entry and not was_kept
         self._outcomes.append(outcome._replace(kept=entry) if was_kept else outcome)
         if not is_counted:
-            self.begin_anew()
+            self.reset()
 
     def why_stopped(self, epoch: int, step: int | None = None) -> str:
-        """Name the reason to stop after the last check, which is of this epoch and step; "" if there is none."""
+        """Reason to stop after the last check, which was at this epoch and step, in words; "" if there is none."""
         selection, settings, verdict, compared = self.selection, self.settings, self.verdict, self.compared
         if selection is None or not isinstance(settings, Settings) or not verdict.should_stop:
             return ""
@@ -122,18 +122,20 @@ class History:
         return f"{start} did not improve{by} in the last {'check' if wait == 1 else f'{wait} checks'}{since}."
 
     def why_none_kept(self) -> str:
-        """Name the reason for which no epoch is kept."""
+        """Reason why no epoch is kept, in words."""
         if not self.compared:
             return "no check counted" if self.entries else "no check was made"
         selection = self.selection
         if selection is not None and all(selection.score(entry) is None for entry in self.compared):
             return f"all checks were of epochs before `start_from_epoch={selection.start_from_epoch}`"
+        if selection is not None and any(math.isfinite(selection.score(entry) or math.nan) for entry in self.compared):
+            return "no weights could be saved"
         return "no finite check counted"
 
     def fall_back(self, epoch: int | None, step: int | None = None) -> None:
-        """Keep the check of this epoch and step: the weights of those after it are lost, or of all, if None.
+        """Keep the check of this epoch and step, because later weights are lost; None if all are.
 
-        Patience goes on as it was, and all else too if that check is the kept one already.
+        Patience continues. Nothing changes if that check is kept already.
         """
         self.is_kept_new = False
         if self.kept is not None and place_of(self.kept) == (epoch, step):
@@ -142,29 +144,29 @@ class History:
         left = Outcome() if first is None else self._outcomes[first]._replace(kept=self.compared[first])
         self._outcomes[first:] = [one._replace(kept=left.kept, highest=left.highest) for one in self._outcomes[first:]]
 
-    def begin_anew(self) -> None:
-        """Compare the checks to come with none of those so far."""
+    def reset(self) -> None:
+        """Compare later checks with none of those so far."""
         self.n_not_compared = len(self.entries)
         self._outcomes, self.is_kept_new = [], False
         if self.selection is not None:
             self.selection.rule.reset()
 
     def rule_settings(self) -> dict[str, Any]:
-        """Settings of the rule, by the names that states and records have for them."""
+        """Settings of the rule, by their names in states and records."""
         settings = {} if self.selection is None else self.selection.rule.settings()
         return {f"rule.{name}": value for name, value in settings.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers, and what the rule remembers."""
+        """Checks as plain numbers, and the state of the rule."""
         state = {"history": self.entries, "n_not_compared": self.n_not_compared}
         return state if self.selection is None else state | {"rule": self.selection.rule.state_dict()}
 
     def load(self, entries: Sequence[Check], n_not_compared: int, rule: Mapping[str, Any] | None) -> None:
-        """Go on where `state_dict` was taken; without the state of `rule` (another one has scored), no check counts."""
+        """Continue from a `state_dict`; without a state of the rule, which then is another one, no check counts."""
         self.entries, self.n_not_compared = list(entries), n_not_compared
         self._outcomes, self.is_kept_new = [], False
         if rule is None:
-            self.begin_anew()
+            self.reset()
         elif self.selection is not None:
             self.selection.rule.load_state_dict(dict(rule))
         for entry in self.compared:
@@ -191,5 +193,5 @@ class History:
 
 
 def place_of(entry: Mapping[str, Any]) -> tuple[int, int | None]:
-    """Epoch and step of a check; None for a step that is not known."""
+    """Epoch and step of a check; the step is None if it is unknown."""
     return entry["epoch"], entry.get("step")

@@ -1,14 +1,14 @@
-"""Settings, each option once: the callbacks and the plain loop's stopper take these and check them alike."""
+"""Settings that the callbacks and the plain loop's stopper share, and their checks."""
 
 from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from bu_torch.estimators.space_choice import FeatureExtractor
+from bu_torch.estimators.space_choice import FeatureExtractor, SpaceName
 from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import check_flag, check_integer, check_number, check_seed
 from bu_torch.perturbation.draws import Perturbation
@@ -33,27 +33,26 @@ class MeasurementSettings:
         max_samples: Measure at no more than this many training samples, >= `n_neighbors`: a subset drawn with `seed`,
             stratified if labels are known without reading the samples. None chooses within the budget. (Of an
             `IterableDataset` the first `max_samples` are read, or 10,000.)
-        max_bytes: Measure at no more samples than take this many bytes, >= 1, as the dataset gives them, but at no
-            fewer than a cluster. The default is a GiB, 1783 images of 3 x 224 x 224 in float32. Perturbed copies are
-            made batch by batch and not kept. None for no bound.
+        max_bytes: Bound on the bytes of the samples that are held, >= 1, as the dataset returns them; at least one
+            cluster is held. The default is a GiB, 1783 images of 3 x 224 x 224 in float32. Perturbed copies are made
+            batch by batch and not kept. None for no bound.
         budget: Price of a check in forward passes, which several processes share. `"auto"` is at most 0.15 of the
             training samples that an epoch visits, but no fewer than a cluster; it bounds what `n_draws` and
             `max_samples` choose by themselves. To train on a sample costs two to three passes, so this is below a tenth
             of an epoch. Small data has a floor: 6000 passes of a small network, fewer if a pass takes more than 60,000
             floating-point operations, and 500 from 1,160,000 on. None for no bound. Counted, not timed: runs repeat.
         seed: Seed of all random choices, from 0 to 2**64 - 1. Global random numbers are left as they are.
-        cache: File of the preparation, kept for the next run on the same samples; no inputs are in it. `"auto"` keeps
-            it in the user's cache folder, or in that which the environment variable `BU_TORCH_CACHE` names (`off` for
-            none), unless a callable of yours or features of the network are part of it. That folder takes at most a
-            GiB; what was used longest ago, or not for 30 days, goes first. A path is a file (npz) of your own: read if
-            it exists, written otherwise, and refused if it was made from other samples or settings. None keeps nothing.
-            Not used in a `fast_dev_run`.
+        cache: File (npz) that keeps the preparation for later runs on the same samples; no inputs are in it. It is read
+            if it exists, written otherwise, and refused if it was made from other samples or settings. A folder, or a
+            name without an ending, holds one such file for each set of samples and settings, for searches over many
+            runs. None keeps nothing. Not used in a `fast_dev_run`.
         feature_extractor: The space of distances between samples, which are perturbed in input space all the same.
             `"inputs"`, standardised; `"patches"` for images, `bu_torch.PatchFeatures`; `"tokens"` for token ids,
-            `bu_torch.TokenFeatures`; `"module"`, the inputs of the network's last `nn.Linear`, with the weights that it
-            has before training; or a callable from inputs (n, ...) to features (n, k), such as a frozen module; one
-            that is trained with the network is used as it is before training. None takes vectors (N, d) of numbers as
-            they are, and otherwise chooses the space that predicts left-out labels best.
+            `bu_torch.TokenFeatures`; `"metric"`, these in the metric that labels teach; `"module"`, the inputs of the
+            network's last `nn.Linear`, with the weights that it has before training; or a callable from inputs (n, ...)
+            to features (n, k), such as a frozen module; one that is trained with the network is used as it is before
+            training. None takes vectors (N, d) of numbers as they are, and otherwise the space that predicts left-out
+            labels best, or the metric if it is clearly better.
         perturbation: Way to perturb samples: `"random"`, in a random direction by the distance to the nearest
             neighbour; `"neighbors"`, a part of the way to a sample near by; `"tokens"`, for token ids, by tokens of a
             text near by; or a callable for what else cannot be moved along a straight line, see `BoundaryUncertainty`.
@@ -81,7 +80,7 @@ class MeasurementSettings:
     max_bytes: int | None = MAX_BYTES
     budget: Literal["auto"] | None = AUTO
     seed: int = 0
-    cache: str | Path | None = "auto"
+    cache: str | Path | None = None
     feature_extractor: FeatureExtractor | None = None
     perturbation: Perturbation | None = None
     class_weight: ClassWeight | None = None
@@ -102,8 +101,8 @@ class MeasurementSettings:
         self.seed = check_seed(self.seed)
         if self.cache is not None:
             if not isinstance(self.cache, str | PathLike):
-                raise TypeError(f"`cache` must be a path, 'auto' or None, got {self.cache!r}.")
-            self.cache = self.cache if self.cache == AUTO else Path(self.cache)
+                raise TypeError(f"`cache` must be a path or None, got {self.cache!r}.")
+            self.cache = Path(self.cache)
         if self.averaging is not None:
             self.averaging = check_number("averaging", self.averaging, 0, below=1)
         if self.averaging_device is not None:
@@ -113,22 +112,28 @@ class MeasurementSettings:
             raise TypeError(f"`output_key` must be a name, a place or None, got {self.output_key!r}.")
         self.class_weight = self.make_signals(n_draws=1).boundary.class_weight
 
-    def _refuse_too_few(self, n_samples: int, what: str) -> None:
+    def measures_as(self, other: "MeasurementSettings") -> bool:
+        """Return True if checks with these settings and with others give the same numbers."""
+        names = {field.name for field in fields(MeasurementSettings)} - {"cache", "averaging_device"}
+        pairs = [(getattr(self, name), getattr(other, name)) for name in sorted(names)]
+        return all(one is two or (type(one) is type(two) and _is_plain(one) and one == two) for one, two in pairs)
+
+    def refuse_too_few(self, n_samples: int, what: str) -> None:
         if n_samples < self.n_neighbors:
             raise ValueError(
                 f"{what} has {n_samples} samples, fewer than a cluster of `n_neighbors={self.n_neighbors}`: pass more"
                 " samples, or a smaller `n_neighbors`."
             )
 
-    @classmethod
-    def of(cls, other: "MeasurementSettings") -> Self:
-        """These settings alone, of an object that has others besides."""
-        return cls(**{field.name: getattr(other, field.name) for field in fields(cls)})
-
     def make_signals(
-        self, n_draws: int, module: nn.Module | None = None, class_weight: ClassWeight | None = None
+        self,
+        n_draws: int,
+        module: nn.Module | None = None,
+        *,
+        class_weight: ClassWeight | None = None,
+        known_space: SpaceName | None = None,
     ) -> Signals:
-        """`Signals` to be fitted, `module` as in `BoundaryUncertainty`; `class_weight` if the settings have none."""
+        """`Signals` to be fitted, other arguments as there; `class_weight` if the settings have none."""
         return Signals(
             self.n_neighbors,
             n_draws,
@@ -137,6 +142,7 @@ class MeasurementSettings:
             perturbation=self.perturbation,
             class_weight=class_weight if self.class_weight is None else self.class_weight,
             module=module,
+            known_space=known_space,
         )
 
 
@@ -150,8 +156,8 @@ class Settings(MeasurementSettings):
         min_delta: An improvement exceeds the best by more than this, >= 0. What is kept does not depend on it.
         stopping_threshold: Stop as soon as the score exceeds this; None for never.
         check_finite: Stop when the score is NaN or infinite. Such a check never is the best.
-        start_from_epoch: Checks in earlier epochs are measured and logged but count neither for the patience nor as
-            best, >= 0.
+        start_from_epoch: First epoch that counts, >= 0. Earlier checks are measured and logged, but count neither for
+            the patience nor as best.
         rule: `"expected_accuracy"`, the mean probability of the predicted class: of the epochs within half a standard
             error of the largest, that with the largest trust score is kept (`bu_torch.ExpectedAccuracy`). These
             probabilities, `Signals.probabilities`, come once from the training labels: votes of the nearest samples,
@@ -182,11 +188,15 @@ class Settings(MeasurementSettings):
         as_rule(self.rule)
 
 
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, bool | int | float | str | dict | list | tuple)
+
+
 def _check_device(name: str, device: Any) -> str:
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError):
-        found = torch.device("meta")  # which holds no values
+        found = torch.device("meta")  # the meta device, which holds no values, is refused below
     if found.type == "meta":
         raise ValueError(f"`{name}` must be a device such as 'cpu' or 'cuda:0', got {device!r}.")
     return str(found)

@@ -10,18 +10,18 @@ from torch import Tensor
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.run.budget import Plan
 
-# Entries of a state and their types, beside predictions and the plan.
+# Types of the entries of a state, except predictions and the plan.
 _EMPTY_BY_DEFAULT = {"history": list, "n_not_compared": int, "rule": dict, "recalls": dict}
 _NONE_BY_DEFAULT = {"asked": list, "samples": str, "settings": dict, "space": str, "prepared": Tensor, "average": dict}
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
-_MOST_NAME = 100  # characters of a column
-_MOST_DRAWS = 1000  # of a plan
+_MOST_NAME = 100  # characters
+_MOST_DRAWS = 1000
 
 
 def read_state(state: Any, most_draws: int) -> dict[str, Any]:
-    """Check what `Tracker.state_dict` gave; a ValueError says what is wrong.
+    """Check what `Tracker.state_dict` returned; a ValueError says what is wrong.
 
-    All entries are there: `history` as a list of checks, predictions as int64, and `plan` as a `Plan`, or None.
+    The result has all entries: `history` as a list of checks, predictions as int64, and `plan` as a `Plan` or None.
     """
     _check(isinstance(state, Mapping), "a dict", state)
     read = {name: _read(state, name, kind, kind()) for name, kind in _EMPTY_BY_DEFAULT.items()}
@@ -31,8 +31,8 @@ def read_state(state: Any, most_draws: int) -> dict[str, Any]:
     _check(all(a < b for a, b in itertools.pairwise(places)), "checks in order of their epochs and steps", places)
     n_not_compared, prepared = read["n_not_compared"], read["prepared"]
     _check(0 <= n_not_compared <= len(history), "`n_not_compared` within the history", n_not_compared)
-    _check(read["space"] in (None, *get_args(SpaceName)), "`space` as 'inputs', 'patches' or 'tokens'", read["space"])
-    # The bytes of a `Preparation`: what is in them is checked beside the samples.
+    _check(read["space"] in (None, *get_args(SpaceName)), "`space` as the name of one", read["space"])
+    # The contents of these bytes, a `Preparation`, are checked when the samples are known.
     are_bytes = prepared is None or _is_plain(prepared, torch.uint8, 1)
     _check(are_bytes, "`prepared` as bytes in a plain tensor", getattr(prepared, "shape", None))
     for name in ("predictions", "best_predictions"):
@@ -61,7 +61,7 @@ def _read(state: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
 
 
 def packed_checks(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Checks as tables of numbers, one for each run of checks of the same entries: many numbers are slow to save."""
+    """Checks as tables of numbers, one for each run of checks with the same entries; many numbers are slow to save."""
     return [
         {"names": list(names), "values": torch.tensor([[*check.values()] for check in checks], dtype=torch.float64)}
         for names, checks in itertools.groupby(history, key=tuple)
@@ -130,7 +130,7 @@ def _is_plain(value: Any, dtype: torch.dtype, ndim: int) -> bool:
 
 
 def _read_plan(plan: Any, most_draws: int) -> Plan | None:
-    """The plan of a state; None, so that another is made, for more draws than the settings of today allow."""
+    """Plan of a state; None, so that a new one is made, if it has more draws than the settings allow now."""
     if plan is None:
         return None
     is_pair = isinstance(plan, tuple | list) and len(plan) == 2 and all(map(_is_count, plan))

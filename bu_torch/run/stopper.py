@@ -1,31 +1,32 @@
-"""Stopper of a plain training loop, by the decision of the callbacks."""
+"""Stopper of a plain training loop, which decides as the callbacks do."""
 
-import logging
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
 from torch import Tensor, nn
 
+from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import as_floats, check_integer
-from bu_torch.internal.network import device_of, packed_model, read_logits
-from bu_torch.internal.printing import say
+from bu_torch.internal.logits import device_of, logits_at, packed_model
+from bu_torch.internal.printing import tell
+from bu_torch.internal.replica import looking_at
+from bu_torch.perturbation.draws import Perturbation
 from bu_torch.perturbation.moves import keeps_integers
-from bu_torch.run.averaging import BestWeights
+from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.budget import bound_in_bytes, count_operations, plan
-from bu_torch.run.settings import Settings
+from bu_torch.run.closing import describe_kept, remarks
+from bu_torch.run.kept_weights import BestWeights, load
+from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import KeptResults, Tracker
+from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.samples import fewer_of, whole_samples
 
-_log = logging.getLogger(__name__)
 
-
-@dataclass(eq=False, repr=False)
-class BoundaryUncertaintyStopper(KeptResults, Settings):
+class BoundaryUncertaintyStopper(KeptResults):
     """Stop a plain PyTorch loop when the decision boundary gets no better, and keep the best epoch's weights.
 
     It measures and decides for a loop of your own as `BoundaryUncertaintyStopping` does for a trainer, and leaves the
@@ -46,7 +47,7 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         best_step: Step of the kept check, as `check` is told; None if it is not known.
         best_score: The rule's score there.
         stopped_epoch: Epoch of the check that said to stop; None before.
-        stopping_reason: Reason to stop, in words; "" before.
+        stopping_reason: Reason to stop, in words; "Training ended." if the loop ended by itself; "" before.
         history: One dict a check, as in `BoundaryUncertaintyStopping`.
         setup_seconds: Time spent before the first check, in seconds.
         check_seconds: Time spent in checks so far, in seconds.
@@ -75,23 +76,47 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         5
     """
 
-    inputs: Any
-    labels: Any
-    sample_weight: Any = field(default=None, kw_only=True)
-    folder: str | Path | None = field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._samples = whole_samples(
-            self.inputs, self.labels, self.sample_weight, keep_integers=keeps_integers(self.perturbation)
-        )
-        self._refuse_too_few(len(self._samples.inputs), "`inputs`")
-        if self.folder is not None and not isinstance(self.folder, str | Path):
-            raise TypeError(f"`folder` must be a path or None, got {type(self.folder).__name__}.")
-        self._tracker = Tracker(Settings.of(self))
+    def __init__(
+        self,
+        inputs: Any,
+        labels: Any,
+        *,
+        sample_weight: Any = None,
+        folder: str | Path | None = None,
+        patience: int = 20,
+        min_delta: float = 0.0,
+        stopping_threshold: float | None = None,
+        check_finite: bool = True,
+        start_from_epoch: int = 0,
+        rule: RuleName | Rule = DEFAULT_RULE,
+        n_neighbors: int = 40,
+        n_draws: int | None = None,
+        max_samples: int | None = None,
+        max_bytes: int | None = MAX_BYTES,
+        budget: Literal["auto"] | None = AUTO,
+        seed: int = 0,
+        cache: str | Path | None = None,
+        feature_extractor: FeatureExtractor | None = None,
+        perturbation: Perturbation | None = None,
+        class_weight: ClassWeight | None = None,
+        averaging: float | None = AVERAGING,
+        averaging_device: str | None = None,
+        output_key: str | int | None = None,
+    ) -> None:
+        given = locals()
+        self.settings = Settings(**{field.name: given[field.name] for field in fields(Settings)})
+        self.inputs, self.labels, self.sample_weight = inputs, labels, sample_weight
+        self._keeps_integers = keeps_integers(perturbation)
+        self._samples = whole_samples(inputs, labels, sample_weight, keep_integers=self._keeps_integers)
+        self.settings.refuse_too_few(len(self._samples.inputs), "`inputs`")
+        if folder is not None and not isinstance(folder, str | Path):
+            raise TypeError(f"`folder` must be a path or None, got {type(folder).__name__}.")
+        self.folder = folder
+        self._tracker = Tracker(self.settings)
         self._best = BestWeights()
         self.stopped_epoch: int | None = None
         self.stopping_reason = ""
+        self._is_by_steps = self._is_concluded = False
 
     def check(self, model: Callable[[Tensor], Any], epoch: int | None = None, step: int | None = None) -> bool:
         """Measure the model, keep its weights if they are the best so far, and say whether to stop.
@@ -118,38 +143,69 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         """
         tracker = self._tracker
         epoch, step = self._place(epoch, step)
+        self._is_by_steps, self._is_concluded = step is not None, False
         if not tracker.groundwork.is_prepared:
-            self._prepare(model)
+            self._start(model)
         started = time.perf_counter()
-        tracker.update_average(model, epoch, step)
-        with tracker.averaged(model):
-            inputs, network = tracker.groundwork.signals.perturbed, packed_model(model, self._samples.packing)
-            logits = read_logits(network, inputs, check_finite=False, output_key=self.output_key)
+        with tracker.look(model, epoch, step) as network:
+            inputs, taker = tracker.groundwork.signals.perturbed, packed_model(network, self._samples.packing)
+            logits = logits_at(taker, inputs, output_key=self.settings.output_key)
             tracker.add(epoch, tracker.measure(logits.to(inputs.device)), step)
-            if tracker.checks.is_kept_new:
-                self._best.keep(model, epoch, step)
+        if tracker.checks.is_kept_new:
+            self._best.keep(tracker.state_to_keep(model), epoch, step)
         tracker.end_check(started, tracker.predictions.details() if tracker.account.path else None)
         self.stopping_reason = tracker.checks.why_stopped(epoch, step)
         self.stopped_epoch = epoch if tracker.verdict.should_stop else None
         return tracker.verdict.should_stop
 
     def restore(self, model: nn.Module) -> None:
-        """Load the kept epoch's weights into the model.
+        """Load the kept epoch's weights into the model, or into the network that it wraps or is wrapped in.
 
         Raises:
-            RuntimeError: If no epoch has been kept, or the kept model was no module.
+            RuntimeError: If no epoch has been kept, the kept model was no module, or the weights do not fit `model`.
         """
         if not self._best.weights:
             raise RuntimeError("There are no weights to restore: no check of a `torch.nn.Module` has counted yet.")
-        model.load_state_dict(self._best.fitted(model))
-        if self._kept is not None and (line := self._tracker.unrecognised(self._kept)):
-            _log.info(line)
-        self._tracker.end(
-            self.stopping_reason or "Training ended.",
+        try:
+            load(model, self._best.weights, may_lack=False)
+        except ValueError as error:
+            raise RuntimeError(
+                f"The kept weights, of epoch {self.best_epoch}, do not fit `model`: {error}. Pass the network that was"
+                " checked, as it was then."
+            ) from error
+        self._conclude("")
+
+    def close(self) -> None:
+        """Say what was kept and why training ended, unless that was said; `restore` and leaving a `with` do so too."""
+        self._conclude("not ")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _conclude(self, how: str) -> None:
+        """Write and say the end once; `how` the kept weights are in the model: "" or "not "."""
+        if self._is_concluded:
+            return
+        self._is_concluded = True
+        tracker, kept = self._tracker, self._kept
+        self.stopping_reason = self.stopping_reason or "Training ended."
+        tracker.end(
+            self.stopping_reason,
             kept_epoch=self.best_epoch,
             kept_step=self.best_step,
             stopped_epoch=self.stopped_epoch,
         )
+        if kept is None:
+            tell(f"Boundary uncertainty kept no epoch: {tracker.checks.why_none_kept()}. {self.stopping_reason}")
+            return
+        is_open, is_by_steps = self.stopped_epoch is None, self._is_by_steps
+        line = describe_kept(tracker, kept, "", how, self.stopping_reason, is_by_steps=is_by_steps, is_open=is_open)
+        tell(f"{line} {tracker.account.cost()}")
+        for line in remarks(tracker, kept):
+            tell(line)
 
     def _place(self, epoch: int | None, step: int | None) -> tuple[int, int | None]:
         last = self.history[-1] if self.history else {"epoch": -1}
@@ -168,11 +224,11 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         return epoch, step
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed loop needs, kept weights too, as plain data; of shards, all processes must call this."""
+        """State for a resumed loop, with the kept weights, as plain data; with shards, all processes must call this."""
         return {"checks": self._tracker.state_dict(), "keeper": self._best.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken; with other settings or samples patience and the best epoch start anew."""
+        """Continue from a `state_dict`; with other settings or samples, patience and the best epoch start anew."""
         self._tracker.load_state_dict(state_dict["checks"])
         if self._tracker.checks.is_comparable:
             self._best.load_state_dict(state_dict["keeper"])
@@ -182,28 +238,31 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
     def tracker(self) -> Tracker:
         return self._tracker
 
-    def _prepare(self, model: object) -> None:
+    def _start(self, model: object) -> None:
         tracker, groundwork, started = self._tracker, self._tracker.groundwork, time.perf_counter()
         one, n_training, n_operations = self._samples.inputs[:1], len(self._samples.inputs), 0
         n_bytes = one.nbytes
-        one = one if keeps_integers(self.perturbation) or self._samples.packing is not None else as_floats(one)
+        one = one if self._keeps_integers or self._samples.packing is not None else as_floats(one)
         if groundwork.plan is None and isinstance(model, nn.Module):
-            network = packed_model(model, self._samples.packing)
-            forward = partial(read_logits, network, one, check_finite=False, output_key=self.output_key)
-            n_operations = count_operations(model, forward)
+            with looking_at(model) as network:
+                taker = packed_model(network, self._samples.packing)
+                n_operations = count_operations(
+                    network, partial(logits_at, taker, one, output_key=self.settings.output_key)
+                )
         wanted = plan(tracker.settings, n_training, n_training, n_operations)
         made = groundwork.plan_checks(n_training, n_training, n_operations, n_bytes)
-        if line := bound_in_bytes(wanted, made, self.max_bytes):
-            _log.info(line)
-        samples = fewer_of(self._samples, made.n_samples, self.seed)
-        # Its features are a space where that is asked for: the first check mostly comes after some training.
-        module = model if isinstance(model, nn.Module) and self.feature_extractor is not None else None
-        fingerprint = tracker.prepare(samples, module=module, cache=self.cache, has_progress_bar=True, tell=_log.info)
-        line = groundwork.cache_line()
-        if groundwork.kept_in is not None and not _log.isEnabledFor(logging.INFO):
-            say(line, sys.stderr)  # a file that was written is told of in any case
-        elif line:
-            _log.info(line)
+        if line := bound_in_bytes(wanted, made, self.settings.max_bytes):
+            tell(line)
+        samples = fewer_of(self._samples, made.n_samples, self.settings.seed)
+        # The first check mostly comes after some training, so the network's features are a space only on request.
+        module = model if isinstance(model, nn.Module) and self.settings.feature_extractor is not None else None
+        fingerprint = tracker.prepare(
+            samples, module=module, cache=self.settings.cache, has_progress_bar=True, tell=tell
+        )
+        draws = "1 draw" if made.n_draws == 1 else f"{made.n_draws} draws"
+        tell(f"Boundary uncertainty measures at {len(samples.inputs)} of {n_training} samples, {draws} each.")
+        for line in groundwork.lines():
+            tell(line)
         groundwork.signals.to(device_of(model, groundwork.signals.perturbed))
         if not tracker.go_on(fingerprint, groundwork.is_restored):
             self._best = BestWeights()
@@ -211,5 +270,4 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
                 "The samples differ from those of the loaded state: scores cannot be compared with earlier checks, so"
                 " patience and the best epoch start anew."
             )
-        settings = {one.name: getattr(self, one.name) for one in fields(Settings)}
-        tracker.begin(started, None if self.folder is None else Path(self.folder), settings)
+        tracker.begin(started, None if self.folder is None else Path(self.folder), vars(self.settings))

@@ -1,8 +1,8 @@
-"""The heart: follows one training from check to check, and knows no trainer."""
+"""Tracker of one training from check to check; it knows no trainer."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -12,13 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.functional.boundary import dtype_of_labels
-from bu_torch.internal.network import warn_of_probabilities
+from bu_torch.internal.logits import warn_of_probabilities
+from bu_torch.internal.replica import looking_at
 from bu_torch.rule.rules import STANDARD_ERROR, Verdict
+from bu_torch.run.account import FORMAT, HISTOGRAMS, Account, plain, versions
 from bu_torch.run.averaging import WeightAverage
 from bu_torch.run.budget import MAX_DRAWS
+from bu_torch.run.closing import remarks
 from bu_torch.run.groundwork import Groundwork
 from bu_torch.run.history import History
-from bu_torch.run.record import FORMAT, HISTOGRAMS, Account, Record, plain, row, versions
+from bu_torch.run.kept_weights import state_to_keep
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.state import packed_checks, read_state
 from bu_torch.samples.samples import Samples
@@ -26,21 +29,21 @@ from bu_torch.signals.details import Details
 from bu_torch.signals.measuring import Measurement, Signals
 from bu_torch.signals.recognition import Recognition
 
-# Settings that scores depend on: with another value of one of them, scores cannot be compared.
+# Scores can be compared only if these settings are the same.
 _COMPARED = ("start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed", "class_weight")
 _SETTLED = 3  # checks
 _BELOW_CHANCE = 0.8
 
 
 class Predictions:
-    """Tensors that one check leaves for the next, beside the numbers of the history."""
+    """Predictions and recalls that one check leaves for the next."""
 
     def __init__(self) -> None:
         self.recognition = Recognition()
-        self.n_columns = 0  # of the last logits that were measured here
-        self.has_warned = False  # of predictions worse than chance
+        self.n_columns = 0  # width of the last logits that this process measured
+        self.has_warned = False  # a warning about predictions worse than chance is given once
         self.measurement: Measurement | None = None  # the last check, with its logits until they are dropped
-        # At the last check and at the most accurate one, which the next check is compared with, (n_draws * N,).
+        # The next check is compared with the last and with the most accurate one, (n_draws * N,) each.
         self.last = self.best = torch.empty(0, dtype=torch.int64)
 
     def measure(self, signals: Signals, logits: Tensor, *, has_rule: bool) -> dict[str, float]:
@@ -57,16 +60,24 @@ class Predictions:
             self.recognition.take(measured[len(values) :])
         return dict(zip(values, measured[: len(values)], strict=True))
 
+    def keep_best(self) -> None:
+        """Compare later checks with the last one, which is the most accurate so far."""
+        self.best = self.last
+
+    def drop_logits(self) -> None:
+        """Free the logits of the last check."""
+        self.measurement = None
+
     def details(self) -> Details | None:
         """Details behind the numbers of the last check; None if it was not measured here."""
         return None if self.measurement is None else self.measurement.details()
 
     def worse_than_chance(self, history: Sequence[Mapping[str, float]], data: Mapping[str, int]) -> str:
-        """Warn once that the network predicts what the labels contradict, which no training aims at; "" if not."""
+        """Warning, given once, that the network does worse than chance; "" if it does not."""
         if not data or self.has_warned:
             return ""
         last, n_present = [check["expected_accuracy"] for check in history[-_SETTLED:]], data["n_present"]
-        is_rising = last[-1] > last[0]  # as that of a network that still learns
+        is_rising = last[-1] > last[0]  # the network still learns
         is_too_wide = len(history) == 1 and self.n_columns > data["n_classes"]
         is_settled = len(history) >= _SETTLED and not is_rising
         if not (is_too_wide or is_settled) or not all(one < _BELOW_CHANCE / n_present for one in last):
@@ -109,20 +120,19 @@ def narrowed(predictions: Tensor) -> Tensor:
 class Tracker:
     """Measures each check of one training, keeps the history and the record, and says what to keep and when to stop.
 
-    Whoever trains drives it in this order, with `read_logits` of `bu_torch.internal.network`; a record and a resume
-    need `begin`, `end_check`, `end` and `go_on` besides.
+    A training calls it in this order, with `logits_at` of `bu_torch.internal.logits`. A record and a resume also need
+    `begin`, `end_check`, `end` and `go_on`.
 
         tracker = Tracker(Settings(patience=10))
         plan = tracker.groundwork.plan_checks(n_training=len(inputs), n_visited=len(inputs), n_operations=100_000)
         tracker.prepare(bu_torch.samples.samples.choose_among(inputs, labels, lambda n: plan.n_samples, seed=0))
         for epoch in range(500):
             train_one_epoch(model)
-            tracker.update_average(model, epoch)
-            with tracker.averaged(model):
-                logits = read_logits(model, tracker.groundwork.signals.perturbed_inputs, check_finite=False)
+            with tracker.look(model, epoch) as network:
+                logits = logits_at(network, tracker.groundwork.signals.perturbed_inputs)
                 tracker.add(epoch, tracker.measure(logits))
-                if tracker.checks.is_kept_new:
-                    save(model)
+            if tracker.checks.is_kept_new:
+                save(tracker.state_to_keep(model))
             if tracker.verdict.should_stop:
                 break
 
@@ -133,13 +143,13 @@ class Tracker:
     def __init__(self, settings: MeasurementSettings, warn: Callable[[str], None] | None = None) -> None:
         self.settings = settings
         self.warn: Callable[[str], None] = warn or partial(warnings.warn, stacklevel=2)
-        self.checks = History(settings)  # which of them is kept, and when to stop
-        self.groundwork = Groundwork(settings)  # samples, and all that is computed of them before training
+        self.checks = History(settings)  # decides which check is kept, and when to stop
+        self.groundwork = Groundwork(settings)  # samples, and what is computed from them before training
         self.predictions = Predictions()
         self.average: WeightAverage | None = None
         if settings.averaging is not None:
             self.average = WeightAverage(settings.averaging, settings.averaging_device)
-        self.account = Account()  # seconds that were spent, and the record
+        self.account = Account()  # time and record
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -161,25 +171,35 @@ class Tracker:
         return self.groundwork.prepare(samples, self.warn, has_resumed=bool(self.history), **options)
 
     def go_on(self, fingerprint: str, is_restored: bool = True) -> bool:
-        """Compare the samples with those of the checks so far; False if they differ, so that those count no more."""
-        known = self.groundwork.fingerprint
-        are_the_same = not self.history or known is None or (is_restored and known == fingerprint)
+        """Compare the samples with those of earlier checks; if they differ, start anew and return False."""
+        are_the_same = self.groundwork.compare(fingerprint if is_restored else "") or not self.history
         if not are_the_same:
-            self.checks.begin_anew()
+            self.checks.reset()
             self.predictions.forget()
-        self.groundwork.fingerprint = fingerprint
+        self.groundwork.take(fingerprint)
         return are_the_same
 
+    def give_up_average(self) -> None:
+        """Measure the weights as they are."""
+        self.average = None
+
     def update_average(self, model: object, epoch: int, step: int | None = None) -> None:
-        """Let the weights of a check enter the average, if any, before it is measured; a repeated check enters once."""
+        """Add the weights of a check to the average, if there is one; a repeated check is added once."""
         if self.average is not None and isinstance(model, nn.Module):
             self.average.update(model, is_again=self.checks.is_last(epoch, step))
 
-    def averaged(self, model: object) -> AbstractContextManager[None]:
-        """Have what is measured and kept in the network: the average, if there is one."""
-        if self.average is None or not isinstance(model, nn.Module):
-            return nullcontext()
-        return self.average.inside(model)
+    def averages(self, model: object) -> dict[str, Tensor]:
+        """Averaged weights by name, which a check reads and keeps in place of the model's; empty without an average."""
+        return self.average.values(model) if self.average is not None and isinstance(model, nn.Module) else {}
+
+    def look(self, model: Any, epoch: int, step: int | None = None) -> AbstractContextManager[Any]:
+        """Context of the network that a check reads: a copy of the model, with averaged weights if there are any."""
+        self.update_average(model, epoch, step)
+        return looking_at(model, self.averages(model))
+
+    def state_to_keep(self, model: object) -> dict[str, Any]:
+        """The `state_dict` of the weights that the last check has read; empty for a model that is no module."""
+        return state_to_keep(model, self.averages(model))
 
     def measure(self, logits: Tensor) -> dict[str, float]:
         """Signals and `standard_error` of the network's logits at the perturbed inputs; waits for the device once."""
@@ -191,24 +211,24 @@ class Tracker:
     def add(
         self, epoch: int, values: Mapping[str, float], step: int | None = None, *, is_counted: bool = True
     ) -> dict[str, Any]:
-        """Add a check, decide, and return the new entry, which takes the place of one of the same epoch and step.
+        """Add a check, decide, and return the new entry, which replaces one of the same epoch and step.
 
-        `is_counted=False`: it counts neither for the patience nor as best, nor does any before it.
+        With `is_counted=False`, neither it nor any check before it counts for the patience or as best.
         """
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
         if self.checks.is_most_accurate(entry):
-            self.predictions.best = self.predictions.last
+            self.predictions.keep_best()
         self.checks.add(entry, is_counted=is_counted)
         if self.checks.last_score is not None:
             self.predictions.recognition.add(epoch, step, is_kept=self.kept is entry)
         if not is_counted:
             self.predictions.forget()
         if line := self.predictions.worse_than_chance(self.history, self.groundwork.about["data"]):
-            self.warn(line)  # last, because a warning may be made an error
+            self.warn(line)  # comes last, because filters may turn a warning into an error
         return entry
 
     def unrecognised(self, check: Mapping[str, Any]) -> str:
-        """Name a class that loses much by what is kept; "" if none does, or if classes are weighted."""
+        """Log line on a class that loses much by the kept check; "" if none does, or if classes are weighted."""
         if not self.groundwork.is_prepared or self.groundwork.signals.boundary.class_weight is not None:
             return ""
         classes, counts = torch.unique(self.groundwork.signals.boundary.labels, return_counts=True)
@@ -217,7 +237,7 @@ class Tracker:
     def begin(self, started: float, folder: Path | None, settings: Mapping[str, Any]) -> None:
         """Count the time of training from now on, and open a record with `settings` in `folder`, if there is one."""
         account, selection = self.account, self.checks.selection
-        account.begin(started, has_resumed=bool(self.history))
+        account.start_clock(started, has_resumed=bool(self.history))
         if folder is None:
             return
         named = {**settings, **self.checks.rule_settings(), "rule": None if selection is None else selection.rule.name}
@@ -232,7 +252,7 @@ class Tracker:
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         columns = [*Signals.NAMES, STANDARD_ERROR, *([] if selection is None else selection.added)]
-        account.record = Record(folder, header, map(row, self.history), columns)
+        account.open_record(folder, header, self.history, columns)
 
     def end_check(self, started: float, details: Details | None, train_loss: float | None = None) -> None:
         """Count the time of the last check, and write it to the record."""
@@ -253,25 +273,25 @@ class Tracker:
                     "doubtful": [[int(rows[one.row]), *one[1:]] for one in details.doubtful],
                 }
             )
-        self.predictions.measurement = None
+        self.predictions.drop_logits()
         self.account.end_check(started, self.history[-1], train_loss)
 
     def end(self, reason: str, **kept: Any) -> None:
         """Write the last line of the record: why training ended, and what was kept."""
         seconds = {name: getattr(self.account, name) for name in ("saving_seconds", "training_seconds")}
-        self._note({"kind": "end", "reason": reason, **kept, **seconds})
+        self._note({"kind": "end", "reason": reason, **kept, **seconds, "remarks": remarks(self, self.kept)})
 
     def _note(self, line: dict[str, Any]) -> None:
-        if self.account.record is not None:
-            n_not_compared = self.checks.n_not_compared  # which the header did not know yet
-            self.account.record.tell(line | ({"n_not_compared": n_not_compared} if n_not_compared else {}))
+        # The header may have been written before checks stopped to count.
+        n_not_compared = self.checks.n_not_compared
+        self.account.tell(line | ({"n_not_compared": n_not_compared} if n_not_compared else {}))
 
     def release(self) -> None:
-        """Free what `prepare` computed, and the average: training has ended."""
+        """Free what `prepare` computed, and the average, because training has ended."""
         self.groundwork.release()
         if self.average is not None:
             self.average.forget()
-        self.predictions.measurement = None
+        self.predictions.drop_logits()
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed training needs, as plain numbers, strings and tensors on the CPU."""
@@ -283,7 +303,7 @@ class Tracker:
         return state | {"settings": settings} if settings else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken; with other settings, patience and the best epoch start anew."""
+        """Continue from a `state_dict`; with other settings, patience and the best epoch start anew."""
         state = read_state(state_dict, max(MAX_DRAWS, self.settings.n_draws or 0))
         now = self._compared_settings()
         before = now if state["settings"] is None else state["settings"]
@@ -295,7 +315,7 @@ class Tracker:
         self.checks.load(state["history"], state["n_not_compared"], None if changed else state["rule"])
         if changed:
             self.predictions.forget()
-            self.groundwork.fingerprint = None  # to which weights of classes belong; nothing is left to compare
+            self.groundwork.take(None)  # weights of classes may differ in it, and no check is left to compare
             was = ", ".join(f"{name}={before.get(name)!r:.100}" for name in changed)
             is_now = ", ".join(f"{name}={value!r:.100}" for name, value in changed.items())
             self.warn(
@@ -309,13 +329,13 @@ class Tracker:
             return {}
         named = {name: getattr(self.settings, name) for name in _COMPARED}
         if isinstance(weights := named["class_weight"], dict | list):
-            named["class_weight"] = repr(weights)  # of all classes
+            named["class_weight"] = repr(weights)  # a state holds plain data
         past = None if self.average is None else self.average.past
         return {"rule": self.checks.selection.rule.name, "averaging": past, **named, **self.checks.rule_settings()}
 
 
 class MeasurementResults:
-    """Results that a tracker holds, by the names that users of a callback or of a plain loop read."""
+    """Results of a tracker as attributes of a callback or of a plain loop's stopper."""
 
     @property
     def tracker(self) -> Tracker:
@@ -339,7 +359,7 @@ class MeasurementResults:
 
 
 class KeptResults(MeasurementResults):
-    """Results of the kept check besides."""
+    """Results of measuring, and of the kept check."""
 
     @property
     def _kept(self) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from bu_torch.internal.inputs import as_tensor
 # By class, as in scikit-learn; "balanced": all classes together weigh the same; or a list, as the `weight` of a loss.
 ClassWeight = Literal["balanced"] | dict[int, float] | list[float]
 
-_RARE = 0.5  # of an equal share: below it, the kept check recognised such a class clearly less often
+_RARE = 0.5  # share of an equal share; below it, the kept check recognised such a class clearly less often
 
 
 def check_class_weight(class_weight: Any) -> ClassWeight | None:

@@ -35,6 +35,7 @@ _NO_BATCH = (
 )
 _PADDED = " Pad all batches to one length; ids that come with a mask of 0 and 1 may be padded batch by batch."
 NO_SAMPLE = "there must be at least one sample, got none."
+_MOST_INTEGER = 2**63
 WAY_OUT = "Pass a pair (inputs, labels) of tensors or arrays."
 
 
@@ -100,7 +101,7 @@ def concatenate(
     with tqdm(desc="Boundary uncertainty reads", delay=3, disable=not has_progress_bar, **options) as shown:
         for inputs, labels in (split_batch(batch, keys) for batch in batches):
             if len(labels):
-                if transform is not None:  # which has moved them to where the network is
+                if transform is not None:  # it has moved them to the network's device
                     inputs, labels = pytree.tree_map(lambda tensor: tensor.detach().cpu(), (inputs, labels))
                 if not read:
                     check_bytes(inputs, n_expected, max_bytes)
@@ -154,10 +155,19 @@ def split_batch(batch: Any, keys: Keys) -> tuple[Any, Tensor]:
         if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
             raise UnreadableError(f"the {name} of a batch must be a tensor, got {type(value).__name__}.")
         for tensor in tensors:
-            as_tensor(tensor, name)  # which refuses one that is not dense
+            as_tensor(tensor, name)  # refuses one that is not dense
     if shapes := _unequal_shapes(inputs, labels):
         raise UnreadableError(f"inputs and labels of a batch must be equally long, got {shapes}.")
-    return inputs, labels
+    return inputs, signed(labels)
+
+
+def signed(labels: Tensor) -> Tensor:
+    """Labels in int64 if they are unsigned integers, with which torch computes little; others as they are."""
+    if labels.dtype not in (torch.uint16, torch.uint32, torch.uint64):
+        return labels
+    array = labels.detach().cpu().numpy()
+    is_in_range = not array.size or int(array.max()) < _MOST_INTEGER  # else the estimators refuse them
+    return torch.from_numpy(array.astype(np.int64)).to(labels.device) if is_in_range else labels
 
 
 def _unequal_shapes(inputs: Any, labels: Tensor) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-_BLOCK_ELEMENTS = 2**22  # of the samples that are compared at once
+_BLOCK_ELEMENTS = 2**22  # compared at once
 
 
 def copies(features: Tensor, neighbors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

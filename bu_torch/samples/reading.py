@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
 from bu_torch.internal.inputs import check_integer
-from bu_torch.internal.traces import preserved_random_state
+from bu_torch.internal.random_state import preserved_random_state
 from bu_torch.samples.batches import (
     NO_KEYS,
     WAY_OUT,
@@ -123,7 +123,9 @@ def read_loader(
     with seeded(seed):
         dataset, classes = loader.dataset, _class_names(loader.dataset)
         if isinstance(dataset, IterableDataset):
-            order = {"batch_size": None if loader.batch_sampler is None else loader.batch_size or READ_BATCH}
+            order: dict[str, Any] = {
+                "batch_size": None if loader.batch_sampler is None else loader.batch_size or READ_BATCH
+            }
             limits = stream_limit, stream_limit or 0, max_bytes, has_progress_bar
             read = _with_batches(loader, order, seed, lambda batches: concatenate(batches, keys, transform, *limits))
             return choose_among(*read, how_many, seed)._replace(classes=classes)

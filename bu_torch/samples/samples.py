@@ -28,12 +28,12 @@ class Samples(NamedTuple):
     weights: Tensor | None = None  # how often training draws each, (n,) float64, > 0; None if it draws all alike
     n_ignored: int = 0  # samples that were left out because their label is `IGNORED`
     is_random: bool = False  # whether a sample is another each time that it is read
-    packing: Packing | None = None  # of several tensors a sample in `inputs`; None if there is one
+    packing: Packing | None = None  # layout of several tensors in `inputs`; None if there is one
 
     def at(self, rows: Tensor) -> "Samples":
         """Some of the samples, by their places here."""
         inputs, places = (part[rows.to(part.device)] for part in (self.inputs, self.rows))
-        if self.labels.dtype in (torch.uint16, torch.uint32, torch.uint64):  # which not every torch can index
+        if self.labels.dtype in (torch.uint16, torch.uint32, torch.uint64):  # not every torch can index these
             labels = torch.from_numpy(self.labels.cpu().numpy()[rows.cpu().numpy()]).to(self.labels.device)
         else:
             labels = self.labels[rows.to(self.labels.device)]
@@ -81,7 +81,7 @@ def choose_among(inputs: Any, labels: Tensor, how_many: Callable[[int], int], se
     """Choose as many of the given samples as `how_many` says of their number, without those whose label is -100."""
     inputs, packing = packed(inputs)
     samples = Samples(inputs, labels, torch.arange(len(inputs)), len(inputs), packing=packing)
-    if len(labels) != len(inputs):  # which the estimators refuse
+    if len(labels) != len(inputs):  # the estimators refuse these
         return samples
     samples = without_ignored(samples)
     n_left = len(samples.inputs)

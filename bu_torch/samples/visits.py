@@ -21,7 +21,7 @@ from torch.utils.data import (
 from bu_torch.samples.batches import NO_SAMPLE
 from bu_torch.samples.samples import UnreadableError
 
-_MOST_PASSES, _MOST_DRAWS = 16, 2_000_000  # of a sampler that draws some samples more often than others
+_MOST_PASSES, _MOST_DRAWS = 16, 2_000_000  # to see if a sampler draws some samples more often
 _MOST_INDICES = 100_000_000
 _SIGNIFICANCE = 3.0  # standard deviations of a correlation
 
@@ -43,7 +43,7 @@ def visited_by(
     weights = None
     if isinstance(sampler, WeightedRandomSampler):
         indices, weights = torch.nonzero(sampler.weights).flatten().tolist(), _drawn_by(sampler)
-    elif isinstance(sampler, DistributedSampler):  # of all processes together
+    elif isinstance(sampler, DistributedSampler):  # all processes together visit every sample
         indices = list(range(len(dataset)))
     elif isinstance(sampler, SequentialSampler | RandomSampler):
         n_samples = len(getattr(sampler, "data_source", dataset))

@@ -31,7 +31,7 @@ from bu_torch.samples.samples import UnreadableError
 
 _OPEN = Path("/dev/fd")  # files that are open in this process, by their numbers
 _PATIENCE = 60  # seconds for a batch: a dataset with threads or locks may wait forever in a forked process
-_FRAMES = re.compile(r'^  (?:File "|\[Previous line).*\n(?:    .*\n)*', re.MULTILINE)  # of a traceback
+_FRAMES = re.compile(r'^  (?:File "|\[Previous line).*\n(?:    .*\n)*', re.MULTILINE)  # a frame in a traceback
 
 Batches = Generator[Any, None, None]
 
@@ -112,7 +112,7 @@ def from_copy(loader: DataLoader[Any], order: dict[str, Any], failure: str) -> B
     try:
         own, collate_fn = copy.deepcopy((dataset, loader.collate_fn), memo)
         for original in memo.get(id(memo), []):
-            if hasattr(type(original), "__del__"):  # which may close what both hold: the copy is kept as long
+            if hasattr(type(original), "__del__"):  # it may close what both hold: the copy is kept as long
                 weakref.finalize(original, id, memo[id(original)]).atexit = False
     except Exception as error:  # a user's class may raise anything
         name = type(dataset).__name__
@@ -145,7 +145,7 @@ def _saved(collate_fn: Callable[[Any], Any], places: Iterator[Path] | None, samp
     torch's queue would take shared memory, of which containers have little, and a file for each tensor, and would leave
     the other process waiting if a batch cannot be pickled.
     """
-    if collate_fn is default_collate:  # which in a worker stacks in shared memory
+    if collate_fn is default_collate:  # it stacks in shared memory in a worker
         collate_fn = partial(collate, collate_fn_map={**default_collate_fn_map, Tensor: _stacked})
     batch = collate_fn(samples)
     if places is None:
@@ -217,7 +217,7 @@ def _begin(
 
 
 def _opened_anew(number: int, mode: int) -> int | None:
-    import fcntl  # which Windows lacks, where nothing is forked
+    import fcntl  # Windows lacks it, and forks nothing
 
     if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
         return os.open(os.devnull, os.O_RDWR)

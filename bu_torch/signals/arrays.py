@@ -1,6 +1,6 @@
-"""Format of a `Preparation`: a zip of plain arrays and the fingerprint of what they were made of, without pickle.
+"""Format of a `Preparation`: a zip of plain arrays, without pickle, and a fingerprint of samples and settings.
 
-A disk may break, and anyone can copy a fingerprint. So shapes and types are read before the arrays are, and values are
+A disk may break, and anyone can copy a fingerprint. So shapes and types are read before the arrays, and values are
 checked before they are used.
 """
 
@@ -16,18 +16,18 @@ import numpy as np
 
 from bu_torch.internal.printing import cleaned
 
-_FINGERPRINT = "bu_torch_fingerprint"  # the first array: its name is at a fixed place, which tells ours from others'
+_FINGERPRINT = "bu_torch_fingerprint"
 _LONGEST_HEADER = 4096  # bytes; NumPy writes 128
 _BLOCK_ELEMENTS = 2**22
-_SUM_TOLERANCE = 0.01  # what float32 may make of the votes of a large cluster
+_SUM_TOLERANCE = 0.01  # float32 rounds the votes of a large cluster
 _SKILL_TOLERANCE = 1e-6
-_SPACES = ("inputs", "patches", "tokens", "mixed", "custom", "module")
-_WORDS = (np.dtype("<U5"), np.dtype("<U6"), np.dtype("<U7"))  # as long as those
+_SPACES = ("inputs", "patches", "tokens", "mixed", "metric", "custom", "module")
+_WORDS = (np.dtype("<U5"), np.dtype("<U6"), np.dtype("<U7"))  # lengths of the names of spaces
 _FLOATS, _INTEGER = (np.dtype(np.float32), np.dtype(np.float64)), (np.dtype(np.int64),)
 
 
 class _Array(NamedTuple):
-    """Demands on an array; `is_right` says so of each of its entries or rows."""
+    """Demands on an array; `is_right` checks each of its entries or rows."""
 
     shape: tuple[int, ...]
     dtypes: tuple[np.dtype, ...]
@@ -43,22 +43,15 @@ class _DamageError(ValueError):
 
 
 def write_arrays(file: BinaryIO, fingerprint: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays and the fingerprint of what they were made of."""
+    """Write arrays and their fingerprint."""
     content: dict[str, Any] = {_FINGERPRINT: np.array(fingerprint), **arrays}
     np.savez(file, **content)
-
-
-def are_arrays(file: BinaryIO) -> bool:
-    """Tell by the first bytes of a file if `write_arrays` wrote it, or began to."""
-    name = f"{_FINGERPRINT}.npy".encode()
-    head = file.read(30 + len(name))
-    return not head or (head.startswith(b"PK\x03\x04") and head[30:] == name)
 
 
 def read_arrays(
     source: AbstractContextManager[BinaryIO], name: str, fingerprint: str, expected: Layout
 ) -> dict[str, np.ndarray]:
-    """Arrays of a file, named in errors; takes no more memory than they need, and raises as `Signals.load`."""
+    """Read the arrays of a file in no more memory than they need; `name` is for errors, which are `Signals.load`'s."""
     line = _Array((), (np.array(fingerprint).dtype,), "a fingerprint", lambda found: np.array(True))
     arrays: dict[str, np.ndarray] = {}
     try:
@@ -68,7 +61,7 @@ def read_arrays(
                 arrays = {one: _read(file, one, demands) for one, demands in expected.items()}
     except (FileNotFoundError, NotADirectoryError, PermissionError, MemoryError):
         raise
-    except Exception as error:  # what a damaged zip raises is not documented
+    except Exception as error:  # a damaged zip may raise anything
         said = error if isinstance(error, _DamageError) else type(error).__name__
         raise ValueError(
             f"{name} is not a file that `Signals.save` wrote, or it is damaged ({said}): remove it, or name another"
@@ -109,7 +102,6 @@ def layout(labels: np.ndarray, n_neighbors: int, n_draws: int) -> Layout:
         "bayes_pairs": _Array((n_samples, 2), _INTEGER, pairs, are_pairs),
         "nearest_distance": _Array((n_samples,), _FLOATS, f"finite {distances}", are_finite),
         "left_out_distances": _Array((n_perturbed, n_classes), _FLOATS, distances, are_distances),
-        "own_distances": _Array((n_perturbed,), _FLOATS, distances, lambda found: found >= 0),
         "votes": _Array((n_samples, n_classes), _FLOATS[:1], shares, _are_shares),
         "probabilities": _Array((n_perturbed, n_classes), _FLOATS[:1], shares, _are_shares),
         "vote_skill": _Array((), _FLOATS[1:], "a finite number of at most 1", is_skill),
@@ -118,7 +110,7 @@ def layout(labels: np.ndarray, n_neighbors: int, n_draws: int) -> Layout:
 
 
 def _read(file: zipfile.ZipFile, name: str, expected: _Array) -> np.ndarray:
-    """An array of the file. Its header is read first, for that may claim any size."""
+    """Read an array of the file, its header first, because that may claim any size."""
     member = f"{name}.npy"
     if member not in file.namelist():
         raise _DamageError(f"`{name}` is missing")
@@ -133,7 +125,7 @@ def _read(file: zipfile.ZipFile, name: str, expected: _Array) -> np.ndarray:
     n_bytes, n_found = math.prod(shape) * dtype.itemsize, file.getinfo(member).file_size - header.tell()
     if n_found != n_bytes:
         raise _DamageError(f"`{name}` must hold {n_bytes} bytes, got {n_found}")
-    with file.open(member) as content:  # opened anew, for after a seek zipfile checks no sum
+    with file.open(member) as content:  # opened again, because zipfile checks no sum after a seek
         array = np.lib.format.read_array(content, allow_pickle=False)
     is_right = expected.is_right(array)
     if not is_right.all():

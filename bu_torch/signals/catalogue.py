@@ -1,4 +1,4 @@
-"""The signals: one entry for each number that a check measures. A new signal is a new entry, and its formula."""
+"""Catalogue of signals: a formula and an entry for each number that a check measures."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,79 +14,81 @@ from bu_torch.functional.weights import mean_of
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Data that a formula may look at: D draws of N samples, C classes that have samples; from `labels` on fixed."""
+class SignalInputs:
+    """Arguments of all formulas, for D draws of N samples and C classes that have samples.
 
-    predictions: Tensor  # at the perturbed inputs, one draw after another, (D * N,)
-    predictions_before: Tensor | None  # those of the check before; None at the first
-    columns: Tensor  # of each prediction in arrays of C columns, (D * N,); C or more for a class without samples
-    terms: list[PairTerms]  # parts of boundary uncertainty, one a draw
+    Arrays of classes have C columns, in ascending order. Fields from `labels` on are the same at each check.
+    """
+
+    predictions: Tensor  # (D * N,) classes at the perturbed inputs, one draw after another
+    predictions_before: Tensor | None  # (D * N,) at the last check; None at the first
+    columns: Tensor  # (D * N,) columns of the predictions; C or more for a class without samples
+    terms: list[PairTerms]  # parts of boundary uncertainty for each draw
     uncertainty: Tensor  # a scalar; NaN if a logit is not finite
-    trust: Tensor  # trust scores of the predictions, (D * N,)
-    left_out_trust: Tensor  # the same without the sample that was perturbed
-    labels: Tensor  # classes of the samples, (N,)
-    own: Tensor  # columns of the labels, (D * N,)
-    label_trust: Tensor  # trust scores of the labels at the perturbed inputs, (D * N,)
-    nearest_class: Tensor  # there, the sample that was perturbed left out, (D * N,)
-    label_probabilities: Tensor  # of the classes at the perturbed inputs, (D * N, C)
-    label_votes: Tensor  # of the labels near each sample, (N, C)
-    pairs: Tensor  # likely Bayes pairs that there are, (P, 2)
-    pair_index: Tensor  # the pair of each sample, (N,)
-    cluster_counts: tuple[Tensor, Tensor, Tensor]  # of `functional.omission.cluster_counts`
-    members: Tensor  # clusters of as many draws as are measured in one call, (rows, M)
-    weights: Tensor | None  # of each sample, (N,) float64 with mean 1; None if all count alike
+    trust: Tensor  # (D * N,) trust scores of the predictions, without the sample that was perturbed
+    labels: Tensor  # (N,) classes of the samples
+    own: Tensor  # (D * N,) columns of the labels
+    label_trust: Tensor  # (D * N,) trust scores of the labels at the perturbed inputs
+    nearest_class: Tensor  # (D * N,) nearest class, without the sample that was perturbed
+    label_probabilities: Tensor  # (D * N, C) class probabilities at the perturbed inputs
+    label_votes: Tensor  # (N, C) votes of the labels near each sample
+    pairs: Tensor  # (P, 2) the different likely Bayes pairs
+    pair_index: Tensor  # (N,) pair of each sample
+    cluster_counts: tuple[Tensor, Tensor, Tensor]  # from `functional.omission.cluster_counts`
+    members: Tensor  # (rows, M) clusters, repeated for the draws that are measured in one call
+    weights: Tensor | None  # (N,) float64 weights with mean 1; None if all samples count alike
 
     def by_sample(self, values: Tensor) -> Tensor:
-        """Values at the perturbed inputs, (D * N,), with a row for each draw, (D, N)."""
+        """Reshape values at the perturbed inputs, (D * N,), to a row for each draw, (D, N)."""
         return values.view(-1, len(self.labels))
 
 
 @dataclass(frozen=True)
 class Signal:
-    """A number that each check measures."""
+    """Name, range and formula of a number that each check measures."""
 
-    name: str  # in histories, logs and records
-    title: str  # in words, for plots and pages
+    name: str  # key in histories, logs and records
+    title: str  # name in words, for plots and pages
     low: float
     high: float
     is_larger_better: bool
-    panel: Literal["uncertainty", "trust", "shares"]  # figures it is drawn in
-    formula: Callable[[Reading], Tensor]  # to a scalar, float64
+    panel: Literal["uncertainty", "trust", "shares"]  # figure that shows it
+    formula: Callable[[SignalInputs], Tensor]  # returns a float64 scalar
     is_in_progress_bar: bool = False
 
 
-def _boundary_uncertainty(read: Reading) -> Tensor:
+def _boundary_uncertainty(read: SignalInputs) -> Tensor:
     return read.uncertainty.double()
 
 
-def _trust_score(read: Reading) -> Tensor:
+def _trust_score(read: SignalInputs) -> Tensor:
     return functional.mean_trust_score(read.by_sample(read.trust), read.weights, validate_args=False)
 
 
-def _expected_accuracy(read: Reading) -> Tensor:
+def _expected_accuracy(read: SignalInputs) -> Tensor:
     weights = None if read.weights is None else read.weights.repeat(len(read.columns) // len(read.labels))
     return functional.expected_accuracy(read.label_probabilities, read.columns, weights=weights, validate_args=False)
 
 
-def _label_agreement(read: Reading) -> Tensor:
+def _label_agreement(read: SignalInputs) -> Tensor:
     return mean_of((read.by_sample(read.predictions) == read.labels).double(), read.weights)
 
 
-def _vote_agreement(read: Reading) -> Tensor:
+def _vote_agreement(read: SignalInputs) -> Tensor:
     return functional.expected_accuracy(read.label_votes, read.columns, weights=read.weights, validate_args=False)
 
 
-def _neighbor_agreement(read: Reading) -> Tensor:
-    return functional.neighbor_agreement(read.by_sample(read.left_out_trust), read.weights, validate_args=False)
+def _neighbor_agreement(read: SignalInputs) -> Tensor:
+    return functional.neighbor_agreement(read.by_sample(read.trust), read.weights, validate_args=False)
 
 
-def _prediction_changes(read: Reading) -> Tensor:
+def _prediction_changes(read: SignalInputs) -> Tensor:
     if read.predictions_before is None:
         return torch.ones_like(read.uncertainty).double()
     return mean_of(read.by_sample((read.predictions != read.predictions_before).double()), read.weights)
 
 
-def _omission(read: Reading) -> Tensor:
+def _omission(read: SignalInputs) -> Tensor:
     return omission_of_counts(*read.cluster_counts, read.columns, read.members, weights=read.weights)
 
 

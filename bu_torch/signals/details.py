@@ -8,9 +8,9 @@ from torch import Tensor
 from bu_torch.functional.boundary import uncertainty_ceiling
 from bu_torch.functional.pairs import sum_by_pair
 from bu_torch.functional.weights import cluster_sizes, mean_of
-from bu_torch.signals.catalogue import Reading
+from bu_torch.signals.catalogue import SignalInputs
 
-_MOST_PAIRS = 400  # those with most samples near their boundary
+_MOST_PAIRS = 400
 
 
 class Histogram(NamedTuple):
@@ -25,7 +25,7 @@ class Pair(NamedTuple):
 
     first: int
     second: int
-    share: float  # of the samples
+    share: float  # share of the samples
     weight: float  # effective number of samples near the boundary
     uncertainty: float
 
@@ -43,18 +43,18 @@ class Doubtful(NamedTuple):
 class Details(NamedTuple):
     """Details of a check, by `Measurement.details`."""
 
-    ceiling: float  # of U: its mean if both classes are equally likely, with as many effective neighbours as now
+    ceiling: float  # mean of U if both classes were equally likely, at the present numbers of effective neighbours
     agreeing_pairs: float  # share of the perturbed samples whose two likeliest classes are the likely Bayes pair
-    pairs: list[Pair]  # those with most samples near their boundary first, at most 400
+    pairs: list[Pair]  # sorted by samples near the boundary, most first, at most 400
     n_pairs_left_out: int
-    near_boundary: Histogram  # of |F| / h at the perturbed samples: kernel widths from the boundary
-    local_uncertainty: Histogram  # of u at the perturbed samples, which is 0 for another pair
-    log_trust: Histogram  # of the natural logarithm of the predictions' trust, the sample itself left out
-    doubtful: list[Doubtful]  # least trust in the label or the prediction first, each in the draw where it is lowest
+    near_boundary: Histogram  # |F| / h at the perturbed samples: kernel widths from the boundary
+    local_uncertainty: Histogram  # u at the perturbed samples; 0 if another pair is predicted
+    log_trust: Histogram  # natural logarithm of the predictions' trust, without the sample itself
+    doubtful: list[Doubtful]  # sorted by trust in label or prediction, least first, at each sample's lowest draw
 
 
-def describe(reading: Reading, n_doubtful: int) -> Details:
-    """Details of what a check has read."""
+def describe(reading: SignalInputs, n_doubtful: int) -> Details:
+    """Compute the details of a check."""
     terms = reading.terms
     weights, values, shares = (
         torch.stack([getattr(part, name) for part in terms]).mean(dim=0) for name in ("weights", "values", "shares")
@@ -72,14 +72,14 @@ def describe(reading: Reading, n_doubtful: int) -> Details:
         n_pairs_left_out=len(reading.pairs) - len(shown),
         near_boundary=_histogram(distance, 0.0, 5.0, 25),
         local_uncertainty=_histogram(local, 0.0, 1.0, 20),
-        log_trust=_histogram(reading.left_out_trust.double().log(), -7.0, 7.0, 28),
+        log_trust=_histogram(reading.trust.double().log(), -7.0, 7.0, 28),
         doubtful=_doubtful(reading, n_doubtful),
     )
 
 
-def _ceiling(reading: Reading) -> float:
+def _ceiling(reading: SignalInputs) -> float:
     """Mean of `uncertainty_ceiling` over pairs and draws."""
-    evenness: Tensor | float = 1.0  # members of equal weight for a unit of count
+    evenness: Tensor | float = 1.0  # effective members for each unit of count
     if reading.weights is not None:
         total, sizes = cluster_sizes(reading.members[: len(reading.labels)], reading.weights)
         evenness = sizes / total
@@ -94,9 +94,9 @@ def _ceiling(reading: Reading) -> float:
     return float(torch.stack(ceilings).mean())
 
 
-def _doubtful(reading: Reading, n_doubtful: int) -> list[Doubtful]:
+def _doubtful(reading: SignalInputs, n_doubtful: int) -> list[Doubtful]:
     n_samples = len(reading.labels)
-    lower = torch.minimum(reading.left_out_trust, reading.label_trust).view(-1, n_samples)
+    lower = torch.minimum(reading.trust, reading.label_trust).view(-1, n_samples)
     lowest, draws = lower.min(dim=0)
     rows = lowest.sort(stable=True).indices[:n_doubtful]
     places = draws[rows] * n_samples + rows
@@ -106,7 +106,7 @@ def _doubtful(reading: Reading, n_doubtful: int) -> list[Doubtful]:
 
 
 def _histogram(values: Tensor, low: float, high: float, n_bins: int) -> Histogram:
-    """NaN is counted nowhere. Integer sums, the same on every device and in every order."""
+    """Count values in bins, NaN in none; integer sums are the same on every device and in every order."""
     width = (high - low) / n_bins
     place = ((values - low) / width).floor().clamp(0, n_bins - 1)
     counted = torch.where(values.isnan(), n_bins, place.nan_to_num(nan=0.0)).long()

@@ -1,4 +1,4 @@
-"""All that a check measures, from one pass of logits: U, trust, expected accuracy, and agreement with what is near."""
+"""Signals of a check, from one pass of logits: U, trust, expected accuracy, and agreement with neighbours."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,16 +10,15 @@ from torch import Tensor, nn
 
 from bu_torch import functional
 from bu_torch.estimators.boundary import BoundaryUncertainty
-from bu_torch.estimators.space_choice import FeatureExtractor
+from bu_torch.estimators.space_choice import FeatureExtractor, SpaceName
 from bu_torch.functional.checks import as_logits, check_index
 from bu_torch.functional.expected_accuracy import standard_error_of_gain
 from bu_torch.functional.omission import cluster_counts
-from bu_torch.functional.trust import trust_with_own
 from bu_torch.internal.classes import PresentClasses
 from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.perturbation.draws import Perturbation, PerturbedInputs
 from bu_torch.samples.balance import ClassWeight, weights_of
-from bu_torch.signals.catalogue import SIGNALS, Reading
+from bu_torch.signals.catalogue import SIGNALS, SignalInputs
 from bu_torch.signals.details import Details, describe
 from bu_torch.signals.preparation import Preparation, fingerprint_of, warn_of
 from bu_torch.signals.recognition import recalls_of
@@ -35,13 +34,13 @@ class Measurement:
     Attributes:
         values: Scalars by the names of `Signals.NAMES`, float64, on the device of the logits.
         predictions: Predicted classes at the perturbed inputs, (n_draws * N,) int64.
-        standard_error: That of the gain in expected accuracy over the predictions `best`, float64; 0 without `best`.
+        standard_error: Standard error of the gain in expected accuracy over `best`, float64; 0 without `best`.
     """
 
     values: dict[str, Tensor]
     predictions: Tensor
     standard_error: Tensor
-    _reading: Reading
+    _reading: SignalInputs
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.values, self.predictions))
@@ -67,18 +66,18 @@ class Measurement:
 
 
 class Signals:
-    """Signals that a check measures, for any loop: fit once on labelled samples, then measure logits.
+    """Signals of a check, for any loop: fit once to labelled samples, then measure logits.
 
     Args:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
         n_draws: Independent perturbations of each sample, >= 1.
         seed: Seed of all random choices, 0 <= seed < 2**64.
-        feature_extractor: As in `BoundaryUncertainty`, like all that follow; class distances are measured in that space
-            too.
-        n_components: Components, also for class distances.
-        perturbation: Move of the samples.
-        class_weight: Weights of classes, by which all signals, votes and probabilities are weighted.
-        module: A network whose features are a space to choose.
+        feature_extractor: Space of neighbours and of class distances, as in `BoundaryUncertainty` with `learns_metric`.
+        n_components: Principal components of that space, as there.
+        perturbation: Way to perturb samples, as there.
+        class_weight: Weights of classes in all signals, votes and probabilities, as there.
+        module: Network whose features may be chosen as the space, as there.
+        known_space: Space that an earlier fit on these samples has chosen; None to choose.
 
     Attributes:
         boundary: The fitted `BoundaryUncertainty`.
@@ -99,7 +98,7 @@ class Signals:
     boundary: BoundaryUncertainty
     preparation: Preparation
     _classes: PresentClasses
-    _own: Tensor  # as in `Reading`, like all that follow
+    _own: Tensor  # this and the next three are explained in `SignalInputs`
     _counts: tuple[Tensor, Tensor, Tensor]
     _label_trust: Tensor
     _nearest_class: Tensor
@@ -115,6 +114,7 @@ class Signals:
         perturbation: Perturbation | None = None,
         class_weight: ClassWeight | None = None,
         module: nn.Module | None = None,
+        known_space: SpaceName | None = None,
     ) -> None:
         self.boundary = BoundaryUncertainty(
             n_neighbors,
@@ -125,7 +125,9 @@ class Signals:
             perturbation=perturbation,
             class_weight=class_weight,
             module=module,
+            learns_metric=True,
         )
+        self.boundary.known_space = known_space
 
     def fit(self, features: Any, labels: Any, sample_weight: Any = None, neighbors: Any = None) -> Self:
         """Compute all that does not depend on the classifier, on the device of the features.
@@ -133,46 +135,43 @@ class Signals:
         Args:
             features: Training inputs, shape (N, ...) with N >= n_neighbors, tensor or array of finite numbers.
             labels: Classes, shape (N,), integers >= 0; at least two different ones.
-            sample_weight: As in `BoundaryUncertainty.fit`, like `neighbors` and what is raised.
-            neighbors: Neighbours that are known; such a fit cannot be saved.
+            sample_weight: As in `BoundaryUncertainty.fit`, whose errors are raised.
+            neighbors: Known neighbours, as there; such a fit cannot be saved.
         """
         inputs, labels = self._read(features, labels)
         return self._take(Preparation.make(self.boundary, inputs, labels, sample_weight, neighbors), inputs)
 
-    def load(
-        self, path: str | Path | Tensor, features: Any, labels: Any, sample_weight: Any = None, *, is_own: bool = False
-    ) -> Self:
-        """Take what `save` wrote in place of `fit(features, labels)`; perturbed inputs are drawn again.
+    def load(self, path: str | Path | Tensor, features: Any, labels: Any, sample_weight: Any = None) -> Self:
+        """Load what `save` wrote, instead of `fit(features, labels)`; perturbed inputs are drawn again.
 
         Args:
-            path: The file; or what `preparation.packed` gave.
-            features: The samples that the file was made from, as in `fit`.
+            path: The file, or bytes from `preparation.packed`.
+            features: The same samples, as in `fit`.
             labels: Their classes.
             sample_weight: Their weights.
-            is_own: Refuse links, and files of other users.
 
         Raises:
-            OSError: If there is no such file, it cannot be opened, or is another user's.
-            ValueError: If the file is none of ours or damaged, or was made of other samples or settings.
+            OSError: If there is no such file, or it cannot be opened.
+            ValueError: If the file is damaged, was not written by `save`, or is for other samples or settings.
         """
         inputs, labels = self._read(features, labels)
         weights = weights_of(labels, self.boundary.class_weight, sample_weight)
-        return self._take(Preparation.load(path, self.boundary, inputs, labels, weights, is_own=is_own), inputs)
+        return self._take(Preparation.load(path, self.boundary, inputs, labels, weights), inputs)
 
     def save(self, path: str | Path) -> None:
-        """Write what `fit` computed to a file (npz, nothing executable in it), whole or not at all.
+        """Write what `fit` computed to a file (npz, without executable content), whole or not at all.
 
         Raises:
             RuntimeError: If `fit` has not been called.
-            ValueError: If they are of features of `module` or of `neighbors` passed, which no file can know again.
+            ValueError: If `fit` used features of `module`, or `neighbors`, which a file cannot identify.
         """
         check_fitted(self, "preparation")
         if self.boundary.is_of_module or self.boundary.has_known_neighbors:
-            raise ValueError("These Signals are of `module` or `neighbors`, which no file can know: fit them anew.")
+            raise ValueError("Signals fitted with features of `module` or with `neighbors` cannot be saved.")
         self.preparation.save(path)
 
     def _take(self, preparation: Preparation, inputs: Tensor) -> Self:
-        """Add what follows from a preparation; warn if that tells nothing."""
+        """Derive lookup tables from a preparation; warn if the labels are unpredictable."""
         self.preparation = preparation
         self.vote_skill, self.regression_skill = preparation.vote_skill, preparation.regression_skill
         self._classes = PresentClasses(preparation.labels)
@@ -188,14 +187,10 @@ class Signals:
 
     @property
     def class_distances(self) -> Tensor:
-        """Distance from each perturbed sample to each class, (n_draws * N, J)."""
-        own, nearest = self._own.unsqueeze(1), self.preparation.own_distances.unsqueeze(1)
-        return self._classes.spread(self.preparation.left_out_distances.scatter(1, own, nearest), torch.inf)
-
-    @property
-    def left_out_distances(self) -> Tensor:
-        """These distances without the sample that was perturbed."""
+        """Distance (n_draws * N, J) from each perturbed sample to each class, the sample itself left out."""
         return self._classes.spread(self.preparation.left_out_distances, torch.inf)
+
+    left_out_distances = class_distances
 
     @property
     def votes(self) -> Tensor:
@@ -209,12 +204,12 @@ class Signals:
 
     @property
     def perturbed_inputs(self) -> Tensor:
-        """Inputs at which a classifier is read, (n_draws * N, ...), in the units and the shape of the samples."""
+        """Perturbed samples, at which a classifier is read, (n_draws * N, ...), in the units of the samples."""
         return self.perturbed.whole()
 
     @property
     def perturbed(self) -> PerturbedInputs:
-        """These inputs, made batch by batch."""
+        """Perturbed samples, made batch by batch."""
         check_fitted(self, "preparation")
         return self.boundary.perturbed
 
@@ -230,11 +225,11 @@ class Signals:
         return hasattr(self, "preparation")
 
     def is_of(self, features: Any, labels: Any, sample_weight: Any = None) -> bool:
-        """True if these Signals are fitted, and on just these samples: arguments as in `fit`."""
+        """True if these Signals are fitted to just these samples; arguments as in `fit`."""
         return self.is_fitted and self.fingerprint == self.fingerprint_of(features, labels, sample_weight)
 
     def fingerprint_of(self, features: Any, labels: Any, sample_weight: Any = None) -> str:
-        """The `fingerprint` after `fit` with these arguments."""
+        """Fingerprint that `fit` with these arguments would give."""
         inputs, labels = self._read(features, labels)
         weights = weights_of(labels, self.boundary.class_weight, sample_weight)
         return fingerprint_of(self.boundary, inputs, labels, weights)
@@ -244,7 +239,7 @@ class Signals:
         return inputs, as_labels(labels, len(inputs)).to(inputs.device)
 
     def measure(self, logits: Tensor, before: Tensor | None = None, best: Tensor | None = None) -> Measurement:
-        """All signals of logits that were read at `perturbed_inputs`; waits for no device.
+        """Measure all signals of logits at `perturbed_inputs`, without waiting for the device.
 
         Args:
             logits: Shape (n_draws * N, J) with J at least the number of classes, floating point, on the device of the
@@ -267,9 +262,8 @@ class Signals:
         terms = boundary.terms(logits)
         predictions = torch.cat([of_draw.predictions for of_draw in terms])
         columns = self._classes.columns(predictions)
-        known = columns.clamp(max=len(self._classes))  # the last column is that of classes without samples
-        trust, left_out_trust = trust_with_own(prepared.left_out_distances, known, self._own, prepared.own_distances)
-        reading = Reading(
+        known = columns.clamp(max=len(self._classes))  # the last column stands for classes without samples
+        reading = SignalInputs(
             terms=terms,
             pairs=boundary._pairs,
             pair_index=boundary._pair_index,
@@ -281,8 +275,7 @@ class Signals:
             predictions=predictions,
             predictions_before=before,
             columns=columns,
-            trust=trust,
-            left_out_trust=left_out_trust,
+            trust=functional.trust_score(prepared.left_out_distances, known, validate_args=False),
             label_probabilities=prepared.probabilities,
             label_votes=prepared.votes,
             cluster_counts=self._counts,

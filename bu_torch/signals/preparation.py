@@ -14,22 +14,25 @@ from torch import Tensor
 from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.estimators.label_probabilities import LabelProbabilities
 from bu_torch.estimators.label_regression import LabelRegression
+from bu_torch.estimators.metric_choice import MetricRegression
 from bu_torch.estimators.trust import TrustScore
 from bu_torch.internal.classes import PresentClasses
 from bu_torch.internal.files import open_whole, regular_file
 from bu_torch.perturbation.draws import MixedMove
 from bu_torch.samples.copies import copies
 from bu_torch.signals.arrays import layout, read_arrays, write_arrays
+from bu_torch.space.features import FeatureSpace
+from bu_torch.space.metric import MetricSpace
 from bu_torch.space.mixed import MixedFeatures
 
-_FORMAT = 11  # of the arrays, to be raised when what they hold, or how that is computed, changes
+_FORMAT = 12  # raise it when the arrays hold something else, or are computed in another way
 _PROBE = 64
-_LEAST_SKILL = 0.01  # of votes that tell more than chance: from 400 random labels on, that is seldom exceeded
+_LEAST_SKILL = 0.01  # votes on 400 random labels or more seldom have a higher skill
 _MOST_COPIES = 0.5
-MOST_ENTRIES = 2**28  # of an array with a column for each class: a gibibyte in float32, of which there are three
+MOST_ENTRIES = 2**28  # in an array with a column for each class: a gibibyte in float32; there are three such arrays
 
 _OF_BOUNDARY = ("labels", "neighbors", "nearest_distance", "bayes_pairs")
-_OF_CLASSES = ("left_out_distances", "own_distances", "votes", "probabilities")
+_OF_CLASSES = ("left_out_distances", "votes", "probabilities")
 _SKILLS = ("vote_skill", "regression_skill")
 
 
@@ -47,12 +50,11 @@ class Preparation:
     neighbors: Tensor  # (N, M)
     nearest_distance: Tensor  # (N,)
     bayes_pairs: Tensor  # (N, 2)
-    left_out_distances: Tensor  # of each perturbed sample, itself left out, to each class, and inf, (D * N, C + 1)
-    own_distances: Tensor  # to the sample's class, the sample included, (D * N,)
-    votes: Tensor  # of the labels near each sample, (N, C)
-    probabilities: Tensor  # of the classes at each perturbed sample, (D * N, C)
+    left_out_distances: Tensor  # (D * N, C + 1) from each perturbed sample to each class, itself left out, and inf
+    votes: Tensor  # (N, C) votes of the labels near each sample
+    probabilities: Tensor  # (D * N, C) class probabilities at each perturbed sample
     vote_skill: float  # 1 is certain, 0 chance
-    regression_skill: float  # of a regression on all other samples
+    regression_skill: float  # skill of a regression on all other samples
 
     @classmethod
     def make(
@@ -74,23 +76,33 @@ class Preparation:
             )
         points = boundary.fit_points(inputs, labels, sample_weight, known_neighbors)
         columns = classes.columns(labels)
-        perturbed = torch.cat([boundary.space.transform(block) for block in boundary.perturbed.blocks()])
-        rows = torch.arange(len(points), device=perturbed.device).repeat(boundary.n_draws)
+        space, trial = boundary.space, boundary.trial_
+        base = space.base if isinstance(space, MetricSpace) else space
+        perturbed = features = torch.cat([base.transform(block) for block in boundary.perturbed.blocks()])
+        if isinstance(space, MetricSpace):
+            perturbed = space.metric.transform(features)
+        rows = torch.arange(len(points), device=points.device).repeat(boundary.n_draws)
         left_out = TrustScore().fit(points, columns).class_distances(perturbed, rows)
-        # With the sample that was perturbed, its own class is as near as the nearer of it and the rest of the class.
-        own = left_out.gather(1, columns[rows].unsqueeze(1)).squeeze(1)
         expected = LabelProbabilities(regression=LabelRegression(seed=boundary.seed))
-        expected.fit(points, columns, boundary.neighbors, boundary.weights)
+        if trial is not None and (isinstance(space, MetricSpace) or trial.regression_weight):
+            # Votes are those of the neighbours; the regression is a mixture of both spaces.
+            own = base.transform(inputs) if isinstance(space, MetricSpace) else points
+            metric = space.metric if isinstance(space, MetricSpace) else None
+            regression = MetricRegression(trial, metric, seed=boundary.seed)
+            expected = LabelProbabilities(regression=regression)
+            expected.fit(own, columns, boundary.neighbors, boundary.weights)
+        else:
+            features = perturbed
+            expected.fit(points, columns, boundary.neighbors, boundary.weights)
         return cls(
             fingerprint=fingerprint_of(boundary, inputs, labels, boundary.weights),
             space=boundary.space_name_,
             **{name: getattr(boundary, name) for name in _OF_BOUNDARY},
             left_out_distances=_with_absent_column(left_out),
-            own_distances=torch.minimum(own, (perturbed - points[rows]).norm(dim=1)),
             votes=expected.votes.votes,
-            probabilities=expected.predict_proba(perturbed),
-            vote_skill=expected.votes.skill_,
-            regression_skill=expected.regression.skill_,
+            probabilities=expected.predict_proba(features),
+            vote_skill=expected.skills_[0],
+            regression_skill=expected.skills_[1],
         )
 
     @classmethod
@@ -164,7 +176,7 @@ def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor
     # An extractor and a perturbation are told by what they make of a few samples.
     few = inputs[:_PROBE]
     is_probed = callable(boundary.feature_extractor) and not boundary.may_use_module(inputs)
-    probe = [boundary.space.extract(few)] if is_probed else []
+    probe = [boundary.space.extract(few)] if is_probed and isinstance(boundary.space, FeatureSpace) else []
     if callable(boundary.perturbation):
         generator = torch.Generator().manual_seed(boundary.seed)
         probe.append(boundary.perturbation(few.clone(), torch.ones(len(few), device=few.device), generator))

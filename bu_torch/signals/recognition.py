@@ -10,24 +10,24 @@ from torch import Tensor
 
 from bu_torch.functional.pairs import sum_by_pair
 
-# A loss is worth a line from here on, and beyond two standard errors: then classes that count alike also have a better
-# mean recall on test data, and data of equal classes give no line, with and without wrong labels.
-_MATERIAL = 0.05  # of a class
-_MATERIAL_MEAN = 0.01  # over the classes
+# From these losses on, and beyond two standard errors, weighting classes alike also improved the mean recall on test
+# data, and data with equal classes gave no line, with or without wrong labels.
+_MATERIAL = 0.05  # loss of recall of a class
+_MATERIAL_MEAN = 0.01  # loss of recall, mean over the classes
 
 
 @dataclass(frozen=True)
 class Recalls:
-    """Recall of each class at one check, by labels and by label probabilities, which memorised labels do not raise."""
+    """Recall of each class at one check, by labels and by label probabilities, which memorising cannot raise."""
 
     epoch: int
-    step: int | None  # None if it is not known
+    step: int | None
     labelled: list[float]  # share of the perturbed samples of each class that are predicted as labelled, (C,)
-    expected: list[float]  # by label probabilities in place of labels
+    expected: list[float]  # recall by label probabilities in place of labels, (C,)
 
     @property
     def mean(self) -> float:
-        """Expected accuracy with classes that count alike."""
+        """Expected accuracy if all classes count alike."""
         return sum(self.expected) / len(self.expected)
 
 
@@ -37,10 +37,10 @@ class Recognition:
 
     kept: Recalls | None = None
     balanced: Recalls | None = None
-    _last: list[float] = field(default_factory=list)  # measured, and not added yet
+    _last: list[float] = field(default_factory=list)  # recalls of the check that `add` takes next
 
     def take(self, measured: list[float]) -> None:
-        """Keep what `recalls_of` gave for the check that is added next."""
+        """Store the result of `recalls_of` for the check that is added next."""
         self._last = measured
 
     def add(self, epoch: int, step: int | None, *, is_kept: bool) -> None:
@@ -56,7 +56,7 @@ class Recognition:
             self.balanced = recalls
 
     def line(self, check: Mapping[str, Any], classes: Tensor, counts: Tensor) -> str:
-        """Name the class that loses most by the kept `check`; "" if no class loses much, or `kept` is another one."""
+        """Log line on the class that loses most by the kept `check`; "" if none loses much or another check is kept."""
         kept, balanced = self.kept, self.balanced
         if kept is None or balanced is None or (kept.epoch, kept.step) != (check["epoch"], check.get("step")):
             return ""

@@ -1,7 +1,7 @@
 """Space in which samples are near or far: standardised inputs, features of them, or a few of their axes."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import nullcontext
 from inspect import ismethod
 from typing import Any, Literal, Self
 
@@ -18,9 +18,10 @@ from bu_torch.internal.inputs import (
     safe_unit,
     scikit_learn_seed,
 )
-from bu_torch.internal.network import as_taken
+from bu_torch.internal.logits import as_taken
 from bu_torch.internal.precision import full_precision
-from bu_torch.internal.traces import evaluation_mode
+from bu_torch.internal.replica import looking_at
+from bu_torch.internal.shards import evaluated_in_place
 from bu_torch.space.mixed import MixedFeatures
 from bu_torch.space.patches import PatchFeatures, pooled
 from bu_torch.space.tokens import TokenFeatures
@@ -42,8 +43,8 @@ class FeatureSpace:
             axes; `"inputs"` and None take the inputs themselves. `MixedFeatures` are those of numbers and categories.
         n_components: Principal components of the standardised features to keep, >= 1; None for all features.
         seed: Seed of the randomised PCA, 0 <= seed < 2**64.
-        module: A module that the extractor calls: in eval mode meanwhile, and left as it was. So are the extractor
-            itself, and the module that it is a method of.
+        module: A module that the extractor calls: in eval mode meanwhile; its modes and buffers are left as they were.
+            Of an extractor that is a module, or a method of one, a copy runs.
 
     Attributes:
         name: `"inputs"`, `"patches"`, `"tokens"`, `"mixed"` or `"custom"`.
@@ -127,12 +128,12 @@ class FeatureSpace:
             return self._features.transform(pooled(inputs) if self.name == "patches" else inputs)
         if self.feature_extractor is None:
             return pooled(inputs).flatten(1)
-        with ExitStack() as stack:
-            for one in (self.module, getattr(self.feature_extractor, "__self__", None), self.feature_extractor):
-                stack.enter_context(evaluation_mode(one))
-            taker = self.feature_extractor.__self__ if ismethod(self.feature_extractor) else self.feature_extractor
+        # A function reaches the module by ways of its own, so that no copy can take its place there.
+        evaluated = nullcontext() if self.module is None else evaluated_in_place(self.module)
+        with looking_at(self.feature_extractor) as extractor, evaluated:
+            taker = extractor.__self__ if ismethod(extractor) else extractor
             parts = [
-                as_tensor(self.feature_extractor(as_taken(taker, part)), "feature_extractor(inputs)")
+                as_tensor(extractor(as_taken(taker, part)), "feature_extractor(inputs)")
                 for part in inputs.split(_BATCH)
             ]
         features = as_flat_features(torch.cat(parts).to(inputs.device), "feature_extractor(inputs)")

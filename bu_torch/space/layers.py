@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.internal.inputs import as_features, as_floats, check_fitted, check_flag, check_integer
-from bu_torch.internal.network import as_taken
+from bu_torch.internal.logits import as_taken
 from bu_torch.internal.precision import full_precision
 from bu_torch.internal.progress import advance, start_passes
-from bu_torch.internal.traces import evaluation_mode
+from bu_torch.internal.replica import looking_at
 from bu_torch.space.features import principal_components
 
 
@@ -17,7 +17,7 @@ class LayerFeatures:
     """Features from inside a network: a layer's activations, read by a hook, or principal components of them.
 
     Jiang et al. (2018), section 5.3, take trust scores in three such spaces: the logits, the fully connected layer
-    before them, and 20 principal components of that. The network runs in eval mode and is left as it was.
+    before them, and 20 principal components of that. A copy of the network runs, in eval mode.
 
     Args:
         model: The network; its `forward` takes a batch of inputs.
@@ -100,26 +100,23 @@ class LayerFeatures:
         inputs = as_features(inputs, "inputs", keep_integers=self.keep_integers, keep_bytes=True)
         outputs: list[Any] = []
         is_input = self.layer == "penultimate"
-        hooked = [self.model.get_submodule("" if self.layer in ("logits", "penultimate") else self.layer)]
-        if is_input:
-            hooked = [module for module in self.model.modules() if isinstance(module, nn.Linear)]
 
         def remember(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
             outputs[:] = [(*given, *named.values())[0] if is_input else output]
 
-        handles = [module.register_forward_hook(remember, with_kwargs=True) for module in hooked]
         rows = []
         start_passes()
-        try:
-            with evaluation_mode(self.model):
-                for batch in inputs.split(self.batch_size):
-                    outputs.clear()
-                    self.model(as_taken(self.model, batch if self.keep_integers else as_floats(batch)))
-                    rows.append(self._row(outputs, len(batch)).to(inputs.device))
-                    advance(n_passes=len(batch))
-        finally:
-            for handle in handles:
-                handle.remove()
+        with looking_at(self.model) as network:
+            hooked = [network.get_submodule("" if self.layer in ("logits", "penultimate") else self.layer)]
+            if is_input:
+                hooked = [module for module in network.modules() if isinstance(module, nn.Linear)]
+            for module in hooked:
+                module.register_forward_hook(remember, with_kwargs=True)
+            for batch in inputs.split(self.batch_size):
+                outputs.clear()
+                network(as_taken(network, batch if self.keep_integers else as_floats(batch)))
+                rows.append(self._row(outputs, len(batch)).to(inputs.device))
+                advance(n_passes=len(batch))
         return torch.cat(rows)
 
     def _row(self, outputs: list[Any], n_samples: int) -> Tensor:

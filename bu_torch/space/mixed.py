@@ -9,7 +9,7 @@ from bu_torch.internal.packing import Packing
 from bu_torch.space.patches import pooled
 from bu_torch.space.tokens import TokenFeatures
 
-_MOST_CATEGORIES = 100  # of a place, the most frequent
+_MOST_CATEGORIES = 100  # the most frequent of each place
 _MOST_PLACES = 50  # a longer row is a text
 
 
@@ -25,7 +25,7 @@ class MixedFeatures:
         self._texts: TokenFeatures | None = None
         self._categories: list[Tensor] = []
 
-    def __repr__(self) -> str:  # which tells fingerprints apart
+    def __repr__(self) -> str:  # tells fingerprints apart
         return f"MixedFeatures({self.packing})"
 
     def fit(self, inputs: Tensor) -> Self:

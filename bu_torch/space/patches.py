@@ -15,7 +15,7 @@ _WHITENING = 0.1  # added to the eigenvalues, relative to their mean
 _LEAST = 1e-12
 _THRESHOLD = 0.25
 _SAMPLED = 20_000  # patches to whiten by
-_BLOCK_ELEMENTS = 2**21  # of the maps of a block: 8 MB, which a cache holds; 2**24 takes twice as long
+_BLOCK_ELEMENTS = 2**21  # a block's maps take 8 MB, so a cache holds them; 2**24 takes twice as long
 
 
 def is_pooled(inputs: Tensor) -> bool:
@@ -59,7 +59,7 @@ class PatchFeatures:
 
     _filters: Tensor  # (n_patches, C, size, size), whitening included
     _offsets: Tensor  # (n_patches,)
-    _center: float  # of all pixels
+    _center: float  # mean of all pixels
     _scale: float
 
     def __init__(self, n_patches: int = 100, size: int = 6, n_cells: int = 2, seed: int = 0) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper
-from bu_torch.rule.rules import STANDARD_ERROR
+from bu_torch.rule.rules import STANDARD_ERROR, ExpectedAccuracy
 from bu_torch.signals.catalogue import SIGNALS
 
 SEED, EPOCHS = 3, 40
@@ -76,7 +76,7 @@ def test_what_each_rule_keeps(quality, rule, columns, expected):
     ("rule", "settings"),
     [
         ("bu-torch", {}),
-        ("highest expected accuracy", {"rule": "expected_accuracy"}),
+        ("highest expected accuracy", {"rule": ExpectedAccuracy(0)}),
         ("trust score", {"rule": "trust_score"}),
         ("boundary uncertainty, no average", {"rule": "boundary_uncertainty", "averaging": None}),
     ],

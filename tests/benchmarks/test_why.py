@@ -26,7 +26,7 @@ def test_ring_is_a_narrow_class_within_a_wide_one(why):
 def test_the_signals_are_those_of_the_monitor(why, tmp_path):
     split, test, n_classes = why.load(why.Case("ionosphere", 0.2, 0, "rmsprop", 3))
     variants = why.Variants(why.Reference(*split), test)
-    monitor = BoundaryUncertaintyMonitor(n_draws=4, budget=None)
+    monitor = BoundaryUncertaintyMonitor(n_draws=4, budget=None, feature_extractor="inputs")
     trainer = problems.trainer(tmp_path, monitor, variants, enable_checkpointing=False)
     pl.seed_everything(0, verbose=False)
     module = why.classifier(split, n_classes)

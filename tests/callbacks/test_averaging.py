@@ -13,7 +13,6 @@ from torch import nn
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
 from bu_torch.callbacks.weights import RAW_WEIGHTS
 from bu_torch.report import read_record
-from bu_torch.run.averaging import WeightAverage
 
 PAST = 0.6
 
@@ -90,15 +89,6 @@ def test_without_averaging_a_kept_file_still_resumes_from_the_weights_of_trainin
     epoch = torch.load(first.best_model_path, weights_only=True)["epoch"]
     assert list(weights.of_epoch) == list(range(epoch + 1, 6))
     assert all(same(one, whole.of_epoch[epoch]) for epoch, one in weights.of_epoch.items())
-
-
-def test_another_weight_of_the_past_starts_anew(tmp_path):
-    path, resumed = cut(tmp_path, stopping(), again=True, max_epochs=3), stopping(averaging=0.5)
-    with pytest.warns(UserWarning, match=r"resumes with averaging=0\.5 instead of averaging=0\.6"):
-        last = cut(tmp_path / "again", resumed, again=True, max_epochs=6, ckpt_path=path)
-    assert resumed.tracker.checks.n_not_compared == 3
-    state = state_of(torch.load(last, weights_only=True), "BoundaryUncertaintyStopping")
-    assert set(state["average"]["n_checks"].values()) == {3}
 
 
 @pytest.mark.parametrize(
@@ -200,13 +190,6 @@ def test_a_module_that_renames_what_it_loads_goes_on_from_the_average(tmp_path):
     with pytest.warns(UserWarning, match="continues from the average, and a new average begins"):
         fit(tmp_path, stopping(), weights, module=Renamed(), ckpt_path=first.best_model_path)
     assert len(weights.of_epoch) >= 3
-
-
-def test_nothing_is_exchanged_in_batches_without_a_check(tmp_path, monkeypatch):
-    entered, inside, own = [], WeightAverage.inside, stopping()
-    monkeypatch.setattr(WeightAverage, "inside", lambda *given: entered.append(given) or inside(*given))
-    fit(tmp_path, own, max_epochs=3, enable_checkpointing=False)
-    assert len(entered) == 2 * len(own.history) == 6  # to measure, and to keep
 
 
 def test_a_callable_that_is_no_module_is_measured_as_it_is():

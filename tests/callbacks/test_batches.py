@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 from bu_torch import Signals
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 from bu_torch.callbacks.watch import Watch, can_be_watched, difference
+from bu_torch.internal.replica import looking_at
 
 X, Y = blobs()
 BYTES = (X * 25 + 128).clamp(0, 255).byte()
@@ -244,10 +245,15 @@ class TestWitness:
         for module in (scripted, compiled, within, by_itself):
             assert not can_be_watched(module)
 
+    def rehearse(self, watch, module):
+        with looking_at(module) as network:
+            watch.rehearse(network, module, Y)
+            network(X)
+
     def test_a_call_without_tensors_is_none(self):
         """As DistributedDataParallel calls the module with the arguments of `training_step`."""
         module, watch = nn.Linear(4, 3), Watch(None, None)
-        watch.rehearse(module, lambda: module(X), Y)
+        self.rehearse(watch, module)
         watch.listen()
         for hook in list(module._forward_pre_hooks.values()):
             hook(module, ([X, Y], 0), {})
@@ -258,7 +264,7 @@ class TestWitness:
 
     def test_a_copy_made_while_training_is_watched_has_no_ears(self):
         module, watch = Classifier(), Watch(None, None)
-        watch.rehearse(module, lambda: module(X), Y)
+        self.rehearse(watch, module)
         watch.listen()
         twin = copy.deepcopy(module)
         assert pickle.dumps(module)
@@ -270,7 +276,7 @@ class TestWitness:
     def test_what_is_not_called_is_not_judged(self):
         module, watch = Classifier(), Watch(None, None)
         assert watch.objection() == ""
-        watch.rehearse(module, lambda: module(X), Y)
+        self.rehearse(watch, module)
         assert watch.objection() == ""
 
 

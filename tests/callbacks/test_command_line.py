@@ -45,7 +45,8 @@ def test_the_command_line_builds_it_from_yaml(tmp_path, monkeypatch):
     options = [f"--trainer.callbacks.{name}={value}" for name, value in given.items()]
     cli = LightningCLI(Classifier, Blobs, args=["fit", "--config", str(config), *options])
     (stopping,) = [one for one in cli.trainer.callbacks if isinstance(one, BoundaryUncertaintyStopping)]
-    assert (stopping.patience, stopping.n_neighbors, stopping.rule, stopping.budget) == (0, 20, "trust_score", None)
+    settings = stopping.settings
+    assert (settings.patience, settings.n_neighbors, settings.rule, settings.budget) == (0, 20, "trust_score", None)
     assert (stopping.filename, stopping.save_weights_only, stopping.verbose) == ("{epoch}", True, True)
     assert [path.name for path in (tmp_path / "mine").glob("*.ckpt")] == [f"epoch={stopping.best_epoch}.ckpt"]
     assert len(stopping.history) >= 1

@@ -1,19 +1,13 @@
-"""A run that is killed, and goes on; disks that are full, files that are torn."""
+"""Disks that are full, files that are torn, samples that are others when a run goes on."""
 
 import errno
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
-from problems import Augmented, Plain, blobs, cut, fit, in_order, same, state_of, trainer
+from problems import Augmented, Plain, blobs, cut, fit, in_order, same, scripted, state_of, trainer
 from problems import fit_again as run_of
-from scripted import Scripted
 from torch.utils.data import DataLoader
 
 from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping, Signals
@@ -27,7 +21,7 @@ def ours(**settings):
 
 
 class Disk(TorchCheckpointIO):
-    """Writes our checkpoints, or those of others, as these say that are called before and after."""
+    """Writes our checkpoints as these say that are called before and after."""
 
     def __init__(self, before=lambda *_: None, after=lambda *_: None):
         super().__init__()
@@ -35,77 +29,11 @@ class Disk(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint, path, storage_options=None):
         is_ours = "boundary-epoch" in str(path)
-        self.before(is_ours, checkpoint["epoch"])
+        if is_ours:
+            self.before(checkpoint["epoch"])
         super().save_checkpoint(checkpoint, path, storage_options)
-        self.after(is_ours, checkpoint["epoch"], Path(path))
-
-
-def run(folder, where="", epoch=-1, ckpt_path=None):
-    """Train until it stops, or is killed at this place of this epoch; what the callback says in the end."""
-
-    def kill(place, is_now):
-        if where == place and is_now:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def before(is_ours, found):
-        kill("saving ours", is_ours and found >= epoch)
-        kill("saving theirs", not is_ours and found == epoch)
-
-    killer = LambdaCallback(
-        on_train_batch_start=lambda t, m, batch, batch_idx: kill(f"batch {batch_idx}", t.current_epoch == epoch),
-        on_train_epoch_end=lambda t, m: kill("before the checkpoints", t.current_epoch == epoch),
-        on_train_epoch_start=lambda t, m: kill("after the checkpoints", t.current_epoch == epoch),
-    )
-    stopping = ours(patience=4, n_draws=4)
-    theirs = ModelCheckpoint(folder / "user", save_last=True, filename="user")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in the process that is killed, so that numbers are the same to the bit
-    run_of(folder, stopping, killer, theirs, max_epochs=60, plugins=[Disk(before)], ckpt_path=ckpt_path)
-    torch.set_num_threads(threads)
-    best = (stopping.best_epoch, stopping.stopped_epoch, stopping.stopping_reason)
-    return (stopping.history, *best), stopping.best_model_path
-
-
-def run_and_kill(folder, where, epoch):
-    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-    script = (
-        f"import sys; sys.path[:0] = {paths!r}; from pathlib import Path; from test_crash import run;"
-        f" run(Path({str(folder)!r}), {where!r}, {epoch})"
-    )
-    command, environment = [sys.executable, "-W", "ignore", "-c", script], os.environ | {"OMP_NUM_THREADS": "1"}
-    found = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    assert found.returncode == -signal.SIGKILL, found.stderr
-
-
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("whole"))
-
-
-@pytest.mark.parametrize(
-    ("where", "epoch"),
-    [
-        ("batch 2", 3),
-        slow("saving ours", 4),
-        slow("before the checkpoints", 2),
-        slow("saving theirs", 5),
-        slow("after the checkpoints", 6),
-    ],
-)
-def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path, uninterrupted, where, epoch):
-    run_and_kill(tmp_path, where, epoch)
-    resumed, path = run(tmp_path, ckpt_path=tmp_path / "user" / "last.ckpt")
-    assert resumed == uninterrupted[0]
-    _, best_epoch, stopped_epoch, _ = resumed
-    assert stopped_epoch is not None
-    assert torch.load(path, weights_only=True)["epoch"] == best_epoch
-    kept = Path(path)
-    assert kept.parent in (tmp_path / "user", tmp_path / "checkpoints")
-    assert kept.match("boundary-*.ckpt")
+        if is_ours:
+            self.after(checkpoint["epoch"], Path(path))
 
 
 def test_other_samples_are_not_compared_with_those_before(tmp_path):
@@ -136,19 +64,19 @@ def no_space(*arguments, **arrays):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def scripted(tmp_path, values, full=(), torn=()):
+def run_with_disk(tmp_path, values, full=(), torn=()):
     """Train with a disk that is full in some epochs, and tears files in others."""
 
-    def before(is_ours, epoch):
-        if is_ours and epoch in full:
+    def before(epoch):
+        if epoch in full:
             no_space()
 
-    def after(is_ours, epoch, path):
-        if is_ours and epoch in torn:
+    def after(epoch, path):
+        if epoch in torn:
             whole = path.read_bytes()
             path.write_bytes(whole[: len(whole) // 2])
 
-    stopping = Scripted(values, rule="trust_score", n_neighbors=20)
+    stopping = scripted(values)
     module, _ = run_of(tmp_path, stopping, max_epochs=len(values), plugins=[Disk(before, after)])
     return stopping, module
 
@@ -163,7 +91,7 @@ def scripted(tmp_path, values, full=(), torn=()):
 )
 def test_a_full_disk_costs_neither_the_run_nor_the_other_bests(tmp_path, values, full, kept, said):
     with pytest.warns(UserWarning, match=said):
-        stopping, module = scripted(tmp_path, values, full=full)
+        stopping, module = run_with_disk(tmp_path, values, full=full)
     assert stopping.best_epoch == kept
     assert len(stopping.history) == 4
     saved = torch.load(stopping.best_model_path, weights_only=True)
@@ -174,17 +102,17 @@ def test_a_full_disk_costs_neither_the_run_nor_the_other_bests(tmp_path, values,
 @pytest.mark.parametrize(("values", "torn"), [([0.1, 0.5, 0.9, 0.3], [2]), ([0.1, 0.5, 0.3, 0.9], [3])])
 def test_a_torn_file_falls_back_to_the_best_before(tmp_path, values, torn):
     with pytest.warns(UserWarning, match="is damaged: the best earlier one is kept"):
-        stopping, _ = scripted(tmp_path, values, torn=torn)
+        stopping, _ = run_with_disk(tmp_path, values, torn=torn)
     assert stopping.best_epoch == 1
     assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == 1
 
 
 def test_a_torn_best_is_not_resumed_on(tmp_path):
     path = cut(tmp_path, ours(), again=True, max_epochs=4)
-    best = Path(state_of(torch.load(path, weights_only=True), "Keeper")["best_model_path"])
+    best = Path(state_of(torch.load(path, weights_only=True), "FileKeeper")["best_model_path"])
     best.write_bytes(best.read_bytes()[:100])
     stopping = ours()
-    with pytest.warns(UserWarning, match="missing or damaged"):
+    with pytest.warns(UserWarning, match="missing, damaged"):
         run_of(tmp_path, stopping, max_epochs=7, ckpt_path=path)
     assert stopping.best_model_path != str(best)
 

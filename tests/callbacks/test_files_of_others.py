@@ -2,16 +2,22 @@
 
 import math
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Classifier, Weights, cut, fit, same, state_of
+from problems import Classifier, Given, Weights, cut, fit, same, state_of
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-from bu_torch.callbacks import keeper
+from bu_torch.callbacks.keeper import identity
+
+PLACE, WEIGHTS = {"epoch": 1, "global_step": 8}, {"state_dict": Classifier().state_dict()}  # of the second epoch
 
 
 class Bomb:
@@ -33,7 +39,7 @@ def run(tmp_path):
 def craft(path, best, score):
     """Name another file as the best so far, that of the last check."""
     content = torch.load(path, weights_only=True)
-    state, own = state_of(content, "Keeper"), state_of(content, "BoundaryUncertaintyStopping")
+    state, own = state_of(content, "FileKeeper"), state_of(content, "BoundaryUncertaintyStopping")
     value = torch.tensor(score, dtype=torch.float64)
     state.update(best_model_path=best, kth_best_model_path=best, best_model_score=value, kth_value=value)
     state["best_k_models"] = {best: value}
@@ -51,21 +57,22 @@ def resume(tmp_path, path, *callbacks):
 
 
 def with_a_bomb(path, mark):
-    torch.save({"state_dict": Classifier().state_dict(), "hyper_parameters": Bomb(mark)}, path)
+    torch.save(PLACE | WEIGHTS | {"hyper_parameters": Bomb(mark)}, path)
 
 
 CRAFTED = {
     "a bomb": with_a_bomb,
-    "other shapes": lambda path, mark: torch.save({"state_dict": Classifier(n_outputs=7).state_dict()}, path),
-    "no weights": lambda path, mark: torch.save({"epoch": 1}, path),
+    "other shapes": lambda path, mark: torch.save(PLACE | {"state_dict": Classifier(n_outputs=7).state_dict()}, path),
+    "no weights": lambda path, mark: torch.save(PLACE, path),
+    "another epoch": lambda path, mark: torch.save(PLACE | WEIGHTS | {"epoch": 0}, path),
     "garbage": lambda path, mark: path.write_bytes(b"\x80\x02garbage"),
 }
 
 
 @pytest.mark.parametrize("write", list(CRAFTED.values()), ids=list(CRAFTED))
 def test_a_best_file_from_others_is_read_as_plain_data_or_not_at_all(tmp_path, write):
-    last, _ = run(tmp_path)
-    crafted, mark, look = tmp_path / "crafted.ckpt", tmp_path / "mark", Weights()
+    last, best = run(tmp_path)
+    crafted, mark, look = best.parent / "crafted.ckpt", tmp_path / "mark", Weights()
     write(crafted, mark)
     craft(last, str(crafted), 1e9)
     with pytest.warns(UserWarning, match="crafted.ckpt, was not written by this process.*weights_only=False") as said:
@@ -81,7 +88,7 @@ def with_a_pipe(path, mark):
 
 
 @pytest.mark.parametrize(
-    ("swap", "said"), [(with_a_bomb, "was not written by this process"), (with_a_pipe, "kept epoch is missing")]
+    ("swap", "said"), [(with_a_bomb, "has written over the checkpoint"), (with_a_pipe, "kept epoch is missing")]
 )
 def test_what_takes_the_place_of_our_own_file_is_neither_run_nor_waited_for(tmp_path, swap, said):
     stopping, mark = BoundaryUncertaintyStopping(n_neighbors=20), tmp_path / "mark"
@@ -92,10 +99,9 @@ def test_what_takes_the_place_of_our_own_file_is_neither_run_nor_waited_for(tmp_
     assert not mark.exists()
 
 
-def test_a_best_file_of_plain_data_from_an_earlier_process_is_restored(tmp_path, new_process):
+def test_a_best_file_of_plain_data_from_an_earlier_process_is_restored(tmp_path):
     last, best = run(tmp_path)
     craft(last, str(best), 1e9)
-    new_process()
     _, module = resume(tmp_path, last)
     assert same(module.state_dict(), torch.load(best, weights_only=True)["state_dict"])
 
@@ -111,6 +117,18 @@ def pipe(folder, spelling="{}"):
     return spelling.format(folder / "pipe")
 
 
+def copied(folder, path):
+    """The best file, once more."""
+    path.parent.mkdir(exist_ok=True)
+    (best,) = (folder / "checkpoints").glob("boundary-*.ckpt")
+    return str(shutil.copy(best, path))
+
+
+def linked(folder, target):
+    (folder / "checkpoints" / "best.ckpt").symlink_to(target)
+    return str(folder / "checkpoints" / "best.ckpt")
+
+
 ADDRESSES = {
     "url": url_with_a_folder_of_its_name,
     "pipe": pipe,
@@ -122,33 +140,36 @@ ADDRESSES = {
     "device": lambda folder: "/dev/zero",
     "null byte": lambda folder: f"{folder}/user/last.ckpt\0",
     "number": lambda folder: 7,
+    "elsewhere": lambda folder: copied(folder, folder / "elsewhere" / "best.ckpt"),
+    "beneath": lambda folder: copied(folder, folder / "checkpoints" / "beneath" / "best.ckpt"),
+    "above": lambda folder: copied(folder, folder / "best.ckpt") and f"{folder}/checkpoints/../best.ckpt",
+    "link": lambda folder: linked(folder, copied(folder, folder / "elsewhere" / "best.ckpt")),
 }
 
 
 @pytest.mark.parametrize("address", list(ADDRESSES.values()), ids=list(ADDRESSES))
-def test_only_a_local_file_may_be_named_as_the_best(tmp_path, monkeypatch, address):
+def test_only_a_file_in_the_folder_of_the_run_may_be_named_as_the_best(tmp_path, monkeypatch, address):
     last, _ = run(tmp_path)
     monkeypatch.chdir(tmp_path)
     craft(last, address(tmp_path), 1e9)
-    with pytest.warns(UserWarning, match="best epoch so far is missing or damaged"):
+    with pytest.warns(UserWarning, match="best epoch so far is missing, damaged, or outside the run's folder"):
         stopping, _ = resume(tmp_path, last)
     assert stopping.best_epoch in (2, 3)
 
 
-def test_a_file_of_the_same_size_and_time_is_another_s(tmp_path, monkeypatch):
+def test_a_file_of_the_same_size_and_time_is_another_s(tmp_path):
     path = tmp_path / "best.ckpt"
     path.write_bytes(b"ours")
-    monkeypatch.setattr(keeper, "_OWN_FILES", {str(path): keeper.identity(str(path))})
-    assert keeper.is_own(str(path))
-    found = path.stat()
+    before, found = identity(str(path)), path.stat()
+    assert before == identity(str(path))
     path.write_bytes(b"evil")
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
-    assert not keeper.is_own(str(path))
+    assert before != identity(str(path))
 
 
 def test_a_name_with_escapes_is_logged_without(tmp_path, log):
     last, best = run(tmp_path)
-    hostile = tmp_path / "a\x1b]0;OWNED\x07\nWARNING: all fine.ckpt"
+    hostile = best.parent / "a\x1b]0;OWNED\x07\nWARNING: all fine.ckpt"
     hostile.write_bytes(best.read_bytes())
     craft(last, str(hostile), 1e9)
     resume(tmp_path, last)
@@ -204,56 +225,72 @@ def test_weights_in_a_state_that_do_not_fit_leave_the_module_as_it_is(tmp_path, 
     torch.save(content, tmp_path / "last.ckpt")
     stopping, module, look = BoundaryUncertaintyStopping(n_neighbors=20), Classifier(), Weights()
     options = {"enable_checkpointing": False, "ckpt_path": tmp_path / "last.ckpt", "weights_only": True}
-    with pytest.warns(UserWarning, match="do not fit: .*The weights stay as training left them"):
+    with pytest.warns(UserWarning, match="(do not fit: |Attr).*The weights stay as training left them"):
         fit(tmp_path, stopping, look, module=module, max_epochs=4, **options)
     assert stopping.best_epoch == 1
     assert same(module.state_dict(), look.at_end)
 
 
-OURS = "boundary-epoch=7-step=9.ckpt"
-
-
-def planted(path, plant=lambda path: path.write_text("precious")):
-    path.parent.mkdir(exist_ok=True)
-    plant(path)
-    return path
-
-
-PLANTS = {
-    "a folder above": lambda folder, outside: planted(outside / "inside") and f"{folder}/../outside",
-    "a folder named as ours": lambda folder, outside: planted(folder / OURS, Path.mkdir),
-    "a link named as ours": lambda folder, outside: planted(
-        folder / OURS, lambda path: path.symlink_to(planted(outside / "target"))
-    ),
-    "a file of another name": lambda folder, outside: planted(folder / "thesis.ckpt"),
-    "a file in a folder beneath": lambda folder, outside: planted(folder / "beneath" / OURS),
-    "a file elsewhere": lambda folder, outside: planted(outside / OURS) and f"{folder}/../outside/{OURS}",
+LEFT = {
+    "the best of before": lambda best: best,
+    "a file of another name": lambda best: best.rename(best.with_name("thesis.ckpt")),
+    "a folder": lambda best: best.with_name("shards.ckpt").mkdir() or best.with_name("shards.ckpt"),
 }
 
 
-@pytest.mark.parametrize("plant", list(PLANTS.values()), ids=list(PLANTS))
-def test_what_a_resumed_state_names_is_not_deleted(tmp_path, new_process, caplog, plant):
-    (last, best), outside = run(tmp_path), tmp_path / "outside"
-    named = plant(best.parent, outside)
-    before = {path: path.is_symlink() for path in (*best.parent.rglob("*"), *outside.rglob("*"))}
+@pytest.mark.parametrize("name", list(LEFT))
+def test_the_best_of_an_earlier_process_is_left_where_it_is_and_named(tmp_path, log, name):
+    last, best = run(tmp_path)
+    named = LEFT[name](best)
     craft(last, str(named), -1e9)
-    new_process()
     stopping, _ = resume(tmp_path, last)
     assert stopping.best_epoch in (2, 3)  # a better one came
-    assert {path: path.is_symlink() for path in before if os.path.lexists(path)} == before
-    assert f"does not delete the earlier best checkpoint, which may not be this run's: {named}" in caplog.text
+    assert named.exists()
+    assert f"leaves the best checkpoint of an earlier run where it is: {named}" in log.text
+    files = {path.name for path in best.parent.glob("boundary-*.ckpt")} - {named.name, best.name}
+    assert files == {Path(stopping.best_model_path).name}
 
 
-@pytest.mark.parametrize("resumes_from_it", [False, True])
-def test_the_best_of_before_is_deleted_once_a_better_one_is_saved_unless_the_run_resumes_from_it(
-    tmp_path, new_process, resumes_from_it
-):
-    last, best = run(tmp_path)
-    path = best if resumes_from_it else last
-    craft(path, str(best), -1e9)
-    new_process()
-    stopping, _ = resume(tmp_path, path)
-    assert stopping.best_epoch in (2, 3)
-    assert stopping.best_model_path != str(best)
-    kept = {Path(stopping.best_model_path), *([best] if resumes_from_it else [])}
-    assert set(best.parent.glob("boundary-epoch*")) == kept
+TESTS = str(Path(__file__).parents[1])
+RUN = """
+import sys
+sys.path.insert(0, {tests!r})
+from problems import Classifier, Given, fit
+from bu_torch import BoundaryUncertaintyStopping
+settings = dict(dirpath={folder!r}, filename="best", n_neighbors=20, n_draws=1)
+stopping = BoundaryUncertaintyStopping(rule=Given([0.9, 0.1]), **settings)
+fit({folder!r}, stopping, module=Classifier(), max_epochs=2)
+print(stopping.best_model_path)
+"""
+
+
+class TestTwoRunsInOneFolder:
+    def test_each_keeps_a_file_of_its_own_and_restores_that(self, tmp_path, monkeypatch):
+        """The other begins when the first has named its file and not yet written it."""
+
+        def save(self, checkpoint, path, storage_options=None):
+            if not paths:
+                command = [sys.executable, "-W", "ignore", "-c", RUN.format(tests=TESTS, folder=str(tmp_path))]
+                found = subprocess.run(command, capture_output=True, text=True, timeout=300)
+                paths.append(found.stdout.split()[-1])
+            write(self, checkpoint, path, storage_options)
+
+        paths, write, module, look = [], TorchCheckpointIO.save_checkpoint, Classifier(), Weights()
+        monkeypatch.setattr(TorchCheckpointIO, "save_checkpoint", save)
+        settings = {"rule": Given([0.9, 0.1]), "dirpath": tmp_path, "filename": "best"}
+        stopping = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=1, averaging=None, **settings)
+        fit(tmp_path, stopping, look, module=module, max_epochs=2)
+        assert [Path(path).name for path in (stopping.best_model_path, *paths)] == ["best.ckpt", "best-v1.ckpt"]
+        assert same(module.state_dict(), look.of_epoch[0])
+        assert not same(module.state_dict(), torch.load(paths[0], weights_only=True)["state_dict"])
+
+    def test_a_file_that_another_writes_over_ours_is_named_and_not_restored(self, tmp_path):
+        """As a program does that claims no names."""
+
+        def write_over(trainer, pl_module):
+            torch.save(PLACE | WEIGHTS, stopping.best_model_path)
+
+        stopping, module, look = BoundaryUncertaintyStopping(n_neighbors=20), Classifier(), Weights()
+        with pytest.warns(UserWarning, match=r"Another run or program has written over .*: .*boundary-epoch"):
+            fit(tmp_path, stopping, look, LambdaCallback(on_train_end=write_over), module=module)
+        assert same(module.state_dict(), look.at_end)

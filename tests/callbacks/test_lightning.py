@@ -1,4 +1,4 @@
-"""`lightning.pytorch` and `pytorch_lightning`: either, both, and in any order of imports."""
+"""`lightning.pytorch` or `pytorch_lightning`: the tree that was imported first, and no trainers of the other."""
 
 import subprocess
 import sys
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import fit
+from problems import Classifier
 
-from bu_torch.callbacks import BoundaryUncertaintyStopping, lightning_trees
+from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping, lightning_tree
 
 SCRIPT = """
 import sys
@@ -36,13 +36,11 @@ loader = DataLoader(TensorDataset(torch.randn(120, 4) + labels.unsqueeze(1), lab
 stopping = BoundaryUncertaintyStopping(patience=2, n_neighbors=20)
 options = dict(accelerator="cpu", logger=False, default_root_dir={folder!r}, enable_progress_bar=False)
 trainer = pl.Trainer(max_epochs=3, callbacks=stopping, enable_model_summary=False, **options)
+{expected}
 trainer.fit(Module(), loader)
 assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == stopping.best_epoch
-assert isinstance(stopping, pl.Callback)
-names = [type(callback).__name__ for callback in trainer.callbacks]
-stopper, keeper = trainer.callbacks[names.index("VerdictBearer")], trainer.callbacks[names.index("Keeper")]
-assert isinstance(stopper, pl.callbacks.EarlyStopping) and isinstance(keeper, pl.callbacks.ModelCheckpoint)
-assert trainer.checkpoint_callback is keeper
+keeper = trainer.checkpoint_callback
+assert type(keeper).__name__ == "FileKeeper" and isinstance(keeper, pl.callbacks.ModelCheckpoint)
 resumed = BoundaryUncertaintyStopping(patience=3, n_neighbors=20)
 again = pl.Trainer(max_epochs=4, callbacks=[resumed], enable_model_summary=False, **options)
 again.fit(Module(), loader, ckpt_path=keeper.best_model_path)
@@ -51,18 +49,11 @@ try:
     BoundaryUncertaintyStopping(patience=-1)
 except pl.utilities.exceptions.MisconfigurationException:
     print("fine")
-{last}
 """
 ALONE = "assert 'lightning' not in sys.modules"
 OURS = "from bu_torch import BoundaryUncertaintyStopping"
 THEIRS = "import pytorch_lightning as pl"
 NO_LIGHTNING = """
-class Nothing:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "lightning":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-import importlib.machinery
-sys.meta_path.insert(0, Nothing())
 import importlib.util
 find_spec = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: None if name == "lightning" else find_spec(name, package)
@@ -70,34 +61,37 @@ importlib.util.find_spec = lambda name, package=None: None if name == "lightning
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "last"),
+    ("first", "second"),
     [
-        pytest.param(NO_LIGHTNING + OURS, THEIRS, ALONE, id="pytorch_lightning alone"),
-        pytest.param(THEIRS, OURS, ALONE, id="theirs first", marks=pytest.mark.slow),
-        pytest.param("import lightning.pytorch", OURS + "\n" + THEIRS, "", id="both", marks=pytest.mark.slow),
+        pytest.param(NO_LIGHTNING + OURS, THEIRS, id="pytorch_lightning alone"),
+        pytest.param(THEIRS, OURS, id="theirs first", marks=pytest.mark.slow),
     ],
 )
-def test_a_trainer_of_pytorch_lightning_is_stopped_by_its_own_classes(tmp_path, first, second, last):
+def test_a_trainer_of_pytorch_lightning_is_stopped_by_its_own_classes(tmp_path, first, second):
     pytest.importorskip("pytorch_lightning")
-    script = SCRIPT.format(first=first, second=second, last=last, folder=str(tmp_path))
+    script = SCRIPT.format(first=first, second=second, expected=ALONE, folder=str(tmp_path))
     command = [sys.executable, "-W", "ignore", "-c", script]
     found = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path.cwd())
     assert found.returncode == 0, found.stderr
     assert found.stdout.strip().endswith("fine")
 
 
-def test_ours_may_be_imported_first(tmp_path, capsys):
-    """As here, where `lightning` is there too."""
-    pytest.importorskip("pytorch_lightning")
-    exec(SCRIPT.format(first=OURS, second=THEIRS, last="", folder=str(tmp_path)), {})  # noqa: S102
-    assert capsys.readouterr().out.strip().endswith("fine")
+@pytest.mark.parametrize("kind", [BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping])
+def test_a_trainer_of_the_other_tree_is_refused_with_the_way_out(tmp_path, kind):
+    theirs = pytest.importorskip("pytorch_lightning")
+    made = theirs.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path)
+    message = (
+        r"works with a `Trainer` of `lightning.pytorch`, got pytorch_lightning.*Trainer\. Import `pytorch_lightning`"
+        " before `bu_torch.callbacks`, and not `lightning.pytorch`"
+    )
+    for stage in ("fit", "test"):
+        with pytest.raises(MisconfigurationException, match=message):
+            kind().setup(made, Classifier(), stage)
 
 
 @pytest.mark.parametrize(("version", "is_taken"), [("2.6.3", False), ("2.6.5", False), ("2.6.6", True), ("3.0", True)])
-def test_versions_with_known_holes_are_refused(tmp_path, monkeypatch, version, is_taken):
-    lightning_trees._library.cache_clear()
-    monkeypatch.setattr(lightning_trees.metadata, "version", lambda name: version)
-    refusal = pytest.raises(MisconfigurationException, match=f"must be 2.6.6 or newer, got {version}: .*GHSA-qqmf")
+def test_versions_with_known_holes_are_refused_at_import(monkeypatch, version, is_taken):
+    monkeypatch.setattr(lightning_tree.metadata, "version", lambda name: version)
+    refusal = pytest.raises(ImportError, match=f"`lightning` must be 2.6.6 or newer, got {version}: .*GHSA-qqmf")
     with nullcontext() if is_taken else refusal:
-        fit(tmp_path, BoundaryUncertaintyStopping(n_neighbors=20), max_epochs=1)
-    lightning_trees._library.cache_clear()
+        assert lightning_tree._choose() == "lightning.pytorch"

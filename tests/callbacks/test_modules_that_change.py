@@ -1,27 +1,29 @@
-"""Modules that a look would change: layers that merge, observe, are pruned, log, renormalise; optimisers with modes."""
+"""Modules that a look would change, and optimisers with modes: a training with the callback is the one without."""
 
 import copy
+import itertools
+import random
 import warnings
-from functools import partial
+from collections import Counter, UserDict, defaultdict, deque
+from functools import cache, partial
 
 import loralib
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 from lightning.pytorch.loggers import CSVLogger
 from problems import Given, blobs, fit_again, in_order, loader, same, weights_of
-from scenarios import Model, ScheduleFree, Wrapped, perceptron
+from scenarios import Model, Renormalised, ScheduleFree, Wrapped, perceptron
 from torch import nn
 from torchmetrics import CatMetric, MeanMetric
 
-from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-from bu_torch.internal import traces
-from bu_torch.internal.traces import RestoringError, evaluation_mode
-from bu_torch.run.budget import count_operations
+from bu_torch.callbacks import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
 
 
 def trained(folder, make, *callbacks, **options):
-    return fit_again(folder, *callbacks, module=make, data=loader(*blobs()), **{"max_epochs": 4, **options})[0]
+    options = {"data": loader(*blobs()), "max_epochs": 4, **options}
+    return fit_again(folder, *callbacks, module=make, **options)[0]
 
 
 def adapters_alone():
@@ -30,25 +32,13 @@ def adapters_alone():
     return model
 
 
-def test_a_layer_of_lora_that_was_merged_stays_so():
-    model = Model(perceptron(Wrapped))
-    nn.init.normal_(model.net[2].up.weight)
-    model.net[2].eval()
-    before = weights_of(model)
-    with evaluation_mode(model):
-        assert all(part.is_merged for part in (model.net[0], model.net[2]))
-    assert [model.net[0].is_merged, model.net[2].is_merged] == [False, True]
-    assert [part.training for part in model.net] == [True, True, False]
-    assert same(before, model.state_dict())
-
-
 class Observer(nn.Module):
-    """Follows the ends of each feature, in buffers that are empty at first; names of fixed size come after."""
+    """Follows the ends of each feature, in buffers that are empty at first."""
 
     def __init__(self):
         super().__init__()
         self.register_buffer("low", torch.empty(0))
-        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
 
     def forward(self, x):
         low = x.detach().amin(dim=0)
@@ -57,46 +47,31 @@ class Observer(nn.Module):
         return x - self.low
 
 
-class TestObservers:
-    def test_a_buffer_is_as_large_as_before(self):
-        observer = Observer()
-        with evaluation_mode(observer):
-            observer(torch.ones(5, 3))
-            assert observer.low.shape == (3,)
-        assert observer.low.shape == (0,)
-        assert observer.seen == 0
+class Counting(nn.Module):
+    """Gives what depends on how often it was called, by counters of every kind."""
 
-    def test_what_cannot_be_put_back_is_told_and_all_else_is_put_back(self, monkeypatch):
-        def fail_for_one(tensor, memory):
-            if tensor is observer.low:
-                raise RuntimeError("it stays where it is")
+    def __init__(self):
+        super().__init__()
+        self.counter, self.by_size, self.user = Counter(), defaultdict(int), UserDict(n=0)
+        self.queue, self.nested, self.array = deque([0.0], maxlen=9), {"a": [{"b": [0]}]}, np.zeros(1)
+        self.numbers, self.random = itertools.count(), random.Random(0)
+        self.numpy, self.torch = np.random.default_rng(0), torch.Generator().manual_seed(0)
 
-        observer = Observer()
-        monkeypatch.setattr(traces, "_move_back", fail_for_one)
-        look = evaluation_mode(observer)(lambda: observer(torch.rand(5, 3)))
-        with pytest.raises(RestoringError, match="buffer `low` in Observer cannot be restored: RuntimeErr"):
-            look()
-        assert observer.seen == 0
-        assert observer.training
-
-    def test_a_buffer_is_where_it_was(self):
-        observer = Observer()
-        observer.low = torch.rand(3)
-        before = observer.low.clone()
-        with evaluation_mode(observer):
-            observer.low.data = torch.zeros(1).expand(3)  # one number in memory, so that none can be written
-        assert torch.equal(observer.low, before)
-        assert observer.low.stride() == (1,)
-
-    def test_counting_operations_does_not_hide_it(self):
-        def fail():
-            raise RestoringError("it stays changed")
-
-        with pytest.raises(RestoringError, match="it stays changed"):
-            count_operations(nn.Linear(2, 2), fail)
+    def forward(self, x):
+        self.counter["calls"] += 1
+        self.by_size[len(x)] += 1
+        self.user["n"] += 1
+        self.queue.append(self.random.random())
+        self.nested["a"][0]["b"][0] += 1
+        self.array += 1
+        counts = (self.counter["calls"], self.by_size[30], self.user["n"], self.nested["a"][0]["b"][0], self.array[0])
+        noise = sum(self.queue) + self.numpy.random() + float(torch.rand(1, generator=self.torch))
+        return x * (1 + 1e-3 * (sum(counts) + next(self.numbers) + noise))
 
 
 class Gate(Model):
+    """Logs in `forward`, also past Lightning."""
+
     def __init__(self, net, on_step=False):
         super().__init__(net)
         self.on_step = on_step
@@ -118,63 +93,6 @@ class Nested(Model):
     def forward(self, x):
         self.log("mean", x.mean(), on_step=False, on_epoch=True)
         return self.net.net(x)
-
-
-@pytest.mark.parametrize("feature_extractor", [None, "module"])
-@pytest.mark.parametrize("kind", [Gate, partial(Gate, on_step=True), Nested], ids=["epochs", "steps", "nested"])
-def test_what_forward_logs_is_that_of_training_alone(tmp_path, kind, feature_extractor):
-    def logged(name, *callbacks):
-        def keep(trainer, pl_module):
-            found.append(dict(trainer.callback_metrics))
-
-        found, logger = [], CSVLogger(tmp_path / name)
-        look = LambdaCallback(on_train_epoch_end=keep, on_fit_end=keep)
-        model = trained(tmp_path, lambda: kind(perceptron()), *callbacks, look, logger=logger)
-        assert "log" not in vars(model)
-        assert model.trainer.loggers == [logger]
-        return found, len([row for row in logger.experiment.metrics if "direct" in row])
-
-    plain, n_direct = logged("plain")
-    watched, n_watched = logged("watched", BoundaryUncertaintyMonitor(feature_extractor=feature_extractor))
-    assert n_direct == n_watched
-    assert plain[0]
-    assert [{name: one[name] for name in plain[0]} for one in watched] == plain
-
-
-class TestParameters:
-    def test_a_change_that_torch_does_not_count_is_put_back(self):
-        class Normalised(nn.Linear):
-            def forward(self, x):
-                self.weight.data = nn.functional.normalize(self.weight.data)
-                return super().forward(x)
-
-        layer = Normalised(4, 3)
-        before = layer.weight.detach().clone()
-        for _ in range(2):
-            with evaluation_mode(layer):
-                layer(torch.rand(2, 4))
-                assert not torch.equal(layer.weight, before)
-            assert torch.equal(layer.weight, before)
-
-    def test_a_change_that_comes_late_is_told_once_and_then_put_back(self):
-        class Late(nn.Linear):
-            is_late = False
-
-            def forward(self, x):
-                if self.is_late:
-                    self.weight += 1
-                return super().forward(x)
-
-        layer, inputs = Late(4, 3), torch.rand(2, 4)
-        with evaluation_mode(layer):
-            layer(inputs)
-        layer.is_late = True
-        with pytest.warns(UserWarning, match="changed the parameter `weight` of the network"), evaluation_mode(layer):
-            layer(inputs)
-        before = layer.weight.detach().clone()
-        with evaluation_mode(layer):
-            layer(inputs)
-        assert torch.equal(layer.weight, before)
 
 
 class Validated(Model):
@@ -255,12 +173,33 @@ class Pruning(Model):
         nn.utils.prune.l1_unstructured(self.net[0], "weight", amount=0.2)
 
 
-def aware_of_quantisation():
-    net = perceptron()
-    net.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")  # an observer for each channel
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return Model(torch.ao.quantization.prepare_qat(net))
+class Normalised(nn.Linear):
+    """Replaces its weight in `forward`, unseen by autograd."""
+
+    def forward(self, x):
+        self.weight.data = nn.functional.normalize(self.weight.data)
+        return super().forward(x)
+
+
+class Learning(nn.Linear):
+    """Takes a gradient of its own in `forward`."""
+
+    def forward(self, x):
+        with torch.enable_grad():
+            inputs = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(super().forward(inputs).square().sum(), inputs, create_graph=True)
+        return super().forward(x + 0.1 * slope)
+
+
+class OfTokens(Model):
+    """Looks up the signs of its inputs in an embedding that renormalises."""
+
+    def __init__(self):
+        super().__init__(Renormalised())
+        self.net.last = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return super().forward((x > 0).long() + 2 * torch.arange(4))
 
 
 class Measured(Model):
@@ -282,33 +221,146 @@ class Measured(Model):
         self.all.reset()
 
 
+class Teacher(Model):
+    """Follows its own weights in frozen ones, unseen by torch's version counter, and gives what both say."""
+
+    def __init__(self, net):
+        super().__init__(net)
+        self.teacher = copy.deepcopy(net).requires_grad_(False)
+
+    def forward(self, x):
+        return self.net(x) + self.teacher(x)
+
+    def follow(self, *_):
+        for one, other in zip(self.teacher.parameters(), self.net.parameters(), strict=True):
+            one.data.lerp_(other.data, 0.5)
+
+
+class AtEpochEnd(Teacher):
+    on_train_epoch_end = Teacher.follow
+
+
+class AtBatchEnd(Teacher):
+    on_train_batch_end = Teacher.follow
+
+
+def aware_of_quantisation():
+    net = perceptron()
+    net.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")  # an observer for each channel
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Model(torch.ao.quantization.prepare_qat(net))
+
+
 def lazy():
-    return nn.Sequential(nn.LazyLinear(16), nn.LazyBatchNorm1d(), nn.ReLU(), nn.Dropout(0.3), nn.LazyLinear(3))
+    return Model(nn.Sequential(nn.LazyLinear(16), nn.LazyBatchNorm1d(), nn.ReLU(), nn.Dropout(0.3), nn.LazyLinear(3)))
 
 
-STATES = {
-    "adapters alone": adapters_alone,
-    "observers": aware_of_quantisation,
-    "metrics": lambda: Measured(perceptron()),
+def with_first(layer):
+    return Model(nn.Sequential(layer, *perceptron()))
+
+
+def normed(norm):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Model(perceptron(lambda *size: norm(nn.Linear(*size))))
+
+
+def scripted():
+    return with_first(torch.jit.script(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4))))
+
+
+def tied():
+    model = with_first(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+    model.net[0][1].weight = model.net[0][0].weight
+    return model
+
+
+MODULES = {
+    "layers of LoRA": lambda: Model(perceptron(loralib.Linear, r=2)),
     "layers of LoRA that stay merged after validation": lambda: Validated(perceptron(loralib.Linear, r=2)),
-    "an average that is swapped in, validated": lambda: Validated(Swapped()),
-    "an average that is swapped in": lambda: Model(Swapped()),
-    "a layer that the first batch sets up": lambda: Model(perceptron(Initialised)),
+    "adapters alone": adapters_alone,
+    "a wrapper that merges": lambda: Model(perceptron(Wrapped)),
     "a layer that the first batch unmerges": lambda: Model(perceptron(Unmerging)),
+    "a layer that the first batch sets up": lambda: Model(perceptron(Initialised)),
     "a layer that `train` freezes": lambda: Freezing(perceptron()),
+    "observers": aware_of_quantisation,
+    "an observer whose buffer grows": lambda: with_first(Observer()),
+    "counters of every kind": lambda: with_first(Counting()),
+    "metrics": lambda: Measured(perceptron()),
+    "what it logs": lambda: Gate(perceptron()),
+    "what it logs in steps": lambda: Gate(perceptron(), on_step=True),
+    "what both log": lambda: Nested(perceptron()),
+    "an average that is swapped in": lambda: Model(Swapped()),
+    "an average that is swapped in, validated": lambda: Validated(Swapped()),
+    "a teacher that follows after epochs": lambda: AtEpochEnd(perceptron()),
+    "a teacher that follows after steps": lambda: AtBatchEnd(perceptron()),
     "pruning by the last weight": lambda: Pruning(perceptron()),
-    "lazy layers": lambda: Model(lazy()),
+    "an embedding that renormalises": OfTokens,
+    "weights that forward replaces": lambda: Model(perceptron(Normalised)),
+    "a gradient within": lambda: Model(perceptron(Learning)),
+    "weight norm": partial(normed, nn.utils.parametrizations.weight_norm),
+    "old weight norm": partial(normed, nn.utils.weight_norm),
+    "spectral norm": partial(normed, nn.utils.parametrizations.spectral_norm),
+    "old spectral norm": partial(normed, nn.utils.spectral_norm),
+    "a scripted part": scripted,
+    "tied weights": tied,
+    "lazy layers": lazy,
+    "an optimiser with modes": lambda: ScheduleFree(perceptron()),
 }
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """What a training without the callback leaves; each is made once."""
+    return cache(lambda name: outcome(tmp_path_factory.mktemp("plain"), name))
+
+
+def outcome(folder, name, *callbacks):
+    """Weights, buffers, what is logged after each epoch, and how often the logger was called past Lightning."""
+
+    def keep(trainer, pl_module):
+        logged.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+    logged, logger = [], CSVLogger(folder)
+    look = LambdaCallback(on_train_epoch_end=keep, on_fit_end=keep)
+    module = trained(folder, MODULES[name], *callbacks, look, logger=logger)
+    assert "log" not in vars(module)
+    assert module.trainer.loggers == [logger]
+    n_direct = len([row for row in logger.experiment.metrics if "direct" in row])
+    return weights_of(module) | dict(module.named_buffers()), logged, n_direct
+
+
+@pytest.mark.parametrize("settings", [{"averaging": 0.7}, {"averaging": None, "feature_extractor": "module"}], ids=str)
+@pytest.mark.parametrize("name", list(MODULES))
+def test_trained_with_the_callback_it_is_the_same_to_the_bit(tmp_path, plain, name, settings):
+    if name == "lazy layers":  # whose features nobody can read before training
+        settings = {"averaging": settings["averaging"]}
+    stopping = BoundaryUncertaintyStopping(restore_best_weights=False, n_neighbors=20, n_draws=1, **settings)
+    weights, logged, n_direct = plain(name)
+    found, watched, n_watched = outcome(tmp_path, name, stopping)
+    assert len(stopping.history) == 4
+    assert same(found, weights)
+    assert [{name: one[name] for name in expected} for one, expected in zip(watched, logged, strict=True)] == logged
+    assert n_watched == n_direct
+
+
 @pytest.mark.parametrize("averaging", [0.7, None])
-@pytest.mark.parametrize("state", list(STATES))
-def test_state_in_attributes_is_that_of_training(tmp_path, state, averaging):
-    stopping = BoundaryUncertaintyStopping(restore_best_weights=False, averaging=averaging)
-    plain, watched = trained(tmp_path, STATES[state]), trained(tmp_path, STATES[state], stopping)
-    assert same(plain.state_dict(), watched.state_dict())
-    logged = plain.trainer.callback_metrics
-    assert {name: watched.trainer.callback_metrics[name] for name in logged} == logged
+@pytest.mark.parametrize("checkpoints", [True, False])
+@pytest.mark.parametrize("make", [AtEpochEnd, AtBatchEnd, Model], ids=lambda kind: kind.__name__)
+def test_weights_that_change_after_a_check_are_kept_as_they_were_measured(tmp_path, make, checkpoints, averaging):
+    def spoil(trainer, pl_module):
+        with torch.no_grad():
+            pl_module.net[0].bias += 1
+
+    settings = {"n_neighbors": 20, "n_draws": 1, "class_weight": [1.0] * 3}
+    stopping = BoundaryUncertaintyStopping(rule="trust_score", averaging=averaging, **settings)
+    options = {"enable_checkpointing": checkpoints, "data": in_order()}
+    later = LambdaCallback(on_train_epoch_end=spoil)
+    module = trained(tmp_path, lambda: make(perceptron()), stopping, later, **options)
+    again = BoundaryUncertaintyStopper(*blobs(), averaging=None, **settings)
+    again.check(module)
+    assert again.history[0]["trust_score"] == pytest.approx(stopping.best_score, rel=1e-6)
 
 
 class TestOptimizersWithModes:
@@ -350,39 +402,3 @@ class TestOptimizersWithModes:
         assert len(whole.history) > 2
         assert whole.best_step == whole.history[1]["step"]
         assert same(model.state_dict(), resumed.state_dict())
-
-
-class TestWeightsThatChangeAfterTheCheck:
-    class Teacher(Model):
-        """Follows its own weights in frozen ones, unseen by torch's version counter."""
-
-        def __init__(self, net):
-            super().__init__(net)
-            self.teacher = copy.deepcopy(net).requires_grad_(False)
-
-        def follow(self):
-            for one, other in zip(self.teacher.parameters(), self.net.parameters(), strict=True):
-                one.data.lerp_(other.data, 0.5)
-
-    class AtEpochEnd(Teacher):
-        def on_train_epoch_end(self):
-            self.follow()
-
-    class AtBatchEnd(Teacher):
-        def on_train_batch_end(self, *_):
-            self.follow()
-
-    @pytest.mark.parametrize("checkpoints", [True, False])
-    def test_are_warned_of_once(self, tmp_path, checkpoints):
-        stopping = BoundaryUncertaintyStopping()
-        with pytest.warns(UserWarning, match=r"`teacher.0.weight` and 3 more changed between a check") as caught:
-            trained(tmp_path, lambda: self.AtEpochEnd(perceptron()), stopping, enable_checkpointing=checkpoints)
-        assert sum("changed between" in str(one.message) for one in caught) == 1
-
-    @pytest.mark.parametrize("make", [AtBatchEnd, ScheduleFree, lambda net: Model(nn.BatchNorm1d(4))])
-    def test_are_not_where_they_change_before_it(self, tmp_path, make):
-        stopping = BoundaryUncertaintyStopping()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message=".*changed between a check")
-            trained(tmp_path, lambda: make(perceptron()), stopping)
-        assert stopping.best_model_path

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, T
 from bu_torch import Signals
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.samples import read_training_data
-from bu_torch.run import user_cache
 from bu_torch.samples.subset import stratified_rows
+from bu_torch.signals import cache
 
 
 def gpu(*values):
@@ -23,10 +23,9 @@ def gpu(*values):
 class Reading(BoundaryUncertaintyMonitor):
     """Keeps what was read, to look at after the fit."""
 
-    def _clear(self):
-        super()._clear()
-        samples = self._fit._samples
-        read = samples._read
+    def _new_fit(self):
+        made = super()._new_fit()
+        samples, read = made._samples, made._samples._read
 
         def keep(trainer, pl_module):
             found = read(trainer, pl_module)
@@ -34,6 +33,7 @@ class Reading(BoundaryUncertaintyMonitor):
             return found
 
         samples._read = keep
+        return made
 
 
 @pytest.mark.parametrize("space", [{}, {"feature_extractor": lambda x: x[:, :2]}])
@@ -89,7 +89,8 @@ class Endless(IterableDataset):
 
 
 def read_reference(trainer, data, most=None):
-    return read_training_data(trainer, None, BoundaryUncertaintyMonitor(reference=data), lambda n: n, most)
+    monitor = BoundaryUncertaintyMonitor(reference=data)
+    return read_training_data(trainer, None, monitor.settings, monitor.source, lambda n: n, most)
 
 
 class TestFindingTheData:
@@ -113,7 +114,7 @@ class TestFindingTheData:
         inputs, labels = self.read(tmp_path, Data(), max_epochs=2)
         assert torch.equal(inputs, blobs()[0])
         assert torch.equal(labels, blobs()[1])
-        assert Counting.reads == 2 * 96
+        assert Counting.reads == 2 * 96  # by training; the samples are read in a worker
 
     def test_keys_of_a_batch_are_passed_on(self, tmp_path):
         class Weighted(Classifier):
@@ -242,6 +243,6 @@ def test_second_fit_starts_anew(tmp_path):
 
 @pytest.mark.parametrize("is_shown", [True, False])
 def test_a_bar_shows_how_far_a_long_preparation_is(tmp_path, capsys, monkeypatch, is_shown):
-    monkeypatch.setattr(user_cache, "_BAR_DELAY", 0)
+    monkeypatch.setattr(cache, "_BAR_DELAY", 0)
     fit(tmp_path, BoundaryUncertaintyMonitor(), enable_progress_bar=is_shown, max_epochs=1)
     assert ("Boundary uncertainty prepares:" in capsys.readouterr().err) == is_shown

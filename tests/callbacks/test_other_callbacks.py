@@ -1,7 +1,7 @@
 """Beside callbacks that a user has too: what each sees, in which order, and whose names are whose."""
 
 import dataclasses
-from contextlib import nullcontext
+import warnings
 
 import pytest
 import torch
@@ -13,38 +13,33 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     StochasticWeightAveraging,
 )
-from problems import Classifier, Plain, blobs, fit, fit_again, loader, same, state_of, trainer
+from problems import Classifier, Plain, blobs, fit, fit_again, loader, same, trainer
 from scripted import NoNetwork, NoSamples, Scripted, ScriptedFit, ScriptedMonitor
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
 from bu_torch.callbacks import fit as fit_module
-from bu_torch.callbacks.board import suffix_of
 from bu_torch.callbacks.fit import Fit
 from bu_torch.report import read_record
 from bu_torch.report.verdict import RunVerdict
-from bu_torch.run import record as record_module
+from bu_torch.run import account as record_module
 
 
 class TestEarlyStoppingOfTheUsers:
     def users(self, **kwargs):
         return EarlyStopping(monitor="trust_score", mode="max", **{"patience": 9, **kwargs})
 
-    @pytest.mark.parametrize("is_first", [True, False])
-    def test_it_is_the_trainer_s_early_stopping_callback(self, tmp_path, is_first):
+    @pytest.mark.parametrize("place", ["before", "after", "behind the checkpoints"])
+    def test_it_is_the_trainer_s_early_stopping_callback(self, tmp_path, place):
         own, users = Scripted(), [self.users(), EarlyStopping(monitor="expected_accuracy", mode="max")]
-        made = fit(tmp_path, *([*users, own] if is_first else [own, *users]))
-        assert made.early_stopping_callback is users[0]
-        assert made.early_stopping_callbacks[:2] == users
-        assert made.checkpoint_callback.best_model_path == own.best_model_path
-
-    def test_one_that_was_added_behind_the_checkpoints(self, tmp_path):
-        own, users, last = Scripted([0.9, 0.1]), self.users(), ModelCheckpoint(tmp_path / "user", save_last=True)
-        made = trainer(tmp_path, own, last)
-        made.callbacks.append(users)
+        made = trainer(tmp_path, *([*users, own] if place == "before" else [own]), ModelCheckpoint(tmp_path / "user"))
+        assert made.early_stopping_callback is (users[0] if place == "before" else None)
+        made.callbacks += {"before": [], "behind the checkpoints": users}.get(place, [])
+        if place == "after":
+            made.callbacks[1:1] = users
         made.fit(Classifier(), loader(*blobs()))
-        assert made.early_stopping_callback is users
+        assert made.early_stopping_callbacks == users
         assert made.checkpoint_callback.best_model_path == own.best_model_path
-        assert state_of(torch.load(last.last_model_path, weights_only=True), "VerdictBearer")["wait_count"] == 2
+        assert type(made.callbacks[-1]).__name__ == "Ending"
 
     def test_our_file_holds_its_state_of_the_same_epoch(self, tmp_path):
         own = Scripted([0.9, 0.1, 0.95])
@@ -120,9 +115,9 @@ def test_neither_the_preparation_nor_the_trial_of_the_network_counts_as_training
     class TimedFit(ScriptedFit):
         samples, network = TimedSamples, TimedNetwork
 
-        def _measure(self, trainer, pl_module):
+        def _measure(self, trainer, network):
             clock.now += 5.0
-            return super()._measure(trainer, pl_module)
+            return super()._measure(trainer, network)
 
     class Timed(Scripted):
         fit_class = TimedFit
@@ -178,15 +173,15 @@ class TestWeightAveraging:
     @pytest.mark.parametrize("which", list(AVERAGES))
     def test_nothing_counts_before_the_first_update(self, tmp_path, which, log):
         class UntrainedFit(Fit):
-            def _measure(self, trainer, pl_module):
-                return {**super()._measure(trainer, pl_module), "expected_accuracy": 1 - 0.1 * trainer.current_epoch}
+            def _measure(self, trainer, network):
+                return {**super()._measure(trainer, network), "expected_accuracy": 1 - 0.1 * trainer.current_epoch}
 
         class Untrained(BoundaryUncertaintyStopping):
             """Finds the network before training best of all."""
 
-            def _clear(self):
-                super()._clear()
-                self._fit = UntrainedFit(self, self._tracked_settings())
+            def _new_fit(self):
+                made = super()._new_fit()
+                return UntrainedFit(made.settings, made.schedule, made.source)
 
         own, (_, first) = Untrained(n_neighbors=20, n_draws=1, patience=2), AVERAGES[which]
         fit_again(tmp_path, self.averaging(which), own, max_epochs=9)
@@ -213,13 +208,6 @@ class TestWeightAveraging:
         assert (resumed.history, resumed.best_epoch) == (whole.history, whole.best_epoch)
         assert resumed.tracker.checks.n_not_compared == whole.tracker.checks.n_not_compared == 2
         assert same(again.state_dict(), module.state_dict())
-
-    def test_several_of_ours_keep_their_order(self, tmp_path):
-        first, second = real(), real(rule="trust_score", restore_best_weights=False)
-        for _ in range(2):
-            _, made = fit_again(tmp_path, first, second, self.averaging("epochs"), max_epochs=1)
-            assert [one for one in made.callbacks if one in (first, second)] == [first, second]
-            assert made.checkpoint_callback.best_model_path == first.best_model_path
 
     def test_a_users_early_stopping_sees_the_average_of_this_epoch(self, tmp_path):
         monitor, seen = BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1), []
@@ -327,7 +315,7 @@ class TestNamesOfSeveral:
                 assert seen[f"{name}{suffix}"] == pytest.approx(one.history[0][name], abs=1e-6)
         assert first.history[0]["boundary_uncertainty"] != third.history[0]["boundary_uncertainty"]
         assert float(users.best_score) == pytest.approx(first.history[0]["boundary_uncertainty"], abs=1e-6)
-        assert "BoundaryUncertaintyStopping logs end in _3" in log.text
+        assert "The names that this boundary uncertainty logs end in _3" in log.text
 
     def test_equal_measurements_share_their_names(self, tmp_path):
         kwargs = {"averaging": 0.7, "reference": blobs()}
@@ -340,51 +328,47 @@ class TestNamesOfSeveral:
             assert (name in seen) is is_logged
             assert not is_logged or seen[name] == pytest.approx(value, rel=1e-6)
 
-    OTHERS = ({"every_n_epochs": 2}, {"reference": blobs()}, {"input_key": 0}, {"every_n_train_steps": 3})
+    def test_two_that_average_differently_measure_beside_each_other_and_resume(self, tmp_path):
+        def both():
+            return [BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1, averaging=past) for past in (None, 0.7)]
+
+        first, second, path = both(), both(), tmp_path / "saved.ckpt"
+        fit(tmp_path, *first, max_epochs=2).save_checkpoint(path)
+        assert first[0].history[1] != first[1].history[1]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="The run resumes|.*callbacks used to create the checkpoint")
+            fit(tmp_path, *second, max_epochs=3, ckpt_path=path)
+        assert [one.history[:2] for one in second] == [one.history for one in first]
+
+    CHECKS = ({"every_n_epochs": 2}, {"every_n_train_steps": 3})
+    OTHERS = (*CHECKS, {"averaging": None}, {"reference": blobs()}, {"input_key": 0})
     EXTRACTORS = tuple({"feature_extractor": torch.nn.Flatten()} for _ in range(2))
 
     @pytest.mark.parametrize(("first", "second"), [*(({}, other) for other in OTHERS), EXTRACTORS])
     def test_what_makes_a_value_another_makes_another_name(self, first, second):
-        both = [real(**first), real(**second)]
-        assert [suffix_of(one, both) for one in both] == ["", "_2"]
-        third = real(**first)
-        assert suffix_of(third, [*both, third]) == ""
+        fits = [real(**settings)._fit for settings in (first, second, first)]
+        assert [fit.suffix(fits) for fit in fits] == ["", "_2", ""]
 
 
-class TestDefaultCheckpoint:
-    """The one that Lightning adds where the user has made none."""
+class TestFiles:
+    """Beside the checkpoint that Lightning adds where the user has made none."""
 
-    def warned(self, made, recwarn):
-        recwarn.clear()
-        made.test(dataloaders=loader(*blobs()), ckpt_path="best", verbose=False)
-        words = ("multiple `ModelCheckpoint`", "callbacks used to create the checkpoint need to be provided")
-        return [one for one in recwarn if any(word in str(one.message) for word in words)]
-
-    def test_best_is_not_warned_of(self, tmp_path, recwarn):
-        own = Scripted()
-        made = fit(tmp_path, own)
-        assert not self.warned(made, recwarn)
-        assert made.ckpt_path == own.best_model_path
-
-    @pytest.mark.parametrize("ends", ["in order", "by an error"])
-    def test_it_saves_in_a_second_fit_too(self, tmp_path, recwarn, ends):
+    def test_a_second_fit_is_as_good_as_the_first_though_that_failed(self, tmp_path):
         class Failing(Classifier):
             def on_train_epoch_start(self):
-                if ends == "by an error" and self.trainer.current_epoch == 1:
+                if self.trainer.current_epoch == 1:
                     raise ValueError("boom")
 
         own = Scripted()
-        made, files = trainer(tmp_path, own, max_epochs=2), tmp_path / "checkpoints"
-        with nullcontext() if ends == "in order" else pytest.raises(ValueError, match="boom"):
+        made = trainer(tmp_path, own, max_epochs=2)
+        with pytest.raises(ValueError, match="boom"):
             made.fit(Failing(), loader(*blobs()))
-        assert (files / ("epoch=1-step=8.ckpt" if ends == "in order" else "epoch=0-step=4.ckpt")).exists()
         made.fit_loop.max_epochs = 4
-        for _ in range(2):
+        for n_epochs in (4, 5):
             made.fit(Classifier(), loader(*blobs()))
             made.fit_loop.max_epochs += 1
-        assert (files / "epoch=4-step=20.ckpt").exists()
-        assert own.best_model_path.startswith(str(files / "boundary-"))
-        assert not self.warned(made, recwarn)
+            assert own.history[-1]["epoch"] == n_epochs - 1
+            assert torch.load(own.best_model_path, weights_only=True)["epoch"] == own.best_epoch
 
     def test_what_a_run_has_measured_stays_after_a_test_of_its_best(self, tmp_path):
         for checkpoints in (True, False):
@@ -396,21 +380,6 @@ class TestDefaultCheckpoint:
             assert any(key.startswith("ModelCheckpoint") for key in states) == checkpoints
             made.test(Classifier(), loader(*blobs()), ckpt_path=own.best_model_path or path, verbose=False)
             assert (own.history, own.best_epoch, len(history)) == (history, 1, 4)
-
-    def test_it_is_there_again_where_ours_has_left(self, tmp_path):
-        own = Scripted()
-        made = fit(tmp_path, own, max_epochs=1)
-        made.callbacks.remove(own)
-        made.fit_loop.max_epochs = 2
-        made.fit(Classifier(), loader(*blobs()))
-        assert (tmp_path / "checkpoints" / "epoch=1-step=8.ckpt").exists()
-
-    @pytest.mark.parametrize("kwargs", [{"save_top_k": 0}, {"monitor": "trust_score"}, {"filename": "mine"}])
-    def test_one_of_the_users_is_warned_of_and_stays(self, tmp_path, recwarn, kwargs):
-        users = ModelCheckpoint(**kwargs)
-        made = fit(tmp_path, Scripted(), users)
-        assert users in made.checkpoint_callbacks
-        assert self.warned(made, recwarn)
 
     @pytest.mark.parametrize(("users", "n_written"), [([], 6), ([{"save_top_k": 0}], 3), ([{"every_n_epochs": 3}], 4)])
     def test_how_many_files_are_written(self, tmp_path, users, n_written):

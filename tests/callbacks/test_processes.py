@@ -37,8 +37,9 @@ class Weights(Callback):
         if {steps!r} is not None and trainer.global_step % {steps!r} == 0:
             self.keep(pl_module)
     def keep(self, pl_module):
-        with stopping.tracker.averaged(pl_module):  # what is measured
-            self.of_epoch.append({{name: value.clone() for name, value in pl_module.state_dict().items()}})
+        average = stopping.tracker.averages(pl_module)  # what is measured
+        state = {{name: value.clone() for name, value in pl_module.state_dict().items()}}
+        self.of_epoch.append(state | {{name: value.clone() for name, value in average.items()}})
 
 def measured(states, **settings):
     found, before = [], None
@@ -372,8 +373,6 @@ class Sharded(Classifier):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 found = {{}}
-warnings.filterwarnings("error", ".* changed between a check and the end")
-
 def fit(name, max_epochs, ckpt_path=None, enable_checkpointing=True):
     averaging = 0.7 if enable_checkpointing else None
     stopping = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=2, averaging=averaging)

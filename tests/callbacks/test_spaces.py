@@ -72,8 +72,8 @@ def batches(samples=images):
 def fit(folder, callback, module=Module, epochs=4, ckpt_path=None):
     saver = ModelCheckpoint(folder, save_last=True)
     made, module_of_run = trainer(folder, callback, saver, max_epochs=epochs), module()
-    if callback.feature_extractor == "body":  # a part of the module, which is trained with it
-        callback.feature_extractor = nn.Sequential(nn.Flatten(), module_of_run.body)
+    if callback.settings.feature_extractor == "body":  # a part of the module, which is trained with it
+        callback.settings.feature_extractor = nn.Sequential(nn.Flatten(), module_of_run.body)
     made.fit(module_of_run, batches(KINDS[module][0]), ckpt_path=ckpt_path)
     return callback
 
@@ -83,7 +83,7 @@ def assert_resumes(folder, module, ends, space=None, **settings):
 
     def part(name, epochs, ckpt_path=None):
         callback = BoundaryUncertaintyStopping(**KINDS[module][1], **settings)
-        callback.feature_extractor = space
+        callback.settings.feature_extractor = space
         return fit(folder / name, callback, module, epochs, ckpt_path)
 
     whole, last = part("whole", ends[-1]), None
@@ -115,7 +115,7 @@ def test_a_space_that_is_none_of_the_networks_is_kept_through_two_resumes(tmp_pa
     ("module", "found", "expected"),
     [
         (Module, "the network's own features", ("module", "neighbors")),
-        (OfTokens, "counts of tokens", ("tokens", "tokens")),
+        (OfTokens, "a metric that is learnt from the labels", ("metric", "tokens")),
         (pretrained, "the network's own features", ("module", "tokens")),
     ],
 )

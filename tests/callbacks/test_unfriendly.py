@@ -115,10 +115,7 @@ TOKENS = loader((X.abs() * 5).long(), Y)
 # By what is wrong: the training data, what is said, the module, and settings of the callback.
 REFUSED = {
     "words": (of(lambda i: ("word", 0)), "^Training data: the inputs of a batch must be a tensor, got tuple. Pass the"),
-    "pictures": (
-        of(lambda i: (Picture(), 0)),
-        r"^Training data: Made cannot be read .*Picture.*`reference=",
-    ),
+    "pictures": (of(lambda i: (Picture(), 0)), "^Training data: Made cannot be read .*Picture.*`reference="),
     "three tensors": (loader(X, Y, Y), r"got a list of 3\. Pass the training samples as `reference="),
     "too few": (loader(X[:9], Y[:9]), "cannot use the training data: it has 9 samples, fewer than a cluster of `n_"),
     "too few, with a way out": (loader(X[:9], Y[:9]), "pass more samples, or a smaller `n_neighbors`"),
@@ -180,7 +177,7 @@ BOTH = (BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping)
 STOPPING = (BoundaryUncertaintyStopping,)
 # By argument: values that it does not take, and what is said of them.
 ARGUMENTS = [
-    (BOTH, {"cache": 3}, "`cache` must be a path, 'auto' or None, got 3"),
+    (BOTH, {"cache": 3}, "`cache` must be a path or None, got 3"),
     (BOTH, {"output_key": 1.5}, "`output_key` must be a name, a place or None, got 1.5"),
     (BOTH, {"output_key": True}, "`output_key` must be a name, a place or None, got True"),
     (BOTH, {"class_weight": "equal"}, "`class_weight` must be 'balanced'"),
@@ -195,14 +192,6 @@ ARGUMENTS = [
     (STOPPING, {"dirpath": 3}, "`dirpath` must be a path or None, got int"),
     (STOPPING, {"verbose": "yes"}, "`verbose` must be True or False, got 'yes'"),
     (STOPPING, {"save_weights_only": 1}, "`save_weights_only` must be True or False, got 1"),
-    # Arguments of Lightning's callbacks, and what there is instead.
-    (BOTH, {"mode": "max"}, "has no `mode`: "),
-    (BOTH, {"log_rank_zero_only": True}, "has no `log_rank_zero_only`: with `verbose=True` each process"),
-    (BOTH, {"save_top_k": 3}, "one checkpoint is kept, the best"),
-    (BOTH, {"class_weights": [1.0]}, "`class_weight=`"),
-    (BOTH, {"nothing": 1}, "unexpected keyword argument 'nothing'"),
-    (STOPPING, {"monitor": "val_loss"}, "has no `monitor`: .*`rule=` chooses what decides"),
-    (BOTH[:1], {"monitor": "val_loss"}, "has no `monitor`: .*EarlyStopping"),
 ]
 
 
@@ -212,24 +201,23 @@ ARGUMENTS = [
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_a_bad_argument_is_refused_by_name(kind, given, message):
-    with pytest.raises((MisconfigurationException, TypeError), match=message) as raised:
+    with pytest.raises(MisconfigurationException, match=message):
         kind(**given)
-    is_missing = not given.keys() <= inspect.signature(kind).parameters.keys()
-    assert isinstance(raised.value, TypeError) == is_missing
-    assert not is_missing or str(raised.value).startswith(kind.__name__)
 
 
 def test_what_is_no_trainer_of_lightnings_is_refused():
-    with pytest.raises(MisconfigurationException, match=r"pytorch` or `pytorch_lightning`, got .*test_"):
+    with pytest.raises(MisconfigurationException, match=r"a `Trainer` of `lightning.pytorch`, got .*test_.*Picture\.$"):
         BoundaryUncertaintyStopping().setup(Picture(), Classifier(), "fit")
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_the_signature_shows_the_arguments(kind):
+def test_the_signature_shows_the_arguments_and_no_others_are_taken(kind):
     parameters = inspect.signature(kind).parameters
     assert {"class_weight", "output_key", "n_neighbors"} <= set(parameters)
-    assert not {"monitor", "mode", "args", "kwargs"} & set(parameters)
-    assert type("Own", (kind,), {})(n_neighbors=7).n_neighbors == 7
+    assert type("Own", (kind,), {})(n_neighbors=7).settings.n_neighbors == 7
+    for name in ("monitor", "mode", "class_weights"):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+            kind(**{name: "val_loss"})
 
 
 def test_the_command_line_reads_the_signature():
@@ -240,7 +228,7 @@ def test_the_command_line_reads_the_signature():
         parsed = parser.parse_args([f"--stopping.class_weight={given}", "--stopping.output_key=1"])
         instantiate = getattr(parser, "instantiate", parser.instantiate_classes)  # its name in older versions
         made = instantiate(parsed).stopping
-        assert (made.class_weight, made.output_key) in ((expected, 1), (expected, "1"))
+        assert (made.settings.class_weight, made.settings.output_key) in ((expected, 1), (expected, "1"))
     for name in ("monitor", "mode"):
         with pytest.raises(jsonargparse.ArgumentError):
             parser.parse_args([f"--stopping.{name}=val_loss"])

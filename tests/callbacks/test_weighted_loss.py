@@ -1,4 +1,4 @@
-"""A loss that weighs its classes: the callbacks measure with its weights, or say that they do not."""
+"""A loss module that weighs its classes: the callbacks measure with its weights."""
 
 import re
 
@@ -7,10 +7,9 @@ import pytest
 import torch
 from problems import Classifier, blobs, loader, trainer
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-from bu_torch.callbacks.loss_weights import weights_in_graph, weights_of_losses
+from bu_torch.callbacks.loss_weights import weights_of_loss
 
 X, Y = blobs()
 WEIGHTS = [1.0, 4.0, 2.0]
@@ -25,13 +24,6 @@ class OfModule(Classifier):
 
     def training_step(self, batch, batch_idx):
         return self.loss(self(batch[0]), batch[1])
-
-
-class OfFunction(Classifier):
-    """Calls the function with weights."""
-
-    def training_step(self, batch, batch_idx):
-        return cross_entropy(self(batch[0]), batch[1], weight=torch.tensor(WEIGHTS))
 
 
 def fit(folder, module, kind=BoundaryUncertaintyMonitor, **settings):
@@ -49,25 +41,14 @@ class TestTheLossOfTheModule:
     def test_weighs_what_is_measured(self, tmp_path, log):
         found = fit(tmp_path, OfModule)
         assert lines(log) == [
-            "Boundary uncertainty weighs the classes by 1, 4, 2, as the module's loss does. To change it:"
+            "Boundary uncertainty weighs the classes by 1, 4, 2, as the module's `loss` does. To change it:"
             " `class_weight=[1.0] * 3` counts all samples alike."
         ]
         given, plain = (fit(tmp_path, OfModule, class_weight=weights) for weights in (WEIGHTS, [1.0] * 3))
         assert len(lines(log)) == 1
         assert found.history == given.history
         assert found.history != plain.history
-        assert found.class_weight is None
-
-    @pytest.mark.parametrize("weights", [None, [2.0] * 3, [1.0, 0.0, 1.0], [1.0, 4.0, 2.0, 1.0]])
-    def test_without_weights_of_these_classes_changes_nothing(self, tmp_path, log, weights):
-        class Wider(OfModule):
-            def __init__(self):
-                super().__init__(weights)
-                self.net[-1] = nn.Linear(16, 3 if weights is None else len(weights))
-
-        found = fit(tmp_path, Wider)
-        assert lines(log) == []
-        assert found.history == fit(tmp_path, Wider, class_weight=[1.0] * 3).history
+        assert found.settings.class_weight is None
 
     def test_is_that_of_the_checkpoint_when_a_run_resumes(self, tmp_path, log, recwarn):
         """They are a buffer of the loss, which Lightning loads."""
@@ -80,61 +61,29 @@ class TestTheLossOfTheModule:
         assert not [one for one in recwarn if "cannot be compared" in str(one.message)]
 
 
-def compiled():
-    torch._dynamo.reset()
-    module = OfFunction()
-    module.net.compile(backend="aot_eager")
-    return module
+W, OTHERS = torch.tensor(WEIGHTS), torch.tensor([1.0, 2.0, 4.0])
 
 
-@pytest.mark.parametrize("module", [OfFunction, compiled])
-def test_weights_that_only_the_function_gets_are_told_once(tmp_path, log, module):
-    fit(tmp_path, module)
-    assert lines(log) == [
-        "The loss weighs the classes by 1, 4, 2, boundary uncertainty by 1, 1, 1. To change it: pass the weights of the"
-        " loss as `class_weight=`."
-    ]
-    fit(tmp_path, OfFunction, class_weight=[1.0] * 3)
-    assert len(lines(log)) == 1
-
-
-def test_a_weighted_loss_that_training_does_not_use_is_told(tmp_path, log):
-    class Validates(OfModule):
-        def training_step(self, batch, batch_idx):
-            return cross_entropy(self(batch[0]), batch[1])
-
-    fit(tmp_path, Validates)
-    assert re.match("The loss weighs the classes by 1, 1, 1, boundary uncertainty by 1, 4, 2.", lines(log)[1])
-
-
-class TestWeightsInTheGraph:
-    @pytest.mark.parametrize(
-        ("loss", "expected"),
-        [
-            (lambda x, y: cross_entropy(x, y), [1.0] * 3),
-            (lambda x, y: cross_entropy(x, y, weight=torch.tensor(WEIGHTS), label_smoothing=0.1) / 2, WEIGHTS),
-            (lambda x, y: cross_entropy(x, y, weight=torch.ones(3)) + cross_entropy(x, y), [1.0] * 3),
-            (lambda x, y: cross_entropy(x, y, weight=torch.tensor(WEIGHTS)) + cross_entropy(x, y), None),
-            (lambda x, y: cross_entropy(x, y, weight=torch.tensor([1.0, 0.0, 1.0])), None),
-            (lambda x, y: (x - y.unsqueeze(1)).square().mean(), None),
-            (lambda x, y: x.detach().sum(), None),
-        ],
-    )
-    def test_are_those_that_the_loss_was_given(self, loss, expected):
-        logits = torch.randn(120, 3, requires_grad=True)
-        assert weights_in_graph(loss(logits * 1, Y), 3) == expected
-
-    def test_of_one_logit_weigh_the_second_class(self):
-        loss = nn.BCEWithLogitsLoss(pos_weight=torch.tensor([19.0]))
-        value = loss(torch.randn(120, requires_grad=True), (Y > 0).float())
-        assert weights_in_graph(value, 2) == weights_of_losses(loss, 2) == [1.0, 19.0]
-        assert weights_in_graph(value, 3) is weights_of_losses(loss, 3) is None
-
-
-def test_losses_that_disagree_give_no_weights():
-    one, other = (nn.CrossEntropyLoss(torch.tensor(weights)) for weights in (WEIGHTS, [1.0, 2.0, 4.0]))
-    assert weights_of_losses(nn.ModuleList([one, nn.CrossEntropyLoss()]), 3) == WEIGHTS
-    assert weights_of_losses(nn.ModuleList([one, other]), 3) is None
+@pytest.mark.parametrize(
+    ("losses", "n_classes", "expected"),
+    [
+        ([nn.CrossEntropyLoss(W)], 3, ("0", WEIGHTS)),
+        ([nn.CrossEntropyLoss(W), nn.CrossEntropyLoss()], 3, ("0", WEIGHTS)),
+        ([nn.MSELoss(), nn.NLLLoss(W)], 3, ("1", WEIGHTS)),
+        ([nn.CrossEntropyLoss(W), nn.CrossEntropyLoss(torch.ones(2))], 3, ("0", WEIGHTS)),
+        ([nn.BCEWithLogitsLoss(pos_weight=torch.tensor([19.0]))], 2, ("0", [1.0, 19.0])),
+        ([nn.BCEWithLogitsLoss(pos_weight=torch.tensor([19.0]))], 3, None),
+        ([nn.BCEWithLogitsLoss(pos_weight=torch.ones(3))], 3, None),
+        ([nn.CrossEntropyLoss(W), nn.CrossEntropyLoss(OTHERS)], 3, None),
+        ([nn.CrossEntropyLoss(W), nn.NLLLoss(W)], 3, None),
+        ([nn.CrossEntropyLoss(W)], 4, None),
+        ([nn.CrossEntropyLoss(torch.tensor([1.0, 0.0, 1.0]))], 3, None),
+        ([nn.CrossEntropyLoss(torch.full((3,), 2.0))], 3, None),
+        ([], 3, None),
+    ],
+)
+def test_weights_are_those_of_the_one_loss_that_has_some_for_these_classes(losses, n_classes, expected):
+    assert weights_of_loss(nn.ModuleList(losses), n_classes) == expected
 
 
 class Moved(Classifier):

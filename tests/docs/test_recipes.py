@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sklearn.tree import DecisionTreeClassifier
 
 import bu_torch
 
@@ -35,7 +36,7 @@ def test_every_recipe_is_tested_and_shown_on_a_page():
     tests = Path(__file__).read_text()
     assert {name for name in names if f'recipe("{name}"' not in tests} == set()
     pages = "".join(page.read_text() for page in (FOLDER.parents[1] / "docs").rglob("*.md"))
-    assert {name for name in names if f'--8<-- "examples/recipes/{name}.py"' not in pages} == set()
+    assert {name for name in names if f"\n[examples/recipes/{name}.py](../../examples" not in pages} == set()
 
 
 def test_plain_loop(recipe, capsys):
@@ -44,12 +45,23 @@ def test_plain_loop(recipe, capsys):
     assert "did not improve" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(not hasattr(bu_torch, "BoundaryUncertaintyScorer"), reason="needs the scorer")
 def test_sklearn_search(recipe, capsys):
-    search = recipe("sklearn_search").main()
+    module = recipe("sklearn_search")
+    search = module.main()
     assert 0.5 <= search.best_params_["gamma"] <= 8
     assert search.best_estimator_.shape_fit_ == (400, 2)  # all of them
     assert "<- chosen" in capsys.readouterr().out
+    inputs, labels = module.moons()
+    signals, model = bu_torch.Signals().fit(inputs, labels), DecisionTreeClassifier(max_depth=4).fit(inputs, labels)
+    ranked = bu_torch.rank_models([model], inputs, labels, signals=signals).best.signals
+    for signal, expected in ranked.items():
+        assert module.score(signals, signal, model, inputs, labels) == pytest.approx(expected)
+
+
+def test_model_soup(recipe):
+    n_members, alone, averaged = recipe("model_soup").main()
+    assert n_members > 1
+    assert averaged < alone + 0.01
 
 
 def test_skorch_callback(recipe):
@@ -158,7 +170,7 @@ def test_mlflow_local(recipe):
 def test_frozen_backbone(recipe):
     stopping = recipe("frozen_backbone", "torchvision").main(epochs=2)
     assert len(stopping.history) == 2
-    assert stopping.feature_extractor.fc.__class__ is torch.nn.Identity
+    assert stopping.settings.feature_extractor.fc.__class__ is torch.nn.Identity
     assert stopping.history[-1]["vote_agreement"] > 0.45
 
 

@@ -110,8 +110,6 @@ def test_choose_checkpoint_ranks_what_a_run_saved(load, capsys):
     assert len(errors) == 4
     assert list(table.index) == ["expected_accuracy", "boundary_uncertainty", "trust_score"]
     assert table["test error"].tolist() == [errors[epoch] for epoch in table["epoch"]]
-    assert (table["of the average"] < 1).all()
-    assert (table["averaged"] >= 1).all()
     said = capsys.readouterr().out
     assert "4 candidates by expected_accuracy" in said
     assert f"best epoch in hindsight: {min(errors):.4f}" in said
@@ -128,7 +126,7 @@ def test_fashion_mnist_stops_on_images(load, capsys, monkeypatch, options):
     said = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines() if ": " in line)
     assert said["kept epoch"] == str(stopping.best_epoch)
     assert 0 <= float(said["test error of what was kept"]) <= 1
-    assert (stopping.feature_extractor is not None) == bool(options)
+    assert (stopping.settings.feature_extractor is not None) == bool(options)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

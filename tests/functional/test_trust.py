@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from bu_torch.functional import mean_trust_score, neighbor_agreement, trust_score
-from bu_torch.functional.trust import trust_with_own
 
 
 @pytest.mark.parametrize(
@@ -23,17 +22,6 @@ from bu_torch.functional.trust import trust_with_own
 def test_corner_cases(distances, prediction, expected, dtype, device):
     found = trust_score(torch.tensor([distances], dtype=dtype).to(device), torch.tensor([prediction]).to(device))
     assert (found.dtype, found.device.type, found.tolist()) == (dtype, device.type, [expected])
-
-
-def test_one_sample_more_brings_its_class_nearer_and_no_other(dtype, device, generator):
-    distances = torch.randint(0, 5, (500, 4), generator=generator).to(dtype)  # with ties
-    distances[distances == 4] = math.inf
-    labels, predictions = torch.randint(0, 4, (2, 500, 1), generator=generator)
-    nearest = torch.minimum(distances.gather(1, labels), torch.randint(0, 5, (500, 1), generator=generator).to(dtype))
-    given = (distances, predictions.squeeze(1), labels.squeeze(1), nearest.squeeze(1))
-    found, without = trust_with_own(*(tensor.to(device) for tensor in given))
-    assert torch.equal(without.cpu(), trust_score(distances, given[1]))
-    assert torch.equal(found.cpu(), trust_score(distances.scatter(1, labels, nearest), given[1]))
 
 
 def test_mean_is_taken_of_clipped_logarithms():

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from bu_torch.internal.network import packed_model
+from bu_torch.internal.logits import packed_model
 from bu_torch.internal.packing import Packing, as_inputs, as_tree, call, names_taken, of_one_length
 
 N = 6

@@ -58,7 +58,7 @@ def test_signals_of_known_neighbors_are_measured_and_not_saved(tmp_path):
     expected = Signals(M, n_draws=1).fit(FEATURES, LABELS)
     found, searched = signals.measure(logits).values, expected.measure(logits).values
     assert all(float(found[name]) == pytest.approx(float(searched[name])) for name in Signals.NAMES)
-    with pytest.raises(ValueError, match="of `module` or `neighbors`, which no file can know"):
+    with pytest.raises(ValueError, match="features of `module` or with `neighbors` cannot be saved"):
         signals.save(tmp_path / "signals.npz")
     signals.fit(FEATURES, LABELS).save(tmp_path / "signals.npz")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from bu_torch import load_checkpoint, rank_checkpoints
+from bu_torch import rank_checkpoints
 from bu_torch.cli import main
 
 CODE = """
@@ -47,20 +47,18 @@ def rank(*arguments, data="ranked_project:training", module="ranked_project:Net"
     return main(["rank", "--module", module, "--data", data, *map(str, arguments)])
 
 
-def test_ranks_writes_copies_and_averages(project, capsys):
-    files = ("--json", "r.json", "--csv", "r.csv", "--soup", "soup.ckpt", "--cache", "cache.npz", "--to", "kept")
+def test_ranks_writes_and_copies(project, capsys):
+    files = ("--json", "r.json", "--csv", "r.csv", "--cache", "cache.npz", "--to", "kept")
     assert rank("checkpoints", *files, "--keep", 2, "--rule", "trust_score") == 0
     ranking = rank_checkpoints(project / "checkpoints", nn.Linear(4, 3), problems.blobs(), rule="trust_score")
     candidates = json.loads((project / "r.json").read_text())["candidates"]
     assert [(c["epoch"], c["score"]) for c in candidates] == [(c.epoch, c.score) for c in ranking]
     assert len((project / "r.csv").read_text().splitlines()) == 4
     assert {file.name for file in (project / "kept").iterdir()} == {c.path.name for c in ranking[:2]}
-    assert load_checkpoint(project / "soup.ckpt").state_dict.keys() == {"weight", "bias"}
     assert (project / "cache.npz").exists()
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "3 candidates by trust_score, best first"
     assert f"kept {Path('kept', ranking.best.path.name)}" in said
-    assert "soup.ckpt" in said[-1]
 
 
 def test_takes_instances_and_names_a_file_that_comes_twice(project, capsys):
@@ -82,11 +80,11 @@ def test_settings_arrive(project, capsys):
 
 @pytest.mark.parametrize(("samples", "keys"), [("named", ("x", "target")), ("weighted", (1, 2))])
 def test_keys_say_where_a_sample_holds_its_input(project, capsys, samples, keys):
-    assert rank("checkpoints", "--soup", "first.ckpt") == 0
+    assert rank("checkpoints") == 0
     expected = capsys.readouterr().out
     options = ("--input-key", keys[0], "--label-key", keys[1])
-    assert rank("checkpoints", "--soup", "second.ckpt", *options, data=f"ranked_project:{samples}") == 0
-    assert capsys.readouterr().out == expected.replace("first.ckpt", "second.ckpt")
+    assert rank("checkpoints", *options, data=f"ranked_project:{samples}") == 0
+    assert capsys.readouterr().out == expected
 
 
 @pytest.mark.parametrize(
@@ -95,7 +93,6 @@ def test_keys_say_where_a_sample_holds_its_input(project, capsys, samples, keys)
         (["missing.ckpt"], "no checkpoint `missing.ckpt`"),
         (["checkpoints", "--keep", 2], "`--keep N` and `--to DIR`"),
         (["checkpoints", "--keep", 9, "--to", "kept"], "`--keep`"),
-        (["checkpoints", "--soup", "inputs.pt"], "`inputs.pt` already exists"),
         (["inputs.pt"], "`inputs.pt` must hold"),
         (["ranked_project.py"], "`ranked_project.py` was not written"),
         (["\x1b[31mred\n.ckpt"], "no checkpoint `\ufffd[31mred .ckpt`"),

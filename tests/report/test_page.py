@@ -18,7 +18,7 @@ import records
 
 from bu_torch import SelectionRule
 from bu_torch.cli import main
-from bu_torch.report import figures, maps, read_record, render, sections, write_report
+from bu_torch.report import figures, maps, read_record, render, write_report
 from bu_torch.report.page import content, resource
 from bu_torch.report.text import cleaned, duration, escaped, shown_number, without_folders
 from bu_torch.rule.rules import RULE_NAMES
@@ -42,8 +42,14 @@ class Elements(HTMLParser):
         self.words += data
 
 
-def words(record, others=()):
-    return re.sub(r"\s+", " ", Elements(content(record, others).main).words)
+def words(record):
+    return re.sub(r"\s+", " ", Elements(content(record).main).words)
+
+
+def cells(record, section):
+    """Words of each row of the table in a section."""
+    body = content(record).main.partition(f'id="section-{section}"')[2].partition("<tbody>")[2].partition("</tbody>")[0]
+    return [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in body.split("</tr>")[:-1]]
 
 
 def figures_of(record):
@@ -56,23 +62,21 @@ def traces(record, name, mode="lines"):
 
 def test_what_a_finished_run_shows(tmp_path):
     record = records.run(tmp_path, classes=records.LETTERS, averaging="uniform")
-    kept, older = record.end.kept_epoch, tmp_path / "older.csv"
-    said = words(record, [older])
+    kept, said = record.end.kept_epoch, words(record)
     expected = (
         f"Epoch {kept} was kept",
         "Stopped in epoch 59: expected accuracy did not improve in the last 20 checks.",
-        f"At epoch {kept}, boundary uncertainty is {record.checks[kept]['boundary_uncertainty']:.3f}",
-        f"maximum at this number of samples is {record.details[kept].ceiling:.3f}; chance may",
-        "It is 0 at 60% of the perturbed samples",
-        f"Samples that trust doubts most, at epoch {kept}",
+        f"boundary uncertainty{record.checks[kept]['boundary_uncertainty']:.3f}",
+        "Boundary uncertainty counts as 0 at 60% of the perturbed samples",
+        f"Samples unlike those nearby, at epoch {kept}",
         "expected accuracy, this run's",
         "All values are measured on averaged weights.",
         *(str(doubt.row) for doubt in record.details[kept].doubtful),
         *(*record.settings, *record.versions, *record.data),
-        *("/".join(Path(file).parts[-3:]) for file in (record.path, older, record.end.best_model_path)),
+        *("/".join(Path(file).parts[-3:]) for file in (record.path, record.end.best_model_path)),
     )
     assert [one for one in expected if one not in said] == []
-    assert str(tmp_path) not in render(record, [older])
+    assert str(tmp_path) not in render(record)
     maps = ["pairs", "near_boundary", "local_uncertainty", "log_trust"]
     assert list(figures_of(record)) == ["deciding", "scores", "agreement", "changes", *maps, "cost"]
 
@@ -85,7 +89,7 @@ def test_what_each_rule_would_have_kept_is_what_it_replays(tmp_path, start):
         row["expected_accuracy"] = draw.choice([math.nan, 0.5, row["expected_accuracy"]])
     record = records.run(tmp_path, rows, rule="trust_score", start_from_epoch=start)
     drawn = traces(record, "scores", "markers")
-    assert len(drawn) == len(RULE_NAMES)
+    assert len(drawn) == len(RULE_NAMES) + 1  # the largest
     for name in RULE_NAMES:
         kept = SelectionRule(name, start_from_epoch=start).replay(record.checks)
         assert drawn[f"rule: {figures._RULES[name][0]}"]["x"] == [kept["epoch"]]
@@ -114,7 +118,7 @@ def test_each_share_has_a_panel_of_its_own_where_its_best_values_are_seen(tmp_pa
     record = records.run(tmp_path, n_checks=40, n_classes=3)
     colours, shares = [], [signal for signal in SIGNALS.values() if signal.panel == "shares"]
     for name, is_larger_better in (("agreement", True), ("changes", False)):
-        layout, drawn = figures_of(record)[name]["layout"], traces(record, name)
+        layout, drawn = figures_of(record)[name]["layout"], traces(record, name, "lines")
         signals = [signal for signal in shares if signal.is_larger_better is is_larger_better]
         assert list(drawn) == [signal.title for signal in signals]
         assert [label["text"] for label in layout["annotations"][:-1]] == list(drawn)
@@ -140,6 +144,9 @@ def test_plotly_takes_every_figure(tmp_path):
         made = graph_objects.Figure({"data": one["data"], "layout": one["layout"]})  # refuses what it does not know
         assert len(made.data) == len(one["data"])
     assert len(shown) == 9
+    two = content(records.run(tmp_path / "two", n_checks=2, n_classes=2))
+    assert "pairs" not in {one["name"] for one in two.drawings}
+    assert "lower boundary uncertainty most" not in two.main
 
 
 def test_the_library_in_the_page_is_the_one_that_was_checked():
@@ -153,14 +160,39 @@ def test_each_section_is_in_the_table_of_contents(tmp_path):
     found = Elements(content(records.run(tmp_path, n_checks=10, n_classes=3)).main).elements
     names = [f"#{attributes['id']}" for tag, attributes in found if tag == "section"]
     assert [attributes["href"] for tag, attributes in found if tag == "a"] == names
-    assert len(names) == 14
+    assert len(names) == 13
 
 
-@pytest.mark.parametrize("n_tiles", range(1, 13))
-def test_no_row_of_tiles_has_a_gap(n_tiles):
-    columns, first = (int(part.rpartition(":")[2]) for part in sections._columns(n_tiles).split(";"))
-    assert (n_tiles - 1 + first) % columns == 0
-    assert first <= 2 or n_tiles < 3
+def test_neighbours_near_the_boundary_are_a_mean_over_the_samples_of_a_pair(tmp_path):
+    pairs = [[0, 1, 0.25, 1250.0, 0.7], [1, 2, 0.75, 0.0, 1.0]]  # of 2500 samples
+    records.lines(tmp_path, records.details(0, 3, 1) | {"pairs": pairs}, records.end(0))
+    record = records.run(tmp_path, records.checks(1))
+    assert cells(record, "lowest-pairs")[0] == ["0", "1", "0.700", "0.250", "2.000"]
+    notes = figures_of(record)["pairs"]["data"][0]["hovertext"]
+    assert "2.000 neighbours of a sample" in notes[0][1]
+    assert "none near the boundary" in notes[1][2]
+
+
+def test_a_class_that_makes_up_most_of_the_doubtful_samples_is_named(tmp_path):
+    for labels, is_said in (([2, 2, 0], True), ([2, 1, 0], False)):
+        doubtful = [[row, label, 1, 0, 0.5] for row, label in enumerate(labels)]
+        records.lines(tmp_path, records.details(0, 3, 1) | {"doubtful": doubtful}, records.end(0))
+        said = words(records.run(tmp_path, records.checks(1)))
+        assert ("whichever is lower: 2 have the label 2. The nearest samples contradict" in said) == is_said
+
+
+@pytest.mark.parametrize(
+    ("sampling", "class_weight", "note"),
+    [
+        ("uniform", None, ""),
+        ("weighted", None, ", weighted sampling"),
+        ("uniform", "balanced", ", class_weight=balanced"),
+    ],
+)
+def test_an_accuracy_in_which_samples_count_differently_says_so(tmp_path, sampling, class_weight, note):
+    record = records.run(tmp_path, n_checks=3, n_classes=3, class_weight=class_weight)
+    record.data["sampling"] = sampling
+    assert f"at the perturbed samples{note}" + "boundary uncertainty" in words(record)
 
 
 def test_the_highest_score_is_named_if_a_later_check_is_kept(tmp_path):
@@ -203,7 +235,7 @@ def test_a_rule_that_cannot_be_replayed_is_drawn_where_the_run_has_kept(tmp_path
 def test_of_a_run_that_ends_at_its_best_it_is_said_that_more_may_help(tmp_path, end, is_said):
     rows = [row | {"my_rule": float(row["epoch"])} for row in records.checks(5)]
     records.lines(tmp_path, records.end(*end), first=records.header(rule="my_rule"))
-    assert ("Longer training may help." in words(records.run(tmp_path, rows))) == is_said
+    assert ("longer training may help." in words(records.run(tmp_path, rows))) == is_said
 
 
 def test_a_table_alone_shows_what_it_has(tmp_path):
@@ -256,17 +288,14 @@ def test_the_pair_map_is_symmetric_and_blank_where_nothing_is_known_and_of_the_w
     record = records.run(tmp_path / "letters", n_checks=3, classes=records.LETTERS)
     pairs = {(k, m): u for k, m, _, _, u in record.details[record.end.kept_epoch].pairs}
     shown = figures_of(record)["pairs"]
-    blanks, values = (trace["z"] for trace in shown["data"])
+    values = shown["data"][0]["z"]
     for k in range(26):
-        assert (values[k][k], blanks[k][k]) == (None, 1)
+        assert values[k][k] is None
         for m in range(k):
             assert values[k][m] == values[m][k] == pairs.get((m, k))
-            assert blanks[k][m] == blanks[m][k] == (None if (m, k) in pairs else 0)
-    colours, found = shown["layout"]["coloraxis"], sorted(pairs.values())
-    assert found[0] <= colours["cmin"] < found[len(found) // 2] < colours["cmax"] <= found[-1]
     record = records.run(tmp_path / "many", n_checks=2, n_classes=120)
     assert len(figures_of(record)["pairs"]["data"][0]["z"]) == 40
-    assert "The 40 classes with the worst boundaries are shown, 80 are not." in words(record)
+    assert "The 40 classes that lower it most are shown, 80 are not." in words(record)
 
 
 def test_many_checks_are_thinned_in_maps_and_curves_and_the_kept_one_stays(tmp_path, monkeypatch):
@@ -281,9 +310,8 @@ def test_many_checks_are_thinned_in_maps_and_curves_and_the_kept_one_stays(tmp_p
     assert sums == pytest.approx([1] * len(sums))
     for name in ("deciding", "scores", "agreement", "cost"):
         for title, trace in traces(record, name).items():
-            if title != "its expected maximum":
-                assert len(trace["x"]) <= 12
-                assert ends <= set(trace["x"])
+            assert len(trace["x"]) <= 12, title
+            assert ends <= set(trace["x"])
     assert "one of every 6 checks" in words(record)
 
 
@@ -332,10 +360,10 @@ def test_markup_in_a_record_is_shown_and_not_run(tmp_path):
     made[1]["histograms"][MARKUP] = {"edges": [0, 1], "counts": [1]}
     details.write_text("".join(f"{json.dumps(line)}\n" for line in made))
     record = read_record(tmp_path)
-    page = render(record, [folder / "others.csv"])
+    page = render(record)
     page.encode("utf-8")
     kinds = [tag for tag, _ in Elements(page).elements]
-    assert (kinds.count("script"), kinds.count("img")) == (4, 0)
+    assert (kinds.count("script"), kinds.count("img")) == (3, 0)
     inside = re.search(r'<script type="application/json" id="content">(.*?)</script>', page, re.DOTALL)[1]
     assert inside.isascii()
     assert "<" not in inside
@@ -369,17 +397,21 @@ def test_a_file_that_is_no_page_is_left_as_it_is(tmp_path, capsys):
     assert main(command) == 0
 
 
-def test_the_command_needs_no_plotly_to_be_installed(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "plotly", None)
+def test_the_command_writes_beside_the_record_and_says_where(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly", None)  # which need not be installed
     older, newer = (records.write_run(tmp_path / name, n_checks=2, n_classes=2) for name in ("older", "newer"))
     for file in (older, older.with_suffix(".jsonl")):
         os.utime(file, (1e9, 1e9))
+    assert main(["report", str(tmp_path)]) == 0
+    page, newest = newer.with_suffix(".html"), f"The newest of 2 records in {tmp_path} is shown."
+    assert capsys.readouterr().out.splitlines() == [f"Wrote {page}, the page of {newer}.", newest]
+    assert all(one in page.read_text() for one in ("newer/boundary_uncertainty.csv", "plotly.js (cartesian"))
+    assert not older.with_suffix(".html").exists()
     out = tmp_path / "page.html"
-    assert main(["report", str(tmp_path), "-o", str(out)]) == 0
-    assert capsys.readouterr().out.splitlines() == [f"{out}: {newer}", f"  not shown: {older}"]
-    assert all(one in out.read_text() for one in ("older/boundary_uncertainty.csv", "plotly.js (cartesian"))
     assert main(["report", str(older), "-o", str(out)]) == 0
-    assert "not shown" not in capsys.readouterr().out
+    assert capsys.readouterr().out.splitlines() == [f"Wrote {out}, the page of {older}."]
+    assert main(["report", str(older), "-o", str(out / "page.html")]) == 1
+    assert "Name another file (`-o`)" in capsys.readouterr().err
 
 
 def test_text_for_people():

@@ -10,11 +10,10 @@ import pytest
 import records
 from records import CHECK, HEAD, lines, table
 
-from bu_torch.cli import main
 from bu_torch.report import read_record, reading, render
 from bu_torch.report.page import content, resource
 from bu_torch.report.verdict import RunVerdict
-from bu_torch.run.record import HISTOGRAMS
+from bu_torch.run.account import HISTOGRAMS
 from bu_torch.signals import details
 
 MEBIBYTE = 2**20
@@ -60,23 +59,15 @@ LONG = "a line of a record has at most 1048576 bytes"
 REFUSED = {
     "columns": (lambda f: table(f, HEAD.strip(), ",c" * 10**6, "\n"), 1, LONG),
     "a cell": (lambda f: table(f, HEAD, ROW, f"1,{'1' * 10**6},1.5\n"), 3, "field larger than field limit"),
-    "a quoted cell": (lambda f: table(f, HEAD, ROW, f'1,"{"1" * 10**6}",1.5\n'), 3, "field larger than"),
     "many values": (
-        lambda f: table(f, HEAD.strip(), ",c" * 3000, "\n", ("0" + "," * 3002 + "\n") * 700),
-        699,
+        lambda f: table(f, HEAD.strip(), ",c" * 3000, "\n", *(f"{epoch}{',' * 3002}\n" for epoch in range(700))),
+        700,
         "a table of checks has at most 2097152 values",
     ),
     "a cell over all lines": (lambda f: table(f, HEAD, '0,"\n', '","\n' * 40_000), 2, "unexpected end of data"),
-    "a large cell": (lambda f: table(f, HEAD, ROW, f"1,{'x' * 10**7},1.5\n"), 3, LONG),
     "pairs": (lambda f: check(f, pairs=[[0, 1, 0.5, 1, 1]] * 10**5), 2, LONG),
-    "samples": (lambda f: check(f, doubtful=[[1, 2, 3, 4, 0.5]] * 10**5), 2, LONG),
-    "histograms": (lambda f: check(f, histograms={f"h{n}": records.BINS for n in range(10**5)}), 2, LONG),
-    "bins": (lambda f: check(f, histograms={"x": {"edges": [0] * 10**6, "counts": [0] * 10**6}}), 2, LONG),
-    "lists": (lambda f: check(f, x=[[]] * 10**6), 2, LONG),
     "deep lists": (lambda f: lines(f, f'{{"kind":"check","x":[{",".join([DEEP] * 500)}]}}\n'), 2, "not a check"),
     "many lists": (lambda f: lines(f, f'{{"kind":"check","x":[{",".join(["[]"] * 300_000)}]}}\n'), 2, "not a check"),
-    "many objects": (lambda f: lines(f, f'{{"kind":"check","x":[{",".join(["{}"] * 300_000)}]}}\n'), 2, "not a check"),
-    "deep settings": (lambda f: lines(f, first=setting(DEEP, 2330)), 1, LONG),
     "many settings": (lambda f: lines(f, first=setting("[]", 2**21)), 1, LONG),
     "an integer": (lambda f: lines(f, '{"kind":"check","epoch":' + "9" * 5000 + "}\n"), 2, "not a line of JSON"),
     "a large integer": (lambda f: check(f, n_pairs_left_out=10**4000), 2, "not a check as this package writes it"),
@@ -90,26 +81,12 @@ def test_a_line_that_no_run_has_written_is_refused(tmp_path, write, number, why)
     assert f"line {number}: {why}" in refused(tmp_path)
 
 
-def test_the_last_line_is_longer_than_any_of_a_run(tmp_path):
-    os.truncate(lines(tmp_path, CHECK), 2**32)  # a hole in the file takes no space
-    said = rf"line 2, not counting those of 42781\d{{5}} bytes: {re.escape(LONG)}"
-    assert re.search(said, refused(tmp_path))
-
-
 class TestTable:
     def test_as_many_rows_as_are_read(self, tmp_path):
         table(tmp_path, HEAD, *(f"{epoch},0.5,{epoch}\n" for epoch in range(10**5)))
         page = page_of(tmp_path)
         assert "one of every 25 checks" in page
         assert "<dd>100000</dd>" in page
-
-    def test_rows_of_nothing_but_line_breaks(self, tmp_path):
-        table(tmp_path, HEAD, "\n" * 10**5, "7,0.5,1.5\n")
-        assert read_record(tmp_path).values("epoch") == [7]
-
-    def test_a_hundred_columns(self, tmp_path):
-        table(tmp_path, HEAD.strip(), *(f",c{place}" for place in range(97)), "\n0,0.5,1.5", ",7" * 97, "\n")
-        assert page_of(tmp_path)
 
     def test_a_table_larger_than_any_of_a_run(self, tmp_path):
         os.truncate(table(tmp_path, HEAD), 2**40)  # a hole in the file takes no space
@@ -129,7 +106,7 @@ class TestChecks:
     def test_the_most_that_a_run_writes_is_read(self, tmp_path):
         pairs = [[0, 1 + place, 0.1, 1.0, 0.5] for place in range(details._MOST_PAIRS)]
         doubtful = [[place, 1, 2, 3, 0.5] for place in range(50)]
-        bins = {"edges": [None, *range(27), None], "counts": [1] * 28}
+        bins = {"edges": list(range(29)), "counts": [1] * 28}
         full = CHECK | {"pairs": pairs, "doubtful": doubtful, "histograms": dict.fromkeys(HISTOGRAMS, bins)}
         lines(tmp_path, *(full | {"epoch": epoch} for epoch in range(50)))
         record = read_record(tmp_path)
@@ -142,7 +119,7 @@ class TestChecks:
     def test_more_than_a_page_shows_is_left_out(self, tmp_path):
         pairs = [[k, 1 + k + place, 0.1, 1.0, 0.5] for k in range(40) for place in range(300)]
         check(tmp_path, pairs=pairs, doubtful=[[place, 1, 2, 3, 0.5] for place in range(20_000)])
-        assert "100 samples, by the trust in their label" in page_of(tmp_path)
+        assert "100 samples, by the trust in their label or" in page_of(tmp_path)
 
     @pytest.mark.parametrize("depth", [3, 500, 900, 990, 2000])
     @pytest.mark.parametrize("name", ["kind", "epoch", "ceiling", "reason"])
@@ -158,17 +135,6 @@ class TestChecks:
 
 
 class TestHeader:
-    def test_a_thousand_settings(self, tmp_path):
-        many = {f"setting {place}": "x" * 350 for place in range(1000)}
-        lines(tmp_path, first=records.header() | {"settings": many, "versions": many})
-        assert list(read_record(tmp_path).settings) == list(many)
-        assert page_of(tmp_path)
-
-    def test_as_many_classes_as_there_can_be(self, tmp_path):
-        names = [f"[{number}]" for number in range(80_000)]
-        lines(tmp_path, first=records.header(names))
-        assert read_record(tmp_path).classes == names
-
     @pytest.mark.parametrize("letter", ["x", "&", "\U0001f600", "\u202e"])
     def test_names_of_ten_thousand_letters(self, tmp_path, letter):
         pairs = [[k, m, 0.1, 1.0, 0.5] for m in range(40) for k in range(m)][:500]
@@ -201,28 +167,12 @@ class TestLongRun:
         assert size - 2**18 - 2**14 < left_out < size - 2**18
         assert f"{first} of 300 checks have no details here" in content(record).main
 
-    def test_a_torn_last_line_of_a_long_file(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(reading, "MOST_BYTES", 2**17)
-        path = records.write_run(tmp_path, n_checks=300, n_classes=2).with_suffix(".jsonl")
-        path.write_bytes(path.read_bytes()[:-5])
-        record = read_record(tmp_path)
-        assert record.end is None
-        assert 299 in record.details
-        assert "is incomplete" in notes(record)
-
-    def test_lines_of_no_meaning_beyond_what_is_read(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(reading, "MOST_BYTES", 2**18)
-        lines(tmp_path, '{"kind":"x"}\n' * 30_000)
-        record = read_record(tmp_path)
-        assert record.details == {}
-        assert "bytes before the last 262144" in notes(record)
-
 
 class TestPage:
     def test_numbers_at_the_ends_of_their_range(self, tmp_path):
         draw, most = random.Random(0), 2**53 - 1
         odd = ["nan", "inf", "-inf", "1e308", "-1e308", "5e-324", "-0", "", "1e999", " 1 ", "1_0"]
-        bins = {"edges": [None, 1e308, -1e308, None], "counts": [most, most, 0]}
+        bins = {"edges": [-1e308, 0, 5e-324, 1e308], "counts": [most, most, 0]}
         pairs = [[0, 1, 1e300, 1e308, -1e308], [0, 2**31 - 1, None, None, None], [1, 2, -1e308, 5e-324, 1e308]]
         doubtful = [[most, 0, most, 5, 1e308], [0, 0, 0, 0, None]]
         check = CHECK | {"ceiling": 1e308, "pairs": pairs, "doubtful": doubtful}
@@ -236,14 +186,3 @@ class TestPage:
         shown = content(record)
         assert not re.search(r"\d{100}", json.dumps(shown.drawings[2]))
         assert len(shown.main) < MEBIBYTE
-
-    def test_very_many_records_nearby(self, tmp_path, capsys):
-        for number in range(130):
-            (tmp_path / f"{number}").mkdir()
-            table(tmp_path / f"{number}", HEAD, "0,0.5,1.5\n")
-        assert main(["report", str(tmp_path), "-o", str(tmp_path / "page.html")]) == 0
-        said = capsys.readouterr().out.splitlines()
-        assert (len(said), said[-1]) == (22, "  not shown: 109 more")
-        page = (tmp_path / "page.html").read_text()
-        assert page.count("<li><code>") == 100
-        assert "<li>and 29 more</li>" in page

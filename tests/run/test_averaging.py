@@ -1,18 +1,16 @@
-"""The average of weights over checks, against its definition; and that training keeps every bit of its own."""
+"""The average of weights over checks, against its definition."""
 
-import contextlib
 import copy
-import itertools
 import math
-import sys
 
 import pytest
 import torch
 from problems import same, weights_of
 from torch import nn
 
-from bu_torch.run import averaging
-from bu_torch.run.averaging import WeightAverage, put_back
+from bu_torch.internal.replica import copy_of
+from bu_torch.run.averaging import WeightAverage
+from bu_torch.run.kept_weights import put_back
 
 
 def network(seed=0):
@@ -25,7 +23,7 @@ def train(module, seed):
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for tensor in module.state_dict().values():
-            if tensor.is_floating_point():
+            if tensor.is_floating_point() or tensor.is_complex():
                 tensor.add_(torch.randn(tensor.shape, generator=g))
             else:
                 tensor.add_(1)
@@ -43,8 +41,7 @@ def follow(module, average, seeds=range(3)):
 
 def read(module, average):
     """The weights that a check reads."""
-    with average.inside(module):
-        return weights_of(module)
+    return weights_of(copy_of(module, average.values(module)))
 
 
 def resumed(state, past=0.5):
@@ -53,14 +50,18 @@ def resumed(state, past=0.5):
     return average
 
 
+def wide(value):
+    return value.to(torch.complex128 if value.is_complex() else torch.float64)
+
+
 def averages_of(states, past):
     """Of each check there is what it brings, times what all later ones leave of it; whole numbers are the last."""
     left = [min(past, n / (n + 10)) for n in range(len(states))]
     shares = [(1 - left[n]) * math.prod(left[n + 1 :]) for n in range(len(states))]
     assert sum(shares) == pytest.approx(1)
     return {
-        name: sum(share * state[name].double() for share, state in zip(shares, states, strict=True))
-        if value.is_floating_point()
+        name: sum(share * wide(state[name]) for share, state in zip(shares, states, strict=True))
+        if value.is_floating_point() or value.is_complex()
         else value
         for name, value in states[-1].items()
     }
@@ -68,7 +69,8 @@ def averages_of(states, past):
 
 def close(found, expected):
     return found.keys() == expected.keys() and all(
-        torch.allclose(value.double(), expected[name].double(), atol=1e-6) for name, value in found.items()
+        torch.allclose(wide(value), wide(expected[name]), atol=2e-2 if value.dtype == torch.bfloat16 else 1e-6)
+        for name, value in found.items()
     )
 
 
@@ -84,9 +86,7 @@ def test_it_is_the_mean_of_the_checks_weighted_by_their_age(past):
 def test_before_and_at_the_first_check_it_is_the_network_and_it_stays_what_does_not_change():
     module, average = network(), WeightAverage(0.7)
     before = weights_of(module)
-    with average.inside(module):
-        assert not average.put_aside()
-        assert same(weights_of(module), before)
+    assert not average.values(module)
     for _ in range(5):
         average.update(module)
         assert same(read(module, average), before)
@@ -113,19 +113,21 @@ def test_a_weight_that_is_frozen_again_is_averaged_on():
     assert close(read(module, average), averages_of([*states, weights_of(module)], 0.5))
 
 
-def test_buffers_with_values_that_are_not_finite_are_left_as_they_are():
+def test_of_buffers_only_running_statistics_are_averaged():
     module, average = network(), WeightAverage(0.5)
+    module.register_buffer("running_mean", torch.zeros(2))  # of a layer of the user's
+    module.register_buffer("seen", torch.zeros(()))
     module.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
     module.register_buffer("scratch", torch.zeros(3), persistent=False)
-    for seed in range(3):
-        train(module, seed)
-        module.scratch.fill_(seed)
-        before = module.mask.clone()
-        assert average.update(module)
-    with average.inside(module):
-        assert same({"mask": module.mask}, {"mask": before})
-        assert module.scratch.tolist() == [2, 2, 2]
-    assert not {"mask", "scratch"} & average.state_dict()["n_checks"].keys()
+    states = follow(module, average)
+    module.scratch.fill_(2)
+    copied = copy_of(module, average.values(module))
+    assert copied.scratch.tolist() == [2, 2, 2]
+    found, expected = weights_of(copied), averages_of(states, 0.5)
+    for name in ("seen", "mask"):
+        assert torch.equal(found.pop(name), states[-1][name])
+        del expected[name]
+    assert close(found, expected)
 
 
 def test_weights_that_are_not_finite_do_not_enter():
@@ -189,51 +191,20 @@ def parametrized():
 
 
 @pytest.mark.parametrize("make", [tied_by_name, tied_by_memory, channels_last, of_dtypes, recurrent, parametrized])
-def test_training_has_its_own_bits_back(make):
+def test_a_copy_with_the_average_is_laid_out_as_the_module_whose_weights_stay(make):
     module, average = make(), WeightAverage(0.7)
-    follow(module, average)
+    states = follow(module, average)
     before = weights_of(module)
-    places = {name: value.data_ptr() for name, value in module.state_dict().items()}
-    versions = [parameter._version for parameter in module.parameters()]
-    with average.inside(module):
-        assert not same(weights_of(module), before)
+    copied = copy_of(module, average.values(module))
+    assert close(weights_of(copied), averages_of(states, 0.7))
     assert same(weights_of(module), before)
-    assert places == {name: value.data_ptr() for name, value in module.state_dict().items()}
-    assert versions == [parameter._version for parameter in module.parameters()]
-
-
-class Interrupted:
-    """Raises KeyboardInterrupt once, before the n-th line that the given functions run."""
-
-    def __init__(self, n, names):
-        self.left, self.names = n, names
-
-    def __call__(self, frame, event, arg):
-        if frame.f_code.co_filename != averaging.__file__ or frame.f_code.co_name not in self.names:
-            return None
-        if event == "line":
-            self.left -= 1
-            if self.left == -1:
-                raise KeyboardInterrupt
-        return self
-
-
-def test_ctrl_c_at_any_line_leaves_the_weights_of_training():
-    for n in itertools.count():
-        module, average = tied_by_memory(), WeightAverage(0.5)
-        follow(module, average, range(2))
-        before, of_average = weights_of(module), average.state_dict()["weights"]
-        interrupted = Interrupted(n, ("inside", "_take_out", "_overwrite"))
-        known = sys.gettrace()
-        sys.settrace(interrupted)
-        with contextlib.suppress(KeyboardInterrupt), average.inside(module):
-            pass
-        sys.settrace(known)
-        assert same(weights_of(module), before), n
-        assert same(average.state_dict()["weights"], of_average), n
-        if interrupted.left >= 0:
-            break
-    assert n > 20
+    layouts = [[(one.stride(), one.dtype) for one in of.state_dict().values()] for of in (module, copied)]
+    assert layouts[0] == layouts[1]
+    places = [len({one.untyped_storage().data_ptr() for one in of.parameters()}) for of in (module, copied)]
+    assert places[0] == places[1]
+    assert not {one.data_ptr() for one in module.parameters() if one.numel()} & {
+        one.data_ptr() for one in copied.parameters()
+    }
 
 
 def test_its_state_is_a_copy_and_goes_on_where_it_was_taken():
@@ -269,25 +240,6 @@ def test_weights_of_training_that_do_not_fit_change_nothing(wrong):
     assert put_back(module, {"0.bias": torch.ones(5), **wrong}, may_lack=True) == ("none.such" in wrong)
 
 
-@pytest.mark.parametrize(
-    "move",
-    [
-        lambda module: [setattr(one, "data", one.data.clone()) for one in module.parameters()],
-        lambda module: module.double().float(),
-        lambda module: module.to(memory_format=torch.channels_last),
-    ],
-    ids=["clones", "dtypes", "formats"],
-)
-def test_weights_that_are_moved_in_memory_meanwhile_are_found_again(move):
-    module, average = nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3)), WeightAverage(0.7)
-    follow(module, average)
-    before, of_average = weights_of(module), average.state_dict()["weights"]
-    with average.inside(module):
-        move(module)
-    assert same(weights_of(module), before)
-    assert same(average.state_dict()["weights"], of_average)
-
-
 def tied_by_transpose():
     module = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 4, bias=False))
     module[1].weight = nn.Parameter(module[0].weight.data.t())
@@ -307,11 +259,8 @@ def test_the_weights_of_training_go_back_where_their_average_was_loaded(make, na
     module, average = make(), WeightAverage(0.7)
     follow(module, average)
     before, of_average = weights_of(module), average.state_dict()["weights"]
-    with average.inside(module):
-        saved, aside = weights_of(module), {name: value.clone() for name, value in average.put_aside().items()}
-        assert average.state_dict()["weights"] == {}
+    saved, aside = read(module, average), {name: before[name] for name in average.values(module)}
     assert aside.keys() == names
-    assert same(weights_of(module), before)
     loaded = make()
     loaded.load_state_dict(saved)
     assert put_back(loaded, aside)
@@ -336,43 +285,6 @@ def test_a_parameter_that_is_infinite_from_the_start_is_left_as_it_is():
     found = read(module, average)
     assert torch.equal(found.pop("transitions"), states[-1].pop("transitions"))
     assert close(found, averages_of(states, 0.5))
-
-
-class TestMasks:
-    """Buffers of 0 and 1 are spared by what they hold, whatever their name, also after a resume."""
-
-    @pytest.fixture
-    def module(self):
-        module = nn.BatchNorm1d(4)
-        module.register_buffer("gates", torch.tensor([0.0, 1.0, 1.0, 0.0]))
-        module.register_buffer("soft_mask", torch.tensor([0.25, 1.0]))
-        return module
-
-    @pytest.mark.parametrize("is_resumed", [False, True])
-    def test_zeros_and_ones_stay_so_at_every_check(self, module, is_resumed):
-        average = WeightAverage(0.5)
-        for gates in ([0.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0]):
-            module.gates.copy_(torch.tensor(gates))
-            average.update(module)
-            if is_resumed:
-                average = resumed(average.state_dict())
-                assert average.update(module, is_again=True)
-            assert read(module, average)["gates"].tolist() == gates
-        assert "gates" not in average.state_dict()["n_checks"]
-
-    def test_others_are_averaged(self, module):
-        average = WeightAverage(0.5)
-        average.update(module)
-        averaged = ("weight", "bias", "running_mean", "running_var", "soft_mask")
-        assert average.state_dict()["n_checks"] == dict.fromkeys(averaged, 1)
-        with torch.no_grad():
-            module.running_mean += 1
-            module.gates[0] = 0.5  # is a mask no longer
-        average.update(module)
-        found = read(module, average)
-        assert found["running_mean"].tolist() == pytest.approx([10 / 11] * 4)
-        assert found["gates"].tolist() == [0.5, 1, 1, 0]
-        assert average.state_dict()["n_checks"]["gates"] == 1
 
 
 def test_an_average_goes_on_in_the_dtype_that_a_run_resumes_in():

@@ -9,12 +9,10 @@ import contextlib
 import pytest
 import torch
 from problems import blobs
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from bu_torch import BoundaryUncertainty, Signals
-from bu_torch.run.averaging import WeightAverage
-from bu_torch.run.settings import AVERAGING
 
 
 def has_fake_gpu():
@@ -77,17 +75,6 @@ def test_boundary_uncertainty_of_logits_too(n_draws):
     with FakeTensorMode() as mode:
         score = faked(boundary, mode).to("cuda").score_logits(torch.randn(n_draws * len(LABELS), 3, device="cuda"))
         assert score.device.type == "cuda"
-
-
-def test_the_average_of_weights_too():
-    average = WeightAverage(AVERAGING)
-    with FakeTensorMode():
-        on = {"device": "cuda"}
-        module = nn.Sequential(nn.Linear(4, 8, **on), nn.BatchNorm1d(8, **on), nn.Linear(8, 3, **on))
-        for _ in range(3):
-            average.update(module)
-            with average.inside(module):
-                assert module(torch.randn(6, 4, device="cuda")).device.type == "cuda"
 
 
 def test_samples_left_on_the_cpu_are_noticed():

@@ -108,7 +108,7 @@ def test_checks_that_do_not_count_are_not_compared():
     history.add(check(0, 0.9), is_counted=False)
     assert (history.n_not_compared, history.kept, history.last_score, history.is_comparable) == (1, None, None, False)
     assert feed(history, [(0.1, 0.0), (0.2, 0.0)]) == [1, 2]
-    history.begin_anew()
+    history.reset()
     assert (history.kept, history.verdict.wait, history.compared) == (None, 0, [])
     assert [entry["epoch"] for entry in history.entries] == [0, 1, 2]
 

@@ -28,10 +28,9 @@ class Scaled(nn.Module):
     # Of 7 rows one process has 4, of a single one all.
     def __init__(self):
         super().__init__()
-        self.first, self.last, self.n_calls = nn.Linear(4, 7), nn.Linear(7, 3), 0
+        self.first, self.last = nn.Linear(4, 7), nn.Linear(7, 3)
         self.scale, self.infinite = nn.Parameter(torch.ones(1)), nn.Parameter(torch.tensor([0.0, -torch.inf]))
     def forward(self, x):
-        self.n_calls += 1
         return self.last(self.scale * torch.tanh(self.first(x)) + 0 * self.infinite[0])
 
 def made():
@@ -52,7 +51,6 @@ def train(model, optimizer, stopper, epochs, checks=True):
         with torch.no_grad():
             model(features)  # after which FSDP has some weights whole
         assert not checks or stopper.check(model) is False
-        assert model[0].n_calls == 5 * (epoch + 1)
 
 def whole(model):
     return {{name: gathered(value.detach()).clone() for name, value in model.state_dict().items()}}

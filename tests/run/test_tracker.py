@@ -9,7 +9,7 @@ from problems import blobs
 from torch import nn
 
 from bu_torch import Rule, Signals
-from bu_torch.run import groundwork, record
+from bu_torch.run import account, groundwork
 from bu_torch.run.budget import Plan
 from bu_torch.run.settings import Settings
 from bu_torch.run.state import packed_checks
@@ -63,14 +63,6 @@ def test_a_state_whose_steps_no_run_makes_is_refused(places):
     history = [{"epoch": epoch, "step": step} for epoch, step in places]
     with pytest.raises(ValueError, match="no state that this package wrote"):
         Tracker(Settings()).load_state_dict({"history": packed_checks(history)})
-
-
-def test_it_is_a_small_facade():
-    """Each concern is an object of its own: the history, the samples, the predictions, the account."""
-    tracker = Tracker(Settings())
-    methods = [name for name, value in vars(Tracker).items() if callable(value) and not name.startswith("_")]
-    assert len(vars(tracker)) <= 7
-    assert len(methods) <= 15
 
 
 SAMPLES = Samples(*blobs(), torch.arange(120), 120)
@@ -271,7 +263,7 @@ def test_a_resumed_training_tells_what_it_has_cost_since_then():
 def test_saving_is_a_part_of_the_cost(monkeypatch):
     seconds = iter([100.0, 110.0, 113.0, 130.0])
     tracker = Tracker(Settings())
-    monkeypatch.setattr(record.time, "perf_counter", lambda: next(seconds))
+    monkeypatch.setattr(account.time, "perf_counter", lambda: next(seconds))
     tracker.begin(90.0, None, {})
     with tracker.account.saving():
         pass

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
-from lightning.pytorch import Trainer
 from problems import Made
 from torch.utils.data import (
     BatchSampler,
@@ -104,11 +103,10 @@ class TestWeightedRandomSampler:
         torch.testing.assert_close(relative(samples.weights), relative(OF_PLACE[samples.rows]))
 
     @pytest.mark.parametrize("max_samples", [None, 100])
-    def test_a_wrapper_that_shares_it_among_processes_is_taken_off(self, tmp_path, max_samples):
-        trainer = Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path, enable_checkpointing=False)
+    def test_a_wrapper_that_shares_it_among_processes_is_taken_off(self, max_samples):
         sampler = WeightedRandomSampler(OF_CLASS[Y], N)
         loader = DataLoader(WHOLE, sampler=DistributedSamplerWrapper(sampler, num_replicas=2, rank=1))
-        samples = read_loader(loader, lambda n: max_samples or n, unwrap=lambda s: users_sampler(s, trainer))
+        samples = read_loader(loader, lambda n: max_samples or n, unwrap=users_sampler)
         torch.testing.assert_close(relative(samples.weights), relative(OF_CLASS[Y[samples.rows]]))
 
     def test_that_it_balances_is_not_balanced_twice(self):

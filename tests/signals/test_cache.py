@@ -13,7 +13,7 @@ import torch
 from problems import blobs
 
 from bu_torch import Signals
-from bu_torch.run.user_cache import fit_or_load
+from bu_torch.signals.cache import fit_or_load
 
 X, Y = blobs()
 N, M, D, J = 120, 10, 2, 3
@@ -98,7 +98,7 @@ WRONG = {
     "an infinite nearest distance": ("nearest_distance", at(1, np.inf), NEAREST),
     "a negative nearest distance": ("nearest_distance", at(1, -1.0), NEAREST),
     "a nearest distance that is NaN": ("nearest_distance", at(1, np.nan), NEAREST),
-    "a distance that is NaN": ("own_distances", at(9, np.nan), DISTANCES),
+    "a distance that is NaN": ("left_out_distances", at((9, 0), np.nan), DISTANCES),
     "a negative distance": ("left_out_distances", at((9, 1), -0.5), DISTANCES),
     "a vote that is NaN": ("votes", at((3, 0), np.nan), SHARES.format(120)),
     "an infinite vote": ("votes", at((3, 0), np.inf), SHARES.format(120)),
@@ -115,7 +115,11 @@ WRONG = {
     "of smaller integers": ("bayes_pairs", lambda array: array.astype(np.int32), "must be int64 .*, got int32"),
     "of bytes in the other order": ("labels", lambda array: array.astype(">i8"), "must be int64 .*, got >i8"),
     "of the other precision": ("votes", lambda array: array.astype(float), "must be float32 .*, got float64"),
-    "of half precision": ("own_distances", lambda array: array.astype("f2"), "must be float32 or float64 .*float16"),
+    "of half precision": (
+        "left_out_distances",
+        lambda array: array.astype("f2"),
+        "must be float32 or float64 .*float16",
+    ),
     "complex": ("votes", lambda array: array.astype(complex), "must be float32 .*, got complex128"),
     "of words": ("vote_skill", lambda array: np.array("good"), "must be float64 .*, got <U4"),
     "of objects": ("bayes_pairs", lambda array: array.astype(object), "must be int64 .*, got object"),
@@ -198,7 +202,7 @@ def test_a_file_that_is_cut_off_or_none_of_ours_is_damaged(tmp_path, arrays, sha
     refuse(path, "BadZipFile|ValueError|EOFError")
 
 
-@pytest.mark.parametrize("name", ["own_distances", "vote_skill"])
+@pytest.mark.parametrize("name", ["nearest_distance", "vote_skill"])
 def test_a_bit_that_flips_on_the_disk_is_damage(tmp_path, arrays, name):
     path = tmp_path / "cache.npz"
     np.savez(path, **arrays)

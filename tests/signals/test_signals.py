@@ -38,7 +38,7 @@ def test_measures_what_the_estimators_say():
     shares = functional.label_votes(Y, boundary.neighbors, 0.0)
     expected = {
         "boundary_uncertainty": boundary.score_logits(logits),
-        "trust_score": functional.mean_trust_score(trust.score(points, predictions)),
+        "trust_score": functional.mean_trust_score(functional.trust_score(left_out, predictions)),
         "label_agreement": (predictions == Y.repeat(2)).double().mean(),
         "vote_agreement": LabelVotes().fit(Y, boundary.neighbors).score(predictions),
         "neighbor_agreement": functional.neighbor_agreement(functional.trust_score(left_out, predictions)),

@@ -51,17 +51,16 @@ def test_each_signal_is_the_weighted_mean_of_what_it_is_without():
     expected = probabilities.predict_proba(boundary.space.transform(signals.perturbed_inputs))
     np.testing.assert_allclose(signals.probabilities, expected, atol=1e-5)
     rows, p = np.arange(360), predictions.numpy()
-    trust = functional.trust_score(signals.class_distances, predictions).double().clamp(1e-3, 1e3)
-    left_out = functional.trust_score(signals.left_out_distances, predictions).double()
+    trust = functional.trust_score(signals.class_distances, predictions).double()
     shares = functional.label_votes(LABELS, boundary.neighbors, 0.0, weights=weights)
     places = LABELS, boundary.neighbors, boundary.bayes_pairs
     u = [functional.boundary_uncertainty(part, *places, weights=weights) for part in logits.split(120)]
     expected = {
         "boundary_uncertainty": np.mean(u),
-        "trust_score": np.exp(mean(trust.log())),
+        "trust_score": np.exp(mean(trust.clamp(1e-3, 1e3).log())),
         "label_agreement": mean(predictions == LABELS.repeat(3)),
         "vote_agreement": mean(votes.votes.repeat(3, 1)[rows, p]),
-        "neighbor_agreement": mean(1 - 1 / (1 + left_out)),
+        "neighbor_agreement": mean(1 - 1 / (1 + trust)),
         "expected_accuracy": mean(signals.probabilities[rows, p]),
         "prediction_changes": mean(predictions != before),
         "omission": functional.omission(shares, predictions, boundary.neighbors, weights=weights),

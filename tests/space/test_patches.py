@@ -154,7 +154,7 @@ def test_what_a_network_prepared_is_taken_back_without_it():
 
 
 def test_no_file_keeps_features_of_a_network(tmp_path):
-    with pytest.raises(ValueError, match="of `module` or `neighbors`, which no file can know"):
+    with pytest.raises(ValueError, match="features of `module` or with `neighbors` cannot be saved"):
         Signals(20, n_draws=1, feature_extractor="module", module=Net()).fit(X, Y).save(tmp_path / "no.npz")
     Signals(20, n_draws=1).fit(X, Y).save(tmp_path / "cache.npz")
     assert Signals(20, n_draws=1).load(tmp_path / "cache.npz", X, Y).boundary.space_name_ == "patches"

@@ -1,22 +1,25 @@
-"""Logits of a model of any kind, whatever its outputs are."""
+"""Logits of models of any kind and any form of output."""
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import filterfalse
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from bu_torch.functional.checks import as_logits
 from bu_torch.internal.packing import Packing, call
-from bu_torch.internal.traces import evaluation_mode
+from bu_torch.internal.replica import looking_at
 
 _BATCH = 4096
-_LEAST_BATCH, _BATCH_ELEMENTS = 32, 2**23  # fewer rows of large inputs: 32 MB in float32
-_BATCH_TOKENS = 2**15  # of which a network makes vectors
-_WARN = partial(warnings.warn, stacklevel=3)  # at the caller of what warns
-_ROUNDING = 0.01  # of the sum of shares in half precision
+_LEAST_BATCH, _BATCH_ELEMENTS = 32, 2**23  # 32 MB of float32 bound a batch of large inputs
+_BATCH_TOKENS = 2**15  # a network makes a vector of each
+_WARN = partial(warnings.warn, stacklevel=3)  # the warning names the caller's line
+_ROUNDING = 0.01  # half precision rounds the sum of shares
 
 
 class InBatches(Protocol):
@@ -43,31 +46,41 @@ def read_logits(
     check_finite: bool = True,
     output_key: str | int | None = None,
 ) -> Tensor:
-    """Logits (n, J) of any callable at `inputs` (n, ...), in batches, on the model's device and in its precision."""
+    """Logits (n, J) of a copy of any callable at `inputs` (n, ...), on the model's device and in its precision."""
     check_callable(model)
-    parts = []
-    n_values = _BATCH_ELEMENTS if inputs.is_floating_point() else _BATCH_TOKENS
-    batch_size = min(batch_size, max(_LEAST_BATCH, n_values // max(1, inputs.shape[1:].numel())))
-    with evaluation_mode(model):
-        for batch in inputs.split(batch_size):
-            parts.append(logits_of(model(as_taken(model, batch)), len(batch), key=output_key))
-    logits = joined(parts)
+    with looking_at(model) as network:
+        logits = logits_at(network, inputs, batch_size, output_key=output_key)
     if check_finite and not bool(torch.stack(torch.aminmax(logits)).isfinite().all()):
         n_bad = int((~logits.isfinite().all(dim=1)).sum())
         raise ValueError(f"`model` must give finite logits, got NaN or infinity for {n_bad} of {len(logits)} inputs.")
     return logits
 
 
+def logits_at(
+    network: Callable[[Tensor], Any],
+    inputs: "Tensor | InBatches",
+    batch_size: int = _BATCH,
+    *,
+    output_key: str | int | None = None,
+) -> Tensor:
+    """Logits (n, J) at `inputs` (n, ...), in batches, of a copy from `looking_at`, which a pass may change."""
+    check_callable(network)
+    n_values = _BATCH_ELEMENTS if inputs.is_floating_point() else _BATCH_TOKENS
+    batch_size = min(batch_size, max(_LEAST_BATCH, n_values // max(1, inputs.shape[1:].numel())))
+    batches = (as_taken(network, batch) for batch in inputs.split(batch_size))
+    return joined([logits_of(network(batch), len(batch), key=output_key) for batch in batches])
+
+
 def logits_of(output: Any, n_inputs: int, name: str = "`model`", key: str | int | None = None) -> Tensor:
     """Logits (n, J) of a model's output: a tensor or an array, or an object with an entry or attribute `logits`.
 
-    With a `key`, the entry or attribute of that name, or of that place in a tuple. Of a single input they may come
-    without the dimension of the batch, as a `squeeze` leaves them.
+    `key` names another entry or attribute, or a place in a tuple. For a single input, the logits may lack the batch
+    dimension, as after a `squeeze`.
     """
     if key is None:
         found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
     else:
-        found = _entry(output, key, name)
+        found = entry_of(output, key, name)
     try:
         found = torch.as_tensor(found)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -84,7 +97,8 @@ def logits_of(output: Any, n_inputs: int, name: str = "`model`", key: str | int 
     return logits
 
 
-def _entry(output: Any, key: str | int, name: str) -> Any:
+def entry_of(output: Any, key: str | int, name: str) -> Any:
+    """Entry or attribute of an output, by its name or its place."""
     try:
         return getattr(output, key) if isinstance(key, str) and hasattr(output, key) else output[key]
     except (KeyError, IndexError, TypeError) as error:
@@ -129,26 +143,30 @@ def warn_of_probabilities(logits: Tensor, name: str = "`model`", warn: Callable[
 
 
 def as_taken(model: object, inputs: Tensor) -> Tensor:
-    """Inputs on the device and in the precision of a model, if it has these."""
-    return inputs.to(device_of(model, inputs), dtype_of(model, inputs))
+    """Copy inputs to the device and precision of a model, if it has these; `forward` may change the copy."""
+    return inputs.to(device_of(model, inputs), dtype_of(model, inputs), copy=True)
 
 
 def dtype_of(model: object, inputs: Tensor | InBatches) -> torch.dtype:
-    """Precision of a model for its inputs: its own; that of the inputs if they are integers or it has none."""
+    """Dtype in which a model takes inputs: its own, or theirs if they are integers or it has none."""
     if isinstance(model, nn.Module) and inputs.is_floating_point() and not isinstance(model, PackedNetwork):
-        return next((p.dtype for p in model.parameters() if p.is_floating_point()), inputs.dtype)
+        sizes = Counter[torch.dtype]()  # a temperature may have another precision than the layers
+        for one in filterfalse(is_lazy, model.parameters()):
+            if one.is_floating_point():
+                sizes[one.dtype] += one.numel()
+        return max(sizes, key=lambda dtype: sizes[dtype], default=inputs.dtype)
     return inputs.dtype
 
 
 def device_of(model: object, inputs: Tensor | InBatches) -> torch.device:
-    """Device of a model for its inputs: its own, or that of the inputs if it has none."""
+    """Device on which a model takes inputs: its own, or theirs if it has none."""
     if isinstance(model, nn.Module):
         return next((p.device for p in model.parameters()), inputs.device)
     return inputs.device
 
 
 class PackedNetwork(nn.Module):
-    """A network that takes the packed tensor, and calls the network in training as training does."""
+    """Network that takes packed inputs and calls the trained network as training does."""
 
     def __init__(self, network: nn.Module, packing: Packing) -> None:
         super().__init__()
@@ -159,7 +177,7 @@ class PackedNetwork(nn.Module):
 
 
 def packed_model(model: Any, packing: Packing | None) -> Any:
-    """The model as it takes packed inputs; itself without a packing."""
+    """Wrap a model to take packed inputs; without a packing, return it."""
     if packing is None:
         return model
     if isinstance(model, nn.Module):

@@ -1,4 +1,4 @@
-"""Network and samples of a training, as the plain loop's stopper takes them: what the integrations share."""
+"""Stopper for the network and the loader of another framework."""
 
 import warnings
 from functools import partial
@@ -7,7 +7,8 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader
 
-from bu_torch.internal.network import packed_model, read_logits
+from bu_torch.internal.logits import logits_at, packed_model
+from bu_torch.internal.replica import looking_at
 from bu_torch.run.budget import count_operations, ignored, plan
 from bu_torch.run.settings import Settings
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
@@ -28,10 +29,10 @@ def make_stopper(
     if are_tokens and options["perturbation"] is None:
         options = options | {"perturbation": "tokens"}
     settings = Settings(**{name: value for name, value in options.items() if name != "folder"})
-    model = packed_model(network, first.packing)
-    forward = partial(read_logits, model, first.inputs, check_finite=False, output_key=settings.output_key)
-    n_bytes, n_training = first.inputs.nbytes, first.n_training
-    made = plan(settings, n_training, n_training, count_operations(network, forward), n_bytes)
+    with looking_at(network) as copy:
+        taker = packed_model(copy, first.packing)
+        n_operations = count_operations(copy, partial(logits_at, taker, first.inputs, output_key=settings.output_key))
+    made = plan(settings, first.n_training, first.n_training, n_operations, first.inputs.nbytes)
     samples = read(lambda n: made.n_samples)
     if samples.n_ignored:
         warnings.warn(ignored(samples.n_ignored), stacklevel=2)
@@ -39,6 +40,18 @@ def make_stopper(
     inputs = samples.inputs if samples.packing is None else samples.packing.unpack(samples.inputs)
     options = options | planned | {"sample_weight": samples.weights}
     return BoundaryUncertaintyStopper(inputs, samples.labels, **options)
+
+
+def restore(stopper: BoundaryUncertaintyStopper, network: nn.Module) -> None:
+    """Load the kept weights when training has ended; a warning says if there are none, or if they do not fit."""
+    if stopper.best_epoch is None:
+        why = stopper.tracker.checks.why_none_kept()
+        warnings.warn(f"Boundary uncertainty kept no epoch: {why}. The weights are those of training.", stacklevel=3)
+        return
+    try:
+        stopper.restore(network)
+    except RuntimeError as error:
+        warnings.warn(f"{error} The weights stay as training left them.", stacklevel=3)
 
 
 def missing(module: str, packages: str) -> ImportError:

@@ -1,4 +1,4 @@
-"""The record that a run leaves beside its checkpoints, for `bu_torch.report`, and the seconds that it takes."""
+"""Account of a run: the record that it leaves for `bu_torch.report`, and the seconds that it takes."""
 
 import csv
 import io
@@ -14,20 +14,20 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-FORMAT = 2  # of the lines beside the table, to be raised when what they hold changes its meaning
+FORMAT = 2  # raise it when the lines beside the table change their meaning
 HISTOGRAMS = ("near_boundary", "local_uncertainty", "log_trust")
 _NAME = "boundary_uncertainty"
-# A link or a pipe that has taken the place of the file is neither followed nor waited for.
+# Neither follow a link nor wait for a pipe that has replaced the file.
 _APPEND = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 class Record:
     """A CSV file with one row a check, each written before training goes on, so that a killed run keeps them all.
 
-    Beside it, under the same name with `.jsonl`, lies what does not fit a table: a line with the settings, one for each
-    check, and one for the end. No earlier file is written over: the name gets a version. A run that resumes may end an
-    epoch a second time: of two rows of the same epoch and step the later one counts. A file that can no longer be
-    written is given up with a warning.
+    A file of the same name with `.jsonl` holds what does not fit a table: a line with the settings, one for each check,
+    and one for the end. If the name is taken, it gets a version. A run that resumes may end an epoch a second time: the
+    later of two rows with the same epoch and step counts. If a file can no longer be written, a warning says so and
+    training goes on without it.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Record:
             self.append(*before)
 
     def append(self, *rows: Mapping[str, Any]) -> None:
-        """Write rows; the first decides on the columns, beside those that were named."""
+        """Write rows; the columns are those of the first row and those named."""
         is_first = self._columns is None
         self._columns = self._columns or list(dict.fromkeys((*rows[0], *self._names)))
         text = io.StringIO(newline="")
@@ -62,7 +62,7 @@ class Record:
     def tell(self, line: Mapping[str, Any]) -> None:
         try:
             text = json.dumps(line, allow_nan=False, separators=(",", ":"))
-        except ValueError:  # a number that JSON does not have, in whose place stands null
+        except ValueError:  # JSON has no NaN and no infinity: write null
             finite = json.loads(json.dumps(line), parse_constant=lambda name: None)
             text = json.dumps(finite, separators=(",", ":"))
         self._write(None if self.path is None else self.path.with_suffix(".jsonl"), f"{text}\n")
@@ -94,42 +94,53 @@ class Account:
         self.setup_seconds = self.check_seconds = self.saving_seconds = self._seconds_elsewhere = 0.0
         self.has_resumed = False  # checks were made before this run began
         self._began = time.perf_counter()
-        self.record: Record | None = None
+        self._record: Record | None = None
 
-    def begin(self, started: float, *, has_resumed: bool) -> None:
+    def start_clock(self, started: float, *, has_resumed: bool) -> None:
         """Count the time of training from now on; the preparation `started` by `time.perf_counter`."""
         self._began = time.perf_counter()
         self._seconds_elsewhere = 0.0
         self.setup_seconds = self._began - started
         self.has_resumed = has_resumed
 
+    def open_record(
+        self, folder: Path, header: Mapping[str, Any], checks: Iterable[Mapping[str, Any]], names: Iterable[str]
+    ) -> None:
+        """Write the record from now on, the checks so far included."""
+        self._record = Record(folder, header, map(row, checks), names)
+
+    def tell(self, line: Mapping[str, Any]) -> None:
+        """Write a line beside the table, if there is a record."""
+        if self._record is not None:
+            self._record.tell(line)
+
     @property
     def path(self) -> str:
         """Table of checks on disk; "" if there is none."""
-        return "" if self.record is None or self.record.path is None else str(self.record.path)
+        return "" if self._record is None or self._record.path is None else str(self._record.path)
 
     @property
     def training_seconds(self) -> float:
-        """Time since `begin` without checks, saving, and what others took."""
+        """Time since `start_clock` without checks, saving, and what others took."""
         beside = self._seconds_elsewhere + self.check_seconds + self.saving_seconds
         return time.perf_counter() - self._began - beside
 
     def cost(self) -> str:
-        """Tell what a training has cost beside training itself; of a resumed one, since then.
+        """Say what this package cost beside training itself, since the start or the last resume.
 
-        At least so much: what a trainer does for its hooks and with what is logged is not known here.
+        The figure is a lower bound: time that a trainer spends on hooks and on logged values is not known here.
         """
         parts = {"preparation": self.setup_seconds, "checks": self.check_seconds, "saving": self.saving_seconds}
         seconds = self.training_seconds
         share = sum(parts.values()) / max(seconds, 1e-9)
         listed = ", ".join(f"{name} {spent:.1f} s" for name, spent in parts.items() if spent or name != "saving")
-        total = sum(round(spent, 1) for spent in parts.values())  # of the parts as they are listed
+        total = sum(round(spent, 1) for spent in parts.values())  # must be the sum of the rounded parts
         start = "Since the run resumed, boundary" if self.has_resumed else "Boundary"
         told = f"took at least {total:.1f} s ({listed}) beside {seconds:.1f} s of training: {share:.0%}"
         return f"{start} uncertainty {told}."
 
     def leave_out(self, seconds: float) -> None:
-        """Count seconds that have just passed neither as training nor as checks: others took them."""
+        """Count the last `seconds` neither as training nor as checks, because something else took them."""
         self._seconds_elsewhere += seconds
 
     @contextmanager
@@ -145,19 +156,19 @@ class Account:
         """Count the time of a check, and add its row to the table."""
         now = time.perf_counter()
         self.check_seconds += now - started
-        if self.record is not None:
+        if self._record is not None:
             seconds = now - self._began - self._seconds_elsewhere
-            self.record.append(row(check, seconds, self.check_seconds, train_loss))
+            self._record.append(row(check, seconds, self.check_seconds, train_loss))
 
 
 def row(entry: Mapping[str, Any], *costs: float | None) -> dict[str, Any]:
-    """A check as the table has it; what it cost, and the training loss, are not known of checks before a resume."""
+    """Row of a check in the table; costs and training loss are unknown for checks before a resume."""
     known = dict(itertools.zip_longest(("seconds", "check_seconds", "train_loss"), costs))
     return {"epoch": entry["epoch"], "step": entry.get("step"), **known, **entry}
 
 
 def plain(value: Any) -> Any:
-    """A setting as JSON has it; of what JSON does not have, the name of its type."""
+    """Value of a setting for JSON; the name of its type if JSON cannot hold it."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping | list):  # weights by class
@@ -175,7 +186,7 @@ def versions() -> dict[str, str]:
 
 
 def _new_file(folder: Path) -> Path:
-    """A table whose name is free, with the file beside it; both are created exclusively: no link is followed."""
+    """Create a table and the file beside it under a free name, exclusively, so that no link is followed."""
     version = 0
     while True:
         path = folder / (f"{_NAME}-v{version}.csv" if version else f"{_NAME}.csv")

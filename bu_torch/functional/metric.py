@@ -1,0 +1,120 @@
+"""Metric learnt from labels: the average gradient outer product of a regression on them."""
+
+import torch
+from torch import Tensor
+
+from bu_torch.functional.regression import left_out_predictions
+
+_JITTER = 1e-3  # added to the diagonal of the landmarks' kernel, because tables repeat their rows
+_BLOCK_ELEMENTS = 2**20  # gradients at once take 4 MB
+
+
+def laplace_kernel(distances: Tensor, width: float) -> Tensor:
+    """Laplace kernel exp(-distance / width) of distances of any shape.
+
+    Example:
+        >>> laplace_kernel(torch.tensor([0.0, 2.0]), 2.0)
+        tensor([1.0000, 0.3679])
+    """
+    return torch.exp(distances / -width)
+
+
+def kernel_ridge(
+    kernel: Tensor, own: Tensor, targets: Tensor, penalties: list[float], weights: Tensor | None = None
+) -> Tensor:
+    """Coefficients (L, J) of L landmarks: ridge regression with the penalty that predicts left-out targets best.
+
+    The function at a point with the kernel values k (L,) is k @ coefficients (Nystroem). Left-out predictions are those
+    of `left_out_predictions`, and their squared error decides.
+
+    Args:
+        kernel: Kernel of N points and L landmarks, (N, L), floating point, 1 at distance 0.
+        own: Kernel of the landmarks, (L, L).
+        targets: Targets (N, J), centred.
+        penalties: The penalties to choose from, each > 0.
+        weights: Weight of each point in the squared error, (N,) with mean 1; None if all count alike.
+
+    Returns:
+        The coefficients, (L, J), of the dtype of `kernel`.
+    """
+    root = None if weights is None else weights.to(kernel).sqrt().unsqueeze(1)
+    identity = torch.eye(len(own), dtype=torch.float64, device=own.device)
+    factor = torch.linalg.cholesky(own.double() + _JITTER * identity)
+    projection = torch.linalg.solve_triangular(factor, identity, upper=False).T.to(kernel)
+    basis = kernel @ projection
+    basis, targets = (basis, targets) if root is None else (basis * root, targets * root)
+    eigenvalues, rotation = torch.linalg.eigh((basis.T @ basis).double())
+    eigenvalues, rotation = eigenvalues.clamp(min=0).to(kernel), rotation.to(kernel)
+    basis = basis @ rotation
+    errors = [
+        float((targets - left_out).square().sum())
+        for left_out in left_out_predictions(basis, eigenvalues, targets.to(kernel), penalties)
+    ]
+    penalty = penalties[errors.index(min(errors))]
+    return projection @ (rotation @ ((basis.T @ targets.to(kernel)) / (eigenvalues + penalty).unsqueeze(1)))
+
+
+def average_gradient_outer_product(
+    points: Tensor,
+    landmarks: Tensor,
+    coefficients: Tensor,
+    width: float,
+    *,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Mean outer product of the gradients of a function, at the points and summed over its J outputs.
+
+    The function is f(x) = sum over landmarks z of exp(-|x - z| / width) times the coefficients of z. Its gradient is
+    known in closed form; a landmark adds nothing at its own place, where it has none. The matrix is large in the
+    directions in which the function changes, and gives the metric of recursive feature machines (Radhakrishnan,
+    Beaglehole, Pandit, Belkin, Science 2024, Eq. 5).
+
+    Args:
+        points: Points (N, d), floating point.
+        landmarks: Landmarks (L, d).
+        coefficients: Coefficients (L, J).
+        width: Width of the kernel, > 0.
+        weights: Weight of each point, (N,) with mean 1; None if all count alike.
+
+    Returns:
+        Symmetric, positive semi-definite matrix (d, d), of the dtype of the points.
+
+    Example:
+        >>> matrix = average_gradient_outer_product(
+        ...     torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 0.0]]), torch.tensor([[2.0]]), 1.0
+        ... )
+        >>> matrix
+        tensor([[0.5413, 0.0000],
+                [0.0000, 0.0000]])
+    """
+    total = points.new_zeros(points.shape[1], points.shape[1])
+    counted = torch.ones(len(points)).to(points) if weights is None else weights.to(points)
+    per_point = coefficients.shape[1] * max(points.shape[1], len(landmarks))
+    n_rows = max(1, _BLOCK_ELEMENTS // per_point)
+    for block, weight in zip(points.split(n_rows), counted.split(n_rows), strict=True):
+        distances = torch.cdist(block, landmarks)
+        slopes = laplace_kernel(distances, width) / (width * distances)
+        slopes = torch.where(distances > 0, slopes, torch.zeros_like(slopes))
+        # The gradient is the sum over landmarks of slope * coefficient * (z - x), for each output.
+        slopes = (slopes.unsqueeze(1) * coefficients.T).flatten(0, 1)  # (n * J, L)
+        own = block.repeat_interleave(coefficients.shape[1], dim=0)
+        gradients = slopes @ landmarks - slopes.sum(dim=1, keepdim=True) * own
+        total += gradients.T @ (gradients * weight.repeat_interleave(coefficients.shape[1]).unsqueeze(1))
+    return total / len(points)
+
+
+def metric_root(matrix: Tensor) -> Tensor:
+    """Root M^(1/2) (d, d), symmetric, of a metric that is scaled to the trace d first; the identity if it is 0.
+
+    Distances in the metric are Euclidean distances of points times the root.
+
+    Example:
+        >>> metric_root(torch.tensor([[3.0, 0.0], [0.0, 1.0]])).square()
+        tensor([[1.5000, 0.0000],
+                [0.0000, 0.5000]])
+    """
+    trace = float(matrix.diagonal().sum())
+    if not trace > 0:
+        return torch.eye(len(matrix)).to(matrix)
+    eigenvalues, axes = torch.linalg.eigh(matrix.double() * (len(matrix) / trace))
+    return (axes * eigenvalues.clamp(min=0).sqrt() @ axes.T).to(matrix)

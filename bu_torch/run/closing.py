@@ -1,0 +1,62 @@
+"""Lines on what a run has kept."""
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bu_torch.internal.printing import cleaned
+from bu_torch.signals.sight import blindness_of, unpredicted_of
+
+if TYPE_CHECKING:
+    from bu_torch.run.tracker import Tracker
+
+
+def remarks(tracker: "Tracker", check: Mapping[str, Any] | None) -> list[str]:
+    """Lines on the kept `check`: a score that cannot see, classes never predicted, and a class that loses much."""
+    if check is None or not tracker.groundwork.is_prepared:
+        return []
+    signals, named = tracker.groundwork.signals, tracker.groundwork.about["classes"]
+    values = [entry["expected_accuracy"] for entry in tracker.history]
+    lines = [blindness_of(signals, named, max(filter(math.isfinite, values), default=math.nan))]
+    recalls = tracker.predictions.recognition.kept
+    if recalls is not None and (recalls.epoch, recalls.step) == (check["epoch"], check.get("step")):
+        lines.append(unpredicted_of(signals, named, recalls.expected))
+    return [line for line in (*lines, tracker.unrecognised(check)) if line]
+
+
+def place_of_check(check: dict[str, Any], *, is_by_steps: bool) -> str:
+    """A check in words: its epoch, or its step too."""
+    if is_by_steps and "step" in check:
+        return f"step {check['step']} of epoch {check['epoch']}"
+    return f"epoch {check['epoch']}"
+
+
+def within_margin(tracker: "Tracker", *, is_by_steps: bool) -> str:
+    """Name the check of the highest score, if another is kept; "" otherwise."""
+    kept, highest, name = tracker.checks.kept, tracker.checks.highest, tracker.checks.score_name
+    if kept is None or highest is None or highest[name] <= kept[name]:
+        return ""
+    where = place_of_check(highest, is_by_steps=is_by_steps)
+    return f", within the margin of the {highest[name]:.4f} of {where}"
+
+
+def describe_kept(
+    tracker: "Tracker", kept: dict[str, Any], path: str, how: str, reason: str, *, is_by_steps: bool, is_open: bool
+) -> str:
+    """Say what was kept, where it is, and why training ended; if the end was `open`, whether longer training may help.
+
+    `how` the weights are in the model is "", "partly " or "not ".
+    """
+    selection, name = tracker.checks.selection, tracker.checks.score_name
+    assert selection is not None  # noqa: S101  (there is a rule)
+    unit = selection.rule.unit
+    where = f", its checkpoint is {cleaned(path)}" if path else ""
+    is_last = is_open and kept is tracker.history[-1] is tracker.checks.highest
+    longer = " That was the last check: longer training may help." if is_last else ""
+    margin = within_margin(tracker, is_by_steps=is_by_steps)
+    return (
+        f"Boundary uncertainty kept {place_of_check(kept, is_by_steps=is_by_steps)}"
+        f" ({selection.title}: {kept[name]:.4f}{unit and f' {unit}'}{margin}):"
+        f" its {'averaged ' if tracker.average is not None else ''}weights are {how}in the model{where}."
+        f" {reason.rstrip('.')}.{longer}"
+    )

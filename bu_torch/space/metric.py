@@ -1,0 +1,121 @@
+"""Metric that is learnt from labels: distances count what changes the class."""
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from bu_torch.functional.metric import average_gradient_outer_product, kernel_ridge, laplace_kernel, metric_root
+from bu_torch.functional.probabilities import shares_of
+from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_seed
+from bu_torch.internal.precision import full_precision
+from bu_torch.internal.progress import advance
+from bu_torch.samples.balance import weights_of
+from bu_torch.samples.subset import stratified_rows
+from bu_torch.space.features import FeatureSpace
+
+_PENALTIES = [1e-3, 1e-2, 0.1, 1.0, 10.0]
+_PAIRS = 2**18  # enough for the median distance
+
+
+class LabelMetric:
+    """Linear map after which distances count what changes the class: the metric of recursive feature machines.
+
+    A ridge regression of one-hot labels with the Laplace kernel is fitted, and M is the average gradient outer product
+    of it (`average_gradient_outer_product`; Radhakrishnan, Beaglehole, Pandit, Belkin, Science 2024), scaled to the
+    trace d; then once more among the points times M^(1/2). Features should come on one scale. The regression is smaller
+    than theirs: landmarks span it, and leave-one-out in closed form chooses its penalty.
+
+    Left-out predictions in this space are no honest measure of it, because the metric has seen the labels.
+
+    Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
+
+    Args:
+        n_iterations: Times that the metric is learnt, >= 1.
+        n_landmarks: Largest number of samples that span the regression, >= 1.
+        max_samples: Largest number of samples to learn from, >= 2; of more, each class keeps its share.
+        seed: Seed of the random choices, 0 <= seed < 2**64.
+
+    Attributes:
+        root_: Map M^(1/2), (d, d), symmetric, of the dtype of the features.
+        rows_: Samples that it was learnt from, (S,) int64.
+
+    Example:
+        >>> features = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
+        >>> metric = LabelMetric().fit(features, (features[:, 0] > 0).long())
+        >>> int(metric.root_.diagonal().argmax())
+        0
+    """
+
+    root_: Tensor
+    rows_: Tensor
+
+    def __init__(self, n_iterations: int = 2, n_landmarks: int = 500, max_samples: int = 2500, seed: int = 0) -> None:
+        self.n_iterations = check_integer("n_iterations", n_iterations, 1)
+        self.n_landmarks = check_integer("n_landmarks", n_landmarks, 1)
+        self.max_samples = check_integer("max_samples", max_samples, 2)
+        self.seed = check_seed(seed)
+
+    @full_precision()
+    def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
+        """Learn the metric from features (N, d), finite, and labels (N,), integers >= 0; weights (N,) are positive."""
+        points = as_flat_features(features)
+        labels = as_labels(labels, len(points)).to(points.device)
+        weights = weights_of(labels, None, sample_weight)
+        self.rows_ = rows = stratified_rows(len(points), self.max_samples, self.seed, labels).to(points.device)
+        points, labels = points[rows], labels[rows]
+        weights = None if weights is None else weights_of(labels, None, weights[rows])
+        targets = torch.nn.functional.one_hot(labels) - shares_of(labels, weights)
+        targets = targets[:, targets.abs().amax(dim=0) > 0].to(points)  # classes without samples have no targets
+        chosen = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed))[: self.n_landmarks]
+        chosen = chosen.to(points.device)
+        self.root_ = torch.eye(points.shape[1]).to(points)
+        for _ in range(self.n_iterations):
+            moved = points @ self.root_
+            landmarks = moved[chosen]
+            distances = torch.cdist(moved, landmarks)
+            width = _median(distances)
+            kernel = laplace_kernel(distances, width)
+            among = torch.cdist(landmarks, landmarks, compute_mode="donot_use_mm_for_euclid_dist")  # 0 for copies
+            coefficients = kernel_ridge(kernel, laplace_kernel(among, width), targets, _PENALTIES, weights)
+            inner = average_gradient_outer_product(moved, landmarks, coefficients, width, weights=weights)
+            # A gradient with respect to the points is the root times that with respect to the moved ones.
+            self.root_ = metric_root(self.root_ @ inner @ self.root_)
+            advance()
+        return self
+
+    @full_precision()
+    def transform(self, features: Any) -> Tensor:
+        """Features (n, d) times the root, (n, d), of their dtype."""
+        check_fitted(self, "root_")
+        points = as_flat_features(features, n_features=len(self.root_))
+        return points @ self.root_.to(points)
+
+
+def _median(distances: Tensor) -> float:
+    """Median of the positive distances, of some if there are many; 1 if there are none."""
+    some = distances.flatten()[:: max(1, distances.numel() // _PAIRS)]
+    some = some[some > 0]
+    return float(some.median()) if len(some) else 1.0
+
+
+class MetricSpace:
+    """Space of features in which distances are those of a `LabelMetric`, and which is not standardised again.
+
+    Args:
+        base: Space of the features, as they are before.
+        seed: Seed of the metric.
+    """
+
+    def __init__(self, base: FeatureSpace, seed: int = 0) -> None:
+        self.base, self.n_components = base, base.n_components
+        self.metric = LabelMetric(seed=seed)
+
+    def fit_transform(self, inputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Fit to inputs (N, ...), labels (N,) and weights (N,), and give the inputs as points (N, k)."""
+        points = self.base.fit_transform(inputs)
+        return self.metric.fit(points, labels, weights).transform(points)
+
+    def transform(self, inputs: Tensor) -> Tensor:
+        """Inputs (n, ...) as points (n, k), as `FeatureSpace.transform`."""
+        return self.metric.transform(self.base.transform(inputs))

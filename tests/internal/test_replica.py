@@ -1,0 +1,322 @@
+"""Copies of networks: equal to the network, and nothing that is done to them reaches it."""
+
+import collections
+import functools
+import itertools
+import random
+import threading
+import types
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+from torch.utils.data import TensorDataset
+from torchmetrics import CatMetric, MeanMetric
+
+from bu_torch.internal.replica import CopyError, Replica, copy_of, looking_at
+
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+
+
+def state(value, seen=None):
+    """All that an object holds, as plain data, by a walk that shares nothing with the copying."""
+    seen = set() if seen is None else seen
+    if isinstance(value, torch.Tensor):
+        return value.detach().tolist()
+    if isinstance(value, torch.Generator):
+        return value.get_state().tolist()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return str(value.bit_generator.state)
+    if isinstance(value, weakref.ref | type | types.FunctionType | types.BuiltinFunctionType) or id(value) in seen:
+        return "known"
+    seen.add(id(value))
+    if isinstance(value, dict | collections.UserDict):
+        return [(str(key), state(one, seen)) for key, one in value.items()]
+    if isinstance(value, list | tuple | set | collections.deque):
+        return [state(one, seen) for one in value]
+    if hasattr(value, "__dict__"):
+        return [(name, state(one, seen)) for name, one in vars(value).items() if name != "_is_full_backward_hook"]
+    return repr(value)
+
+
+class Counting(nn.Module):
+    """Writes to everything that it holds, of every kind and at some depth."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen = nn.Linear(4, 3), 0
+        self.counter, self.by_size = collections.Counter(), collections.defaultdict(list)
+        self.user, self.queue = collections.UserDict(n=0), collections.deque([0], maxlen=3)
+        self.nested = {"a": [{"b": [0]}], "c": (1, [0])}
+        self.array, self.tensor = np.zeros(2), torch.zeros(2)
+        self.random, self.numpy = random.Random(0), np.random.default_rng(0)
+        self.torch = torch.Generator().manual_seed(0)
+        self.stats = types.SimpleNamespace(n=0)
+        self.part = functools.partial(self.note, 1)
+        self.add = self.queue.append
+        self.numbers = itertools.count()
+        self.register_buffer("total", torch.zeros(()))
+        self.activations = []
+        self.layer.register_forward_hook(lambda module, args, output: self.activations.append(output))
+        self.layer.register_forward_pre_hook(self.look)
+        self.lock = threading.Lock()
+        self.parent = weakref.ref(self)
+
+    def look(self, module, args):
+        self.seen += 1
+
+    def note(self, n):
+        self.stats.n += n
+
+    def forward(self, x):
+        self.counter["calls"] += 1
+        self.by_size[len(x)].append(1)
+        self.user["n"] += 1
+        self.add(1)
+        self.nested["a"][0]["b"].append(1)
+        self.nested["c"][1].append(2)
+        self.array += 1
+        self.tensor += 1
+        self.total += 1
+        self.part()
+        self.parent().stats.n += next(self.numbers)
+        noise = self.random.random() + self.numpy.random() + torch.rand(1, generator=self.torch)
+        with self.lock:
+            return self.layer(x) + 1e-3 * noise
+
+
+class Nested(nn.Module):
+    """Holds metrics, and a module that is no child."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean, self.all, self.hidden = MeanMetric(), CatMetric(), [nn.Linear(4, 3)]
+
+    def forward(self, x):
+        self.mean.update(x)
+        self.all.update(x[:, 0])
+        self.hidden[0].weight.data += 1
+        return self.hidden[0](x)
+
+
+class Kept(nn.Module):
+    """Holds a value with a history."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 4))
+        self.double = self.weight * 2
+
+    def forward(self, x):
+        return x @ self.double.T
+
+
+class Merged(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base, self.is_merged = nn.Linear(4, 3).requires_grad_(False), False
+        self.delta = nn.Parameter(torch.ones(3, 4))
+
+    def train(self, mode=True):
+        if mode == self.is_merged:
+            self.base.weight.data += -self.delta.data if mode else self.delta.data
+            self.is_merged = not mode
+        return super().train(mode)
+
+    def forward(self, x):
+        return self.base(x) if self.is_merged else self.base(x) + x @ self.delta.T
+
+
+class Normalising(nn.Linear):
+    def forward(self, x):
+        self.weight.data = nn.functional.normalize(self.weight.data)
+        self.bias.data.mul_(0.5)
+        return super().forward(x)
+
+
+class Learning(nn.Module):
+    """Takes a gradient within `forward`, by way of its own weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        with torch.enable_grad():
+            self.layer(x).square().sum().backward()
+        return self.layer(x) + self.layer.weight.grad.sum()
+
+
+class Renorming(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(9, 3, max_norm=0.1).requires_grad_(False)
+
+    def forward(self, x):
+        return self.embedding((x > 0).sum(dim=1))
+
+
+def tied():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    net[1].weight = net[0].weight
+    return net
+
+
+def pruned():
+    net = nn.Sequential(nn.Linear(4, 3))
+    prune.l1_unstructured(net[0], "weight", amount=0.5)
+    return net
+
+
+def quantised():
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    net.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")
+    return torch.ao.quantization.prepare_qat(net)
+
+
+class Sequence(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        output = self.layer(x.unsqueeze(1))
+        return (output[0] if isinstance(output, tuple) else output)[:, 0]
+
+
+MODULES = {
+    "attributes of every kind": Counting,
+    "metrics and hidden parts": Nested,
+    "a value with a history": Kept,
+    "weights that merge": Merged,
+    "weights that forward replaces": lambda: Normalising(4, 3),
+    "a gradient within": Learning,
+    "an embedding that renormalises": Renorming,
+    "tied": tied,
+    "pruned": pruned,
+    "observers": quantised,
+    "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)),
+    "old weight norm": lambda: nn.utils.weight_norm(nn.Linear(4, 3)),
+    "spectral norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)),
+    "orthogonal": lambda: nn.utils.parametrizations.orthogonal(nn.Linear(4, 3)),
+    "transformer": lambda: Sequence(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)),
+    "recurrent": lambda: Sequence(nn.GRU(4, 3, batch_first=True)),
+    "batch norm": lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5)),
+    "scripted": lambda: nn.Sequential(torch.jit.script(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))),
+    "compiled": lambda: nn.Sequential(torch.compile(nn.Linear(4, 3), backend="eager")),
+    "parallel": lambda: nn.DataParallel(nn.Sequential(nn.BatchNorm1d(4))),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", list(MODULES))
+def test_a_look_changes_nothing_and_gives_what_the_network_gives_in_eval_mode(name):
+    torch.manual_seed(0)
+    module, twin = MODULES[name](), None
+    torch.manual_seed(0)
+    twin = MODULES[name]()
+    before = state(module)
+    for _ in range(2):
+        with looking_at(module) as network:
+            assert not network.training
+            output = network(X.clone())
+            assert list(network.state_dict()) == list(module.state_dict())
+        assert state(module) == before
+    with torch.no_grad():
+        torch.testing.assert_close(output, twin.eval()(X.clone()), rtol=0, atol=0)
+    assert module.training
+
+
+def test_bound_methods_are_those_of_the_copy_and_functions_stay():
+    module = Counting()
+    before = state(module)
+    with looking_at(module.forward) as forward:
+        forward(X)
+        assert forward.__self__ is not module
+    assert state(module) == before
+    with looking_at(print) as function:
+        assert function is print
+
+
+def test_frozen_parameters_are_shared_and_a_change_of_one_is_refused_by_name():
+    class Writing(nn.Module):
+        def __init__(self, frozen):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4), requires_grad=not frozen)
+
+        def forward(self, x):
+            self.scale += 1
+            return x * self.scale
+
+    module = Writing(frozen=True)
+    assert Replica(module).network.scale is module.scale
+    with pytest.raises(CopyError, match="frozen parameter `scale`"), looking_at(module) as network:
+        network(X)
+    module = Writing(frozen=False)
+    with looking_at(module) as network:
+        network(X)
+    assert module.scale.tolist() == [1] * 4
+
+
+def test_a_frozen_parameter_in_the_memory_of_a_trained_one_is_copied_with_it():
+    net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    net[1].weight = nn.Parameter(net[0].weight.data, requires_grad=False)
+    copied = copy_of(net, {"0.weight": torch.zeros(4, 4)})
+    assert not copied[1].weight.any()
+    assert net[1].weight.any()
+
+
+def test_what_belongs_to_training_is_shared():
+    module = nn.Linear(4, 3)
+    module.data, module.optimizer = TensorDataset(X), torch.optim.SGD(module.parameters(), lr=0.1)
+    copied = copy_of(module)
+    assert copied.data is module.data
+    assert copied.optimizer is module.optimizer
+
+
+def test_parameters_keep_their_tags_and_kinds():
+    class Special(nn.Parameter):
+        pass
+
+    module = nn.Linear(4, 3)
+    module.weight.tag = [1]
+    module.special = Special(torch.ones(2))
+    copied = copy_of(module)
+    assert copied.weight.tag == [1]
+    assert copied.weight.tag is not module.weight.tag
+    assert type(copied.special) is Special
+
+
+def test_a_module_that_cannot_be_copied_is_refused_by_name():
+    class Single(nn.Linear):
+        def __setstate__(self, state):
+            raise ValueError("there can be only one")
+
+    with pytest.raises(CopyError, match=r"Single cannot be copied.*ValueError: there can be only one"):
+        Replica(nn.Sequential(Single(4, 3)))
+
+
+def test_parameters_of_one_storage_stay_in_one():
+    flat = torch.arange(8.0)
+    net = nn.ParameterList([nn.Parameter(flat[:4]), nn.Parameter(flat[4:])])
+    copied = copy_of(net)
+    assert len({one.untyped_storage().data_ptr() for one in copied}) == 1
+    assert [one.tolist() for one in copied] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_observers_of_quantisation_on_a_gpu():
+    module = quantised().cuda()
+    module(X.cuda())
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    with looking_at(module) as network:
+        network(100 * X.cuda())
+    torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0)

@@ -1,0 +1,71 @@
+"""A score that cannot see says so, and a class that is never predicted is named."""
+
+import json
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from bu_torch import BoundaryUncertaintyStopper
+from bu_torch.functional import expected_accuracy
+from bu_torch.signals.sight import accuracy_alone, blindness, unpredicted
+
+
+def test_one_class_alone_scores_what_predicting_it_everywhere_scores(generator):
+    probabilities = torch.rand(60, 3, generator=generator).softmax(dim=1)
+    for weights in (None, 2 * torch.rand(20, generator=generator, dtype=torch.float64)):
+        weights = None if weights is None else weights / weights.mean()
+        scores = []
+        for column in range(3):
+            predicted = torch.full((60,), column)
+            of_draws = None if weights is None else weights.repeat(3)
+            scores.append(float(expected_accuracy(probabilities, predicted, weights=of_draws)))
+        found = accuracy_alone(probabilities, 20, weights)
+        assert found == (scores.index(max(scores)), pytest.approx(max(scores)))
+
+
+@pytest.mark.parametrize(
+    ("highest", "skills", "said"),
+    [
+        (0.95, (0.4, 0.3), ""),
+        (0.95, (0.01, 0.3), ""),
+        (0.861, (0.4, 0.3), "its highest value is 0.861, and always predicting 'no' scores 0.860"),
+        (0.80, (0.4, 0.3), "its highest value is 0.800"),
+        (0.95, (0.01, 0.04), "hardly anything is known of left-out labels (skill 0.01 by the nearest"),
+        (float("nan"), (0.4, 0.3), "its highest value is nan"),
+    ],
+)
+def test_a_score_that_cannot_see_is_told_of(highest, skills, said):
+    line = blindness(highest, 0.86, "'no'", skills)
+    assert said in line
+    assert bool(line) == bool(said)
+
+
+def test_classes_that_are_never_predicted_are_named_the_largest_first():
+    names, shares = ["class 0", "class 3", "class 4"], [0.7, 0.1, 0.2]
+    assert unpredicted([0.9, 0.1, 0.2], names, shares) == ""
+    assert unpredicted([0.9, 0.1, 0.0], names, shares) == "The kept network never predicts class 4 (20.0%)."
+    line = "The kept network predicts class 0 (70.0%) alone, and never class 4 (20.0%), class 3 (10.0%)."
+    assert unpredicted([0.9, 0.0, 0.0], names, shares) == line
+    many = unpredicted([1.0, 1.0] + [0.0] * 8, [str(place) for place in range(10)], [0.1] * 10)
+    assert many.endswith("6 (10.0%) and 3 more.")
+
+
+def test_a_plain_loop_and_its_record_tell_of_a_network_that_predicts_one_class_alone(tmp_path, caplog):
+    generator = torch.Generator().manual_seed(0)
+    features, labels = torch.randn(200, 3, generator=generator), (torch.arange(200) < 20).long()
+    features[labels == 1] += 1.5
+    model = nn.Linear(3, 2)
+    with torch.no_grad():
+        model.weight.zero_()
+        model.bias.copy_(torch.tensor([2.0, 0.0]))
+    stopper = BoundaryUncertaintyStopper(features, labels, n_neighbors=20, cache=None, folder=tmp_path)
+    stopper.check(model)
+    caplog.set_level(logging.INFO)
+    stopper.restore(model)
+    blind, alone = (record.message for record in caplog.records)
+    assert "always predicting class 0 scores" in blind
+    assert alone == "The kept network predicts class 0 (90.0%) alone, and never class 1 (10.0%)."
+    (file,) = tmp_path.rglob("*.jsonl")
+    assert json.loads(file.read_text().splitlines()[-1])["remarks"] == [blind, alone]

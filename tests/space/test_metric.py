@@ -1,0 +1,103 @@
+import pytest
+import torch
+
+from bu_torch import BoundaryUncertainty, FeatureSpace, NeighborGraph, Signals
+from bu_torch.space.metric import LabelMetric, MetricSpace
+
+
+def halves(n=300, d=12, seed=0):
+    """Two classes that one of d features tells apart; the last is on another scale."""
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(n, d, generator=generator) * torch.cat((torch.ones(d - 1), torch.tensor([1000.0])))
+    return features, (features[:, 0] > 0).long()
+
+
+def test_a_metric_finds_the_features_that_change_the_class():
+    features, labels = halves()
+    points = FeatureSpace().fit(features).transform(features)
+    root = LabelMetric().fit(points, labels).root_
+    assert root.square().sum() == pytest.approx(12, rel=1e-4)
+    assert root[0].square().sum() > 0.8 * root.square().sum()
+    again = LabelMetric().fit(points, labels)
+    assert torch.equal(again.root_, root)
+    assert torch.equal(again.transform(points), points @ root)
+
+
+def test_weights_are_those_of_samples_that_are_repeated():
+    features, labels = halves(100)
+    weights = torch.ones(100, dtype=torch.float64)
+    weights[::2] = 3
+    landmarks_are_all = {"n_landmarks": 300, "n_iterations": 1}
+    weighted = LabelMetric(**landmarks_are_all).fit(features[:, :-1], labels, weights).root_
+    plain = LabelMetric(**landmarks_are_all).fit(features[:, :-1], labels).root_
+    tripled = torch.cat((features, features[::2], features[::2]))[:, :-1]
+    repeated = LabelMetric(**landmarks_are_all).fit(tripled, torch.cat((labels, labels[::2], labels[::2]))).root_
+    assert (weighted - repeated).norm() < 0.5 * (plain - repeated).norm()
+
+
+def test_more_samples_than_the_limit_teach_by_a_stratified_part():
+    features, labels = halves(400)
+    labels[:20] = 2
+    metric = LabelMetric(max_samples=100).fit(features[:, :-1], labels)
+    assert len(metric.rows_) == 100
+    assert torch.bincount(labels[metric.rows_])[2] == 6
+    alone = LabelMetric().fit(features[metric.rows_, :-1], labels[metric.rows_])
+    torch.testing.assert_close(metric.root_, alone.root_)
+
+
+def test_the_space_is_not_standardised_again_and_neighbours_are_found_there():
+    features, labels = halves()
+    found = BoundaryUncertainty(10, feature_extractor="metric").fit(features, labels)
+    base = FeatureSpace().fit(features).transform(features)
+    points = LabelMetric().fit(base, labels).transform(base)
+    assert found.space_name_ == "metric"
+    assert isinstance(found.space, MetricSpace)
+    torch.testing.assert_close(found.space.transform(features), points)
+    assert points.std(dim=0)[0] > 2 * points.std(dim=0)[1]
+    graph = NeighborGraph(10).fit(points)
+    assert torch.equal(found.neighbors, graph.neighbors)
+
+
+def test_signals_take_the_metric_where_it_is_clearly_better_and_not_without_labels_that_mean_something():
+    features, labels = halves()
+    signals = Signals(10, 1).fit(features, labels)
+    assert signals.boundary.space_name_ == "metric"
+    skills = signals.boundary.skills_
+    assert skills["metric"] > skills["inputs"] + 0.1
+    assert signals.vote_skill == skills["metric"]
+    random = labels[torch.randperm(300, generator=torch.Generator().manual_seed(5))]
+    with pytest.warns(UserWarning, match="no better than chance"):
+        assert Signals(10, 1).fit(features, random).boundary.space_name_ == "inputs"
+    assert BoundaryUncertainty(10).fit(features, labels).space_name_ == "inputs"
+    assert Signals(10, 1, feature_extractor="inputs").fit(features, labels).boundary.space_name_ == "inputs"
+
+
+@pytest.mark.parametrize("shape", [(200, 1, 8, 8), (200, 30)])
+def test_images_and_texts_have_a_metric_of_their_features(shape):
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.rand(shape, generator=generator)
+    labels = (inputs.flatten(1)[:, 0] > 0.5).long()
+    options = {}
+    if len(shape) == 2:
+        inputs, options = (inputs * 20).long(), {"perturbation": "tokens"}
+    found = BoundaryUncertainty(10, feature_extractor="metric", **options).fit(inputs, labels)
+    assert (found.space_name_, found.space.base.name) == ("metric", "patches" if len(shape) == 4 else "tokens")
+
+
+def test_a_file_holds_all_of_it(tmp_path):
+    features, labels = halves()
+    signals = Signals(10, 2).fit(features, labels)
+    signals.save(tmp_path / "signals.npz")
+    again = Signals(10, 2).load(tmp_path / "signals.npz", features, labels)
+    assert again.boundary.space_name_ == "metric"
+    assert torch.equal(again.perturbed_inputs, signals.perturbed_inputs)
+    logits = torch.randn(600, 2, generator=torch.Generator().manual_seed(0))
+    one, other = signals.measure(logits).values, again.measure(logits).values
+    assert all(torch.equal(one[name], other[name]) for name in Signals.NAMES)
+
+
+def test_a_table_is_moved_by_the_distance_in_the_metric():
+    features, labels = halves()
+    found = BoundaryUncertainty(10, feature_extractor="metric").fit(features, labels)
+    moved = (found.standardize(found.perturbed_inputs[0]) - found.standardize(features)).norm(dim=1)
+    torch.testing.assert_close(moved, found.nearest_distance, rtol=1e-3, atol=1e-4)
