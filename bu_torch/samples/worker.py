@@ -1,6 +1,7 @@
 """Batches of a dataset, read where nothing of the user's moves: in a worker process, or from a deep copy."""
 
 import copy
+import gc
 import io
 import itertools
 import multiprocessing
@@ -204,6 +205,7 @@ def _begin(
     A forked process shares the positions in them, so that a read here would move those of training. Pipes and sockets
     cannot be opened anew: they are cut off, or answers to training would be read here.
     """
+    gc.freeze()  # garbage of that process is its own to collect: an object's end may close or delete something
     for number, status in files.items():
         with suppress(OSError):  # one that is closed by now, and perhaps a pipe of the worker has its number
             if os.path.samestat(os.fstat(number), status) and (own := _opened_anew(number, status.st_mode)):

@@ -86,11 +86,6 @@ class Counts(Transforms):
         return X[i] + self.seen[i] + len(self.lists[i]) + float(self.array.sum()), Y[i]
 
 
-class InPlace(Transforms):
-    def __getitem__(self, i):
-        return torch.from_numpy(self.array)[[i] * 4].add_(1), Y[i]
-
-
 class Lists(Transforms):
     def __getitems__(self, indices):
         return [self[i] for i in reversed(indices)]
@@ -171,7 +166,7 @@ class Order(Sampler):
         return iter(self.rng.permutation(60 - self.n_passes).tolist())
 
 
-COPIED = [Transforms, Counts, InPlace, Lists, Stream, lambda folder: Augmented()]
+COPIED = [Transforms, Counts, Lists, Stream, lambda folder: Augmented()]
 KINDS = [*COPIED, Enclosed, Opened, Piped, Once]
 
 
@@ -254,7 +249,9 @@ class TestWorker:
                 )
         assert multiprocessing.active_children() == []
         gc.collect()  # errors, and what they were raised in
-        assert n_open() == before
+        for _ in range(100):  # threads of queues end by themselves
+            time.sleep(0.05 if n_open() > before else 0)
+        assert n_open() <= before
 
 
 def raises(i):
