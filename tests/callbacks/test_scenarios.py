@@ -90,6 +90,6 @@ def test_a_loop_of_ones_own_is_the_same_training(case):
     assert len(stopper.history) == len(stopping.history)
     for one, other in zip(stopper.history, stopping.history, strict=True):
         assert {name: one[name] for name in one} == pytest.approx({name: other[name] for name in one}, abs=1e-6)
-    for name in ("best_epoch", "stopped_epoch", *(["stopping_reason"] if stopper.stopping_reason else [])):
+    for name in ("best_epoch", "stopped_epoch", *([] if stopper.stopped_epoch is None else ["stopping_reason"])):
         assert getattr(stopper, name) == getattr(stopping, name), name
     assert same(again.state_dict(), module.state_dict())

@@ -64,7 +64,7 @@ def test_a_plain_loop_and_its_record_tell_of_a_network_that_predicts_one_class_a
     stopper.check(model)
     caplog.set_level(logging.INFO)
     stopper.restore(model)
-    blind, alone = (record.message for record in caplog.records)
+    _, blind, alone = (record.message for record in caplog.records)
     assert "always predicting class 0 scores" in blind
     assert alone == "The kept network predicts class 0 (90.0%) alone, and never class 1 (10.0%)."
     (file,) = tmp_path.rglob("*.jsonl")
