@@ -90,7 +90,7 @@ def test_options_are_parameters_that_survive_a_copy_and_a_search():
     assert made.get_params()["callbacks__boundary__patience"] == 7
     tried = {"callbacks__boundary__patience": [1, 9]}
     search = GridSearchCV(net(stopping(), epochs=4), tried, cv=2, scoring="accuracy").fit(INPUTS, LABELS)
-    assert of(search.best_estimator_).patience == search.best_params_["callbacks__boundary__patience"]
+    assert of(search.best_estimator_).settings.patience == search.best_params_["callbacks__boundary__patience"]
 
 
 def test_a_net_is_pickled_with_the_callback_after_training():

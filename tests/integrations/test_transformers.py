@@ -1,6 +1,6 @@
 """Hugging Face's own `Trainer`, with small networks that are made here."""
 
-import inspect
+import functools
 import math
 
 import pytest
@@ -89,7 +89,8 @@ def test_it_stops_without_an_evaluation_and_loads_the_best_model(tmp_path):
     run = trainer(tmp_path, ours := callback(patience=2, rule="expected_accuracy", averaging=None), epochs=40)
     run.train()
     stopper = ours.stopper
-    assert stopper.stopped_epoch == stopper.best_epoch + 2 == run.state.epoch - 1 < 39
+    highest = max(stopper.history, key=lambda check: check["expected_accuracy"])["epoch"]  # one near it may be kept
+    assert stopper.stopped_epoch == highest + 2 == run.state.epoch - 1 < 39
     again = trainer(tmp_path, epochs=40, max_steps=6 * (stopper.best_epoch + 1))
     again.train()
     assert same(run.model.state_dict(), again.model.state_dict())
@@ -103,17 +104,17 @@ def test_of_several_processes_the_first_decides(tmp_path, monkeypatch):
     assert (run.state.epoch, len(ours.stopper.history)) == (1, 1)
 
 
-def test_the_model_gets_the_mask_with_its_ids_of_batches_that_are_padded_each_to_its_own_length(tmp_path):
+def test_the_model_gets_the_mask_with_its_ids_of_batches_that_are_padded_each_to_its_own_length(tmp_path, monkeypatch):
     run = trainer(tmp_path, ours := callback(load_best_model_at_end=False), epochs=1)
     run.args.per_device_eval_batch_size = 1  # so that each text that is read has a length of its own
-    got, forward = [], run.model.forward
+    got, forward = [], type(run.model).forward
 
-    def listen(*args, **kwargs):
+    @functools.wraps(forward)
+    def listen(self, **kwargs):
         got.append(kwargs)
-        return forward(*args, **kwargs)
+        return forward(self, **kwargs)
 
-    listen.__signature__ = inspect.signature(forward)
-    run.model.forward = listen
+    monkeypatch.setattr(type(run.model), "forward", listen)  # a copy of the model has no other class
     run.train()
     assert ours.stopper.inputs["input_ids"].shape == (120, LENGTH)
     of_checks = [call for call in got if "labels" not in call]
