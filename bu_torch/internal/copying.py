@@ -86,7 +86,7 @@ class Copying:
         return made
 
     def _copy(self, value: Any) -> Any:
-        if type(value) in weakref.ProxyTypes:  # which pass for their target
+        if type(value) in weakref.ProxyTypes:  # proxies pass for their target
             return self._keep(value, weakref.proxy(self._held(value.__reduce_ex__.__self__)))
         if isinstance(value, Tensor):
             return self._keep(value, self._tensor(value))
@@ -278,5 +278,5 @@ def _belongs_to_the_world(value: Any) -> bool:
     if isinstance(value, nn.Module | dict):
         return False
     bases = (f"{one.__module__}." for one in type(value).__mro__)
-    others = (".callbacks.", ".mixins.")  # of which users make classes with a state of their own
+    others = (".callbacks.", ".mixins.")  # users derive classes with a state of their own from these
     return any(one.startswith(_WORLD_PACKAGES) and not any(part in one for part in others) for one in bases)
