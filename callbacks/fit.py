@@ -21,7 +21,7 @@ from bu_torch.callbacks.samples import CheckSamples, Source
 from bu_torch.callbacks.schedule import Schedule
 from bu_torch.callbacks.watch import Watch
 from bu_torch.callbacks.weights import evaluation_weights, why_not_averaged
-from bu_torch.internal.replica import copy_of, has_lazy_layers, is_mostly_frozen
+from bu_torch.internal.replica import copy_of, has_lazy_layers
 from bu_torch.run.budget import describe_slow_check
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.tracker import Tracker
@@ -162,9 +162,7 @@ class Fit:
             entry = tracker.add(epoch, values, step, is_counted=not self.waits_for_average)
             is_kept, is_sharded = tracker.checks.is_kept_new, network is module
             # Another copy: the look may have moved what the first one holds, and `eval` may have merged its weights.
-            # The module's own hook comes before they are saved, and may move frozen ones (a teacher that follows).
-            shares = is_mostly_frozen(module)
-            weights = copy_of(module, averages, shares=shares) if is_kept and not is_sharded else None
+            weights = copy_of(module, averages) if is_kept and not is_sharded else None
         self.check = Check(entry, tracker.checks.last_score, is_kept, weights)
         self._show(trainer, started)
 

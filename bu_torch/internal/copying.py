@@ -173,10 +173,9 @@ class Copying:
             return function
         own = tuple(types.CellType() for _ in cells)
         code, name = function.__code__, function.__name__
-        made = types.FunctionType(code, function.__globals__, name, self(defaults) or None, own or None)
-        made.__kwdefaults__ = self(function.__kwdefaults__)
+        made = self._keep(function, types.FunctionType(code, function.__globals__, name, None, own or None))
+        made.__defaults__, made.__kwdefaults__ = self(defaults) or None, self(function.__kwdefaults__)
         vars(made).update(self(vars(function)))
-        self._keep(function, made)
         for cell, copied in zip(cells, own, strict=True):
             try:
                 contents = cell.cell_contents

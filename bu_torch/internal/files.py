@@ -36,16 +36,14 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def regular_file(path: str | Path, *, is_own: bool = False) -> Iterator[BinaryIO]:
-    """Open a regular file to read, no pipe to wait for; `is_own` refuses links, and files of other users.
+def regular_file(path: str | Path) -> Iterator[BinaryIO]:
+    """Open a regular file to read, and no pipe that would have to be waited for.
 
     Raises `OSError` for all else, as for a file that cannot be read.
     """
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | (getattr(os, "O_NOFOLLOW", 0) if is_own else 0)
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
     with os.fdopen(os.open(path, flags), "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "no regular file", str(path))
-        if is_own and hasattr(os, "getuid") and found.st_uid != os.getuid():
-            raise PermissionError(errno.EACCES, "another user owns it", str(path))
         yield file

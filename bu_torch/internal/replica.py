@@ -1,10 +1,8 @@
 """Copies of a network to look at: the user's own network is never run, so nothing of it needs to be put back."""
 
 import types
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import filterfalse
 from typing import Any
 
 import torch
@@ -21,12 +19,12 @@ _MOST_COPIED = 2**26  # bytes of frozen parameters
 class Replica:
     """A copy of a network in eval mode, whose weights, buffers and attributes are its own.
 
-    More than 64 MiB of frozen parameters share their memory, for a large network that is fine-tuned should not be held
-    twice; but those below a module with a `train` or `eval` of its own, which may merge weights, and of embeddings with
-    `max_norm` are copied. Containers,
-    arrays, generators, hooks, closures and plain objects are copied to any depth; datasets, loaders, optimisers, files
-    and what belongs to a trainer are the same objects. Compiled modules and wrappers for several processes are copied
-    as the networks within, under the names that weights have there.
+    Frozen parameters share their memory if they are most of the network and more than 64 MiB, for a large network that
+    is fine-tuned should not be held twice; but those below a module with a `train` or `eval` of its own, which may
+    merge weights, and of embeddings with `max_norm` are copied. Containers, arrays, generators, hooks, closures and
+    plain objects are copied to any depth; datasets, loaders, optimisers, files and what belongs to a trainer are the
+    same objects. Compiled modules and wrappers for several processes are copied as the networks within, under the names
+    that weights have there.
 
     Args:
         network: The network, without lazy layers and without shards.
@@ -37,9 +35,9 @@ class Replica:
     """
 
     def __init__(self, network: nn.Module, values: Mapping[str, Tensor] | None = None) -> None:
-        shared = _shareable(network, values or ())
+        made, shared = _copied(network, values)
         self._versions = {name: (one, one._version) for name, one in shared.items() if not one.is_inference()}
-        self.network: nn.Module = copy_of(network, values).eval()
+        self.network: nn.Module = made.eval()
 
     def check_shared(self) -> None:
         """Raise a `CopyError` if a parameter that the network shares with this copy was changed in place."""
@@ -51,23 +49,25 @@ class Replica:
                 )
 
 
-def copy_of(value: Any, values: Mapping[str, Tensor] | None = None, *, shares: bool = True) -> Any:
-    """Copy an object by the rules of `Replica`, in the modes that it has; itself if it cannot be copied.
+def copy_of(value: Any, values: Mapping[str, Tensor] | None = None) -> Any:
+    """Copy an object by the rules of `Replica`, in the modes that it has; itself if it cannot be copied."""
+    return _copied(value, values)[0]
 
-    With `shares=False` it shares no frozen parameters either.
-    """
+
+def _copied(value: Any, values: Mapping[str, Tensor] | None) -> tuple[Any, dict[str, Any]]:
+    """Copy of an object, and the parameters whose memory it shares."""
     network = value if isinstance(value, nn.Module) else nn.Module()
     replaced = {n: one for n, one in _named(network) if values and n in values and one.shape == values[n].shape}
+    shared = _shareable(network, replaced)
     with torch.no_grad(), torch.inference_mode(False):
-        shared = _shareable(network, replaced).values() if shares else ()
-        copying = Copying(network, shared, {id(one) for one in replaced.values()})
+        copying = Copying(network, shared.values(), {id(one) for one in replaced.values()})
         made = copying.root(value)
         if copying.held:
             vars(made)["_held_by_copy"] = copying.held
         if values and replaced:
             own = {name: one for name, one in _named(made) if name in replaced}
             torch._foreach_copy_([one.data for one in own.values()], [values[name] for name in own])
-    return made
+    return made, shared
 
 
 @contextmanager
@@ -96,21 +96,13 @@ def looking_at(
             replica.check_shared()
 
 
-def is_mostly_frozen(module: nn.Module) -> bool:
-    """Return True if frozen parameters take more memory than all others, as in a network that is fine-tuned."""
-    n_bytes = Counter[bool]()
-    for parameter in filterfalse(is_lazy, module.parameters()):
-        n_bytes[parameter.requires_grad] += parameter.nbytes
-    return n_bytes[False] > n_bytes[True]
-
-
 def has_lazy_layers(module: nn.Module) -> bool:
     """Return True if the first batch has yet to make some layers."""
     return any(map(is_lazy, (*module.parameters(), *module.buffers())))
 
 
 def _shareable(network: nn.Module, replaced: Collection[str]) -> dict[str, Any]:
-    """Frozen parameters by name whose memory a copy shares, because they are many and no look should change them.
+    """Frozen parameters by name whose memory a copy shares, if they are most of a large network.
 
     Those in the memory of trained or `replaced` ones are copied with these.
     """
@@ -131,7 +123,8 @@ def _shareable(network: nn.Module, replaced: Collection[str]) -> dict[str, Any]:
         for name, one in named
         if not (name in replaced or id(one) in own or is_lazy(one) or place_of_storage(one) in trained)
     }
-    return found if sum(one.nbytes for one in found.values()) > _MOST_COPIED else {}
+    n_trained = sum(one.nbytes for one in network.parameters() if one.requires_grad and not is_lazy(one))
+    return found if sum(one.nbytes for one in found.values()) > max(_MOST_COPIED, n_trained) else {}
 
 
 def _named(network: nn.Module) -> Iterator[tuple[str, Tensor]]:

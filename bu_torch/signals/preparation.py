@@ -113,8 +113,6 @@ class Preparation:
         inputs: Tensor,
         labels: Tensor,
         weights: Tensor | None,
-        *,
-        is_own: bool = False,
     ) -> Self:
         """Read what `save` or `packed` wrote in place of `make`, and hand `boundary` its part.
 
@@ -126,7 +124,7 @@ class Preparation:
             content: BinaryIO = io.BytesIO(source.numpy().tobytes())
             arrays = read_arrays(content, "the state", fingerprint, expected)
         else:
-            arrays = read_arrays(regular_file(source, is_own=is_own), f"`{source}`", fingerprint, expected)
+            arrays = read_arrays(regular_file(source), f"`{source}`", fingerprint, expected)
         space = str(arrays.pop("space"))
         fields: dict[str, Any] = {name: float(arrays.pop(name)) for name in _SKILLS}
         tensors = {name: torch.from_numpy(array).to(inputs.device) for name, array in arrays.items()}
@@ -149,11 +147,6 @@ class Preparation:
         """Copy on a device, to which `boundary` has moved already."""
         moved = {name: getattr(self, name).to(device) for name in _OF_CLASSES}
         return replace(self, **moved, **{name: getattr(boundary, name) for name in _OF_BOUNDARY})
-
-    @property
-    def n_bytes(self) -> int:
-        """Size of a file, but for its headers."""
-        return sum(tensor.nbytes for tensor in self._tensors().values())
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {name: getattr(self, name) for name in (*_OF_BOUNDARY, *_OF_CLASSES)}
