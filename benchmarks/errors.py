@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 RESULTS = Path(__file__).parent / "results"
-LEFT_OUT = ("quick", "own")  # collections
+LEFT_OUT = ("quick",)  # collections
 KINDS = ("tables", "images", "texts")
 RULES = {
     "bu-torch": "bu-torch",

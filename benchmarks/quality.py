@@ -15,7 +15,6 @@ rest test.
     python benchmarks/keel.py KEEL && python benchmarks/quality.py keel --folder KEEL
     python benchmarks/quality.py images --emoji emoji-datasource-google-15.1.2.tgz
     python benchmarks/text.py --fetch && python benchmarks/quality.py texts
-    python benchmarks/quality.py own --folder MINE   # your own tables: numbers, and a column `label`
     python benchmarks/quality.py business --folder BUSINESS   # those with a rare class, if there; people, distant
     python benchmarks/quality.py --show              # what is saved, of all collections but the quick one together
 
@@ -84,7 +83,7 @@ SETTINGS: dict[str, tuple[training.Optimizer, Callable[..., Any] | None]] = {
     "cosine": (ADAMW, cosine),
     "schedule_free": (schedule_free, None),
 }
-COLLECTIONS = ("tables", "others", "keel", "seven", "images", "images_unseen", "texts", "texts_unseen", "own")
+COLLECTIONS = ("tables", "others", "keel", "seven", "images", "images_unseen", "texts", "texts_unseen")
 COLLECTIONS += ("business", *people.KINDS)
 BUSINESS = ("attrition", "credit_data", "hpc_data", "mlc_churn")
 CHOSEN_ON = ("tables", "images", "texts")
@@ -226,7 +225,7 @@ def units(collection: str, options: argparse.Namespace) -> list[Unit]:
             of_tables = [file for file in of_tables if Path(file).name.partition(".csv")[0] in named]
         for table in of_tables:  # what cannot be trained on is said before any training
             tables.read_table(table)
-    elif collection in ("keel", "seven", "own", "business"):
+    elif collection in ("keel", "seven", "business"):
         raise SystemExit(f"`{collection}` needs `--folder`; `benchmarks/keel.py` fills one of the first two.")
     return [
         Unit(collection, table, setting, seed, tuple(options.noise), options.epochs)
@@ -542,7 +541,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     parser.add_argument("collection", nargs="?", choices=COLLECTIONS)
     parser.add_argument("--quick", action="store_true", help="three small tables and small images, to notice changes")
     parser.add_argument("--show", action="store_true", help="train nothing, show and draw the saved results")
-    parser.add_argument("--folder", type=Path, help="of tables: those of `keel.py`, or your own")
+    parser.add_argument("--folder", type=Path, help="of tables, as `keel.py` fills it")
     parser.add_argument("--tables", nargs="+", help="of `business`: names of files in the folder")
     parser.add_argument("--emoji", type=Path, help="as in `images.py`")
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS), help="of tables")

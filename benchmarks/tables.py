@@ -6,35 +6,21 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor, nn
+
+from bu_torch.comparison import tables as comparison
 
 FOLDER = Path(__file__).parent
 DATA = {file.name.partition(".csv")[0]: file for file in sorted((FOLDER / "data").rglob("*.csv*"))}
 TABLES = tuple(name for name, file in DATA.items() if file.parent.name == "data")
 UNSEEN = tuple(name for name, file in DATA.items() if file.parent.name == "unseen")
-LEAST_ROWS = 80
-Split = tuple[Tensor, Tensor]
+Split = comparison.Split
 
 
 def read_table(table: str) -> Split:
     """A table that is shipped, or the user's file of that path."""
-    columns = pd.read_csv(DATA.get(table, table))
-    if "label" not in columns:
-        raise ValueError(f"`{table}` must have a column `label`, got the columns {', '.join(columns)}.")
-    labels = columns.pop("label")
-    if words := list(columns.select_dtypes(exclude=["number", "bool"])):
-        raise ValueError(f"`{table}` must hold numbers beside `label`, got others in {', '.join(words)}.")
-    is_bad = ~np.isfinite(columns.to_numpy(np.float64)).all(axis=1) | labels.isna().to_numpy()
-    if is_bad.any():
-        raise ValueError(f"`{table}` must have no empty or infinite cell, got {is_bad.sum()} rows with one.")
-    if pd.api.types.is_float_dtype(labels) and (labels % 1 != 0).any():
-        raise ValueError(f"`{table}` must hold classes in `label`, got fractions (a regression?).")
-    if len(columns) < LEAST_ROWS:
-        raise ValueError(f"`{table}` must have at least {LEAST_ROWS} rows, half of them for training.")
-    return torch.tensor(columns.to_numpy(np.float32)), torch.tensor(pd.factorize(labels, sort=True)[0])
+    return comparison.read_table(Path(DATA.get(table, table)))
 
 
 def load(table: str, seed: int, noise: float = 0.0) -> tuple[Split, Split, int]:

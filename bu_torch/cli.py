@@ -12,6 +12,7 @@ from bu_torch.internal.printing import cleaned, say
 
 # Each command, what it does, and the function that adds its options, `run` among them.
 _COMMANDS = {
+    "compare": ("compare ways to stop a training, on tables of your own", "bu_torch.comparison.command:add_compare"),
     "rank": ("rank checkpoints without validation data", "bu_torch.ranking.command:add_rank"),
     "report": ("write a page that shows a run", "bu_torch.report.page:add_report"),
 }

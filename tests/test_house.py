@@ -26,7 +26,7 @@ LEVELS = (
     ("signals", "evaluation"),
     ("rule",),
     ("run",),
-    ("callbacks", "ranking", "report"),
+    ("callbacks", "comparison", "ranking", "report"),
     ("integrations",),
     ("cli", "__main__", "examples", "benchmarks", "tests"),
 )

@@ -104,14 +104,14 @@ def test_a_rule_replayed_on_curves_is_the_shipped_stopper(quality, trained, rule
 
 
 def test_trainings_are_saved_as_they_end_and_not_run_again(quality, tmp_path, capsys):
-    given = ["own", "--settings", "adamw", "--epochs", "2", "--noise", "none", "--processes", "1"]
+    given = ["keel", "--settings", "adamw", "--epochs", "2", "--noise", "none", "--processes", "1"]
     given += ["--results", str(tmp_path), "--curves", str(tmp_path / "curves"), "--folder", str(tmp_path / "mine")]
     features, labels = problems.blobs(200)
     (tmp_path / "mine").mkdir()
     pd.DataFrame(features).assign(label=labels).to_csv(tmp_path / "mine" / "few.csv.gz", index=False)
     first = quality.main(given)
     (file,) = (tmp_path / "curves").iterdir()
-    assert file.name == "own-few-adamw-none-0-2.json"
+    assert file.name == "keel-few-adamw-none-0-2.json"
     saved = json.loads(file.read_text())
     file.write_text(json.dumps(saved | {"all": saved["all"] | {"test_error": [0.0, 0.0]}}))
     second = quality.main(given)
@@ -134,10 +134,10 @@ def test_quick_results_are_told_of_alone(quality, tmp_path, monkeypatch):
 def test_what_cannot_be_trained_on_is_said_before_any_training(quality, tmp_path, monkeypatch):
     pd.DataFrame({"a": [1.0, 2.0]}).to_csv(tmp_path / "own.csv", index=False)
     monkeypatch.setattr(quality, "run_all", pytest.fail)
-    with pytest.raises(ValueError, match="must have a column `label`, got the columns a"):
-        quality.main(["own", "--folder", str(tmp_path), "--results", str(tmp_path)])
-    with pytest.raises(SystemExit, match="`own` needs `--folder`"):
-        quality.main(["own", "--results", str(tmp_path)])
+    with pytest.raises(ValueError, match="must have a column `label`, got a"):
+        quality.main(["keel", "--folder", str(tmp_path), "--results", str(tmp_path)])
+    with pytest.raises(SystemExit, match="`keel` needs `--folder`"):
+        quality.main(["keel", "--results", str(tmp_path)])
     with pytest.raises(SystemExit):
         quality.main(["--results", str(tmp_path)])
     assert [path.name for path in tmp_path.iterdir()] == ["own.csv"]

@@ -1,0 +1,84 @@
+"""`bu-torch compare`: ways to stop a training, on the user's own tables."""
+
+import argparse
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+
+from bu_torch.comparison.tables import Comparison, compare, read_table
+from bu_torch.internal.inputs import check_integer, check_number
+from bu_torch.internal.printing import say
+
+_DESCRIPTION = """\
+Compare ways to stop a training on tables of your own: test errors, and the epochs that are trained.
+
+    bu-torch compare FOLDER
+
+Each CSV file holds numbers and a column `label` with classes. Half of its rows train a small network, the other half
+tests it.
+"""
+_NOTE = """\
+hold-out 25 %: three quarters train, and the epoch of the highest accuracy on the rest is kept. refit 20 %: a fifth
+chooses the epoch, and all labels train to it. averaged: the last epoch, with the moving average of weights that
+bu-torch uses. best epoch: in hindsight."""
+
+
+def add_compare(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.description = _DESCRIPTION
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("tables", nargs="+", type=Path, metavar="CSV", help="a file, or a folder of them")
+    add("--seeds", type=int, default=2, metavar="N", help="trainings of each table, of other halves (%(default)s)")
+    add("--epochs", type=int, default=150, metavar="N", help="length of a whole training (%(default)s)")
+    add("--noise", type=float, default=0.0, metavar="P", help="share of training labels that is drawn anew (0)")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    n_seeds = check_integer("--seeds", options.seeds, 1)
+    n_epochs = check_integer("--epochs", options.epochs, 1)
+    noise = check_number("--noise", options.noise, 0, below=1)
+    tables = {path: read_table(path) for path in _files(options.tables)}  # all are read before the first training
+    log, n_threads, started = logging.getLogger("bu_torch"), torch.get_num_threads(), time.perf_counter()
+    level = log.level
+    found: list[Comparison] = []
+    try:
+        log.setLevel(logging.WARNING)  # each training would log its lines
+        torch.set_num_threads(1)  # enough for a small network
+        for path, table in tables.items():
+            runs = [compare(table, seed, n_epochs, noise) for seed in range(n_seeds)]
+            if not found:
+                say(_row("test error", runs[0].errors))
+            say(_row(path.name.partition(".csv")[0], _means(run.errors for run in runs).values()))
+            found += runs
+    finally:
+        log.setLevel(level)
+        torch.set_num_threads(n_threads)
+    say(_row("mean", _means(run.errors for run in found).values()))
+    say(_row("epochs trained", (round(n) for n in _means(run.epochs for run in found).values())))
+    say(f"\n{_NOTE}\n{len(found)} splits in {time.perf_counter() - started:.0f} s.")
+
+
+def _files(places: Iterable[Path]) -> list[Path]:
+    files = [file for place in places for file in (sorted(place.glob("*.csv*")) if place.is_dir() else [place])]
+    if not files:
+        raise ValueError(f"There is no file `*.csv` or `*.csv.gz` in {', '.join(map(str, places))}.")
+    return files
+
+
+def _means(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Mean of each column."""
+    columns: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            columns.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in columns.items()}
+
+
+def _row(title: str, cells: Iterable[str | float]) -> str:
+    shown = (f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in cells)
+    return f"{title[:23]:24}" + "".join(f"{cell:>15}" for cell in shown)

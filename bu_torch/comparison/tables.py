@@ -1,0 +1,158 @@
+"""Test errors of a small network on a table, by the way in which its epoch is chosen."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bu_torch.internal.frames import as_numbers
+from bu_torch.internal.replica import copy_of
+from bu_torch.run.averaging import WeightAverage
+from bu_torch.run.settings import AVERAGING
+from bu_torch.run.stopper import BoundaryUncertaintyStopper
+
+LEAST_ROWS = 80
+_MOST_TRAINED, _MOST_TESTED = 2500, 4000
+_PATIENCE = 20
+_BATCH = 32
+Split = tuple[Tensor, Tensor]  # inputs (n, d) float32, classes (n,) int64
+
+
+class Comparison(NamedTuple):
+    """Test errors on one table, and epochs that were trained."""
+
+    errors: dict[str, float]  # by the way to choose the epoch
+    epochs: dict[str, int]  # by the same names
+
+
+def read_table(path: Path) -> Split:
+    """Features and classes of a CSV file with a column `label`.
+
+    Raises:
+        ImportError: If pandas is not installed.
+        OSError: If the file cannot be read.
+        TypeError, ValueError: If a column holds no numbers, values are missing, or rows or classes are too few.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise ImportError("Tables are read with pandas: `pip install pandas`.") from error
+    frame = pd.read_csv(path)
+    if "label" not in frame:
+        raise ValueError(f"`{path}` must have a column `label`, got {', '.join(map(str, frame.columns))}.")
+    labels = frame.pop("label")
+    if labels.isna().any():
+        raise ValueError(f"`{path}` must have a label in each row, got {labels.isna().sum()} rows without one.")
+    if pd.api.types.is_float_dtype(labels) and (labels % 1 != 0).any():
+        raise ValueError(f"`{path}` must hold classes in `label`, got fractions (a regression?).")
+    features = as_numbers(frame, str(path)).astype(np.float32)
+    if not np.isfinite(features).all():
+        raise ValueError(f"`{path}` must hold finite numbers, got an infinite one.")
+    codes, classes = pd.factorize(labels, sort=True)
+    if len(frame) < LEAST_ROWS or len(classes) < 2:
+        raise ValueError(
+            f"`{path}` must have at least {LEAST_ROWS} rows, half of them for training, and two classes, got"
+            f" {len(frame)} rows and {len(classes)} classes."
+        )
+    return torch.from_numpy(features), torch.from_numpy(codes).long()
+
+
+def compare(table: Split, seed: int, n_epochs: int, noise: float = 0.0) -> Comparison:
+    """Train on half of a table, at most 2500 rows, and test on the other half, at most 4000.
+
+    The network has hidden layers of 128 and 64, and trains with AdamW in batches of 32. A share `noise` of the training
+    labels is drawn anew. A hold-out set is a part of the training half; the epoch of the highest accuracy there is
+    kept, of the least loss among equals. "Refit" trains on all labels to the epoch that a fifth has chosen.
+    """
+    (inputs, labels), test = _split(table, seed, noise)
+    n_classes = int(table[1].max()) + 1
+    stopper = BoundaryUncertaintyStopper(inputs, labels, seed=seed, patience=_PATIENCE)
+    average = WeightAverage(AVERAGING)
+    of_all, is_over, kept = [], False, 0.0
+    with stopper:
+        for net in _train((inputs, labels), n_classes, seed, n_epochs):
+            of_all.append(_error(net, test))
+            average.update(net)
+            if not is_over:
+                is_over = stopper.check(net)
+                n_ours = len(of_all)
+        averaged = copy_of(net, average.values(net))
+        stopper.restore(net)
+        kept = _error(net, test)
+    quarter, fifth = (_hold_out((inputs, labels), test, n_classes, share, seed, n_epochs) for share in (0.25, 0.2))
+    errors = {
+        "bu-torch": kept,
+        "hold-out 25 %": quarter.error,
+        "refit 20 %": of_all[fifth.epoch],
+        "last epoch": of_all[-1],
+        "averaged": _error(averaged, test),
+        "best epoch": min(of_all),
+    }
+    ran = {"bu-torch": n_ours, "hold-out 25 %": quarter.n_epochs, "refit 20 %": fifth.n_epochs + fifth.epoch + 1}
+    return Comparison(errors, {name: ran.get(name, n_epochs) for name in errors})
+
+
+class _HeldOut(NamedTuple):
+    error: float
+    epoch: int
+    n_epochs: int
+
+
+def _hold_out(train: Split, test: Split, n_classes: int, share: float, seed: int, n_epochs: int) -> _HeldOut:
+    order = torch.randperm(len(train[1]), generator=torch.Generator().manual_seed(seed))
+    rest, held = order.tensor_split([len(order) - int(share * len(order))])
+    held_inputs, held_labels = train[0][held], train[1][held]
+    best, found = (-1.0, 0.0), _HeldOut(1.0, 0, 0)
+    for epoch, net in enumerate(_train((train[0][rest], train[1][rest]), n_classes, seed, n_epochs)):
+        logits = _logits(net, held_inputs)
+        accuracy = float((logits.argmax(dim=1) == held_labels).double().mean())
+        score = (accuracy, -float(nn.functional.cross_entropy(logits, held_labels)))
+        if score > best:
+            best, found = score, _HeldOut(_error(net, test), epoch, 0)
+        elif epoch - found.epoch >= _PATIENCE:
+            break
+    return found._replace(n_epochs=epoch + 1)
+
+
+def _train(samples: Split, n_classes: int, seed: int, n_epochs: int) -> Iterator[nn.Module]:
+    """Yield the network after each epoch, in eval mode."""
+    inputs, labels = samples
+    torch.manual_seed(seed)
+    net = nn.Sequential(
+        *(nn.Linear(inputs.shape[1], 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, n_classes))
+    )
+    steps = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    order = torch.Generator().manual_seed(seed)
+    for _ in range(n_epochs):
+        for batch in torch.randperm(len(labels), generator=order).split(_BATCH):
+            steps.zero_grad()
+            nn.functional.cross_entropy(net(inputs[batch]), labels[batch]).backward()
+            steps.step()
+        yield net
+
+
+@torch.no_grad()
+def _logits(net: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    return net(inputs)
+
+
+def _error(net: Callable[[Tensor], Tensor], test: Split) -> float:
+    return float((_logits(net, test[0]).argmax(dim=1) != test[1]).double().mean())
+
+
+def _split(table: Split, seed: int, noise: float) -> tuple[Split, Split]:
+    """Training and test rows, standardised by the former."""
+    features, labels = table
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(labels), generator=generator)
+    train, test = order.tensor_split(2)
+    train, test = train[:_MOST_TRAINED], test[:_MOST_TESTED]
+    mean, scale = features[train].mean(dim=0), features[train].std(dim=0)
+    features = (features - mean) / torch.where(scale > 0, scale, 1.0)
+    given = labels[train]
+    is_redrawn = torch.rand(len(given), generator=generator) < noise
+    drawn = torch.randint(int(labels.max()) + 1, (len(given),), generator=generator)
+    return (features[train], torch.where(is_redrawn, drawn, given)), (features[test], labels[test])

@@ -1,0 +1,77 @@
+"""Comparison of ways to stop, on tables of one's own."""
+
+import logging
+import re
+
+import pandas as pd
+import problems
+import pytest
+import torch
+
+from bu_torch.cli import main
+from bu_torch.comparison.tables import compare, read_table
+
+
+def test_a_file_of_one_s_own_is_a_table(tmp_path):
+    file = tmp_path / "own.csv.gz"
+    table = pd.DataFrame({"a": [0.5, 1.0, 2.0], "label": ["yes", "no", "yes"], "b": [True, False, True]})
+    pd.concat([table] * 40).to_csv(file, index=False)
+    features, labels = read_table(file)
+    assert torch.equal(features[:3], torch.tensor([[0.5, 1.0], [1.0, 0.0], [2.0, 1.0]]))
+    assert labels.tolist() == [1, 0, 1] * 40
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"a": [1.0, 2.0]}, "must have a column `label`, got a"),
+        ({"a": [1.0, 2.0], "b": ["x", "y"], "label": [0, 1]}, "must hold numbers, got text in column 'b'"),
+        ({"a": [1.0, None], "label": [0, 1]}, "must have no missing values, got 1 among 2 in column 'a'"),
+        ({"a": [1.0, float("inf")], "label": [0, 1]}, "must hold finite numbers"),
+        ({"a": [1.0, 2.0], "label": ["x", None]}, "a label in each row, got 1 rows without one"),
+        ({"a": [1.0, 2.0], "label": [0.5, 1.0]}, "must hold classes in `label`, got fractions"),
+        ({"a": [1.0, 2.0], "label": [0, 1]}, "at least 80 rows, .* got 2 rows and 2 classes"),
+        ({"a": [1.0] * 80, "label": [0] * 80}, "two classes, got 80 rows and 1 classes"),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused(tmp_path, table, said):
+    file = tmp_path / "own.csv"
+    pd.DataFrame(table).to_csv(file, index=False)
+    with pytest.raises((TypeError, ValueError), match=said):
+        read_table(file)
+
+
+def test_errors_are_those_of_the_epochs_that_are_named():
+    inputs, labels = problems.blobs(400)
+    found = compare((inputs, labels), seed=0, n_epochs=30)
+    assert found == compare((inputs, labels), seed=0, n_epochs=30)
+    assert all(found.errors["best epoch"] <= found.errors[name] < 0.5 for name in ("last epoch", "refit 20 %"))
+    assert found.epochs["last epoch"] == 30
+    assert 21 <= found.epochs["bu-torch"] <= 30
+    assert found.epochs["refit 20 %"] > found.epochs["hold-out 25 %"] - 20
+
+
+def test_wrong_labels_are_trained_on_and_not_tested_on():
+    inputs, labels = problems.blobs(400)
+    clean, noisy = (compare((inputs, labels), 0, 30, noise).errors for noise in (0.0, 0.9))
+    assert noisy["best epoch"] > clean["best epoch"] + 0.05
+
+
+def test_the_command_prints_a_row_for_each_table_and_leaves_logs_and_threads(tmp_path, capsys):
+    inputs, labels = problems.blobs(200)
+    for name in ("few", "more"):
+        pd.DataFrame(inputs).assign(label=labels).to_csv(tmp_path / f"{name}.csv", index=False)
+    before = logging.getLogger("bu_torch").level, torch.get_num_threads()
+    assert main(["compare", str(tmp_path), "--seeds", "1", "--epochs", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:5]] == ["test", "few", "more", "mean", "epochs"]
+    rows = [[float(cell) for cell in re.findall(r"0\.\d{3}", line)] for line in lines[1:4]]
+    assert rows[2] == pytest.approx([(one + two) / 2 for one, two in zip(*rows[:2], strict=True)], abs=1e-3)
+    assert (logging.getLogger("bu_torch").level, torch.get_num_threads()) == before
+
+
+def test_the_command_says_what_is_wrong(tmp_path, capsys):
+    assert main(["compare", str(tmp_path)]) == 1
+    assert "There is no file `*.csv`" in capsys.readouterr().err
+    assert main(["compare", str(tmp_path / "gone.csv")]) == 1
+    assert "gone.csv" in capsys.readouterr().err
