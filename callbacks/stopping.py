@@ -171,6 +171,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         self.stopping_reason, self.stopped_epoch = "", None
         self._keeper: Keeper | None = None
         self._ending: Ending | None = None
+        self._first_epoch = 0  # since the start or the last resume
         self._is_due = False  # the verdict is to stop, and `min_epochs` or `min_steps` does not allow it yet
         self._highest = -float("inf")  # score so far, for what is told of improvements
 
@@ -272,7 +273,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         if not self._start(trainer, pl_module):
             rank_zero_warn("Patience and the best epoch start anew.")
             self._install(trainer, pl_module).on_train_start(trainer, pl_module)
-        verdict = self.tracker.verdict
+        self._first_epoch, verdict = trainer.current_epoch, self.tracker.verdict
         self._is_due, self._highest = verdict.should_stop and not _may_stop(trainer), verdict.best
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -336,6 +337,8 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             other = next(stopped, None) if exception is None else None
             self.stopping_reason = why_ended(trainer, exception) if other is None else other.stopping_reason
         cost = tracker.account.cost()
+        if self.stopped_epoch is not None and trainer.max_epochs is not None:
+            cost += tracker.account.saved(self._first_epoch, trainer.current_epoch, trainer.max_epochs)
         tracker.end(
             self.stopping_reason,
             kept_epoch=self.best_epoch,

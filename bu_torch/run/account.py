@@ -139,6 +139,13 @@ class Account:
         told = f"took at least {total:.1f} s ({listed}) beside {seconds:.1f} s of training: {share:.0%}"
         return f"{start} uncertainty {told}."
 
+    def saved(self, first: int, n_trained: int, n_planned: int) -> str:
+        """Say how long the epochs that were left out would have taken, by those trained since the `first`."""
+        if not first < n_trained < n_planned:
+            return ""
+        seconds = self.training_seconds / (n_trained - first) * (n_planned - n_trained)
+        return f" {n_trained} of {n_planned} epochs were trained; the rest would have taken about {seconds:.1f} s."
+
     def leave_out(self, seconds: float) -> None:
         """Count the last `seconds` neither as training nor as checks, because something else took them."""
         self._seconds_elsewhere += seconds

@@ -261,7 +261,7 @@ def test_a_resumed_training_tells_what_it_has_cost_since_then():
 
 
 def test_saving_is_a_part_of_the_cost(monkeypatch):
-    seconds = iter([100.0, 110.0, 113.0, 130.0])
+    seconds = iter([100.0, 110.0, 113.0, 130.0, 133.0])
     tracker = Tracker(Settings())
     monkeypatch.setattr(account.time, "perf_counter", lambda: next(seconds))
     tracker.begin(90.0, None, {})
@@ -271,3 +271,6 @@ def test_saving_is_a_part_of_the_cost(monkeypatch):
     parts = "(preparation 10.0 s, checks 0.0 s, saving 3.0 s)"
     expected = f"Boundary uncertainty took at least 13.0 s {parts} beside 27.0 s of training: 48%."
     assert tracker.account.cost() == expected
+    left = " 20 of 50 epochs were trained; the rest would have taken about 60.0 s."
+    assert tracker.account.saved(5, 20, 50) == left
+    assert [tracker.account.saved(*counts) for counts in ((0, 50, 50), (5, 5, 50), (0, 50, -1))] == [""] * 3
