@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from bu_torch.ranking.rank import rank_checkpoints, rank_models
     from bu_torch.ranking.ranking import Candidate as Candidate
     from bu_torch.ranking.ranking import Ranking as Ranking
-    from bu_torch.rule.rules import ExpectedAccuracy, Rule, SelectionRule
+    from bu_torch.rule.rules import Rule, SelectionRule
     from bu_torch.run.stopper import BoundaryUncertaintyStopper
     from bu_torch.samples.reading import read_samples
     from bu_torch.signals.measuring import Measurement as Measurement
@@ -53,7 +53,6 @@ __all__ = [
     "BoundaryUncertaintyMonitor",
     "BoundaryUncertaintyStopper",
     "BoundaryUncertaintyStopping",
-    "ExpectedAccuracy",
     "GradientAnchorUncertainty",
     "LabelProbabilities",
     "LayerFeatures",
@@ -87,7 +86,7 @@ _MODULES = {
     "estimators.label_regression": ("LabelRegression",),
     "estimators.label_votes": ("LabelVotes",),
     "space.layers": ("LayerFeatures",),
-    "rule.rules": ("ExpectedAccuracy", "Rule", "SelectionRule"),
+    "rule.rules": ("Rule", "SelectionRule"),
     "run.stopper": ("BoundaryUncertaintyStopper",),
     "space.patches": ("PatchFeatures",),
     "perturbation.moves": ("exchange_tokens", "perturb", "perturb_toward_neighbors"),

@@ -28,7 +28,7 @@ from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
-from bu_torch.run.closing import describe_kept, place_of_check, remarks, within_margin
+from bu_torch.run.closing import describe_kept, remarks
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import KeptResults
 from bu_torch.samples.balance import ClassWeight
@@ -41,9 +41,9 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
 
     `Trainer(callbacks=[BoundaryUncertaintyStopping()])` is all there is to it. The callback measures what
     `BoundaryUncertaintyMonitor` measures, of a moving average of the weights at the checks (`averaging`). By default
-    the score is the expected accuracy at the perturbed samples (`rule`). Training stops after `patience` checks without
-    a larger score, and of the epochs (with `every_n_train_steps`, of the steps) within half a standard error of the
-    largest the most trusted is kept. Whether patience, `max_epochs`, `max_time` or Ctrl-C ends training, the module
+    the score is expected accuracy and trust at the perturbed samples, each as a share of what can be reached (`rule`).
+    Training stops after `patience` checks without a larger score, and the epoch (with `every_n_train_steps`, the step)
+    of the largest is kept. Whether patience, `max_epochs`, `max_time` or Ctrl-C ends training, the module
     then holds the kept average and a checkpoint of it lies on disk, with the weights of training under
     `raw_state_dict`; after any other exception the weights stay as they are and a line says where the checkpoint is.
     Training itself is the same to the bit with and without this callback.
@@ -309,17 +309,12 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             self.stopping_reason = self.tracker.checks.why_stopped(trainer.current_epoch, step)
 
     def _tell_news(self) -> None:
-        """Log a score that is higher than all before, and a check that is kept."""
+        """Log a score that is higher than all before."""
         checks, best = self.tracker.checks, self.tracker.verdict.best
         if best > self._highest:
             gain = "" if self._highest == -float("inf") else f" by {best - self._highest:.4f}"
             rank_zero_info(f"Metric {checks.score_name} improved{gain}. New best score: {best:.4f}")
             self._highest = best
-        is_news = checks.entries[-1] in (checks.kept, checks.highest)
-        if checks.kept is not None and checks.kept is not checks.highest and is_news:
-            kept = place_of_check(checks.kept, is_by_steps=self._is_by_steps)
-            why = within_margin(self.tracker, is_by_steps=self._is_by_steps)
-            rank_zero_info(f"Boundary uncertainty keeps {kept}{why}.")
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Nothing: all other callbacks have their turn before the fit is concluded."""

@@ -80,31 +80,6 @@ def mean_trust_score(scores: Tensor, weights: Tensor | None = None, *, validate_
     return mean_of(scores.double().clamp(1e-3, 1e3).log(), weights).exp()
 
 
-def neighbor_agreement(scores: Tensor, weights: Tensor | None = None, *, validate_args: bool = True) -> Tensor:
-    """Trust scores on a bounded scale: the mean of s / (1 + s), which is d_other / (d_other + d_predicted).
-
-    A score is 1 if all other classes are infinitely far in comparison with the predicted one, 1/2 if that is as near
-    as the nearest other class, 0 if it is infinitely far. Unlike a mean of ratios it needs no clipping.
-
-    Args:
-        scores: As in `mean_trust_score`, like `weights` and `validate_args`.
-        weights: Weights of the shape of `scores`, or None.
-        validate_args: Check the arguments.
-
-    Returns:
-        Scalar in [0, 1], float64.
-
-    Raises:
-        TypeError, ValueError: As `mean_trust_score`.
-
-    Example:
-        >>> neighbor_agreement(torch.tensor([3.0, 1.0, math.inf, 0.0]))
-        tensor(0.5625, dtype=torch.float64)
-    """
-    weights = _checked_weights(scores, weights) if validate_args else weights
-    return mean_of(1 - 1 / (1 + scores.double()), weights)
-
-
 def _checked_weights(scores: Tensor, weights: Tensor | None) -> Tensor | None:
     check_floating("scores", scores)
     if scores.numel() == 0:

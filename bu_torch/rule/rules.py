@@ -1,17 +1,16 @@
-"""Rules and decision: a rule scores each check; the epoch with the largest score, or its equal, is kept."""
+"""Rules and decision: a rule scores each check, and the first epoch with the largest score is kept."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from functools import partial
 from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
 
-from bu_torch.internal.inputs import check_integer, check_number
+from bu_torch.internal.inputs import check_integer
 from bu_torch.signals.catalogue import SIGNALS
 
-RuleName = Literal["expected_accuracy", "boundary_uncertainty", "trust_score"]
-DEFAULT_RULE: RuleName = "expected_accuracy"
+RuleName = Literal["accuracy_and_trust", "expected_accuracy", "trust_score", "boundary_uncertainty"]
+DEFAULT_RULE: RuleName = "accuracy_and_trust"
 RULE_NAMES: tuple[RuleName, ...] = get_args(RuleName)
 Checks = Sequence[dict[str, Any]]
 STANDARD_ERROR = "standard_error"  # entry of a check: of its expected accuracy less the highest before
@@ -20,11 +19,11 @@ _RESERVED = ("epoch", "step", "seconds", "check_seconds", "train_loss", STANDARD
 
 
 class Rule:
-    """Scores a check by some of its signals; the epoch with the largest score is kept, or one of its equals.
+    """Scores a check by some of its signals; the first epoch with the largest score is kept.
 
-    Pass an instance of a subclass as `rule=`. It sets `name` and `signals`, and defines `score`; `margin` if epochs may
-    be equal, `preference` if it chooses among those, `settings` if it has parameters. A rule that remembers something
-    also defines `reset`, `state_dict` and `load_state_dict`, and serves one callback only.
+    Pass an instance of a subclass as `rule=`. It sets `name` and `signals`, and defines `score`; `settings` if it has
+    parameters. A rule that remembers something also defines `reset`, `state_dict` and `load_state_dict`, and serves one
+    callback only.
 
     Attributes:
         name: Name of the rule in checkpoints, records and messages. Two callbacks of one trainer must have rules of
@@ -56,19 +55,6 @@ class Rule:
         """Score a check by the values of its signals, all finite: larger is better, NaN or infinite is not kept."""
         raise NotImplementedError(f"{type(self).__name__} must define `score`.")
 
-    def margin(self, values: Mapping[str, float], standard_error: float) -> float:
-        """Distance below the highest score so far at which a check is still its equal, and may be kept in its place.
-
-        With 0, the default, the first of equal scores is kept. Patience counts from the highest score. The margin must
-        follow from the arguments and the settings alone: it is asked for again of earlier checks. `standard_error` is
-        that of the difference between this check's expected accuracy and the highest before; 0 if both predict alike.
-        """
-        return 0.0
-
-    def preference(self, values: Mapping[str, float]) -> float:
-        """A number by which one of equal checks is chosen, larger is better; of the same number the latest is kept."""
-        return 0.0
-
     def settings(self) -> dict[str, Any]:
         """Plain data that scores depend on besides the signals; with other ones, a resumed run starts anew."""
         return {}
@@ -99,53 +85,13 @@ class SignalRule(Rule):
         return values[self.name]
 
 
-class ExpectedAccuracy(Rule):
-    """Expected accuracy says which checks are good, and trust chooses among those that it cannot tell apart.
-
-    The samples are a draw, so a difference within a standard error tells little. Breiman et al. (1984) take the
-    simplest of models within one; here the check with the largest trust score is taken, or the latest of those, which
-    has learnt longest. Margins wider than half a standard error are as good on tables, and worse on images
-    (docs/limits.md, "What the margin does").
-
-    Args:
-        n_standard_errors: A check within this many standard errors of the highest score is its equal, >= 0. With 0 the
-            first highest is kept.
-    """
-
-    name = "expected_accuracy"
-    signals = ("expected_accuracy", "trust_score")
-
-    def __init__(self, n_standard_errors: float = 0.5) -> None:
-        self.n_standard_errors = check_number("n_standard_errors", n_standard_errors, 0)
-
-    def score(self, values: Mapping[str, float]) -> float:
-        return values["expected_accuracy"]
-
-    def margin(self, values: Mapping[str, float], standard_error: float) -> float:
-        return self.n_standard_errors * standard_error
-
-    def preference(self, values: Mapping[str, float]) -> float:
-        return values["trust_score"]
-
-    def settings(self) -> dict[str, Any]:
-        return {"n_standard_errors": self.n_standard_errors}
-
-
-# Every rule that goes by a name, as a callable that makes it, for a rule may remember.
-RULES: dict[RuleName, Callable[..., Rule]] = {
-    "expected_accuracy": ExpectedAccuracy,
-    "boundary_uncertainty": partial(SignalRule, "boundary_uncertainty"),
-    "trust_score": partial(SignalRule, "trust_score"),
-}
-
-
 def as_rule(rule: Any) -> Rule:
     """A rule by its name, or one of the user's own that has been checked."""
     if isinstance(rule, str):
-        if rule not in RULES:
-            names = ", ".join(map(repr, RULES))
+        if rule not in RULE_NAMES:
+            names = ", ".join(map(repr, RULE_NAMES))
             raise ValueError(f"`rule` must be one of {names}, or a `bu_torch.Rule`, got {rule!r}.")
-        return RULES[rule]()
+        return SignalRule(rule)
     if not isinstance(rule, Rule):
         got = f"the class {rule.__name__}" if isinstance(rule, type) else type(rule).__name__
         raise TypeError(f"`rule` must be a name or an instance of `bu_torch.Rule`, got {got}.")
@@ -158,17 +104,16 @@ def as_rule(rule: Any) -> Rule:
         raise ValueError(f"`rule.signals` must be names among {', '.join(SIGNALS)}, got {unknown[0]!r}.")
     if type(rule).score is Rule.score:
         raise TypeError(f"`rule` must define `score`, which {type(rule).__name__} does not.")
-    is_taken = name in (*SIGNALS, *RULES, *_RESERVED)
-    if is_taken and not (name in RULES and type(rule) is type(RULES[name]())):
+    if name in (*SIGNALS, *_RESERVED) and type(rule) is not SignalRule:
         raise ValueError(f"`rule.name` must not be the name of a signal, a rule or another column, got {name!r}.")
     return rule
 
 
 class SelectionRule:
-    """Keeps the first epoch with the largest score, or one within the rule's margin of it that the rule prefers.
+    """Keeps the first epoch with the largest score.
 
     Args:
-        rule: `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`, or a `Rule`.
+        rule: `"accuracy_and_trust"`, `"expected_accuracy"`, `"trust_score"`, `"boundary_uncertainty"`, or a `Rule`.
         start_from_epoch: Checks of earlier epochs are not kept, >= 0.
 
     Attributes:
@@ -215,7 +160,7 @@ class SelectionRule:
         entry = history[-1]
         if self.rule.name not in SIGNALS:
             is_finite = all(math.isfinite(entry[name]) for name in self.rule.signals)
-            entry[self.rule.name] = self._of_rule("score", entry) if is_finite else math.nan
+            entry[self.rule.name] = self._score_of(entry) if is_finite else math.nan
 
     def score(self, entry: Mapping[str, Any]) -> float | None:
         """The score of a completed check; None if its epoch is too early to count."""
@@ -223,38 +168,17 @@ class SelectionRule:
 
     def kept(self, history: Checks) -> dict[str, Any] | None:
         """The check whose epoch is kept among completed ones; None if none counts."""
-        kept, highest = None, -math.inf
+        kept = None
         for entry in history:
-            score, takes_place = self.score(entry), self.takes_place(entry, kept, highest)
-            kept = entry if takes_place else kept
-            highest = score if score is not None and highest < score < math.inf else highest
+            kept = entry if self.takes_place(entry, kept) else kept
         return kept
 
-    def takes_place(self, entry: Mapping[str, Any], kept: Mapping[str, Any] | None, highest: float) -> bool:
-        """True if a completed check counts, and the rule would have it in the place of the `kept` one.
-
-        A check is an equal of the `highest` score so far if it lies within its margin of it. The kept one is an equal
-        of a score that is higher still if it lies within either's margin.
-        """
+    def takes_place(self, entry: Mapping[str, Any], kept: Mapping[str, Any] | None) -> bool:
+        """True if a completed check counts, and its score is larger than that of the `kept` one."""
         score = self.score(entry)
         if score is None or not math.isfinite(score):
             return False
-        if kept is None:
-            return True
-        top, margin = max(score, highest), self._margin(entry)
-        kept_score = kept[self.score_name]
-        if score < top - margin or (margin == 0 and score == kept_score):
-            return False
-        if kept_score < top - max(margin, self._margin(kept)):
-            return True
-        return not self._of_rule("preference", entry) < self._of_rule("preference", kept)
-
-    def _margin(self, entry: Mapping[str, Any]) -> float:
-        """Margin of a check, 0 if it is none or not known."""
-        if STANDARD_ERROR not in entry:
-            return 0.0
-        margin = self._of_rule("margin", entry, entry[STANDARD_ERROR])
-        return margin if margin > 0 else 0.0
+        return kept is None or score > kept[self.score_name]
 
     def replay(self, history: Checks) -> dict[str, Any] | None:
         """Replay the rule on checks that another rule, or none, has judged; they are left as they are.
@@ -271,12 +195,11 @@ class SelectionRule:
             self.complete([entry])
         return judged
 
-    def _of_rule(self, method: str, entry: Mapping[str, Any], *further: Any) -> float:
-        """Number that a method of the rule gives for a check."""
-        name = f"`{type(self.rule).__name__}.{method}`"
-        values = {signal: entry[signal] for signal in self.rule.signals}
+    def _score_of(self, entry: Mapping[str, Any]) -> float:
+        """Score that the rule gives for a check."""
+        name = f"`{type(self.rule).__name__}.score`"
         try:
-            found = getattr(self.rule, method)(values, *further)
+            found = self.rule.score({signal: entry[signal] for signal in self.rule.signals})
         except KeyError as error:
             raise KeyError(f"{name} reads {error}, which is not among its `signals`") from error
         if isinstance(found, bool) or not isinstance(found, Real):

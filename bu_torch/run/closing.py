@@ -31,15 +31,6 @@ def place_of_check(check: dict[str, Any], *, is_by_steps: bool) -> str:
     return f"epoch {check['epoch']}"
 
 
-def within_margin(tracker: "Tracker", *, is_by_steps: bool) -> str:
-    """Name the check of the highest score, if another is kept; "" otherwise."""
-    kept, highest, name = tracker.checks.kept, tracker.checks.highest, tracker.checks.score_name
-    if kept is None or highest is None or highest[name] <= kept[name]:
-        return ""
-    where = place_of_check(highest, is_by_steps=is_by_steps)
-    return f", within the margin of the {highest[name]:.4f} of {where}"
-
-
 def describe_kept(
     tracker: "Tracker", kept: dict[str, Any], path: str, how: str, reason: str, *, is_by_steps: bool, is_open: bool
 ) -> str:
@@ -51,12 +42,11 @@ def describe_kept(
     assert selection is not None  # noqa: S101  (there is a rule)
     unit = selection.rule.unit
     where = f", its checkpoint is {cleaned(path)}" if path else ""
-    is_last = is_open and kept is tracker.history[-1] is tracker.checks.highest
+    is_last = is_open and kept is tracker.history[-1]
     longer = " That was the last check: longer training may help." if is_last else ""
-    margin = within_margin(tracker, is_by_steps=is_by_steps)
     return (
         f"Boundary uncertainty kept {place_of_check(kept, is_by_steps=is_by_steps)}"
-        f" ({selection.title}: {kept[name]:.4f}{unit and f' {unit}'}{margin}):"
+        f" ({selection.title}: {kept[name]:.4f}{unit and f' {unit}'}):"
         f" its {'averaged ' if tracker.average is not None else ''}weights are {how}in the model{where}."
         f" {reason.rstrip('.')}.{longer}"
     )

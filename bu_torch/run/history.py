@@ -14,7 +14,6 @@ class Outcome(NamedTuple):
     """State of the decision after a check."""
 
     kept: Check | None = None
-    highest: Check | None = None  # first check with the highest score; another may be kept
     verdict: Verdict = Verdict()
 
 
@@ -46,10 +45,6 @@ class History:
     @property
     def kept(self) -> Check | None:
         return self._last.kept
-
-    @property
-    def highest(self) -> Check | None:
-        return self._last.highest
 
     @property
     def verdict(self) -> Verdict:
@@ -142,7 +137,7 @@ class History:
             return
         first = next((n for n, entry in enumerate(self.compared) if place_of(entry) == (epoch, step)), None)
         left = Outcome() if first is None else self._outcomes[first]._replace(kept=self.compared[first])
-        self._outcomes[first:] = [one._replace(kept=left.kept, highest=left.highest) for one in self._outcomes[first:]]
+        self._outcomes[first:] = [one._replace(kept=left.kept) for one in self._outcomes[first:]]
 
     def reset(self) -> None:
         """Compare later checks with none of those so far."""
@@ -184,12 +179,7 @@ class History:
             stopping_threshold=settings.stopping_threshold,
             check_finite=settings.check_finite,
         )
-        highest = -math.inf if before.highest is None else before.highest[selection.score_name]
-        return Outcome(
-            entry if selection.takes_place(entry, before.kept, highest) else before.kept,
-            entry if highest < score < math.inf else before.highest,
-            verdict,
-        )
+        return Outcome(entry if selection.takes_place(entry, before.kept) else before.kept, verdict)
 
 
 def place_of(entry: Mapping[str, Any]) -> tuple[int, int | None]:

@@ -158,11 +158,12 @@ class Settings(MeasurementSettings):
         check_finite: Stop when the score is NaN or infinite. Such a check never is the best.
         start_from_epoch: First epoch that counts, >= 0. Earlier checks are measured and logged, but count neither for
             the patience nor as best.
-        rule: `"expected_accuracy"`, the mean probability of the predicted class: of the epochs within half a standard
-            error of the largest, that with the largest trust score is kept (`bu_torch.ExpectedAccuracy`). These
-            probabilities, `Signals.probabilities`, come once from the training labels: votes of the nearest samples,
-            mixed with a kernel regression on all. Or `"boundary_uncertainty"` or `"trust_score"`: the epoch with the
-            largest value is kept. Or a `bu_torch.Rule` of your own, which gives each check a score.
+        rule: The score, of which the first largest is kept. `"accuracy_and_trust"` is the mean of two shares: of the
+            expected accuracy, and of the logarithm of trust, that any predictions can reach
+            (`bu_torch.functional.accuracy_and_trust`). Expected accuracy is the mean probability of the predicted
+            class. These probabilities, `Signals.probabilities`, come once from the training labels: votes of the
+            nearest samples, mixed with a kernel regression on all. Or one signal alone: `"expected_accuracy"`,
+            `"trust_score"` or `"boundary_uncertainty"`. Or a `bu_torch.Rule` of your own.
 
     Raises:
         ValueError: If an argument is out of range.

@@ -37,6 +37,7 @@ class SignalInputs:
     cluster_counts: tuple[Tensor, Tensor, Tensor]  # from `functional.omission.cluster_counts`
     members: Tensor  # (rows, M) clusters, repeated for the draws that are measured in one call
     weights: Tensor | None  # (N,) float64 weights with mean 1; None if all samples count alike
+    best: tuple[Tensor, Tensor]  # most that expected accuracy and trust can reach at the perturbed inputs
 
     def by_sample(self, values: Tensor) -> Tensor:
         """Reshape values at the perturbed inputs, (D * N,), to a row for each draw, (D, N)."""
@@ -52,7 +53,7 @@ class Signal:
     low: float
     high: float
     is_larger_better: bool
-    panel: Literal["uncertainty", "trust", "shares"]  # figure that shows it
+    panel: Literal["uncertainty", "trust", "shares", "score"]  # figure that shows it
     formula: Callable[[SignalInputs], Tensor]  # returns a float64 scalar
     is_in_progress_bar: bool = False
 
@@ -70,16 +71,16 @@ def _expected_accuracy(read: SignalInputs) -> Tensor:
     return functional.expected_accuracy(read.label_probabilities, read.columns, weights=weights, validate_args=False)
 
 
+def _accuracy_and_trust(read: SignalInputs) -> Tensor:
+    return functional.accuracy_and_trust(_expected_accuracy(read), _trust_score(read), *read.best)
+
+
 def _label_agreement(read: SignalInputs) -> Tensor:
     return mean_of((read.by_sample(read.predictions) == read.labels).double(), read.weights)
 
 
 def _vote_agreement(read: SignalInputs) -> Tensor:
     return functional.expected_accuracy(read.label_votes, read.columns, weights=read.weights, validate_args=False)
-
-
-def _neighbor_agreement(read: SignalInputs) -> Tensor:
-    return functional.neighbor_agreement(read.by_sample(read.trust), read.weights, validate_args=False)
 
 
 def _prediction_changes(read: SignalInputs) -> Tensor:
@@ -98,9 +99,9 @@ SIGNALS = {
         Signal("boundary_uncertainty", "boundary uncertainty", 0, 1, True, "uncertainty", _boundary_uncertainty, True),
         Signal("trust_score", "trust score", 1e-3, 1e3, True, "trust", _trust_score, True),
         Signal("expected_accuracy", "expected accuracy", 0, 1, True, "shares", _expected_accuracy, True),
+        Signal("accuracy_and_trust", "accuracy and trust", -1e3, 1, True, "score", _accuracy_and_trust),
         Signal("label_agreement", "agreement with the labels", 0, 1, True, "shares", _label_agreement),
         Signal("vote_agreement", "agreement with the votes nearby", 0, 1, True, "shares", _vote_agreement),
-        Signal("neighbor_agreement", "agreement with the nearest class", 0, 1, True, "shares", _neighbor_agreement),
         Signal("prediction_changes", "changed since the last check", 0, 1, False, "shares", _prediction_changes),
         Signal("omission", "boundary left out (omission)", 0, 1, False, "shares", _omission),
     )

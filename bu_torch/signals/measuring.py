@@ -98,10 +98,11 @@ class Signals:
     boundary: BoundaryUncertainty
     preparation: Preparation
     _classes: PresentClasses
-    _own: Tensor  # this and the next three are explained in `SignalInputs`
+    _own: Tensor  # this and the next four are explained in `SignalInputs`
     _counts: tuple[Tensor, Tensor, Tensor]
     _label_trust: Tensor
     _nearest_class: Tensor
+    _best: tuple[Tensor, Tensor]
 
     def __init__(
         self,
@@ -182,6 +183,8 @@ class Signals:
         self._own, distances = columns.repeat(self.boundary.n_draws), preparation.left_out_distances
         self._label_trust = functional.trust_score(distances, self._own, validate_args=False)
         self._nearest_class = self._classes.classes[distances[:, :-1].argmin(dim=1)]
+        repeated = None if weights is None else weights.repeat(self.boundary.n_draws)
+        self._best = functional.best_accuracy_and_trust(preparation.probabilities, distances[:, :-1], repeated)
         warn_of(preparation, inputs)
         return self
 
@@ -281,6 +284,7 @@ class Signals:
             cluster_counts=self._counts,
             members=boundary._members,
             weights=boundary.weights,
+            best=self._best,
         )
         is_finite = reading.uncertainty.isfinite()
         values = {name: torch.where(is_finite, signal.formula(reading), torch.nan) for name, signal in SIGNALS.items()}
@@ -298,6 +302,7 @@ class Signals:
         self._classes.to(device)
         counts, most, commonest = self._counts
         self._counts = counts.to(device), most.to(device), commonest.to(device)
+        self._best = self._best[0].to(device), self._best[1].to(device)
         for name in ("_own", "_label_trust", "_nearest_class"):
             setattr(self, name, getattr(self, name).to(device))
         return self

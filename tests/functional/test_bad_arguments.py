@@ -65,11 +65,6 @@ BAD = {
         ({"scores": [1.0]}, TypeError, "must be a floating-point tensor, got list"),
         ({"scores": LOGITS[:0]}, ValueError, "must hold at least one"),
     ),
-    "neighbor_agreement": (
-        {"scores": LOGITS},
-        ({"scores": LABELS}, TypeError, r"must be .*got torch\.int64"),
-        ({"scores": LOGITS[:0]}, ValueError, "must hold at least one"),
-    ),
     "omission": (
         {"shares": LOGITS, "predictions": LABELS, "neighbors": NEIGHBORS},
         ({"shares": LOGITS[0]}, ValueError, r"must have shape \(N, J\), got \(3,\)"),

@@ -60,7 +60,6 @@ FORMULAS = {
     ),
     "pair_terms": pair_terms,
     "mean_trust_score": lambda p, w: F.mean_trust_score(p["scores"], **w),
-    "neighbor_agreement": lambda p, w: F.neighbor_agreement(p["scores"], **w),
     "expected_accuracy": lambda p, w: F.expected_accuracy(
         p["probabilities"], p["predictions"][: len(p["probabilities"])], **w
     ),
@@ -70,7 +69,7 @@ FORMULAS = {
     "mixing_weight": lambda p, w: mixing_weight(p["probabilities"], p["second"], p["labels"], **w),
     "omission": lambda p, w: F.omission(shares(p, w), p["predictions"], p["neighbors"], significance=1.0, **w),
 }
-MEANS = ("mean_trust_score", "neighbor_agreement", "expected_accuracy", "brier_score", "mixing_weight")
+MEANS = ("mean_trust_score", "expected_accuracy", "brier_score", "mixing_weight")
 each_formula = pytest.mark.parametrize("formula", list(FORMULAS.values()), ids=list(FORMULAS))
 
 
@@ -203,7 +202,6 @@ def test_means_agree_with_numpy():
     squares = ((probabilities - np.eye(J)[labels]) ** 2).sum(axis=1)
     expected = {
         "mean_trust_score": np.exp(np.average(np.log(scores.clip(1e-3, 1e3)), weights=w)),
-        "neighbor_agreement": np.average(scores / (1 + scores), weights=w),
         "expected_accuracy": np.average(of_predicted[0], weights=w),
         "expected_accuracy of copies": np.average(of_predicted.mean(axis=0), weights=w),
         "brier_score": np.average(squares, weights=w),

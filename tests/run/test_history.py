@@ -5,23 +5,22 @@ import pickle
 
 import pytest
 
-from bu_torch import Rule
 from bu_torch.run.history import History
 from bu_torch.run.settings import MeasurementSettings, Settings
 
 NAN = math.nan
 
 
-def check(epoch, score, error=0.0, step=None):
-    values = {"expected_accuracy": score, "trust_score": 1.0, "standard_error": error}
+def check(epoch, score, step=None):
+    values = {"accuracy_and_trust": score, "expected_accuracy": score}
     return {"epoch": epoch, **({} if step is None else {"step": step}), **values}
 
 
 def feed(history, checks):
-    """Add (score, standard error) of the next epochs; those that are to be saved."""
+    """Add the scores of the next epochs; those that are to be saved."""
     saved = []
-    for score, error in checks:
-        history.add(check(len(history.entries), score, error))
+    for score in checks:
+        history.add(check(len(history.entries), score))
         if history.is_kept_new:
             saved.append(len(history.entries) - 1)
     return saved
@@ -31,27 +30,26 @@ def kept(history):
     return None if history.kept is None else history.kept["epoch"]
 
 
-EQUALS = [(0.5, 0.0), (0.6, 0.0), (0.595, 0.02), (0.585, 0.02), (0.591, 0.02), (NAN, NAN), (0.589, 0.02)]
+SCORES = [0.5, 0.6, 0.595, 0.6, NAN, 0.61, 0.589]
 
 
-def test_of_equals_the_latest_is_kept_and_the_highest_is_another():
+def test_the_first_of_the_highest_scores_is_kept():
     history = History(Settings(patience=4, check_finite=False))
-    assert feed(history, EQUALS) == [0, 1, 2, 4]
-    assert (kept(history), history.highest["epoch"], history.verdict.wait) == (4, 1, 5)
-    assert math.isclose(history.last_score, 0.589)
+    assert feed(history, SCORES) == [0, 1, 5]
+    assert (kept(history), history.verdict.wait, history.last_score) == (5, 1, 0.589)
 
 
-@pytest.mark.parametrize("end", range(len(EQUALS) + 1))
+@pytest.mark.parametrize("end", range(len(SCORES) + 1))
 def test_a_state_goes_on_as_if_uncut(end):
     whole, first, second = (History(Settings(check_finite=False)) for _ in range(3))
-    feed(whole, EQUALS)
-    feed(first, EQUALS[:end])
+    feed(whole, SCORES)
+    feed(first, SCORES[:end])
     state = pickle.loads(pickle.dumps(first.state_dict()))  # noqa: S301  (our own)
     second.load(state["history"], state["n_not_compared"], state["rule"])
     assert not second.is_kept_new
-    feed(second, EQUALS[end:])
+    feed(second, SCORES[end:])
     assert repr(second.entries) == repr(whole.entries)
-    assert (second.kept, second.highest, second.verdict) == (whole.kept, whole.highest, whole.verdict)
+    assert (second.kept, second.verdict) == (whole.kept, whole.verdict)
 
 
 @pytest.mark.parametrize(
@@ -66,22 +64,21 @@ def test_a_state_goes_on_as_if_uncut(end):
 )
 def test_it_falls_back_to_what_is_saved(lost_at, left, then, saved):
     history = History(Settings(patience=9))
-    feed(history, [(score, 0.0) for score in lost_at])
+    feed(history, lost_at)
     wait = history.verdict.wait
     history.fall_back(left)
     assert kept(history) == (left if left in range(len(lost_at)) else None)
-    assert history.highest is history.kept
     assert (history.verdict.wait, history.verdict.best, history.is_kept_new) == (wait, max(lost_at), False)
-    assert feed(history, [(score, 0.0) for score in then]) == saved
+    assert feed(history, then) == saved
 
 
 def test_two_that_are_lost_do_not_stand_in_the_way():
     history = History(Settings())
-    feed(history, [(0.1, 0.0), (0.9, 0.0)])
+    feed(history, [0.1, 0.9])
     history.fall_back(0)
-    assert feed(history, [(0.5, 0.0), (0.95, 0.0)]) == [2, 3]
+    assert feed(history, [0.5, 0.95]) == [2, 3]
     history.fall_back(2)
-    assert feed(history, [(0.7, 0.0)]) == [4]
+    assert feed(history, [0.7]) == [4]
 
 
 @pytest.mark.parametrize("again", [0.9, 0.4, 0.95])
@@ -107,7 +104,7 @@ def test_checks_that_do_not_count_are_not_compared():
     history = History(Settings(patience=2))
     history.add(check(0, 0.9), is_counted=False)
     assert (history.n_not_compared, history.kept, history.last_score, history.is_comparable) == (1, None, None, False)
-    assert feed(history, [(0.1, 0.0), (0.2, 0.0)]) == [1, 2]
+    assert feed(history, [0.1, 0.2]) == [1, 2]
     history.reset()
     assert (history.kept, history.verdict.wait, history.compared) == (None, 0, [])
     assert [entry["epoch"] for entry in history.entries] == [0, 1, 2]
@@ -115,56 +112,16 @@ def test_checks_that_do_not_count_are_not_compared():
 
 def test_early_checks_are_neither_kept_nor_the_most_accurate():
     history = History(Settings(start_from_epoch=2))
-    assert feed(history, [(0.9, 0.0), (0.8, 0.0), (0.5, 0.0), (0.6, 0.0)]) == [2, 3]
+    assert feed(history, [0.9, 0.8, 0.5, 0.6]) == [2, 3]
     assert history.is_most_accurate(check(4, 0.7))
     assert not history.is_most_accurate(check(4, 0.6))
     assert history.is_most_accurate(check(3, 0.6))  # that is made again
     assert not history.is_most_accurate(check(1, 0.95))
 
 
-def test_a_margin_that_changes_later_changes_nothing_that_was_decided():
-    class Moody(Rule):
-        name = "moody"
-        signals = ("expected_accuracy",)
-        width = 0.1
-
-        def score(self, values):
-            return values["expected_accuracy"]
-
-        def margin(self, values, standard_error):
-            return self.width
-
-    rule = Moody()
-    history = History(Settings(rule=rule))
-    assert feed(history, [(0.5, 0.01), (0.45, 0.01)]) == [0, 1]
-    rule.width = 0.0
-    assert kept(history) == 1
-    assert feed(history, [(0.44, 0.01)]) == []
-    assert feed(history, [(0.46, 0.01)]) == []  # higher than what is kept, but no equal of the highest
-    assert feed(history, [(0.51, 0.01)]) == [4]
-
-
 def test_without_a_rule_nothing_is_kept():
     history = History(MeasurementSettings())
-    assert feed(history, [(0.5, 0.0), (0.9, 0.0)]) == []
-    assert (history.kept, history.highest, history.last_score) == (None, None, None)
+    assert feed(history, [0.5, 0.9]) == []
+    assert (history.kept, history.last_score) == (None, None)
     assert not history.verdict.should_stop
     assert history.state_dict() == {"history": history.entries, "n_not_compared": 0}
-
-
-@pytest.mark.parametrize("end", range(4))
-def test_a_resumed_run_remembers_a_highest_that_is_not_kept(end):
-    rows = [(0.70, 0.0, 2.0), (0.72, 0.05, 1.0), (0.705, 0.01, 1.5), (0.71, 0.05, 1.9)]
-    made = [check(epoch, score, error) | {"trust_score": trust} for epoch, (score, error, trust) in enumerate(rows)]
-    whole, first, second = (History(Settings()) for _ in range(3))
-    for one in made:
-        whole.add(dict(one))
-    for one in made[:end]:
-        first.add(dict(one))
-    state = pickle.loads(pickle.dumps(first.state_dict()))  # noqa: S301  (our own)
-    second.load(state["history"], state["n_not_compared"], state["rule"])
-    second.fall_back(*((None, None) if first.kept is None else (first.kept["epoch"], None)))
-    for one in made[end:]:
-        second.add(dict(one))
-    assert (kept(whole), whole.highest["epoch"]) == (0, 1)
-    assert (second.kept, second.highest, second.verdict) == (whole.kept, whole.highest, whole.verdict)

@@ -22,17 +22,17 @@ VALUES = dict.fromkeys(Signals.NAMES, 0.5)
 def fed(tracker, *scores):
     """The tracker, with these of the next epochs."""
     for epoch, score in enumerate(scores, start=len(tracker.history)):
-        tracker.add(epoch, VALUES | {"expected_accuracy": score, "trust_score": score})
+        tracker.add(epoch, VALUES | {"accuracy_and_trust": score, "expected_accuracy": score, "trust_score": score})
     return tracker
 
 
 @pytest.mark.parametrize(
     ("settings", "last", "reason"),
     [
-        ({"patience": 1, "min_delta": 1}, 0.1, "expected accuracy did not improve by more than 1 in the last check."),
+        ({"patience": 1, "min_delta": 1}, 0.1, "accuracy and trust did not improve by more than 1 in the last check."),
         ({"patience": 1, "rule": "trust_score"}, 0.1, "trust score did not improve in the last check."),
-        ({"stopping_threshold": 0.8}, 0.9, "expected accuracy rose above the stopping threshold 0.8."),
-        ({}, float("nan"), "expected accuracy gave a score that is not finite (nan)."),
+        ({"stopping_threshold": 0.8}, 0.9, "accuracy and trust rose above the stopping threshold 0.8."),
+        ({}, float("nan"), "accuracy and trust gave a score that is not finite (nan)."),
     ],
 )
 def test_it_says_why_in_words_not_in_names_of_columns(settings, last, reason):
@@ -195,7 +195,7 @@ def test_it_leaves_a_record(tmp_path):
     tracker.end_check(0.0, tracker.predictions.details())
     tracker.end("Enough.", kept_epoch=0)
     header, check, end = map(json.loads, Path(tracker.account.path).with_suffix(".jsonl").read_text().splitlines())
-    rule = {"rule": "expected_accuracy", "rule.n_standard_errors": 0.5}
+    rule = {"rule": "accuracy_and_trust"}
     assert header["settings"] == {"patience": 20} | rule
     assert header["data"]["n_samples"] == 120
     assert (check["epoch"], check["step"], len(check["doubtful"])) == (0, 7, 50)

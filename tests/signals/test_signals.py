@@ -36,13 +36,17 @@ def test_measures_what_the_estimators_say():
     trust = TrustScore().fit(boundary.standardize(X), Y)
     left_out = trust.class_distances(points, torch.arange(120).repeat(2))
     shares = functional.label_votes(Y, boundary.neighbors, 0.0)
+    accuracy = signals.probabilities[torch.arange(240), predictions].double().mean()
+    nearest = functional.trust_score(left_out, left_out.argmin(dim=1))
+    trusts = [functional.mean_trust_score(functional.trust_score(left_out, predictions)), nearest.log().mean().exp()]
+    share = trusts[0].log() / trusts[1].log()
     expected = {
         "boundary_uncertainty": boundary.score_logits(logits),
-        "trust_score": functional.mean_trust_score(functional.trust_score(left_out, predictions)),
+        "trust_score": trusts[0],
         "label_agreement": (predictions == Y.repeat(2)).double().mean(),
         "vote_agreement": LabelVotes().fit(Y, boundary.neighbors).score(predictions),
-        "neighbor_agreement": functional.neighbor_agreement(functional.trust_score(left_out, predictions)),
-        "expected_accuracy": signals.probabilities[torch.arange(240), predictions].double().mean(),
+        "expected_accuracy": accuracy,
+        "accuracy_and_trust": (accuracy / signals.probabilities.amax(dim=1).double().mean() + share) / 2,
         "prediction_changes": (predictions != before).double().mean(),
         "omission": functional.omission(shares, predictions, boundary.neighbors),
     }
@@ -80,7 +84,7 @@ def test_more_columns_than_classes_are_empty_classes():
     values, _ = signals.measure(logits)
     wide, predictions = signals.measure(nn.functional.pad(logits, (0, 2), value=1e6))
     assert predictions.unique().tolist() == [3]
-    assert {float(wide[name]) for name in ("expected_accuracy", "vote_agreement", "neighbor_agreement")} == {0.0}
+    assert {float(wide[name]) for name in ("expected_accuracy", "vote_agreement")} == {0.0}
     wider, _ = signals.measure(nn.functional.pad(logits, (0, 2), value=-1e6))
     assert list(wider) == list(values)
     assert [float(value) for value in wider.values()] == pytest.approx([float(value) for value in values.values()])

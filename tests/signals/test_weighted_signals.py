@@ -52,6 +52,8 @@ def test_each_signal_is_the_weighted_mean_of_what_it_is_without():
     np.testing.assert_allclose(signals.probabilities, expected, atol=1e-5)
     rows, p = np.arange(360), predictions.numpy()
     trust = functional.trust_score(signals.class_distances, predictions).double()
+    nearest = functional.trust_score(signals.class_distances, signals.class_distances.argmin(dim=1)).double()
+    share = mean(trust.clamp(1e-3, 1e3).log()) / mean(nearest.clamp(1e-3, 1e3).log())
     shares = functional.label_votes(LABELS, boundary.neighbors, 0.0, weights=weights)
     places = LABELS, boundary.neighbors, boundary.bayes_pairs
     u = [functional.boundary_uncertainty(part, *places, weights=weights) for part in logits.split(120)]
@@ -60,8 +62,8 @@ def test_each_signal_is_the_weighted_mean_of_what_it_is_without():
         "trust_score": np.exp(mean(trust.clamp(1e-3, 1e3).log())),
         "label_agreement": mean(predictions == LABELS.repeat(3)),
         "vote_agreement": mean(votes.votes.repeat(3, 1)[rows, p]),
-        "neighbor_agreement": mean(1 - 1 / (1 + trust)),
         "expected_accuracy": mean(signals.probabilities[rows, p]),
+        "accuracy_and_trust": (mean(signals.probabilities[rows, p]) / mean(signals.probabilities.amax(1)) + share) / 2,
         "prediction_changes": mean(predictions != before),
         "omission": functional.omission(shares, predictions, boundary.neighbors, weights=weights),
     }
@@ -69,7 +71,7 @@ def test_each_signal_is_the_weighted_mean_of_what_it_is_without():
     for name, value in expected.items():
         assert values[name].dtype == torch.float64
         assert float(values[name]) == pytest.approx(float(value), rel=1e-5), name
-        assert float(value) > 0, name
+        assert float(value) != 0, name
     unweighted, _ = fitted().measure(logits, before)
     assert all(float(unweighted[name]) != pytest.approx(float(values[name]), abs=1e-6) for name in Signals.NAMES)
 
