@@ -271,8 +271,7 @@ class TestRecord:
         assert record.axis == "step"
         assert record.places == sorted(record.details) == [2, 4, 6, 8, 10, 12]
         assert [check["epoch"] for check in record.checks] == [0, 0, 1, 1, 2, 2]
-        assert (record.end.kept_epoch, record.end.kept_step) == (stopping.best_epoch, stopping.best_step)
-        assert RunVerdict.of(record).kept == stopping.best_step
+        assert record.kept == RunVerdict.of(record).kept == stopping.best_step
         shown = content(record)
         assert list(shown.drawings[0]["data"][0]["x"]) == record.places
         assert shown.drawings[0]["layout"]["xaxis"]["title"]["text"] == "step"

@@ -73,7 +73,7 @@ def test_checks_within_an_epoch_are_known_by_their_steps(tmp_path):
     stopper.restore(steps.model)
     record = read_record(tmp_path)
     assert record.places == [5, 10, 15, 20]
-    assert (record.end.kept_epoch, record.end.kept_step) == (stopper.best_epoch, stopper.best_step)
+    assert (record.axis, record.kept) == ("step", stopper.best_step)
 
 
 def test_any_callable_is_checked_and_outputs_with_logits_are_understood():
