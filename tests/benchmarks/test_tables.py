@@ -38,22 +38,3 @@ def test_a_file_of_one_s_own_is_a_table(tables, tmp_path):
     features, labels = tables.read_table(str(file))
     assert torch.equal(features[:3], torch.tensor([[0.5, 1.0], [1.0, 0.0], [2.0, 1.0]]))
     assert labels.tolist() == [1, 0, 1] * 40
-
-
-@pytest.mark.parametrize(
-    ("table", "said"),
-    [
-        ({"a": [1.0, 2.0]}, "must have a column `label`, got the columns a"),
-        ({"a": [1.0, 2.0], "b": ["x", "y"], "label": [0, 1]}, "must hold numbers beside `label`, got others in b"),
-        ({"a": [1.0, None], "label": [0, None]}, "must have no empty or infinite cell, got 1 rows"),
-        ({"a": [1.0, float("inf")], "label": [0, 1]}, "must have no empty or infinite cell, got 1 rows"),
-        ({"a": [1.0, 2.0], "label": ["x", None]}, "must have no empty or infinite cell, got 1 rows"),
-        ({"a": [1.0, 2.0], "label": [0.5, 1.0]}, "must hold classes in `label`, got fractions"),
-        ({"a": [1.0, 2.0], "label": [0, 1]}, "must have at least 80 rows"),
-    ],
-)
-def test_a_file_that_is_no_table_is_refused(tables, tmp_path, table, said):
-    file = tmp_path / "own.csv"
-    pd.DataFrame(table).to_csv(file, index=False)
-    with pytest.raises(ValueError, match=said):
-        tables.read_table(str(file))

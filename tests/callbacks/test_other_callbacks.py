@@ -48,14 +48,6 @@ class TestEarlyStoppingOfTheUsers:
         (users,) = [state for key, state in states.items() if "EarlyStopping" in key and "trust_score" in key]
         assert users["best_score"] == pytest.approx(2 * 0.95)
 
-    def test_the_first_of_two_stays_best_in_a_second_fit(self, tmp_path):
-        first, second = Scripted(), Scripted(rule="trust_score", restore_best_weights=False)
-        made = trainer(tmp_path, first, second, self.users())
-        for _ in range(2):
-            made.fit_loop.epoch_progress.reset()
-            made.fit(Classifier(), loader(*blobs()))
-            assert made.checkpoint_callback.best_model_path == first.best_model_path
-
 
 class TestLeastSteps:
     """`min_steps` and `min_epochs` end where Lightning's own `EarlyStopping` ends; an epoch has 4 steps."""
@@ -369,17 +361,6 @@ class TestFiles:
             made.fit_loop.max_epochs += 1
             assert own.history[-1]["epoch"] == n_epochs - 1
             assert torch.load(own.best_model_path, weights_only=True)["epoch"] == own.best_epoch
-
-    def test_what_a_run_has_measured_stays_after_a_test_of_its_best(self, tmp_path):
-        for checkpoints in (True, False):
-            own = Scripted((0.1, 0.9, 0.2, 0.3))
-            made = fit(tmp_path, own, max_epochs=4, enable_checkpointing=checkpoints)
-            history, path = list(own.history), tmp_path / "saved.ckpt"
-            made.save_checkpoint(path)
-            states = torch.load(path, weights_only=True)["callbacks"]
-            assert any(key.startswith("ModelCheckpoint") for key in states) == checkpoints
-            made.test(Classifier(), loader(*blobs()), ckpt_path=own.best_model_path or path, verbose=False)
-            assert (own.history, own.best_epoch, len(history)) == (history, 1, 4)
 
     @pytest.mark.parametrize(("users", "n_written"), [([], 6), ([{"save_top_k": 0}], 3), ([{"every_n_epochs": 3}], 4)])
     def test_how_many_files_are_written(self, tmp_path, users, n_written):

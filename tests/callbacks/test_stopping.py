@@ -31,12 +31,6 @@ def epochs(stopping):
     return [entry["epoch"] for entry in stopping.history]
 
 
-def test_patience_counts_checks_not_epochs(tmp_path):
-    stopping, _, _ = run(tmp_path, [0, 0.5, 0, 0.4, 0, 0.3, 0, 0.2], every_n_epochs=2, patience=2)
-    assert (stopping.best_epoch, stopping.stopped_epoch, epochs(stopping)) == (1, 5, [1, 3, 5])
-    assert "in the last 2 checks (4 epochs)" in stopping.stopping_reason
-
-
 class TestRuleOfOnesOwn:
     SCRIPT = (0.1, 0.2, 0.7, 0.75, 0.8, 0.85, 0.86, 0.87)  # the largest step leads to epoch 2
 
@@ -342,16 +336,6 @@ class TestBesideOthers:
             fit(tmp_path, *both, max_epochs=2)
         assert sum("restore the weights" in str(one.message) for one in caught) == 1
 
-    def test_without_its_owner_a_companion_does_nothing(self, tmp_path):
-        stopping, _, _ = run(tmp_path, [0.9, 0.1], max_epochs=2)
-        fitted, other = stopping.trainer, Classifier()
-        fitted.callbacks.remove(stopping)
-        fitted.fit_loop.max_epochs = 4
-        fitted.fit(other, loader(*blobs()))
-        kept = torch.load(stopping.best_model_path, weights_only=True)["state_dict"]
-        assert not same(other.state_dict(), kept)
-        assert stopping.best_epoch == 0
-
     def test_stochastic_weight_averaging_is_warned_of(self, tmp_path):
         with pytest.warns(UserWarning, match="`restore_best_weights=False` leaves the average"):
             run(tmp_path, [0.9, 0.1], StochasticWeightAveraging(swa_lrs=0.1, swa_epoch_start=1), max_epochs=3)
@@ -370,23 +354,6 @@ class TestBesideOthers:
 
         stopping, module, _ = run(tmp_path, [0.1, 0.9, 0.2], max_epochs=3, module=Hooked(Path("x")))
         assert stopping.best_epoch == module.extra == 1
-
-    def test_a_test_run_after_the_fit_concludes_nothing(self, tmp_path):
-        class Failing(Classifier):
-            def test_step(self, batch, batch_idx):
-                raise ValueError("in test")
-
-        stopping, module, _ = run(tmp_path, [0.9, 0.1], max_epochs=2, module=Failing())
-        reason = stopping.stopping_reason
-        with pytest.raises(ValueError, match="in test"):
-            stopping.trainer.test(module, loader(*blobs()), verbose=False)
-        assert stopping.stopping_reason == reason
-
-
-def test_before_a_fit_nothing_is_kept():
-    stopping = BoundaryUncertaintyStopping()
-    assert (stopping.best_epoch, stopping.best_score, stopping.stopped_epoch) == (None, None, None)
-    assert (stopping.best_model_path, stopping.stopping_reason, stopping.history) == ("", "", [])
 
 
 def test_the_state_key_tells_rules_averages_and_seeds_apart():
