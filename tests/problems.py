@@ -175,11 +175,10 @@ class Gain(Rule):
 class Given(Rule):
     """Scores the checks as written; after the end of the script by its last value."""
 
-    name = "given"
     signals = ("trust_score",)
 
-    def __init__(self, scores):
-        self.scores, self.place = scores, 0
+    def __init__(self, scores, name="given"):
+        self.scores, self.name, self.place = scores, name, 0
 
     def score(self, values):
         self.place += 1
@@ -195,7 +194,7 @@ class Given(Rule):
         self.place = state_dict["place"]
 
 
-def scripted(script=(0.1, 0.9, 0.5), **settings):
+def scripted(script=(0.1, 0.9, 0.5), name="given", **settings):
     """A callback that stops and keeps by these scores, and keeps weights as they are in training."""
-    settings = {"n_neighbors": 20, "n_draws": 1, "averaging": None, **settings}
-    return BoundaryUncertaintyStopping(rule=Given(script), **settings)
+    settings = {"n_neighbors": 20, "n_draws": 1, "averaging": None, "rule": Given(script, name), **settings}
+    return BoundaryUncertaintyStopping(**settings)

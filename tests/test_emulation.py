@@ -5,17 +5,6 @@ import torch
 from emulation import DEVICE, came_back, emulated
 
 
-def test_numbers_are_computed_there_and_come_back():
-    with emulated():
-        there = torch.arange(4.0).to(DEVICE)
-        made = [torch.zeros(2, device=DEVICE), torch.tensor([1, 2], device=DEVICE), there.new_ones(3), there[:2] + 1]
-        assert {tensor.device for tensor in made} == {DEVICE}
-        assert (2 * there).cpu().tolist() == [0.0, 2.0, 4.0, 6.0]
-        assert float(there.sum()) == 6.0
-        there[torch.tensor([0, 2])] = 9.0  # indices of the CPU are taken
-        assert there.tolist() == [9.0, 1.0, 9.0, 3.0]
-
-
 def test_devices_are_not_mixed():
     with emulated():
         there = torch.arange(4.0).to(DEVICE)

@@ -4,12 +4,13 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from bu_torch.report.drawing import COLOURS, Json, Panel, Section, curve, dots, figure, ring, stacked, within_reach
 from bu_torch.report.figures import with_fewer_checks, with_room
 from bu_torch.report.record import RunRecord
-from bu_torch.report.sections import Content, assembled, shown_value, table
+from bu_torch.report.sections import Content, assembled, numbers, shown_value, table
 from bu_torch.report.text import duration, escaped, shown_number
 from bu_torch.report.verdict import RunVerdict
 from bu_torch.rule.rules import DEFAULT_RULE
@@ -19,7 +20,6 @@ _PANELS = ("expected_accuracy", "boundary_uncertainty", "trust_score")
 
 
 class _Run(NamedTuple):
-    record: RunRecord
     verdict: RunVerdict
     name: str
     colour: str
@@ -32,8 +32,7 @@ def comparison(records: Sequence[RunRecord]) -> Content:
     paths = [record.path.resolve() for record in records]
     if again := next((path for path in paths if paths.count(path) > 1), None):
         raise ValueError(f"`records` must be different runs, but {again} is given twice.")
-    verdicts = [RunVerdict.of(record) for record in records]
-    runs = [_Run(*one) for one in zip(records, verdicts, _names(records), COLOURS, strict=False)]
+    runs = list(map(_Run, map(RunVerdict.of, records), _names(paths), COLOURS))
     caution = "A record tells the number of samples, not whether they are the same."
     if any(record.data != records[0].data for record in records):
         caution = "These runs differ in their data, so compare only their shapes and costs."
@@ -45,9 +44,9 @@ def comparison(records: Sequence[RunRecord]) -> Content:
     return assembled(window, f"{window} side by side", f"{same} {caution}", parts)
 
 
-def _names(records: Sequence[RunRecord]) -> list[str]:
+def _names(paths: Sequence[Path]) -> list[str]:
     """Names that tell the records apart: their paths without the beginning and the end that are common to all."""
-    names = [list(record.path.resolve().with_suffix("").parts) for record in records]
+    names = [list(path.with_suffix("").parts) for path in paths]
     for end in (0, -1):
         while len({name[end] for name in names}) == 1 and min(map(len, names)) > 1:
             for name in names:
@@ -56,34 +55,33 @@ def _names(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _curves(runs: Sequence[_Run]) -> Section | None:
-    axis = "epoch" if all(run.record.axis == "epoch" for run in runs) else "step"
-    at_place: dict[str, dict[int, int]] = {}  # checks that a curve shows; not all tables tell steps
-    for run in runs:
-        few = with_fewer_checks(run.record, run.verdict)
-        finite = (check for check in few.checks if math.isfinite(check.get(axis, math.nan)))
-        at_place[run.name] = {check[few.axis]: check[axis] for check in finite}
+    axis = "epoch" if all(run.verdict.record.axis == "epoch" for run in runs) else "step"
     rows: list[Panel] = []
     in_legend: set[str] = set()
-    for title, columns in _panels(runs):
-        within = [values for _, column in columns if (values := within_reach(column.values()))]
-        if not within:
-            continue
+    for title, name, here in _panels(runs):
         traces: list[Json] = []
-        lows = [statistics.median(values) for values in within]  # first checks, far below, are cut off
-        for run, column in columns:
-            at, kept = at_place[run.name], run.verdict.kept
-            places = [place for place in column if place in at]
-            values = [column[place] for place in places]
+        lows, highs = [], []
+        for run in here:
+            column = run.verdict.scores if name == "score" else run.verdict.record.by_place(name)
+            if within := within_reach(column.values()):
+                lows.append(statistics.median(within))  # first checks, far below, are cut off
+                highs.append(max(within))
+            few, kept = with_fewer_checks(run.verdict).record, run.verdict.kept
+            # Not all tables tell steps.
+            at = {check[few.axis]: check[axis] for check in few.checks if math.isfinite(check.get(axis, math.nan))}
+            places = [place for place in at if place in column]
             legend = {"legendgroup": run.name, "showlegend": run.name not in in_legend}
-            in_legend.add(run.name)
             mode = {"mode": "lines" if len(places) > 1 else "markers+lines"}
+            values = [column[place] for place in places]
             traces.append(curve([at[place] for place in places], values, run.name, run.colour) | legend | mode)
-            if kept in places:
+            if kept is not None and kept in places:
                 lows += within_reach([column[kept]])
                 circle = ring("circle", 12, run.colour)
                 mark = dots([at[kept]], [column[kept]], run.name, circle, hoverinfo="skip")
                 traces.append(mark | legend | {"showlegend": False})
-        rows.append((title, traces, with_room(min(lows), max(map(max, within)))))
+        if highs:
+            in_legend |= {run.name for run in here}
+            rows.append((title, traces, with_room(min(lows), max(highs))))
     if not rows:
         return None
     traces, layout = stacked(rows, axis)
@@ -95,34 +93,26 @@ def _curves(runs: Sequence[_Run]) -> Section | None:
     return figure("curves", "Curves", reading, traces, layout, 120 + 150 * len(rows) + 22 * len(runs))
 
 
-def _panels(runs: Sequence[_Run]) -> Iterator[tuple[str, list[tuple[_Run, dict[int, float]]]]]:
-    """Title of each panel, and its runs with their values by epoch or step."""
+def _panels(runs: Sequence[_Run]) -> Iterator[tuple[str, str, list[_Run]]]:
+    """Title of each panel, what it shows, and its runs."""
     rules = {run.verdict.rule or DEFAULT_RULE for run in runs}
     names = _PANELS if len(rules) > 1 or rules & set(_PANELS) else ("score", *_PANELS)
-    weightings = dict.fromkeys(run.record.weighting for run in runs)
+    weightings = dict.fromkeys(run.verdict.record.weighting for run in runs)
     for name, weighting in itertools.product(names, weightings):
         title = SIGNALS[name].title if name in SIGNALS else name
         if len(weightings) > 1:
             title += f" ({escaped(weighting or 'all samples count alike', 60)})"
-        yield (
-            title,
-            [
-                (run, run.verdict.scores if name == "score" else run.record.by_place(name))
-                for run in runs
-                if run.record.weighting == weighting
-            ],
-        )
+        yield title, name, [run for run in runs if run.verdict.record.weighting == weighting]
 
 
 def _kept(runs: Sequence[_Run]) -> Section:
     rows, endings = [], []
-    for record, verdict, name, _ in runs:
-        check = record.check_at(verdict.kept) or {}
-        values = (shown_number(check.get(signal, math.nan)) for signal in _PANELS)
+    for verdict, name, _ in runs:
+        record = verdict.record
         last = f"{record.axis} {record.checks[-1][record.axis]}" if record.checks else "no check"
         kept = "none" if verdict.kept is None else f"{record.axis} {verdict.kept}"
-        rows.append([name, kept, last, *values])
-        endings.append(f"<li>{name}: {escaped(verdict.headline(record)[1])}</li>")
+        rows.append([name, kept, last, *numbers(record.check_at(verdict.kept) or {}, _PANELS)])
+        endings.append(f"<li>{name}: {escaped(verdict.headline[1])}</li>")
     head = ("run", "kept", "last check", "expected accuracy", "U", "trust")
     text = "A run that only measured shows what the default rule would have kept."
     body = table(head, rows, numbers=(1, 2, 3, 4, 5)) + f"<ul>{''.join(endings)}</ul>"
@@ -131,7 +121,8 @@ def _kept(runs: Sequence[_Run]) -> Section:
 
 def _costs(runs: Sequence[_Run]) -> Section:
     rows = []
-    for record, _, name, _ in runs:
+    for verdict, name, _ in runs:
+        record = verdict.record
         spent, training = record.costs
         share = f"{spent / training:.0%}" if training > 0 and math.isfinite(spent) else shown_number(math.nan)
         times = (duration(seconds) for seconds in (record.setup_seconds, spent, training))
@@ -144,7 +135,7 @@ def _costs(runs: Sequence[_Run]) -> Section:
 def _differences(runs: Sequence[_Run]) -> Section:
     rows = []
     for group in ("settings", "data", "versions"):
-        of_runs: list[dict[str, Any]] = [getattr(run.record, group) for run in runs]
+        of_runs: list[dict[str, Any]] = [getattr(run.verdict.record, group) for run in runs]
         for name in dict.fromkeys(name for one in of_runs for name in one):
             values = [one.get(name, "not recorded") for one in of_runs]
             if len(set(values)) > 1:

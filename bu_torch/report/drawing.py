@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from bu_torch.report.text import escaped
 from bu_torch.report.verdict import RunVerdict
 
 Json = dict[str, Any]
@@ -15,9 +14,6 @@ Panel = tuple[str, list[Json], tuple[float, float]]  # title, traces and range o
 BLUE, ORANGE, VIOLET, GREEN, GREY, RED = "#3b82f6", "#d97706", "#a855f7", "#16a34a", "#8590a2", "#dc2626"
 COLOURS = (BLUE, ORANGE, GREEN, RED, VIOLET, "#0891b2", "#ec4899", "#65a30d", "#92400e", GREY)
 _LINE_HEIGHT = 18  # pixels for a label
-BLANK = "rgba(133,144,162,0.2)"  # cells of a map that have no value, on light and on dark pages
-COLOUR_BAR = {"thickness": 10, "outlinewidth": 0, "len": 0.9, "ticks": ""}
-BELOW = {"orientation": "h", "title": {"text": "U", "side": "top"}, "len": 0.5, "x": 0, "xanchor": "left"}
 
 
 class Section(NamedTuple):
@@ -29,12 +25,6 @@ class Section(NamedTuple):
     body: str  # HTML
     drawing: Json | None = None  # its figure, as plotly.js takes it
 
-    @property
-    def html(self) -> str:
-        """The section as the page has it."""
-        reading = f"<p>{escaped(self.reading)}</p>" if self.reading else ""
-        return f'<section id="section-{self.name}"><h2>{escaped(self.title)}</h2>{reading}{self.body}</section>'
-
 
 def figure(
     name: str,
@@ -44,6 +34,7 @@ def figure(
     layout: Json,
     height: int,
     verdict: RunVerdict | None = None,
+    *,
     scale: str = "",
     most_width: int = 0,
 ) -> Section:

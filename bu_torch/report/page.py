@@ -10,26 +10,24 @@ from collections.abc import Sequence
 from importlib import resources
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from bu_torch.internal.files import whole_file
 from bu_torch.internal.printing import cleaned, say
 from bu_torch.report.comparing import comparison
-from bu_torch.report.reading import find_records, read_record
-from bu_torch.report.record import RunRecord
+from bu_torch.report.record import RunRecord, find_records, read_record
 from bu_torch.report.sections import Content, content
 
 
-def render(record: RunRecord) -> str:
-    """Give the page of a record, HTML that fetches nothing; raises as `write_report`."""
-    return page(content(record))
+def render(records: RunRecord | Sequence[RunRecord]) -> str:
+    """Give the page of a record, or of several side by side: HTML that fetches nothing; raises as `write_report`."""
+    return page(content(records) if isinstance(records, RunRecord) else comparison(records))
 
 
-def write_report(record: RunRecord, path: str | PathLike[str]) -> Path:
-    """Write the page of a record; an older page that is there is replaced as a whole or not at all.
+def write_report(records: RunRecord | Sequence[RunRecord], path: str | PathLike[str]) -> Path:
+    """Write the page of a run, or of several side by side; an older page is replaced as a whole or not at all.
 
     Args:
-        record: Record from `read_record`.
+        records: Record from `read_record`, or 2 to 10 different ones.
         path: File to write; folders are made if need be.
 
     Returns:
@@ -37,30 +35,9 @@ def write_report(record: RunRecord, path: str | PathLike[str]) -> Path:
 
     Raises:
         OSError: If it cannot be written, or another file is there.
-        ValueError: If the record's settings are none that a rule takes.
+        ValueError: If the settings of a record are none that a rule takes, or several are not 2 to 10 different ones.
     """
-    return _write(render(record), Path(path))
-
-
-def write_comparison(records: Sequence[RunRecord], path: str | PathLike[str]) -> Path:
-    """Write a page with several runs side by side, as `write_report` does.
-
-    Args:
-        records: 2 to 10 different records from `read_record`.
-        path: File to write; folders are made if need be.
-
-    Returns:
-        The path.
-
-    Raises:
-        OSError: If it cannot be written, or another file is there.
-        ValueError: If the records are not 2 to 10 different ones, or the settings of one are none that a rule takes.
-    """
-    return _write(page(comparison(records)), Path(path))
-
-
-def _write(text: str, path: Path) -> Path:
-    """Write a page; an older page is replaced as a whole or not at all, another file is not."""
+    text, path = render(records), Path(path)
     if path.is_file() and path.stat().st_size:
         with path.open("rb") as file:
             if b'<meta name="generator" content="bu-torch">' not in file.read(2000):
@@ -78,24 +55,22 @@ def page(shown: Content) -> str:
     scripts = resource("plotly/plotly-cartesian.min.js"), resource("page.js")
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
+    # JSON that can stand within a script element: it has no `<`, and no character beyond ASCII.
+    drawings = json.dumps(shown.drawings, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":
+        drawings = drawings.replace(character, f"\\u{ord(character):04x}")
     parts = {
         "policy": f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:;"
         " connect-src 'none'; base-uri 'none'; form-action 'none'",
         "title": shown.title,
         "style": resource("page.css"),
         "main": shown.main,
-        "content": _json(shown.drawings),
+        "content": drawings,
         "plotly": scripts[0],
         "script": scripts[1],
     }
     # In one pass, so that nothing that is filled in is looked at again.
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], resource("page.html"))
-
-
-def _json(value: Any) -> str:
-    """JSON that can stand within a script element: it has no `<`, and no character beyond ASCII."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 @functools.cache
@@ -120,10 +95,8 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 
 def _report(options: argparse.Namespace) -> None:
     records = [read_record(folder) for folder in options.folders]
-    if len(records) > 1:
-        path = write_comparison(records, options.output or "comparison.html")
-    else:
-        path = write_report(records[0], options.output or records[0].path.with_suffix(".html"))
+    beside = "comparison.html" if len(records) > 1 else records[0].path.with_suffix(".html")
+    path = write_report(records if len(records) > 1 else records[0], options.output or beside)
     say(f"Wrote {cleaned(path)}, the page of {cleaned(', '.join(str(record.path) for record in records))}.")
     for folder in filter(Path.is_dir, options.folders):
         if (n_records := len(find_records(folder))) > 1:

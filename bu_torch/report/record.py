@@ -1,20 +1,36 @@
-"""Contents of a run's record, once it is read."""
+"""The record of a run, as far as it was written: a table of checks and, beside it, the details of each.
 
+Both files are text that is parsed and checked; nothing in them is executed. They may come from anyone: what no run can
+have written is refused, and no more than `MOST_BYTES` of a file are read, line by line.
+"""
+
+import itertools
+import json
 import math
+import os
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
+from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from bu_torch.signals.details import Details
+from bu_torch.run.account import FORMAT, HISTOGRAMS
+from bu_torch.signals.details import Details, Doubtful, Histogram, Pair
+
+# A row of a run has some 300 bytes, and a check beside it at most some 30,000. Lists take up to 50 times their bytes in
+# memory, so that a line, which is parsed as a whole, may have a sixteenth of all.
+MOST_BYTES = 2**24
+_MOST_VALUES = 2**21  # in a table; a run writes some 20 bytes for each
+_MOST_BINS = 100  # in a histogram
+_NAME = re.compile(r"boundary_uncertainty(-v\d+)?\.csv")
+_REQUIRED = ("epoch", "boundary_uncertainty", "trust_score")
 
 
-@dataclass(frozen=True)
-class End:
+class End(NamedTuple):
     """Last line of a run that ended in order."""
 
-    kept_epoch: int | None
-    kept_step: int | None
     stopped_epoch: int | None
     reason: str
     best_model_path: str
@@ -33,16 +49,15 @@ class RunRecord:
         settings: Settings of the callback. Here, in `versions` and `data`, a value that is not plain is its text.
         versions: Versions of the packages it ran with.
         data: Sizes of the data, and how training draws it.
-        classes: Names of the classes, if they have any.
+        classes: Names of the classes, empty if they have none.
         n_not_compared: Number of first checks that do not count: made before a resume with other settings or samples,
             or before the first update of an average of the weights.
         setup_seconds: Time spent before the first epoch; NaN if unknown.
         started: Start of the run in ISO format; "" if unknown.
         details: Details by epoch or step, if written and read. Their `row` is a place in the data set.
-        kept_so_far: Epoch or step of the check that is kept, by the last check with details; None if unknown.
+        kept: Epoch or step of the check that is kept, by the last line that tells; None if none is, or if unknown.
         end: None if the run still goes on, or was killed.
-        missing: Sentences on what the page cannot show, and why.
-        remarks: Sentences on the kept check, as the run said them.
+        notes: Sentences on what the page cannot show and why, and on the kept check, as the run said them.
         axis: `"epoch"`, or `"step"` if checks are within epochs.
     """
 
@@ -52,15 +67,14 @@ class RunRecord:
     settings: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
-    classes: list[str] | None = None
+    classes: list[str] = field(default_factory=list)
     n_not_compared: int = 0
     setup_seconds: float = math.nan
     started: str = ""
     details: dict[int, Details] = field(default_factory=dict)
-    kept_so_far: int | None = None
+    kept: int | None = None
     end: End | None = None
-    missing: list[str] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     axis: Literal["epoch", "step"] = "epoch"
 
     @property
@@ -90,8 +104,7 @@ class RunRecord:
 
     def class_name(self, index: int) -> str:
         """A class in words: its name, or its number if it has none."""
-        names = self.classes or []
-        return names[index] if index < len(names) else str(index)
+        return self.classes[index] if index < len(self.classes) else str(index)
 
     def has(self, *columns: str) -> bool:
         """True if all checks have these columns."""
@@ -104,3 +117,233 @@ class RunRecord:
     def by_place(self, name: str) -> dict[int, float]:
         """One column by epoch or step."""
         return dict(zip(self.places, self.values(name), strict=True))
+
+
+def find_records(folder: str | PathLike[str]) -> list[Path]:
+    """Find tables of checks in a folder and all folders beneath, the one written to last first.
+
+    Raises:
+        FileNotFoundError: If there is no such folder.
+        NotADirectoryError: If it is a file.
+    """
+    folder = Path(folder)
+    if not folder.exists():
+        raise FileNotFoundError(f"There is no folder {folder}.")
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file, not a folder.")
+    tables = (path for path in folder.rglob("boundary_uncertainty*.csv") if _NAME.fullmatch(path.name))
+    dated = [(written, path) for path in tables if (written := _written(path)) is not None]
+    return [path for _, path in sorted(dated, key=lambda pair: (pair[0], pair[1].name), reverse=True)]
+
+
+def read_record(path: str | PathLike[str]) -> RunRecord:
+    """Read the record of a run: its table of checks, and the details beside it if there are any.
+
+    A last line that was not written to its end is left out: the run was killed, or still goes on. Of more than 16 MiB
+    of details, the first line and the last 16 MiB are read. `RunRecord.notes` says what was left out.
+
+    Args:
+        path: The table (`boundary_uncertainty.csv`, or one with a version), the details beside it, or any folder above:
+            then the table written to last counts.
+
+    Returns:
+        The record.
+
+    Raises:
+        FileNotFoundError: If there is no record.
+        ValueError: If a file is not what a run writes, or the table has more than 16 MiB or 2**21 values.
+    """
+    path = Path(path)
+    if path.is_dir():
+        found = find_records(path)
+        if not found:
+            raise FileNotFoundError(
+                f"No record of a run in {path} or beneath: looked for `boundary_uncertainty.csv`, which the callbacks"
+                " write beside the checkpoints, or beside the logs if there are no checkpoints."
+            )
+        path = found[0]
+    path = path.with_suffix(".csv") if path.suffix == ".jsonl" else path
+    written = _written(path)
+    if written is None:
+        raise FileNotFoundError(f"There is no record at {path}.")
+    record = RunRecord(path, [], datetime.fromtimestamp(written, UTC))
+    _read_table(record)
+    details = path.with_suffix(".jsonl")
+    if details.is_file():
+        _read_lines(details, record, lambda line, is_first: _read_entry(line, is_first, record))
+        return record
+    record.notes.append(
+        f"There is no {details.name} beside the table, so settings, pairs of classes, doubtful samples and histograms"
+        " are unknown."
+    )
+    return record
+
+
+def _written(table: Path) -> float | None:
+    """Seconds since 1970 at which the table or its details were last written to; None if there is no table."""
+    files = [path for path in (table, table.with_suffix(".jsonl")) if path.is_file()]
+    return max(path.stat().st_mtime for path in files) if table in files else None
+
+
+def _read_lines(path: Path, record: RunRecord, take: Callable[[str, bool], None]) -> None:
+    """Let `take` have the first line of a file and the last ones; a line that was not written to its end is left out.
+
+    Raises:
+        ValueError: If a line is too long or is no text, or `take` refuses it; names the line among those read.
+    """
+    most, number, is_cut = MOST_BYTES // 16, 0, False
+    with path.open("rb") as file:
+        while line := file.readline(most + 1):
+            number += 1
+            try:
+                if len(line) > most:
+                    raise ValueError(f"a line of a record has at most {most} bytes, and this one has more.")
+                if line.endswith(b"\n") and not is_cut:
+                    take(line.decode("utf-8"), number == 1)
+            except ValueError as error:
+                is_text = not isinstance(error, UnicodeDecodeError)
+                reason = error if is_text else "not a line of a record: it is not text in UTF-8."
+                raise ValueError(f"{path}, line {number}: {reason}") from None
+            if not line.endswith(b"\n"):
+                record.notes.append(f"The last line of {path.name} is incomplete and is left out.")
+            skipped = os.fstat(file.fileno()).st_size - file.tell() - MOST_BYTES if number == 1 else 0
+            is_cut = skipped > 0  # the next line begins in what is left out
+            if is_cut:
+                record.notes.append(f"Left out of {path.name}: {skipped} bytes before the last {MOST_BYTES}.")
+                file.seek(skipped, os.SEEK_CUR)
+
+
+def _read_table(record: RunRecord) -> None:
+    """Read the table into the record: by epoch, or by step where an epoch has several checks."""
+    if (size := record.path.stat().st_size) > MOST_BYTES:
+        raise ValueError(f"{record.path} has {size} bytes; a table of checks has at most {MOST_BYTES}.")
+    columns: list[str] = []
+    by_place: dict[tuple[int, float], dict[str, Any]] = {}
+
+    def take(line: str, is_first: bool) -> None:
+        cells = line.rstrip("\r\n").split(",")
+        if is_first:
+            columns.extend(cells)
+            if absent := [name for name in _REQUIRED if name not in columns]:
+                raise ValueError(
+                    f"not a record of checks: the first line must name the columns {', '.join(_REQUIRED)}; there is no"
+                    f" {absent[0]}."
+                )
+        if is_first or not line.strip():
+            return
+        try:
+            check: dict[str, Any] = {name: float(cell or "nan") for name, cell in zip(columns, cells, strict=True)}
+            check["epoch"] = _integer(int(cells[columns.index("epoch")]))
+        except (TypeError, ValueError) as error:
+            reason = f"{error}"[:200]
+            raise ValueError(f"not a row of {len(columns)} numbers, the epoch an integer ({reason}).") from None
+        step = check.get("step", math.nan)
+        by_place[check["epoch"], step if math.isfinite(step) else -1] = check
+        if len(by_place) * len(columns) > _MOST_VALUES:
+            raise ValueError(f"a table of checks has at most {_MOST_VALUES} values, and this one has more.")
+
+    _read_lines(record.path, record, take)
+    record.checks = [by_place[place] for place in sorted(by_place)]
+    epochs, steps = record.values("epoch"), record.values("step")
+    n_more = len(epochs) - len(set(epochs))
+    if not n_more:
+        return
+    is_rising = all(a < b for a, b in itertools.pairwise(steps)) and all(step % 1 == 0 for step in steps)
+    if is_rising and 0 <= steps[0] <= steps[-1] < 2**53:
+        record.axis = "step"
+        record.checks = [{**check, "step": int(check["step"])} for check in record.checks]
+        return
+    record.checks = list({check["epoch"]: check for check in record.checks}.values())
+    record.notes.append(
+        f"{n_more} checks were made within epochs, and some of their steps are missing or do not rise: the last check"
+        " of each epoch is shown."
+    )
+
+
+def _read_entry(line: str, is_first: bool, record: RunRecord) -> None:
+    """Read a line of the file beside the table into the record; kinds that a later version may add are left out."""
+    try:
+        entry = json.loads(line, parse_constant=lambda _: None)  # `json` takes NaN and Infinity, which are no JSON
+    except (ValueError, RecursionError):
+        raise ValueError("not a line of JSON.") from None
+    kind = entry.get("kind") if isinstance(entry, dict) else None
+    if not isinstance(entry, dict) or is_first != (kind == "header"):
+        raise ValueError("expected an object, the first one of kind 'header' and no other.")
+    try:
+        if isinstance(kind, str) and kind in _READERS:
+            _READERS[kind](entry, record)
+            # Checks that do not count are added as the run goes on; the last line knows of most.
+            record.n_not_compared = max(record.n_not_compared, _integer(entry.get("n_not_compared", 0)))
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"[:200]
+        raise ValueError(f"not a {kind} as this package writes it ({reason}).") from None
+
+
+def _read_header(entry: dict[str, Any], record: RunRecord) -> None:
+    if type(entry["format"]) is not int or entry["format"] != FORMAT:
+        raise ValueError(f"format must be {FORMAT}, got {entry['format']!r}; another version of bu-torch may read it")
+    record.settings, record.versions, record.data = (
+        {key: value if value is None or isinstance(value, bool | int | float) else str(value) for key, value in found}
+        for found in (entry[name].items() for name in ("settings", "versions", "data"))
+    )
+    record.data |= {f"skill of {name}": value for name, value in entry.get("skills", {}).items()}
+    record.classes = [str(name) for name in entry.get("classes") or ()]
+    record.setup_seconds = _number(entry.get("setup_seconds"))
+    record.started = str(entry.get("started") or "")
+
+
+def _read_check(entry: dict[str, Any], record: RunRecord) -> None:
+    record.kept = _place(entry, f"kept_{record.axis}")
+    record.details[_integer(entry[record.axis])] = Details(
+        ceiling=_number(entry.get("ceiling")),
+        agreeing_pairs=_number(entry.get("agreeing_pairs")),
+        pairs=[_pair(*pair) for pair in entry["pairs"]],
+        n_pairs_left_out=_integer(entry.get("n_pairs_left_out", 0)),
+        doubtful=[Doubtful._make([*map(_integer, classes), _number(trust)]) for *classes, trust in entry["doubtful"]],
+        **{name: _histogram(**entry["histograms"][name]) for name in HISTOGRAMS},
+    )
+
+
+def _read_end(entry: dict[str, Any], record: RunRecord) -> None:
+    record.kept, stopped = (_place(entry, name) for name in (f"kept_{record.axis}", "stopped_epoch"))
+    reason, path = (str(entry.get(name) or "") for name in ("reason", "best_model_path"))
+    record.end = End(stopped, reason, path, *(_number(entry.get(f"{name}_seconds")) for name in ("saving", "training")))
+    record.notes += map(str, entry.get("remarks", []))
+
+
+_READERS = {"header": _read_header, "check": _read_check, "end": _read_end}
+
+
+def _pair(first: Any, second: Any, *numbers: Any) -> Pair:
+    pair = Pair(_integer(first), _integer(second), *map(_number, numbers))
+    if not pair.first < pair.second:
+        raise ValueError(f"pairs must be of classes 0 <= k < l, got {pair.first}, {pair.second}")
+    return pair
+
+
+def _histogram(edges: Any, counts: Any) -> Histogram:
+    if not 1 <= len(counts) == len(edges) - 1 < _MOST_BINS:
+        raise ValueError(f"a histogram must have n + 1 edges of n counts, 1 <= n < {_MOST_BINS}")
+    histogram = Histogram([_number(edge) for edge in edges], [_integer(count) for count in counts])
+    if not all(low < high for low, high in itertools.pairwise(histogram.edges)):
+        raise ValueError("the edges of a histogram must rise")
+    return histogram
+
+
+def _number(value: Any) -> float:
+    """A number of a record, where null stands for what is not finite."""
+    if value is None:
+        return math.nan
+    if type(value) not in (float, int):
+        raise TypeError(f"expected a number, got {type(value).__name__}")
+    return float(value)
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**53:
+        raise TypeError(f"expected an integer >= 0, got {str(value)[:50]}")
+    return value
+
+
+def _place(entry: dict[str, Any], name: str) -> int | None:
+    return None if entry.get(name) is None else _integer(entry[name])

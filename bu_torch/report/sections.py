@@ -17,6 +17,7 @@ from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.details import Doubtful
 
 _MOST = 100  # samples that are listed
+SHOWN = ("expected_accuracy", "boundary_uncertainty", "trust_score", "label_agreement")
 
 
 class Content(NamedTuple):
@@ -30,69 +31,68 @@ class Content(NamedTuple):
 def content(record: RunRecord) -> Content:
     """Content of the page of a record, from its headline to where it comes from."""
     verdict = RunVerdict.of(record)
-    few = figures.with_fewer_checks(record, verdict)
+    few = figures.with_fewer_checks(verdict)
     parts = {  # in the order of the page, by what the table of contents calls them
-        "What decided": figures.deciding(few, verdict),
-        "Uncertainty and trust": figures.signals(few, verdict, "scores"),
-        "Rules": _rules(record, verdict),
-        "Agreement": figures.signals(few, verdict, "agreement"),
-        "Changes": figures.signals(few, verdict, "changes"),
-        "Training loss": figures.training_loss(few, verdict),
-        "Class pairs": pair_map(record, verdict),
-        "Lowest pairs": _lowest_pairs(record, verdict),
-        "Distance": spread(record, verdict, "near_boundary"),
-        "Local uncertainty": spread(record, verdict, "local_uncertainty"),
-        "Trust": spread(record, verdict, "log_trust"),
-        "Doubtful samples": _doubtful(record, verdict),
-        "Cost": figures.cost(record, few, verdict),
+        "What decided": figures.deciding(few),
+        "Uncertainty and trust": figures.signals(few, "scores"),
+        "Rules": _rules(verdict),
+        "Agreement": figures.signals(few, "agreement"),
+        "Changes": figures.signals(few, "changes"),
+        "Training loss": figures.training_loss(few),
+        "Class pairs": pair_map(verdict),
+        "Lowest pairs": _lowest_pairs(verdict),
+        "Distance": spread(verdict, "near_boundary"),
+        "Local uncertainty": spread(verdict, "local_uncertainty"),
+        "Trust": spread(verdict, "log_trust"),
+        "Doubtful samples": _doubtful(verdict),
+        "Cost": figures.cost(verdict, few.record.places),
         "Settings": _settings(record),
     }
-    shown = {link: part for link, part in parts.items() if part is not None}
-    title, why = verdict.headline(record)
-    return assembled(title, title, f"{why} {_disagreement(record, verdict)}", shown, _above(record, verdict))
+    (title, why), shown = verdict.headline, verdict.details
+    if shown is not None and shown[0] == verdict.kept and shown[1].agreeing_pairs < 1:
+        why += (
+            f" Boundary uncertainty counts as 0 at {1 - shown[1].agreeing_pairs:.0%} of the perturbed samples, where"
+            " the network's two likeliest classes are not the two nearest."
+        )
+    return assembled(title, title, why, parts, _above(verdict))
 
 
-def assembled(window: str, title: str, text: str, parts: Mapping[str, Section], above: str = "") -> Content:
+def assembled(window: str, title: str, text: str, parts: Mapping[str, Section | None], above: str = "") -> Content:
     """Content of a page of these parts, by what the table of contents calls them; `above` is HTML before the first."""
-    kind = '<p class="kind">Boundary uncertainty report</p>'
-    head = f"<header>{kind}<h1>{escaped(title)}</h1><p>{escaped(text)}</p></header>"
-    links = "".join(f'<a href="#section-{part.name}">{escaped(link)}</a>' for link, part in parts.items())
-    nav = f'<nav aria-label="On this page">{links}</nav>'
-    main = "".join((head, nav, above, *(part.html for part in parts.values())))
-    drawings = [part.drawing for part in parts.values() if part.drawing is not None]
+    shown = {link: part for link, part in parts.items() if part is not None}
+    links = "".join(f'<a href="#section-{part.name}">{escaped(link)}</a>' for link, part in shown.items())
+    main = (
+        f'<header><p class="kind">Boundary uncertainty report</p><h1>{escaped(title)}</h1><p>{escaped(text)}</p>'
+        f'</header><nav aria-label="On this page">{links}</nav>{above}'
+    )
+    for part in shown.values():
+        reading = f"<p>{escaped(part.reading)}</p>" if part.reading else ""
+        main += f'<section id="section-{part.name}"><h2>{escaped(part.title)}</h2>{reading}{part.body}</section>'
+    drawings = [part.drawing for part in shown.values() if part.drawing is not None]
     return Content(f"{escaped(window)} – boundary uncertainty", main, drawings)  # noqa: RUF001
 
 
-def _disagreement(record: RunRecord, verdict: RunVerdict) -> str:
-    """Share of samples at which boundary uncertainty is 0 whatever their neighbours say; "" if there are none."""
-    shown = record.details.get(-1 if verdict.kept is None else verdict.kept)
-    if shown is None or not shown.agreeing_pairs < 1:
-        return ""
-    return (
-        f"Boundary uncertainty counts as 0 at {1 - shown.agreeing_pairs:.0%} of the perturbed samples, where the"
-        " network's two likeliest classes are not the two nearest."
-    )
-
-
-def _above(record: RunRecord, verdict: RunVerdict) -> str:
+def _above(verdict: RunVerdict) -> str:
     """Notes on what is missing, and a tile for each of the most important numbers."""
-    notes, n_checks = [*record.missing, *record.remarks], len(record.checks)
+    record = verdict.record
+    notes, n_checks = [*record.notes], len(record.checks)
     if n_bad := sum(not math.isfinite(value) for value in record.values("boundary_uncertainty")):
         notes.append(f"Boundary uncertainty is not finite in {n_bad} of {n_checks} checks: gaps in the curve.")
     if record.details and (without := sum(place not in record.details for place in record.places)):
         notes.append(f"{without} of {n_checks} checks have no details here.")
-    if (step := figures.drawing_step(record)) > 1:
+    if (step := math.ceil(n_checks / figures.MOST_POINTS)) > 1:
         notes.append(f"The curves show one of every {step} checks, besides the kept one and the last.")
     listed = "".join(f"<li>{escaped(note)}</li>" for note in notes)
     tiles = "".join(
         f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd><dd>{escaped(note)}</dd></div>"
-        for name, value, note in (_tiles(record, verdict) if record.checks else [])
+        for name, value, note in (_tiles(verdict) if record.checks else [])
     )
     return (f'<ul class="notes">{listed}</ul>' if notes else "") + (f'<dl class="tiles">{tiles}</dl>' if tiles else "")
 
 
-def _tiles(record: RunRecord, verdict: RunVerdict) -> list[tuple[str, str, str]]:
+def _tiles(verdict: RunVerdict) -> list[tuple[str, str, str]]:
     """Name, value and note of each tile."""
+    record = verdict.record
     check, last, axis = record.check_at(verdict.kept), record.checks[-1], record.axis
     tiles = []
     if check is not None:
@@ -119,21 +119,17 @@ def _tiles(record: RunRecord, verdict: RunVerdict) -> list[tuple[str, str, str]]
     return tiles
 
 
-def _rules(record: RunRecord, verdict: RunVerdict) -> Section | None:
+def _rules(verdict: RunVerdict) -> Section | None:
+    record = verdict.record
     if not record.checks:
         return None
     rows = []
-    columns = ("expected_accuracy", "boundary_uncertainty", "trust_score", "label_agreement")
     for rule in dict.fromkeys((*RULE_NAMES, *verdict.by_rule)):
         label = escaped(rule_title(rule))
         name = f"<strong>{label}</strong>, this run's" if rule == verdict.rule else label
         check = verdict.by_rule.get(rule)
-        if check is None:
-            why = "kept none: no finite check counted" if rule in verdict.by_rule else "not in the table"
-            rows.append([name, why, "", "", "", ""])
-        else:
-            values = (shown_number(check.get(column, math.nan)) for column in columns)
-            rows.append([name, str(check[record.axis]), *values])
+        why = "kept none: no finite check counted" if rule in verdict.by_rule else "not in the table"
+        rows.append([name, why, "", "", "", ""] if check is None else [name, str(check[record.axis]), *numbers(check)])
     note = (
         "Each rule is replayed on the checks of this run that count, but without patience. The run itself may"
         " have kept another epoch if it resumed from elsewhere."
@@ -142,8 +138,8 @@ def _rules(record: RunRecord, verdict: RunVerdict) -> Section | None:
     return Section("rules", "What each rule would have kept", note, table(head, rows, numbers=(1, 2, 3, 4, 5)))
 
 
-def _lowest_pairs(record: RunRecord, verdict: RunVerdict) -> Section | None:
-    shown = verdict.details(record)
+def _lowest_pairs(verdict: RunVerdict) -> Section | None:
+    record, shown = verdict.record, verdict.details
     if shown is None or len(shown[1].pairs) < 2:
         return None
     rows = [
@@ -163,8 +159,8 @@ def _lowest_pairs(record: RunRecord, verdict: RunVerdict) -> Section | None:
     return Section("lowest-pairs", "The pairs that lower boundary uncertainty most", reading, body)
 
 
-def _doubtful(record: RunRecord, verdict: RunVerdict) -> Section | None:
-    shown = verdict.details(record)
+def _doubtful(verdict: RunVerdict) -> Section | None:
+    record, shown = verdict.record, verdict.details
     if shown is None or not shown[1].doubtful:
         return None
     place, doubtful = shown[0], shown[1].doubtful[:_MOST]
@@ -231,6 +227,11 @@ def table(
     top = f"<thead>{line('th', kinds, head)}</thead>" if head else ""
     body = "".join(line("td", named, row) for row in rows)
     return f'<div class="scroll{" tall" if is_tall else ""}"><table>{top}<tbody>{body}</tbody></table></div>'
+
+
+def numbers(check: Mapping[str, Any], names: Sequence[str] = SHOWN) -> list[str]:
+    """Signals of a check as cells of a table."""
+    return [shown_number(check.get(name, math.nan)) for name in names]
 
 
 def shown_value(value: Any, most: int) -> str:

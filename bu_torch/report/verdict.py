@@ -14,8 +14,9 @@ from bu_torch.signals.details import Details
 
 @dataclass(frozen=True)
 class RunVerdict:
-    """Decision of a run, and those of the other rules."""
+    """A record with the decision of its run, and those of the other rules."""
 
+    record: RunRecord
     rule: str | None  # that decided; None if nothing did, or if the record does not tell
     kept: int | None  # epoch or step; if nothing decided, that which the default would have kept
     by_rule: dict[str, dict[str, Any] | None]  # the check that each would have kept; only rules whose signals are there
@@ -28,10 +29,8 @@ class RunVerdict:
         if rule is not None and not (isinstance(rule, str) and rule.isidentifier()):
             got = repr(rule[:50]) if isinstance(rule, str) else type(rule).__name__
             raise ValueError(f"{record.path}: the rule in the settings must be a name, got {got}.")
-        replayed: dict[str, SelectionRule] = {
-            name: _selection(name, record) for name in RULE_NAMES if record.has(*RULES[name]().signals)
-        }
-        by_rule = {name: selection.replay(counted) for name, selection in replayed.items()}
+        replayed = {name: _selection(name, record) for name in RULE_NAMES if record.has(*RULES[name]().signals)}
+        by_rule: dict[str, Any] = {name: selection.replay(counted) for name, selection in replayed.items()}
         decided = rule or DEFAULT_RULE
         judged = replayed[decided].judged(counted) if decided in replayed else counted
         start = record.settings.get("start_from_epoch")
@@ -39,15 +38,13 @@ class RunVerdict:
         scores = {
             check[record.axis]: check[decided] for check in judged if decided in check and check["epoch"] >= first
         }
+        kept = record.kept
         if rule is None:
             check = by_rule.get(DEFAULT_RULE)
-            return cls(rule, None if check is None else check[record.axis], by_rule, scores)
-        kept = record.kept_so_far
-        if record.end is not None:
-            kept = record.end.kept_step if record.axis == "step" else record.end.kept_epoch
-        if rule not in RULE_NAMES and record.has(rule):  # a rule of the user's, which cannot be replayed
+            kept = None if check is None else check[record.axis]
+        elif rule not in RULE_NAMES and record.has(rule):  # a rule of the user's, which cannot be replayed
             by_rule[rule] = record.check_at(kept)
-        return cls(rule, kept, by_rule, scores)
+        return cls(record, rule, kept, by_rule, scores)
 
     @property
     def kept_label(self) -> str:
@@ -58,23 +55,25 @@ class RunVerdict:
         """Rule that decided, or would have, in words."""
         return rule_title(self.rule or DEFAULT_RULE)
 
-    def why_not_highest(self, record: RunRecord) -> str:
-        """Name the epoch of the highest score, if another is kept, and the reason; "" if it is kept."""
+    @property
+    def why_not_highest(self) -> str:
+        """The epoch of the highest score, if another is kept, and the reason; "" if it is kept."""
         finite = {place: value for place, value in self.scores.items() if math.isfinite(value)}
         if self.kept not in finite or finite[self.kept] == max(finite.values()):
             return ""
-        highest = f"the highest score, in {record.axis} {max(finite, key=finite.__getitem__)}."
+        axis = self.record.axis
+        highest = f"the highest score, in {axis} {max(finite, key=finite.__getitem__)}."
         replayed = self.by_rule.get(DEFAULT_RULE) or {} if self.rule in (None, DEFAULT_RULE) else {}
-        is_half = record.settings.get("rule.n_standard_errors", 0.5) == 0.5
-        is_margin = replayed.get(record.axis) == self.kept and is_half
+        is_half = self.record.settings.get("rule.n_standard_errors", 0.5) == 0.5
+        is_margin = replayed.get(axis) == self.kept and is_half
         return f"{'Trust chose it within half a standard error of' if is_margin else 'It is below'} {highest}"
 
-    def headline(self, record: RunRecord) -> tuple[str, str]:
+    @property
+    def headline(self) -> tuple[str, str]:
         """The kept check and the end of the run, in words."""
-        ending = _ending(record)
+        record, ending, why = self.record, _ending(self.record), self.why_not_highest
         if not record.checks:
             return f"No check {'yet' if record.end is None else 'was made'}", ending
-        why = self.why_not_highest(record)
         if self.rule is None:
             would = f"no {record.axis}" if self.kept is None else f"{record.axis} {self.kept}"
             decided = "The callback only measured" if record.settings else "The record does not tell what decided"
@@ -88,12 +87,12 @@ class RunVerdict:
         is_kept = "was kept" if end else "is kept so far"
         return f"{record.axis.capitalize()} {self.kept} {is_kept}", f"{why} {ending}{longer}".lstrip()
 
-    def details(self, record: RunRecord) -> tuple[int, Details] | None:
+    @property
+    def details(self) -> tuple[int, Details] | None:
         """The details of the kept check, with its epoch or step; of the last check with details if it has none."""
-        if not record.details:
-            return None
-        place = self.kept if self.kept in record.details else max(record.details)
-        return place, record.details[place]
+        details = self.record.details
+        place = self.kept if self.kept in details else max(details, default=None)
+        return None if place is None else (place, details[place])
 
 
 def rule_title(name: str) -> str:

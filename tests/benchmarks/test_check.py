@@ -16,9 +16,3 @@ def test_what_moved_is_told(check, tmp_path, monkeypatch, moved, expected):
     assert check.main(["--results", str(tmp_path)]) is expected
     assert check.main(["--results", str(tmp_path), "--accept"]) is True
     assert check.main(["--results", str(tmp_path)]) is True
-
-
-def test_the_rules_are_those_of_the_benchmark_and_have_committed_results(check):
-    assert set(check.RULES) < set(check.quality.RULES)
-    committed = check.excess(check.quality.file_of("quick", check.quality.FOLDER / "results"))
-    assert committed.notna().all()

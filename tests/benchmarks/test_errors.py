@@ -9,11 +9,6 @@ def rows(errors, collection, noise, first, others=0.5):
     return pd.DataFrame({"rule": list(errors.RULES), "test_error": values}).assign(**about)
 
 
-def test_rules_are_those_of_the_benchmark(errors, quality):
-    assert set(errors.RULES) == {*quality.RULES, quality.EPOCH_BEST} & set(errors.RULES)
-    assert {errors.kind_of(collection) for collection in quality.COLLECTIONS} == set(errors.KINDS)
-
-
 def test_means_are_over_trainings_of_a_kind_and_the_least_is_bold(errors, tmp_path, capsys):
     parts = {
         "keel": [rows(errors, "keel", "none", 0.1), rows(errors, "keel", "hard-0.2", 0.2)],

@@ -55,11 +55,3 @@ def test_networks_begin_as_they_were_pretrained(finetune, setting):
     assert (trained < 0.3 * size) if setting == "bert_lora" else (trained == size)
     (inputs, _), (_, labels) = finetune.prepare(case)
     assert net(inputs[:2]).shape == (2, len(labels.unique()))
-
-
-def test_ratios_are_of_means_over_seeds(finetune, monkeypatch):
-    others = dict.fromkeys(finetune.REFERENCES, 0.5) | {"best": 0.25}
-    monkeypatch.setattr(finetune, "errors", lambda row: others | {"default": 0.25 + row["case"]["seed"] / 8})
-    cases = [vars(finetune.Case("letters", 0.0, seed, "resnet", 3)) for seed in range(2)]
-    table = finetune.table([{"case": case} for case in cases])
-    assert table["default's excess"].to_numpy().tolist() == [[0.25] * 3]

@@ -38,9 +38,3 @@ def test_hard_samples_change_more_often_and_to_the_class_next_to_them(noise):
     changed = before != after
     assert changed[is_hard].double().mean() > 3 * changed[features[:, 0] > 7].double().mean()
     assert set(after[changed & is_hard].tolist()) == {0, 1}
-
-
-def test_another_kind_of_noise_is_refused(noise):
-    said = r"`noise` must be `none` or begin with uniform-, pairs- or hard-, got 'some-0.2'"
-    with pytest.raises(ValueError, match=said):
-        corrupted(noise, "some-0.2")

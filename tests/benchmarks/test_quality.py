@@ -1,7 +1,6 @@
 """The rules that are compared, and the command."""
 
 import json
-import math
 
 import pandas as pd
 import problems
@@ -121,43 +120,9 @@ def test_trainings_are_saved_as_they_end_and_not_run_again(quality, tmp_path, ca
     pd.testing.assert_frame_equal(quality.main(["--show", "--results", str(tmp_path)]), second)
 
 
-def test_quick_results_are_told_of_alone(quality, tmp_path, monkeypatch):
-    monkeypatch.setattr(quality.Unit, "run", lambda unit: [record() for _ in unit.noises])
-    given = ["--processes", "1", "--results", str(tmp_path)]
-    quick = quality.main(["--quick", *given, "--curves", str(tmp_path / "curves")])
-    assert set(quick.data) == {"banknote", "german", "ionosphere", "digits"}
-    assert [path.name for path in tmp_path.iterdir()] == ["quality-quick.csv.gz"]
-    quick.assign(collection="tables").to_csv(tmp_path / "quality-tables.csv.gz", index=False)
-    assert set(quality.main(["--show", *given]).collection) == {"tables"}
-
-
-def test_what_cannot_be_trained_on_is_said_before_any_training(quality, tmp_path, monkeypatch):
-    pd.DataFrame({"a": [1.0, 2.0]}).to_csv(tmp_path / "own.csv", index=False)
-    monkeypatch.setattr(quality, "run_all", pytest.fail)
-    with pytest.raises(ValueError, match="must have a column `label`, got a"):
-        quality.main(["keel", "--folder", str(tmp_path), "--results", str(tmp_path)])
-    with pytest.raises(SystemExit, match="`keel` needs `--folder`"):
-        quality.main(["keel", "--results", str(tmp_path)])
-    with pytest.raises(SystemExit):
-        quality.main(["--results", str(tmp_path)])
-    assert [path.name for path in tmp_path.iterdir()] == ["own.csv"]
-
-
 def test_gradient_disparity_ends_at_the_fifth_growth_of_what_was_measured_before_each_epoch(quality):
     errors = [round(0.1 * epoch, 1) for epoch in range(12)]
     disparity = [9, 1, 2, 3, 2, 3, 4, 5, 6, 7, 8, 9]  # after epochs 0 to 10: it grows in 1, 2, then from 4 on
     made = {"all": {"test_error": errors, "disparity": disparity}}
     assert quality.gradient_disparity(made, in_a_row=False) == errors[6]
     assert quality.gradient_disparity(made, in_a_row=True) == errors[8]
-
-
-def test_a_share_of_no_excess_is_infinite_and_kinds_of_the_same_images_are_one_set(quality):
-    def rows(data, ours, theirs):
-        about = {"collection": "images", "data": data, "test_error": 0.5}
-        return [about | {"rule": quality.OURS, "excess": ours}, about | {"rule": "other", "excess": theirs}]
-
-    found = pd.DataFrame([*rows("fashion", 0.1, 0.2), *rows("fashion", 0.3, 0.4), *rows("emoji64", 0.2, 0.0)])
-    summary = quality.summarise(found)
-    assert summary.loc["other", "ours / it"] == pytest.approx(0.2 / 0.15)
-    assert summary.loc["other", "90 %"].endswith("inf")
-    assert quality.summarise(pd.DataFrame(rows("emoji32", 0.1, 0.0))).loc["other", "ours / it"] == math.inf

@@ -1,15 +1,8 @@
 """The benchmark of text, on lists of packages and sentences that are made here."""
 
-import tarfile
-
 import numpy as np
 import pytest
 import torch
-
-
-def test_kinds_are_apart(text):
-    assert not set(text.TUNING) & set(text.UNSEEN)
-    assert not set(text.HALVES["first"]) & set(text.HALVES["second"])
 
 
 def test_texts_become_ids(text):
@@ -21,35 +14,6 @@ def test_texts_become_ids(text):
     assert encoded[:, :3].tolist() == [[2, 3, 3], [2, 1, 0], [1, 0, 0]]
     assert not encoded[:, 3:].any()
     assert text.words_of("It's 2 of the-best!") == ("it's", "of", "the", "best")
-
-
-def test_descriptions_are_those_of_their_sections_once(text, monkeypatch):
-    begin = "with ten words that are the same in both of them"
-    lists = {
-        "Packages": [{"Package": "a", "Section": "games"}, {"Package": "b", "Section": "mail"}, {"Package": "c"}],
-        "Translation-en": [
-            {"Package": "a", "Description-en": f"A game\n {begin} one"},
-            {"Package": "b", "Description-en": f"A mail\n {begin} two"},
-            {"Package": "c", "Description-en": "Other\n and eight more words of quite another kind"},
-            {"Package": "b", "Description-en": "Short\n too short"},
-        ],
-    }
-    monkeypatch.setattr(text, "stanzas", lambda kind: iter(lists[kind]))
-    text.descriptions.cache_clear()
-    found = text.descriptions()
-    text.descriptions.cache_clear()
-    assert [(section, words[-1]) for section, words in found] == [("games", "one"), ("", "kind")]
-
-
-def test_sentences_are_read_from_the_archive_in_the_archive(text, tmp_path, monkeypatch):
-    rows = "1\t2.5\tA film that one is glad to have seen twice\n2\t-0.1\tIt is no more than an hour too long"
-    (tmp_path / "rows").write_text(f"{rows}\n3\t1\tShort")
-    with tarfile.open(tmp_path / "inner", "w:gz") as archive:
-        archive.add(tmp_path / "rows", "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt")
-    with tarfile.open(tmp_path / "vaderSentiment-2.5.tar.gz", "w:gz") as archive:
-        archive.add(tmp_path / "inner", "vaderSentiment-2.5/additional_resources/hutto_ICWSM_2014.tar.gz")
-    monkeypatch.setattr(text, "TEXTS", tmp_path)
-    assert [(label, words[:2]) for label, words in text.reviews()] == [(1, ("a", "film")), (0, ("it", "is"))]
 
 
 @pytest.mark.parametrize("setting", ["mean", "conv", "vectors", "gru", "tuned"])

@@ -10,7 +10,7 @@ from problems import Plain, Weights, blobs, cut, in_order, same, state_of
 from problems import fit_again as fit
 from torch import nn
 
-from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
+from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 from bu_torch.callbacks.weights import RAW_WEIGHTS
 from bu_torch.report import read_record
 
@@ -116,21 +116,6 @@ def test_a_module_that_leaves_weights_out_gets_the_average_of_all_others(tmp_pat
     assert close(module.state_dict(), expected)
 
 
-def test_weights_that_are_not_finite_end_the_training_and_the_best_average_is_kept(tmp_path):
-    class Diverging(Plain):
-        def on_train_epoch_end(self):
-            if self.current_epoch == 3:
-                with torch.no_grad():
-                    self.net[0].weight.fill_(torch.nan)
-
-    own, weights = stopping(), Weights()
-    module, _ = fit(tmp_path, weights, own, module=Diverging())
-    # The module's hook comes after the callbacks': the check of epoch 4 is the first to see it.
-    assert own.stopped_epoch == 4
-    assert own.history[-1]["expected_accuracy"] != own.history[-1]["expected_accuracy"]
-    assert close(module.state_dict(), averaged(weights, own.best_epoch))
-
-
 # What others put into a kept checkpoint in place of the weights of training, or into its average.
 NOT_WRITTEN = {
     "no tensors": {"net.0.weight": 1.0},
@@ -165,36 +150,3 @@ def test_crafted_weights_are_refused_and_those_that_do_not_fit_are_warned_of(tmp
     torch.save(content, tmp_path / "crafted.ckpt")
     with expected:
         fit(tmp_path, stopping(), ckpt_path=tmp_path / "crafted.ckpt")
-
-
-class Renamed(Plain):
-    """A later version of `Plain`, which takes its files."""
-
-    def __init__(self):
-        super().__init__()
-        self.network = self.net
-        del self.net
-
-    def forward(self, x):
-        return self.network(x.flatten(1))
-
-    def on_load_checkpoint(self, checkpoint):
-        state = checkpoint["state_dict"]
-        for name in [name for name in state if name.startswith("net.")]:
-            state[name.replace("net.", "network.", 1)] = state.pop(name)
-
-
-def test_a_module_that_renames_what_it_loads_goes_on_from_the_average(tmp_path):
-    first, weights = stopping(), Weights()
-    fit(tmp_path, first, max_epochs=3)
-    with pytest.warns(UserWarning, match="continues from the average, and a new average begins"):
-        fit(tmp_path, stopping(), weights, module=Renamed(), ckpt_path=first.best_model_path)
-    assert len(weights.of_epoch) >= 3
-
-
-def test_a_callable_that_is_no_module_is_measured_as_it_is():
-    module = nn.Linear(4, 3)
-    stopper = BoundaryUncertaintyStopper(*blobs(), n_neighbors=20, n_draws=1, averaging=PAST)
-    stopper.check(lambda inputs: module(inputs))
-    assert len(stopper.history) == 1
-    assert stopper.state_dict()["checks"]["average"]["n_checks"] == {}

@@ -107,14 +107,6 @@ class TestHooks:
         assert len(calls) - n_training == 6
         assert calls[:6] == [30] * 4 + [30, 2]  # before the first step; 32 samples once more, to see if they differ
 
-    def test_that_raise_are_named(self, tmp_path):
-        class Broken(Classifier):
-            def on_after_batch_transfer(self, batch, dataloader_idx):
-                raise KeyError("a fault of the user's")
-
-        with pytest.raises(KeyError, match="a fault of the user's"):
-            monitored(tmp_path, Broken, loader(X, Y))
-
     def test_reference_pairs_do_not_pass_them_and_datasets_do(self, tmp_path):
         scaled, _ = monitored(tmp_path, Classifier, loader(SCALED, Y))
         for reference in ((SCALED, Y), TensorDataset(BYTES, Y)):
@@ -206,11 +198,6 @@ class TestWitness:
         with pytest.raises(MisconfigurationException, match=f"{start}.*{message}"):
             monitored(tmp_path, partial(Stepped, prepare, through), loader(X * 20 + 100, Y))
 
-    def test_a_reference_is_taken_as_it_is(self, tmp_path):
-        divided = partial(Stepped, lambda x, y: (x / 255,))
-        monitor, _ = monitored(tmp_path, divided, loader(BYTES, Y), reference=(SCALED, Y))
-        assert len(monitor.history) == 1
-
     @pytest.mark.parametrize("fault", ["while it trains", "in the units", "in the first batch's labels", "skipped"])
     def test_no_hook_stays_and_no_random_number_is_drawn(self, tmp_path, fault):
         class Broken(Stepped):
@@ -250,18 +237,6 @@ class TestWitness:
             watch.rehearse(network, module, Y)
             network(X)
 
-    def test_a_call_without_tensors_is_none(self):
-        """As DistributedDataParallel calls the module with the arguments of `training_step`."""
-        module, watch = nn.Linear(4, 3), Watch(None, None)
-        self.rehearse(watch, module)
-        watch.listen()
-        for hook in list(module._forward_pre_hooks.values()):
-            hook(module, ([X, Y], 0), {})
-        module(X / 255)
-        assert "values of mean" in watch.objection()
-        watch.end()
-        assert not module._forward_pre_hooks
-
     def test_a_copy_made_while_training_is_watched_has_no_ears(self):
         module, watch = Classifier(), Watch(None, None)
         self.rehearse(watch, module)
@@ -272,12 +247,6 @@ class TestWitness:
         watch.end()
         twin(X)
         assert not got
-
-    def test_what_is_not_called_is_not_judged(self):
-        module, watch = Classifier(), Watch(None, None)
-        assert watch.objection() == ""
-        self.rehearse(watch, module)
-        assert watch.objection() == ""
 
 
 def test_numbers_of_tokens_have_no_units():
@@ -319,14 +288,6 @@ class TestBalance:
         said = [line for line in caplog.messages if "training draws" in line or "sampler draws" in line]
         assert len(said) == (message is not None)
         assert all(re.search(message, line) for line in said)
-
-    def test_labels_that_losses_ignore_are_left_out_with_a_word(self, tmp_path):
-        is_ignored = torch.arange(120) % 5 == 0
-        marked = torch.where(is_ignored, -100, Y)
-        with pytest.warns(UserWarning, match="24 samples have the label -100, which torch's losses ignore: they are"):
-            run = monitored(tmp_path, Classifier, loader(X, marked))
-        signals = Signals(**FEW, seed=0).fit(X[~is_ignored], Y[~is_ignored])
-        assert_measures(*run, signals, ["expected_accuracy"])
 
 
 class TestWhatTrainingDoes:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from problems import Augmented, Plain, blobs, cut, fit, in_order, same, scripted, state_of, trainer
+from problems import Augmented, Plain, blobs, cut, fit, in_order, same, scripted, trainer
 from problems import fit_again as run_of
 from torch.utils.data import DataLoader
 
@@ -105,16 +105,6 @@ def test_a_torn_file_falls_back_to_the_best_before(tmp_path, values, torn):
         stopping, _ = run_with_disk(tmp_path, values, torn=torn)
     assert stopping.best_epoch == 1
     assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == 1
-
-
-def test_a_torn_best_is_not_resumed_on(tmp_path):
-    path = cut(tmp_path, ours(), again=True, max_epochs=4)
-    best = Path(state_of(torch.load(path, weights_only=True), "FileKeeper")["best_model_path"])
-    best.write_bytes(best.read_bytes()[:100])
-    stopping = ours()
-    with pytest.warns(UserWarning, match="missing, damaged"):
-        run_of(tmp_path, stopping, max_epochs=7, ckpt_path=path)
-    assert stopping.best_model_path != str(best)
 
 
 def no_such_folder(tmp_path, monkeypatch):

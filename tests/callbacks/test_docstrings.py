@@ -1,7 +1,6 @@
 """The examples in the docstrings of the callbacks run, as doctest runs those of the package."""
 
 import doctest
-import inspect
 
 import pytest
 
@@ -15,8 +14,3 @@ def test_the_example_of_the_callback_runs(tmp_path, monkeypatch):
     assert len(example.examples) > 5
     assert doctest.DocTestRunner().run(example) == (0, len(example.examples))
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["BoundaryUncertaintyStopping", "BoundaryUncertaintyStopper", "BoundaryUncertainty"])
-def test_the_main_classes_have_an_example(name):
-    assert "\nExample:\n    >>> " in inspect.getdoc(getattr(bu_torch, name))

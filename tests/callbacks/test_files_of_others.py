@@ -167,17 +167,6 @@ def test_a_file_of_the_same_size_and_time_is_another_s(tmp_path):
     assert before != identity(str(path))
 
 
-def test_a_name_with_escapes_is_logged_without(tmp_path, log):
-    last, best = run(tmp_path)
-    hostile = best.parent / "a\x1b]0;OWNED\x07\nWARNING: all fine.ckpt"
-    hostile.write_bytes(best.read_bytes())
-    craft(last, str(hostile), 1e9)
-    resume(tmp_path, last)
-    said = [record.getMessage() for record in log.records if "all fine" in record.getMessage()]
-    assert said
-    assert not [line for line in said if not line.isprintable()]
-
-
 def table(names, values):
     return {"history": [{"names": names, "values": torch.as_tensor(values, dtype=torch.float64)}]}
 
@@ -283,14 +272,3 @@ class TestTwoRunsInOneFolder:
         assert [Path(path).name for path in (stopping.best_model_path, *paths)] == ["best.ckpt", "best-v1.ckpt"]
         assert same(module.state_dict(), look.of_epoch[0])
         assert not same(module.state_dict(), torch.load(paths[0], weights_only=True)["state_dict"])
-
-    def test_a_file_that_another_writes_over_ours_is_named_and_not_restored(self, tmp_path):
-        """As a program does that claims no names."""
-
-        def write_over(trainer, pl_module):
-            torch.save(PLACE | WEIGHTS, stopping.best_model_path)
-
-        stopping, module, look = BoundaryUncertaintyStopping(n_neighbors=20), Classifier(), Weights()
-        with pytest.warns(UserWarning, match=r"Another run or program has written over .*: .*boundary-epoch"):
-            fit(tmp_path, stopping, look, LambdaCallback(on_train_end=write_over), module=module)
-        assert same(module.state_dict(), look.at_end)

@@ -8,9 +8,8 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Classifier, Weights, blobs, cut, loader, same, state_of, weights_of
+from problems import Classifier, Given, Weights, blobs, cut, loader, same, scripted, state_of, weights_of
 from problems import fit as trained
-from scripted import Scripted, ScriptedFit
 from torch import nn
 
 from bu_torch.report import read_record
@@ -55,7 +54,7 @@ class TestWeightsLeftOut:
     @pytest.mark.parametrize("strict", [True, False])
     @pytest.mark.parametrize("checkpoints", [True, False])
     def test_frozen_ones_stay_and_all_others_are_put_back(self, tmp_path, log, strict, checkpoints):
-        module, own = (LeavingOut if checkpoints else Hiding)(strict=strict), Scripted()
+        module, own = (LeavingOut if checkpoints else Hiding)(strict=strict), scripted()
         _, weights = fit(tmp_path, own, module=module, enable_checkpointing=checkpoints)
         assert same(weights_of(module), weights[1])
         (said,) = [one for one in log.messages if "leave out" in one]
@@ -65,7 +64,7 @@ class TestWeightsLeftOut:
 
     @pytest.mark.parametrize(("kind", "strict"), [(LeavingOut, True), (LeavingOut, False), (Hiding, True)])
     def test_one_that_training_changes_is_warned_of_by_name(self, tmp_path, log, kind, strict):
-        module, own = kind("net.4", strict=strict), Scripted()
+        module, own = kind("net.4", strict=strict), scripted()
         with pytest.warns(
             UserWarning, match=r"leave out 2 that training changes: net\.4\.weight, net\.4\.bias"
         ) as said:
@@ -75,10 +74,6 @@ class TestWeightsLeftOut:
             assert torch.equal(value, weights[2 if name.startswith("net.4") else 1][name]), name
         assert "its weights are partly in the model" in log.text
 
-    def test_so_are_statistics_that_training_changes(self, tmp_path):
-        with pytest.warns(UserWarning, match=r"2 that training changes: net\.1\.running_mean, net\.1\.running_var"):
-            fit(tmp_path, Scripted(), module=LeavingOut(("net.1.running", "net.1.num")))
-
     def test_names_that_the_module_does_not_know_are_said(self, tmp_path):
         class Adding(Classifier):
             def on_save_checkpoint(self, checkpoint):
@@ -86,21 +81,21 @@ class TestWeightsLeftOut:
 
         module = Adding()
         with pytest.warns(UserWarning, match="no place for saved weights of the kept epoch: extra"):
-            _, weights = fit(tmp_path, Scripted(), module=module)
+            _, weights = fit(tmp_path, scripted(), module=module)
         assert same(weights_of(module), weights[1])
 
     @pytest.mark.parametrize(("left_out", "is_put_back"), [("backbone", True), ("net.4", False)])
     def test_a_file_of_an_earlier_process_is_put_back_if_only_frozen_ones_are_missing(
         self, tmp_path, left_out, is_put_back
     ):
-        first, look = Scripted((0.9, 0.1), restore_best_weights=False), Weights()
+        first, look = scripted((0.9, 0.1), restore_best_weights=False), Weights()
         module = LeavingOut(left_out, strict=False)
         backbone = weights_of(module.backbone)
         path = cut(tmp_path, first, look, module=module)
         module = LeavingOut(left_out, strict=False)
         module.backbone.load_state_dict(backbone)
         module.on_train_start = lambda: setattr(module, "strict_loading", True)
-        resumed = Scripted((0.9, 0.1))
+        resumed = scripted((0.9, 0.1))
         with nullcontext() if is_put_back else pytest.warns(UserWarning, match=r"they lack weights.*net\.4\.weight"):
             _, after = fit(tmp_path, resumed, module=module, ckpt_path=path, max_epochs=4)
         assert resumed.best_epoch == 0
@@ -130,7 +125,7 @@ def test_a_network_that_changes_gets_its_weights_back_if_it_can(tmp_path, change
     module.change = lambda net: smaller if change == "smaller" else torch.compile(net, backend="eager")
     is_refused = pytest.warns(UserWarning, match="do not fit: weights have another shape in the module: .*net.0.weight")
     with is_refused if change == "smaller" else nullcontext():
-        trained(tmp_path, Scripted(), look, module=module, enable_checkpointing=checkpoints)
+        trained(tmp_path, scripted(), look, module=module, enable_checkpointing=checkpoints)
     found, expected = weights_of(module), look.at_end if change == "smaller" else look.of_epoch[1]
     assert len(found) == len(expected)
     assert all(map(torch.equal, found.values(), expected.values()))
@@ -146,11 +141,11 @@ class TestCheckpointsOfOthersInTheMiddleOfAnEpoch:
         return ModelCheckpoint(folder / "user", save_last=True, every_n_train_steps=1, save_top_k=0)
 
     def test_a_run_that_max_steps_has_ended_resumes_with_its_best(self, tmp_path, recwarn):
-        first = Scripted((0.1, 0.5, 0.9))
+        first = scripted((0.1, 0.5, 0.9))
         fit(tmp_path, first, self.every_step(tmp_path), max_epochs=-1, max_steps=10)
         assert first.best_epoch == 2
         assert self.files(tmp_path) == ["boundary-epoch=1-step=8.ckpt", "boundary-epoch=2-step=10.ckpt"]
-        resumed, module = Scripted((0.1, 0.5, 0.45, 0.4)), Classifier()
+        resumed, module = scripted((0.1, 0.5, 0.45, 0.4)), Classifier()
         fit(tmp_path, resumed, module=module, ckpt_path=tmp_path / "user" / "last.ckpt", max_epochs=6)
         assert not [one for one in recwarn if "missing, damaged" in str(one.message)]
         assert (resumed.best_epoch, resumed.best_score) == (1, 0.5)
@@ -160,37 +155,39 @@ class TestCheckpointsOfOthersInTheMiddleOfAnEpoch:
     def test_the_file_before_goes_once_a_newer_one_is_named(self, tmp_path):
         seen = []
         look = LambdaCallback(on_train_batch_end=lambda *_: seen.append(len(self.files(tmp_path))))
-        fit(tmp_path, Scripted((0.1, 0.2, 0.3, 0.4)), look, self.every_step(tmp_path), max_epochs=4)
+        fit(tmp_path, scripted((0.1, 0.2, 0.3, 0.4)), look, self.every_step(tmp_path), max_epochs=4)
         assert max(seen) == 2
         assert len(self.files(tmp_path)) == 2  # the last step's checkpoint names the one before
 
     def test_beside_checkpoints_at_the_end_of_an_epoch_one_file_is_left(self, tmp_path):
-        fit(tmp_path, Scripted((0.1, 0.2, 0.3)), ModelCheckpoint(tmp_path / "user", save_last=True))
+        fit(tmp_path, scripted((0.1, 0.2, 0.3)), ModelCheckpoint(tmp_path / "user", save_last=True))
         assert self.files(tmp_path) == ["boundary-epoch=2-step=12.ckpt"]
 
 
-class EqualsFit(ScriptedFit):
-    def _measure(self, trainer, network):
-        values = super()._measure(trainer, network)
-        return values | {"standard_error": 0.1 if trainer.current_epoch else 0.0, "trust_score": 1.0}
-
-
-class Equals(Scripted):
-    """Each check but the first has a standard error of a tenth, and all are trusted alike."""
-
-    fit_class = EqualsFit
+class Equals(Given):
+    """Each check but the first may lie a twentieth below the highest, and all are trusted alike."""
 
     def __init__(self):
-        super().__init__((0.7, 0.69, 0.5, 0.68, 0.4, 0.64), rule="expected_accuracy")
+        super().__init__((0.7, 0.69, 0.5, 0.68, 0.4, 0.64))
+
+    def margin(self, values, standard_error):
+        return 0.05 if self.place > 1 else 0.0
+
+    def preference(self, values):
+        return 1.0
+
+
+def equals():
+    return scripted(rule=Equals())
 
 
 class TestEquals:
     """The latest of equal checks is kept, though its score is lower."""
 
     def test_the_score_of_the_kept_check_is_lightning_s(self, tmp_path):
-        own = Equals()
+        own = equals()
         made, weights = fit(tmp_path, own, max_epochs=6)
-        assert (own.best_epoch, own.best_score) == (3, own.history[3]["expected_accuracy"])
+        assert (own.best_epoch, own.best_score) == (3, own.history[3]["given"])
         keeper = made.checkpoint_callback
         assert float(keeper.best_model_score) == float(keeper.current_score) == own.best_score
         assert (keeper.best_epoch, keeper.best_step) == (3, own.best_step)
@@ -202,9 +199,9 @@ class TestEquals:
 
     @pytest.mark.parametrize("end", [2, 3, 4, 5])
     def test_a_run_that_resumes_in_another_folder_goes_on_from_the_same_file(self, tmp_path, end):
-        first, resumed = Equals(), Equals()
+        first, resumed = equals(), equals()
         fit(tmp_path / "elsewhere", resumed, max_epochs=6, ckpt_path=cut(tmp_path, first, max_epochs=end))
-        assert (resumed.best_epoch, resumed.best_score) == (3, resumed.history[3]["expected_accuracy"])
+        assert (resumed.best_epoch, resumed.best_score) == (3, resumed.history[3]["given"])
         assert (resumed.best_model_path == first.best_model_path) == (end >= 4)
         assert torch.load(resumed.best_model_path, weights_only=True)["epoch"] == 3
 
@@ -212,22 +209,15 @@ class TestEquals:
 class TestNames:
     def test_folder_and_template_are_model_checkpoint_s(self, tmp_path):
         mine = tmp_path / "mine"
-        own = Scripted(dirpath=str(mine), filename="{epoch:02d}-{trust_score:.2f}-{train_loss:.0f}")
+        own = scripted(dirpath=str(mine), filename="{epoch:02d}-{given:.2f}-{train_loss:.0f}")
         fit(tmp_path, own)
-        assert checkpoints(mine) == ["epoch=01-trust_score=1.80-train_loss=0.ckpt"]
+        assert checkpoints(mine) == ["epoch=01-given=0.90-train_loss=0.ckpt"]
         assert own.best_model_path == str(mine / checkpoints(mine)[0])
         assert own.record_path.startswith(str(mine))
 
-    def test_the_values_are_those_of_this_callback(self, tmp_path):
-        """Another's are logged under the same names."""
-        first, second = Scripted((0.1, 0.2), n_neighbors=20), Scripted((0.7, 0.8), rule="trust_score")
-        second.filename, second.restore_best_weights = "{boundary_uncertainty:.1f}", False
-        fit(tmp_path, first, second, max_epochs=2)
-        assert second.best_model_path.endswith("boundary_uncertainty=0.8.ckpt")
-
     @pytest.mark.parametrize("script", [(0.1, 0.9, 0.5), (0.1, 0.5, 0.9)])
     def test_a_name_without_the_epoch_never_overwrites_the_best_so_far(self, tmp_path, script):
-        seen, own = [], Scripted(script, dirpath=tmp_path / "mine", filename="best")
+        seen, own = [], scripted(script, dirpath=tmp_path / "mine", filename="best")
         look = LambdaCallback(on_train_batch_end=lambda *_: seen.append(own.best_model_path))
         made, weights = fit(tmp_path, own, look, max_epochs=4)
         assert {Path(path).name for path in seen if path} == {"best.ckpt", "best-v1.ckpt"}
@@ -239,24 +229,24 @@ class TestNames:
 
     def test_without_checkpoints_they_are_warned_of(self, tmp_path):
         with pytest.warns(UserWarning, match="writes no checkpoints: `dirpath`, `filename` has no effect"):
-            fit(tmp_path, Scripted(dirpath=tmp_path, filename="best"), enable_checkpointing=False)
+            fit(tmp_path, scripted(dirpath=tmp_path, filename="best"), enable_checkpointing=False)
 
 
 class TestFolders:
     @pytest.mark.parametrize("where", ["root", "logger", "dirpath"])
     def test_a_relative_one_is_as_good_as_an_absolute_one(self, tmp_path, monkeypatch, where):
         monkeypatch.chdir(tmp_path)
-        own, module = Scripted(dirpath="kept" if where == "dirpath" else None), Classifier()
+        own, module = scripted(dirpath="kept" if where == "dirpath" else None), Classifier()
         fit("runs", own, module=module, logger=CSVLogger("logs") if where == "logger" else False)
         kept = torch.load(own.best_model_path, weights_only=True)
         assert kept["epoch"] == own.best_epoch == 1
         assert same(kept["state_dict"], module.state_dict())
-        again = Scripted((0.3,))
+        again = scripted((0.3,))
         fit("runs", again, ckpt_path=own.best_model_path)
         assert (again.best_epoch, again.best_model_path) == (1, own.best_model_path)
 
     def test_of_two_equal_scores_the_one_whose_file_is_there_is_kept(self, tmp_path):
-        own, again = Scripted(), Scripted((0.9,))
+        own, again = scripted(), scripted((0.9,))
         path = cut(tmp_path / "part", own, max_epochs=3)
         Path(own.best_model_path).unlink()
         with pytest.warns(UserWarning, match="missing, damaged"):
@@ -269,7 +259,7 @@ def test_a_module_that_fails_at_the_very_end_is_told_of_once(tmp_path, log):
         def on_fit_end(self):
             raise RuntimeError("trouble")
 
-    own = Scripted()
+    own = scripted()
     with pytest.raises(RuntimeError, match="trouble"):
         fit(tmp_path, own, module=Failing())
     assert log.text.count("Boundary uncertainty kept epoch") == 1
@@ -279,7 +269,7 @@ def test_a_module_that_fails_at_the_very_end_is_told_of_once(tmp_path, log):
 
 class TestWeightsOnly:
     def test_the_file_is_put_back_and_tested_but_not_resumed_from(self, tmp_path):
-        own, module = Scripted(save_weights_only=True), Classifier()
+        own, module = scripted(save_weights_only=True), Classifier()
         made, weights = fit(tmp_path, own, module=module)
         content = torch.load(own.best_model_path, weights_only=True)
         assert not {"callbacks", "optimizer_states", "lr_schedulers"} & content.keys()
@@ -287,32 +277,25 @@ class TestWeightsOnly:
         assert same(weights_of(module), weights[1])
         made.test(dataloaders=loader(*blobs()), ckpt_path="best", verbose=False)
         with pytest.raises(KeyError, match="contains only the model"):
-            fit(tmp_path, Scripted(), ckpt_path=own.best_model_path)
+            fit(tmp_path, scripted(), ckpt_path=own.best_model_path)
 
     def test_it_is_refused_beside_weight_averaging(self, tmp_path):
         """Lightning's files of weights alone hold the module's, and the average is measured."""
         with pytest.raises(MisconfigurationException, match="cannot be used beside WeightAveraging"):
-            fit(tmp_path, Scripted(save_weights_only=True), EMAWeightAveraging())
+            fit(tmp_path, scripted(save_weights_only=True), EMAWeightAveraging())
 
 
 class TestWords:
     SCRIPT = (0.1, 0.5, 0.4, 0.9)
 
     def test_improvements_and_files_are_said_in_lightnings_words_if_asked_for(self, tmp_path, log):
-        fit(tmp_path / "quiet", Scripted(self.SCRIPT), max_epochs=4)
+        fit(tmp_path / "quiet", scripted(self.SCRIPT), max_epochs=4)
         assert "improved" not in log.text
-        fit(tmp_path, Scripted(self.SCRIPT, verbose=True), max_epochs=4)
+        fit(tmp_path, scripted(self.SCRIPT, verbose=True), max_epochs=4)
         said = log.messages
         assert [line for line in said if "improved" in line] == [
-            "Metric boundary_uncertainty improved. New best score: 0.1000",
-            "Metric boundary_uncertainty improved by 0.4000. New best score: 0.5000",
-            "Metric boundary_uncertainty improved by 0.4000. New best score: 0.9000",
+            "Metric given improved. New best score: 0.1000",
+            "Metric given improved by 0.4000. New best score: 0.5000",
+            "Metric given improved by 0.4000. New best score: 0.9000",
         ]
         assert [sum(words in line for line in said) for words in ("saving model to", "not in top 1")] == [3, 0]
-
-    def test_a_run_that_resumes_compares_with_the_best_of_before(self, tmp_path, log):
-        path = cut(tmp_path, Scripted(self.SCRIPT))
-        fit(tmp_path, Scripted(self.SCRIPT, verbose=True), max_epochs=4, ckpt_path=path)
-        assert [one for one in log.messages if "improved" in one] == [
-            "Metric boundary_uncertainty improved by 0.4000. New best score: 0.9000"
-        ]

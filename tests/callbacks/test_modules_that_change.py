@@ -1,22 +1,16 @@
 """Modules that a look would change, and optimisers with modes: a training with the callback is the one without."""
 
 import copy
-import itertools
-import random
-import warnings
-from collections import Counter, UserDict, defaultdict, deque
-from functools import cache, partial
+from functools import cache
 
 import loralib
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 from lightning.pytorch.loggers import CSVLogger
 from problems import Given, blobs, fit_again, in_order, loader, same, weights_of
-from scenarios import Model, Renormalised, ScheduleFree, Wrapped, perceptron
+from scenarios import Model, ScheduleFree, perceptron
 from torch import nn
-from torchmetrics import CatMetric, MeanMetric
 
 from bu_torch.callbacks import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
 
@@ -30,43 +24,6 @@ def adapters_alone():
     model = Model(perceptron(loralib.Linear, r=2))
     loralib.mark_only_lora_as_trainable(model)
     return model
-
-
-class Observer(nn.Module):
-    """Follows the ends of each feature, in buffers that are empty at first."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("low", torch.empty(0))
-        self.register_buffer("seen", torch.zeros(()), persistent=False)
-
-    def forward(self, x):
-        low = x.detach().amin(dim=0)
-        self.low.resize_(low.shape).copy_(low if self.seen == 0 else torch.minimum(self.low, low))
-        self.seen += 1
-        return x - self.low
-
-
-class Counting(nn.Module):
-    """Gives what depends on how often it was called, by counters of every kind."""
-
-    def __init__(self):
-        super().__init__()
-        self.counter, self.by_size, self.user = Counter(), defaultdict(int), UserDict(n=0)
-        self.queue, self.nested, self.array = deque([0.0], maxlen=9), {"a": [{"b": [0]}]}, np.zeros(1)
-        self.numbers, self.random = itertools.count(), random.Random(0)
-        self.numpy, self.torch = np.random.default_rng(0), torch.Generator().manual_seed(0)
-
-    def forward(self, x):
-        self.counter["calls"] += 1
-        self.by_size[len(x)] += 1
-        self.user["n"] += 1
-        self.queue.append(self.random.random())
-        self.nested["a"][0]["b"][0] += 1
-        self.array += 1
-        counts = (self.counter["calls"], self.by_size[30], self.user["n"], self.nested["a"][0]["b"][0], self.array[0])
-        noise = sum(self.queue) + self.numpy.random() + float(torch.rand(1, generator=self.torch))
-        return x * (1 + 1e-3 * (sum(counts) + next(self.numbers) + noise))
 
 
 class Gate(Model):
@@ -126,37 +83,6 @@ class Swapped(nn.Module):
         return self.net(x)
 
 
-class Initialised(nn.Linear):
-    """Scales itself by the first batch that it gets."""
-
-    is_ready = False
-
-    def forward(self, x):
-        if not self.is_ready:
-            self.weight.data /= x.abs().max()
-            self.is_ready = True
-        return super().forward(x)
-
-
-class Unmerging(Wrapped):
-    """Merged from the start, and taken apart by the first `forward`, as an adapter that is switched off."""
-
-    def __init__(self, *size):
-        super().__init__(*size)
-        nn.init.normal_(self.up.weight)
-        self.base.requires_grad_(True)
-        super().train(False)
-
-    def train(self, mode=True):
-        return nn.Module.train(self, mode)
-
-    def forward(self, x):
-        if self.is_merged:
-            self.base.weight.data -= (self.up.weight @ self.down.weight).data
-            self.is_merged = False
-        return self.base(x)
-
-
 class Freezing(Model):
     """Freezes its first layer whenever it is told its mode, which Lightning does not do."""
 
@@ -171,54 +97,6 @@ class Pruning(Model):
 
     def on_train_epoch_start(self):
         nn.utils.prune.l1_unstructured(self.net[0], "weight", amount=0.2)
-
-
-class Normalised(nn.Linear):
-    """Replaces its weight in `forward`, unseen by autograd."""
-
-    def forward(self, x):
-        self.weight.data = nn.functional.normalize(self.weight.data)
-        return super().forward(x)
-
-
-class Learning(nn.Linear):
-    """Takes a gradient of its own in `forward`."""
-
-    def forward(self, x):
-        with torch.enable_grad():
-            inputs = x.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(super().forward(inputs).square().sum(), inputs, create_graph=True)
-        return super().forward(x + 0.1 * slope)
-
-
-class OfTokens(Model):
-    """Looks up the signs of its inputs in an embedding that renormalises."""
-
-    def __init__(self):
-        super().__init__(Renormalised())
-        self.net.last = nn.Linear(8, 3)
-
-    def forward(self, x):
-        return super().forward((x > 0).long() + 2 * torch.arange(4))
-
-
-class Measured(Model):
-    """Updates metrics in `forward`, one of which keeps a list."""
-
-    def __init__(self, net):
-        super().__init__(net)
-        self.mean, self.all = MeanMetric(), CatMetric()
-
-    def forward(self, x):
-        logits = self.net(x)
-        self.mean.update(logits.abs())
-        self.all.update(logits[:, 0])
-        self.log("mean", self.mean, on_step=False, on_epoch=True)
-        return logits
-
-    def on_train_epoch_end(self):
-        self.log("n", float(len(self.all.compute())))
-        self.all.reset()
 
 
 class Teacher(Model):
@@ -244,50 +122,14 @@ class AtBatchEnd(Teacher):
     on_train_batch_end = Teacher.follow
 
 
-def aware_of_quantisation():
-    net = perceptron()
-    net.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")  # an observer for each channel
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return Model(torch.ao.quantization.prepare_qat(net))
-
-
 def lazy():
     return Model(nn.Sequential(nn.LazyLinear(16), nn.LazyBatchNorm1d(), nn.ReLU(), nn.Dropout(0.3), nn.LazyLinear(3)))
 
 
-def with_first(layer):
-    return Model(nn.Sequential(layer, *perceptron()))
-
-
-def normed(norm):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return Model(perceptron(lambda *size: norm(nn.Linear(*size))))
-
-
-def scripted():
-    return with_first(torch.jit.script(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4))))
-
-
-def tied():
-    model = with_first(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
-    model.net[0][1].weight = model.net[0][0].weight
-    return model
-
-
 MODULES = {
-    "layers of LoRA": lambda: Model(perceptron(loralib.Linear, r=2)),
     "layers of LoRA that stay merged after validation": lambda: Validated(perceptron(loralib.Linear, r=2)),
     "adapters alone": adapters_alone,
-    "a wrapper that merges": lambda: Model(perceptron(Wrapped)),
-    "a layer that the first batch unmerges": lambda: Model(perceptron(Unmerging)),
-    "a layer that the first batch sets up": lambda: Model(perceptron(Initialised)),
     "a layer that `train` freezes": lambda: Freezing(perceptron()),
-    "observers": aware_of_quantisation,
-    "an observer whose buffer grows": lambda: with_first(Observer()),
-    "counters of every kind": lambda: with_first(Counting()),
-    "metrics": lambda: Measured(perceptron()),
     "what it logs": lambda: Gate(perceptron()),
     "what it logs in steps": lambda: Gate(perceptron(), on_step=True),
     "what both log": lambda: Nested(perceptron()),
@@ -296,17 +138,7 @@ MODULES = {
     "a teacher that follows after epochs": lambda: AtEpochEnd(perceptron()),
     "a teacher that follows after steps": lambda: AtBatchEnd(perceptron()),
     "pruning by the last weight": lambda: Pruning(perceptron()),
-    "an embedding that renormalises": OfTokens,
-    "weights that forward replaces": lambda: Model(perceptron(Normalised)),
-    "a gradient within": lambda: Model(perceptron(Learning)),
-    "weight norm": partial(normed, nn.utils.parametrizations.weight_norm),
-    "old weight norm": partial(normed, nn.utils.weight_norm),
-    "spectral norm": partial(normed, nn.utils.parametrizations.spectral_norm),
-    "old spectral norm": partial(normed, nn.utils.spectral_norm),
-    "a scripted part": scripted,
-    "tied weights": tied,
     "lazy layers": lazy,
-    "an optimiser with modes": lambda: ScheduleFree(perceptron()),
 }
 
 

@@ -1,4 +1,3 @@
-import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
@@ -11,29 +10,12 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, T
 from bu_torch import Signals
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.samples import read_training_data
-from bu_torch.samples.subset import stratified_rows
 from bu_torch.signals import cache
 
 
 def gpu(*values):
     marks = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"))
     return pytest.param(*values, marks=marks, id=f"{values[0]}-gpu")
-
-
-class Reading(BoundaryUncertaintyMonitor):
-    """Keeps what was read, to look at after the fit."""
-
-    def _new_fit(self):
-        made = super()._new_fit()
-        samples, read = made._samples, made._samples._read
-
-        def keep(trainer, pl_module):
-            found = read(trainer, pl_module)
-            self.read = [found.inputs, found.labels]
-            return found
-
-        samples._read = keep
-        return made
 
 
 @pytest.mark.parametrize("space", [{}, {"feature_extractor": lambda x: x[:, :2]}])
@@ -94,53 +76,10 @@ def read_reference(trainer, data, most=None):
 
 
 class TestFindingTheData:
-    def read(self, folder, data, module=None, max_epochs=1, limit_train_batches=1.0, **settings):
-        monitor = Reading(n_neighbors=10, n_draws=1, **settings)
-        fit(folder, monitor, module=module, data=data, max_epochs=max_epochs, limit_train_batches=limit_train_batches)
-        return monitor.read
-
-    def test_the_loader_of_a_data_module_is_read_in_order_and_left_alone(self, tmp_path):
-        class Counting(TensorDataset):
-            reads = 0
-
-            def __getitem__(self, i):
-                Counting.reads += 1
-                return super().__getitem__(i)
-
-        class Data(pl.LightningDataModule):
-            def train_dataloader(self):
-                return DataLoader(Counting(*blobs()), batch_size=32, shuffle=True, drop_last=True)
-
-        inputs, labels = self.read(tmp_path, Data(), max_epochs=2)
-        assert torch.equal(inputs, blobs()[0])
-        assert torch.equal(labels, blobs()[1])
-        assert Counting.reads == 2 * 96  # by training; the samples are read in a worker
-
-    def test_keys_of_a_batch_are_passed_on(self, tmp_path):
-        class Weighted(Classifier):
-            def training_step(self, batch, batch_idx):
-                return super().training_step(batch[1:], batch_idx)
-
-        features, labels = blobs()
-        data = in_order(torch.rand(len(labels)), features, labels)
-        read = self.read(tmp_path, data, Weighted(), input_key=1, label_key=-1)
-        assert torch.equal(read[0], features)
-        assert torch.equal(read[1], labels)
-
     def test_lightning_s_wrapper_of_a_sampler_is_taken_off(self, tmp_path):
         wrapped = DistributedSamplerWrapper(SubsetRandomSampler(range(60)), num_replicas=2, rank=0)
         data = DataLoader(TensorDataset(*blobs()), sampler=wrapped, batch_size=30)
         assert read_reference(trainer(tmp_path), data).rows.tolist() == list(range(60))
-
-    def test_limited_batches_in_order_leave_the_rest_out(self, tmp_path):
-        inputs, _ = self.read(tmp_path, in_order(), limit_train_batches=2)
-        assert torch.equal(inputs, blobs()[0][:60])
-
-    def test_max_samples_draws_a_subset_by_the_seed(self, tmp_path, log):
-        features, labels = blobs()
-        inputs, _ = self.read(tmp_path, loader(features, labels), max_samples=50, seed=1)
-        assert "measures at a stratified random 50 of 120 training samples" in log.text
-        assert torch.equal(inputs, features[stratified_rows(120, 50, 1, labels)])
 
     @pytest.mark.parametrize(("most", "n_read"), [(300, 300), (None, 10_000)])
     def test_endless_stream_is_cut_off(self, tmp_path, log, most, n_read):
@@ -151,7 +90,7 @@ class TestFindingTheData:
 
     @pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
     def test_steps_counted_on_an_endless_stream_are_warned_of(self, tmp_path):
-        monitor = Reading(n_draws=1, max_samples=300)
+        monitor = BoundaryUncertaintyMonitor(n_draws=1, max_samples=300)
         with pytest.warns(UserWarning, match="ends before `max_steps=8`, the only check comes after training"):
             fit(tmp_path, monitor, data=DataLoader(Endless(), batch_size=32), max_epochs=-1, max_steps=8)
         assert len(monitor.history) == 1
@@ -230,15 +169,6 @@ class TestModels:
         assert len(monitor.history) == 4
         assert graphs
         assert max(graphs) <= 1
-
-
-def test_second_fit_starts_anew(tmp_path):
-    monitor = BoundaryUncertaintyMonitor()
-    for _ in range(2):
-        fit(tmp_path, monitor, max_epochs=2)
-        assert [entry["epoch"] for entry in monitor.history] == [0, 1]
-    assert monitor.check_seconds > 0
-    assert monitor.setup_seconds > 0
 
 
 @pytest.mark.parametrize("is_shown", [True, False])

@@ -8,18 +8,17 @@ import tracemalloc
 import warnings
 from functools import partial
 
-import lightning.pytorch as pl
 import numpy as np
 import pytest
 import sklearn  # noqa: F401  (which sets environment variables when it is first imported)
 import torch
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Augmented, Classifier, blobs, loader, same, trainer, weights_of
+from problems import Augmented, Classifier, blobs, same, trainer, weights_of
 from scenarios import Model, Renormalised, tokens
 from torch.utils.data import DataLoader
 
-from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
+from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper
 
 
 def global_state():
@@ -79,23 +78,6 @@ class Modes(Classifier):
             if self.fails:
                 raise KeyError("a fault of the user's")
         return super().forward(x)
-
-
-def test_batches_weights_and_states_are_the_same_to_the_bit(tmp_path):
-    """With dropout, batch norm and random augmentation in two workers that stay."""
-
-    def train(*callbacks):
-        pl.seed_everything(7, workers=True, verbose=False)
-        module = Classifier()
-        data = DataLoader(Augmented(), batch_size=30, shuffle=True, num_workers=2, persistent_workers=True)
-        trainer(tmp_path, *callbacks).fit(module, data)
-        return module.state_dict(), global_state()
-
-    callback = BoundaryUncertaintyStopping(restore_best_weights=False)
-    (weights, state), (weights_with, state_with) = train(), train(callback)
-    assert len(callback.history) == 3
-    assert same(weights, weights_with)
-    assert state == state_with
 
 
 @pytest.mark.parametrize("options", [{}, {"precision": "bf16-mixed"}, {"deterministic": True}], ids=str)
@@ -237,15 +219,4 @@ class TestMemory:
             stopper.check(module)
             if epoch in (99, 1099):
                 sizes.append(self.now())
-        self.assert_little_is_kept(*sizes)
-
-    def test_of_a_trainer(self, tmp_path):
-        sizes = []
-        look = LambdaCallback(
-            on_train_epoch_start=lambda t, m: sizes.append(self.now()) if t.current_epoch in (100, 1100) else None
-        )
-        stopping = BoundaryUncertaintyStopping(n_neighbors=10, patience=10_000)
-        trainer(tmp_path, stopping, look, max_epochs=1101, enable_checkpointing=False).fit(
-            Classifier(), loader(*blobs(), batch_size=120)
-        )
         self.assert_little_is_kept(*sizes)

@@ -13,12 +13,10 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     StochasticWeightAveraging,
 )
-from problems import Classifier, Plain, blobs, fit, fit_again, loader, same, trainer
-from scripted import NoNetwork, NoSamples, Scripted, ScriptedFit, ScriptedMonitor
+from problems import Classifier, Given, Plain, blobs, fit, fit_again, loader, same, scripted, trainer
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
 from bu_torch.callbacks import fit as fit_module
-from bu_torch.callbacks.fit import Fit
 from bu_torch.report import read_record
 from bu_torch.report.verdict import RunVerdict
 from bu_torch.run import account as record_module
@@ -30,7 +28,7 @@ class TestEarlyStoppingOfTheUsers:
 
     @pytest.mark.parametrize("place", ["before", "after", "behind the checkpoints"])
     def test_it_is_the_trainer_s_early_stopping_callback(self, tmp_path, place):
-        own, users = Scripted(), [self.users(), EarlyStopping(monitor="expected_accuracy", mode="max")]
+        own, users = scripted(), [self.users(), EarlyStopping(monitor="expected_accuracy", mode="max")]
         made = trainer(tmp_path, *([*users, own] if place == "before" else [own]), ModelCheckpoint(tmp_path / "user"))
         assert made.early_stopping_callback is (users[0] if place == "before" else None)
         made.callbacks += {"before": [], "behind the checkpoints": users}.get(place, [])
@@ -42,19 +40,11 @@ class TestEarlyStoppingOfTheUsers:
         assert type(made.callbacks[-1]).__name__ == "Ending"
 
     def test_our_file_holds_its_state_of_the_same_epoch(self, tmp_path):
-        own = Scripted([0.9, 0.1, 0.95])
+        own = scripted([0.9, 0.1, 0.95])
         fit(tmp_path, own, EarlyStopping(monitor="prediction_changes", mode="max", strict=False), self.users())
         states = torch.load(own.best_model_path, weights_only=True)["callbacks"]
         (users,) = [state for key, state in states.items() if "EarlyStopping" in key and "trust_score" in key]
-        assert users["best_score"] == pytest.approx(2 * 0.95)
-
-    def test_the_first_of_two_stays_best_in_a_second_fit(self, tmp_path):
-        first, second = Scripted(), Scripted(rule="trust_score", restore_best_weights=False)
-        made = trainer(tmp_path, first, second, self.users())
-        for _ in range(2):
-            made.fit_loop.epoch_progress.reset()
-            made.fit(Classifier(), loader(*blobs()))
-            assert made.checkpoint_callback.best_model_path == first.best_model_path
+        assert users["best_score"] == pytest.approx(max(entry["trust_score"] for entry in own.history))
 
 
 class TestLeastSteps:
@@ -62,12 +52,12 @@ class TestLeastSteps:
 
     @pytest.mark.parametrize(("steps", "epochs"), [(None, None), (9, None), (10, None), (12, None), (14, 2), (None, 4)])
     def test_it_stops_at_the_step_where_lightning_does(self, tmp_path, steps, epochs):
-        own, options = Scripted([0.9, 0.1], patience=1), {"max_epochs": 8, "min_steps": steps, "min_epochs": epochs}
-        lightnings = EarlyStopping(monitor="boundary_uncertainty", mode="max", patience=1)
-        theirs = fit(tmp_path / "theirs", ScriptedMonitor([0.9, 0.1]), lightnings, **options)
+        own, options = scripted([0.9, 0.1], patience=1), {"max_epochs": 8, "min_steps": steps, "min_epochs": epochs}
+        lightnings = EarlyStopping(monitor="given", mode="max", patience=1)
+        theirs = fit(tmp_path / "theirs", scripted([0.9, 0.1], patience=99), lightnings, **options)
         made = fit(tmp_path, own, **options)
         assert (made.global_step, own.stopped_epoch) == (theirs.global_step, lightnings.stopped_epoch)
-        assert own.stopping_reason.startswith(f"Stopped in epoch {own.stopped_epoch}: boundary uncertainty did not")
+        assert own.stopping_reason.startswith(f"Stopped in epoch {own.stopped_epoch}: given did not")
 
     @pytest.mark.parametrize(
         ("script", "every", "steps", "expected"),
@@ -77,13 +67,13 @@ class TestLeastSteps:
         ],
     )
     def test_it_stops(self, tmp_path, script, every, steps, expected):
-        own = Scripted(script, patience=1, every_n_epochs=every)
+        own = scripted(script, patience=1, every_n_epochs=every)
         made = fit(tmp_path, own, max_epochs=20, min_steps=steps)
         assert (made.global_step, own.stopped_epoch, own.best_epoch) == expected
 
     def test_a_run_that_resumes_stops_at_the_same_step(self, tmp_path):
-        last, resumed = ModelCheckpoint(tmp_path / "user", save_last=True), Scripted([0.9, 0.1], patience=1)
-        fit(tmp_path, Scripted([0.9, 0.1], patience=1), last, max_epochs=2, min_steps=10)
+        last, resumed = ModelCheckpoint(tmp_path / "user", save_last=True), scripted([0.9, 0.1], patience=1)
+        fit(tmp_path, scripted([0.9, 0.1], patience=1), last, max_epochs=2, min_steps=10)
         made = fit(tmp_path, resumed, max_epochs=8, min_steps=10, ckpt_path=last.last_model_path)
         assert (made.global_step, resumed.stopped_epoch) == (10, 2)
 
@@ -102,36 +92,25 @@ def test_neither_the_preparation_nor_the_trial_of_the_network_counts_as_training
     for module in (fit_module, record_module):
         monkeypatch.setattr(module, "time", clock)
 
-    class TimedSamples(NoSamples):
-        def prepare(self, trainer, pl_module):
-            clock.now += 100.0
-            return super().prepare(trainer, pl_module)
-
-    class TimedNetwork(NoNetwork):
-        def try_out(self, trainer, pl_module, n_classes):
-            clock.now += 10.0
-            super().try_out(trainer, pl_module, n_classes)
-
-    class TimedFit(ScriptedFit):
-        samples, network = TimedSamples, TimedNetwork
-
-        def _measure(self, trainer, network):
-            clock.now += 5.0
-            return super()._measure(trainer, network)
-
-    class Timed(Scripted):
-        fit_class = TimedFit
-
     class Slow(Classifier):
         def training_step(self, batch, batch_idx):
             clock.now += 2.5
             return super().training_step(batch, batch_idx)
 
-    own = Timed()
+        def forward(self, x):
+            clock.now += 0 if self.training else 5.0
+            return super().forward(x)
+
+    def extract(inputs):
+        clock.now += 100.0
+        return inputs
+
+    own = scripted(feature_extractor=extract)
     fit(tmp_path, own, module=Slow(), max_epochs=2)
-    assert "at least 110.0 s (preparation 100.0 s, checks 10.0 s) beside 20.0 s of training: 550%." in log.text
-    assert "takes 5.0 s, and the training before it took 10.0 s." in log.text
-    assert read_record(own.record_path).values("seconds")[-1] == 30.0
+    assert own.setup_seconds >= 105.0
+    assert f"checks {own.check_seconds:.1f} s) beside 20.0 s of training" in log.text
+    assert f"takes {own.check_seconds / 2:.1f} s, and the training before it took 10.0 s." in log.text
+    assert read_record(own.record_path).values("seconds")[-1] == own.check_seconds + 20.0
 
 
 def real(**kwargs):
@@ -172,18 +151,9 @@ class TestWeightAveraging:
 
     @pytest.mark.parametrize("which", list(AVERAGES))
     def test_nothing_counts_before_the_first_update(self, tmp_path, which, log):
-        class UntrainedFit(Fit):
-            def _measure(self, trainer, network):
-                return {**super()._measure(trainer, network), "expected_accuracy": 1 - 0.1 * trainer.current_epoch}
-
-        class Untrained(BoundaryUncertaintyStopping):
-            """Finds the network before training best of all."""
-
-            def _new_fit(self):
-                made = super()._new_fit()
-                return UntrainedFit(made.settings, made.schedule, made.source)
-
-        own, (_, first) = Untrained(n_neighbors=20, n_draws=1, patience=2), AVERAGES[which]
+        _, first = AVERAGES[which]
+        falling = [1 - 0.1 * epoch for epoch in range(9)]  # the network before training is the best of all
+        own = real(rule=Given(falling), patience=2, averaging=None)
         fit_again(tmp_path, self.averaging(which), own, max_epochs=9)
         assert (own.best_epoch, own.stopped_epoch) == (first, first + 2)
         record = read_record(own.record_path)
@@ -240,22 +210,21 @@ class TestWeightAveraging:
 class TestChecksInSomeEpochs:
     """Lightning keeps a logged value until the next; who monitors ours must not count it twice."""
 
-    @pytest.mark.parametrize("make", [ScriptedMonitor, Scripted])
     @pytest.mark.parametrize(("grows", "n_checks"), [(True, 8), (False, 4)])
-    def test_patience_of_a_users_early_stopping_counts_checks(self, tmp_path, make, grows, n_checks):
-        own = make([epoch / 100 if grows else 0.5 for epoch in range(16)], every_n_epochs=2)
-        users = EarlyStopping(monitor="boundary_uncertainty", mode="max", patience=3, strict=False)
+    def test_patience_of_a_users_early_stopping_counts_checks(self, tmp_path, grows, n_checks):
+        own = scripted([check / 100 if grows else 0.5 for check in range(8)], every_n_epochs=2)
+        users = EarlyStopping(monitor="given", mode="max", patience=3, strict=False)
         made = fit(tmp_path, own, users, max_epochs=16)
         assert (made.current_epoch, len(own.history)) == (2 * n_checks, n_checks)
         assert users.wait_count == (0 if grows else 3)
 
     def test_a_fit_that_ends_between_checks_still_has_the_last_values(self, tmp_path):
-        made = fit(tmp_path, ScriptedMonitor([0.1, 0.2, 0.3, 0.4, 0.5], every_n_epochs=2), max_epochs=5)
-        assert float(made.callback_metrics["boundary_uncertainty"]) == pytest.approx(0.4)
+        made = fit(tmp_path, scripted([0.2, 0.4], every_n_epochs=2), max_epochs=5)
+        assert float(made.callback_metrics["given"]) == pytest.approx(0.4)
 
     def test_each_check_is_saved_once(self, tmp_path):
-        users = ModelCheckpoint(tmp_path / "user", monitor="boundary_uncertainty", mode="max", save_top_k=-1)
-        fit(tmp_path, ScriptedMonitor([0.1, 0.2, 0.3, 0.4], every_n_epochs=2), users, max_epochs=4)
+        users = ModelCheckpoint(tmp_path / "user", monitor="given", mode="max", save_top_k=-1)
+        fit(tmp_path, scripted([0.2, 0.4], every_n_epochs=2), users, max_epochs=4)
         found = sorted(path.name for path in (tmp_path / "user").glob("*.ckpt"))
         assert found == ["epoch=1-step=8.ckpt", "epoch=3-step=16.ckpt"]
 
@@ -272,10 +241,10 @@ class TestChecksInSomeEpochs:
             def configure_optimizers(self):
                 optimizer = super().configure_optimizers()
                 scheduler = Plateau(optimizer, mode="max", patience=0, threshold=10.0)
-                how = {"scheduler": scheduler, "monitor": "boundary_uncertainty", "frequency": every}
+                how = {"scheduler": scheduler, "monitor": "given", "frequency": every}
                 return {"optimizer": optimizer, "lr_scheduler": how}
 
-        monitor = ScriptedMonitor([0.1, 0.2, 0.3, 0.4], every_n_epochs=every)
+        monitor = scripted(expected, every_n_epochs=every)
         made = fit(tmp_path, monitor, module=Scheduled(), max_epochs=4)
         assert seen == pytest.approx(expected)
         assert made.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.05 * 0.1 ** (len(expected) - 1))
@@ -288,7 +257,7 @@ def test_who_comes_after_sees_the_value_of_this_epoch_as_the_docs_say(tmp_path, 
     seen = []
 
     def look(trainer, pl_module):
-        value = trainer.callback_metrics.get("expected_accuracy")
+        value = trainer.callback_metrics.get("given")
         seen.append(None if value is None else round(float(value), 3))
 
     class Looking(Classifier):
@@ -296,7 +265,7 @@ def test_who_comes_after_sees_the_value_of_this_epoch_as_the_docs_say(tmp_path, 
             if place == "module":
                 look(self.trainer, self)
 
-    own, users = Scripted(), LambdaCallback(on_train_epoch_end=look)
+    own, users = scripted(), LambdaCallback(on_train_epoch_end=look)
     fit(tmp_path, *{"before": [users, own], "after": [own, users], "module": [own]}[place], module=Looking())
     assert seen == expected
 
@@ -359,7 +328,7 @@ class TestFiles:
                 if self.trainer.current_epoch == 1:
                     raise ValueError("boom")
 
-        own = Scripted()
+        own = scripted()
         made = trainer(tmp_path, own, max_epochs=2)
         with pytest.raises(ValueError, match="boom"):
             made.fit(Failing(), loader(*blobs()))
@@ -369,17 +338,6 @@ class TestFiles:
             made.fit_loop.max_epochs += 1
             assert own.history[-1]["epoch"] == n_epochs - 1
             assert torch.load(own.best_model_path, weights_only=True)["epoch"] == own.best_epoch
-
-    def test_what_a_run_has_measured_stays_after_a_test_of_its_best(self, tmp_path):
-        for checkpoints in (True, False):
-            own = Scripted((0.1, 0.9, 0.2, 0.3))
-            made = fit(tmp_path, own, max_epochs=4, enable_checkpointing=checkpoints)
-            history, path = list(own.history), tmp_path / "saved.ckpt"
-            made.save_checkpoint(path)
-            states = torch.load(path, weights_only=True)["callbacks"]
-            assert any(key.startswith("ModelCheckpoint") for key in states) == checkpoints
-            made.test(Classifier(), loader(*blobs()), ckpt_path=own.best_model_path or path, verbose=False)
-            assert (own.history, own.best_epoch, len(history)) == (history, 1, 4)
 
     @pytest.mark.parametrize(("users", "n_written"), [([], 6), ([{"save_top_k": 0}], 3), ([{"every_n_epochs": 3}], 4)])
     def test_how_many_files_are_written(self, tmp_path, users, n_written):
@@ -391,5 +349,5 @@ class TestFiles:
                 written.append(path)
                 super().save_checkpoint(checkpoint, path, storage_options)
 
-        fit(tmp_path, Scripted((0.1, 0.2, 0.3)), *(ModelCheckpoint(**one) for one in users), plugins=[Counting()])
+        fit(tmp_path, scripted((0.1, 0.2, 0.3)), *(ModelCheckpoint(**one) for one in users), plugins=[Counting()])
         assert len(written) == n_written

@@ -306,7 +306,7 @@ if __name__ == "__main__":
     path = record.end.best_model_path
     saved = torch.load(path, weights_only=True)
     done(0, path=path, best=made.checkpoint_callback.best_model_path,
-         kept=saved["epoch"], told=record.end.kept_epoch, checks=len(record.checks),
+         kept=saved["epoch"], told=record.kept, checks=len(record.checks),
          same=all(torch.equal(value, module.state_dict()[name]) for name, value in saved["state_dict"].items()))
 """
 

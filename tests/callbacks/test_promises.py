@@ -18,7 +18,6 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback,
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.loggers import CSVLogger
 from problems import Classifier, Weights, blobs, loader, same, scripted, state_of, trainer, weights_of
-from torch.utils.data import DataLoader, IterableDataset
 
 from bu_torch.callbacks import BoundaryUncertaintyStopping
 
@@ -186,32 +185,6 @@ class TestWhatIsSaved:
         assert made.logger.settings == [(True, "", 1, "max")] * 3
 
 
-def test_a_training_of_one_step_leaves_a_checkpoint(tmp_path):
-    made = run(tmp_path, [0.5], trainer_kwargs={"max_steps": 1})
-    checkpoint = torch.load(made.stopping.best_model_path, weights_only=True)
-    assert (checkpoint["epoch"], checkpoint["global_step"]) == (0, 1)
-
-
-class TestFolders:
-    def test_a_second_run_in_one_folder_numbers_its_files_and_leaves_the_first_s(self, tmp_path):
-        runs = []
-        for version in ("", "-v1"):
-            made = run(tmp_path, [0.9, 0.1], max_epochs=2)
-            path = tmp_path / "checkpoints" / f"boundary-epoch=0-step={N_STEPS}{version}.ckpt"
-            assert made.stopping.best_model_path == str(path)
-            runs.append(made)
-        for made in runs:
-            weights = torch.load(made.stopping.best_model_path, weights_only=True)["state_dict"]
-            assert same(weights, made.weights.of_epoch[0])
-
-
-class Stream(IterableDataset):
-    """Has no length."""
-
-    def __iter__(self):
-        yield from zip(*blobs(n=60), strict=True)
-
-
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
     """A run of three epochs, and its last checkpoint."""
@@ -245,16 +218,6 @@ class TestResume:
         made = run(tmp_path, self.SCRIPT, last, ckpt_path="last", max_epochs=4)
         assert (made.stopping.best_epoch, epochs(made.stopping)) == (1, [0, 1, 2, 3])
 
-    def test_from_best_to_best(self, tmp_path):
-        path = None
-        for n_epochs in (1, 2, 4):
-            made = run(tmp_path / str(n_epochs), [0.1, 0.2, 0.3, 0.4], ckpt_path=path, max_epochs=n_epochs)
-            path = made.stopping.best_model_path
-            assert epochs(made.stopping) == list(range(n_epochs))
-            assert Path(path).name == f"boundary-epoch={n_epochs - 1}-step={N_STEPS * n_epochs}.ckpt"
-            made.trainer.test(dataloaders=data(), verbose=False)
-            assert made.trainer.ckpt_path == path
-
     def test_a_checkpoint_of_a_trainer_without_the_callback(self, tmp_path):
         plain = trainer(tmp_path / "plain", max_epochs=2)
         plain.fit(Classifier(), data())
@@ -270,17 +233,6 @@ class TestResume:
         plain.fit(Classifier(), data(), ckpt_path=first.stopping.best_model_path)
         assert same(seen, first.weights.of_epoch[1])
         assert (plain.current_epoch, plain.global_step) == (4, 4 * N_STEPS)
-
-    def test_data_without_a_length(self, tmp_path):
-        def fit(n_epochs, ckpt_path=None):
-            stopping = scripted([0.1, 0.9, 0.2, 0.95], max_samples=60)
-            made = trainer(tmp_path, stopping, max_epochs=n_epochs, limit_train_batches=2)
-            made.fit(Classifier(), DataLoader(Stream(), batch_size=15), ckpt_path=ckpt_path)
-            return stopping
-
-        resumed = fit(4, (first := fit(2)).best_model_path)
-        assert epochs(resumed) == [0, 1, 2, 3]
-        assert (first.best_epoch, resumed.best_epoch) == (1, 3)
 
     def test_a_run_that_was_stopped_stops_again_unless_it_improves(self, tmp_path):
         last = ModelCheckpoint(tmp_path / "user", save_last=True)

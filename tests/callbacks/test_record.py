@@ -14,7 +14,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from problems import Classifier, Gain, blobs, loader, trainer
+from problems import Classifier, blobs, loader, trainer
 from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
@@ -214,17 +214,6 @@ def test_an_earlier_file_stays_and_a_resumed_run_has_all_checks_in_its_own(tmp_p
     agree(table, second.history)
     assert table.seconds.notna().tolist() == [False, False, True, True]
     assert "of training, since the run resumed" in content(read_record(second.record_path)).main
-
-
-def test_a_resumed_run_records_what_only_its_rule_adds(tmp_path):
-    last = ModelCheckpoint(tmp_path / "user", save_last=True)
-    fit(tmp_path, BoundaryUncertaintyStopping(rule="trust_score"), last, max_epochs=1)
-    second, path = BoundaryUncertaintyStopping(rule=Gain()), last.last_model_path
-    with pytest.warns(UserWarning, match="rule='gain' instead of rule='trust_score'"):
-        fit(tmp_path, second, ckpt_path=path, max_epochs=2)
-    table = pd.read_csv(second.record_path)
-    agree(table, second.history)
-    assert table.gain.notna().tolist() == [False, True]
 
 
 def test_where_there_are_no_checkpoints_it_lies_beside_the_logs_and_where_nothing_is_kept_nowhere(tmp_path):

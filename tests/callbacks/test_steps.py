@@ -13,8 +13,6 @@ from torch import nn
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 from bu_torch.report import read_record
-from bu_torch.report.page import content
-from bu_torch.report.verdict import RunVerdict
 
 
 class Resumable:
@@ -261,20 +259,3 @@ class Killer(Callback):
     def on_train_batch_start(self, trainer, *_):
         if trainer.global_step == self.step:
             raise RuntimeError("killed")
-
-
-class TestRecord:
-    def test_record_and_page_tell_checks_apart_by_their_steps(self, tmp_path):
-        stopping = BoundaryUncertaintyStopping(n_neighbors=20, every_n_train_steps=2)
-        fit(tmp_path, stopping)
-        record = read_record(stopping.record_path)
-        assert record.axis == "step"
-        assert record.places == sorted(record.details) == [2, 4, 6, 8, 10, 12]
-        assert [check["epoch"] for check in record.checks] == [0, 0, 1, 1, 2, 2]
-        assert (record.end.kept_epoch, record.end.kept_step) == (stopping.best_epoch, stopping.best_step)
-        assert RunVerdict.of(record).kept == stopping.best_step
-        shown = content(record)
-        assert list(shown.drawings[0]["data"][0]["x"]) == record.places
-        assert shown.drawings[0]["layout"]["xaxis"]["title"]["text"] == "step"
-        assert f"<h1>Step {stopping.best_step} was kept</h1>" in shown.main
-        assert f"of 12 (epoch {stopping.best_epoch})" in shown.main

@@ -9,8 +9,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, StochasticWeightAveraging, Timer
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from problems import Classifier, Gain, Weights, blobs, fit, loader, same, trainer, weights_of
-from scripted import Scripted
+from problems import Classifier, Gain, Weights, blobs, fit, loader, same, scripted, trainer, weights_of
 
 from bu_torch import BoundaryUncertainty, SelectionRule
 from bu_torch.callbacks import BoundaryUncertaintyStopping
@@ -21,7 +20,7 @@ NAN = math.nan
 
 def run(folder, script, *callbacks, max_epochs=10, module=None, ckpt_path=None, trainer_kwargs=None, **kwargs):
     """Train with a script; the stopping callback, the module and the weights by epoch."""
-    stopping, module, weights = Scripted(script, **kwargs), module or Classifier(), Weights()
+    stopping, module, weights = scripted(script, **kwargs), module or Classifier(), Weights()
     options = {"max_epochs": max_epochs, "ckpt_path": ckpt_path, **(trainer_kwargs or {})}
     stopping.trainer = fit(folder, stopping, weights, *callbacks, module=module, **options)
     return stopping, module, weights.of_epoch
@@ -31,27 +30,21 @@ def epochs(stopping):
     return [entry["epoch"] for entry in stopping.history]
 
 
-def test_patience_counts_checks_not_epochs(tmp_path):
-    stopping, _, _ = run(tmp_path, [0, 0.5, 0, 0.4, 0, 0.3, 0, 0.2], every_n_epochs=2, patience=2)
-    assert (stopping.best_epoch, stopping.stopped_epoch, epochs(stopping)) == (1, 5, [1, 3, 5])
-    assert "in the last 2 checks (4 epochs)" in stopping.stopping_reason
-
-
 class TestRuleOfOnesOwn:
-    SCRIPT = (0.1, 0.2, 0.7, 0.75, 0.8, 0.85, 0.86, 0.87)  # the largest step leads to epoch 2
+    SCRIPT = (0.1, 0.2, 1.0, 0.3, 0.3, 0.4, 0.5)
 
     def test_it_keeps_and_stops_and_a_second_fit_begins_without_memory(self, tmp_path, log):
-        stopping, module, weights = run(tmp_path, self.SCRIPT, rule=Gain(), patience=3)
+        stopping, module, weights = run(tmp_path, self.SCRIPT, patience=3)
         assert (stopping.best_epoch, stopping.stopped_epoch) == (2, 5)
-        assert stopping.best_score == stopping.history[2]["gain"] == pytest.approx(1.0)
-        assert stopping.stopping_reason == "Stopped in epoch 5: gain did not improve in the last 3 checks."
-        assert "kept epoch 2 (gain: 1.0000)" in log.text
+        assert stopping.best_score == stopping.history[2]["given"] == 1.0
+        assert stopping.stopping_reason == "Stopped in epoch 5: given did not improve in the last 3 checks."
+        assert "kept epoch 2 (given: 1.0000)" in log.text
         assert same(module.state_dict(), weights[2])
         record = read_record(stopping.record_path)
-        assert record.settings["rule"] == "gain"
-        assert record.values("gain")[:3] == pytest.approx([0.2, 0.2, 1.0])
+        assert record.settings["rule"] == "given"
+        assert record.values("given")[:3] == [0.1, 0.2, 1.0]
         fit(tmp_path, stopping, max_epochs=1)
-        assert stopping.history[0]["gain"] == pytest.approx(0.2)
+        assert stopping.history[0]["given"] == 0.1
 
     def test_two_rules_of_one_name_are_refused(self, tmp_path):
         with pytest.raises(RuntimeError, match="more than one stateful callback"):
@@ -60,26 +53,26 @@ class TestRuleOfOnesOwn:
 
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize(
-    ("changed", "words", "score"),
+    ("changed", "words"),
     [
-        ({"rule": "trust_score"}, "rule='trust_score' instead of rule='boundary_uncertainty'", 0.6),
-        ({"class_weight": {0: 2.0}}, "class_weight='{0: 2.0}' instead of class_weight=None", 0.3),
+        ({"name": "another"}, "rule='another' instead of rule='given'"),
+        ({"class_weight": {0: 2.0}}, "class_weight='{0: 2.0}' instead of class_weight=None"),
     ],
 )
-def test_a_run_that_resumes_with_other_settings_says_that_it_begins_anew(tmp_path, beside, changed, words, score):
+def test_a_run_that_resumes_with_other_settings_says_that_it_begins_anew(tmp_path, beside, changed, words):
     """Also if another callback keeps its rule, whose best epoch goes on."""
     last = ModelCheckpoint(tmp_path / "user", save_last=True)
-    other = [Scripted([0.1, 0.9, 0.2], rule=Gain(), restore_best_weights=False) for _ in range(2)] if beside else []
+    other = [scripted([0.1, 0.9, 0.2], "beside", restore_best_weights=False) for _ in range(2)] if beside else []
     run(tmp_path, [0.9, 0.1], *other[:1], last, max_epochs=2)
     options = {"max_epochs": 4, "ckpt_path": last.last_model_path, **changed}
     with pytest.warns(UserWarning, match="The run resumes") as caught:
-        stopping, _, _ = run(tmp_path, [0, 0, 0.2, 0.3], *other[1:], **options)
+        stopping, _, _ = run(tmp_path, [0.2, 0.3], *other[1:], **options)
     (said,) = (str(one.message) for one in caught if "The run resumes" in str(one.message))
     assert said == (
         f"The run resumes with {words}: its scores cannot be compared with earlier ones, so patience and the best"
         " epoch start anew."
     )
-    assert (stopping.best_epoch, stopping.best_score, epochs(stopping)) == (3, score, [0, 1, 2, 3])
+    assert (stopping.best_epoch, stopping.best_score, epochs(stopping)) == (3, 0.3, [0, 1, 2, 3])
     assert [one.best_epoch for one in other] == [1] * len(other)
 
 
@@ -115,7 +108,7 @@ def fail(error):
 
 # By what ends a training of nine epochs in epoch 3: options of the trainer, what a callback does then, and the reason.
 ENDS = {
-    "patience": ({}, None, "Stopped in epoch 3: boundary uncertainty did not improve in the last 2 checks."),
+    "patience": ({}, None, "Stopped in epoch 3: given did not improve in the last 2 checks."),
     "max_epochs": ({"max_epochs": 4}, None, "Training ran until `max_epochs=4`."),
     "max_steps": ({"max_epochs": -1, "max_steps": 16}, None, "Training ran until `max_steps=16`."),
     "max_time": ({}, run_out, "Training ran until `max_time`"),
@@ -141,7 +134,7 @@ class TestEnds:
             if trainer.current_epoch == 3 and batch_idx == 2 and happen is not None:
                 happen(trainer)
 
-        stopping = Scripted(self.script, patience=2 if end == "patience" else 20, restore_best_weights=restores)
+        stopping = scripted(self.script, patience=2 if end == "patience" else 20, restore_best_weights=restores)
         module, weights, handler = Classifier(), Weights(), signal.getsignal(signal.SIGINT)
         others = Timer(timedelta(days=1)), LambdaCallback(on_train_batch_start=look)
         try:
@@ -153,8 +146,8 @@ class TestEnds:
         assert (stopping.best_epoch, stopping.stopped_epoch) == (1, 3 if end == "patience" else None)
         is_restored = restores and RAISED.get(end, SystemExit) is SystemExit
         assert same(module.state_dict(), weights.of_epoch[1]) == is_restored
-        (line,) = [line for line in log.messages if "kept epoch" in line]
-        assert line.startswith("Boundary uncertainty kept epoch 1 (boundary uncertainty: 0.9000): its weights are")
+        (line,) = [line for line in log.messages if "uncertainty kept epoch" in line]
+        assert line.startswith("Boundary uncertainty kept epoch 1 (given: 0.9000): its weights are")
         assert ("not in the model, its checkpoint is " in line) == (not is_restored)
         assert Path(stopping.best_model_path).exists()
         assert stopping.best_model_path in line
@@ -163,7 +156,7 @@ class TestEnds:
 
     def test_a_kept_check_that_is_the_last_is_told(self, tmp_path, log):
         run(tmp_path, self.script[:2], max_epochs=2)
-        (line,) = [line for line in log.messages if "kept epoch" in line]
+        (line,) = [line for line in log.messages if "uncertainty kept epoch" in line]
         assert ". That was the last check: longer training may help. Boundary uncertainty took at least" in line
 
     @pytest.mark.filterwarnings("ignore:No check is made in 4 epochs")
@@ -238,7 +231,7 @@ class TestResume:
         assert same(module.state_dict(), weights[1])
 
     def test_what_was_not_compared_stays_so_when_the_run_resumes_again(self, tmp_path):
-        script, ends = (0.9, 0.8, 0.1, 0.3, 0.1, 0.1), iter((2, 4, 6))
+        script, ends = (0.8, 0.9, 0.1), iter((2, 4, 6))  # which begins again with other settings
         path = tmp_path / "user" / "last.ckpt"
 
         def go_on(**kwargs):
@@ -264,7 +257,7 @@ class TestResume:
 
 class TestBesideOthers:
     def test_a_user_s_checkpoint_and_stopper_on_our_key_keep_their_own_state(self, tmp_path):
-        ours = {"monitor": "boundary_uncertainty", "mode": "max"}
+        ours = {"monitor": "given", "mode": "max"}
         keeper = ModelCheckpoint(tmp_path / "user", save_top_k=2, save_last=True, **ours)
         users = keeper, EarlyStopping(**ours, patience=7)
         stopping, _, _ = run(tmp_path, [0.1, 0.9, 0.5, 0.4], *users, patience=3)
@@ -274,7 +267,7 @@ class TestBesideOthers:
         content = torch.load(tmp_path / "user" / "last.ckpt", weights_only=True)
         states = content["callbacks"]
         names = sorted(key.split("{")[0] for key in states)
-        assert names == ["EarlyStopping", "FileKeeper", "ModelCheckpoint", "Scripted"]
+        assert names == ["BoundaryUncertaintyStopping", "EarlyStopping", "FileKeeper", "ModelCheckpoint"]
         assert (content["epoch"], states["EarlyStopping" + str(ours)]["wait_count"]) == (2, 1)
 
     @pytest.mark.parametrize("ours_first", [True, False])
@@ -283,7 +276,7 @@ class TestBesideOthers:
             def configure_callbacks(self):
                 return [EarlyStopping(monitor="trust_score", mode="max", patience=30)]
 
-        stopping, module = Scripted([0.9, 0.1], patience=2), Bringing()
+        stopping, module = scripted([0.9, 0.1], patience=2), Bringing()
         others = [LambdaCallback(), ModelCheckpoint(tmp_path / "user")]
         fitted = trainer(tmp_path, *([stopping, *others] if ours_first else [*others, stopping]), max_epochs=10)
         for _ in self.three_fits(fitted, module):
@@ -298,7 +291,7 @@ class TestBesideOthers:
     def test_a_module_that_brings_ours_anew_each_fit(self, tmp_path):
         class Bringing(Classifier):
             def configure_callbacks(self):
-                self.stopping = Scripted([0.9, 0.1], patience=2)
+                self.stopping = scripted([0.9, 0.1], patience=2)
                 return [self.stopping]
 
         module, setups, lengths = Bringing(), [], set()
@@ -318,39 +311,28 @@ class TestBesideOthers:
             return LambdaCallback(setup=lambda trainer, pl_module, stage: setups.append(name))
 
         mine = ModelCheckpoint(tmp_path / "user")
-        fitted = trainer(tmp_path, look("a"), Scripted([0.9, 0.1]), look("b"), look("c"), mine, max_epochs=1)
+        fitted = trainer(tmp_path, look("a"), scripted([0.9, 0.1]), look("b"), look("c"), mine, max_epochs=1)
         for _ in range(2):
             fitted.fit_loop.epoch_progress.reset()
             fitted.fit(Classifier(), loader(*blobs()))
         assert setups == ["a", "b", "c"] * 2
         names = [type(callback).__name__ for callback in fitted.callbacks]
-        assert (names[1:3], names[-1]) == (["Scripted", "FileKeeper"], "Ending")
+        assert (names[1:3], names[-1]) == (["BoundaryUncertaintyStopping", "FileKeeper"], "Ending")
 
     def test_two_rules_side_by_side(self, tmp_path):
-        by_uncertainty = Scripted([0.9, 0.1, 0.1], patience=5)
-        by_trust = Scripted([0.1, 0.9, 0.1], patience=5, rule="trust_score", restore_best_weights=False)
-        own = Scripted([0.1, 0.2, 0.7], rule=Gain(), restore_best_weights=False)
-        fit(tmp_path, by_uncertainty, by_trust, own, max_epochs=10)
-        assert (by_uncertainty.best_epoch, by_trust.best_epoch, own.best_epoch) == (0, 1, 2)
-        assert by_uncertainty.best_model_path != by_trust.best_model_path
-        assert torch.load(by_trust.best_model_path, weights_only=True)["epoch"] == 1
+        first = scripted([0.9, 0.1, 0.1], patience=5)
+        second = scripted([0.1, 0.9, 0.1], "second", patience=5, restore_best_weights=False)
+        fit(tmp_path, first, second, max_epochs=10)
+        assert (first.best_epoch, second.best_epoch) == (0, 1)
+        assert first.best_model_path != second.best_model_path
+        assert torch.load(second.best_model_path, weights_only=True)["epoch"] == 1
 
     def test_two_that_both_put_weights_back_are_warned_of_once(self, tmp_path):
-        both = [Scripted([0.9, 0.1]), Scripted([0.1, 0.9], rule="trust_score")]
+        both = [scripted([0.9, 0.1]), scripted([0.1, 0.9], "second")]
         message = "2 callbacks restore the weights .* `restore_best_weights=False`"
         with pytest.warns(UserWarning, match=message) as caught:
             fit(tmp_path, *both, max_epochs=2)
         assert sum("restore the weights" in str(one.message) for one in caught) == 1
-
-    def test_without_its_owner_a_companion_does_nothing(self, tmp_path):
-        stopping, _, _ = run(tmp_path, [0.9, 0.1], max_epochs=2)
-        fitted, other = stopping.trainer, Classifier()
-        fitted.callbacks.remove(stopping)
-        fitted.fit_loop.max_epochs = 4
-        fitted.fit(other, loader(*blobs()))
-        kept = torch.load(stopping.best_model_path, weights_only=True)["state_dict"]
-        assert not same(other.state_dict(), kept)
-        assert stopping.best_epoch == 0
 
     def test_stochastic_weight_averaging_is_warned_of(self, tmp_path):
         with pytest.warns(UserWarning, match="`restore_best_weights=False` leaves the average"):
@@ -370,23 +352,6 @@ class TestBesideOthers:
 
         stopping, module, _ = run(tmp_path, [0.1, 0.9, 0.2], max_epochs=3, module=Hooked(Path("x")))
         assert stopping.best_epoch == module.extra == 1
-
-    def test_a_test_run_after_the_fit_concludes_nothing(self, tmp_path):
-        class Failing(Classifier):
-            def test_step(self, batch, batch_idx):
-                raise ValueError("in test")
-
-        stopping, module, _ = run(tmp_path, [0.9, 0.1], max_epochs=2, module=Failing())
-        reason = stopping.stopping_reason
-        with pytest.raises(ValueError, match="in test"):
-            stopping.trainer.test(module, loader(*blobs()), verbose=False)
-        assert stopping.stopping_reason == reason
-
-
-def test_before_a_fit_nothing_is_kept():
-    stopping = BoundaryUncertaintyStopping()
-    assert (stopping.best_epoch, stopping.best_score, stopping.stopped_epoch) == (None, None, None)
-    assert (stopping.best_model_path, stopping.stopping_reason, stopping.history) == ("", "", [])
 
 
 def test_the_state_key_tells_rules_averages_and_seeds_apart():

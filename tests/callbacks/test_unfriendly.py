@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, Made, blobs, loader, trainer
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 
@@ -220,20 +220,6 @@ def test_the_signature_shows_the_arguments_and_no_others_are_taken(kind):
             kind(**{name: "val_loss"})
 
 
-def test_the_command_line_reads_the_signature():
-    jsonargparse = pytest.importorskip("jsonargparse")
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(BoundaryUncertaintyStopping, "stopping")
-    for given, expected in (("balanced", "balanced"), ('{"0": 2.0}', {0: 2.0}), ("[1.0, 2.0]", [1.0, 2.0])):
-        parsed = parser.parse_args([f"--stopping.class_weight={given}", "--stopping.output_key=1"])
-        instantiate = getattr(parser, "instantiate", parser.instantiate_classes)  # its name in older versions
-        made = instantiate(parsed).stopping
-        assert (made.settings.class_weight, made.settings.output_key) in ((expected, 1), (expected, "1"))
-    for name in ("monitor", "mode"):
-        with pytest.raises(jsonargparse.ArgumentError):
-            parser.parse_args([f"--stopping.{name}=val_loss"])
-
-
 class Fixed(pl.LightningModule):
     """Has no parameters."""
 
@@ -288,30 +274,6 @@ def test_what_is_odd_is_measured(tmp_path, odd):
     assert is_measured(fit(tmp_path, data, make(), **settings))
 
 
-def test_a_dataset_that_grows_and_moves_is_read_once(tmp_path):
-    class Growing(Dataset):
-        length = 120
-
-        def __len__(self):
-            return self.length
-
-        def __getitem__(self, i):
-            return X[i % 120] + 0.1 * torch.randn(4), Y[i % 120]
-
-    class Module(Classifier):
-        def on_train_epoch_end(self):
-            self.trainer.train_dataloader.dataset.length += 30
-
-    histories = []
-    for _ in range(2):
-        pl.seed_everything(3, verbose=False)
-        callback = fit(tmp_path, DataLoader(Growing(), batch_size=30, shuffle=True), Module(), max_epochs=3)
-        assert callback.tracker.groundwork.plan.n_samples == 120
-        assert is_measured(callback)
-        histories.append(callback.history)
-    assert histories[0] == histories[1]
-
-
 REFERENCES = {
     "frames": (pd.DataFrame(X.numpy()), pd.Series(Y.numpy(), index=range(7, 127))),
     "a loader": DataLoader(TensorDataset(X, Y), batch_size=50),
@@ -340,17 +302,3 @@ class TestOutputs:
         assert callback.best_epoch is None
         reason = "Stopped in epoch 0: expected accuracy gave a score that is not finite (nan)."
         assert callback.stopping_reason == reason
-
-    @pytest.mark.parametrize("n_classes", [2, 3])
-    def test_a_last_batch_of_one_may_lose_its_dimension(self, tmp_path, monkeypatch, n_classes):
-        """121 rows in batches of 120 leave one."""
-        samples = blobs(121, n_classes=n_classes)
-        monkeypatch.setattr("bu_torch.callbacks.network._BATCH_ELEMENTS", 1)
-        histories = []
-        for output in (lambda z: z, lambda z: z[:, :, None, None].squeeze()):
-            pl.seed_everything(3, verbose=False)
-            monitor, data = BoundaryUncertaintyMonitor(n_neighbors=10, n_draws=1), loader(*samples, batch_size=120)
-            trainer(tmp_path, monitor, max_epochs=1).fit(Lenient(output, n_outputs=n_classes), data)
-            histories.append(monitor.history)
-        assert histories[0] == histories[1]
-        assert is_measured(monitor)

@@ -7,24 +7,31 @@ from problems import blobs
 from bu_torch import LabelRegression
 from bu_torch.functional.probabilities import brier_score
 
+WEIGHTS = (torch.randn(60, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 0.8).exp()
+
 
 class TestRegression:
-    def test_left_out_probabilities_are_those_of_as_many_fits(self, device):
+    @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["alike", "weighted"])
+    def test_left_out_probabilities_are_those_of_as_many_fits(self, weights, device):
         features, labels = blobs(n=60)
-        regression = LabelRegression().fit(features.to(device), labels.to(device))
+        regression = LabelRegression().fit(features.to(device), labels.to(device), weights)
         assert (regression.left_out.dtype, regression.left_out.device.type) == (torch.float32, device.type)
-        expected = by_refitting(features, labels, regression.penalty_)
-        torch.testing.assert_close(regression.left_out.cpu(), expected.float(), atol=1e-4, rtol=0)
+        expected = by_refitting(features, labels, regression.penalty_, weights)
+        torch.testing.assert_close(regression.left_out.cpu(), expected.float(), atol=2e-4, rtol=0)
 
-    def test_the_penalty_predicts_left_out_labels_best(self):
+    @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["alike", "weighted"])
+    def test_the_penalty_predicts_left_out_labels_best(self, weights):
         features, labels = blobs(n=60)
         labels = torch.where(torch.rand(60, generator=torch.Generator().manual_seed(0)) < 0.3, 0, labels)
-        regression = LabelRegression(penalties=(0.01, 0.3, 10)).fit(features, labels)
-        scores = {p: float(brier_score(by_refitting(features, labels, p), labels)) for p in (0.01, 0.3, 10)}
+        regression = LabelRegression(penalties=(0.01, 0.3, 10)).fit(features, labels, weights)
+        given = {} if weights is None else {"weights": weights / weights.mean()}
+        left_out = {p: by_refitting(features, labels, p, weights) for p in (0.01, 0.3, 10)}
+        scores = {p: float(brier_score(found, labels, **given)) for p, found in left_out.items()}
         assert scores[regression.penalty_] == min(scores.values())
-        shares = labels.bincount() / len(labels)
-        by_chance = float(brier_score(shares.expand(60, -1), labels))
-        assert regression.skill_ == pytest.approx(1 - min(scores.values()) / by_chance, abs=1e-4)
+        if weights is None:
+            shares = labels.bincount() / len(labels)
+            by_chance = float(brier_score(shares.expand(60, -1), labels))
+            assert regression.skill_ == pytest.approx(1 - min(scores.values()) / by_chance, abs=1e-4)
 
     def test_shift_scale_rotation_and_order_do_not_matter(self):
         features, labels = blobs(n=80)

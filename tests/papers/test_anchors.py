@@ -180,15 +180,6 @@ class TestBisection:
         assert BisectionAnchorUncertainty().fit(*samples).score(lambda x: x[:, 0]) == 0
         assert BisectionAnchorUncertainty(min_size=1).fit(*samples).score(lambda x: x[:, 0]) == 1
 
-    def test_duplicates_end_the_division(self):
-        """40 equal samples on each side: two clusters that cannot be divided, and both count."""
-        features = torch.tensor([[0.0], [1.0]]).repeat(40, 1)
-        labels = torch.tensor([0, 0, 1, 1]).repeat(20)
-        fitted = BisectionAnchorUncertainty(min_size=1).fit(features, labels)
-        samples = fitted.anchors(lambda x: x[:, 0] - 0.5).samples
-        assert set(features[samples].flatten().tolist()) <= {0.0, 1.0}
-        assert 0 <= float(fitted.score(lambda x: x[:, 0] - 0.5)) <= 1
-
 
 class TestPartners:
     """Algorithm 5 by its lists."""
@@ -292,13 +283,6 @@ class TestGradient:
         samples = GradientAnchorUncertainty().fit(features, labels).anchors(model).samples
         assert len(samples) > 5
         assert (features[samples, 0] <= 1.2).all()
-
-    def test_boundaries_that_no_step_reaches_give_no_anchor(self):
-        features = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).repeat(30, 1)
-        fitted = GradientAnchorUncertainty().fit(features, torch.arange(60) % 2)
-        model = lambda x: torch.where(x[:, 0] > 0.5, 1 + x[:, 1] ** 2, -1 - x[:, 1] ** 2)  # noqa: E731
-        assert fitted.anchors(model).points.shape == (0, 2)
-        assert fitted.score(model) == 0
 
     def test_histogram_at_zero(self):
         for seed in range(20):

@@ -5,7 +5,7 @@ import pytest
 import records
 
 from bu_torch.cli import main
-from bu_torch.report import write_comparison
+from bu_torch.report import write_report
 from bu_torch.report.comparing import comparison
 from bu_torch.report.page import page
 
@@ -25,10 +25,10 @@ def test_each_run_has_a_colour_its_kept_check_and_its_costs(runs):
     assert [len(trace["x"]) for trace in curves] == [30, 20] * 3
     assert len({trace["line"]["color"] for trace in curves}) == 2
     circles = [trace["x"] for trace in figure["data"] if trace["mode"] == "markers"]
-    assert circles == [[record.end.kept_epoch] for record in runs] * 3
+    assert circles == [[record.kept] for record in runs] * 3
     for record in runs:
-        assert f"epoch {record.end.kept_epoch}" in shown.main
-        assert f"{record.check_at(record.end.kept_epoch)['trust_score']:.3f}" in shown.main
+        assert f"epoch {record.kept}" in shown.main
+        assert f"{record.check_at(record.kept)['trust_score']:.3f}" in shown.main
     assert "did not improve in the last 20 checks" in shown.main
 
 
@@ -109,7 +109,7 @@ def test_too_few_and_too_many_runs_are_refused(runs, n_runs):
 def test_the_same_run_twice_is_refused_by_the_command_too(runs, tmp_path, capsys):
     out, folder = tmp_path / "page.html", str(tmp_path / "first")
     with pytest.raises(ValueError, match="is given twice"):
-        write_comparison([runs[0], runs[0]], out)
+        write_report([runs[0], runs[0]], out)
     assert main(["report", folder, folder, "-o", str(out)]) == 1
     assert "is given twice" in capsys.readouterr().err
     assert not out.exists()

@@ -101,7 +101,7 @@ def test_doubtful_samples_are_saved_without_formulas(opened, tmp_path):
     assert saved.value.suggested_filename == "doubtful-samples.csv"
     found = [(int(row["index"]), row["label"], row["prediction"]) for row in rows]
     shown, record = ["'=1+1", "'-x, y", 'say "@"', "'@a", "'+b"], read_record(tmp_path)
-    doubtful = record.details[record.end.kept_epoch].doubtful
+    doubtful = record.details[record.kept].doubtful
     assert found == [(one.row, shown[one.label], shown[one.prediction]) for one in doubtful]
 
 

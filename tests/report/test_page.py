@@ -1,6 +1,5 @@
 """What the page says, that it needs nothing from elsewhere, and that nothing in a record gets to run."""
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -62,7 +61,7 @@ def traces(record, name, mode="lines"):
 
 def test_what_a_finished_run_shows(tmp_path):
     record = records.run(tmp_path, classes=records.LETTERS, averaging="uniform")
-    kept, said = record.end.kept_epoch, words(record)
+    kept, said = record.kept, words(record)
     expected = (
         f"Epoch {kept} was kept",
         "Stopped in epoch 59: expected accuracy did not improve in the last 20 checks.",
@@ -280,13 +279,13 @@ def test_a_resumed_run_has_costs_from_where_it_resumed(tmp_path):
     record = records.run(tmp_path, n_checks=6, n_classes=3)
     spent, total = record.checks[-1]["check_seconds"], record.checks[-1]["seconds"]
     assert record.costs == (6.81 + spent, total - spent)
-    record.end = dataclasses.replace(record.end, saving_seconds=2.0, training_seconds=20.0)
+    record.end = record.end._replace(saving_seconds=2.0, training_seconds=20.0)
     assert record.costs == (6.81 + spent + 2, 20)
 
 
 def test_the_pair_map_is_symmetric_and_blank_where_nothing_is_known_and_of_the_worst_classes(tmp_path):
     record = records.run(tmp_path / "letters", n_checks=3, classes=records.LETTERS)
-    pairs = {(k, m): u for k, m, _, _, u in record.details[record.end.kept_epoch].pairs}
+    pairs = {(k, m): u for k, m, _, _, u in record.details[record.kept].pairs}
     shown = figures_of(record)["pairs"]
     values = shown["data"][0]["z"]
     for k in range(26):
@@ -300,9 +299,9 @@ def test_the_pair_map_is_symmetric_and_blank_where_nothing_is_known_and_of_the_w
 
 def test_many_checks_are_thinned_in_maps_and_curves_and_the_kept_one_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(maps, "_MOST_COLUMNS", 20)
-    monkeypatch.setattr(figures, "_MOST_POINTS", 10)
+    monkeypatch.setattr(figures, "MOST_POINTS", 10)
     record = records.run(tmp_path, n_checks=57, n_classes=2)
-    shown, ends = figures_of(record), {record.end.kept_epoch, 56}
+    shown, ends = figures_of(record), {record.kept, 56}
     (trace,) = shown["near_boundary"]["data"]
     assert len(trace["x"]) <= 22
     assert ends <= set(trace["x"])

@@ -11,7 +11,6 @@ from bu_torch.callbacks import BoundaryUncertaintyMonitor
 from bu_torch.run import budget
 from bu_torch.run.budget import Plan, count_operations, describe_slow_check, plan
 from bu_torch.run.settings import MeasurementSettings
-from bu_torch.run.stopper import BoundaryUncertaintyStopper
 from bu_torch.samples.samples import fewer_of
 
 ASKED = MeasurementSettings()
@@ -270,14 +269,6 @@ def test_what_is_counted_is_not_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert count_operations(nn.Linear(3, 2), warn) == 16
-
-
-def test_so_does_the_plain_loop():
-    stopper = BoundaryUncertaintyStopper(*images(), feature_extractor="inputs")
-    network = OfImages().net
-    stopper.check(network)
-    assert stopper._tracker.groundwork.plan == Plan(500, 1)
-    assert network.training
 
 
 def test_a_resumed_run_keeps_its_plan_unless_asked_for_another(tmp_path):

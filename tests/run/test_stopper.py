@@ -5,10 +5,10 @@ import pickle
 
 import pytest
 import torch
-from problems import blobs, fit
+from problems import blobs
 from torch import nn
 
-from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
+from bu_torch import BoundaryUncertaintyStopper
 from bu_torch.report import read_record
 
 
@@ -73,7 +73,7 @@ def test_checks_within_an_epoch_are_known_by_their_steps(tmp_path):
     stopper.restore(steps.model)
     record = read_record(tmp_path)
     assert record.places == [5, 10, 15, 20]
-    assert (record.end.kept_epoch, record.end.kept_step) == (stopper.best_epoch, stopper.best_step)
+    assert (record.axis, record.kept) == ("step", stopper.best_step)
 
 
 def test_any_callable_is_checked_and_outputs_with_logits_are_understood():
@@ -103,13 +103,6 @@ def test_bad_arguments_are_refused_by_name(arguments, error, message):
     features, labels = blobs()
     with pytest.raises(error, match=message):
         BoundaryUncertaintyStopper(**{"inputs": features, "labels": labels, **arguments})
-
-
-def test_the_state_is_small_where_lightning_saves_it_too(tmp_path):
-    stopping, stopper = BoundaryUncertaintyStopping(n_neighbors=20), stopper_of(*blobs())
-    fit(tmp_path, stopping)
-    stopper.check(nn.Linear(4, 3))
-    assert stopper.state_dict()["checks"].keys() == stopping.state_dict().keys()
 
 
 def test_a_resumed_loop_compares_nothing_by_another_rule_or_of_other_samples():

@@ -74,18 +74,6 @@ def prepared():
     return tracker, tracker.prepare(SAMPLES)
 
 
-def test_it_measures_what_the_estimators_say():
-    tracker, _ = prepared()
-    model = nn.Linear(4, 3)
-    logits = model(tracker.groundwork.signals.perturbed_inputs)
-    values = tracker.measure(logits)
-    expected = Signals(20, 2).fit(*blobs(n=120)).measure(logits).values
-    assert values == {"standard_error": 0.0} | {name: float(value) for name, value in expected.items()}
-    tracker.add(0, values)
-    again = tracker.measure(logits)
-    assert (again["prediction_changes"], again["standard_error"]) == (0.0, 0.0)
-
-
 def test_the_standard_error_is_of_the_gain_over_the_highest_expected_accuracy_before():
     tracker, _ = prepared()
     probabilities = tracker.groundwork.signals.probabilities.double()

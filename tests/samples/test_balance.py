@@ -1,16 +1,12 @@
 """Weights of classes and samples in the estimators: beside scikit-learn, and beside fits without each sample."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
 from problems import blobs
 from sklearn.utils.class_weight import compute_sample_weight
 
-from bu_torch import BoundaryUncertainty, LabelProbabilities, LabelRegression, LabelVotes, NeighborGraph, functional
-from bu_torch.functional.probabilities import as_probabilities
-from bu_torch.functional.regression import tangent_kernel
+from bu_torch import BoundaryUncertainty, LabelRegression, NeighborGraph, functional
 from bu_torch.samples.balance import as_weights, check_class_weight, rare_class, weights_of
 
 RARE = torch.tensor([0] * 30 + [1] * 9 + [2] * 21)
@@ -162,77 +158,7 @@ def noisy(n=60):
 X, Y, NEIGHBORS, WEIGHTS = noisy()
 
 
-def votes_one_by_one(labels, neighbors, decay, weights, first):
-    votes = np.zeros((len(labels), int(labels.max()) + 1))
-    for row, members in enumerate(neighbors.tolist()):
-        for rank, member in enumerate(members[first:], start=1):
-            votes[row, labels[member]] += weights[member] * rank**-decay
-    return votes / votes.sum(axis=1, keepdims=True)
-
-
-def brier(probabilities, labels, weights):
-    squares = ((probabilities - np.eye(probabilities.shape[1])[labels]) ** 2).sum(axis=1)
-    return np.average(squares, weights=weights)
-
-
-def test_votes_agree_with_a_loop():
-    fitted = LabelVotes().fit(Y, NEIGHBORS, WEIGHTS.numpy())
-    scores = {d: brier(votes_one_by_one(Y, NEIGHBORS, d, WEIGHTS, 1), Y, WEIGHTS) for d in fitted.decays}
-    assert fitted.decay_ == min(scores, key=scores.get)
-    votes = partial(votes_one_by_one, Y, NEIGHBORS, fitted.decay_, WEIGHTS)
-    np.testing.assert_allclose(fitted.left_out, votes(1), atol=1e-6)
-    np.testing.assert_allclose(fitted.votes, votes(0), atol=1e-6)
-    w = WEIGHTS.numpy()
-    shares = np.bincount(Y, weights=w) / w.sum()
-    n_voters = 9 * w.sum() ** 2 / (w**2).sum() / 60
-    by_chance = (1 - (shares**2).sum()) * (1 + 1 / n_voters)
-    assert fitted.skill_ == pytest.approx(1 - scores[fitted.decay_] / by_chance)
-    predictions = torch.randint(3, (120,), generator=torch.Generator().manual_seed(1))
-    of_predicted = votes(0)[np.arange(60), predictions.view(2, 60).numpy()].mean(axis=0)
-    assert float(fitted.score(predictions)) == pytest.approx(np.average(of_predicted, weights=w), abs=1e-6)
-
-
-def by_refitting(features, labels, penalty, weights, landmarks=None):
-    """Weighted kernel ridge regression solved anew without each sample, on functions of the landmarks (None: of all).
-
-    With center, scale and shares of all: the least sum of w (y - f)^2 + penalty |f|^2 in the space of the kernel.
-    """
-    w = (weights / weights.mean()).numpy()
-    points = (features - features.mean(dim=0)).double()
-    points = points / points.square().mean().sqrt()
-    basis = points if landmarks is None else landmarks
-    unit = float(tangent_kernel(basis, basis).diagonal().mean())
-    inner = tangent_kernel(basis, basis).numpy() / unit
-    kernel = tangent_kernel(points, basis).numpy() / unit
-    one_hot = np.eye(int(labels.max()) + 1)[labels]
-    shares = np.average(one_hot, axis=0, weights=w)
-    rows = []
-    for row in range(len(labels)):
-        others = np.arange(len(labels)) != row
-        part = kernel[others]
-        normal = part.T @ (part * w[others, None]) + penalty * inner
-        solved = np.linalg.lstsq(normal, part.T @ (w[others, None] * (one_hot[others] - shares)), rcond=None)[0]
-        rows.append(kernel[row] @ solved + shares)
-    return as_probabilities(torch.tensor(np.array(rows)))
-
-
 class TestRegression:
-    @pytest.mark.parametrize("n_landmarks", [60, 25])
-    def test_left_out_probabilities_are_those_of_as_many_fits(self, n_landmarks):
-        fitted = LabelRegression(n_landmarks=n_landmarks).fit(X, Y, WEIGHTS)
-        expected = by_refitting(X, Y, fitted.penalty_, WEIGHTS, fitted._landmarks)
-        np.testing.assert_allclose(fitted.left_out, expected, atol=2e-4)
-
-    def test_the_penalty_predicts_left_out_labels_best(self):
-        fitted = LabelRegression().fit(X, Y, WEIGHTS)
-        left_out = {penalty: by_refitting(X, Y, penalty, WEIGHTS).numpy() for penalty in fitted.penalties}
-        scores = {penalty: brier(found, Y, WEIGHTS) for penalty, found in left_out.items()}
-        assert scores[fitted.penalty_] == pytest.approx(min(scores.values()), abs=1e-6)
-
-    def test_equal_weights_are_none(self):
-        one, other = (LabelRegression().fit(X, Y, weights) for weights in (None, torch.ones(60) * 7))
-        assert torch.equal(one.left_out, other.left_out)
-
     def test_of_many_samples_the_weights_stay_with_theirs(self):
         features, labels, _, weights = noisy(90)
         fitted = LabelRegression(max_samples=50, n_landmarks=50).fit(features, labels, weights)
@@ -240,18 +166,6 @@ class TestRegression:
         alone = LabelRegression(n_landmarks=50, penalties=(fitted.penalty_,))
         alone.fit(features[rows], labels[rows], weights[rows])
         torch.testing.assert_close(fitted.left_out, alone.left_out)
-
-
-def test_the_mixture_counts_samples_by_their_weights():
-    fitted = LabelProbabilities().fit(X, Y, NEIGHBORS, WEIGHTS)
-    parts = fitted.votes.left_out.double(), fitted.regression.left_out.double()
-    scores = [brier(torch.lerp(*parts, w / 1000).numpy(), Y, WEIGHTS) for w in range(1001)]
-    assert fitted.weight_ == pytest.approx(scores.index(min(scores)) / 1000, abs=2e-3)
-    perturbed = X.repeat(2, 1)
-    predictions = torch.randint(3, (120,), generator=torch.Generator().manual_seed(1))
-    of_predicted = fitted.predict_proba(perturbed).numpy()[np.arange(120), predictions]
-    expected = np.average(of_predicted, weights=WEIGHTS.repeat(2))
-    assert float(fitted.score(perturbed, predictions)) == pytest.approx(expected, abs=1e-6)
 
 
 class TestBoundaryUncertainty:
@@ -264,14 +178,6 @@ class TestBoundaryUncertainty:
         expected = functional.boundary_uncertainty(*arguments, weights=both)
         torch.testing.assert_close(fitted.score_logits(logits), expected)
         assert float(expected) != pytest.approx(float(functional.boundary_uncertainty(*arguments)), abs=1e-4)
-
-    def test_omission_counts_by_the_weights(self):
-        fitted = BoundaryUncertainty(n_neighbors=10, n_draws=2).fit(X, Y, WEIGHTS)
-        shares = functional.label_votes(Y, fitted.neighbors, 0.0, weights=WEIGHTS)
-        expected = functional.omission(shares, torch.zeros(120).long(), fitted.neighbors, weights=WEIGHTS)
-        assert expected > 0
-        found = fitted.omission(lambda x: torch.tensor([1.0, 0.0, 0.0]).repeat(len(x), 1))
-        torch.testing.assert_close(found, expected)
 
     def test_weights_go_where_it_goes_and_a_second_fit_forgets_them(self, device):
         fitted = BoundaryUncertainty(n_neighbors=10, n_draws=1).fit(X, Y, WEIGHTS).to(device)

@@ -4,16 +4,15 @@ import itertools
 import random
 
 import numpy as np
-import problems
 import pytest
 import torch
+from readable import BATCHES, PAIRS, WHOLE, Made, Own, Stream, X, Y, equal, everything
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
     DataLoader,
     IterableDataset,
     RandomSampler,
-    Sampler,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
@@ -24,34 +23,8 @@ from bu_torch.samples.reading import read_loader, read_samples
 from bu_torch.samples.samples import UnreadableError
 from bu_torch.samples.subset import stratified_rows
 
-X, Y = problems.blobs(120)
-WHOLE = TensorDataset(X, Y)
-PAIRS = list(zip(X, Y, strict=True))
 DICTS = [{"id": i, "image": X[i], "target": Y[i]} for i in range(120)]
 BY_NAME = {"input_key": "image", "label_key": "target"}
-
-
-class Made(problems.Made):
-    def __init__(self, item=lambda i: (X[i], Y[i]), length=120):
-        super().__init__(item, length)
-
-
-BATCHES = Made(lambda i: (X[i * 40 : i * 40 + 40], Y[i * 40 : i * 40 + 40]), 3)
-
-
-class Stream(IterableDataset):
-    """Begins anew with each iterator."""
-
-    def __init__(self, samples=PAIRS, length=None):
-        self.samples, self.length = samples, length
-
-    def __iter__(self):
-        return iter(self.samples)
-
-    def __len__(self):
-        if self.length is None:
-            raise TypeError("Streams have no length.")
-        return self.length
 
 
 class Endless(IterableDataset):
@@ -73,32 +46,8 @@ class DataModule:
         return DataLoader(self.dataset, batch_size=7, shuffle=True)
 
 
-class Own(Sampler):
-    """A user's sampler, of indices or of lists of them."""
-
-    def __init__(self, entries):
-        self.entries, self.n_passes = entries, 0
-
-    def __iter__(self):
-        self.n_passes += 1
-        return iter(self.entries)
-
-    def __len__(self):
-        return len(self.entries)
-
-
 def collated(change, **kwargs):
     return DataLoader(Made(), batch_size=30, collate_fn=lambda samples: change(*default_collate(samples)), **kwargs)
-
-
-def everything(n):
-    return n
-
-
-def equal(samples, rows):
-    """Whether samples are those in these rows of `WHOLE`."""
-    rows = torch.as_tensor(list(rows))
-    return torch.equal(samples.inputs, X[rows]) and torch.equal(samples.labels, Y[rows])
 
 
 SOURCES = {

@@ -3,16 +3,14 @@
 import math
 
 import numpy as np
-import problems
 import pytest
 import torch
+from readable import BATCHES, PAIRS, WHOLE, Made, Own, Stream, X, Y, equal, everything
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
-    IterableDataset,
     RandomSampler,
-    Sampler,
     SequentialSampler,
     Subset,
     SubsetRandomSampler,
@@ -24,50 +22,10 @@ from bu_torch.samples.reading import read_loader, read_samples
 from bu_torch.samples.samples import choose_among, known_labels
 from bu_torch.samples.subset import stratified_rows
 
-X, Y = problems.blobs(120)
-WHOLE = TensorDataset(X, Y)
-PAIRS = list(zip(X, Y, strict=True))
-
-
-class Made(problems.Made):
-    def __init__(self, item=lambda i: (X[i], Y[i]), length=120):
-        super().__init__(item, length)
-
-
-BATCHES = Made(lambda i: (X[i * 40 : i * 40 + 40], Y[i * 40 : i * 40 + 40]), 3)
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(PAIRS)
-
-
-class Own(Sampler):
-    """A user's sampler, of indices or of lists of them."""
-
-    def __init__(self, entries):
-        self.entries = entries
-
-    def __iter__(self):
-        return iter(self.entries)
-
-    def __len__(self):
-        return len(self.entries)
-
 
 class FirstBatches(BatchSampler):
     def __iter__(self):
         return iter([list(range(50)), list(range(50, 100))])
-
-
-def everything(n):
-    return n
-
-
-def equal(samples, rows):
-    """Whether samples are those in these rows of `WHOLE`."""
-    rows = torch.as_tensor(list(rows))
-    return torch.equal(samples.inputs, X[rows]) and torch.equal(samples.labels, Y[rows])
 
 
 CHOSEN, IN_ORDER = SubsetRandomSampler(range(5, 95)), BatchSampler(SequentialSampler(WHOLE), 30, drop_last=False)

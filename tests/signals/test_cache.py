@@ -273,15 +273,6 @@ def test_whatever_is_fitted_is_read_again_to_the_bit(tmp_path, features, labels,
     assert (again.vote_skill, again.regression_skill) == (signals.vote_skill, signals.regression_skill)
 
 
-def test_a_measurement_of_more_logits_than_classes_leaves_the_file_as_it_is(tmp_path):
-    signals, logits = unfitted().fit(X, Y), torch.randn(D * N, J + 2)
-    values, _ = signals.measure(logits)
-    signals.save(tmp_path / "cache.npz")
-    again = unfitted().load(tmp_path / "cache.npz", X, Y)
-    assert signals.class_distances.shape == again.class_distances.shape == (D * N, J)
-    assert again.measure(logits).values == values
-
-
 def test_no_input_is_in_a_file(tmp_path):
     """Neither as it is nor moved: of each, no two numbers that follow each other are found."""
     path = tmp_path / "cache.npz"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bu_torch import BoundaryUncertaintyStopper, Signals
+from bu_torch import Signals
 from bu_torch.run.settings import Settings
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.samples import whole_samples
@@ -97,17 +97,6 @@ def test_a_state_that_is_none_is_refused(recalls):
     state = tracked(0.2, HIGH).state_dict()
     with pytest.raises(ValueError, match="holds no state that this package wrote: expected `recalls`"):
         Tracker(Settings(**SETTINGS)).load_state_dict(state | {"recalls": recalls})
-
-
-def test_the_plain_loop_says_so(caplog):
-    model, stopper = torch.nn.Linear(2, 2), BoundaryUncertaintyStopper(*samples(0.2), **SETTINGS)
-    model.weight.data.copy_(torch.tensor([[0.0, 0.0], [1.0, 0.0]]))
-    for threshold in (HIGH, LOW):
-        model.bias.data.copy_(torch.tensor([0.0, -threshold]))
-        stopper.check(model)
-    with caplog.at_level("INFO"):
-        stopper.restore(model)
-    assert [line for line in caplog.messages if line.startswith("By the given labels, the kept epoch ")]
 
 
 def test_steps_tell_checks_of_one_epoch_apart():

@@ -1,7 +1,5 @@
 """All that a check measures, and the loop's stopper, with weights of samples and classes."""
 
-import logging
-import warnings
 from functools import partial
 
 import numpy as np
@@ -130,19 +128,6 @@ class TestDetails:
         assert details.agreeing_pairs == pytest.approx(sum(agrees) / 120)
         assert sum(pair.share for pair in details.pairs) == pytest.approx(1)
 
-    def test_a_cluster_of_equal_weights_has_the_ceiling_of_its_members(self):
-        """Two groups that are far from one another, of which one counts three times as much."""
-        is_first = torch.arange(120) < 60
-        ceilings = []
-        for weights in (None, torch.where(is_first, 3.0, 1.0)):
-            signals = Signals(n_neighbors=20, n_draws=1, seed=3).fit(X + 100 * is_first.unsqueeze(1), Y, weights)
-            logits = read(signals)
-            logits[60:] = torch.tensor([1000.0, 0.0, 0.0])  # a group without a boundary adds nothing to either
-            signals.boundary.bayes_pairs = torch.tensor([[0, 1]]).expand(120, 2)
-            signals.boundary._index()
-            ceilings.append(signals.measure(logits).details(1).ceiling)
-        assert ceilings[0] == pytest.approx(ceilings[1], rel=1e-5)
-
 
 class TestFile:
     def test_of_weights_loads_what_was_saved(self, tmp_path):
@@ -196,54 +181,3 @@ class TestStopper:
         with pytest.warns(UserWarning, match="30 samples have the label -100, which torch's losses ignore"):
             found = history(features, marked, sample_weight=weights)
         assert found == history(features[kept], labels[kept], sample_weight=weights[kept])
-
-    @pytest.mark.parametrize("key", ["second", 1])
-    def test_takes_the_output_of_a_key(self, key):
-        class Several(nn.Linear):
-            def forward(self, x):
-                z = super().forward(x)
-                return (x, z) if key == 1 else {"first": x, "second": z}
-
-        model, several = nn.Linear(4, 3), Several(4, 3)
-        several.load_state_dict(model.state_dict())
-        assert self.history(several, output_key=key) == self.history(model)
-
-    def test_buffers_stay_what_they_were(self):
-        class Counting(nn.Linear):
-            def __init__(self):
-                super().__init__(4, 3)
-                for name in ("calls", "replaced", "by_data"):
-                    self.register_buffer(name, torch.zeros(2))
-
-            def forward(self, x):
-                self.calls += 1
-                self.replaced = self.replaced + 1
-                self.by_data.data.add_(1)
-                return super().forward(x)
-
-        model = Counting()
-        kept = model.replaced
-        with torch.inference_mode():
-            model.register_buffer("inferred", torch.ones(3))
-        self.history(model)
-        assert [float(value.sum()) for value in model.buffers()] == [0, 0, 0, 3]
-        assert model.replaced is kept
-
-    def test_a_resume_with_other_class_weights_starts_anew(self, caplog):
-        caplog.set_level(logging.WARNING)
-        samples, listed = blobs(n=130), [1.0 + i / 7 for i in range(3)]
-        before, same, other = (
-            BoundaryUncertaintyStopper(*samples, n_neighbors=20, n_draws=1, class_weight=class_weight)
-            for class_weight in (listed, torch.tensor(listed, dtype=torch.float64), [*listed[:2], listed[2] + 1e-9])
-        )
-        before.check(nn.Linear(4, 3), 0)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            same.load_state_dict(before.state_dict())
-            same.check(nn.Linear(4, 3), 1)
-        with pytest.warns(UserWarning, match="resumes with class_weight=.*patience and the best epoch start anew"):
-            other.load_state_dict(before.state_dict())
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # nothing is said of other samples
-            other.check(nn.Linear(4, 3), 1)
-        assert other.best_epoch == 1

@@ -21,7 +21,7 @@ def test_a_whole_record(tmp_path):
     assert record.values("epoch") == sorted(record.details) == [0, 1, 2, 3, 4]
     assert record.values("trust_score") == [row["trust_score"] for row in records.checks(5)]
     assert (record.settings["rule"], record.classes) == ("expected_accuracy", ["x", "y", "z"])
-    assert (record.end.stopped_epoch, record.missing) == (4, [])
+    assert (record.end.stopped_epoch, record.notes) == (4, [])
     written, read = records.details(3, 3, 5), record.details[3]
     assert [list(pair) for pair in read.pairs] == written["pairs"]
     assert [list(doubt) for doubt in read.doubtful] == written["doubtful"]
@@ -48,7 +48,7 @@ def test_a_torn_last_row_is_left_out(tmp_path, cut):
     table(tmp_path, (HEAD + "0,0.1,1.0\r\n1,0.2,1.25\r\n")[:-cut])
     record = read_record(tmp_path)
     assert record.values("epoch") == [0]
-    assert "is incomplete" in record.missing[0]
+    assert "is incomplete" in record.notes[0]
 
 
 @pytest.mark.parametrize("cut", [1, 10, 100])
@@ -57,7 +57,7 @@ def test_a_torn_last_line_of_the_details_is_left_out(tmp_path, cut):
     path.write_bytes(path.read_bytes()[:-cut])
     record = read_record(tmp_path)
     assert (record.end, len(record.details)) == (None, 3)
-    assert "is incomplete" in record.missing[0]
+    assert "is incomplete" in record.notes[0]
 
 
 @pytest.mark.parametrize("text", ["", HEAD, HEAD[:10]])
@@ -128,7 +128,7 @@ def of_histogram(**changed):
         ("not json\n", "line 2: not a line of JSON"),
         ("3\n", "line 2: expected an object"),
         (records.header(), "line 2: expected an object, the first one of kind 'header' and no other"),
-        ({"kind": "check", "epoch": 0}, "not a check as this package writes it .KeyError: 'histograms'"),
+        ({"kind": "check", "epoch": 0}, "not a check as this package writes it .KeyError: 'pairs'"),
         (CHECK | {"epoch": "0"}, "expected an integer >= 0, got 0"),
         (CHECK | {"epoch": -1}, "expected an integer >= 0, got -1"),
         (CHECK | {"ceiling": "high"}, "expected a number, got str"),
@@ -144,17 +144,16 @@ def of_histogram(**changed):
         (of_histogram(edges=[0] * 102, counts=[1] * 101), "1 <= n < 100"),
         (of_histogram(counts=[0.5]), "expected an integer >= 0"),
         (CHECK | {"histograms": {"near_boundary": BINS}}, "KeyError: 'local_uncertainty'"),
-        (CHECK | {"histograms": [BINS]}, "histograms must be an object, got list"),
-        (CHECK | {"pairs": {"0": [0, 1, 0.5, 1, 1]}}, "pairs of classes must be a list, got dict"),
-        (CHECK | {"pairs": [[0, 1, 0.5, 1, 1, 0, 2, 0.5, 1, 1]]}, "takes 5 positional arguments but 10"),
+        (CHECK | {"histograms": [BINS]}, "not a check"),
+        (CHECK | {"pairs": {"0": [0, 1, 0.5, 1, 1]}}, "not a check"),
+        (CHECK | {"pairs": [[0, 1, 0.5, 1, 1, 0, 2, 0.5, 1, 1]]}, "not a check"),
         (CHECK | {"pairs": ["01111"]}, "expected an integer >= 0, got 0"),
         (CHECK | {"doubtful": [[1, 2, 3]]}, "not a check"),
         (CHECK | {"doubtful": [[1, 2, 3, "<b>", 0.5]]}, "expected an integer >= 0"),
         ({"kind": "end", "kept_epoch": "no"}, "not a end as this package writes it"),
         ([CHECK], "the first one of kind 'header'"),
         ([records.header() | {"format": 3}], "format must be 2, got 3"),
-        ([records.header() | {"settings": []}], "settings must be an object, got list"),
-        ([records.header() | {"classes": "abc"}], "classes must be a list, got str"),
+        ([records.header() | {"settings": []}], "not a header"),
     ],
 )
 def test_crafted_details_are_refused(tmp_path, entries, message):
@@ -179,5 +178,5 @@ def test_steps_that_do_not_rise_leave_the_epochs(tmp_path):
     table(tmp_path, "epoch,step,boundary_uncertainty,trust_score\r\n0,4,0.1,1\r\n1,4,0.2,1\r\n1,3,0.3,1\r\n")
     record = read_record(tmp_path)
     assert (record.axis, record.places) == ("epoch", [0, 1])
-    assert "1 checks were made within epochs" in record.missing[0]
+    assert "1 checks were made within epochs" in record.notes[0]
     assert record.values("boundary_uncertainty") == [0.1, 0.2]
