@@ -220,7 +220,6 @@ def _read_check(entry: dict[str, Any], record: RunRecord) -> None:
     kept = entry.get(f"kept_{record.axis}")
     record.kept_so_far = None if kept is None else _integer(kept)
     record.details[_integer(entry[record.axis])] = Details(
-        ceiling=_number(entry.get("ceiling")),
         agreeing_pairs=_number(entry.get("agreeing_pairs")),
         pairs=[_pair(*pair) for pair in _checked(entry["pairs"], list, "pairs of classes")],
         n_pairs_left_out=_integer(entry.get("n_pairs_left_out", 0)),
