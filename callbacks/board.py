@@ -50,7 +50,7 @@ class TensorBoard:
                 bucket_counts=counts,
                 global_step=step,
             )
-        rows = ["| classes | U | share of samples | samples near the boundary |", "|---|---|---|---|"]
+        rows = ["| classes | U | share of samples | sum of kernel weights near the boundary |", "|---|---|---|---|"]
         rows += [
             f"| {pair.first} - {pair.second} | {pair.uncertainty:.3f} | {pair.share:.3f} | {pair.weight:.1f} |"
             for pair in details.pairs

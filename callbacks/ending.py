@@ -14,6 +14,7 @@ from bu_torch.callbacks.lightning_tree import (
     Trainer,
     library,
 )
+from bu_torch.run.closing import describe_exception
 
 
 class Ending(Callback):
@@ -53,13 +54,6 @@ def _arguments(callback: Any) -> dict[str, Any]:
     return {n: one for n, one in vars(callback).items() if one is None or isinstance(one, bool | int | str)}
 
 
-def describe_exception(exception: BaseException) -> str:
-    """Say why training ended early."""
-    if isinstance(exception, KeyboardInterrupt):
-        return "Training was interrupted (KeyboardInterrupt)."
-    return f"Training failed: {type(exception).__name__}{f': {exception}' if str(exception) else '.'}"
-
-
 def why_ended(trainer: Trainer, exception: BaseException | None) -> str:
     """Name the reason for which training ended, if no callback of this package has stopped it."""
     if exception is not None:
@@ -73,7 +67,7 @@ def why_ended(trainer: Trainer, exception: BaseException | None) -> str:
     if who is not None:
         said = f"`{type(who).__name__}` stopped training in epoch {who.stopped_epoch}"
         return f"{said}: {str(who.stopping_reason_message).removesuffix(' Signaling Trainer to stop.')}"
-    if trainer.limit_train_batches == 0:
+    if 0 in (trainer.limit_train_batches, trainer.num_training_batches):
         return "There was no training batch."
     if trainer.max_epochs not in (None, -1) and trainer.current_epoch >= trainer.max_epochs:
         return f"Training ran until `max_epochs={trainer.max_epochs}`."

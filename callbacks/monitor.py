@@ -4,7 +4,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
-from bu_torch.callbacks.ending import describe_exception
 from bu_torch.callbacks.fit import Fit
 from bu_torch.callbacks.lightning_tree import (
     FITTING,
@@ -22,6 +21,7 @@ from bu_torch.callbacks.weights import RAW_WEIGHTS, go_on_from_raw_weights, stan
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_integer
 from bu_torch.perturbation.draws import Perturbation
+from bu_torch.run.closing import describe_exception
 from bu_torch.run.settings import AUTO, MAX_BYTES, MeasurementSettings
 from bu_torch.run.tracker import MeasurementResults, Tracker
 from bu_torch.samples.balance import ClassWeight

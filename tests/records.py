@@ -13,7 +13,7 @@ from bu_torch.run.account import FORMAT, HISTOGRAMS
 
 LETTERS = list(string.ascii_uppercase)
 BINS = {"edges": [0, 1], "counts": [1]}
-CHECK = {"kind": "check", "epoch": 0, "step": 1, "ceiling": 0.3, "agreeing_pairs": 0.5, "pairs": [], "doubtful": []}
+CHECK = {"kind": "check", "epoch": 0, "step": 1, "agreeing_pairs": 0.5, "pairs": [], "doubtful": []}
 CHECK |= {"histograms": dict.fromkeys(HISTOGRAMS, BINS)}
 TABLE = "boundary_uncertainty.csv"
 HEAD = "epoch,boundary_uncertainty,trust_score\n"
@@ -82,7 +82,6 @@ def details(epoch, n_classes, n_checks):
     return {
         "kind": "check",
         "epoch": epoch,
-        "ceiling": 0.34 + 0.02 * math.sin(epoch / 9),
         "agreeing_pairs": 0.4,
         "pairs": pairs,
         "histograms": {

@@ -4,7 +4,6 @@ Equation numbers are those of Ha, Katagiri, Watanabe and Ohsaki (2021), "An impr
 estimation for classifier evaluation", Journal of Signal Processing Systems, doi:10.1007/s11265-021-01671-1.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -172,27 +171,6 @@ def pair_terms(
     is_finite = torch.stack(torch.aminmax(logits)).isfinite().all()  # NaN passes through
     values = torch.where(is_finite, values, torch.full_like(values, torch.nan))
     return PairTerms(values, size / labels.shape[0], weight, local, counts, nearness, agrees, predicted)
-
-
-def uncertainty_ceiling(counts: Tensor, n_neighbors: int) -> Tensor:
-    """Local uncertainty that a sample with k effective neighbours near the boundary has on average at its best.
-
-    The best is reached if both classes are equally likely: with n members, E(1 - |2 n_i / n - 1|) = 1 - 2 ceil(n/2)
-    binom(n, ceil(n/2)) / (n 2^n) (De Moivre), interpolated between whole numbers. It is below 1 because the smaller of
-    two small counts is biased down. An estimate of this project's own. Counts lie in [0, n_neighbors], any shape.
-
-    Example:
-        >>> uncertainty_ceiling(torch.tensor([1.0, 2.0, 40.0]), 40)
-        tensor([0.0000, 0.5000, 0.8746])
-    """
-    best = [0.0]
-    for n in range(1, n_neighbors + 1):
-        half = (n + 1) // 2
-        best.append(1 - 2 * half * math.comb(n, half) / (n * 2**n))
-    table = torch.tensor([*best, best[-1]], dtype=counts.dtype, device=counts.device)
-    low = counts.clamp(0, n_neighbors).floor()
-    place = low.nan_to_num(nan=0.0).long()
-    return torch.lerp(table[place], table[place + 1], counts.clamp(0, n_neighbors) - low)
 
 
 def _local_uncertainty(

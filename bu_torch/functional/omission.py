@@ -71,7 +71,7 @@ def cluster_counts(shares: Tensor, neighbors: Tensor, weights: Tensor | None = N
     if weights is None:
         counts = (shares * neighbors.shape[1]).round()
     else:
-        _, sizes = cluster_sizes(neighbors, weights)
+        sizes = cluster_sizes(neighbors, weights)
         counts = shares * sizes.to(shares.dtype).unsqueeze(1)
     return counts, *counts.topk(2, dim=1)
 

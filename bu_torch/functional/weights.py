@@ -23,8 +23,8 @@ def relative_weights(weights: Tensor | None, shape: tuple[int, ...], device: tor
     return None if bool((weights == 1).all()) else weights / weights.mean()
 
 
-def cluster_sizes(neighbors: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of the weights in each cluster (N,), and members of equal weight that it is worth (N,); without checks.
+def cluster_sizes(neighbors: Tensor, weights: Tensor) -> Tensor:
+    """Members of equal weight that each cluster is worth (N,); without checks.
 
     A mean over members with weights w is as sure as one over (sum of w)^2 / (sum of w^2) of equal weight (Kish 1965).
     """
@@ -36,7 +36,7 @@ def cluster_sizes(neighbors: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         relative = weights[members] / largest  # scaled, so that squares do not vanish
         total += relative
         squares += relative.square()
-    return total * largest, total.square() / squares
+    return total.square() / squares
 
 
 def mean_of(values: Tensor, weights: Tensor | None) -> Tensor:

@@ -1,6 +1,7 @@
 """Stopper for the network and the loader of another framework."""
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from bu_torch.run.settings import Settings
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
 from bu_torch.samples.batches import NO_KEYS, Keys
 from bu_torch.samples.reading import read_loader
+from bu_torch.samples.samples import Samples, UnreadableError
 
 
 def make_stopper(
@@ -21,10 +23,20 @@ def make_stopper(
 ) -> BoundaryUncertaintyStopper:
     """Stopper on the samples that a loader visits; only those that a check looks at are read, and one more.
 
-    The loader may be one that collates as training's own. By default token ids are exchanged.
+    By default token ids are exchanged.
     """
-    read = partial(read_loader, loader, seed=options["seed"], keys=keys)
-    first = read(lambda n: 1)
+    if not isinstance(loader, DataLoader):
+        raise ValueError(
+            f"Training data: samples are read from a `torch.utils.data.DataLoader`, got {type(loader).__name__}."
+        )
+
+    def read(how_many: Callable[[int], int]) -> Samples:
+        try:
+            return read_loader(loader, how_many, seed=options["seed"], keys=keys)
+        except UnreadableError as error:
+            raise ValueError(f"Training data: {error}") from error
+
+    first = read(lambda n_training: 1)
     are_tokens = first.packing is None and first.inputs.ndim == 2 and not first.inputs.is_floating_point()
     if are_tokens and options["perturbation"] is None:
         options = options | {"perturbation": "tokens"}
@@ -33,7 +45,7 @@ def make_stopper(
         taker = packed_model(copy, first.packing)
         n_operations = count_operations(copy, partial(logits_at, taker, first.inputs, output_key=settings.output_key))
     made = plan(settings, first.n_training, first.n_training, n_operations, first.inputs.nbytes)
-    samples = read(lambda n: made.n_samples)
+    samples = read(lambda n_training: made.n_samples)
     if samples.n_ignored:
         warnings.warn(ignored(samples.n_ignored), stacklevel=2)
     planned = {"n_draws": made.n_draws, "max_samples": None, "budget": None}
@@ -42,16 +54,14 @@ def make_stopper(
     return BoundaryUncertaintyStopper(inputs, samples.labels, **options)
 
 
-def restore(stopper: BoundaryUncertaintyStopper, network: nn.Module) -> None:
-    """Load the kept weights when training has ended; a warning says if there are none, or if they do not fit."""
-    if stopper.best_epoch is None:
-        why = stopper.tracker.checks.why_none_kept()
-        warnings.warn(f"Boundary uncertainty kept no epoch: {why}. The weights are those of training.", stacklevel=3)
-        return
-    try:
-        stopper.restore(network)
-    except RuntimeError as error:
-        warnings.warn(f"{error} The weights stay as training left them.", stacklevel=3)
+def conclude(stopper: BoundaryUncertaintyStopper, network: nn.Module | None) -> None:
+    """Say what was kept, and load it into `network`, if any; a warning says if it does not fit."""
+    if network is not None and stopper.best_epoch is not None:
+        try:
+            stopper.restore(network)
+        except RuntimeError as error:
+            warnings.warn(f"{error} The weights stay as training left them.", stacklevel=3)
+    stopper.close()
 
 
 def missing(module: str, packages: str) -> ImportError:

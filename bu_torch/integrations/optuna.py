@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bu_torch.callbacks.lightning_tree import Callback
+from bu_torch.callbacks.lightning_tree import Callback, MisconfigurationException
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from bu_torch.functional.checks import check_choice
 from bu_torch.integrations.loaders import missing
@@ -11,6 +11,7 @@ from bu_torch.signals.catalogue import SIGNALS
 try:
     from optuna import TrialPruned
     from optuna.study import StudyDirection
+    from optuna.trial import BaseTrial
 except ImportError as error:
     raise missing("optuna", "optuna") from error
 
@@ -28,13 +29,25 @@ class BoundaryUncertaintyPruningCallback(Callback):
 
     Raises:
         ValueError: If the study minimises, or `monitor` is no such signal.
+        TypeError: If `trial` is no trial.
+        MisconfigurationException: When a fit begins, if no callback that measures stands before this one.
     """
 
     def __init__(self, trial: Any, monitor: str = "expected_accuracy") -> None:
         self.monitor = check_choice("monitor", monitor, [one.name for one in SIGNALS.values() if one.is_larger_better])
+        if not isinstance(trial, BaseTrial):
+            raise TypeError(f"`trial` must be a trial of Optuna, got {type(trial).__name__}.")
         if getattr(getattr(trial, "study", None), "direction", None) == StudyDirection.MINIMIZE:
             raise ValueError(f'`trial` must belong to a `direction="maximize"` study: a larger `{monitor}` is better.')
         self.trial, self._n_reported = trial, 0
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        before = trainer.callbacks[: trainer.callbacks.index(self)]
+        if not any(isinstance(one, BoundaryUncertaintyMonitor) for one in before):
+            raise MisconfigurationException(
+                "`callbacks` must list `BoundaryUncertaintyStopping` or `BoundaryUncertaintyMonitor` before"
+                f" `{type(self).__name__}`, got none there."
+            )
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         for callback in trainer.callbacks:

@@ -24,7 +24,7 @@ class BoundaryUncertaintyTrialStopper(Stopper):
             `bu_torch.BoundaryUncertaintyStopper`; `rule` as in the trials.
 
     Raises:
-        ValueError: If an argument is out of range, or a result lacks the score.
+        ValueError: If an argument is out of range, or a result lacks the score or holds no number for it.
         TypeError: If an argument is unknown or of the wrong type.
     """
 
@@ -39,6 +39,8 @@ class BoundaryUncertaintyTrialStopper(Stopper):
         signals = as_rule(self._settings.rule).signals if STANDARD_ERROR in result else ()  # ties are broken by these
         if absent := [one for one in ("epoch", name, *signals) if one not in result]:
             raise ValueError(f"A result must be a check with `{absent[0]}`, got {', '.join(result)}.")
+        if odd := [one for one in ("epoch", name, *signals) if not hasattr(result[one], "__float__")]:
+            raise ValueError(f"A result must hold a number as `{odd[0]}`, got {result[odd[0]]!r:.100}.")
         # A trial that goes on from a checkpoint reports some checks again.
         place = result["epoch"], result.get("step", -1)
         before = [one for one in checks.entries if (one["epoch"], one.get("step", -1)) < place]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bu_torch.integrations.loaders import make_stopper, missing, restore
+from bu_torch.integrations.loaders import conclude, make_stopper, missing
 from bu_torch.internal.logits import entry_of
 from bu_torch.rule.rules import as_rule
 from bu_torch.run.settings import Settings
@@ -61,8 +61,8 @@ class BoundaryUncertaintyEarlyStopping(Callback):
             raise KeyboardInterrupt  # skorch's callbacks end a training so
 
     def on_train_end(self, net: Any, X: Any = None, y: Any = None, **kwargs: Any) -> None:
-        if self.load_best and self.stopper_ is not None:
-            restore(self.stopper_, self.network_)
+        if self.stopper_ is not None:
+            conclude(self.stopper_, self.network_ if self.load_best else None)
 
 
 class CalledNetwork(nn.Module):

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
-from bu_torch.integrations.loaders import make_stopper, missing, restore
+from bu_torch.integrations.loaders import conclude, make_stopper, missing
 from bu_torch.internal.inputs import check_integer
 from bu_torch.run.settings import Settings
 from bu_torch.samples.batches import Keys
@@ -24,7 +24,8 @@ class BoundaryUncertaintyCallback(TrainerCallback):
     """Stop a `Trainer` when the decision boundary gets no better, and load the best model at the end.
 
     It reads training samples once, with the `Trainer`'s own collator. Each checkpoint holds its state, so that
-    `train(resume_from_checkpoint=True)` goes on. Its numbers are in the `Trainer`'s `log_history`.
+    `train(resume_from_checkpoint=True)` goes on. Its numbers are in the `Trainer`'s `log_history`. The last check comes
+    at the end of training, also if that is within an epoch.
 
     Args:
         load_best_model_at_end: Load the weights of the best check when training ends.
@@ -58,14 +59,17 @@ class BoundaryUncertaintyCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         model, loader = kwargs["model"], kwargs["train_dataloader"]
-        if args.fsdp or args.deepspeed or not hasattr(loader.dataset, "__len__"):
+        dataset: Any = getattr(loader, "dataset", [])
+        if args.fsdp or args.deepspeed or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise ValueError(
                 "`Trainer` must have unsharded weights (no FSDP, no DeepSpeed) and a dataset with a length."
             )
         named = [self.input_key] if isinstance(self.input_key, str) else self.input_key
         keys = Keys(named, self.label_key, model)
-        sampler, collate = loader.get_sampler(), loader.collate_fn
-        own = DataLoader(loader.dataset, args.eval_batch_size, sampler=sampler, collate_fn=collate)
+        own = getattr(loader, "base_dataloader", loader)
+        if own is not loader and args.world_size > 1:  # its batches are one process's
+            sampler, collate = loader.get_sampler(), loader.collate_fn
+            own = DataLoader(dataset, args.eval_batch_size, sampler=sampler, collate_fn=collate)
         self.stopper = make_stopper(model, own, self.options, keys)
         if (file := _file(args, state)).is_file():
             self.stopper.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
@@ -76,13 +80,21 @@ class BoundaryUncertaintyCallback(TrainerCallback):
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.check_steps is None:
-            is_due, step = state.epoch.is_integer(), None
-        else:
-            is_due, step = state.global_step % self.check_steps == 0, state.global_step
-        if is_due:
-            should_stop = self.stopper.check(kwargs["model"], math.ceil(state.epoch) - 1, step)
-            state.log_history.append({**self.stopper.history[-1], "epoch": state.epoch, "step": state.global_step})
+        every = self.check_steps
+        if state.epoch.is_integer() if every is None else state.global_step % every == 0:
+            self._check(kwargs["model"], state, control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # Training may end within an epoch, and an epoch early or after a number of steps that was not known.
+        if self.check_steps is None or control.should_training_stop:
+            self._check(kwargs["model"], state, control)
+
+    def _check(self, model: Any, state: Any, control: Any) -> None:
+        """Check unless this step has been checked already, and tell the `Trainer` whether to stop."""
+        history, step = self.stopper.history, state.global_step
+        if step > (history[-1].get("step", 0) if history else 0):
+            should_stop = self.stopper.check(model, math.ceil(state.epoch) - 1, step)
+            state.log_history.append({**history[-1], "epoch": state.epoch, "step": step})
             (control.should_training_stop,) = broadcast_object_list([should_stop or control.should_training_stop])
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -90,8 +102,7 @@ class BoundaryUncertaintyCallback(TrainerCallback):
             torch.save(self.stopper.state_dict(), file)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.load_best_model_at_end:
-            restore(self.stopper, kwargs["model"])
+        conclude(self.stopper, kwargs["model"] if self.load_best_model_at_end else None)
 
 
 def _file(args: Any, state: Any) -> Path:

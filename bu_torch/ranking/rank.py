@@ -194,6 +194,8 @@ class Judge:
         """Sort candidates by score; ties keep their order, and candidates without a score come last."""
         scored = [candidate._replace(score=self.score(candidate.signals)) for candidate in candidates]
         scored.sort(key=lambda one: -one.score if math.isfinite(one.score) else math.inf)
+        if scored and not math.isfinite(scored[0].score):
+            warnings.warn("No candidate has a finite score, so their order says nothing.", stacklevel=4)
         return Ranking(self.rule.name, tuple(one._replace(rank=rank) for rank, one in enumerate(scored, 1)))
 
     def rank_files(self, files: list[Path], module: Buildable, weights_only: bool, device: Device) -> Ranking:

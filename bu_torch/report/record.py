@@ -295,7 +295,6 @@ def _read_header(entry: dict[str, Any], record: RunRecord) -> None:
 def _read_check(entry: dict[str, Any], record: RunRecord) -> None:
     record.kept = _place(entry, f"kept_{record.axis}")
     record.details[_integer(entry[record.axis])] = Details(
-        ceiling=_number(entry.get("ceiling")),
         agreeing_pairs=_number(entry.get("agreeing_pairs")),
         pairs=[_pair(*pair) for pair in entry["pairs"]],
         n_pairs_left_out=_integer(entry.get("n_pairs_left_out", 0)),

@@ -11,6 +11,13 @@ if TYPE_CHECKING:
     from bu_torch.run.tracker import Tracker
 
 
+def describe_exception(exception: BaseException) -> str:
+    """Say why training ended early."""
+    if isinstance(exception, KeyboardInterrupt):
+        return "Training was interrupted (KeyboardInterrupt)."
+    return f"Training failed: {type(exception).__name__}{f': {exception}' if str(exception) else '.'}"
+
+
 def remarks(tracker: "Tracker", check: Mapping[str, Any] | None) -> list[str]:
     """Lines on the kept `check`: a score that cannot see, classes never predicted, and a class that loses much."""
     if check is None or not tracker.groundwork.is_prepared:

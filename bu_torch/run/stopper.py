@@ -18,7 +18,7 @@ from bu_torch.perturbation.draws import Perturbation
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.budget import bound_in_bytes, count_operations, plan
-from bu_torch.run.closing import describe_kept, remarks
+from bu_torch.run.closing import describe_exception, describe_kept, remarks
 from bu_torch.run.kept_weights import BestWeights, load
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import KeptResults, Tracker
@@ -47,7 +47,8 @@ class BoundaryUncertaintyStopper(KeptResults):
         best_step: Step of the kept check, as `check` is told; None if it is not known.
         best_score: The rule's score there.
         stopped_epoch: Epoch of the check that said to stop; None before.
-        stopping_reason: Reason to stop, in words; "Training ended." if the loop ended by itself; "" before.
+        stopping_reason: Reason to stop, in words; "Training ended." if the loop ended by itself, or the exception that
+            left a `with`; "" before.
         history: One dict a check, as in `BoundaryUncertaintyStopping`.
         setup_seconds: Time spent before the first check, in seconds.
         check_seconds: Time spent in checks so far, in seconds.
@@ -165,7 +166,8 @@ class BoundaryUncertaintyStopper(KeptResults):
             RuntimeError: If no epoch has been kept, the kept model was no module, or the weights do not fit `model`.
         """
         if not self._best.weights:
-            raise RuntimeError("There are no weights to restore: no check of a `torch.nn.Module` has counted yet.")
+            why = "the kept model is no `torch.nn.Module`" if self._kept else self._tracker.checks.why_none_kept()
+            raise RuntimeError(f"There are no weights to restore: {why}.")
         try:
             load(model, self._best.weights, may_lack=False)
         except ValueError as error:
@@ -182,7 +184,9 @@ class BoundaryUncertaintyStopper(KeptResults):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, exception: BaseException | None, traceback: object) -> None:
+        if exception is not None and not self._is_concluded:
+            self.stopping_reason = describe_exception(exception)
         self.close()
 
     def _conclude(self, how: str) -> None:
@@ -199,7 +203,10 @@ class BoundaryUncertaintyStopper(KeptResults):
             stopped_epoch=self.stopped_epoch,
         )
         if kept is None:
-            tell(f"Boundary uncertainty kept no epoch: {tracker.checks.why_none_kept()}. {self.stopping_reason}")
+            why = tracker.checks.why_none_kept()
+            tell(
+                f"Boundary uncertainty kept no epoch: {why}. {self.stopping_reason} The weights are those of training."
+            )
             return
         is_open, is_by_steps = self.stopped_epoch is None, self._is_by_steps
         line = describe_kept(tracker, kept, "", how, self.stopping_reason, is_by_steps=is_by_steps, is_open=is_open)

@@ -265,7 +265,6 @@ class Tracker:
                     "step": entry.get("step"),
                     "kept_epoch": kept.get("epoch"),
                     "kept_step": kept.get("step"),
-                    "ceiling": details.ceiling,
                     "agreeing_pairs": details.agreeing_pairs,
                     "pairs": details.pairs,
                     "n_pairs_left_out": details.n_pairs_left_out,

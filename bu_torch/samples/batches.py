@@ -153,7 +153,10 @@ def split_batch(batch: Any, keys: Keys) -> tuple[Any, Tensor]:
     inputs = as_tree(inputs)
     for name, value, tensors in (("inputs", inputs, pytree.tree_leaves(inputs)), ("labels", labels, [labels])):
         if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
-            raise UnreadableError(f"the {name} of a batch must be a tensor, got {type(value).__name__}.")
+            hint = ""
+            if name == "labels" and isinstance(value, list | tuple) and any(isinstance(one, str) for one in value):
+                hint = " Number the classes in the dataset, as scikit-learn's `LabelEncoder` does."
+            raise UnreadableError(f"the {name} of a batch must be a tensor, got {type(value).__name__}.{hint}")
         for tensor in tensors:
             as_tensor(tensor, name)  # refuses one that is not dense
     if shapes := _unequal_shapes(inputs, labels):

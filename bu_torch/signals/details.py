@@ -5,9 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bu_torch.functional.boundary import uncertainty_ceiling
-from bu_torch.functional.pairs import sum_by_pair
-from bu_torch.functional.weights import cluster_sizes, mean_of
+from bu_torch.functional.weights import mean_of
 from bu_torch.signals.catalogue import SignalInputs
 
 _MOST_PAIRS = 400
@@ -26,7 +24,7 @@ class Pair(NamedTuple):
     first: int
     second: int
     share: float  # share of the samples
-    weight: float  # effective number of samples near the boundary
+    weight: float  # kernel weights of the neighbours near the boundary, summed over the samples
     uncertainty: float
 
 
@@ -43,9 +41,8 @@ class Doubtful(NamedTuple):
 class Details(NamedTuple):
     """Details of a check, by `Measurement.details`."""
 
-    ceiling: float  # mean of U if both classes were equally likely, at the present numbers of effective neighbours
     agreeing_pairs: float  # share of the perturbed samples whose two likeliest classes are the likely Bayes pair
-    pairs: list[Pair]  # sorted by samples near the boundary, most first, at most 400
+    pairs: list[Pair]  # sorted by weight, largest first, at most 400
     n_pairs_left_out: int
     near_boundary: Histogram  # |F| / h at the perturbed samples: kernel widths from the boundary
     local_uncertainty: Histogram  # u at the perturbed samples; 0 if another pair is predicted
@@ -66,7 +63,6 @@ def describe(reading: SignalInputs, n_doubtful: int) -> Details:
     local = torch.cat([part.local for part in terms]).double()
     columns = (reading.pairs[shown], shares[shown], weights[shown], values[shown])
     return Details(
-        ceiling=_ceiling(reading),
         agreeing_pairs=float(mean_of(agrees, reading.weights)),
         pairs=[Pair(k, j, *rest) for (k, j), *rest in zip(*(column.tolist() for column in columns), strict=True)],
         n_pairs_left_out=len(reading.pairs) - len(shown),
@@ -75,23 +71,6 @@ def describe(reading: SignalInputs, n_doubtful: int) -> Details:
         log_trust=_histogram(reading.trust.double().log(), -7.0, 7.0, 28),
         doubtful=_doubtful(reading, n_doubtful),
     )
-
-
-def _ceiling(reading: SignalInputs) -> float:
-    """Mean of `uncertainty_ceiling` over pairs and draws."""
-    evenness: Tensor | float = 1.0  # effective members for each unit of count
-    if reading.weights is not None:
-        total, sizes = cluster_sizes(reading.members[: len(reading.labels)], reading.weights)
-        evenness = sizes / total
-    ceilings = []
-    for part in reading.terms:
-        counts = part.counts.double().nan_to_num(nan=0.0)
-        best = counts * uncertainty_ceiling(counts * evenness, reading.members.shape[1])
-        best = best if reading.weights is None else best * reading.weights
-        of_pair = sum_by_pair(best, reading.pair_index, len(part.weights))
-        reachable = torch.where(part.weights < 1e-6, 1.0, of_pair / part.weights.clamp(min=1e-6))
-        ceilings.append((reachable * part.shares).sum())
-    return float(torch.stack(ceilings).mean())
 
 
 def _doubtful(reading: SignalInputs, n_doubtful: int) -> list[Doubtful]:

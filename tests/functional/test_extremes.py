@@ -6,7 +6,6 @@ the same ties, down to the smallest and up to the largest numbers that the dtype
 """
 
 import math
-from fractions import Fraction
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from oracles import anchors, proposal2
 
 from bu_torch.functional import boundary_uncertainty, label_votes, omission, silverman_bandwidth, trust_score
-from bu_torch.functional.boundary import uncertainty_ceiling
 
 # Smallest and largest power of two by which a whole number of up to 7 bits stays exact.
 EXPONENTS = {
@@ -166,22 +164,3 @@ def test_label_votes(problem, decay, leave_one_out):
             expected[row, given[member]] += weight / math.fsum(weights)
     found = label_votes(labels, neighbors, decay, n_classes=j, leave_one_out=leave_one_out)
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
-
-
-@given(
-    DTYPES,
-    st.integers(1, 60),
-    st.lists(st.floats(0, 1) | st.sampled_from([0.0, 1e-300, 0.5, 1.0]), min_size=1, max_size=8),
-)
-def test_uncertainty_ceiling(dtype, size, parts):
-    counts = (torch.tensor(parts, dtype=torch.float64) * size).to(dtype).clamp(max=size)
-    best = [0.0]
-    for n in range(1, size + 1):
-        mean = sum(math.comb(n, i) * (1 - abs(Fraction(2 * i, n) - 1)) for i in range(n + 1)) / 2**n
-        best.append(float(mean))
-    found = uncertainty_ceiling(counts, size)
-    assert found.dtype == dtype
-    for k, value in zip(counts.tolist(), found.tolist(), strict=True):
-        low = math.floor(k)
-        expected = best[low] + (k - low) * (best[min(low + 1, size)] - best[low])
-        assert value == pytest.approx(expected, abs=2 * torch.finfo(dtype).eps)

@@ -106,7 +106,7 @@ def test_of_several_processes_the_first_decides(tmp_path, monkeypatch):
 
 def test_the_model_gets_the_mask_with_its_ids_of_batches_that_are_padded_each_to_its_own_length(tmp_path, monkeypatch):
     run = trainer(tmp_path, ours := callback(load_best_model_at_end=False), epochs=1)
-    run.args.per_device_eval_batch_size = 1  # so that each text that is read has a length of its own
+    run._train_batch_size = 1  # so that each text that is read has a length of its own
     got, forward = [], type(run.model).forward
 
     @functools.wraps(forward)

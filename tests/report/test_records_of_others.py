@@ -121,7 +121,7 @@ class TestChecks:
         assert "100 samples, by the trust in their label or" in page_of(tmp_path)
 
     @pytest.mark.parametrize("depth", [3, 500, 900, 990, 2000])
-    @pytest.mark.parametrize("name", ["kind", "epoch", "ceiling", "reason"])
+    @pytest.mark.parametrize("name", ["kind", "epoch", "agreeing_pairs", "reason"])
     def test_a_value_of_lists_within_lists(self, tmp_path, name, depth):
         entry = CHECK | {"kind": "end" if name == "reason" else "check", name: "NESTED"}
         lines(tmp_path, json.dumps(entry).replace('"NESTED"', "[" * depth + "]" * depth) + "\n")
@@ -174,7 +174,7 @@ class TestPage:
         bins = {"edges": [-1e308, 0, 5e-324, 1e308], "counts": [most, most, 0]}
         pairs = [[0, 1, 1e300, 1e308, -1e308], [0, 2**31 - 1, None, None, None], [1, 2, -1e308, 5e-324, 1e308]]
         doubtful = [[most, 0, most, 5, 1e308], [0, 0, 0, 0, None]]
-        check = CHECK | {"ceiling": 1e308, "pairs": pairs, "doubtful": doubtful}
+        check = CHECK | {"agreeing_pairs": 1e308, "pairs": pairs, "doubtful": doubtful}
         check["histograms"] = dict.fromkeys(HISTOGRAMS, bins)
         lines(tmp_path, check | {"epoch": 0}, check | {"epoch": 1}, records.end(most))
         columns = list(records.checks(1)[0])

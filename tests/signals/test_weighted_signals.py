@@ -9,8 +9,6 @@ from problems import blobs
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper, LabelProbabilities, LabelVotes, Signals, functional
-from bu_torch.functional.boundary import uncertainty_ceiling
-from bu_torch.functional.weights import cluster_sizes
 from bu_torch.samples.balance import weights_of
 
 X, Y = blobs()
@@ -104,29 +102,22 @@ def test_balanced_expected_accuracy_of_one_class_alone_is_its_share():
         assert float(values["expected_accuracy"]) == pytest.approx(expected, abs=0.05)
 
 
-class TestDetails:
-    def test_the_ceiling_is_that_of_as_many_members_of_equal_weight(self):
-        weights = weights_at_random()
-        signals = fitted(weights, n_draws=1)
-        logits = read(signals)
-        boundary = signals.boundary
-        neighbors, pairs = boundary.neighbors, boundary.bayes_pairs
-        _, counts = functional.local_uncertainty(logits, LABELS, neighbors, pairs, weights=weights)
-        total, sizes = cluster_sizes(neighbors, boundary.weights)
-        counted = counts.double() * boundary.weights
-        best = uncertainty_ceiling(counts.double() * sizes / total, 20)
-        expected = 0.0
-        for pair in pairs.unique(dim=0):
-            here = (pairs == pair).all(dim=1)
-            share = float(boundary.weights[here].sum()) / 120
-            expected += share * float((counted * best)[here].sum() / counted[here].sum())
-        details = signals.measure(logits).details(5)
-        assert details.ceiling == pytest.approx(expected, rel=1e-5)
-        top = logits.topk(2, dim=1).indices.sort(dim=1).values
-        agrees = [float(w) for w, own, likely in zip(boundary.weights, top, pairs, strict=True) if own.equal(likely)]
-        assert 0 < len(agrees) < 120
-        assert details.agreeing_pairs == pytest.approx(sum(agrees) / 120)
-        assert sum(pair.share for pair in details.pairs) == pytest.approx(1)
+def test_details_of_weighted_samples():
+    weights = weights_at_random()
+    signals = fitted(weights, n_draws=1)
+    logits, boundary = read(signals), signals.boundary
+    neighbors, pairs = boundary.neighbors, boundary.bayes_pairs
+    _, counts = functional.local_uncertainty(logits, LABELS, neighbors, pairs, weights=weights)
+    details = signals.measure(logits).details(5)
+    for pair in details.pairs:
+        here = (pairs == torch.tensor([pair.first, pair.second])).all(dim=1)
+        assert pair.share == pytest.approx(float(boundary.weights[here].sum()) / 120)
+        assert pair.weight == pytest.approx(float((counts.double() * boundary.weights)[here].sum()), rel=1e-5)
+    top = logits.topk(2, dim=1).indices.sort(dim=1).values
+    agrees = [float(w) for w, own, likely in zip(boundary.weights, top, pairs, strict=True) if own.equal(likely)]
+    assert 0 < len(agrees) < 120
+    assert details.agreeing_pairs == pytest.approx(sum(agrees) / 120)
+    assert sum(pair.share for pair in details.pairs) == pytest.approx(1)
 
 
 class TestFile:
