@@ -95,6 +95,9 @@ def test_perturbation_laws_are_compared_by_seed(smoke, load, tmp_path):
     expected = example.BoundaryUncertainty().fit(*training).score(module)
     assert values["U, sphere"] == pytest.approx(float(expected), abs=1e-6)
     assert values["U, sphere"] <= values["as printed"]
+    at_x = example.BoundaryUncertainty(pairs_at="sample").fit(*training).score(module)
+    assert values["U, sphere, at x"] == pytest.approx(float(at_x), abs=1e-6)
+    assert values["U, sphere, at x"] != values["U, sphere"]
 
 
 def test_letter_mlp_keeps_by_patience_as_the_callback_would(load):
