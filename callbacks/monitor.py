@@ -18,6 +18,7 @@ from bu_torch.callbacks.lightning_tree import (
 from bu_torch.callbacks.samples import Reference, Source, check_reference
 from bu_torch.callbacks.schedule import Schedule
 from bu_torch.callbacks.weights import RAW_WEIGHTS, go_on_from_raw_weights, stand_behind_averaging
+from bu_torch.estimators.cluster_scores import PairsAt
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_integer
 from bu_torch.perturbation.draws import Perturbation
@@ -105,6 +106,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
         cache: str | Path | None = None,
         feature_extractor: FeatureExtractor | None = None,
         perturbation: Perturbation | None = None,
+        pairs_at: PairsAt = "perturbed",
         class_weight: ClassWeight | None = None,
         averaging: float | None = None,
         averaging_device: str | None = None,

@@ -2,7 +2,8 @@
 
 5000 labelled images, all of them for training, and 10,000 to see afterwards what was kept. The plain call moves each
 image toward images near it, and chooses the space in which they are near. `--backbone` takes the features that a frozen
-torchvision network gives (Ha et al. 2021, section 4.2.2, foresee that). Needs the extra `vision`.
+torchvision network gives (Ha et al. 2021, section 4.2.2, foresee that). Last comes the trust score beside confidence
+(Jiang et al. 2018, section 5.3), by layers of the network that was kept. Needs the extra `vision`.
 
     python examples/fashion_mnist.py --root data
     python examples/fashion_mnist.py --root data --backbone resnet18 --weights DEFAULT
@@ -19,7 +20,8 @@ from torchvision import models
 from torchvision.datasets import FakeData, FashionMNIST
 from torchvision.transforms import ToTensor
 
-from bu_torch import BoundaryUncertaintyStopping
+from bu_torch import BoundaryUncertaintyStopping, LayerFeatures, TrustScore
+from bu_torch.evaluation import suspicious_precision
 
 FOLDER = Path(__file__).parent
 N_TRAINING = 5000
@@ -79,6 +81,30 @@ class Backbone(nn.Module):
         return self.network(nn.functional.interpolate(x, size=(64, 64), mode="bilinear").expand(-1, 3, -1, -1))
 
 
+@torch.no_grad()
+def detected(module: nn.Module, training: Dataset, test: Dataset) -> dict[str, float]:
+    """Share wrong among the least trusted test images, as many as are wrong, by score and space of distances."""
+    (x, y), (at, truth) = (
+        (torch.stack([image for image, _ in split]), torch.tensor([label for _, label in split]))  # type: ignore
+        for split in (training, test)
+    )
+    module.eval()
+    probabilities = torch.cat([module(batch).softmax(dim=1) for batch in at.split(500)])
+    predictions = probabilities.argmax(dim=1)
+    spaces = {"inputs": (x.flatten(1), at.flatten(1))}
+    for name, space in {
+        "logits": LayerFeatures(module, "logits"),
+        "penultimate": LayerFeatures(module),
+        "penultimate, 20 components": LayerFeatures(module, n_components=20),
+    }.items():
+        spaces[name] = (space.fit(x).transform(x), space.transform(at))
+    scores = {"confidence": probabilities.amax(dim=1)}
+    scores |= {f"trust, {name}": TrustScore().fit(a, y).score(b, predictions) for name, (a, b) in spaces.items()}
+    right = predictions == truth
+    percentile = [100 * float(right.double().mean())]
+    return {name: float(suspicious_precision(score, right, percentile)) for name, score in scores.items()}
+
+
 def read(options: argparse.Namespace) -> tuple[Dataset, Dataset]:
     if options.smoke:
         return tuple(FakeData(n, (1, 28, 28), 3, ToTensor(), random_offset=n) for n in (120, 60))  # type: ignore
@@ -122,6 +148,9 @@ def main(arguments: list[str] | None = None) -> BoundaryUncertaintyStopping:
     print(f"test error of what was kept: {errors.of(module):.4f}")
     print(f"test error of the last epoch: {of_epoch[-1]:.4f} (epoch {len(of_epoch) - 1})")
     print(f"test error of the best epoch in hindsight: {min(of_epoch):.4f} (epoch {of_epoch.index(min(of_epoch))})")
+    print("share wrong among the least trusted test images, as many as are wrong")
+    for name, share in detected(module, training, test).items():
+        print(f"{name}: {share:.3f}")
     return stopping
 
 

@@ -3,20 +3,24 @@
 Ha et al. (2021), section 6, as in `letter_mlp.py`: an MLP on half of the letters, U after each epoch. A seed decides
 halves, network, batches, perturbation and noise. U is read at samples moved by four laws: `sphere` (Algorithm 1, as
 `perturb`: by the distance to the nearest sample, in a random direction), `uniform` (the text: each feature by that
-distance times a number uniform in [-1, 1]), `half` (half of `sphere`) and `none` (the samples themselves). With noise,
-so many of the training labels are drawn anew from all classes; the test half keeps its own.
+distance times a number uniform in [-1, 1]), `half` (half of `sphere`) and `none` (the samples themselves). Each law has
+two readings: the two likeliest classes of a sample (Eq. 27) at the moved sample, or, as the paper writes it, at the
+sample itself (`at x`). `hold-out` is a second network, trained on 75 % of the training half, which keeps the epoch of
+the least error on the other 25 %. With noise, so many of the training labels are drawn anew from all classes, those of
+the hold-out set too; the test half keeps its own.
 
-For each law: the epoch of the largest U and its test error, the same with a patience of 20 epochs, and the rank
-correlation with test accuracy over the epochs of U (`rank`), of its changes from epoch to epoch (`changes`) and of its
-means over 11 epochs (`trend`). `agrees` is the share of moved samples at which the two likeliest classes of the network
-are the likely Bayes pair: elsewhere u is 0. `contradicted` is that share among the samples whose label is not in their
-likely Bayes pair; a network that learns such a label by heart has another pair. `as printed` is U of `sphere` without
-this test, as Eq. 36 stands in print.
+For each law and reading: the epoch of the largest U and its test error, the same with a patience of 20 epochs, and the
+rank correlation with test accuracy over the epochs of U (`rank`), of its changes from epoch to epoch (`changes`) and of
+its means over 11 epochs (`trend`). `agrees` is the share of moved samples at which the two likeliest classes of the
+network are the likely Bayes pair: elsewhere u is 0. `contradicted` is that share among the samples whose label is not
+in their likely Bayes pair; a network that learns such a label by heart has another pair. `as printed` is U of `sphere`
+without this test, as Eq. 36 stands in print.
 
     python examples/perturbation_laws.py
 """
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 
 import matplotlib
@@ -24,6 +28,7 @@ import pandas as pd
 import torch
 from letter_mlp import LetterMLP, Split, error, keep_by_patience, load
 from sensitivity import cubes
+from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
 from bu_torch import BoundaryUncertainty
@@ -35,6 +40,7 @@ from matplotlib import pyplot as plt
 
 FOLDER = Path(__file__).parent
 LAWS = {"sphere": "tab:blue", "uniform": "tab:orange", "half": "tab:purple", "none": "black"}
+READINGS = [*LAWS, *(f"{law}, at x" for law in LAWS if law != "none")]  # unmoved, both are the same
 PATIENCE = 20  # epochs
 AROUND = 11  # epochs of a mean
 
@@ -56,16 +62,21 @@ class Watched:
         """U, shares of agreeing pairs and U as printed, by law."""
         values = {}
         pairs, index = index_pairs(self.bayes_pairs)
-        for law, logits in zip(LAWS, module(self.places).chunk(len(LAWS)), strict=True):
-            terms = pair_terms(logits, self.labels, self.neighbors, pairs, index)
+        of_laws = module(self.places).chunk(len(LAWS))
+        top_at_x = top_pairs(of_laws[-1])
+        for law, logits in zip(LAWS, of_laws, strict=True):
             top = top_pairs(logits)
+            for reading, read in {law: top, f"{law}, at x": top_at_x}.items():
+                if reading in READINGS:
+                    terms = pair_terms(logits, self.labels, self.neighbors, pairs, index, predicted_pairs=read)
+                    values[f"U, {reading}"] = float((terms.values * terms.shares).sum())
             agrees = (top == self.bayes_pairs).all(dim=1).double()
-            values[f"U, {law}"] = float((terms.values * terms.shares).sum())
             values[f"agrees, {law}"] = float(agrees.mean())
             values[f"contradicted, {law}"] = float(agrees[self.is_contradicted].mean())
             if law == "sphere":
-                local = pair_terms(logits, self.labels, self.neighbors, *index_pairs(top)).local
-                sums = (sum_by_pair(part, index, len(pairs)) for part in (local * terms.counts, terms.counts))
+                printed = pair_terms(logits, self.labels, self.neighbors, *index_pairs(top))
+                parts = (printed.local * printed.counts, printed.counts)
+                sums = (sum_by_pair(part, index, len(pairs)) for part in parts)
                 values["as printed"] = float((torch.div(*sums).nan_to_num(0) * terms.shares).sum())
         return values
 
@@ -78,35 +89,47 @@ def redraw(labels: Tensor, share: float, seed: int) -> Tensor:
 
 
 def run(seed: int, noise: float, n_samples: int, n_epochs: int) -> pd.DataFrame:
-    """One training, one row for each epoch."""
+    """One training and one with a hold-out set, one row for each epoch."""
     (features, labels), test = load(n_samples, seed)
     labels = redraw(labels, noise, seed)
     watched = Watched((features, labels), seed)
+    rows = []
+    for module in epochs((features, labels), seed, n_epochs):
+        errors = {"training error": error(module, (features, labels)), "test error": error(module, test)}
+        rows.append({"noise": noise, "seed": seed, "epoch": len(rows)} | errors | watched.measure(module))
+    fitted, held_out = train_test_split(range(len(labels)), test_size=0.25, stratify=labels, random_state=seed)
+    others = epochs((features[fitted], labels[fitted]), seed, n_epochs)
+    for row, module in zip(rows, others, strict=True):
+        row["hold-out"] = error(module, (features[held_out], labels[held_out]))
+        row["test error, hold-out"] = error(module, test)
+    return pd.DataFrame(rows)
+
+
+def epochs(split: Split, seed: int, n_epochs: int) -> Iterator[nn.Module]:
+    """A network after each epoch of its training."""
+    features, labels = split
     torch.manual_seed(seed)
     module = LetterMLP()
     optimizer = module.configure_optimizers()
-    rows = []
-    for epoch in range(n_epochs):
+    for _ in range(n_epochs):
         for batch in torch.randperm(len(labels)).split(128):
             optimizer.zero_grad()
             nn.functional.cross_entropy(module(features[batch]), labels[batch]).backward()
             optimizer.step()
-        errors = {"training error": error(module, (features, labels)), "test error": error(module, test)}
-        rows.append({"noise": noise, "seed": seed, "epoch": epoch} | errors | watched.measure(module))
-    return pd.DataFrame(rows)
+        yield module
 
 
 def choices(rows: pd.DataFrame) -> pd.DataFrame:
-    """What each law keeps of each training, one row for each."""
+    """What each law, each reading and hold-out keep of each training, one row for each."""
     kept = []
     for (noise, seed), one in rows.groupby(["noise", "seed"]):
-        errors = one["test error"].to_numpy()
-        common = {"noise": noise, "seed": seed, "last": errors[-1], "best": errors.min()}
-        for law in LAWS:
-            u = one[f"U, {law}"].to_numpy()
+        for law in (*READINGS, "hold-out"):
+            name, of = ("test error, hold-out", -one[law]) if law == "hold-out" else ("test error", one[f"U, {law}"])
+            errors, u = one[name].to_numpy(), of.to_numpy()
+            common = {"noise": noise, "seed": seed, "last": errors[-1], "best": errors.min()}
             largest, early = int(u.argmax()), keep_by_patience(u.tolist(), PATIENCE)
             at = {"epoch": largest, "error": errors[largest], "early": early, "early error": errors[early]}
-            both = one[[f"U, {law}", "test error"]] * [1, -1]
+            both = pd.concat((of, -one[name]), axis=1)
             ways = {"rank": both, "changes": both.diff(), "trend": both.rolling(AROUND).mean()}
             at |= {way: float(part.corr(method="spearman").iloc[0, 1]) for way, part in ways.items()}
             kept.append({"law": law} | common | at)
@@ -114,19 +137,21 @@ def choices(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(rows: pd.DataFrame, path: Path) -> None:
-    """-U by each law and test error, means over the seeds in bands from the least to the largest."""
+    """-U by each law (dotted: at x) and test error (dashed: hold-out's network), means over the seeds and ranges."""
     groups = dict(list(rows.groupby("noise")))
     figure, axes = plt.subplots(len(groups), 5, figsize=(20, 3.4 * len(groups)), squeeze=False, layout="constrained")
     for (noise, group), line in zip(groups.items(), axes, strict=True):
         panels = {"test error": "tab:red"} | {f"U, {law}": color for law, color in LAWS.items()}
         for axis, (name, color) in zip(line, panels.items(), strict=True):
-            by_epoch = group.groupby("epoch")[name]
-            values = by_epoch.mean() * (-1 if name.startswith("U") else 1)
-            low, high = (part * (-1 if name.startswith("U") else 1) for part in (by_epoch.min(), by_epoch.max()))
-            axis.plot(values, color=color)
-            axis.fill_between(values.index, low, high, color=color, alpha=0.2, linewidth=0)
-            sign = "-" if name.startswith("U") else ""
-            axis.set(title=f"{sign}{name}; noise {noise:g}", xlabel="epoch")
+            sign = -1 if name.startswith("U") else 1
+            for column, style in {name: "-", f"{name}, at x": ":", f"{name}, hold-out": "--"}.items():
+                if column in group:
+                    by_epoch = group.groupby("epoch")[column]
+                    values = sign * by_epoch.mean()
+                    axis.plot(values, style, color=color)
+                    low, high = sign * by_epoch.min(), sign * by_epoch.max()
+                    axis.fill_between(values.index, low, high, color=color, alpha=0.15, linewidth=0)
+            axis.set(title=f"{'-' if sign < 0 else ''}{name}; noise {noise:g}", xlabel="epoch")
     figure.savefig(path, dpi=70)
     plt.close(figure)
 
@@ -138,6 +163,10 @@ def report(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
     print(f"\nmeans over the seeds {rows['seed'].unique().tolist()}, then their standard errors")
     print(of_laws.mean().round(4).to_string())
     print(of_laws.sem().round(4).to_string())
+    print("\nseeds in which a law's error is below hold-out's, without patience and with it")
+    for name in ("error", "early error"):
+        errors = kept.pivot_table(name, ["noise", "seed"], "law", sort=False)
+        print(errors.lt(errors.pop("hold-out"), axis=0).groupby("noise").sum().T.to_string())
     last = rows["epoch"].max()
     print(f"\nmeans at some epochs; {last} is the last one")
     at = rows[rows["epoch"].isin([20, 60, last])].drop(columns="seed").groupby(["noise", "epoch"])

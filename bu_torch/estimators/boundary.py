@@ -1,13 +1,13 @@
 """Boundary uncertainty of one classifier after another on the same labelled samples."""
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
 from bu_torch import functional
-from bu_torch.estimators.cluster_scores import ClusterScores
+from bu_torch.estimators.cluster_scores import ClusterScores, PairsAt
 from bu_torch.estimators.metric_choice import MetricTrial
 from bu_torch.estimators.space_choice import FeatureExtractor, SpaceChoice, SpaceName
 from bu_torch.functional.checks import check_choice
@@ -64,6 +64,8 @@ class BoundaryUncertainty(ClusterScores):
             of each to its nearest neighbour (N,) in the space of neighbours, and a `torch.Generator` on the CPU with
             `seed`; it gives inputs of the same shape, and is called once a draw, also when a preparation is loaded.
             Integers stay integers with `"tokens"` and a callable.
+        pairs_at: Place where the two likeliest classes of a sample (i and j of Eq. 27) are read: `"perturbed"`, or the
+            `"sample"` itself as in the paper, for one more pass over the N samples.
         bandwidth: Width of the kernel that counts samples near the boundary, `"silverman"` as in the paper or `"cvml"`
             (`bu_torch.functional.cvml_bandwidth`), which costs many times more.
         class_weight: For losses with weights, in scikit-learn's words: `"balanced"`, a dict of weights by class (1 for
@@ -75,7 +77,8 @@ class BoundaryUncertainty(ClusterScores):
             the nearest samples predict labels that it has not seen clearly better there (`MetricTrial`).
 
     Attributes:
-        perturbed_inputs: Points at which a classifier is read, (n_draws, N, ...), in the units of the inputs.
+        perturbed_inputs: Points at which a classifier is read, (n_draws, N, ...), in the units of the inputs. With
+            `pairs_at="sample"` the samples themselves follow, and n_draws is one more here and below.
         labels: (N,) int64.
         neighbors: (N, n_neighbors) int64.
         bayes_pairs: (N, 2) int64, ascending.
@@ -105,6 +108,7 @@ class BoundaryUncertainty(ClusterScores):
         *,
         feature_extractor: FeatureExtractor | None = None,
         n_components: int | None = None,
+        pairs_at: PairsAt = "perturbed",
         bandwidth: Bandwidth = "silverman",
         perturbation: Perturbation | None = None,
         class_weight: ClassWeight | None = None,
@@ -128,6 +132,7 @@ class BoundaryUncertainty(ClusterScores):
         self.trial_: MetricTrial | None = None
         self._settled: tuple[Tensor, Tensor, Tensor | None] | None = None  # samples that the space was chosen for
         self._points: Tensor | None = None  # all of them in that space, if the choice has computed them
+        self.pairs_at: PairsAt = check_choice("pairs_at", pairs_at, get_args(PairsAt))
         self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)
         self.perturbation = check_perturbation(perturbation)
         if isinstance(feature_extractor, str) and feature_extractor == "tokens" and not keeps_integers(perturbation):
@@ -236,6 +241,7 @@ class BoundaryUncertainty(ClusterScores):
             is_in_input_space=(self.space_name_ == "inputs" or is_metric_of_inputs)
             and self.space.n_components is None
             and not is_pooled(inputs),
+            ends_with_samples=self.pairs_at == "sample",
         )
 
     def standardize(self, inputs: Any) -> Tensor:
@@ -270,7 +276,7 @@ class BoundaryUncertainty(ClusterScores):
         As `score`; a scalar in [0, 1], float64, mean over the draws, 0 is best (`bu_torch.functional.omission`).
         """
         check_fitted(self, "mean_")
-        logits = self._as_class_logits(read_logits(model, self.perturbed))
+        logits = self._as_class_logits(read_logits(model, self.perturbed))[: self.n_draws * len(self.labels)]
         shares = functional.label_votes(self.labels, self.neighbors, 0.0, weights=self.weights)
         predictions = logits.argmax(dim=1).to(shares.device)
         return functional.omission(shares, predictions, self.neighbors, weights=self.weights)

@@ -1,13 +1,13 @@
 """Boundary uncertainty of logits at perturbed samples whose clusters and likely pairs of classes are known."""
 
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
 from bu_torch.functional.boundary import PairTerms, dtype_of_labels, pair_terms
 from bu_torch.functional.checks import as_logits
-from bu_torch.functional.pairs import index_pairs
+from bu_torch.functional.pairs import index_pairs, top_pairs
 from bu_torch.functional.parzen import Bandwidth
 from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.perturbation.draws import PerturbedInputs
@@ -15,11 +15,15 @@ from bu_torch.perturbation.draws import PerturbedInputs
 _STACKED_ELEMENTS = 2**18  # members of clusters in one call: with fewer, the calls take longer than the arithmetic
 
 
+PairsAt = Literal["perturbed", "sample"]
+
+
 class ClusterScores:
     """Scores of logits at fitted samples, all at once or in parts: the base of `BoundaryUncertainty`."""
 
     n_draws: int
     bandwidth: Bandwidth
+    pairs_at: PairsAt
     perturbed: PerturbedInputs
     labels: Tensor
     neighbors: Tensor
@@ -32,12 +36,15 @@ class ClusterScores:
 
     @property
     def perturbed_inputs(self) -> Tensor:
-        """Points at which a classifier is read, (n_draws, N, ...); made when they are read, and not kept."""
+        """Points at which a classifier is read, (n_draws, N, ...); made when they are read, and not kept.
+
+        With `pairs_at="sample"` the samples themselves are one more draw, the last.
+        """
         check_fitted(self, "mean_")
-        return self.perturbed.whole().unflatten(0, (self.n_draws, -1))
+        return self.perturbed.whole().unflatten(0, (-1, len(self.labels)))
 
     def score_logits(self, logits: Tensor) -> Tensor:
-        """Boundary uncertainty of logits (n_draws * N, J) that were read at `perturbed_inputs.flatten(0, 1)`.
+        """Boundary uncertainty of logits (n, J) that were read at `perturbed_inputs.flatten(0, 1)`, (n, ...).
 
         They have at least one column for each class (one, or none, for two). Gives a scalar in [0, 1], mean over the
         draws, float64 for float64 logits, else float32; NaN if any logit is not finite. Waits for no device.
@@ -47,13 +54,17 @@ class ClusterScores:
     def terms(self, logits: Tensor) -> list[PairTerms]:
         """Terms of boundary uncertainty by pair of classes and by sample, one `PairTerms` a draw; as `score_logits`."""
         logits = self._as_class_logits(logits)
-        n_samples = self.labels.shape[0]
-        if logits.shape[0] != self.n_draws * n_samples:
+        n_samples, n_rows = self.labels.shape[0], len(self.perturbed)
+        if logits.shape[0] != n_rows:
             raise ValueError(
-                f"`logits` must have one row for each of the {self.n_draws} x {n_samples} perturbed inputs,"
+                f"`logits` must have one row for each of the {n_rows // n_samples} x {n_samples} perturbed inputs,"
                 f" got {logits.shape[0]}."
             )
-        return [terms for part in logits.split(len(self._members)) for terms in self._terms_of_part(part)]
+        pairs = None
+        if self.pairs_at == "sample":
+            logits, own = logits[:-n_samples], logits[-n_samples:]
+            logits, pairs = torch.where(own.isfinite().all(), logits, torch.nan), top_pairs(own)
+        return [terms for part in logits.split(len(self._members)) for terms in self._terms_of_part(part, pairs)]
 
     @staticmethod
     def score_terms(terms: list[PairTerms]) -> Tensor:
@@ -64,7 +75,7 @@ class ClusterScores:
         """Take in logits (n, J) at some rows (n,) of `perturbed_inputs.flatten(0, 1)`; the later of a row counts."""
         logits = self._as_class_logits(logits)
         index = as_labels(index, logits.shape[0], "index", are_classes=False).to(logits.device)
-        n_rows = self.n_draws * self.labels.shape[0]
+        n_rows = len(self.perturbed)
         if int(index.max()) >= n_rows:
             raise ValueError(f"`index` must hold rows in [0, {n_rows}), got {int(index.max())}.")
         if self.logits is None:
@@ -78,7 +89,7 @@ class ClusterScores:
     def compute(self) -> Tensor:
         """Boundary uncertainty of the logits given since `reset`; RuntimeError says how many rows are missing."""
         check_fitted(self, "mean_")
-        n_missing = self.n_draws * len(self.labels) if self.logits is None else int((~self._is_given).sum())
+        n_missing = len(self.perturbed) if self.logits is None else int((~self._is_given).sum())
         if self.logits is None or n_missing:
             raise RuntimeError(f"{n_missing} perturbed inputs have no logits yet: call `update` with their rows first.")
         return self.to(self.logits.device).score_logits(self.logits)
@@ -108,7 +119,7 @@ class ClusterScores:
         self.reset()
         return self
 
-    def _terms_of_part(self, logits: Tensor) -> list[PairTerms]:
+    def _terms_of_part(self, logits: Tensor, predicted_pairs: Tensor | None) -> list[PairTerms]:
         """Terms of each of a few draws (n * N, J), measured as one draw of n times the samples and pairs of classes."""
         n_rows = len(logits)
         n_draws = n_rows // len(self.labels)
@@ -118,6 +129,7 @@ class ClusterScores:
             self._members[:n_rows],
             self._pairs.repeat(n_draws, 1),
             self._pair_of_draw[:n_rows],
+            predicted_pairs=None if predicted_pairs is None else predicted_pairs.repeat(n_draws, 1),
             bandwidth=self.bandwidth,
             weights=None if self.weights is None else self.weights.repeat(n_draws),
             member_labels=self._member_labels[:n_rows],

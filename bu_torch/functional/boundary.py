@@ -26,6 +26,7 @@ def boundary_uncertainty(
     neighbors: Tensor,
     bayes_pairs: Tensor,
     *,
+    predicted_pairs: Tensor | None = None,
     min_weight: float = 1e-6,
     bandwidth: Bandwidth = "silverman",
     weights: Tensor | None = None,
@@ -35,9 +36,8 @@ def boundary_uncertainty(
 
     Eq. 40, with Eq. 39 for classes that are separable. Departures from the paper: the kernel width is Silverman's rule
     as Silverman states it (`silverman_bandwidth`). A pair of classes counts as separable if fewer than `min_weight`
-    effective samples lie near its boundary; the paper asks for none. The classes i and j of a sample (Eq. 27) are its
-    two largest logits at the perturbed place, as the costs of section 5 imply; the paper writes x. Eq. 36 as printed is
-    always true; the condition here is that of Eq. 18. Weights of samples are this project's own.
+    effective samples lie near its boundary; the paper asks for none. Eq. 36 as printed is always true; the condition
+    here is that of Eq. 18. Weights of samples are this project's own.
 
     Args:
         logits: Classifier outputs at the perturbed samples (Algorithm 1), shape (N, J), floating point, of any scale.
@@ -45,6 +45,8 @@ def boundary_uncertainty(
         labels: Given classes, shape (N,), integer, values in [0, J).
         neighbors: Clusters, the sample itself first (`NeighborGraph.neighbors`), shape (N, M), integer, in [0, N).
         bayes_pairs: Likely Bayes pairs (`PrototypeClassifier.top_pairs`), shape (N, 2), integer, ascending in each row.
+        predicted_pairs: Classes i and j of each sample (Eq. 27), shape (N, 2), integer, ascending in each row; those of
+            the two largest logits, which the paper reads at the sample itself. None reads them from `logits`.
         min_weight: Effective number of samples near the boundary of a pair under which it is separable, >= 0.
         bandwidth: `"silverman"` as in the paper (`silverman_bandwidth`) or `"cvml"` (`cvml_bandwidth`).
         weights: Relative frequency of each sample in training, shape (N,), > 0, floating point; None if it draws all
@@ -67,11 +69,19 @@ def boundary_uncertainty(
         tensor(0.9705)
     """
     logits = as_logits(logits)
-    _check_samples(logits, labels, neighbors, bayes_pairs, validate_args)
+    _check_samples(logits, labels, neighbors, bayes_pairs, predicted_pairs, validate_args)
     pairs, pair_index = index_pairs(bayes_pairs)
     weights = relative_weights(weights, (logits.shape[0],), logits.device)
     terms = pair_terms(
-        logits, labels, neighbors, pairs, pair_index, min_weight=min_weight, bandwidth=bandwidth, weights=weights
+        logits,
+        labels,
+        neighbors,
+        pairs,
+        pair_index,
+        predicted_pairs=predicted_pairs,
+        min_weight=min_weight,
+        bandwidth=bandwidth,
+        weights=weights,
     )
     return (terms.values * terms.shares).sum().to(logits.dtype)
 
@@ -82,20 +92,22 @@ def local_uncertainty(
     neighbors: Tensor,
     bayes_pairs: Tensor,
     *,
+    predicted_pairs: Tensor | None = None,
     bandwidth: Bandwidth = "silverman",
     weights: Tensor | None = None,
     validate_args: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Local uncertainty u of each sample and the effective number k of samples near the boundary around it.
 
-    Eq. 27, 28, 32 and 36 to 38: u is 1 if both classes of the sample's top pair are equally many near the boundary.
-    It is 0 if one is alone, if k = 0, or if the top pair is not the sample's likely Bayes pair.
+    Eq. 27, 28, 32 and 36 to 38: u is 1 if both classes of the predicted pair are equally many near the boundary.
+    It is 0 if one is alone, if k = 0, or if the predicted pair is not the sample's likely Bayes pair.
 
     Args:
         logits: As in `boundary_uncertainty`, like all arguments.
         labels: Shape (N,).
         neighbors: Shape (N, M).
         bayes_pairs: Shape (N, 2).
+        predicted_pairs: Shape (N, 2) or None.
         bandwidth: `"silverman"` or `"cvml"`.
         weights: Shape (N,) or None; k counts members by their weights, of which the mean is 1.
         validate_args: Check the values of the index tensors.
@@ -109,11 +121,10 @@ def local_uncertainty(
         TypeError, ValueError: As `boundary_uncertainty`.
     """
     logits = as_logits(logits)
-    _check_samples(logits, labels, neighbors, bayes_pairs, validate_args)
+    _check_samples(logits, labels, neighbors, bayes_pairs, predicted_pairs, validate_args)
     weights = relative_weights(weights, (logits.shape[0],), logits.device)
-    local, counts, *_ = _local_uncertainty(
-        logits, top_pairs(logits), labels, neighbors, bayes_pairs, bandwidth, weights=weights
-    )
+    top = top_pairs(logits) if predicted_pairs is None else predicted_pairs.long()
+    local, counts, *_ = _local_uncertainty(logits, top, labels, neighbors, bayes_pairs, bandwidth, weights=weights)
     return local, counts
 
 
@@ -126,7 +137,7 @@ class PairTerms(NamedTuple):
     local: Tensor  # u of each sample (N,)
     counts: Tensor  # k of each sample (N,)
     nearness: Tensor  # kernel exp(-(F/h)^2 / 2) of each sample in its own cluster (N,): 1 on the boundary
-    agrees: Tensor  # whether the two classes of the largest logits are the likely Bayes pair, (N,) bool
+    agrees: Tensor  # whether the predicted pair is the likely Bayes pair, (N,) bool
     predictions: Tensor  # class of the largest logit (N,), the lowest of equals
 
 
@@ -137,6 +148,7 @@ def pair_terms(
     pairs: Tensor,
     pair_index: Tensor,
     *,
+    predicted_pairs: Tensor | None = None,
     min_weight: float = 1e-6,
     bandwidth: Bandwidth = "silverman",
     weights: Tensor | None = None,
@@ -144,13 +156,14 @@ def pair_terms(
 ) -> PairTerms:
     """Boundary uncertainty U_kl of each pair of classes (Eq. 29, 39) and its parts; values are not checked.
 
-    `pairs` (P, 2) and `pair_index` (N,) are those of `index_pairs`, `weights` have mean 1, and `member_labels` is
-    `labels[neighbors]`, if it is known. U_kl is NaN if any logit is not finite; the shares add up to 1.
+    `pairs` (P, 2) and `pair_index` (N,) are those of `index_pairs`, `predicted_pairs` those of `boundary_uncertainty`.
+    `weights` have mean 1, and `member_labels` is `labels[neighbors]`, if it is known. U_kl is NaN if any logit is not
+    finite; the shares add up to 1.
     """
     check_not_negative("min_weight", min_weight)
     logits = as_logits(logits)
     n_pairs = pairs.shape[0]
-    top = top_pairs(logits)
+    top = top_pairs(logits) if predicted_pairs is None else predicted_pairs.long()
     local, counts, nearness, agrees = _local_uncertainty(
         logits, top, labels, neighbors, pairs[pair_index], bandwidth, member_labels, weights
     )
@@ -161,8 +174,11 @@ def pair_terms(
         size = count_by_pair(torch.ones_like(pair_index), pair_index, n_pairs).double()
     else:
         size = sum_by_pair(weights, pair_index, n_pairs)
-    lower, upper = logits.gather(1, top).unbind(1)
-    predicted = torch.where(lower >= upper, top[:, 0], top[:, 1])
+    if predicted_pairs is None:
+        lower, upper = logits.gather(1, top).unbind(1)
+        predicted = torch.where(lower >= upper, top[:, 0], top[:, 1])
+    else:
+        predicted = logits.max(dim=1).indices
     wrong = count_by_pair((predicted != labels).to(pair_index.dtype), pair_index, n_pairs)
 
     is_separable = (weight < min_weight) | (weight == 0)
@@ -244,19 +260,29 @@ def _count_block(kernel: Tensor, top: Tensor, member_labels: Tensor) -> list[Ten
     return [(kernel * (member_labels == column).view(torch.uint8)).sum(dim=1) for column in columns]
 
 
-def _check_samples(logits: Tensor, labels: Tensor, neighbors: Tensor, bayes_pairs: Tensor, validate_args: bool) -> None:
+def _check_samples(
+    logits: Tensor,
+    labels: Tensor,
+    neighbors: Tensor,
+    bayes_pairs: Tensor,
+    predicted_pairs: Tensor | None,
+    validate_args: bool,
+) -> None:
     n_samples, n_classes = logits.shape
+    pairs = {"bayes_pairs": bayes_pairs} | ({} if predicted_pairs is None else {"predicted_pairs": predicted_pairs})
     check_index("labels", labels, (n_samples,), logits.device)
     check_index("neighbors", neighbors, (n_samples, "M"), logits.device)
-    check_index("bayes_pairs", bayes_pairs, (n_samples, 2), logits.device)
+    for name, given in pairs.items():
+        check_index(name, given, (n_samples, 2), logits.device)
     if neighbors.shape[1] < 2:
         raise ValueError(f"`neighbors` must have shape (N, M) with M >= 2, got {tuple(neighbors.shape)}.")
     if not validate_args:
         return
     check_range("labels", labels, n_classes, "classes that `logits` has a column for,")
     check_range("neighbors", neighbors, n_samples, "sample indices")
-    check_range("bayes_pairs", bayes_pairs, n_classes, "classes that `logits` has a column for,")
-    if not bool((bayes_pairs[:, 0] < bayes_pairs[:, 1]).all()):
-        raise ValueError(
-            "`bayes_pairs` must hold two different classes in ascending order in each row, got a row that does not."
-        )
+    for name, given in pairs.items():
+        check_range(name, given, n_classes, "classes that `logits` has a column for,")
+        if not bool((given[:, 0] < given[:, 1]).all()):
+            raise ValueError(
+                f"`{name}` must hold two different classes in ascending order in each row, got a row that does not."
+            )

@@ -77,7 +77,7 @@ def kind_of(perturbation: Perturbation | None, inputs: Tensor) -> PerturbationKi
 
 
 class PerturbedInputs:
-    """Inputs at which a network is read, (n_draws * N, ...), draw after draw.
+    """Inputs at which a network is read, (n_draws * N, ...), draw after draw, and perhaps the N samples after them.
 
     Moves toward a neighbour and exchanges of tokens are made batch by batch when they are read, to the same bits each
     time: only samples and random choices are held. Without choices the inputs themselves are held.
@@ -154,11 +154,13 @@ def draw_perturbed(
     nearest_distance: Tensor,
     standardization: tuple[Tensor, Tensor],
     is_in_input_space: bool,
+    ends_with_samples: bool = False,
 ) -> PerturbedInputs:
     """Draw independent perturbations of each input.
 
     `nearest_distance` (N,) is measured in the space of `neighbors` (N, M); `is_in_input_space` says that this is the
-    space of inputs standardised by mean and scale (d,), in which random directions are drawn.
+    space of inputs standardised by mean and scale (d,), in which random directions are drawn. With `ends_with_samples`
+    the inputs themselves follow.
     """
     generator = torch.Generator().manual_seed(seed)
     kind = kind_of(perturbation, inputs)
@@ -166,6 +168,10 @@ def draw_perturbed(
         check_tokens(inputs)
     if kind in ("neighbors", "tokens", "mixed"):
         draws = [_choose(inputs, neighbors, generator, has_run=kind != "neighbors") for _ in range(n_draws)]
+        if ends_with_samples:
+            unmoved = {name: torch.zeros_like(choice) for name, choice in draws[0].items()}
+            own = draws[0]["own"]
+            draws.append(unmoved | {"own": own, "target": own})
         choices = {name: torch.cat([draw[name] for draw in draws]) for name in draws[0]}
         return PerturbedInputs(inputs, choices, perturbation if isinstance(perturbation, MixedMove) else None)
     if kind == "random":
@@ -180,7 +186,7 @@ def draw_perturbed(
         assert callable(perturbation)  # noqa: S101
         custom = (perturbation(inputs.clone(), nearest_distance, generator) for _ in range(n_draws))
         held = [_check_custom(perturbed, inputs) for perturbed in custom]
-    return PerturbedInputs(torch.cat(held))
+    return PerturbedInputs(torch.cat([*held, inputs.to(held[0])] if ends_with_samples else held))
 
 
 def _choose(inputs: Tensor, neighbors: Tensor, generator: torch.Generator, *, has_run: bool) -> dict[str, Tensor]:

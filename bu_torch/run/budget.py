@@ -48,6 +48,7 @@ def plan(
     forward pass and `n_bytes` in memory, 0 if that is not known. `max_samples` takes the place of the setting.
     """
     max_samples, n_draws = max_samples or settings.max_samples, settings.n_draws
+    n_unmoved = int(settings.pairs_at == "sample")  # passes of each sample beside those of its draws
     n_samples = n_training if max_samples is None else min(n_training, max_samples)
     if settings.max_bytes is not None and n_bytes:
         n_samples = min(n_samples, max(settings.max_bytes // n_bytes, settings.n_neighbors))
@@ -57,9 +58,9 @@ def plan(
     floor = min(_MOST_FLOOR, max(_LEAST_FLOOR, affordable))
     passes = math.floor(max(AUTO * n_visited, floor))
     if n_draws is None:
-        n_draws = min(MAX_DRAWS, max(1, passes // n_samples))
+        n_draws = min(MAX_DRAWS, max(1, passes // n_samples - n_unmoved))
     if max_samples is None:
-        n_samples = min(n_samples, max(passes // n_draws, settings.n_neighbors))
+        n_samples = min(n_samples, max(passes // (n_draws + n_unmoved), settings.n_neighbors))
     return Plan(n_samples, n_draws)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from bu_torch.estimators.cluster_scores import PairsAt
 from bu_torch.estimators.space_choice import FeatureExtractor, SpaceName
 from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import check_flag, check_integer, check_number, check_seed
@@ -57,6 +58,8 @@ class MeasurementSettings:
             neighbour; `"neighbors"`, a part of the way to a sample near by; `"tokens"`, for token ids, by tokens of a
             text near by; or a callable for what else cannot be moved along a straight line, see `BoundaryUncertainty`.
             None takes the first for vectors (N, d) and the second for images and other inputs of more dimensions.
+        pairs_at: Place where boundary uncertainty reads the two likeliest classes of a sample: `"perturbed"`, or the
+            `"sample"` itself as in its paper, for one more pass over the samples.
         class_weight: Weight of each class in all that is measured, in scikit-learn's words: `"balanced"` for all
             classes alike, a dict of weights by class, or one weight for each class (as a loss has them). None takes
             samples as training draws them; the callbacks then take the class weights of the module's loss, if it has
@@ -83,6 +86,7 @@ class MeasurementSettings:
     cache: str | Path | None = None
     feature_extractor: FeatureExtractor | None = None
     perturbation: Perturbation | None = None
+    pairs_at: PairsAt = "perturbed"
     class_weight: ClassWeight | None = None
     averaging: float | None = None
     averaging_device: str | None = None
@@ -140,6 +144,7 @@ class MeasurementSettings:
             self.seed,
             feature_extractor=self.feature_extractor,
             perturbation=self.perturbation,
+            pairs_at=self.pairs_at,
             class_weight=class_weight if self.class_weight is None else self.class_weight,
             module=module,
             known_space=known_space,

@@ -30,7 +30,7 @@ from bu_torch.signals.measuring import Measurement, Signals
 from bu_torch.signals.recognition import Recognition
 
 # Scores can be compared only if these settings are the same.
-_COMPARED = ("start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed", "class_weight")
+_COMPARED = ["start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed", "class_weight", "pairs_at"]
 _SETTLED = 3  # checks
 _BELOW_CHANCE = 0.8
 
@@ -47,9 +47,8 @@ class Predictions:
         self.last = self.best = torch.empty(0, dtype=torch.int64)
 
     def measure(self, signals: Signals, logits: Tensor, *, has_rule: bool) -> dict[str, float]:
-        before, best = (
-            known.to(logits.device) if len(known) == len(logits) else None for known in (self.last, self.best)
-        )
+        n_rows = len(signals.preparation.probabilities)
+        before, best = (known.to(logits.device) if len(known) == n_rows else None for known in (self.last, self.best))
         self.n_columns = logits.shape[1]
         self.measurement = signals.measure(logits, before, best)
         self.last = self.measurement.predictions

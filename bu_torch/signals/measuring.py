@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bu_torch import functional
 from bu_torch.estimators.boundary import BoundaryUncertainty
+from bu_torch.estimators.cluster_scores import PairsAt
 from bu_torch.estimators.space_choice import FeatureExtractor, SpaceName
 from bu_torch.functional.checks import as_logits, check_index
 from bu_torch.functional.expected_accuracy import standard_error_of_gain
@@ -75,6 +76,7 @@ class Signals:
         feature_extractor: Space of neighbours and of class distances, as in `BoundaryUncertainty` with `learns_metric`.
         n_components: Principal components of that space, as there.
         perturbation: Way to perturb samples, as there.
+        pairs_at: Place where boundary uncertainty reads the two likeliest classes, as there.
         class_weight: Weights of classes in all signals, votes and probabilities, as there.
         module: Network whose features may be chosen as the space, as there.
         known_space: Space that an earlier fit on these samples has chosen; None to choose.
@@ -113,6 +115,7 @@ class Signals:
         feature_extractor: FeatureExtractor | None = None,
         n_components: int | None = None,
         perturbation: Perturbation | None = None,
+        pairs_at: PairsAt = "perturbed",
         class_weight: ClassWeight | None = None,
         module: nn.Module | None = None,
         known_space: SpaceName | None = None,
@@ -124,6 +127,7 @@ class Signals:
             feature_extractor=feature_extractor,
             n_components=n_components,
             perturbation=perturbation,
+            pairs_at=pairs_at,
             class_weight=class_weight,
             module=module,
             learns_metric=True,
@@ -207,7 +211,10 @@ class Signals:
 
     @property
     def perturbed_inputs(self) -> Tensor:
-        """Perturbed samples, at which a classifier is read, (n_draws * N, ...), in the units of the samples."""
+        """Points at which a classifier is read, (n_draws * N, ...), in the units of the samples.
+
+        With `pairs_at="sample"` the N samples themselves follow, as their logits do in `measure`.
+        """
         return self.perturbed.whole()
 
     @property

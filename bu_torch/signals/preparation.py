@@ -78,7 +78,8 @@ class Preparation:
         columns = classes.columns(labels)
         space, trial = boundary.space, boundary.trial_
         base = space.base if isinstance(space, MetricSpace) else space
-        perturbed = features = torch.cat([base.transform(block) for block in boundary.perturbed.blocks()])
+        features = torch.cat([base.transform(block) for block in boundary.perturbed.blocks()])
+        perturbed = features = features[: boundary.n_draws * len(inputs)]
         if isinstance(space, MetricSpace):
             perturbed = space.metric.transform(features)
         rows = torch.arange(len(points), device=points.device).repeat(boundary.n_draws)

@@ -3,6 +3,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from oracles import proposal2
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from torch import nn
@@ -71,6 +72,37 @@ def test_draws_measured_at_once_are_the_draws_one_by_one(n_draws, monkeypatch):
         for draw, other_draw in zip(terms, other_terms, strict=True):
             for name, values in draw._asdict().items():
                 torch.testing.assert_close(getattr(other_draw, name), values, rtol=1e-12, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("space", ["inputs", "patches"])
+def test_pairs_read_at_the_samples_are_those_of_the_paper(space):
+    g = torch.Generator().manual_seed(2)
+    labels = torch.arange(90) % 3
+    inputs = torch.rand(90, 2, 6, 6, generator=g) + 0.1 * labels.view(-1, 1, 1, 1)
+    inputs = inputs if space == "patches" else inputs.flatten(1)
+    settings = {"n_neighbors": 9, "n_draws": 2, "feature_extractor": space}
+    fitted = BoundaryUncertainty(**settings, pairs_at="sample").fit(inputs, labels)
+    moved = BoundaryUncertainty(**settings).fit(inputs, labels)
+    assert torch.equal(fitted.perturbed_inputs, torch.cat((moved.perturbed_inputs, inputs.unsqueeze(0))))
+    noise = torch.randn(72, 3, generator=g)
+
+    def model(x):
+        return x.flatten(1) @ noise - 20 * (x.flatten(1).mean(dim=1, keepdim=True) - 0.5 - 0.1 * torch.arange(3)) ** 2
+
+    first, second, own = (model(part).tolist() for part in fitted.perturbed_inputs)
+    rest = (labels.tolist(), fitted.neighbors.tolist(), fitted.bayes_pairs.tolist())
+    expected = [proposal2.boundary_uncertainty(draw, *rest, at_samples=own) for draw in (first, second)]
+    assert float(fitted.score(model)) == pytest.approx(sum(expected) / 2, abs=1e-5)
+    if space == "inputs":  # samples move far enough to change their pairs
+        assert float(moved.score(model)) != pytest.approx(sum(expected) / 2, abs=1e-4)
+    assert fitted.omission(model) == moved.omission(model)
+    logits = model(fitted.perturbed_inputs.flatten(0, 1))
+    fitted.update(logits[100:], torch.arange(100, 270))
+    fitted.update(logits[:100], torch.arange(100))
+    assert fitted.compute() == fitted.score_logits(logits)
+    assert fitted.score_logits(logits.index_fill(0, torch.tensor([269]), torch.inf)).isnan()
+    with pytest.raises(ValueError, match="each of the 3 x 90 perturbed inputs, got 180"):
+        fitted.score_logits(logits[:180])
 
 
 def test_update_and_compute_give_the_score_in_any_order():

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -95,6 +96,9 @@ def test_perturbation_laws_are_compared_by_seed(smoke, load, tmp_path):
     expected = example.BoundaryUncertainty().fit(*training).score(module)
     assert values["U, sphere"] == pytest.approx(float(expected), abs=1e-6)
     assert values["U, sphere"] <= values["as printed"]
+    at_x = example.BoundaryUncertainty(pairs_at="sample").fit(*training).score(module)
+    assert values["U, sphere, at x"] == pytest.approx(float(at_x), abs=1e-6)
+    assert values["U, sphere, at x"] != values["U, sphere"]
 
 
 def test_letter_mlp_keeps_by_patience_as_the_callback_would(load):
@@ -126,6 +130,7 @@ def test_fashion_mnist_stops_on_images(load, capsys, monkeypatch, options):
     said = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines() if ": " in line)
     assert said["kept epoch"] == str(stopping.best_epoch)
     assert 0 <= float(said["test error of what was kept"]) <= 1
+    assert 0 <= float(said["trust, penultimate"]) <= 1
     assert (stopping.settings.feature_extractor is not None) == bool(options)
 
 
@@ -187,7 +192,11 @@ def test_trust_curves_beat_no_score_at_all(smoke):
     assert (curves["suspicious", "trust score"] > curves["error"]).mean() > 0.7
     accuracy = tables["accuracy"]["accuracy"].tolist()
     assert accuracy == sorted(accuracy)
-    assert (tables["layers"]["detected"] > 1 - tables["layers"]["accuracy"]).all()
+    *layers, right = tables["layers"]["mean"]
+    assert min(layers) > 1 - right
+    choices = tables["choices"].loc
+    assert (choices["k 10, alpha 1/8"] == choices["alpha 0.125"]).all()  # 10 is the default
+    assert (choices["centroid"] != choices["alpha 0"]).any()
 
 
 def test_confidence_tables_tell_coverage_and_width_of_each_method(smoke):
@@ -271,6 +280,15 @@ def test_svm_selection_finds_the_width_and_the_omission(smoke):
     assert (rows["L_tr"] <= rows["L_val"]).all()
 
 
+def test_a_peak_is_as_sharp_as_few_values_are_near_its_top(load):
+    rows = pd.DataFrame(
+        {"U": [0.1, 0.5, 0.9, 0.5], "U of Proposal 1": [0.0, 0.79, 0.8, 0.75], "L_val": [0.5, 0.1, 0.1, 0.1]}
+    )
+    found = load("svm_selection").sharpness(rows)
+    assert (found["U, largest"], found["U of Proposal 1, largest"]) == (0.9, 0.8)
+    assert [found[f"{name}, share"] for name in ("U", "U of Proposal 1", "-L_val")] == [0.25, 0.75, 0.75]
+
+
 def test_sensitivity_is_to_the_perturbation_and_hardly_to_sizes(smoke):
     drawn = ["sensitivity.png", "sensitivity_shift.png"]
     tables = smoke("sensitivity", "GMM (400, C = 1): log2 gamma chosen", drawn=drawn)
@@ -302,6 +320,12 @@ def test_gradient_anchors_choose_svms_and_prototypes(smoke):
     for rows in tables.values():
         for name in rows.columns[1:]:
             assert rows["L_val"][rows[name].idxmax()] == rows["L_val"].min(), name
+
+
+def test_two_classes_are_drawn_in_a_ratio(load):
+    features, labels = load("gradient_selection").read("GMM", 400, ratio=10)
+    assert labels.bincount().tolist() == [200, 20]
+    torch.testing.assert_close(features.mean(dim=0), torch.zeros(2), atol=1e-5, rtol=0)
 
 
 def test_operations_of_both_proposals_are_counted(smoke):

@@ -53,6 +53,33 @@ def test_agrees_with_the_paper_one_sample_at_a_time(scale, case, dtype, device):
     )
 
 
+@pytest.mark.parametrize("case", [{}, {"duplicates": True}, {"ties": True}, {"absent": True}, {"j": 2}])
+def test_agrees_with_the_paper_where_pairs_are_read_at_the_samples(case, device):
+    logits, labels, neighbors, pairs = problem(**case)
+    at_samples = logits + 0.8 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(5))
+    predicted = top_pairs(at_samples)
+    plain = [a.tolist() for a in (logits, labels, neighbors, pairs)]
+    expected = proposal2.boundary_uncertainty(*plain, at_samples=at_samples.tolist())
+    u_expected, k_expected = proposal2.local_uncertainty(
+        *plain[:3], list(map(tuple, plain[3])), at_samples=at_samples.tolist()
+    )
+    arguments = [a.to(device) for a in (logits, labels, neighbors, pairs)]
+    value = boundary_uncertainty(*arguments, predicted_pairs=predicted.to(device))
+    local, counts = local_uncertainty(*arguments, predicted_pairs=predicted.to(device).int())
+    assert float(value) == pytest.approx(expected, abs=1e-6)
+    torch.testing.assert_close(counts.cpu(), torch.tensor(k_expected, dtype=torch.float64), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(local.cpu(), torch.tensor(u_expected, dtype=torch.float64), atol=1e-6, rtol=1e-6)
+    assert boundary_uncertainty(*arguments, predicted_pairs=top_pairs(arguments[0])) == boundary_uncertainty(*arguments)
+
+
+def test_a_prediction_is_the_largest_logit_whatever_pair_is_given():
+    logits, labels, neighbors, pairs = problem()
+    given = torch.tensor([[0, 1]]).expand(len(labels), 2)
+    terms = pair_terms(logits, labels, neighbors, *index_pairs(pairs), predicted_pairs=given)
+    assert torch.equal(terms.predictions, logits.argmax(dim=1))
+    assert torch.equal(terms.agrees, (pairs == given).all(dim=1))
+
+
 def test_value_does_not_depend_on_the_order_of_samples_to_the_bit(dtype):
     logits, labels, neighbors, pairs = problem(n=500, dtype=dtype)
     order = torch.randperm(500, generator=torch.Generator().manual_seed(1))

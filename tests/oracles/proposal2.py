@@ -25,12 +25,16 @@ def relative(weights, n_samples):
     return [w * n_samples / math.fsum(weights) for w in weights]
 
 
-def local_uncertainty(logits, labels, neighbors, bayes_pairs, weights=None):
-    """Eq. 12, 27, 28, 32, 36 to 38: lists of u and k, in which members count by their weights."""
+def local_uncertainty(logits, labels, neighbors, bayes_pairs, weights=None, at_samples=None):
+    """Eq. 12, 27, 28, 32, 36 to 38: lists of u and k, in which members count by their weights.
+
+    The pair i, j of Eq. 27 is read from the logits `at_samples`, as the paper does, or from `logits` without them.
+    """
+    at_samples = logits if at_samples is None else at_samples
     weights = relative(weights, len(logits))
     uncertainties, counts = [], []
     for n in range(len(logits)):
-        i, j = two_largest(logits[n])
+        i, j = two_largest(at_samples[n])
         members = neighbors[n]
         gaps = [logits[m][i] - logits[m][j] for m in members]
         h = bandwidth(gaps)
@@ -47,12 +51,12 @@ def local_uncertainty(logits, labels, neighbors, bayes_pairs, weights=None):
     return uncertainties, counts
 
 
-def boundary_uncertainty(logits, labels, neighbors, bayes_pairs, min_weight=1e-6, weights=None):
-    """Eq. 29, 34, 39, 40, in which samples count by their weights."""
+def boundary_uncertainty(logits, labels, neighbors, bayes_pairs, min_weight=1e-6, weights=None, at_samples=None):
+    """Eq. 29, 34, 39, 40, in which samples count by their weights; `at_samples` as in `local_uncertainty`."""
     logits = np.asarray(logits, dtype=np.float64)
     labels, neighbors = np.asarray(labels), np.asarray(neighbors)
     pairs = [tuple(int(c) for c in pair) for pair in bayes_pairs]
-    uncertainties, counts = local_uncertainty(logits, labels, neighbors, pairs, weights)
+    uncertainties, counts = local_uncertainty(logits, labels, neighbors, pairs, weights, at_samples)
     weights = relative(weights, len(labels))
     counts = [k * w for k, w in zip(counts, weights, strict=True)]
     total = 0.0

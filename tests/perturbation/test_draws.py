@@ -42,6 +42,19 @@ def test_draws_are_those_of_the_public_functions(inputs, perturbation, move):
     assert torch.equal(uncertainty.perturbed_inputs, expected)
 
 
+@pytest.mark.parametrize(
+    ("inputs", "perturbation"),
+    [(IMAGES, None), ((255 * IMAGES).byte(), None), (TOKENS, "tokens"), (TOKENS, "random"), (IMAGES, lambda x, *_: -x)],
+    ids=["images", "bytes", "tokens", "integers", "custom"],
+)
+def test_samples_follow_their_moves_where_pairs_are_read_at_them(inputs, perturbation):
+    options = {"perturbation": perturbation, "feature_extractor": "inputs"}
+    perturbed = BoundaryUncertainty(10, n_draws=3, pairs_at="sample", **options).fit(inputs, LABELS).perturbed
+    moved = fitted(inputs, perturbation).perturbed
+    assert torch.equal(perturbed.whole(), torch.cat((moved.whole(), inputs.to(moved.dtype))))
+    assert torch.equal(perturbed[torch.tensor([239, 0])].whole(), perturbed.whole()[[239, 0]])
+
+
 def test_a_part_holds_only_the_samples_that_it_needs():
     part = fitted(IMAGES).perturbed[torch.tensor([5])]
     assert len(part._samples) == 2  # a sample and its neighbour

@@ -38,6 +38,9 @@ ASKED = MeasurementSettings()
         (20000, 1000, {"n_draws": 1000}, Plan(40, 1000)),
         (20000, 1000, {"max_samples": 3000}, Plan(3000, 2)),
         (20000, 1000, {"max_samples": 3000, "n_draws": 5}, Plan(3000, 5)),
+        (20000, 1000, {"pairs_at": "sample"}, Plan(3000, 1)),
+        (1500, 1000, {"pairs_at": "sample"}, Plan(1500, 3)),
+        (20000, 1000, {"budget": None, "n_draws": 1, "pairs_at": "sample"}, Plan(20000, 1)),
         (20000, 1000, {"budget": None, "n_draws": 2, "max_samples": 30000}, Plan(20000, 2)),
     ],
 )

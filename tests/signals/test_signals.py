@@ -57,6 +57,22 @@ def test_measures_what_the_estimators_say():
     assert float(first["prediction_changes"]) == 1.0
 
 
+def test_the_place_of_the_pairs_changes_boundary_uncertainty_alone_and_no_file(tmp_path):
+    signals = fitted()
+    signals.save(tmp_path / "kept.npz")
+    other = Signals(n_draws=2, seed=3, pairs_at="sample").load(tmp_path / "kept.npz", X, Y)
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 20), nn.Tanh(), nn.Linear(20, 3)).requires_grad_(False)
+    values, predictions = signals.measure(model(signals.perturbed_inputs))
+    others, same = other.measure(model(other.perturbed_inputs), predictions, predictions)
+    assert torch.equal(same, predictions)
+    changed = {name for name, value in values.items() if others[name] != value}
+    assert changed == {"boundary_uncertainty", "prediction_changes"}  # none was given before
+    again = Signals(n_draws=2, seed=3, pairs_at="sample").fit(X, Y).measure(model(other.perturbed_inputs))
+    assert again.values["boundary_uncertainty"] == others["boundary_uncertainty"]
+    assert again.details().pairs == other.measure(model(other.perturbed_inputs)).details().pairs
+
+
 def test_each_signal_has_one_entry_with_its_range():
     signals = fitted()
     assert tuple(signals.measure(read(signals)).values) == tuple(SIGNALS) == Signals.NAMES
