@@ -18,10 +18,10 @@ from bu_torch.internal.inputs import (
     safe_unit,
     scikit_learn_seed,
 )
+from bu_torch.internal.progress import uncounted
+from bu_torch.neighbors.groups import nearest_of_groups
 from bu_torch.neighbors.k_means import errors_of_first, k_means, plus_plus
 
-_BLOCK_ELEMENTS = 2**19  # distances at once, 4 MB
-_SMALL = 1e-8  # times the squares that a squared distance is the difference of
 _MAX_SAMPLES = 10_000  # for K-means of one class
 _MOST_PROTOTYPES = 39
 _LLOYD_STEPS = 25  # to compare; FAISS's default
@@ -101,25 +101,8 @@ class PrototypeClassifier:
         """Distances to the classes that have samples alone, (n, C)."""
         check_fitted(self, "_present")
         features = as_flat_features(features, n_features=self._present[0].shape[1])
-        unit = safe_unit(features, *self._present) if features.dtype == torch.float64 else 1.0
-        prototypes = torch.cat(self._present).to(features.device).double() / unit
-        of_class = [len(prototypes) for prototypes in self._present]
-        # In float64 |x|^2 - 2 x.y + |y|^2, one product of matrices, is exact enough but for the smallest distances.
-        centre = prototypes.median(dim=0).values
-        prototypes -= centre
-        norms = prototypes.square().sum(dim=1)
-        distances = features.new_empty((features.shape[0], len(self._present)))
-        n_at_a_time = max(1, _BLOCK_ELEMENTS // max(prototypes.shape))
-        for block, found in zip(features.split(n_at_a_time), distances.split(n_at_a_time), strict=True):
-            points = block.double() / unit - centre
-            norm = points.square().sum(dim=1, keepdim=True)
-            squared = torch.addmm(norms, points, prototypes.T, alpha=-2).add_(norm)
-            is_small = squared.amin(dim=1) < _SMALL * (norm.squeeze(1) + norms.max())
-            differences = torch.cdist(points[is_small], prototypes, compute_mode="donot_use_mm_for_euclid_dist")
-            squared[is_small] = differences.square_()
-            nearest = torch.stack([part.amin(dim=1) for part in squared.split(of_class, dim=1)], dim=1)
-            found.copy_(nearest.clamp_(min=0).sqrt_().mul_(unit))
-        return distances
+        with uncounted():
+            return nearest_of_groups(features, [prototypes.to(features) for prototypes in self._present]).to(features.dtype)
 
     def _fit_class(self, features: Tensor) -> Tensor:
         if len(features) > _MAX_SAMPLES:
