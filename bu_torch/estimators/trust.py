@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bu_torch import functional
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_number
+from bu_torch.neighbors.groups import nearest_of_groups
 from bu_torch.neighbors.search import is_large, nearest
 
 _TOLERANCE = 0.05  # relative error of distances if there are too many for an exact search
@@ -74,10 +75,9 @@ class TrustScore:
         rows_of_class = [torch.nonzero((labels == c) & self.kept_).flatten() for c in range(n_classes)]
         self._classes = [features[rows] for rows in rows_of_class]
         self.class_sizes_ = torch.tensor([len(members) for members in self._classes], device=features.device)
-        self._place = torch.full((len(labels), 2), -1, device=features.device)  # class, and row there
-        for label, rows in enumerate(rows_of_class):
-            self._place[rows, 0] = label
-            self._place[rows, 1] = torch.arange(len(rows), device=features.device)
+        kept = torch.cat(rows_of_class)
+        self._place = torch.full_like(labels, -1)  # among the kept samples, class by class
+        self._place[kept] = torch.arange(len(kept), device=features.device)
         present = torch.bincount(labels, minlength=n_classes) > 0
         empty = torch.nonzero(present & (self.class_sizes_ == 0)).flatten().tolist()
         if empty:
@@ -105,13 +105,19 @@ class TrustScore:
                 raise ValueError(f"`left_out` must hold rows in [0, {len(self._place)}), got {int(left_out.max())}.")
             place = self._place[left_out].to(features.device)
         distances = features.new_full((features.shape[0], len(self._classes)), math.inf)
-        is_exact = not is_large(int(self.class_sizes_.sum()), features.shape[1], features.shape[0])
-        for label, members in enumerate(self._classes):
-            if len(members):
-                exclude = None if place is None else torch.where(place[:, 0] == label, place[:, 1], -1)
-                exact = is_exact or len(members) < _FEW_MEMBERS
-                found = nearest(members.to(features), features, 1, exclude=exclude, exact=exact, tolerance=_TOLERANCE)
-                distances[:, label] = found.distances[:, 0].to(features.dtype)
+        present = self.class_sizes_.nonzero().squeeze(1)
+        groups = [self._classes[label].to(features) for label in present.tolist()]
+        if not is_large(int(self.class_sizes_.sum()), features.shape[1], features.shape[0]):
+            distances[:, present.to(features.device)] = nearest_of_groups(features, groups, place).to(features.dtype)
+            return distances
+        first = 0
+        for label, members in zip(present.tolist(), groups, strict=True):
+            is_own = None if place is None else (place >= first) & (place < first + len(members))
+            exclude = None if is_own is None else torch.where(is_own, place - first, -1)
+            exact = len(members) < _FEW_MEMBERS
+            found = nearest(members, features, 1, exclude=exclude, exact=exact, tolerance=_TOLERANCE)
+            distances[:, label] = found.distances[:, 0].to(features.dtype)
+            first += len(members)
         return distances
 
     def score(self, features: Any, predictions: Any) -> Tensor:

@@ -16,15 +16,14 @@ from bu_torch.internal.inputs import (
     check_seed,
     check_two_classes,
     safe_unit,
-    scikit_learn_seed,
 )
-from bu_torch.neighbors.k_means import errors_of_first, k_means, plus_plus
+from bu_torch.internal.progress import uncounted
+from bu_torch.neighbors.groups import nearest_of_groups
+from bu_torch.neighbors.k_means import grown, lloyd
 
-_BLOCK_ELEMENTS = 2**19  # distances at once, 4 MB
-_SMALL = 1e-8  # times the squares that a squared distance is the difference of
 _MAX_SAMPLES = 10_000  # for K-means of one class
 _MOST_PROTOTYPES = 39
-_LLOYD_STEPS = 25  # to compare; FAISS's default
+_STEPS, _LAST_STEPS = 2, 25  # of Lloyd's algorithm for each number, and for the chosen one
 
 
 class PrototypeClassifier:
@@ -33,16 +32,15 @@ class PrototypeClassifier:
     Ha et al. (2021), Eq. 35 and Algorithm 2. The number of prototypes of a class minimises Akaike's information
     criterion of K-means as a mixture of K spherical Gaussians of one width, among 1, 3, ..., 39: N_j d ln(2 pi s2) +
     N_j d + 2 N_j ln K + 2 (K d + 1) with s2 = SSE / (N_j d), for K <= N_j / 2 (or K = 1) with SSE > 0. They are
-    compared by FAISS's K-means from the first K of the same points (k-means++); the prototypes are those of
-    scikit-learn's. On an accelerator both run in torch, with the same random numbers. Of a class with more than 10,000
-    samples, a random 10,000 are looked at.
+    compared by one run of K-means that grows, two prototypes at a time, and the chosen ones are moved on. Of a class with
+    more than 10,000 samples, a random 10,000 are looked at.
 
     Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
     Args:
         n_prototypes: Prototypes of a class, or `"aic"` to choose for each class. A class never gets more than its
             number of distinct samples.
-        seed: Seed of K-means, 0 <= seed < 2**64.
+        seed: Seed of the choice of samples, 0 <= seed < 2**64.
 
     Attributes:
         n_prototypes_: Prototypes of each class, (J,) int64, 0 for a class without samples; J is the largest label + 1.
@@ -101,52 +99,37 @@ class PrototypeClassifier:
         """Distances to the classes that have samples alone, (n, C)."""
         check_fitted(self, "_present")
         features = as_flat_features(features, n_features=self._present[0].shape[1])
-        unit = safe_unit(features, *self._present) if features.dtype == torch.float64 else 1.0
-        prototypes = torch.cat(self._present).to(features.device).double() / unit
-        of_class = [len(prototypes) for prototypes in self._present]
-        # In float64 |x|^2 - 2 x.y + |y|^2, one product of matrices, is exact enough but for the smallest distances.
-        centre = prototypes.median(dim=0).values
-        prototypes -= centre
-        norms = prototypes.square().sum(dim=1)
-        distances = features.new_empty((features.shape[0], len(self._present)))
-        n_at_a_time = max(1, _BLOCK_ELEMENTS // max(prototypes.shape))
-        for block, found in zip(features.split(n_at_a_time), distances.split(n_at_a_time), strict=True):
-            points = block.double() / unit - centre
-            norm = points.square().sum(dim=1, keepdim=True)
-            squared = torch.addmm(norms, points, prototypes.T, alpha=-2).add_(norm)
-            is_small = squared.amin(dim=1) < _SMALL * (norm.squeeze(1) + norms.max())
-            differences = torch.cdist(points[is_small], prototypes, compute_mode="donot_use_mm_for_euclid_dist")
-            squared[is_small] = differences.square_()
-            nearest = torch.stack([part.amin(dim=1) for part in squared.split(of_class, dim=1)], dim=1)
-            found.copy_(nearest.clamp_(min=0).sqrt_().mul_(unit))
-        return distances
+        with uncounted():
+            return nearest_of_groups(features, [prototypes.to(features) for prototypes in self._present]).to(features.dtype)
 
     def _fit_class(self, features: Tensor) -> Tensor:
         if len(features) > _MAX_SAMPLES:
             order = torch.randperm(len(features), generator=torch.Generator().manual_seed(self.seed))
             features = features[order[:_MAX_SAMPLES].to(features.device)]
         n_distinct = len(torch.unique(features, dim=0))
-        if self.n_prototypes != "aic":
-            return self._k_means(features, min(self.n_prototypes, n_distinct))
-        # With as many prototypes as distinct samples the SSE is 0, and such K do not compete.
-        most = min(_MOST_PROTOTYPES, len(features) // 2, n_distinct - 1)
-        return self._k_means(features, self._best_number(features, most) if most > 1 else 1)
-
-    def _best_number(self, features: Tensor, most: int) -> int:
-        """Number of prototypes with the smallest criterion among 1, 3, ..., `most`."""
-        scaled = features / safe_unit(features)
-        points = (scaled - scaled.mean(dim=0)).float()
-        numbers = range(1, most + 1, 2)
-        errors = errors_of_first(points, plus_plus(points, most, scikit_learn_seed(self.seed)), numbers, _LLOYD_STEPS)
-        competing = {k: _aic(features.shape, k, sse) for k, sse in zip(numbers, errors, strict=True) if sse > 0}
-        return min(competing, key=lambda k: competing[k], default=1)
-
-    def _k_means(self, features: Tensor, k: int) -> Tensor:
+        if self.n_prototypes == "aic":
+            # With as many prototypes as distinct samples the SSE is 0, and such K do not compete.
+            most = max(1, min(_MOST_PROTOTYPES, len(features) // 2, n_distinct - 1))
+            numbers = range(1, most + 1, 2)
+        else:
+            most = min(self.n_prototypes, n_distinct)
+            numbers = range(2 - most % 2, most + 1, 2)
         unit = safe_unit(features)
-        return k_means(features / unit, k, scikit_learn_seed(self.seed)).to(features) * unit
+        mean = (features / unit).mean(dim=0)
+        points = (features / unit - mean).float()
+        found = list(grown(points, numbers, _STEPS))
+        best = len(found) - 1
+        if self.n_prototypes == "aic":
+            criteria = [_aic(features.shape, len(centers), error) for centers, error in found]
+            best = criteria.index(min(criteria))
+        centers, _ = lloyd(points, found[best][0], _LAST_STEPS)
+        return (centers.to(features) + mean) * unit
 
 
 def _aic(shape: tuple[int, ...], k: int, sse: float) -> float:
+    """Akaike's criterion, infinite for an SSE of 0."""
+    if sse <= 0:
+        return math.inf
     n_samples, n_features = shape
     variance = sse / (n_samples * n_features)
     fit = n_samples * n_features * (math.log(2 * math.pi * variance) + 1) + 2 * n_samples * math.log(k)

@@ -6,7 +6,7 @@ from emulation import came_back
 from sklearn.cluster import KMeans
 
 from bu_torch import LabelRegression, PrototypeClassifier
-from bu_torch.neighbors.k_means import errors_of_first, k_means, lloyd, plus_plus
+from bu_torch.neighbors.k_means import grown, lloyd
 
 
 def points(n=200, d=3):
@@ -46,20 +46,26 @@ def test_no_input_is_changed(device):
 
 
 @pytest.mark.parametrize("d", [1, 3, 40])
-@pytest.mark.parametrize("k", [1, 2, 7, 39])
-def test_all_devices_draw_the_same_and_end_as_well(d, k, dtype, device):
-    samples = points(400, d).to(dtype)
-    there = samples.to(device)
-    assert torch.equal(plus_plus(there, k, 3).cpu(), plus_plus(samples, k, 3))
-    centers = k_means(there, k, 3)
-    assert centers.dtype == dtype
-    assert inertia(samples, centers.cpu()) <= 1.01 * inertia(samples, k_means(samples, k, 3))
-    assert torch.equal(centers.cpu(), k_means(there, k, 3).cpu())
-    numbers = range(1, k + 1, 2)
-    errors = errors_of_first(there.float(), plus_plus(there, k, 3).float(), numbers, 25)
-    assert errors == pytest.approx(
-        errors_of_first(samples.float(), plus_plus(samples, k, 3).float(), numbers, 25), 1e-3
-    )
+def test_centres_that_grow_are_nearly_as_good_as_the_best_of_several_starts(d, device):
+    samples = points(400, d)
+    samples -= samples.mean(dim=0)
+    numbers = range(1, 40, 2)
+    found = list(grown(samples.to(device), numbers, 2))
+    assert [len(centers) for centers, _ in found] == list(numbers)
+    assert found[0][1] == pytest.approx(float(samples.square().sum()), 1e-4)
+    for k in (3, 9, 39):
+        centers, _ = lloyd(samples, found[numbers.index(k)][0].cpu(), 25)
+        theirs = KMeans(k, n_init=3, random_state=0).fit(samples.numpy())
+        assert inertia(samples, centers) <= 1.25 * theirs.inertia_
+    again = list(grown(samples.to(device), numbers, 2))
+    assert all(torch.equal(one.cpu(), other.cpu()) for (one, _), (other, _) in zip(found, again, strict=True))
+
+
+def test_as_many_centres_as_distinct_points_are_those_points(device):
+    samples = torch.tensor([[-3.0], [-1.0], [0.0], [4.0]]).repeat_interleave(torch.tensor([1, 5, 2, 1]), dim=0)
+    centers, error = list(grown(samples.to(device), (2, 4), 2))[-1]
+    assert centers.flatten().sort().values.tolist() == [-3, -1, 0, 4]
+    assert error == 0
 
 
 def test_centres_depend_neither_on_blocks_nor_on_the_order_of_samples(monkeypatch, accelerator):
@@ -89,7 +95,7 @@ def test_samples_stay_on_an_accelerator(dtype, accelerator):
     expected, there = PrototypeClassifier(seed=3).fit(features, labels), features.to(accelerator)
     came_back.clear()
     found = PrototypeClassifier(seed=3).fit(there, labels.to(accelerator))
-    assert max(came_back, default=0) <= 20  # errors of each number of prototypes
+    assert max(came_back, default=0) <= 20  # the error of one number of prototypes
     assert found.n_prototypes_.tolist() == expected.n_prototypes_.tolist() == [3, 3]
     for ours, theirs in zip(found.prototypes_, expected.prototypes_, strict=True):
         assert ours.device.type == accelerator.type

@@ -5,6 +5,7 @@ import torch
 from sklearn.cluster import KMeans
 
 from bu_torch import PrototypeClassifier
+from bu_torch.neighbors.k_means import lloyd
 
 
 def blobs(n=300, centres=((0, 0), (5, 0), (0, 5)), generator=None):
@@ -90,8 +91,7 @@ def test_large_classes_are_thinned_out(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(400, 2, generator=generator) + 6 * (torch.arange(400) % 2).unsqueeze(1)
     seen = []
-    own = PrototypeClassifier._k_means
-    monkeypatch.setattr(PrototypeClassifier, "_k_means", lambda self, x, k: (seen.append(len(x)), own(self, x, k))[1])
+    monkeypatch.setattr("bu_torch.neighbors.prototypes.lloyd", lambda x, *rest: (seen.append(len(x)), lloyd(x, *rest))[1])
     classifier = PrototypeClassifier().fit(features, torch.arange(400) % 2)
     assert set(seen) == {50}
     assert classifier.class_distances(features).argmin(dim=1).eq(torch.arange(400) % 2).double().mean() > 0.99
