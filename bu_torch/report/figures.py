@@ -14,7 +14,8 @@ from bu_torch.signals.catalogue import SIGNALS
 
 # In short, and marks of sizes that leave each to be seen where they coincide.
 _RULES = {
-    "expected_accuracy": ("accuracy", ring("star", 25, drawing.GREEN)),
+    "accuracy_and_trust": ("accuracy and trust", ring("star", 25, drawing.GREEN)),
+    "expected_accuracy": ("accuracy", ring("triangle-up", 17, drawing.GREY)),
     "boundary_uncertainty": ("uncertainty", ring("circle", 12, drawing.BLUE)),
     "trust_score": ("trust", ring("square", 9, drawing.ORANGE)),
 }
@@ -23,7 +24,7 @@ _SIGNALS = {
     "scores": (
         "Boundary uncertainty and trust",
         "Boundary uncertainty is large if both classes mix along the decision boundary, trust if predictions agree"
-        " with the nearest samples. The rings show the check that each rule would have kept.",
+        " with the nearest samples. Accuracy and trust are shares of what can be reached. The rings show the check that each rule would have kept.",
         190,
     ),
     "agreement": ("Expected accuracy and agreement", "Shares of the perturbed samples.", 130),

@@ -13,7 +13,6 @@ from bu_torch.report.record import RunRecord
 from bu_torch.report.text import duration, escaped, last_parts, shortened, shown_number, without_folders
 from bu_torch.report.verdict import RunVerdict, rule_title
 from bu_torch.rule.rules import RULE_NAMES
-from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.details import Doubtful
 
 _MOST = 100  # samples that are listed
@@ -103,7 +102,7 @@ def _tiles(verdict: RunVerdict) -> list[tuple[str, str, str]]:
             counted = record.weighting and f", {record.weighting}"
             note = f"at the perturbed samples{counted}"
             tiles.append(("expected accuracy", shown_number(check["expected_accuracy"]), note))
-        if check[axis] in verdict.scores and verdict.rule not in SIGNALS:
+        if check[axis] in verdict.scores and verdict.rule not in SHOWN:
             tiles.append(("score", shown_number(verdict.scores[check[axis]]), verdict.title))
         mixed = "1: an even mix at the boundary"
         tiles.append(("boundary uncertainty", shown_number(check["boundary_uncertainty"]), mixed))

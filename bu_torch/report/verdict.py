@@ -7,7 +7,7 @@ from typing import Any
 
 from bu_torch.report.record import RunRecord
 from bu_torch.report.text import without_folders
-from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES, RULES, SelectionRule
+from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES, SelectionRule
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.details import Details
 
@@ -29,7 +29,7 @@ class RunVerdict:
         if rule is not None and not (isinstance(rule, str) and rule.isidentifier()):
             got = repr(rule[:50]) if isinstance(rule, str) else type(rule).__name__
             raise ValueError(f"{record.path}: the rule in the settings must be a name, got {got}.")
-        replayed = {name: _selection(name, record) for name in RULE_NAMES if record.has(*RULES[name]().signals)}
+        replayed = {name: _selection(name, record) for name in RULE_NAMES if record.has(name)}
         by_rule: dict[str, Any] = {name: selection.replay(counted) for name, selection in replayed.items()}
         decided = rule or DEFAULT_RULE
         judged = replayed[decided].judged(counted) if decided in replayed else counted
@@ -57,16 +57,11 @@ class RunVerdict:
 
     @property
     def why_not_highest(self) -> str:
-        """The epoch of the highest score, if another is kept, and the reason; "" if it is kept."""
+        """The epoch of the highest score, if another is kept, as where weights are lost; "" if it is kept."""
         finite = {place: value for place, value in self.scores.items() if math.isfinite(value)}
         if self.kept not in finite or finite[self.kept] == max(finite.values()):
             return ""
-        axis = self.record.axis
-        highest = f"the highest score, in {axis} {max(finite, key=finite.__getitem__)}."
-        replayed = self.by_rule.get(DEFAULT_RULE) or {} if self.rule in (None, DEFAULT_RULE) else {}
-        is_half = self.record.settings.get("rule.n_standard_errors", 0.5) == 0.5
-        is_margin = replayed.get(axis) == self.kept and is_half
-        return f"{'Trust chose it within half a standard error of' if is_margin else 'It is below'} {highest}"
+        return f"It is below the highest score, in {self.record.axis} {max(finite, key=finite.__getitem__)}."
 
     @property
     def headline(self) -> tuple[str, str]:
@@ -112,15 +107,9 @@ def _ending(record: RunRecord) -> str:
 
 def _selection(name: Any, record: RunRecord) -> SelectionRule:
     """A rule that goes by a name, with the settings of the run."""
-    settings = record.settings
-    start = settings.get("start_from_epoch")
+    start = record.settings.get("start_from_epoch")
     try:
-        selection = SelectionRule(name, start_from_epoch=0 if start is None else start)
-        if name == settings.get("rule"):
-            recorded = {option: settings.get(f"rule.{option}") for option in selection.rule.settings()}
-            own = {option: float(value) for option, value in recorded.items() if isinstance(value, int | float)}
-            selection.rule = RULES[name](**own)
-        return selection
+        return SelectionRule(name, start_from_epoch=0 if start is None else start)
     except (TypeError, ValueError) as error:
         reason = f"{error}"[:500]
         raise ValueError(f"{record.path}: the settings beside it do not suit its rule: {reason}") from None
