@@ -95,20 +95,6 @@ def test_of_checks_equal_by_a_margin_of_their_own_or_of_the_highest_the_most_tru
         assert SelectionRule().replay(history)["epoch"] == kept
 
 
-def test_an_own_rule_may_prefer_what_is_no_number():
-    class Odd(Product):
-        name = "odd"
-
-        def margin(self, values, standard_error):
-            return 1.0
-
-        def preference(self, values):
-            return math.nan
-
-    history = checks(trust_score=[1, 1, 1], expected_accuracy=[0.5, 0.4, 0.3], standard_error=[0, 0.1, 0.1])
-    assert SelectionRule(Odd()).replay(history)["epoch"] == 2
-
-
 @pytest.mark.parametrize("wrong", [-1, math.nan, math.inf, "x", True])
 def test_a_margin_of_no_size_is_refused(wrong):
     with pytest.raises(ValueError, match="`n_standard_errors` must be a finite number >= 0"):

@@ -5,7 +5,6 @@ import pickle
 
 import pytest
 
-from bu_torch import Rule
 from bu_torch.run.history import History
 from bu_torch.run.settings import MeasurementSettings, Settings
 
@@ -75,15 +74,6 @@ def test_it_falls_back_to_what_is_saved(lost_at, left, then, saved):
     assert feed(history, [(score, 0.0) for score in then]) == saved
 
 
-def test_two_that_are_lost_do_not_stand_in_the_way():
-    history = History(Settings())
-    feed(history, [(0.1, 0.0), (0.9, 0.0)])
-    history.fall_back(0)
-    assert feed(history, [(0.5, 0.0), (0.95, 0.0)]) == [2, 3]
-    history.fall_back(2)
-    assert feed(history, [(0.7, 0.0)]) == [4]
-
-
 @pytest.mark.parametrize("again", [0.9, 0.4, 0.95])
 def test_a_kept_check_that_is_made_again_stays_kept_and_is_not_saved_again(again):
     history = History(Settings())
@@ -93,14 +83,6 @@ def test_a_kept_check_that_is_made_again_stays_kept_and_is_not_saved_again(again
     history.add(entry)
     assert len(history.entries) == 2
     assert (history.kept is entry, history.is_kept_new) == (True, False)
-
-
-@pytest.mark.parametrize(("again", "kept_epoch", "wait"), [(0.4, 0, 1), (0.6, 1, 0)])
-def test_another_that_is_made_again_takes_its_place(again, kept_epoch, wait):
-    history = History(Settings())
-    for epoch, score in [(0, 0.5), (1, 0.3), (1, again)]:
-        history.add(check(epoch, score))
-    assert (kept(history), history.verdict.wait, history.is_kept_new) == (kept_epoch, wait, kept_epoch == 1)
 
 
 def test_checks_that_do_not_count_are_not_compared():
@@ -120,28 +102,6 @@ def test_early_checks_are_neither_kept_nor_the_most_accurate():
     assert not history.is_most_accurate(check(4, 0.6))
     assert history.is_most_accurate(check(3, 0.6))  # that is made again
     assert not history.is_most_accurate(check(1, 0.95))
-
-
-def test_a_margin_that_changes_later_changes_nothing_that_was_decided():
-    class Moody(Rule):
-        name = "moody"
-        signals = ("expected_accuracy",)
-        width = 0.1
-
-        def score(self, values):
-            return values["expected_accuracy"]
-
-        def margin(self, values, standard_error):
-            return self.width
-
-    rule = Moody()
-    history = History(Settings(rule=rule))
-    assert feed(history, [(0.5, 0.01), (0.45, 0.01)]) == [0, 1]
-    rule.width = 0.0
-    assert kept(history) == 1
-    assert feed(history, [(0.44, 0.01)]) == []
-    assert feed(history, [(0.46, 0.01)]) == []  # higher than what is kept, but no equal of the highest
-    assert feed(history, [(0.51, 0.01)]) == [4]
 
 
 def test_without_a_rule_nothing_is_kept():

