@@ -103,6 +103,10 @@ def test_the_kind_of_tensor_or_array_does_not_matter(features, labels, recwarn):
     assert not [str(warning.message) for warning in recwarn if "NumPy" in str(warning.message)]
 
 
+def test_an_array_of_one_element_may_be_backwards():
+    assert as_features(np.ones((1, 1))[::-1, ::-1]).tolist() == [[1.0]]
+
+
 @ways(EVERY_WAY)
 def test_every_way_in_takes_them(way):
     expected = way(X, Y)
@@ -133,11 +137,6 @@ def test_features_of_very_different_scales_are_standardised():
     apart, together = (BoundaryUncertainty(M).fit(X.double() * factors, Y) for factors in (scales, 1))
     assert torch.equal(apart.neighbors, together.neighbors)
     assert torch.equal(apart.perturbed_inputs / scales, together.perturbed_inputs)
-
-
-def test_a_large_offset_leaves_the_neighbours_that_are_there():
-    x = (X.double() * 2**8).round() / 2**8
-    assert torch.equal(NeighborGraph(M).fit(x + 2.0**20).neighbors, NeighborGraph(M).fit(x).neighbors)
 
 
 @ways(OF_SAMPLES)
@@ -177,12 +176,6 @@ class TestDegenerateSamples:
         assert np.isfinite(way(x, Y)).all()
 
     @pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
-    def test_all_equal(self):
-        fitted = BoundaryUncertainty(M).fit(torch.ones(120, 4), Y)
-        assert torch.equal(fitted.perturbed_inputs[0], torch.ones(120, 4))
-        assert fitted.score(lambda x: x[:, :3]) == 0
-
-    @pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
     def test_one_distinct_sample_a_class(self):
         fitted = BoundaryUncertainty(M).fit(torch.eye(3)[Y], Y)
         moved = (fitted.standardize(fitted.perturbed_inputs[0]) - fitted.standardize(torch.eye(3)[Y])).norm(dim=1)
@@ -216,16 +209,11 @@ BAD_LABELS = {
     "negative": (Y - 1, r"classes 0, 1, ..., got -1: if they are classes, number them"),
     "fractional": (Y + 0.5, r"integer classes, got fractional torch\.float32 values \(a regression\?\)"),
     "NaN": (torch.where(Y == 1, torch.nan, Y.float()), "integer classes, got NaN or infinity in 40 of 120"),
-    "infinite": (torch.where(Y == 1, torch.inf, Y.float()), "integer classes, got NaN or infinity in 40 of 120"),
     "missing in a column": (
         pd.Series([0, 1, None] * 40, dtype="Int64", name="churn"),
         "no missing values, got 40 among 120 in column 'churn'. Leave these rows out",
     ),
     "numbers that are no classes": (Y * 10**9, "below 100000, got 2000000000: if they are classes, number them"),
-    "floats beyond int64": (Y.float() * 1e30, r"below 100000, got 2e\+30: if they are classes, number them"),
-    "the first float beyond int64": (torch.where(Y == 1, 2.0**63, 0.0), r"below 100000, got 9\.22337e\+18: if they"),
-    "large floats": (Y.double() * 1e18, r"below 100000, got 2e\+18: if they are classes, number them"),
-    "whole floats that can be told apart": (Y.double() * 1e9, "below 100000, got 2000000000: if they are classes"),
     "unsigned beyond int64": (Y.numpy().astype("u8") * (2**63 - 1), "below 100000, got 18446744073709551614"),
     "far below 0": (Y * -1e30, r"classes 0, 1, ..., got -2e\+30: if they are classes, number them"),
     "integers of more than 64 bits": ([2**64] * 120, "hold numbers of at most 64 bits, got a larger one"),
@@ -235,18 +223,14 @@ BAD_LABELS = {
         r"For one-hot labels or probabilities, pass `labels.argmax\(dim=1\)`",
     ),
     "several a sample": (torch.ones(120, 3).long(), r"got \(120, 3\)\. A sample must have one label"),
-    "several targets": (X[:, :2], r"got \(120, 2\)\. A sample must have one label"),
     "one a pixel": (Y.view(-1, 1, 1).expand(-1, 2, 2), r"one class a sample, shape \(N,\), got \(120, 2, 2\)"),
-    "complex": (Y.to(torch.complex64), r"integer classes, got torch\.complex64"),
     "too few": (Y[:-5], "one entry a sample, 120, got 115"),
     "strings": (np.array(list("abc") * 40), "an array of numbers, got ndarray of <U1. Encode it .*`LabelEncoder`"),
-    "strings in a list": (list("abc") * 40, "an array of numbers, got list. Encode it .*`LabelEncoder`"),
     "a column of strings": (pd.Series(list("abc") * 40), r"numbers, got text \(dtype .*`LabelEncoder`"),
     "categories": (
         pd.Series(list("abc") * 40, dtype="category", name="kind"),
         r"numbers, got text in column 'kind' \(dtype category\)\. Encode it with scikit-learn's `LabelEncoder`",
     ),
-    "a set": ({0, 1}, "an array of numbers, got set"),
     "sparse": (Y.to_sparse(), "a dense tensor that holds its values, got a tensor of layout sparse_coo"),
 }
 
@@ -271,13 +255,6 @@ def test_and_so_they_are_by_every_way_in(way, labels, message):
         way(X, labels)
 
 
-@pytest.mark.parametrize("row", [2.0**63, np.uint64(2**63)])
-def test_rows_beyond_int64_are_refused_as_they_came(row):
-    fitted = BoundaryUncertainty(M).fit(X, Y)
-    with pytest.raises(ValueError, match=r"`index` must hold integers below 2\*\*63, got 9(\.22337e\+18|223372036)"):
-        fitted.update(linear(X)[:1], np.array([row]))
-
-
 def framed(values, dtype=None):
     """A frame with these values in one of its columns."""
     return pd.DataFrame({"age": X[:, 0].numpy(), "odd": pd.Series(values, dtype=dtype)})
@@ -292,7 +269,6 @@ BAD_FEATURES = {
     "complex": (X.to(torch.complex64), r"real, got torch\.complex64"),
     "strings": (["a"] * 120, "an array of numbers, got list"),
     "objects": (X.numpy().astype(object), "an array of numbers, got ndarray of object"),
-    "a record": (np.zeros(120, dtype=[("a", "f4"), ("b", "f4")]), "an array of numbers, got ndarray of "),
     "text in a matrix": (np.full((120, 2), "a"), "numbers, got ndarray of <U1. Encode it .*`OneHotEncoder`"),
     "a frame of text": (framed([None, "x"] * 60), "got text in column 'odd' .*`OneHotEncoder` or `OrdinalEncoder`"),
     "a frame of dates": (framed(pd.date_range("2020", periods=120)), "got dates or times in column 'odd'.* Count"),
@@ -301,9 +277,7 @@ BAD_FEATURES = {
     "a frame of NaN": (framed([np.nan, 1] * 60), "missing values, got 60 among 120 in column 'odd'.*`SimpleImputer`"),
     "a frame of no columns": (pd.DataFrame(index=range(120)), r"shape \(N, d\), .*got \(120, 0\)"),
     "masked": (np.ma.masked_array(X.numpy(), mask=X.numpy() > 3), "an array of numbers, got MaskedArray"),
-    "a dict": ({"x": X}, "an array of numbers, got dict"),
     "sparse": (X.to_sparse(), "dense tensor that holds its values, got a tensor of layout sparse_coo"),
-    "sparse in rows": (X.to_sparse_csr(), "dense tensor that holds its values, got a tensor of layout sparse_csr"),
     "without values": (X.to("meta"), "dense tensor that holds its values, got .* on meta"),
 }
 
@@ -398,12 +372,6 @@ class TestOutputs:
     def test_a_module_without_parameters(self):
         assert 0 <= self.fitted.score(nn.Identity()) <= 1
         assert BoundaryUncertaintyStopper(X, Y, n_neighbors=M).check(nn.Identity()) is False
-
-
-def test_rows_beyond_the_number_of_classes_that_are_understood():
-    rows = torch.arange(100_200)
-    trust = TrustScore().fit(rows.unsqueeze(1).float(), rows % 2)
-    assert trust.class_distances(torch.tensor([[100_150.0]]), left_out=[100_150]).tolist() == [[2.0, 1.0]]
 
 
 @pytest.mark.gpu

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from bu_torch.report.drawing import COLOURS, Json, Panel, Section, curve, dots, figure, ring, stacked, within_reach
 from bu_torch.report.figures import with_fewer_checks, with_room
 from bu_torch.report.record import RunRecord
-from bu_torch.report.sections import Content, assembled, numbers, shown_value, table
-from bu_torch.report.text import duration, escaped, shown_number
+from bu_torch.report.sections import Content, assembled, numbers, table
+from bu_torch.report.text import duration, escaped, shown_number, without_folders
 from bu_torch.report.verdict import RunVerdict
 from bu_torch.rule.rules import DEFAULT_RULE
 from bu_torch.signals.catalogue import SIGNALS
@@ -139,7 +139,7 @@ def _differences(runs: Sequence[_Run]) -> Section:
         for name in dict.fromkeys(name for one in of_runs for name in one):
             values = [one.get(name, "not recorded") for one in of_runs]
             if len(set(values)) > 1:
-                rows.append([escaped(name, 80), *(shown_value(value, 120) for value in values)])
+                rows.append([escaped(name, 80), *(escaped(without_folders(str(value)), 120) for value in values)])
     text = "Settings, data sizes and versions that differ between the runs."
     if not rows:
         text = "All recorded settings are the same in all runs. Loss function and optimiser are not recorded."

@@ -84,16 +84,15 @@ def axis(title: str, **more: Any) -> Json:
 
 
 def curve(x: list[Any], y: Sequence[float], name: str, colour: str) -> Json:
-    """A trace of values by epoch or step, with gaps where one is not finite."""
-    line = {"color": colour, "width": 2}
-    shown = {"line": line, "marker": {"size": 5}, "hovertemplate": "%{y:.4f}", "yaxis": "y"}
-    mode = "lines+markers" if len(x) <= 40 else "lines"
-    return {"type": "scatter", "mode": mode, "x": x, "y": finite_or_none(y), "name": name} | shown
+    """A trace of values by epoch or step."""
+    shown = {"line": {"color": colour, "width": 2}, "hovertemplate": "%{y:.4f}", "yaxis": "y"}
+    return dots(x, y, name, {"size": 5}, mode="lines+markers" if len(x) <= 40 else "lines", **shown)
 
 
 def dots(x: list[Any], y: Sequence[float], name: str, marker: Json, **more: Any) -> Json:
-    """A trace of single points."""
-    return {"type": "scatter", "mode": "markers", "x": x, "y": finite_or_none(y), "name": name, "marker": marker} | more
+    """A trace of single points, with gaps where a value is not finite; in as many digits as can be seen."""
+    values = [float(f"{value:.7g}") if math.isfinite(value) else None for value in y]
+    return {"type": "scatter", "mode": "markers", "x": x, "y": values, "name": name, "marker": marker} | more
 
 
 def ring(symbol: str, size: int, colour: str) -> Json:
@@ -104,11 +103,6 @@ def ring(symbol: str, size: int, colour: str) -> Json:
 def within_reach(values: Iterable[float | None]) -> list[float]:
     """The values that an axis can span: finite, and not so large that a sum of them is not."""
     return [value for value in values if value is not None and abs(value) < 1e300]
-
-
-def finite_or_none(values: Sequence[float]) -> list[float | None]:
-    """`values` with a gap where one is not finite, which JSON cannot say, in as many digits as can be seen."""
-    return [float(f"{value:.7g}") if math.isfinite(value) else None for value in values]
 
 
 def thinned(places: list[int], most: int, kept: int | None) -> list[int]:

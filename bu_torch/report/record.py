@@ -123,14 +123,11 @@ def find_records(folder: str | PathLike[str]) -> list[Path]:
     """Find tables of checks in a folder and all folders beneath, the one written to last first.
 
     Raises:
-        FileNotFoundError: If there is no such folder.
-        NotADirectoryError: If it is a file.
+        NotADirectoryError: If there is no such folder.
     """
     folder = Path(folder)
-    if not folder.exists():
-        raise FileNotFoundError(f"There is no folder {folder}.")
     if not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is a file, not a folder.")
+        raise NotADirectoryError(f"There is no folder {folder}.")
     tables = (path for path in folder.rglob("boundary_uncertainty*.csv") if _NAME.fullmatch(path.name))
     dated = [(written, path) for path in tables if (written := _written(path)) is not None]
     return [path for _, path in sorted(dated, key=lambda pair: (pair[0], pair[1].name), reverse=True)]

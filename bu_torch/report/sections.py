@@ -207,7 +207,8 @@ def _settings(record: RunRecord) -> Section:
     groups = {"Settings": record.settings, "Data": record.data, "Versions": record.versions, "Sources": sources}
     tables = []
     for title, group in groups.items():
-        rows = [[escaped(name, 80), shown_value(value, 300)] for name, value in group.items() if value != ""]
+        values = {name: without_folders(str(value)) for name, value in group.items() if value != ""}
+        rows = [[escaped(name, 80), escaped(value, 300)] for name, value in values.items()]
         if rows:
             tables.append(f"<div><h3>{title}</h3>{table((), rows)}</div>")
     return Section("settings", "Settings and sources", "", f'<div class="groups">{"".join(tables)}</div>')
@@ -231,8 +232,3 @@ def table(
 def numbers(check: Mapping[str, Any], names: Sequence[str] = SHOWN) -> list[str]:
     """Signals of a check as cells of a table."""
     return [shown_number(check.get(name, math.nan)) for name in names]
-
-
-def shown_value(value: Any, most: int) -> str:
-    """A setting as Python writes it, without quotes and folders."""
-    return escaped(without_folders(str(value)), most)

@@ -30,11 +30,3 @@ def test_pairs_are_classes_with_near_means(noise):
     _, before, after = corrupted(noise, "pairs-0.2", n_classes=4)
     for own, other in ((0, 1), (1, 0), (2, 3), (3, 2)):
         assert set(after[before == own].tolist()) == {own, other}
-
-
-def test_hard_samples_change_more_often_and_to_the_class_next_to_them(noise):
-    features, before, after = corrupted(noise, "hard-0.2")
-    is_hard = (features[:, 0] > 0) & (features[:, 0] < 2)
-    changed = before != after
-    assert changed[is_hard].double().mean() > 3 * changed[features[:, 0] > 7].double().mean()
-    assert set(after[changed & is_hard].tolist()) == {0, 1}

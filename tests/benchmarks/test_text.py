@@ -5,17 +5,6 @@ import pytest
 import torch
 
 
-def test_texts_become_ids(text):
-    texts = [("one", "two", "two"), ("one", "three")]
-    ids = text.vocabulary(texts)
-    assert ids == {"one": 2, "two": 3}
-    encoded = text.encode([*texts, ("four",)], ids)
-    assert encoded.shape == (3, text.LENGTH)
-    assert encoded[:, :3].tolist() == [[2, 3, 3], [2, 1, 0], [1, 0, 0]]
-    assert not encoded[:, 3:].any()
-    assert text.words_of("It's 2 of the-best!") == ("it's", "of", "the", "best")
-
-
 @pytest.mark.parametrize("setting", ["mean", "conv", "vectors", "gru", "tuned"])
 def test_a_case_is_what_it_says(text, monkeypatch, setting):
     monkeypatch.setattr(text, "N_TEST", 50)

@@ -32,19 +32,6 @@ def test_each_network_of_a_stack_learns_as_it_would_alone(training):
         torch.testing.assert_close(stack.member(number)(features), net(features), rtol=1e-4, atol=1e-5)
 
 
-def test_a_schedule_free_optimiser_is_read_in_evaluation_mode(training, quality):
-    features, labels = torch.randn(70, 2), torch.arange(70) % 3
-    stack, made = training.Stack((2, 8, 3), 1), []
-
-    def optimizer(parameters):
-        made.append(quality.schedule_free(parameters))
-        return made[0]
-
-    (columns,) = training.run(stack, optimizer, (features, labels.unsqueeze(0)), (features, labels), 3, 0)
-    assert not made[0].param_groups[0]["train_mode"]
-    assert columns["test_error"][-1] == training.error(stack.member(0)(features), labels)
-
-
 def test_a_training_is_the_same_whether_it_is_watched_or_not(training):
     features, labels = problems.blobs(80, d=2)
     draws = torch.stack([labels, torch.where(torch.arange(80) < 20, 0, labels)])

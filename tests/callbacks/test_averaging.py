@@ -103,19 +103,6 @@ def test_beside_an_average_of_lightning_s_there_is_none_of_ours(tmp_path, theirs
     assert read_record(own.record_path).settings["averaging"] is None
 
 
-class LeavesOut(Plain):
-    def on_save_checkpoint(self, checkpoint):
-        del checkpoint["state_dict"]["net.0.bias"]
-
-
-@pytest.mark.filterwarnings("ignore:The saved weights of the kept epoch leave out")
-def test_a_module_that_leaves_weights_out_gets_the_average_of_all_others(tmp_path):
-    own, weights = stopping(), Weights()
-    module, _ = fit(tmp_path, own, weights, module=LeavesOut())
-    expected = averaged(weights, own.best_epoch) | {"net.0.bias": module.net[0].bias}
-    assert close(module.state_dict(), expected)
-
-
 # What others put into a kept checkpoint in place of the weights of training, or into its average.
 NOT_WRITTEN = {
     "no tensors": {"net.0.weight": 1.0},

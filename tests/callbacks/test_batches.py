@@ -134,13 +134,9 @@ class Stepped(Classifier):
 
 
 FINE = {
-    "as they are": lambda x, y: (x,),
     "noise": lambda x, y: (x + 0.3 * torch.randn_like(x),),
     "mixup": lambda x, y: (0.7 * x + 0.3 * x.flip(0),),
     "CutMix": lambda x, y: (torch.cat((x.flip(0)[:, :2], x[:, 2:]), dim=1),),
-    "another order": lambda x, y: (x.flip(0).flip(0),),
-    "flipped": lambda x, y: (x.flip(1),),
-    "dropout": lambda x, y: (nn.functional.dropout(x, 0.1),),
     "another shape": lambda x, y: (x.view(-1, 2, 2),),
     "two views": lambda x, y: (torch.cat((x, x + 0.1 * torch.randn_like(x))),),
     "labels too": lambda x, y: (x, y),
@@ -148,16 +144,12 @@ FINE = {
     "a rate": lambda x, y: {"x": x, "rate": torch.tensor(0.5)},
     "float64": lambda x, y: (x.double(),),
     "changed in place": lambda x, y: (x.mul_(1.1),),
-    "rounded": lambda x, y: (x.bfloat16(),),
     "others of the kind": lambda x, y: (x.std() * torch.randn_like(x) + x.mean(),),
-    "averaged over the batch": lambda x, y: (x.mean(dim=0).expand_as(x),),
-    "a little wider": lambda x, y: ((x.flip(1) - x.mean()) * 1.5 + x.mean(),),
     "half dropped": lambda x, y: (nn.functional.dropout(x, 0.5),),
     "masked": lambda x, y: (x * (torch.rand_like(x) < 0.5),),
     "not a number": lambda x, y: (x * torch.nan,),
     "one-hot labels": lambda x, y: (x, nn.functional.one_hot(y, 3)),
     "a column of labels": lambda x, y: (x, y.unsqueeze(1)),
-    "a rate first": lambda x, y: {"rate": torch.tensor(0.5), "x": x},
 }
 REFUSED = {
     "divided": (lambda x, y: (x / 255,), "values of mean .* instead of"),

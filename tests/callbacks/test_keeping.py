@@ -159,10 +159,6 @@ class TestCheckpointsOfOthersInTheMiddleOfAnEpoch:
         assert max(seen) == 2
         assert len(self.files(tmp_path)) == 2  # the last step's checkpoint names the one before
 
-    def test_beside_checkpoints_at_the_end_of_an_epoch_one_file_is_left(self, tmp_path):
-        fit(tmp_path, scripted((0.1, 0.2, 0.3)), ModelCheckpoint(tmp_path / "user", save_last=True))
-        assert self.files(tmp_path) == ["boundary-epoch=2-step=12.ckpt"]
-
 
 class Equals(Given):
     """Each check but the first may lie a twentieth below the highest, and all are trusted alike."""

@@ -111,22 +111,6 @@ class TestModels:
             fit(tmp_path, BoundaryUncertaintyMonitor(), module=Sigmoid(n_outputs=1), data=data)
         assert sum("look like probabilities" in str(one.message) for one in caught) == 1
 
-    def test_double_precision_samples_and_a_module_that_prepares_itself_when_training_starts(self, tmp_path):
-        class Casting(Classifier):
-            def on_train_start(self):
-                self.scale = 2.0
-
-            def forward(self, x):
-                return self.scale * super().forward(x)
-
-            def training_step(self, batch, batch_idx):
-                return super().training_step((batch[0].float(), batch[1]), batch_idx)
-
-        features, labels = blobs()
-        monitor = BoundaryUncertaintyMonitor()
-        fit(tmp_path, monitor, module=Casting(), data=loader(features.double(), labels))
-        assert len(monitor.history) == 3
-
     @pytest.mark.parametrize(
         ("precision", "tolerance"),
         [("64-true", 1e-4), ("bf16-true", 0.1), ("bf16-mixed", 0.1), gpu("16-mixed", 0.02), gpu("bf16-mixed", 0.1)],

@@ -179,18 +179,6 @@ class TestWeightAveraging:
         assert resumed.tracker.checks.n_not_compared == whole.tracker.checks.n_not_compared == 2
         assert same(again.state_dict(), module.state_dict())
 
-    def test_a_users_early_stopping_sees_the_average_of_this_epoch(self, tmp_path):
-        monitor, seen = BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1), []
-
-        class Users(EarlyStopping):
-            def _evaluate_stopping_criteria(self, current):
-                seen.append(float(current))
-                return super()._evaluate_stopping_criteria(current)
-
-        users = Users(monitor="expected_accuracy", mode="max", patience=9)
-        fit_again(tmp_path, monitor, self.averaging("epochs"), users)
-        assert seen == pytest.approx([entry["expected_accuracy"] for entry in monitor.history], abs=1e-6)
-
     def test_the_last_average_of_stochastic_weight_averaging_is_not_measured(self, tmp_path):
         """It is put into the module when training ends; until then the module itself is measured and kept."""
         found = []

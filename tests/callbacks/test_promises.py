@@ -234,14 +234,6 @@ class TestResume:
         assert same(seen, first.weights.of_epoch[1])
         assert (plain.current_epoch, plain.global_step) == (4, 4 * N_STEPS)
 
-    def test_a_run_that_was_stopped_stops_again_unless_it_improves(self, tmp_path):
-        last = ModelCheckpoint(tmp_path / "user", save_last=True)
-        run(tmp_path, [0.9, 0.1], last, patience=2)
-        for after, stopped in ((0.1, 3), (0.95, None)):
-            script = [0.9, 0.1, 0.1, after]
-            made = run(tmp_path, script, ckpt_path=last.last_model_path, patience=2, max_epochs=5)
-            assert (made.stopping.stopped_epoch, made.stopping.best_epoch) == (stopped, 0 if stopped else 3)
-
 
 class TestBesideTheUsersOwn:
     @pytest.mark.parametrize("ours_first", [True, False])

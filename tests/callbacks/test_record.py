@@ -132,24 +132,6 @@ def test_numbers_that_are_not_finite_are_null(tmp_path):
     assert {pair[4] for pair in check["pairs"]} == {None}
 
 
-def test_tensorboard_shows_what_is_behind_the_numbers(tmp_path):
-    from lightning.pytorch.loggers import TensorBoardLogger
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    logger = TensorBoardLogger(tmp_path, name="tb")
-    stopping = fit(tmp_path, BoundaryUncertaintyStopping(n_neighbors=20), logger=logger)
-    events = EventAccumulator(logger.log_dir, size_guidance={"tensors": 0, "histograms": 0, "scalars": 0}).Reload()
-    shown = [(event.step, event.value) for event in events.Scalars("boundary_uncertainty")]
-    assert [value for _, value in shown] == pytest.approx([e["boundary_uncertainty"] for e in stopping.history])
-    for name in ("near_boundary", "local_uncertainty", "log_trust"):
-        histograms = events.Histograms(f"boundary/{name}")
-        assert [one.step for one in histograms] == [step for step, _ in shown]
-        assert all(sum(one.histogram_value.bucket) == 480 for one in histograms)
-    text = events.Tensors("boundary/pairs/text_summary")[0].tensor_proto.string_val[0].decode()
-    assert text.startswith("| classes | U |")
-    assert "custom_scalars__config__" in events.Tags()["tensors"]
-
-
 def test_a_killed_run_keeps_all_rows(tmp_path):
     script = f"""
 import os, signal, sys
@@ -167,17 +149,6 @@ fit({str(tmp_path)!r}, BoundaryUncertaintyMonitor(), LambdaCallback(on_train_bat
     table = pd.read_csv(tmp_path / "checkpoints" / "boundary_uncertainty.csv")
     assert table.epoch.tolist() == [0, 1]
     assert table.drop(columns="train_loss").notna().all(axis=None)
-
-
-@pytest.mark.parametrize("there", [".csv", ".jsonl"])
-def test_half_of_an_earlier_record_stays_as_it_is(tmp_path, there):
-    earlier = (tmp_path / "boundary_uncertainty").with_suffix(there)
-    earlier.write_text("earlier")
-    record = Record(tmp_path, {}, [])
-    record.append({"epoch": 0})
-    assert record.path.name == "boundary_uncertainty-v1.csv"
-    assert set(tmp_path.iterdir()) == {earlier, record.path, record.path.with_suffix(".jsonl")}
-    assert earlier.read_text() == "earlier"
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])

@@ -1,7 +1,6 @@
 """Batches of several tensors: texts with masks, tables with categories, images with tables."""
 
 import lightning.pytorch as pl
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -9,7 +8,7 @@ from problems import Made, trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
-from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper
+from bu_torch import BoundaryUncertaintyMonitor
 
 N, LENGTH, PAD = 90, 8, 0
 DRAW = torch.Generator().manual_seed(0)
@@ -150,17 +149,6 @@ def test_numbers_move_toward_a_neighbour_and_categories_are_taken_from_it(tmp_pa
         assert bool((is_possible & has_it).any())
         n_changed += int((~kept).sum())
     assert N / 2 < n_changed < 2 * N
-
-
-def test_the_plain_loop_measures_the_same_network_the_same(tmp_path):
-    monitor, module = run(tmp_path, Table, TensorDataset(NUMBERS, CATEGORIES, Y), epochs=1, averaging=None)
-    arrays = {"numbers": NUMBERS.numpy(), "categories": np.asarray(CATEGORIES)}
-    for inputs in (arrays, (NUMBERS, CATEGORIES)):
-        stopper = BoundaryUncertaintyStopper(inputs, Y, n_neighbors=10, n_draws=2, cache=None, averaging=None)
-        stopper.check(module)
-        names = stopper.history[0].keys() & monitor.history[0].keys()
-        found, expected = ({name: one.history[0][name] for name in names} for one in (stopper, monitor))
-        assert found == pytest.approx(expected, abs=1e-6)
 
 
 class Pictures(Module):

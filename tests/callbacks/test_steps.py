@@ -7,9 +7,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, Plain, Weights, blobs, fit, loader, same, scripted, trainer
-from torch import nn
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 from bu_torch.report import read_record
@@ -159,19 +157,6 @@ HIGHEST = {"monitor": "given", "mode": "max"}
 
 
 class TestOthers:
-    def test_what_training_calls_is_still_compared_between_checks(self, tmp_path):
-        """The first batch does not call the network, and is followed by a check that does."""
-
-        class Late(Classifier):
-            def training_step(self, batch, batch_idx):
-                if batch_idx == 0:
-                    return None
-                return nn.functional.cross_entropy(self(100 * batch[0]), batch[1])
-
-        monitor = BoundaryUncertaintyMonitor(n_neighbors=20, every_n_train_steps=1)
-        with pytest.raises(MisconfigurationException, match="In training, the network gets inputs that differ"):
-            fit(tmp_path, monitor, module=Late())
-
     def test_a_user_s_callbacks_see_each_check(self, tmp_path):
         keeper = ModelCheckpoint(tmp_path / "user", every_n_train_steps=2, filename="{step}", **HIGHEST)
         seen = []
@@ -193,13 +178,6 @@ class TestOthers:
         run(tmp_path, [0.5, 0.4, 0.3, 0.2], stopper, keeper, every_n_train_steps=3, max_epochs=9)
         assert stopper.stopped_epoch == 2
         assert Path(keeper.best_model_path).name == "epoch=0-step=4.ckpt"
-
-    def test_an_early_stopping_counts_no_value_twice(self, tmp_path):
-        """Every third epoch has a check: the others leave no value."""
-        stopper = EarlyStopping(patience=2, strict=False, **HIGHEST)
-        stopping, _, _ = run(tmp_path, [0.5, 0.1], stopper, every_n_train_steps=12, max_epochs=12)
-        assert places(stopping) == [(2, 12), (5, 24), (8, 36)]
-        assert stopper.stopped_epoch == 8
 
     def test_loggers_get_every_check_at_the_step_of_its_batch(self, tmp_path):
         logger = CSVLogger(tmp_path)

@@ -57,17 +57,6 @@ class TestProbabilities:
         assert probabilities.score(features, labels) == 1
         assert probabilities.score(features, (labels + 1) % 3) == 0
 
-    def test_votes_that_are_always_wrong_have_none(self):
-        labels = torch.arange(20) % 2
-        features = 2.0 * labels.unsqueeze(1) - 1
-        rows = torch.arange(20)
-        other_class = torch.stack((rows, (rows + 1) % 20, (rows + 3) % 20), dim=1)
-        probabilities = LabelProbabilities().fit(features, labels, other_class)
-        assert probabilities.weight_ == 1
-        perturbed = features + 0.1
-        expected = probabilities.regression.predict_proba(perturbed)
-        assert torch.equal(probabilities.predict_proba(perturbed), expected)
-
     @pytest.mark.parametrize("with_weights", [False, True])
     @pytest.mark.parametrize("n_read", [90, 60])
     def test_labels_of_exact_copies_count_as_they_predict_labels_that_are_left_out(self, device, with_weights, n_read):
@@ -118,15 +107,6 @@ class TestProbabilities:
     def test_without_copies_nothing_changes(self):
         features, labels, neighbors, _ = noisy_blobs()
         assert LabelProbabilities().fit(features, labels, neighbors).copy_weight_ == 0
-
-    def test_the_order_of_the_samples_does_not_matter(self):
-        features, labels, neighbors, perturbed = noisy_blobs()
-        expected = LabelProbabilities().fit(features, labels, neighbors).predict_proba(perturbed.numpy())
-        order = torch.randperm(60, generator=torch.Generator().manual_seed(0))
-        shuffled = LabelProbabilities().fit(features[order], labels[order], order.argsort()[neighbors[order]])
-        in_both_draws = torch.cat((order, 60 + order))
-        found = shuffled.predict_proba(perturbed[in_both_draws])
-        torch.testing.assert_close(found, expected[in_both_draws], atol=1e-5, rtol=0)
 
     def test_the_parts_are_those_given(self):
         features, labels, neighbors, _ = noisy_blobs()

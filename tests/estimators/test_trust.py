@@ -118,16 +118,6 @@ def test_disagreement_removes_the_flipped_labels_and_no_sample_whose_neighbours_
     assert TrustScore("disagreement", 0.5).fit(features + 20 * labels.unsqueeze(1), labels).kept_.all()
 
 
-@pytest.mark.parametrize("filtering", ["density", "disagreement"])
-@pytest.mark.parametrize("alpha", [0.0, 0.013, 0.25, 0.99])
-def test_at_most_the_fraction_is_removed(filtering, alpha):
-    features, labels, _ = noisy_blobs()
-    kept = TrustScore(filtering, alpha).fit(features, labels).kept_
-    assert int((~kept).sum()) <= math.floor(alpha * len(labels))
-    if alpha == 0.25 and filtering == "density":
-        assert int((~kept).sum()) > 0.2 * len(labels)
-
-
 @pytest.mark.parametrize("filtering", [None, "density", "disagreement"])
 def test_order_of_the_samples_does_not_matter(filtering):
     features, labels, _ = noisy_blobs()

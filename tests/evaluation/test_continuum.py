@@ -158,13 +158,3 @@ def test_no_spread_beyond_the_measurement_error_is_no_epsilon():
     assert float(evaluation.sigma_epsilon_of_replicates(z, torch.tensor([0, 0, 1, 1]), 0.5)) == 0
     assert float(evaluation.sigma_epsilon_of_residuals(z, z, 0.5)) == 0
     assert float(evaluation.sigma_epsilon_of_neighbors(z, z.unsqueeze(1), 5.0, n_neighbors=3)) == 0
-
-
-def test_arrays_may_be_views_and_a_deviation_may_have_a_gradient(recwarn):
-    z, predictions = np.array([0.0, 0.5, 2.0]), np.array([0, 0, 0])
-    expected = evaluation.error_rate(z=z.copy(), predictions=predictions, edges=[1.0], sigma_epsilon=0.5)
-    sigma = torch.tensor(0.5, requires_grad=True)
-    assert evaluation.error_rate(predictions[::-1], z[::-1], np.array([1.0])[::-1], sigma) == pytest.approx(
-        float(expected)
-    )
-    assert not recwarn.list

@@ -37,16 +37,6 @@ def test_equal_scores_count_as_in_random_order(percentile):
     assert float(suspicious_precision(-given[0], ~given[1], [percentile])) == pytest.approx(expected, rel=1e-12)
 
 
-def test_order_of_the_samples_and_the_scale_of_the_scores_do_not_matter():
-    scores, is_correct = scored()
-    scores = (4 * scores).round()
-    curve = trustworthy_precision(scores, is_correct)
-    order = torch.randperm(200)
-    torch.testing.assert_close(trustworthy_precision(scores[order], is_correct[order]), curve, rtol=1e-12, atol=0)
-    torch.testing.assert_close(trustworthy_precision(scores.exp(), is_correct), curve, rtol=1e-12, atol=0)
-    torch.testing.assert_close(trustworthy_precision(scores.numpy(), is_correct.numpy()), curve, rtol=1e-12, atol=0)
-
-
 def test_the_omniscient_score_reaches_one_where_the_paper_draws_its_line():
     is_correct = torch.arange(200) >= 37
     ideal = is_correct.double()

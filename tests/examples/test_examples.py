@@ -59,16 +59,6 @@ def test_label_noise_compares_what_three_trainings_keep(load, tmp_path, capsys, 
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_label_noise_draws_labels_anew_and_leaves_those_of_the_test(load):
-    example = load("label_noise")
-    (inputs, noisy), test = example.load(1000, 0.2, seed=0)
-    (same, clean), same_test = example.load(1000, 0.0, seed=0)
-    assert torch.equal(inputs, same)
-    assert (len(noisy), len(test[1])) == (1000, 19000)
-    assert torch.equal(test[1], same_test[1])
-    assert 0.15 < float((noisy != clean).float().mean()) < 0.23
-
-
 def test_letter_mlp_says_what_was_kept_and_draws_the_figure(load, tmp_path, capsys, monkeypatch):
     example = load("letter_mlp")
     monkeypatch.setattr(example, "RUNS", tmp_path / "runs")
@@ -99,13 +89,6 @@ def test_perturbation_laws_are_compared_by_seed(smoke, load, tmp_path):
     at_x = example.BoundaryUncertainty(pairs_at="sample").fit(*training).score(module)
     assert values["U, sphere, at x"] == pytest.approx(float(at_x), abs=1e-6)
     assert values["U, sphere, at x"] != values["U, sphere"]
-
-
-def test_letter_mlp_keeps_by_patience_as_the_callback_would(load):
-    keep = load("letter_mlp").keep_by_patience
-    assert keep([0.1, 0.3, 0.2, 0.3, 0.25, 0.9], 3) == 1
-    assert keep([0.1, 0.3, 0.2, 0.3, 0.9], 4) == 4
-    assert keep([0.5], 20) == 0
 
 
 def test_choose_checkpoint_ranks_what_a_run_saved(load, capsys):
@@ -250,13 +233,6 @@ def test_anchor_counts_are_those_of_the_histogram_at_zero(smoke):
     assert table.groupby("log2 gamma")["U"].mean().idxmax() == -1
 
 
-def test_c_is_chosen_by_cross_validation(load):
-    svms = load("svms")
-    features, labels = svms.read("GMM_separable", 60)
-    assert svms.choose_c(features, labels, 2) == svms.C_GRID[0]  # all are right: the smallest
-    assert svms.choose_c(features, torch.arange(60) % 2, 2) in svms.C_GRID
-
-
 def test_svm_panels_show_where_new_samples_agree(smoke):
     tables = smoke("svm_panels", "GMM: 300 training and 600 test samples, C = 1; by log2 gamma", "least L_te: -1")
     rows = tables["GMM"]
@@ -337,15 +313,6 @@ def test_operations_of_both_proposals_are_counted(smoke):
     assert row["Proposal 1", "additions"] > 4 * 120 * row["Proposal 1", "samples searched"]
     assert (row["gain"] > 2).all()
     assert row["gain", "rows classified"] > 100
-
-
-def test_elementary_operations_of_a_known_sum(load):
-    with (count := load("operations").Count()):
-        x = torch.ones(3, 4) * 2 + 1
-        x.sum(dim=1).sort()
-        x.exp_()
-    kinds = ("multiplications", "additions", "comparisons", "exponentials")
-    assert [count.of[kind] for kind in kinds] == [12, 24, 6, 12]
 
 
 def test_standard_split_trains_on_the_donors_part_and_tests_on_the_rest(smoke, load):

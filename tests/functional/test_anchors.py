@@ -3,7 +3,7 @@ import torch
 from oracles import anchors
 from torch import nn
 
-from bu_torch.functional import cvml_bandwidth, silverman_bandwidth
+from bu_torch.functional import silverman_bandwidth
 from bu_torch.functional.anchors import anchor_uncertainty, bisect_segments, class_uncertainty
 
 
@@ -41,16 +41,6 @@ class TestClassUncertainty:
         counts = torch.tensor([[4.0, 3.0, 5.0], [4.0, 4.0, 4.0], [5.0, 4.0, 4.0]])
         assert (class_uncertainty(counts, torch.tensor([[0, 1]] * 3)) > 0).tolist() == [False, True, True]
 
-    def test_priors_do_not_decide_which_classes_are_the_most_frequent(self):
-        counts, pairs = torch.tensor([[4.0, 6.0, 3.0], [4.0, 6.0, 5.0]]), torch.tensor([[0, 1]] * 2)
-        value = class_uncertainty(counts, pairs, priors=torch.tensor([0.4, 0.59, 0.01]))
-        torch.testing.assert_close(value, torch.tensor([2 * 10 / (10 + 6 / 0.59), 0]))
-
-    def test_two_classes_are_corrected_to_the_bit_as_their_counts(self):
-        counts, pairs = made_up_counts(j=2)
-        priors = torch.tensor([0.9, 0.1]).double()
-        assert torch.equal(class_uncertainty(counts, pairs, priors=priors), class_uncertainty(counts / priors, pairs))
-
 
 def linear(weights, bias):
     return lambda x: x @ weights.T + bias
@@ -83,17 +73,6 @@ class TestBisectSegments:
         points, pairs = bisect_segments(classify, torch.zeros(1, 1), torch.full((1, 1), 10.0))
         assert pairs.tolist() in ([[0, 1]], [[1, 2]])
         assert min(abs(float(points) - cut) for cut in (6.0, 7.0)) < 1e-5
-
-    def test_halvings_are_capped(self):
-        calls = []
-
-        def classify(x):
-            calls.append(len(x))
-            return (x[:, 0] > 1 / 3).long()
-
-        points, _ = bisect_segments(classify, torch.zeros(1, 1), torch.ones(1, 1), n_halvings=4)
-        assert len(calls) == 6
-        assert abs(float(points) - 1 / 3) <= 2**-5
 
     def test_segments_whose_ends_are_predicted_alike_are_refused(self):
         with pytest.raises(ValueError, match="different predictions, got 2 segments with equal ones"):
@@ -136,17 +115,6 @@ class TestAnchorUncertainty:
     def test_neighbors_of_one_class_are_worst(self):
         labels = torch.zeros(9, dtype=torch.int64)
         assert anchor_uncertainty(torch.linspace(-1, 1, 9), labels, torch.arange(9).unsqueeze(0)).tolist() == [0]
-
-    @pytest.mark.parametrize("bandwidth", ["silverman", "cvml"])
-    def test_width_is_that_of_the_rule(self, bandwidth):
-        logits, labels = torch.tensor([-2.0, -1.0, 1.0, 3.0, 5.0]), torch.tensor([0, 1, 1, 0, 1])
-        found = anchor_uncertainty(logits, labels, torch.arange(5).unsqueeze(0), bandwidth=bandwidth)
-        h = 0.9 * min(float(logits.std()), (3 - -1) / 1.34) * 5**-0.2
-        if bandwidth == "cvml":
-            h = cvml_bandwidth(logits.unsqueeze(0))[0]
-        kernel = (-0.5 * (logits / h) ** 2).exp()
-        share = float(kernel[labels == 1].sum() / kernel.sum())
-        assert float(found) == pytest.approx(1 - abs(2 * share - 1), abs=1e-5)
 
     def test_scale_and_names_do_not_matter_nor_the_order_without_ties(self):
         logits, labels, neighbors = anchor_problem()

@@ -54,13 +54,3 @@ def test_the_standard_error_of_a_gain_is_the_spread_of_gains_over_draws_of_sampl
         gains.append(float(gain))
         errors.append(float(standard_error_of_gain(of_part, predictions[part], others[part], 1)))
     assert sum(errors) / 100 == pytest.approx(float(torch.tensor(gains).std()), rel=0.2)
-
-
-def test_copies_of_the_points_share_their_probabilities(device, dtype):
-    probabilities = torch.rand(6, 3, generator=torch.Generator().manual_seed(0)).softmax(dim=1).to(dtype)
-    predictions = torch.tensor([0, 1, 2, 2, 1, 0, 3, 0, 0, 1, 7, 2])
-    expected = sum(float(probabilities[i % 6, p]) if p < 3 else 0.0 for i, p in enumerate(predictions.tolist())) / 12
-    found = expected_accuracy(probabilities.to(device), predictions.to(device))
-    assert (found.dtype, found.device.type, found.shape) == (torch.float64, device.type, ())
-    assert float(found) == pytest.approx(expected, abs=1e-6)
-    assert expected_accuracy(probabilities, predictions, validate_args=False) == pytest.approx(expected, abs=1e-6)

@@ -2,7 +2,6 @@
 
 import os
 import stat
-import threading
 from pathlib import Path
 
 import pytest
@@ -19,31 +18,6 @@ def test_it_becomes_the_path_only_without_an_exception(tmp_path):
         part.write_bytes((tmp_path / "missing").read_bytes())
     assert path.read_text() == "first"
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_threads_that_write_to_one_path_do_not_tear_each_other_s_files(tmp_path):
-    path, failures = tmp_path / "shared.txt", []
-
-    def write(digit):
-        for _ in range(50):
-            try:
-                with whole_file(path) as part:
-                    for _ in range(20):
-                        with part.open("a") as file:
-                            file.write(digit * 500)
-                text = path.read_text()
-                if len(text) != 10_000 or len(set(text)) != 1:
-                    failures.append(f"torn: {len(text)} characters of {sorted(set(text))}")
-            except OSError as error:
-                failures.append(str(error))
-
-    threads = [threading.Thread(target=write, args=(digit,)) for digit in "1234"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("is_foreseen", [False, True])

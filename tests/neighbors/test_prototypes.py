@@ -49,25 +49,11 @@ def test_an_absent_class_is_in_no_pair(generator):
     assert set(fitted.top_pairs(features).flatten().tolist()) == {0, 2, 4}
 
 
-def test_ties_go_to_the_lowest_class():
-    features = torch.tensor([[0.0], [2.0], [1.0]])
-    fitted = PrototypeClassifier(n_prototypes=1).fit(features.repeat(2, 1)[:3], torch.tensor([2, 0, 1]))
-    assert fitted.top_pairs(torch.tensor([[1.0]])).tolist() == [[0, 1]]
-
-
 @pytest.mark.parametrize("copies", [1, 7])
 def test_duplicates_and_small_classes(copies):
     features = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).repeat_interleave(copies, dim=0)
     labels = torch.tensor([0, 1]).repeat_interleave(copies)
     assert PrototypeClassifier().fit(features, labels).n_prototypes_.tolist() == [1, 1]
-
-
-def test_relabelling_renames_the_pairs(generator):
-    features, labels = blobs(generator=generator)
-    names = torch.tensor([2, 0, 1])
-    pairs = PrototypeClassifier().fit(features, labels).top_pairs(features)
-    renamed = PrototypeClassifier().fit(features, names[labels]).top_pairs(features)
-    assert torch.equal(renamed, names[pairs].sort(dim=1).values)
 
 
 def test_global_random_state_is_left_alone_and_the_dtype_kept(random_states, generator, dtype):

@@ -6,14 +6,6 @@ import math
 import numpy as np
 from scipy.optimize import linprog
 
-# Table 3, n = 30: mean widths on Spam, Donut, Ionosphere, Heart, Diabetes, Outlier, 3 Pt., Abalone, Liver, Magic, chi^2
-# and Mammogram.
-PRINTED = {
-    "K": (0.315, 0.324, 0.301, 0.319, 0.307, 0.328, 0.318, 0.331, 0.327, 0.300, 0.329, 0.321),
-    "M": (0.314, 0.324, 0.296, 0.319, 0.310, 0.329, 0.317, 0.331, 0.326, 0.283, 0.330, 0.321),
-    "L": (0.354, 0.364, 0.337, 0.359, 0.350, 0.368, 0.356, 0.371, 0.366, 0.324, 0.351, 0.361),
-}
-
 
 def supremum_in_the_plane(x, y, counts):
     """Two features: the cells are the sectors between neighbouring angles at which a sample's score is 0."""

@@ -101,15 +101,6 @@ def test_a_rule_of_one_s_own_ranks_unless_it_compares_checks(rank):
         rank(rule=steady)
 
 
-def test_order_of_the_paths_and_a_fitted_cache_do_not_matter(run, rank, signals, tmp_path):
-    files = sorted(run[1].iterdir())
-    one = rank_checkpoints(files, problems.Classifier(), DATA)
-    assert rank(files[::-1], problems.Classifier()) == one
-    signals.save(tmp_path / "c.npz")
-    loaded = Signals().load(tmp_path / "c.npz", *DATA)
-    assert rank(map(str, files[2:] + files[:2]), signals=loaded) == one
-
-
 def test_a_file_named_twice_counts_once_and_a_copy_ranks_beside_it(run, rank, tmp_path):
     one, files = rank(), sorted(run[1].iterdir())
     with pytest.warns(UserWarning, match="epoch=0.ckpt` is named twice"):
@@ -118,22 +109,6 @@ def test_a_file_named_twice_counts_once_and_a_copy_ranks_beside_it(run, rank, tm
     best, second = rank([tmp_path / "last.ckpt", *files])[:2]
     assert best.score == second.score
     assert {best.path.name, second.path.name} == {"last.ckpt", one.best.path.name}
-
-
-def test_names_of_the_classes_do_not_matter(run, rank, tmp_path):
-    order = torch.tensor([2, 0, 1])
-    for file in run[1].iterdir():
-        state = torch.load(file, weights_only=True)["state_dict"]
-        for name in ("net.4.weight", "net.4.bias"):
-            state[name] = state[name][order.argsort()]
-        torch.save(state, tmp_path / f"{file.stem}.pt")
-    one = rank(rule="trust_score")
-    other = rank(tmp_path, dataset=(INPUTS, order[LABELS]), rule="trust_score", signals=None)
-    assert [c.path.stem for c in other] == [c.path.stem for c in one]
-    for candidate, relabelled in zip(one, other, strict=True):
-        assert relabelled.epoch is None
-        for name in ("trust_score", "label_agreement", "vote_agreement", "neighbor_agreement"):
-            assert relabelled.signals[name] == pytest.approx(candidate.signals[name], abs=1e-6)
 
 
 def test_nothing_of_the_users_is_touched(rank, random_states):

@@ -52,7 +52,6 @@ def check(folder, **changed):
     return lines(folder, CHECK | changed)
 
 
-ROW = "0,0.5,1.5\n"
 DEEP = "[" * 900 + "]" * 900
 LONG = "a line of a record has at most 1048576 bytes"
 # By what is written: which line is refused, and why.
@@ -119,18 +118,6 @@ class TestChecks:
         pairs = [[k, 1 + k + place, 0.1, 1.0, 0.5] for k in range(40) for place in range(300)]
         check(tmp_path, pairs=pairs, doubtful=[[place, 1, 2, 3, 0.5] for place in range(20_000)])
         assert "100 samples, by the trust in their label or" in page_of(tmp_path)
-
-    @pytest.mark.parametrize("depth", [3, 500, 900, 990, 2000])
-    @pytest.mark.parametrize("name", ["kind", "epoch", "agreeing_pairs", "reason"])
-    def test_a_value_of_lists_within_lists(self, tmp_path, name, depth):
-        entry = CHECK | {"kind": "end" if name == "reason" else "check", name: "NESTED"}
-        lines(tmp_path, json.dumps(entry).replace('"NESTED"', "[" * depth + "]" * depth) + "\n")
-        try:
-            assert page_of(tmp_path)
-        except ValueError as error:
-            assert "boundary_uncertainty.jsonl, line 2: not a" in str(error)  # noqa: PT017
-        else:
-            assert name in ("kind", "reason")
 
 
 class TestHeader:

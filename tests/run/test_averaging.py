@@ -105,14 +105,6 @@ def test_frozen_weights_are_shared_until_they_are_unfrozen():
     assert close(*({name: value[name] for name in ("0.weight", "0.bias")} for value in (found, expected)))
 
 
-def test_a_weight_that_is_frozen_again_is_averaged_on():
-    module, average = network(), WeightAverage(0.5)
-    states = follow(module, average)
-    module.requires_grad_(False)
-    average.update(module)
-    assert close(read(module, average), averages_of([*states, weights_of(module)], 0.5))
-
-
 def test_of_buffers_only_running_statistics_are_averaged():
     module, average = network(), WeightAverage(0.5)
     module.register_buffer("running_mean", torch.zeros(2))  # of a layer of the user's
@@ -269,15 +261,6 @@ def test_the_weights_of_training_go_back_where_their_average_was_loaded(make, na
     assert names <= of_average.keys()
 
 
-def test_a_scripted_module_and_checks_in_inference_mode():
-    module, average = torch.jit.script(network()), WeightAverage(0.5)
-    with torch.inference_mode():
-        average.update(module)
-    before = weights_of(module)
-    average.update(module)
-    assert same(read(module, average), before)
-
-
 def test_a_parameter_that_is_infinite_from_the_start_is_left_as_it_is():
     module, average = network(), WeightAverage(0.5)
     module.register_parameter("transitions", nn.Parameter(torch.tensor([0.0, -torch.inf])))
@@ -285,20 +268,6 @@ def test_a_parameter_that_is_infinite_from_the_start_is_left_as_it_is():
     found = read(module, average)
     assert torch.equal(found.pop("transitions"), states[-1].pop("transitions"))
     assert close(found, averages_of(states, 0.5))
-
-
-def test_an_average_goes_on_in_the_dtype_that_a_run_resumes_in():
-    module, average = network(), WeightAverage(0.5)
-    average.update(module)
-    second = resumed(average.state_dict())
-    module.double()
-    assert second.update(module, is_again=True)
-    before = weights_of(module)
-    read(module, second)
-    assert same(weights_of(module), before)
-    assert second.update(module)
-    assert set(second.state_dict()["n_checks"].values()) == {2}
-    assert all(value.dtype == torch.float64 for value in second.state_dict()["weights"].values())
 
 
 def test_a_lazy_module_is_averaged_once_it_is_made():

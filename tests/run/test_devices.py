@@ -51,12 +51,19 @@ def test_signals_agree_and_so_does_the_check_that_is_kept(inputs, labels, settin
     assert kept[0] == kept[1]
 
 
-@pytest.mark.parametrize("settings", [{}, {"class_weight": "balanced"}])
-def test_nothing_of_a_check_comes_back_before_its_values_are_asked_for(settings):
-    inputs, labels = VECTORS
+@pytest.mark.parametrize(
+    ("labels", "shape", "settings"),
+    [
+        (VECTORS[1], (5,), {"class_weight": "balanced"}),
+        (torch.tensor([0, 4, 9])[VECTORS[1]], (10,), {}),  # classes without samples between them
+        (VECTORS[1].clamp(max=1), (), {}),
+        (VECTORS[1].clamp(max=1), (1,), {"class_weight": {0: 1.0, 1: 3.0}}),
+    ],
+)
+def test_nothing_of_a_check_comes_back_before_its_values_are_asked_for(labels, shape, settings):
     with emulated() as device:
-        signals = Signals(n_neighbors=20, n_draws=2, **settings).fit(inputs.to(device), labels.to(device))
-        logits = torch.randn(600, 3).to(device)
+        signals = Signals(n_neighbors=20, n_draws=2, **settings).fit(VECTORS[0].to(device), labels.to(device))
+        logits = torch.randn(600, *shape).to(device)
         first = signals.measure(logits)
         came_back.clear()
         second = signals.measure(logits, first.predictions, first.predictions)

@@ -72,15 +72,6 @@ def test_it_falls_back_to_what_is_saved(lost_at, left, then, saved):
     assert feed(history, then) == saved
 
 
-def test_two_that_are_lost_do_not_stand_in_the_way():
-    history = History(Settings())
-    feed(history, [0.1, 0.9])
-    history.fall_back(0)
-    assert feed(history, [0.5, 0.95]) == [2, 3]
-    history.fall_back(2)
-    assert feed(history, [0.7]) == [4]
-
-
 @pytest.mark.parametrize("again", [0.9, 0.4, 0.95])
 def test_a_kept_check_that_is_made_again_stays_kept_and_is_not_saved_again(again):
     history = History(Settings())
@@ -90,14 +81,6 @@ def test_a_kept_check_that_is_made_again_stays_kept_and_is_not_saved_again(again
     history.add(entry)
     assert len(history.entries) == 2
     assert (history.kept is entry, history.is_kept_new) == (True, False)
-
-
-@pytest.mark.parametrize(("again", "kept_epoch", "wait"), [(0.4, 0, 1), (0.6, 1, 0)])
-def test_another_that_is_made_again_takes_its_place(again, kept_epoch, wait):
-    history = History(Settings())
-    for epoch, score in [(0, 0.5), (1, 0.3), (1, again)]:
-        history.add(check(epoch, score))
-    assert (kept(history), history.verdict.wait, history.is_kept_new) == (kept_epoch, wait, kept_epoch == 1)
 
 
 def test_checks_that_do_not_count_are_not_compared():

@@ -1,8 +1,5 @@
 """The heart, fed without any trainer."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 from problems import blobs
@@ -13,7 +10,7 @@ from bu_torch.run import account, groundwork
 from bu_torch.run.budget import Plan
 from bu_torch.run.settings import Settings
 from bu_torch.run.state import packed_checks
-from bu_torch.run.tracker import Tracker, narrowed
+from bu_torch.run.tracker import Tracker
 from bu_torch.samples.samples import Samples
 
 VALUES = dict.fromkeys(Signals.NAMES, 0.5)
@@ -101,13 +98,6 @@ def test_the_standard_error_is_of_the_gain_over_the_highest_expected_accuracy_be
         tracker.load_state_dict(state | {"best_predictions": state["best_predictions"].float()})
 
 
-@pytest.mark.parametrize("values", [[], [0, 255], [256, 0]])
-def test_predictions_are_kept_as_bytes_if_those_hold_them(values):
-    given = torch.tensor(values, dtype=torch.int64)
-    assert torch.equal(narrowed(given).long(), given)
-    assert narrowed(given).dtype == (torch.int32 if 256 in values else torch.uint8)
-
-
 def test_with_another_patience_all_before_counts_and_this_run_s_holds():
     first, said = fed(Tracker(Settings(patience=9)), 0.5, 0.1, 0.1), []
     second = Tracker(Settings(patience=4), said.append)
@@ -182,20 +172,6 @@ def test_a_preparation_that_a_state_holds_is_for_its_own_samples():
         found, expected = (one.groundwork.signals.preparation for one in (again, same))
         assert torch.equal(found.neighbors, expected.neighbors)
         assert torch.equal(found.probabilities, expected.probabilities)
-
-
-def test_it_leaves_a_record(tmp_path):
-    tracker, _ = prepared()
-    tracker.begin(0.0, tmp_path, {"patience": 20})
-    tracker.add(0, tracker.measure(torch.randn(240, 3)), step=7)
-    tracker.end_check(0.0, tracker.predictions.details())
-    tracker.end("Enough.", kept_epoch=0)
-    header, check, end = map(json.loads, Path(tracker.account.path).with_suffix(".jsonl").read_text().splitlines())
-    rule = {"rule": "accuracy_and_trust"}
-    assert header["settings"] == {"patience": 20} | rule
-    assert header["data"]["n_samples"] == 120
-    assert (check["epoch"], check["step"], len(check["doubtful"])) == (0, 7, 50)
-    assert end.items() > {"kind": "end", "reason": "Enough.", "kept_epoch": 0, "saving_seconds": 0.0}.items()
 
 
 @pytest.mark.parametrize(

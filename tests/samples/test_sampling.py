@@ -166,12 +166,6 @@ class TestOfOnesOwn:
         assert read(sampler=Counting(range(N))).weights is None
         assert len(passes) == 2
 
-    def test_one_that_is_large_is_passed_twice(self, monkeypatch):
-        monkeypatch.setattr("bu_torch.samples.visits._MOST_DRAWS", 3 * N - 1)
-        passes = []
-        assert read(sampler=Own(lambda g: passes.append(1) or balanced(g))).weights is not None
-        assert len(passes) == 2
-
     def test_a_part_anew_each_time_is_read_as_a_whole(self):
         found = read(sampler=Own(lambda g: torch.randperm(N, generator=g)[: N // 5].tolist()))
         assert len(found.rows) > 0.9 * N
@@ -193,6 +187,12 @@ class TestOfOnesOwn:
         assert len(read_loader(loader, lambda n: n, n_batches=3).rows) >= 30
         Endless.__len__ = lambda self: N
         assert len(read(sampler=Endless()).rows) == N
+
+    def test_one_that_is_large_is_passed_twice(self, monkeypatch):
+        monkeypatch.setattr("bu_torch.samples.visits._MOST_DRAWS", 3 * N - 1)
+        passes = []
+        assert read(sampler=Own(lambda g: passes.append(1) or balanced(g))).weights is not None
+        assert len(passes) == 2
 
 
 @pytest.mark.parametrize(
@@ -306,9 +306,3 @@ class TestTransform:
         assert torch.equal(samples.labels, Y[samples.rows])
         assert len(samples.rows) == n_wanted
         assert len(seen) == (N if isinstance(dataset, IterableDataset) else n_wanted)
-
-    def test_what_needs_a_gradient_loses_it(self):
-        scale = torch.ones(1, requires_grad=True)
-        loader = DataLoader(WHOLE, batch_size=30)
-        samples = read_loader(loader, lambda n: n, transform=lambda batch: (batch[0] * scale, batch[1]))
-        assert not samples.inputs.requires_grad

@@ -185,11 +185,6 @@ class TestSubset:
         samples = choose_among(X, Y[:7], lambda n: 50, 0)
         assert (len(samples.inputs), len(samples.labels)) == (120, 7)
 
-    def test_as_many_as_are_wanted_are_asked_for_once(self):
-        asked = []
-        assert len(read_loader(DataLoader(WHOLE, sampler=CHOSEN), lambda n: asked.append(n) or 40).inputs) == 40
-        assert asked == [90]
-
     def test_no_sample_at_most_is_refused(self):
         with pytest.raises(ValueError, match="`max_samples`"):
             read_samples((X, Y), 0)

@@ -219,19 +219,3 @@ def test_a_progress_bar_arrives_at_its_end():
         fitted()
     fitted()
     assert sum(bar.moves) == n_comparisons(120, 2)
-
-
-def test_a_progress_bar_is_alive_while_a_space_is_chosen():
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(120) % 2
-    images = torch.randn(120, 1, 8, 8, generator=generator) + labels.view(-1, 1, 1, 1)
-    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 2))
-    choosing, fitting = Bar(), Bar()
-    signals = Signals(module=module)
-    with shown_on(choosing):
-        assert signals.boundary.settle_space(images, labels, None)
-    assert len(choosing.moves) > 3
-    assert set(choosing.moves) == {0}
-    with shown_on(fitting):
-        signals.fit(images, labels)
-    assert sum(fitting.moves) == n_comparisons(len(images), 4)

@@ -4,7 +4,7 @@ from problems import same, weights_of
 from sklearn.decomposition import PCA
 from torch import nn
 
-from bu_torch import LayerFeatures, TrustScore
+from bu_torch import LayerFeatures
 
 
 class Network(nn.Module):
@@ -71,30 +71,6 @@ def test_the_network_is_left_as_it_was(random_states):
     assert same(model.state_dict(), weights)
     assert random_states() == states
     assert not [module for module in model.modules() if module._forward_hooks]
-
-
-def test_inputs_may_be_of_another_precision_and_arguments_passed_by_name():
-    inputs = torch.randn(20, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    model = network()
-    torch.testing.assert_close(LayerFeatures(model).transform(inputs), LayerFeatures(model).transform(inputs.float()))
-
-    class Named(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.last = nn.Linear(4, 2)
-
-        def forward(self, x):
-            return self.last(input=x + 1)
-
-    assert torch.equal(LayerFeatures(Named()).transform(X), X + 1)
-
-
-def test_images_are_flattened_and_scores_follow():
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8, 2))
-    inputs, labels = torch.randn(30, 1, 4, 4), torch.arange(30) % 2
-    assert LayerFeatures(model, "0").transform(inputs).shape == (30, 8)
-    points = LayerFeatures(model).fit(inputs).transform(inputs)
-    assert TrustScore().fit(points, labels).score(points, labels).isinf().all()  # each is its own nearest
 
 
 X = torch.randn(10, 4)

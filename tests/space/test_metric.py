@@ -84,18 +84,6 @@ def test_images_and_texts_have_a_metric_of_their_features(shape):
     assert (found.space_name_, found.space.base.name) == ("metric", "patches" if len(shape) == 4 else "tokens")
 
 
-def test_a_file_holds_all_of_it(tmp_path):
-    features, labels = halves()
-    signals = Signals(10, 2).fit(features, labels)
-    signals.save(tmp_path / "signals.npz")
-    again = Signals(10, 2).load(tmp_path / "signals.npz", features, labels)
-    assert again.boundary.space_name_ == "metric"
-    assert torch.equal(again.perturbed_inputs, signals.perturbed_inputs)
-    logits = torch.randn(600, 2, generator=torch.Generator().manual_seed(0))
-    one, other = signals.measure(logits).values, again.measure(logits).values
-    assert all(torch.equal(one[name], other[name]) for name in Signals.NAMES)
-
-
 def test_a_table_is_moved_by_the_distance_in_the_metric():
     features, labels = halves()
     found = BoundaryUncertainty(10, feature_extractor="metric").fit(features, labels)

@@ -131,11 +131,6 @@ def test_patches_are_extracted_once_where_all_samples_are_compared(monkeypatch):
     assert torch.equal(part.neighbors, once.neighbors)
 
 
-def test_vectors_stay_where_they_are():
-    fitted = BoundaryUncertainty(20, module=nn.Linear(3, 2)).fit(torch.randn(100, 3), torch.arange(100) % 2)
-    assert (fitted.space_name_, fitted.skills_) == ("inputs", {})
-
-
 def test_what_a_network_prepared_is_taken_back_without_it():
     """A run that resumes has no weights of its start."""
     net = Net()
@@ -153,25 +148,12 @@ def test_what_a_network_prepared_is_taken_back_without_it():
         other.load(first.preparation.packed(), X + 1, Y)
 
 
-def test_no_file_keeps_features_of_a_network(tmp_path):
-    with pytest.raises(ValueError, match="features of `module` or with `neighbors` cannot be saved"):
-        Signals(20, n_draws=1, feature_extractor="module", module=Net()).fit(X, Y).save(tmp_path / "no.npz")
-    Signals(20, n_draws=1).fit(X, Y).save(tmp_path / "cache.npz")
-    assert Signals(20, n_draws=1).load(tmp_path / "cache.npz", X, Y).boundary.space_name_ == "patches"
-
-
 def test_a_file_is_of_the_space_that_it_was_made_in_whatever_was_chosen_since(tmp_path):
     written, read = Signals(20, n_draws=1), Signals(20, n_draws=1)
     written.boundary.known_space = "inputs"
     written.fit(X, Y).save(tmp_path / "cache.npz")
     assert read.boundary.settle_space(X, Y, None) == "patches"
     assert read.load(tmp_path / "cache.npz", X, Y).boundary.space_name_ == "inputs"
-
-
-def test_feature_maps_are_no_images():
-    """Patches of many channels are too many numbers to whiten."""
-    maps = torch.randn(60, 64, 3, 3)
-    assert BoundaryUncertainty(20).fit(maps, torch.arange(60) % 2).skills_ == {}
 
 
 def test_integers_reach_a_network_that_takes_them():

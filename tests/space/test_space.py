@@ -41,16 +41,6 @@ def test_exact_components_are_those_of_the_singular_values(dtype):
     torch.testing.assert_close(cosines, torch.ones(4, dtype=torch.float64), atol=1e-4, rtol=0)
 
 
-def test_all_components_keep_all_distances():
-    inputs = blobs()[0]
-    plain, turned = (FeatureSpace(n_components=c).fit(inputs).transform(inputs) for c in (None, 99))
-    torch.testing.assert_close(distances(turned), distances(plain), atol=1e-4, rtol=1e-4)
-    found, expected = (BoundaryUncertainty(10, n_components=c).fit(*blobs()) for c in (99, None))
-    assert torch.equal(found.neighbors, expected.neighbors)
-    assert torch.equal(found.bayes_pairs, expected.bayes_pairs)
-    torch.testing.assert_close(found.perturbed_inputs, expected.perturbed_inputs)
-
-
 def test_neighbours_are_those_of_the_features_and_samples_move_in_input_space():
     features, labels = blobs()
     inputs = torch.cat((features[:, :2], 100 * torch.rand(120, 2)), dim=1)  # two that say nothing

@@ -8,7 +8,7 @@ import torch
 from sklearn.feature_extraction.text import TfidfTransformer
 from torch import nn
 
-from bu_torch import BoundaryUncertainty, FeatureSpace, Signals, TokenFeatures, rank_models
+from bu_torch import BoundaryUncertainty, FeatureSpace, Signals, TokenFeatures
 
 N_TOKENS, LENGTH = 60, 12
 X, Y = scenarios.tokens(200)
@@ -126,19 +126,6 @@ def test_tokens_or_the_network_are_chosen():
     assert (alone.space_name_, alone.skills_) == ("tokens", {})
 
 
-def test_what_is_expected_follows_the_subject():
-    signals = Signals(20, n_draws=2, perturbation="tokens").fit(X, Y)
-    assert signals.vote_skill > 0.2
-    right, wrong = (signals.measure(sign * subject(signals.perturbed_inputs)).values for sign in (1, -1))
-    assert float(right["expected_accuracy"]) > 0.6 > 0.4 > float(wrong["expected_accuracy"])
-
-
-def subject(tokens):
-    assert not tokens.is_floating_point()
-    share = (tokens >= N_TOKENS // 2).float().mean(dim=1)
-    return torch.stack((0.5 - share, share - 0.5), dim=1)
-
-
 def test_a_file_and_a_state_give_them_back(tmp_path):
     first, loaded, taken = (Signals(20, n_draws=2, perturbation="tokens") for _ in range(3))
     first.fit(X, Y).save(tmp_path / "cache.npz")
@@ -153,20 +140,6 @@ def test_a_file_and_a_state_give_them_back(tmp_path):
         Signals(20, n_draws=2).load(tmp_path / "cache.npz", X, Y)
 
 
-def test_ranking_takes_them():
-    models = {"useful": subject, "useless": network()}
-    ranking = rank_models(models, (X, Y), signals=Signals(20, perturbation="tokens"))
-    assert ranking.best.name == "useful"
-
-
-def test_a_mask_beside_the_ids_goes_with_them():
-    length = torch.randint(4, LENGTH + 1, (len(X), 1), generator=torch.Generator().manual_seed(1))
-    mask = (torch.arange(LENGTH) < length).long()
-    both = torch.stack((X.where(mask == 1, torch.tensor(N_TOKENS)), mask), dim=1)
-    moved = BoundaryUncertainty(20, perturbation="tokens").fit(both, Y).perturbed_inputs[0]
-    assert torch.equal(moved[:, 1] == 1, moved[:, 0] != N_TOKENS)
-
-
 def test_samples_that_are_no_tokens_are_refused():
     with pytest.raises(TypeError, match=r"`features` must be token ids, .*, got torch.float32"):
         BoundaryUncertainty(10, perturbation="tokens").fit(torch.randn(30, 4), torch.arange(30) % 2)
@@ -177,8 +150,3 @@ def test_samples_that_are_no_tokens_are_refused():
     assert math.isfinite(
         float(BoundaryUncertainty(10, perturbation="tokens").fit(*scenarios.tokens(40)).score(network()))
     )
-
-
-def test_tokens_of_one_dimension_are_refused():
-    with pytest.raises(ValueError, match=r"`tokens` must have shape \(N, d\)"):
-        TokenFeatures().fit(torch.arange(30))
