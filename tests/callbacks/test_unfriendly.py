@@ -68,12 +68,6 @@ class Stream(IterableDataset):
         return 1000
 
 
-def infinite_values():
-    x = X.clone()
-    x[3, 1], x[7, 0] = torch.nan, -torch.inf
-    return x
-
-
 def mixed_up(x, y):
     one_hot = nn.functional.one_hot(y, 3).float()
     return (x + x.flip(0)) / 2, (one_hot + one_hot.flip(0)) / 2
@@ -117,12 +111,7 @@ REFUSED = {
     "words": (of(lambda i: ("word", 0)), "^Training data: the inputs of a batch must be a tensor, got tuple. Pass the"),
     "pictures": (of(lambda i: (Picture(), 0)), "^Training data: Made cannot be read .*Picture.*`reference="),
     "three tensors": (loader(X, Y, Y), r"got a list of 3\. Pass the training samples as `reference="),
-    "too few": (loader(X[:9], Y[:9]), "cannot use the training data: it has 9 samples, fewer than a cluster of `n_"),
-    "too few, with a way out": (loader(X[:9], Y[:9]), "pass more samples, or a smaller `n_neighbors`"),
-    "one class alone": (loader(X, 0 * Y), "at least two classes, got only class 0"),
-    "a few not finite": (loader(infinite_values(), Y), "`features` must be finite, got NaN or infinity in 2 of 120"),
     "no room to move": (loader(X.sign() * 3.4e38, Y), "`features` must be small enough to be perturbed"),
-    "a regression": (loader(X, X[:, :1]), "`labels` must hold integer classes, got fractional .*a regression"),
     "a list of loaders": ([FINE, FINE], "single `torch.utils.data.DataLoader`, got list"),
     "loaders in turn": (CombinedLoader([FINE, FINE], "sequential"), "single .*, got list"),
     "batches without a loader": ([(X[:60], Y[:60]), (X[60:], Y[60:])], "single .*DataLoader`, got list"),
@@ -140,10 +129,6 @@ REFUSED = {
     "a short reference": fine("cannot use `reference`: .*it has 7 samples, fewer", reference=(X[:7], Y[:7])),
     "a narrow reference": fine(r"passes inputs of shape \(120, 3\) .*`Lenient", reference=(X[:, :3], Y)),
     "one column": fine("gives one column, but the labels have classes 0, .*A regression", giving(lambda z: z[:, 0])),
-    "columns for some": fine(
-        "`forward` gives 2 columns of logits, fewer than .* classes 0, .* Labels count from 0",
-        giving(lambda z: z[:, :2]),
-    ),
     "one dimension more": fine(
         r"needs logits: .*`logits` must have shape .*got \(1, 120, 3\)", giving(lambda z: z[None])
     ),
@@ -164,13 +149,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("wrong", list(REFUSED))
-def test_what_cannot_be_measured_is_refused_before_it_trains(tmp_path, log, wrong):
+def test_what_cannot_be_measured_is_refused_before_it_trains(tmp_path, wrong):
     data, message, make, settings = (*REFUSED[wrong], *(None, {})[len(REFUSED[wrong]) - 2 :])
     module = (make or Lenient)()
     with pytest.raises(MisconfigurationException, match=message):
         fit(tmp_path, data, module, **settings)
     assert module.trainer.global_step == 0
-    assert "measures at" not in log.text or not wrong.startswith("too few")
 
 
 BOTH = (BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping)
@@ -253,7 +237,6 @@ def swapped(inputs, nearest_distance, generator):
 
 # By what is odd: the training data, and the module.
 HANDLED = {
-    "true and false": (loader(X, Y > 0),),
     "a column of float labels": (loader(X, Y.float().unsqueeze(1)),),
     "pictures of bytes": (loader((X * 20 + 100).clamp(0, 255).byte().reshape(120, 1, 2, 2), Y),),
     "large integers": (loader((X * 100).long() + 10**12, Y),),
@@ -330,27 +313,16 @@ def test_a_reference_of_any_kind_is_the_same(tmp_path, reference):
     assert histories[0] == histories[1]
 
 
-class TestOutputs:
-    def test_a_few_that_are_not_finite_end_the_training(self, tmp_path):
-        def output(z):
-            return torch.where(torch.arange(len(z)).unsqueeze(1) % 50 == 0, -torch.inf, z)
-
-        callback = fit(tmp_path, loader(X, Y), Lenient(output), max_epochs=3)
-        assert callback.stopped_epoch == 0
-        assert callback.best_epoch is None
-        reason = "Stopped in epoch 0: expected accuracy gave a score that is not finite (nan)."
-        assert callback.stopping_reason == reason
-
-    @pytest.mark.parametrize("n_classes", [2, 3])
-    def test_a_last_batch_of_one_may_lose_its_dimension(self, tmp_path, monkeypatch, n_classes):
-        """121 rows in batches of 120 leave one."""
-        samples = blobs(121, n_classes=n_classes)
-        monkeypatch.setattr("bu_torch.callbacks.network._BATCH_ELEMENTS", 1)
-        histories = []
-        for output in (lambda z: z, lambda z: z[:, :, None, None].squeeze()):
-            pl.seed_everything(3, verbose=False)
-            monitor, data = BoundaryUncertaintyMonitor(n_neighbors=10, n_draws=1), loader(*samples, batch_size=120)
-            trainer(tmp_path, monitor, max_epochs=1).fit(Lenient(output, n_outputs=n_classes), data)
-            histories.append(monitor.history)
-        assert histories[0] == histories[1]
-        assert is_measured(monitor)
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_a_last_batch_of_one_may_lose_its_dimension(tmp_path, monkeypatch, n_classes):
+    """121 rows in batches of 120 leave one."""
+    samples = blobs(121, n_classes=n_classes)
+    monkeypatch.setattr("bu_torch.callbacks.network._BATCH_ELEMENTS", 1)
+    histories = []
+    for output in (lambda z: z, lambda z: z[:, :, None, None].squeeze()):
+        pl.seed_everything(3, verbose=False)
+        monitor, data = BoundaryUncertaintyMonitor(n_neighbors=10, n_draws=1), loader(*samples, batch_size=120)
+        trainer(tmp_path, monitor, max_epochs=1).fit(Lenient(output, n_outputs=n_classes), data)
+        histories.append(monitor.history)
+    assert histories[0] == histories[1]
+    assert is_measured(monitor)
