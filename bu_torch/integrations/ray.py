@@ -44,7 +44,7 @@ class BoundaryUncertaintyTrialStopper(Stopper):
         # A trial that goes on from a checkpoint reports some checks again.
         place = result["epoch"], result.get("step", -1)
         before = [one for one in checks.entries if (one["epoch"], one.get("step", -1)) < place]
-        checks.load([*before, result], 0, {})
+        checks.load([*before, result], 0, checks.state_dict()["rule"])
         return checks.verdict.should_stop
 
     def stop_all(self) -> bool:

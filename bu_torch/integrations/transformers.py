@@ -62,7 +62,8 @@ class BoundaryUncertaintyCallback(TrainerCallback):
         dataset: Any = getattr(loader, "dataset", [])
         if args.fsdp or args.deepspeed or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise ValueError(
-                "`Trainer` must have unsharded weights (no FSDP, no DeepSpeed) and a dataset with a length."
+                "`Trainer` must have unsharded weights (no FSDP, no DeepSpeed) and a dataset with a length,"
+                " no `IterableDataset`."
             )
         named = [self.input_key] if isinstance(self.input_key, str) else self.input_key
         keys = Keys(named, self.label_key, model)

@@ -167,17 +167,20 @@ class BoundaryUncertaintyStopper(KeptResults):
         Raises:
             RuntimeError: If no epoch has been kept, the kept model was no module, or the weights do not fit `model`.
         """
-        if not self._best.weights:
-            why = "the kept model is no `torch.nn.Module`" if self._kept else self._tracker.checks.why_none_kept()
-            raise RuntimeError(f"There are no weights to restore: {why}.")
+        how = "not "
         try:
+            if not self._best.weights:
+                why = "the kept model is no `torch.nn.Module`" if self._kept else self._tracker.checks.why_none_kept()
+                raise RuntimeError(f"There are no weights to restore: {why}.")
             load(model, self._best.weights, may_lack=False)
+            how = ""
         except ValueError as error:
             raise RuntimeError(
                 f"The kept weights, of epoch {self.best_epoch}, do not fit `model`: {error}. Pass the network that was"
                 " checked, as it was then."
             ) from error
-        self._conclude("")
+        finally:
+            self._conclude(how)
 
     def close(self) -> None:
         """Say what was kept and why training ended, unless that was said; `restore` and leaving a `with` do so too."""

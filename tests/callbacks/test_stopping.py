@@ -1,14 +1,10 @@
 import math
-import signal
-from contextlib import nullcontext
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, StochasticWeightAveraging, Timer
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, StochasticWeightAveraging
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from problems import Classifier, Gain, Weights, blobs, fit, loader, same, scripted, trainer, weights_of
 
 from bu_torch import BoundaryUncertainty, SelectionRule
@@ -93,98 +89,24 @@ def test_expected_accuracy_of_averages_and_among_equals_trust_are_the_default(tm
     assert "expected accuracy did not improve in the last 20 checks" in stopping.stopping_reason
 
 
-def stop(trainer):
-    trainer.should_stop = True
-
-
-def run_out(trainer):
-    (timer,) = [one for one in trainer.callbacks if isinstance(one, Timer)]
-    timer._duration = 0.0
-
-
-def fail(error):
-    raise error
-
-
-# By what ends a training of nine epochs in epoch 3: options of the trainer, what a callback does then, and the reason.
-ENDS = {
-    "patience": ({}, None, "Stopped in epoch 3: given did not improve in the last 2 checks."),
-    "max_epochs": ({"max_epochs": 4}, None, "Training ran until `max_epochs=4`."),
-    "max_steps": ({"max_epochs": -1, "max_steps": 16}, None, "Training ran until `max_steps=16`."),
-    "max_time": ({}, run_out, "Training ran until `max_time`"),
-    "another callback": ({}, stop, "Other code stopped training"),
-    "Ctrl-C": ({}, lambda t: fail(KeyboardInterrupt()), "interrupted (KeyboardInterrupt)"),
-    "an error": ({}, lambda t: fail(ValueError("boom")), "Training failed: ValueError: boom"),
-    "an error without words": ({}, lambda t: fail(SIGTERMException()), "failed: SIGTERMException."),
-}
-RAISED = {"Ctrl-C": SystemExit, "an error": ValueError, "an error without words": SIGTERMException}
-
-
 class TestEnds:
     """The kept weights are back however training ends, and the reason is said."""
 
     script = (0.1, 0.9, 0.3, 0.2)
-
-    @pytest.mark.parametrize("restores", [True, False])
-    @pytest.mark.parametrize("end", list(ENDS))
-    def test_the_kept_weights_are_back_or_their_file_is_named(self, tmp_path, log, end, restores):
-        options, happen, reason = ENDS[end]
-
-        def look(trainer, module, batch, batch_idx):
-            if trainer.current_epoch == 3 and batch_idx == 2 and happen is not None:
-                happen(trainer)
-
-        stopping = scripted(self.script, patience=2 if end == "patience" else 20, restore_best_weights=restores)
-        module, weights, handler = Classifier(), Weights(), signal.getsignal(signal.SIGINT)
-        others = Timer(timedelta(days=1)), LambdaCallback(on_train_batch_start=look)
-        try:
-            with pytest.raises(RAISED[end]) if end in RAISED else nullcontext():
-                fit(tmp_path, stopping, weights, *others, module=module, **{"max_epochs": 9, **options})
-        finally:
-            signal.signal(signal.SIGINT, handler)
-        assert reason in stopping.stopping_reason
-        assert (stopping.best_epoch, stopping.stopped_epoch) == (1, 3 if end == "patience" else None)
-        is_restored = restores and RAISED.get(end, SystemExit) is SystemExit
-        assert same(module.state_dict(), weights.of_epoch[1]) == is_restored
-        (line,) = [line for line in log.messages if "uncertainty kept epoch" in line]
-        assert line.startswith("Boundary uncertainty kept epoch 1 (given: 0.9000): its weights are")
-        assert ("not in the model, its checkpoint is " in line) == (not is_restored)
-        assert Path(stopping.best_model_path).exists()
-        assert stopping.best_model_path in line
-        assert stopping.stopping_reason in line
-        assert "longer training" not in line
 
     def test_a_kept_check_that_is_the_last_is_told(self, tmp_path, log):
         run(tmp_path, self.script[:2], max_epochs=2)
         (line,) = [line for line in log.messages if "uncertainty kept epoch" in line]
         assert ". That was the last check: longer training may help. Boundary uncertainty took at least" in line
 
-    @pytest.mark.filterwarnings("ignore:No check is made in 4 epochs")
-    @pytest.mark.parametrize(
-        ("script", "kwargs", "n_checks", "why"),
-        [
-            (script, {"start_from_epoch": 50}, 4, "all checks were of epochs before `start_from_epoch=50`"),
-            ([NAN], {"check_finite": False}, 4, "no finite check counted"),
-            (script, {"every_n_epochs": 5}, 0, "no check was made (`every_n_epochs=5`)"),
-        ],
-    )
-    def test_no_check_that_counts(self, tmp_path, log, script, kwargs, n_checks, why):
-        stopping, module, weights = run(tmp_path, script, max_epochs=4, **kwargs)
-        assert (stopping.best_epoch, stopping.best_score, stopping.best_model_path) == (None, None, "")
-        assert len(stopping.history) == n_checks
-        assert same(module.state_dict(), weights[3])
-        assert f"kept no epoch: {why}. Training ran" in log.text
-
-    def test_ctrl_c_before_the_first_check(self, tmp_path, log):
-        with pytest.raises(SystemExit):
-            run(tmp_path, self.script, LambdaCallback(on_train_batch_end=lambda *_: fail(KeyboardInterrupt())))
-        assert "kept no epoch: no check was made. Training was interrupted (KeyboardInterrupt)." in log.text
-
-    def test_no_batch_and_no_check(self, tmp_path):
+    def test_no_batch_and_no_check(self, tmp_path, log):
         stopping, _, _ = run(tmp_path, self.script, trainer_kwargs={"limit_train_batches": 0})
         assert stopping.stopping_reason == "There was no training batch."
-        with pytest.warns(UserWarning, match="No check is made in 1 epochs with `every_n_epochs=4`"):
-            run(tmp_path, self.script, every_n_epochs=4, max_epochs=1)
+        with pytest.warns(UserWarning, match="No check is made in 4 epochs with `every_n_epochs=5`"):
+            stopping, module, weights = run(tmp_path, self.script, every_n_epochs=5, max_epochs=4)
+        assert (stopping.best_epoch, stopping.best_score, stopping.best_model_path) == (None, None, "")
+        assert same(module.state_dict(), weights[3])
+        assert "kept no epoch: no check was made (`every_n_epochs=5`). Training ran" in log.text
 
     @pytest.mark.parametrize("how", ["file", "memory", "late"])
     def test_which_hook_sees_the_kept_weights(self, tmp_path, how):

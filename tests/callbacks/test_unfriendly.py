@@ -68,12 +68,6 @@ class Stream(IterableDataset):
         return 1000
 
 
-def infinite_values():
-    x = X.clone()
-    x[3, 1], x[7, 0] = torch.nan, -torch.inf
-    return x
-
-
 def mixed_up(x, y):
     one_hot = nn.functional.one_hot(y, 3).float()
     return (x + x.flip(0)) / 2, (one_hot + one_hot.flip(0)) / 2
@@ -115,9 +109,6 @@ TOKENS = loader((X.abs() * 5).long(), Y)
 # By what is wrong: the training data, what is said, the module, and settings of the callback.
 REFUSED = {
     "pictures": (of(lambda i: (Picture(), 0)), "^Training data: Made cannot be read .*Picture.*`reference="),
-    "too few": (loader(X[:9], Y[:9]), "cannot use the training data: it has 9 samples, fewer than a cluster of `n_"),
-    "one class alone": (loader(X, 0 * Y), "at least two classes, got only class 0"),
-    "a regression": (loader(X, X[:, :1]), "`labels` must hold integer classes, got fractional .*a regression"),
     "a list of loaders": ([FINE, FINE], "single `torch.utils.data.DataLoader`, got list"),
     "loaders in turn": (CombinedLoader([FINE, FINE], "sequential"), "single .*, got list"),
     "batches without a loader": ([(X[:60], Y[:60]), (X[60:], Y[60:])], "single .*DataLoader`, got list"),
@@ -133,10 +124,6 @@ REFUSED = {
     "a short reference": fine("cannot use `reference`: .*it has 7 samples, fewer", reference=(X[:7], Y[:7])),
     "a narrow reference": fine(r"passes inputs of shape \(120, 3\) .*`Lenient", reference=(X[:, :3], Y)),
     "one column": fine("gives one column, but the labels have classes 0, .*A regression", giving(lambda z: z[:, 0])),
-    "columns for some": fine(
-        "`forward` gives 2 columns of logits, fewer than .* classes 0, .* Labels count from 0",
-        giving(lambda z: z[:, :2]),
-    ),
     "one dimension more": fine(
         r"needs logits: .*`logits` must have shape .*got \(1, 120, 3\)", giving(lambda z: z[None])
     ),
@@ -156,13 +143,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("wrong", list(REFUSED))
-def test_what_cannot_be_measured_is_refused_before_it_trains(tmp_path, log, wrong):
+def test_what_cannot_be_measured_is_refused_before_it_trains(tmp_path, wrong):
     data, message, make, settings = (*REFUSED[wrong], *(None, {})[len(REFUSED[wrong]) - 2 :])
     module = (make or Lenient)()
     with pytest.raises(MisconfigurationException, match=message):
         fit(tmp_path, data, module, **settings)
     assert module.trainer.global_step == 0
-    assert "measures at" not in log.text or not wrong.startswith("too few")
 
 
 BOTH = (BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping)
@@ -276,13 +262,3 @@ def test_a_reference_of_any_kind_is_the_same(tmp_path, reference):
     assert histories[0] == histories[1]
 
 
-class TestOutputs:
-    def test_a_few_that_are_not_finite_end_the_training(self, tmp_path):
-        def output(z):
-            return torch.where(torch.arange(len(z)).unsqueeze(1) % 50 == 0, -torch.inf, z)
-
-        callback = fit(tmp_path, loader(X, Y), Lenient(output), max_epochs=3)
-        assert callback.stopped_epoch == 0
-        assert callback.best_epoch is None
-        reason = "Stopped in epoch 0: expected accuracy gave a score that is not finite (nan)."
-        assert callback.stopping_reason == reason

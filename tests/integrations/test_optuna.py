@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 optuna = pytest.importorskip("optuna")
@@ -76,3 +77,12 @@ def test_a_study_that_minimises_and_a_signal_that_is_not_comparable_are_refused(
         BoundaryUncertaintyPruningCallback(optuna.create_study().ask())
     with pytest.raises(ValueError, match="`monitor` must be"):
         BoundaryUncertaintyPruningCallback(optuna.create_study(direction="maximize").ask(), "prediction_changes")
+    with pytest.raises(TypeError, match="`trial` must be a trial of Optuna, got Study"):
+        BoundaryUncertaintyPruningCallback(optuna.create_study(direction="maximize"))
+
+
+@pytest.mark.parametrize("others", [[], [BoundaryUncertaintyMonitor()]])
+def test_a_callback_that_measures_must_come_before(tmp_path, others):
+    trial = optuna.create_study(direction="maximize").ask()
+    with pytest.raises(MisconfigurationException, match="before `BoundaryUncertaintyPruningCallback`, got none there"):
+        fit(tmp_path, BoundaryUncertaintyPruningCallback(trial), *others)

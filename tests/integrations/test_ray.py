@@ -61,6 +61,9 @@ def test_a_trial_that_goes_on_from_a_checkpoint_reports_checks_again():
 def test_a_result_without_a_score_and_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="a check with `epoch`, got loss, done"):
         BoundaryUncertaintyTrialStopper()("trial", {"loss": 1.0, "done": False})
+    for odd in (None, "0.5"):
+        with pytest.raises(ValueError, match=f"must hold a number as `expected_accuracy`, got {odd!r}"):
+            BoundaryUncertaintyTrialStopper()("trial", {"epoch": 0, "expected_accuracy": odd})
     with pytest.raises(ValueError, match="`patience` must be"):
         BoundaryUncertaintyTrialStopper(patience=-1)
 

@@ -231,12 +231,58 @@ class Stream(torch.utils.data.IterableDataset):
         return iter(texts())
 
 
+class NoLength:
+    """Batches of 20 in order, without a length."""
+
+    def __iter__(self):
+        return iter([list(range(start, start + 20)) for start in range(0, 100, 20)])
+
+
+def loaded(**options):
+    return torch.utils.data.DataLoader(texts(), collate_fn=pad_to_longest, **options)
+
+
+@pytest.mark.parametrize(
+    ("loader", "options", "check_steps", "steps"),
+    [
+        (None, {"max_steps": 4}, None, [4]),
+        (None, {"max_steps": 8}, None, [6, 8]),
+        (None, {"gradient_accumulation_steps": 4, "max_steps": 3}, None, [2, 3]),
+        (None, {"epochs": 2}, 100, [12]),
+        (None, {"epochs": 2}, 5, [5, 10, 12]),
+        (loaded(batch_size=40, shuffle=True), {"epochs": 2}, None, [3, 6]),
+        (loaded(batch_sampler=NoLength()), {"max_steps": 8}, None, [5, 8]),
+    ],
+)
+def test_epochs_and_training_end_with_a_check(tmp_path, monkeypatch, loader, options, check_steps, steps):
+    if loader is not None:
+        monkeypatch.setattr(CountingTrainer, "get_train_dataloader", lambda self: loader)
+    run = trainer(tmp_path, ours := callback(check_steps=check_steps), **options)
+    run.train()
+    assert [check["step"] for check in ours.stopper.history] == steps
+    assert [entry["step"] for entry in run.state.log_history if "expected_accuracy" in entry] == steps
+    assert len(ours.stopper.labels) == (120 if steps != [5, 8] else 100)
+
+
+def test_a_run_that_ended_within_an_epoch_goes_on_in_it(tmp_path):
+    for max_steps, steps in ((4, [4]), (9, [4, 6, 9])):
+        run = trainer(tmp_path, ours := callback(), max_steps=max_steps, save_strategy="epoch")
+        run.train(resume_from_checkpoint=max_steps == 9)
+        assert [check["step"] for check in ours.stopper.history] == steps
+
+
 @pytest.mark.parametrize(("options", "fsdp"), [({"samples": Stream(), "max_steps": 6}, []), ({}, ["full_shard"])])
 def test_streams_and_sharded_weights_are_refused(tmp_path, options, fsdp):
     run = trainer(tmp_path, callback(), **options)
     run.args.fsdp = fsdp
     with pytest.raises(ValueError, match=r"must have unsharded weights .* and a dataset with a length"):
         run.train()
+
+
+def test_batches_without_a_loader_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(CountingTrainer, "get_train_dataloader", lambda self: list(loaded(batch_size=20)))
+    with pytest.raises(ValueError, match=r"Training data: samples are read from a `torch.*DataLoader`, got list\."):
+        trainer(tmp_path, callback()).train()
 
 
 def test_arguments_are_refused_before_training():

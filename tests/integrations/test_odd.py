@@ -1,0 +1,140 @@
+"""Odd samples and odd ends, by Hugging Face's `Trainer`, skorch, Optuna and Ray Tune."""
+
+import re
+
+import numpy as np
+import odd
+import pytest
+from odd import FEW, Network, Rows
+from torch import nn
+from torch.utils.data import default_collate
+
+from bu_torch import BoundaryUncertaintyStopper
+
+for package in ("accelerate", "optuna", "ray", "skorch", "transformers"):
+    pytest.importorskip(package)
+
+import optuna  # noqa: E402
+import skorch  # noqa: E402
+import transformers  # noqa: E402
+
+from bu_torch.integrations.optuna import BoundaryUncertaintyPruningCallback  # noqa: E402
+from bu_torch.integrations.ray import BoundaryUncertaintyTrialStopper  # noqa: E402
+from bu_torch.integrations.skorch import BoundaryUncertaintyEarlyStopping  # noqa: E402
+from bu_torch.integrations.transformers import BoundaryUncertaintyCallback  # noqa: E402
+
+
+def nothing(layers, epoch):
+    pass
+
+
+class Model(nn.Module):
+    """Trains by its inputs alone, so that labels of all kinds come so far."""
+
+    def __init__(self, output):
+        super().__init__()
+        self.network = Network(output)
+
+    def forward(self, x, labels=None):
+        loss = None if labels is None else self.network.layers(x).square().mean()
+        return {"logits": self.network(x), "loss": loss}
+
+
+class Happening(transformers.TrainerCallback):
+    def __init__(self, happen):
+        self.happen = happen
+
+    def on_epoch_begin(self, args, state, control, model, **kwargs):
+        self.happen(model.network.layers, round(state.epoch or 0))
+
+
+def by_transformers(folder, x, y, output, options=FEW, happen=nothing, n_epochs=1):
+    quiet = {"report_to": "none", "disable_tqdm": True, "save_strategy": "no", "logging_strategy": "no"}
+    arguments = transformers.TrainingArguments(str(folder), use_cpu=True, num_train_epochs=n_epochs, **quiet)
+    callbacks = [ours := BoundaryUncertaintyCallback(**options), Happening(happen)]
+    data = {"train_dataset": Rows(x, y, "x", "labels"), "data_collator": default_collate}
+    transformers.Trainer(Model(output), arguments, callbacks=callbacks, **data).train()
+    return ours.stopper
+
+
+class ByOutputs(nn.Module):
+    def forward(self, outputs, labels):
+        return outputs.nan_to_num().square().mean()
+
+
+class Changing(skorch.callbacks.Callback):
+    def __init__(self, happen):
+        self.happen = happen
+
+    def on_epoch_begin(self, net, **kwargs):
+        self.happen(net.module_.layers, len(net.history) - 1)
+
+
+def by_skorch(folder, x, y, output, options=FEW, happen=nothing, n_epochs=1):
+    ours = BoundaryUncertaintyEarlyStopping(**options)
+    callbacks = [("ours", ours), ("changing", Changing(happen))]
+    made = skorch.NeuralNet(
+        Network(output), ByOutputs, train_split=None, callbacks=callbacks, max_epochs=n_epochs, verbose=0
+    )
+    return dict(made.fit(Rows(x, y), None).callbacks_)["ours"].stopper_
+
+
+def by_optuna(folder, x, y, output):
+    study, stopper = optuna.create_study(direction="maximize"), BoundaryUncertaintyStopper(x, y, **FEW)
+    stopper.check(Network(output))
+    BoundaryUncertaintyPruningCallback(study.ask()).report(stopper)
+    assert study.trials[0].intermediate_values == pytest.approx(
+        {0: stopper.history[0]["expected_accuracy"]}, nan_ok=True
+    )
+    return stopper
+
+
+WAYS = {"transformers": by_transformers, "skorch": by_skorch, "optuna": by_optuna}
+
+
+@pytest.mark.parametrize("samples", odd.REFUSED)
+@pytest.mark.parametrize("way", WAYS)
+def test_samples_that_cannot_be_measured_are_refused(tmp_path, way, samples):
+    message, *row = odd.REFUSED[samples]
+    is_before = samples == "no samples" and way == "transformers"  # torch's own sampler refuses them
+    with pytest.raises((TypeError, ValueError), match="num_samples=0" if is_before else message):
+        WAYS[way](tmp_path, *row)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_labels_of_any_kind_are_the_same(tmp_path, way):
+    (expected,) = WAYS[way](tmp_path, odd.X, odd.Y, odd.unchanged).history
+    assert np.isfinite(list(expected.values())).all()
+    for labels in odd.LABELS.values():
+        assert WAYS[way](tmp_path, odd.X, labels, odd.unchanged).history == [expected]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_training_stops_at_logits_that_are_not_finite(tmp_path, way):
+    stopper = WAYS[way](tmp_path, odd.X, odd.Y, odd.NOT_FINITE["all"])
+    assert stopper.stopping_reason.endswith("expected accuracy gave a score that is not finite (nan).")
+    assert (stopper.stopped_epoch, stopper.best_epoch) == (0, None)
+
+
+@pytest.mark.parametrize(("end", "loads"), [*((end, True) for end in odd.ENDS), ("by itself", False)])
+@pytest.mark.parametrize("way", ["transformers", "skorch"])
+def test_every_end_says_what_was_kept_and_why(tmp_path, caplog, way, end, loads, recwarn):
+    caplog.set_level("INFO", logger="bu_torch")
+    ending, name = odd.ENDS[end], "load_best" if way == "skorch" else "load_best_model_at_end"
+    options = ending.options() | {name: loads, "folder": tmp_path / "record"}
+    stopper = WAYS[way](tmp_path, odd.X, odd.Y, odd.unchanged, options, ending.happen, 4)
+    (line,) = [line for line in caplog.messages if "Boundary uncertainty kept" in line]
+    assert re.search(ending.kept if loads else ending.kept.removesuffix("in the model"), line)
+    assert not ending.warned or any(re.search(ending.warned, str(one.message)) for one in recwarn)
+    assert stopper.stopping_reason == "Training ended."
+    assert stopper.best_epoch == ending.best_epoch
+    assert '"kind":"end"' in (tmp_path / "record" / "boundary_uncertainty.jsonl").read_text()
+
+
+@pytest.mark.parametrize("end", ["early checks", "no finite check"])
+def test_a_trial_of_ray_tune_without_a_check_that_counts_has_no_best_result(end):
+    ending = odd.ENDS[end]
+    tuned = BoundaryUncertaintyTrialStopper(**ending.options())
+    for epoch, score in enumerate(ending.scores):
+        assert not tuned("trial", {"epoch": epoch, "given": score, "trust_score": score})
+    assert tuned.best_result("trial") is None

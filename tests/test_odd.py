@@ -1,0 +1,201 @@
+"""Odd samples and odd ends, by every way in that needs no other framework than Lightning."""
+
+import functools
+import re
+import signal
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+
+import lightning.pytorch as pl
+import numpy as np
+import odd
+import pytest
+import torch
+from lightning.pytorch.callbacks import Timer
+from odd import FEW, Network, Rows
+from problems import Weights, same, trainer, weights_of
+from torch import nn
+from torch.utils.data import DataLoader
+
+from bu_torch import (
+    BoundaryUncertaintyMonitor,
+    BoundaryUncertaintyStopper,
+    BoundaryUncertaintyStopping,
+    Signals,
+    rank_checkpoints,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Training has not called")
+
+
+class Module(pl.LightningModule):
+    """Trains by its inputs alone, so that labels of all kinds come so far."""
+
+    def __init__(self, output=odd.unchanged, happen=lambda layers, epoch: None):
+        super().__init__()
+        self.network, self.happen = Network(output), happen
+
+    def forward(self, x):
+        return self.network(x)
+
+    def training_step(self, batch, batch_idx):
+        return self.network.layers(batch[0]).square().mean()
+
+    def on_train_epoch_start(self):
+        self.happen(self.network.layers, self.current_epoch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def trained(callback, folder, x=odd.X, y=odd.Y, output=odd.unchanged, max_epochs=1):
+    trainer(folder, callback, max_epochs=max_epochs).fit(Module(output), DataLoader(Rows(x, y), batch_size=30))
+    return callback.history
+
+
+def numbers(values):
+    return [float(value) for value in values.values()]
+
+
+def by_stopping(folder, *samples):
+    return numbers(trained(BoundaryUncertaintyStopping(**FEW), folder, *samples)[-1])
+
+
+def by_monitor(folder, *samples):
+    return numbers(trained(BoundaryUncertaintyMonitor(**FEW), folder, *samples)[-1])
+
+
+def by_stopper(folder, x, y, output):
+    stopper = BoundaryUncertaintyStopper(x, y, **FEW)
+    stopper.check(Network(output))
+    return numbers(stopper.history[-1])
+
+
+def by_signals(folder, x, y, output):
+    signals = Signals(10, 1).fit(x, y)
+    return numbers(signals.measure(Network(output)(signals.perturbed_inputs)).values)
+
+
+def by_files(folder, x, y, output):
+    torch.save(Network().state_dict(), folder / "one.pt")
+    return numbers(rank_checkpoints(folder, Network(output), Rows(x, y), signals=Signals(10, 1)).best.signals)
+
+
+ways = pytest.mark.parametrize("way", [by_stopping, by_monitor, by_stopper, by_signals, by_files])
+
+
+@pytest.mark.parametrize("what", odd.REFUSED)
+@ways
+def test_samples_that_cannot_be_measured_are_refused(tmp_path, way, what):
+    message, *samples = odd.REFUSED[what]
+    if what == "no samples" and way in (by_stopping, by_monitor):  # Lightning then trains nothing
+        assert trained(callback := BoundaryUncertaintyStopping(**FEW), tmp_path, *samples) == []
+        assert callback.stopping_reason == "There was no training batch."
+        return
+    with pytest.raises((TypeError, ValueError, pl.utilities.exceptions.MisconfigurationException), match=message):
+        way(tmp_path, *samples)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return functools.cache(lambda way: way(tmp_path_factory.mktemp("plain"), odd.X, odd.Y, odd.unchanged))
+
+
+@pytest.mark.parametrize("kind", odd.LABELS)
+@ways
+def test_labels_of_any_kind_are_the_same(tmp_path, way, kind, plain):
+    assert np.isfinite(plain(way)).all()
+    assert way(tmp_path, odd.X, odd.LABELS[kind], odd.unchanged) == plain(way)
+
+
+@pytest.mark.parametrize("logits", odd.NOT_FINITE)
+@ways
+def test_logits_that_are_not_finite_have_no_score(tmp_path, way, logits):
+    said = pytest.warns(UserWarning, match="No candidate has a finite score") if way is by_files else nullcontext()
+    with said:
+        assert np.isnan(way(tmp_path, odd.X, odd.Y, odd.NOT_FINITE[logits])).any()
+
+
+@pytest.mark.parametrize("logits", odd.NOT_FINITE)
+def test_a_training_stops_at_them(tmp_path, logits):
+    output = odd.NOT_FINITE[logits]
+    trained(callback := BoundaryUncertaintyStopping(**FEW), tmp_path, output=output, max_epochs=3)
+    stopper = BoundaryUncertaintyStopper(odd.X, odd.Y, **FEW)
+    assert stopper.check(Network(output))
+    for one in (callback, stopper):
+        assert one.stopping_reason == "Stopped in epoch 0: expected accuracy gave a score that is not finite (nan)."
+        assert (one.stopped_epoch, one.best_epoch) == (0, None)
+
+
+def heard(caplog, ending, one):
+    """The one line of what was kept, if it is as the ending wants it."""
+    (line,) = [line for line in caplog.messages if "Boundary uncertainty kept" in line]
+    assert re.search(ending.kept, line)
+    assert re.search(ending.reason, one.stopping_reason)
+    assert one.stopping_reason in line
+    assert one.best_epoch == ending.best_epoch
+    return line
+
+
+LIGHTNINGS = {
+    "patience": odd.Ending(odd.KEPT, "", "Stopped in epoch 3: .* in the last 2 checks", settings={"patience": 2}),
+    "max_steps": odd.Ending(odd.KEPT, "", "Training ran until `max_steps=16`"),
+    "max_time": odd.Ending(odd.KEPT, "", "Training ran until `max_time`"),
+    "another callback": odd.Ending(odd.KEPT, "", "Other code stopped training"),
+}
+
+
+def happening(end, module, timer):
+    """A module's hook in epoch 3 of a training that ends in a way of Lightning's own."""
+
+    def hook():
+        if module.current_epoch == 3:
+            module.trainer.should_stop |= end == "another callback"
+            timer._duration = 0.0 if end == "max_time" else timer._duration
+
+    return hook
+
+
+@pytest.mark.parametrize("restores", [True, False])
+@pytest.mark.parametrize("end", odd.ENDS | odd.FAILURES | LIGHTNINGS)
+def test_lightning_s_ends_restore_or_name_the_file(tmp_path, log, recwarn, end, restores):
+    ending, weights, timer = (odd.ENDS | odd.FAILURES | LIGHTNINGS)[end], Weights(), Timer(timedelta(days=1))
+    stopping = BoundaryUncertaintyStopping(restore_best_weights=restores, **ending.options())
+    module, handler = Module(happen=ending.happen), signal.getsignal(signal.SIGINT)
+    module.on_train_batch_start = lambda batch, batch_idx: happening(end, module, timer)()
+    length = {"max_epochs": 9 if end in LIGHTNINGS else 4, "max_steps": 16 if end == "max_steps" else -1}
+    is_failure = end in odd.FAILURES
+    try:
+        with pytest.raises((SystemExit, ValueError, OSError)) if is_failure else nullcontext():
+            trainer(tmp_path, stopping, weights, timer, **length).fit(module, DataLoader(Rows(odd.X, odd.Y), 30))
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    words = ending.kept if restores else re.sub(r"(not |\(not\|partly\) )?in the", "not in the", ending.kept)
+    line = heard(log, ending._replace(kept=words), stopping)
+    is_back = ending.best_epoch == 1 and same(weights_of(module), weights.of_epoch[1])
+    assert is_back == ("weights are in the model" in line) == (restores and end in {"by itself", "Ctrl-C", *LIGHTNINGS})
+    assert not (restores and ending.warned) or any(re.search(ending.warned, str(one.message)) for one in recwarn)
+    assert ending.best_epoch is None or (Path(stopping.best_model_path).exists() and stopping.best_model_path in line)
+
+
+@pytest.mark.parametrize("end", odd.ENDS | odd.FAILURES)
+def test_a_loop_s_ends_are_said(caplog, end):
+    caplog.set_level("INFO", logger="bu_torch")
+    ending, network, error = (odd.ENDS | odd.FAILURES)[end], Network(), None
+    try:
+        with BoundaryUncertaintyStopper(odd.X, odd.Y, **ending.options()) as stopper:
+            for epoch in range(4):
+                ending.happen(network.layers, epoch)
+                nn.init.constant_(network.layers[-1].bias, epoch)
+                stopper.check(network)
+            before = weights_of(network)
+            stopper.restore(network)
+    except (KeyboardInterrupt, ValueError, OSError, RuntimeError) as raised:
+        error = raised
+    heard(caplog, ending, stopper)
+    if end in odd.ENDS:
+        is_back = end == "by itself"
+        assert same(weights_of(network), before) == (not is_back)
+        assert is_back == (error is None)
+        assert is_back or re.search(ending.warned or ending.kept.removeprefix(odd.NONE_KEPT), str(error))
