@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional.probabilities import as_probabilities, best_candidate, shares_of, skill
-from bu_torch.functional.regression import landmark_projection, left_out_predictions, tangent_kernel
+from bu_torch.functional.regression import landmark_factor, left_out_predictions, tangent_kernel
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_seed
 from bu_torch.internal.progress import advance
 from bu_torch.neighbors.k_means import lloyd
@@ -123,20 +123,19 @@ class LabelRegression:
         return lloyd(single, single[rows.to(points.device)], _LLOYD_STEPS)[0].to(points)
 
     def _orthogonal_basis(self, points: Tensor, root: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Coordinates B (S, R) of points, times `root` (S, 1), so that B'B = diag(e); e (R,); P (L, R)."""
-        landmarks = self._landmarks
-        eigenvalues, projection = landmark_projection(tangent_kernel(landmarks, landmarks))
-        basis = torch.empty(len(points), len(eigenvalues), dtype=projection.dtype, device=projection.device)
-        for block, kernel in zip(self._blocks(basis), self._kernel_blocks(points), strict=True):
-            torch.matmul(kernel, projection, out=block)
+        """Coordinates B (S, L) of points, times `root` (S, 1), so that B'B = diag(e); e (L,); P (L, L)."""
+        kernel = tangent_kernel(self._landmarks, self._landmarks)
+        factor, unit = landmark_factor(kernel).T, kernel.diagonal().mean()
+        basis = torch.empty(len(points), len(factor), dtype=factor.dtype, device=factor.device)
+        for block, of_block in zip(self._blocks(basis), self._kernel_blocks(points), strict=True):
+            block.copy_(torch.linalg.solve_triangular(factor, of_block / unit, upper=True, left=False))
         if root is not None:
             basis *= root
-        if root is None and len(points) == len(landmarks):  # all span the basis: it is orthogonal already
-            return basis, eigenvalues, projection
         squared_lengths, rotation = torch.linalg.eigh(basis.T @ basis)
         for block in self._blocks(basis):
             block.copy_(block @ rotation)
-        return basis, squared_lengths.clamp(min=0), projection @ rotation
+        projection = torch.linalg.solve_triangular(factor, rotation, upper=True) / unit
+        return basis, squared_lengths.clamp(min=0), projection
 
     def _kernel_blocks(self, points: Tensor) -> Iterator[Tensor]:
         """Kernel of points and landmarks, (S, L), block by block of the points."""

@@ -87,19 +87,23 @@ def average_gradient_outer_product(
         tensor([[0.5413, 0.0000],
                 [0.0000, 0.0000]])
     """
-    total = points.new_zeros(points.shape[1], points.shape[1])
-    counted = torch.ones(len(points)).to(points) if weights is None else weights.to(points)
-    per_point = coefficients.shape[1] * max(points.shape[1], len(landmarks))
-    n_rows = max(1, _BLOCK_ELEMENTS // per_point)
-    for block, weight in zip(points.split(n_rows), counted.split(n_rows), strict=True):
-        distances = torch.cdist(block, landmarks)
-        slopes = laplace_kernel(distances, width) / (width * distances)
-        slopes = torch.where(distances > 0, slopes, torch.zeros_like(slopes))
+    n_features = points.shape[1]
+    total = points.new_zeros(n_features, n_features)
+    root = None if weights is None else weights.to(points).sqrt().view(-1, 1, 1)
+    for of_outputs in coefficients.split(max(1, _BLOCK_ELEMENTS // (len(landmarks) * n_features)), dim=1):
         # The gradient is the sum over landmarks of slope * coefficient * (z - x), for each output.
-        slopes = (slopes.unsqueeze(1) * coefficients.T).flatten(0, 1)  # (n * J, L)
-        own = block.repeat_interleave(coefficients.shape[1], dim=0)
-        gradients = slopes @ landmarks - slopes.sum(dim=1, keepdim=True) * own
-        total += gradients.T @ (gradients * weight.repeat_interleave(coefficients.shape[1]).unsqueeze(1))
+        directions = (of_outputs.unsqueeze(2) * landmarks.unsqueeze(1)).flatten(1)  # (L, J * d)
+        n_rows = max(1, _BLOCK_ELEMENTS // max(directions.shape))
+        for rows in torch.arange(len(points), device=points.device).split(n_rows):
+            block = points[rows]
+            distances = torch.cdist(block, landmarks)
+            slopes = laplace_kernel(distances, width) / (width * distances)
+            slopes = torch.where(distances > 0, slopes, torch.zeros_like(slopes))
+            gradients = (slopes @ directions).view(len(rows), -1, n_features)
+            gradients -= (slopes @ of_outputs).unsqueeze(2) * block.unsqueeze(1)
+            gradients = gradients if root is None else gradients * root[rows]
+            gradients = gradients.flatten(0, 1)
+            total += gradients.T @ gradients
     return total / len(points)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 _BLOCK_ELEMENTS = 2**20  # copied at once
-_LEAST_EIGENVALUE = 1e-10  # relative to the largest; smaller ones are rounding errors
+_JITTER = 1e-9  # relative to the mean diagonal of a kernel
 
 
 def tangent_kernel(first: Tensor, second: Tensor) -> Tensor:
@@ -21,26 +21,24 @@ def tangent_kernel(first: Tensor, second: Tensor) -> Tensor:
         tensor([[2.0000],
                 [0.3183]])
     """
-    width = first.shape[1] + 1
-    covariance = (first @ second.T + 1) / width
-    norms = [(points.square().sum(dim=1) + 1).div(width).sqrt() for points in (first, second)]
-    scale = norms[0].unsqueeze(1) * norms[1]
-    cosine = (covariance / scale).clamp(-1, 1)
-    angle = cosine.arccos()
-    hidden = scale * ((1 - cosine.square()).clamp(min=0).sqrt() + (math.pi - angle) * cosine) / math.pi
-    return hidden + covariance * (math.pi - angle) / math.pi
+    ones = [torch.cat((points, torch.ones_like(points[:, :1])), dim=1) for points in (first, second)]
+    norms = [points.norm(dim=1, keepdim=True) for points in ones]
+    cosine = (ones[0] / norms[0]) @ (ones[1] / norms[1]).T
+    cosine.clamp_(-1, 1)
+    # In place, because most of the time is that of memory.
+    kernel = cosine.arccos().neg_().add_(math.pi).mul_(cosine).mul_(2)
+    kernel += cosine.square_().neg_().add_(1).sqrt_()
+    return kernel.mul_(norms[0] / (math.pi * ones[0].shape[1])).mul_(norms[1].T)
 
 
-def landmark_projection(kernel: Tensor) -> tuple[Tensor, Tensor]:
-    """Coordinates whose products are the kernel in units of its mean diagonal, without checks (Nystroem).
+def landmark_factor(kernel: Tensor) -> Tensor:
+    """Triangular factor C (L, L), CC' the kernel of the landmarks (L, L) in units of its mean diagonal (Nystroem).
 
-    Of the kernel of the landmarks (L, L), gives eigenvalues e (R,) and the projection P (L, R): a point with kernel
-    values k (L,) has the coordinates k P. Those of the landmarks, B (L, R), have B'B = diag(e).
+    A point with kernel values k (L,) in these units has the coordinates k C'^-1, whose products are the kernel. The
+    diagonal is raised by 1e-9, because landmarks may fall together.
     """
     unit = kernel.diagonal().mean()
-    eigenvalues, eigenvectors = torch.linalg.eigh(kernel / unit)
-    is_kept = eigenvalues > _LEAST_EIGENVALUE * eigenvalues.max()
-    return eigenvalues[is_kept], eigenvectors[:, is_kept] / eigenvalues[is_kept].sqrt() / unit
+    return torch.linalg.cholesky(kernel / unit + _JITTER * torch.eye(len(kernel)).to(kernel))
 
 
 def left_out_predictions(
