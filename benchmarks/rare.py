@@ -2,9 +2,9 @@
 
     python benchmarks/rare.py FOLDER
 
-FOLDER holds the tables `mlc_churn`, `credit_data`, `attrition` and `hpc_data` of the R package modeldata, as CSV files with
-numbers and a column `label`. Networks and splits are those of `quality.py`; AdamW trains in batches of 32, for 100 epochs
-or until the rule ends it. Results and a picture are written beside those of the other benchmarks.
+FOLDER holds the tables `mlc_churn`, `credit_data`, `attrition` and `hpc_data` of the R package modeldata, as CSV files
+with numbers and a column `label`. Networks and splits are those of `quality.py`; AdamW trains in batches of 32, for 100
+epochs or until the rule ends it. Results and a picture are written beside those of the other benchmarks.
 """
 
 import argparse

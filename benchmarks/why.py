@@ -39,15 +39,14 @@ CLUSTERS = (10, 20, 40, 80)
 HARD = ("ring", "tic_tac_toe")  # made up here
 GROUPS = {
     "signal": ("expected accuracy", "boundary uncertainty", "trust score", "label agreement", "vote agreement",
-               "neighbor agreement", "steadiness", "training loss"),
+               "steadiness", "training loss"),
     "radius of the perturbation": tuple(
-        f"{name}, radius {radius:g}" for name in ("U", "label agreement", "vote agreement", "neighbor agreement")
+        f"{name}, radius {radius:g}" for name in ("U", "label agreement", "vote agreement", "trust")
         for radius in RADII
     ),
-    "draws": tuple(f"{name}, draws {n}" for name in ("U", "vote agreement", "neighbor agreement") for n in DRAWS),
+    "draws": tuple(f"{name}, draws {n}" for name in ("U", "vote agreement", "trust") for n in DRAWS),
     "cluster size M": tuple(f"{name}, M {m}" for name in ("U", "vote agreement") for m in CLUSTERS),
-    "own sample in trust": ("trust, own sample in", "trust, own sample out", "agreement, own sample in",
-                            "agreement, own sample out"),
+    "own sample in trust": ("trust, own sample in", "trust, own sample out"),
     "filtering of trust, own sample out": ("trust, none", "trust, density 10 %", "trust, disagreement 10 %",
                                            "trust, disagreement 20 %"),
     "votes": ("decay 0", "decay 1", "decay 2", "decay chosen", "own label alone"),
@@ -151,20 +150,17 @@ class Reference:
             row[f"U, radius {radius:g}"] = uncertainty(logits[radius], 40, 4)
             row[f"label agreement, radius {radius:g}"] = float((classes == labels.repeat(4)).float().mean())
             row[f"vote agreement, radius {radius:g}"] = float(functional.expected_accuracy(self.votes["M 40"], classes))
-            row[f"neighbor agreement, radius {radius:g}"] = float(
-                functional.neighbor_agreement(trust(f"out, {radius:g}", classes))
-            )
+            row[f"trust, radius {radius:g}"] = float(functional.mean_trust_score(trust(f"out, {radius:g}", classes)))
         for n in DRAWS:
             classes = predictions[1.0][: n * n_samples]
             row[f"U, draws {n}"] = uncertainty(logits[1.0], 40, n)
             row[f"vote agreement, draws {n}"] = float(functional.expected_accuracy(self.votes["M 40"], classes))
-            row[f"neighbor agreement, draws {n}"] = float(functional.neighbor_agreement(trust("out, 1", classes)))
+            row[f"trust, draws {n}"] = float(functional.mean_trust_score(trust("out, 1", classes)))
         for m in self.clusters:
             row[f"U, M {m}"] = uncertainty(logits[1.0], m, 4)
             row[f"vote agreement, M {m}"] = float(functional.expected_accuracy(self.votes[f"M {m}"], first))
         for name, key in (("in", "in"), ("out", "out, 1")):
             row[f"trust, own sample {name}"] = float(functional.mean_trust_score(trust(key, first)))
-            row[f"agreement, own sample {name}"] = float(functional.neighbor_agreement(trust(key, first)))
         row["trust, none"] = row["trust, own sample out"]
         for name in ("density 10 %", "disagreement 10 %", "disagreement 20 %"):
             row[f"trust, {name}"] = float(functional.mean_trust_score(trust(name, first)))
@@ -176,7 +172,6 @@ class Reference:
         row["boundary uncertainty"] = row["U, radius 1"]
         row["decay chosen"] = row["vote agreement"] = row["vote agreement, radius 1"]
         row["own label alone"] = row["label agreement"] = row["label agreement, radius 1"]
-        row["neighbor agreement"] = row["neighbor agreement, radius 1"]
         return row, first
 
 

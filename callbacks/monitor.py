@@ -34,7 +34,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
 
     Before training the callback reads the training samples, finds their nearest neighbours and perturbs each of them a
     little. A check, at the end of an epoch or every so many steps, passes the perturbed samples through the module's
-    `forward` once (eval mode, no gradient, the trainer's precision) and logs three numbers, larger is better:
+    `forward` once (eval mode, no gradient, the trainer's precision) and logs four numbers, larger is better:
 
     - `boundary_uncertainty`, in [0, 1]: do both classes mix along the decision boundary as they would along the Bayes
       boundary? (Ha et al. 2021; `bu_torch.functional.boundary_uncertainty`)
@@ -42,12 +42,13 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
       score new points, so the sample that was perturbed is left out; `bu_torch.functional.mean_trust_score`)
     - `expected_accuracy`, in [0, 1]: what accuracy do the training labels predict for these outputs?
       (`bu_torch.Signals.probabilities`; this project's own)
+    - `accuracy_and_trust`, at most 1: expected accuracy and the logarithm of trust, each as a share of what any
+      predictions can reach, and their mean (`bu_torch.functional.accuracy_and_trust`; this project's own)
 
-    and five more in [0, 1], which the progress bar leaves out, read from the same predictions at the perturbed samples:
+    and four more in [0, 1], which the progress bar leaves out, read from the same predictions at the perturbed samples:
 
     - `label_agreement`: share of perturbed samples that are predicted as labelled (Ha et al., section 4.5);
     - `vote_agreement`: the same with the votes of the labels nearby in place of the one label (`bu_torch.LabelVotes`);
-    - `neighbor_agreement`: trust on a bounded scale (`bu_torch.functional.neighbor_agreement`);
     - `prediction_changes`: share of predictions that differ from the last check's, 1 at the first check;
     - `omission`, smaller is better: share of the Bayes boundary that is left out (`bu_torch.functional.omission`).
 

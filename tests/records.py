@@ -36,7 +36,7 @@ def checks(n_checks=60):
                 "expected_accuracy": 0.5 + 0.43 * learned - 0.03 * lost + noise.gauss(0, 0.004),
                 "label_agreement": 0.5 + 0.44 * learned + 0.05 * place + noise.gauss(0, 0.004),
                 "vote_agreement": 0.5 + 0.42 * learned - 0.04 * lost + noise.gauss(0, 0.004),
-                "neighbor_agreement": 0.48 + 0.4 * learned - 0.05 * lost + noise.gauss(0, 0.004),
+                "accuracy_and_trust": 0.1 + 0.8 * learned - 0.05 * lost + noise.gauss(0, 0.004),
                 "prediction_changes": 1.0 if epoch == 0 else 0.02 + 0.3 * math.exp(-9 * place) + noise.uniform(0, 0.01),
                 "omission": 0.3 - 0.2 * learned + noise.gauss(0, 0.004),
             }
@@ -45,7 +45,7 @@ def checks(n_checks=60):
 
 
 def header(classes=None, n_classes=None, **changed):
-    settings = {"rule": "expected_accuracy", "patience": 20, "min_delta": 0.0, "start_from_epoch": 0}
+    settings = {"rule": "accuracy_and_trust", "patience": 20, "min_delta": 0.0, "start_from_epoch": 0}
     settings |= {"every_n_epochs": 1, "n_neighbors": 40, "n_draws": None, "seed": 0, **changed}
     data = {"n_samples": 2500, "n_draws": 4, "n_training": 10000, "shape": [16]}
     return {

@@ -241,8 +241,6 @@ def test_labels_that_are_no_classes_are_refused(labels, message):
         as_labels(labels, 120)
 
 
-
-
 def framed(values, dtype=None):
     """A frame with these values in one of its columns."""
     return pd.DataFrame({"age": X[:, 0].numpy(), "odd": pd.Series(values, dtype=dtype)})

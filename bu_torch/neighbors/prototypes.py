@@ -100,7 +100,9 @@ class PrototypeClassifier:
         check_fitted(self, "_present")
         features = as_flat_features(features, n_features=self._present[0].shape[1])
         with uncounted():
-            return nearest_of_groups(features, [prototypes.to(features) for prototypes in self._present]).to(features.dtype)
+            return nearest_of_groups(features, [prototypes.to(features) for prototypes in self._present]).to(
+                features.dtype
+            )
 
     def _fit_class(self, features: Tensor) -> Tensor:
         if len(features) > _MAX_SAMPLES:

@@ -24,7 +24,8 @@ _SIGNALS = {
     "scores": (
         "Boundary uncertainty and trust",
         "Boundary uncertainty is large if both classes mix along the decision boundary, trust if predictions agree"
-        " with the nearest samples. Accuracy and trust are shares of what can be reached. The rings show the check that each rule would have kept.",
+        " with the nearest samples. Accuracy and trust are shares of what can be reached. The rings show the check that"
+        " each rule would have kept.",
         190,
     ),
     "agreement": ("Expected accuracy and agreement", "Shares of the perturbed samples.", 130),

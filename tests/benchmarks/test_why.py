@@ -18,7 +18,7 @@ def test_the_signals_are_those_of_the_monitor(why, tmp_path):
     module = why.classifier(split, n_classes)
     trainer.fit(module, DataLoader(TensorDataset(*split), batch_size=32, shuffle=True))
     names = ("expected_accuracy", "boundary_uncertainty", "trust_score")
-    names += ("label_agreement", "vote_agreement", "neighbor_agreement")
+    names += ("label_agreement", "vote_agreement")
     for row, entry in zip(variants.rows, monitor.history, strict=True):
         found = {name: row[name.replace("_", " ")] for name in names}
         assert found == pytest.approx({name: entry[name] for name in names}, rel=1e-3)

@@ -137,7 +137,7 @@ class TestModels:
             entries += monitor.history
         expected, found = entries
         assert 0.05 < expected["boundary_uncertainty"] < 1
-        for name in ("boundary_uncertainty", "label_agreement", "vote_agreement", "neighbor_agreement"):
+        for name in ("boundary_uncertainty", "label_agreement", "vote_agreement"):
             assert found[name] == pytest.approx(expected[name], abs=tolerance), name
 
     def test_a_compiled_module_is_not_compiled_again_from_check_to_check(self, tmp_path):

@@ -260,5 +260,3 @@ def test_a_reference_of_any_kind_is_the_same(tmp_path, reference):
         trainer(tmp_path, callback, max_epochs=2, limit_train_batches=1).fit(Lenient(), loader(X[:60], Y[:60]))
         histories.append(callback.history)
     assert histories[0] == histories[1]
-
-
