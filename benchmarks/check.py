@@ -18,7 +18,7 @@ import quality
 
 RULES = (
     quality.OURS,
-    "highest expected accuracy",
+    "expected accuracy",
     "trust score",
     "boundary uncertainty",
     quality.QUARTER,

@@ -34,7 +34,7 @@ import re
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,9 @@ from noise import corrupt
 from tables import FOLDER
 from torch import Tensor, nn
 from torch.multiprocessing import get_context
-from training import AVERAGE, LONG_AVERAGE, Columns, first_largest
+from training import AVERAGE, LONG_AVERAGE, PATIENCE, Columns, first_largest
 
-from bu_torch.rule.rules import DEFAULT_RULE, STANDARD_ERROR, ExpectedAccuracy, SelectionRule
+from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES, STANDARD_ERROR, SelectionRule
 from bu_torch.signals.catalogue import SIGNALS
 
 HELD_OUT = {"quarter": 0.25, "tenth": 0.1}
@@ -268,25 +268,6 @@ def run_all(todo: list[Unit], folder: Path, n_processes: int) -> Iterable[list[d
         yield from pool.imap(partial(recall, folder=folder), todo)
 
 
-class Latest(ExpectedAccuracy):
-    """The latest of the checks that expected accuracy cannot tell apart."""
-
-    name = "latest"
-
-    def preference(self, values: Mapping[str, float]) -> float:
-        return 0.0
-
-
-class MostUncertain(ExpectedAccuracy):
-    """Of those, the one with the largest boundary uncertainty."""
-
-    name = "most_uncertain"
-    signals = ("expected_accuracy", "boundary_uncertainty")
-
-    def preference(self, values: Mapping[str, float]) -> float:
-        return values["boundary_uncertainty"]
-
-
 def checks(columns: Columns, prefix: str) -> list[dict[str, float]]:
     """Checks of weights or averages, as the tracker had them."""
     names = (*SIGNALS, STANDARD_ERROR)
@@ -294,15 +275,36 @@ def checks(columns: Columns, prefix: str) -> list[dict[str, float]]:
     return [{"epoch": epoch, **dict(zip(names, row, strict=True))} for epoch, row in enumerate(rows)]
 
 
-def by(rule: Any, prefix: str = AVERAGE) -> Rule:
-    """A rule of bu_torch on the checks of all labels."""
+def by(rule: Any, prefix: str = AVERAGE, also: str | None = None) -> Rule:
+    """A rule of bu_torch on the checks of all labels; training goes on while a signal has risen `also` of late."""
 
     def test_error(record: Record, column: str = ERROR) -> float:
         history = checks(record["all"], prefix)
         selection = SelectionRule(rule)
         _, stopped = first_largest(check[selection.score_name] for check in selection.judged(history))
+        if also is not None:
+            stopped = max(stopped, first_largest((check[also] for check in history), PATIENCE // 2)[1])
         kept = selection.replay(history[: stopped + 1])
         return record["all"][prefix + column][0 if kept is None else kept["epoch"]]
+
+    return test_error
+
+
+def within(n_errors: float, preferred: str | None) -> Rule:
+    """Of the checks within so many standard errors of the highest expected accuracy, that with most of a signal.
+
+    Of equals, or with None, the latest is taken. The standard error is that of the gain over the highest before.
+    """
+
+    def test_error(record: Record, column: str = ERROR) -> float:
+        history = checks(record["all"], AVERAGE)
+        highest, stopped = first_largest(check["expected_accuracy"] for check in history)
+        top, kept = history[highest]["expected_accuracy"], highest
+        for epoch, check in enumerate(history[: stopped + 1]):
+            is_near = check["expected_accuracy"] >= top - n_errors * check[STANDARD_ERROR]
+            value = 0.0 if preferred is None else check[preferred] - history[kept][preferred]
+            kept = epoch if is_near and (value > 0 or (value == 0 and epoch > kept)) else kept
+        return record["all"][AVERAGE + column][kept]
 
     return test_error
 
@@ -363,14 +365,15 @@ QUARTER, TENTH = "hold-out accuracy, 25 %", "hold-out accuracy, 10 %"
 MEASURES = {"accuracy": "val_accuracy", "loss": "val_loss", "scaled loss": "val_scaled_loss"}
 RULES: dict[str, Rule] = {
     OURS: by(DEFAULT_RULE),
-    "highest expected accuracy": by(ExpectedAccuracy(0)),
-    **{f"latest within {n} standard errors": by(Latest(n)) for n in (0.5, 1, 2)},
-    **{f"most trusted within {n} standard errors": by(ExpectedAccuracy(n)) for n in (1, 2)},
-    **{f"largest U within {n} standard errors": by(MostUncertain(n)) for n in (0.5, 1, 2)},
+    "accuracy and trust, while U rises": by(DEFAULT_RULE, also="boundary_uncertainty"),
+    "accuracy and trust, no average": by(DEFAULT_RULE, ""),
+    "expected accuracy": by("expected_accuracy"),
     "trust score": by("trust_score"),
     "boundary uncertainty": by("boundary_uncertainty"),
-    "expected accuracy, no average": by(ExpectedAccuracy(0), ""),
     "boundary uncertainty, no average": by("boundary_uncertainty", ""),
+    **{f"latest within {n} standard errors": within(n, None) for n in (0.5, 1, 2)},
+    **{f"most trusted within {n} standard errors": within(n, "trust_score") for n in (0.5, 1, 2)},
+    **{f"largest U within {n} standard errors": within(n, "boundary_uncertainty") for n in (0.5, 1, 2)},
     "last epoch": last(""),
     LAST: last(AVERAGE),
     LONG_LAST: last(LONG_AVERAGE),
@@ -419,7 +422,7 @@ def judge(record: Record) -> list[dict[str, Any]]:
 
 def correlation(record: Record, rule: str) -> float:
     """Spearman's rank correlation of what a rule looks at with the test accuracy of averages; NaN for most rules."""
-    signal = {OURS: "expected_accuracy", "trust score": "trust_score", "boundary uncertainty": "boundary_uncertainty"}
+    signal = {OURS: DEFAULT_RULE, **{SIGNALS[name].title: name for name in RULE_NAMES}}
     if rule not in signal:
         return math.nan
     values, errors = (pd.Series(record["all"][AVERAGE + name]) for name in (signal[rule], ERROR))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper
-from bu_torch.rule.rules import STANDARD_ERROR, ExpectedAccuracy
+from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.signals.catalogue import SIGNALS
 
 SEED, EPOCHS = 3, 40
@@ -52,8 +52,13 @@ def record(**columns):
     [
         ("last epoch", {}, 0.1),
         ("last epoch, averaged (0.97)", {}, 0.9),
-        ("bu-torch", {ACCURACY: [0.1, 0.2, 0.9, 0.3, 0.3], "averaged_standard_error": [0] * 5}, 0.35),
-        ("bu-torch", {ACCURACY: [0.1, 0.2, 0.9, 0.8, 0.3], "averaged_trust_score": [1, 1, 1, 2, 9]}, 0.25),
+        ("bu-torch", {"averaged_accuracy_and_trust": [0.1, 0.2, 0.9, 0.3, 0.9]}, 0.35),
+        ("expected accuracy", {ACCURACY: [0.1, 0.2, 0.9, 0.3, 0.3]}, 0.35),
+        (
+            "most trusted within 1 standard errors",
+            {ACCURACY: [0.1, 0.2, 0.9, 0.8, 0.3], "averaged_trust_score": [1, 1, 1, 2, 9]},
+            0.25,
+        ),
         ("latest within 1 standard errors", {ACCURACY: [0.1, 0.2, 0.9, 0.8, 0.5]}, 0.15),
         ("largest U within 0.5 standard errors", {"averaged_boundary_uncertainty": [0.1, 0.3, 0.2, 0.1, 0.1]}, 0.45),
         ("boundary uncertainty, no average", {"boundary_uncertainty": [0.1, 0.2, 0.1, 0.1, 0.3]}, 0.1),
@@ -75,7 +80,7 @@ def test_what_each_rule_keeps(quality, rule, columns, expected):
     ("rule", "settings"),
     [
         ("bu-torch", {}),
-        ("highest expected accuracy", {"rule": ExpectedAccuracy(0)}),
+        ("expected accuracy", {"rule": "expected_accuracy"}),
         ("trust score", {"rule": "trust_score"}),
         ("boundary uncertainty, no average", {"rule": "boundary_uncertainty", "averaging": None}),
     ],
