@@ -9,7 +9,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from bu_torch.integrations.loaders import conclude, make_stopper, missing
+from bu_torch.internal.files import whole_file
 from bu_torch.internal.inputs import check_integer
+from bu_torch.ranking.checkpoints import why_unreadable
 from bu_torch.run.settings import Settings
 from bu_torch.samples.batches import Keys
 
@@ -72,13 +74,20 @@ class BoundaryUncertaintyCallback(TrainerCallback):
             sampler, collate = loader.get_sampler(), loader.collate_fn
             own = DataLoader(dataset, args.eval_batch_size, sampler=sampler, collate_fn=collate)
         self.stopper = make_stopper(model, own, self.options, keys)
-        if (file := _file(args, state)).is_file():
-            self.stopper.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
-        elif state.global_step:
+        if state.global_step:
+            self._resume(_file(args, state))
+
+    def _resume(self, file: Path) -> None:
+        try:
+            saved = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch does not say what a damaged file raises
+            why = f"cannot be read ({why_unreadable(error)})" if file.is_file() else "does not exist"
             warnings.warn(
-                f"{file} does not exist, so this run cannot resume from it: patience and the best epoch start anew.",
-                stacklevel=2,
+                f"{file} {why}, so this run cannot resume from it: patience and the best epoch start anew.",
+                stacklevel=3,
             )
+        else:
+            self.stopper.load_state_dict(saved)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         every = self.check_steps
@@ -100,7 +109,8 @@ class BoundaryUncertaintyCallback(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero and (file := _file(args, state)).parent.is_dir():
-            torch.save(self.stopper.state_dict(), file)
+            with whole_file(file) as part:
+                torch.save(self.stopper.state_dict(), part)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         conclude(self.stopper, kwargs["model"] if self.load_best_model_at_end else None)

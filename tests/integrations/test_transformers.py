@@ -154,10 +154,13 @@ def test_a_resumed_training_keeps_the_epoch_that_one_in_one_piece_keeps(tmp_path
     assert same(resumed.model.state_dict(), whole.model.state_dict())
 
 
-def test_a_checkpoint_without_a_state_is_resumed_with_a_warning(tmp_path):
+@pytest.mark.parametrize(("content", "why"), [(None, "does not exist"), (b"half a file", r"cannot be read \(.*\)")])
+def test_a_checkpoint_without_a_readable_state_is_resumed_with_a_warning(tmp_path, content, why):
     trainer(tmp_path, epochs=1, save_strategy="epoch").train()
+    if content is not None:
+        (tmp_path / "checkpoint-6" / "boundary_uncertainty.pt").write_bytes(content)
     run = trainer(tmp_path, ours := callback(), epochs=2, save_strategy="epoch")
-    with pytest.warns(UserWarning, match=r"checkpoint-6/boundary_uncertainty.pt does not exist"):
+    with pytest.warns(UserWarning, match=rf"checkpoint-6/boundary_uncertainty.pt {why}, so this run cannot resume"):
         run.train(resume_from_checkpoint=True)
     assert [check["epoch"] for check in ours.stopper.history] == [1]
 
