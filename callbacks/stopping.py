@@ -30,7 +30,7 @@ from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
-from bu_torch.run.closing import describe_kept, remarks
+from bu_torch.run.closing import describe_kept
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import KeptResults
 from bu_torch.samples.balance import ClassWeight
@@ -77,6 +77,9 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         best_model_path: Checkpoint of the kept epoch; "" if none was written.
         stopped_epoch: Epoch in which this callback stopped the training; None if it did not.
         stopping_reason: Reason for the end of training, in words; "" while it runs.
+        summary: Result as plain data, empty while training runs: what was kept, and whether to trust it. `word` is
+            `"clear"`, `"plateau"`, `"unsure"` or `"blind"` (docs/choosing-checkpoints.md); `skill`, `gain` and
+            `n_equals` of `n_checks` are the numbers behind it (`bu_torch.run.confidence.Confidence`).
         history: As in `BoundaryUncertaintyMonitor`, and the score of a rule that is not a signal, under its name.
         record_path, setup_seconds, check_seconds: As in `BoundaryUncertaintyMonitor`.
 
@@ -358,7 +361,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             path, reason = self.best_model_path, self.stopping_reason
             line = describe_kept(tracker, kept, path, how, reason, is_by_steps=self._is_by_steps, is_open=is_open)
             rank_zero_info(f"{line} {cost}")
-            for line in remarks(tracker, kept):
+            for line in tracker.remarks:
                 rank_zero_info(line)
         elif trainer.current_epoch or is_graceful:
             why = tracker.checks.why_none_kept()

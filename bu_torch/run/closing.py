@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bu_torch.internal.printing import cleaned
+from bu_torch.run.confidence import Confidence, confidence_in
 from bu_torch.signals.sight import blindness_of, unpredicted_of
 
 if TYPE_CHECKING:
@@ -18,17 +19,20 @@ def describe_exception(exception: BaseException) -> str:
     return f"Training failed: {type(exception).__name__}{f': {exception}' if str(exception) else '.'}"
 
 
-def remarks(tracker: "Tracker", check: Mapping[str, Any] | None) -> list[str]:
-    """Lines on the kept `check`: a score that cannot see, classes never predicted, and a class that loses much."""
+def describe_choice(tracker: "Tracker", check: Mapping[str, Any] | None) -> tuple[Confidence | None, list[str]]:
+    """Judge the kept `check`, and say it; name classes that are never predicted, and one that loses much."""
     if check is None or not tracker.groundwork.is_prepared:
-        return []
+        return None, []
     signals, named = tracker.groundwork.signals, tracker.groundwork.about["classes"]
     values = [entry["expected_accuracy"] for entry in tracker.history]
-    lines = [blindness_of(signals, named, max(filter(math.isfinite, values), default=math.nan))]
+    blind = blindness_of(signals, named, max(filter(math.isfinite, values), default=math.nan))
+    skill, n_samples = max(signals.vote_skill, signals.regression_skill), len(signals.boundary.labels)
+    confidence = confidence_in(check, tracker.checks.compared, skill, n_samples, is_blind=bool(blind))
+    lines = [blind or confidence.line()]
     recalls = tracker.predictions.recognition.kept
     if recalls is not None and (recalls.epoch, recalls.step) == (check["epoch"], check.get("step")):
         lines.append(unpredicted_of(signals, named, recalls.expected))
-    return [line for line in (*lines, tracker.unrecognised(check)) if line]
+    return confidence, [line for line in (*lines, tracker.unrecognised(check)) if line]
 
 
 def place_of_check(check: dict[str, Any], *, is_by_steps: bool) -> str:

@@ -19,7 +19,7 @@ from bu_torch.perturbation.draws import Perturbation
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.budget import bound_in_bytes, count_operations, plan
-from bu_torch.run.closing import describe_exception, describe_kept, remarks
+from bu_torch.run.closing import describe_exception, describe_kept
 from bu_torch.run.kept_weights import BestWeights, load
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import KeptResults, Tracker
@@ -50,7 +50,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         stopped_epoch: Epoch of the check that said to stop; None before.
         stopping_reason: Reason to stop, in words; "Training ended." if the loop ended by itself, or the exception that
             left a `with`; "" before.
-        history: One dict a check, as in `BoundaryUncertaintyStopping`.
+        history, summary: As in `BoundaryUncertaintyStopping`.
         setup_seconds: Time spent before the first check, in seconds.
         check_seconds: Time spent in checks so far, in seconds.
         record_path: The table of checks; "" if there is none.
@@ -216,7 +216,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         is_open, is_by_steps = self.stopped_epoch is None, self._is_by_steps
         line = describe_kept(tracker, kept, "", how, self.stopping_reason, is_by_steps=is_by_steps, is_open=is_open)
         tell(f"{line} {tracker.account.cost()}")
-        for line in remarks(tracker, kept):
+        for line in tracker.remarks:
             tell(line)
 
     def _place(self, epoch: int | None, step: int | None) -> tuple[int, int | None]:

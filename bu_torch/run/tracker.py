@@ -18,7 +18,8 @@ from bu_torch.rule.rules import STANDARD_ERROR, Verdict
 from bu_torch.run.account import FORMAT, HISTOGRAMS, Account, plain, versions
 from bu_torch.run.averaging import WeightAverage
 from bu_torch.run.budget import MAX_DRAWS
-from bu_torch.run.closing import remarks
+from bu_torch.run.closing import describe_choice
+from bu_torch.run.confidence import Confidence
 from bu_torch.run.groundwork import Groundwork
 from bu_torch.run.history import History
 from bu_torch.run.kept_weights import state_to_keep
@@ -149,6 +150,8 @@ class Tracker:
         if settings.averaging is not None:
             self.average = WeightAverage(settings.averaging, settings.averaging_device)
         self.account = Account()  # time and record
+        self.summary: dict[str, Any] = {}  # what was kept, and whether to trust it, once training has ended
+        self.remarks: list[str] = []  # the same in sentences
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -275,9 +278,14 @@ class Tracker:
         self.account.end_check(started, self.history[-1], train_loss)
 
     def end(self, reason: str, **kept: Any) -> None:
-        """Write the last line of the record: why training ended, and what was kept."""
+        """Judge what was kept, and write the last line of the record."""
         seconds = {name: getattr(self.account, name) for name in ("saving_seconds", "training_seconds")}
-        self._note({"kind": "end", "reason": reason, **kept, **seconds, "remarks": remarks(self, self.kept)})
+        confidence, self.remarks = describe_choice(self, self.kept)
+        if self.checks.selection is not None:
+            judged = dict.fromkeys(Confidence._fields) if confidence is None else confidence._asdict()
+            score = None if self.kept is None else self.kept[self.checks.score_name]
+            self.summary = {"reason": reason, "score_name": self.checks.score_name, "score": score, **kept, **judged}
+        self._note({"kind": "end", "reason": reason, **kept, **seconds, "remarks": self.remarks})
 
     def _note(self, line: dict[str, Any]) -> None:
         # The header may have been written before checks stopped to count.
@@ -362,6 +370,10 @@ class KeptResults(MeasurementResults):
     @property
     def _kept(self) -> dict[str, Any] | None:
         return self.tracker.kept
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return self.tracker.summary
 
     @property
     def score_name(self) -> str:

@@ -1,0 +1,55 @@
+"""Whether the choice of an epoch can be trusted: in three numbers and a word."""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any, Literal, NamedTuple
+
+Word = Literal["clear", "plateau", "unsure", "blind"]
+
+# Chosen on half of the trainings of `benchmarks/quality.py`, and judged on the others.
+_LEAST_SKILL, _LEAST_SAMPLES, _MOST_EQUALS = 0.2, 500, 20
+
+
+class Confidence(NamedTuple):
+    """How sure the choice of a check is."""
+
+    word: Word
+    skill: float  # of predicting left-out labels, by neighbours or by regression: 1 is certain, 0 chance
+    gain: float  # of expected accuracy over the first check, in standard errors
+    n_equals: int  # checks within a standard error of the kept one, itself among them
+    n_checks: int
+
+    def line(self) -> str:
+        """Say it in a sentence."""
+        start = {
+            "clear": "The choice is clear",
+            "plateau": f"The choice is one of many: expected accuracy does not tell {self.n_equals} checks apart",
+            "unsure": "The choice is unsure: there are few samples, or their labels are hard to predict",
+            "blind": "The choice cannot be trusted",
+        }[self.word]
+        return (
+            f"{start} (left-out labels are predicted with skill {self.skill:.2f}, where 1 is certain and 0 chance;"
+            f" expected accuracy rose by {self.gain:.0f} standard errors; {self.n_equals} of {self.n_checks} checks"
+            " are within one of the kept one)."
+        )
+
+
+def confidence_in(
+    kept: Mapping[str, Any], checks: Sequence[Mapping[str, Any]], skill: float, n_samples: int, *, is_blind: bool
+) -> Confidence:
+    """Judge the choice of the `kept` one among the checks that count.
+
+    The standard error is the median of those of the checks, each of a gain over the highest expected accuracy before.
+    """
+    errors = [check["standard_error"] for check in checks if check["standard_error"] > 0]
+    error, at_kept = median(errors) if errors else 0.0, kept["expected_accuracy"]
+    n_equals = sum(check["expected_accuracy"] >= at_kept - error for check in checks)
+    gain = (at_kept - checks[0]["expected_accuracy"]) / error if error else 0.0
+    word: Word = "unsure"
+    if is_blind:
+        word = "blind"
+    elif n_equals > _MOST_EQUALS:
+        word = "plateau"
+    elif skill >= _LEAST_SKILL and n_samples >= _LEAST_SAMPLES:
+        word = "clear"
+    return Confidence(word, skill, gain, n_equals, len(checks))
