@@ -30,7 +30,7 @@ class TrustScore:
 
     Distances are to the nearest sample of a class, as in Algorithm 2; both others take the second nearest, which
     `left_out` is for here, and add 1e-12 to the divisor. The score is one of new points, so checks of a training leave
-    out the sample that was perturbed. Distances are exact up to the size that `NeighborGraph` names. Beyond it about
+    out the sample that was perturbed. Distances are exact up to 1e12 points x samples x features. Beyond that about
     one in twenty is more than 5 % too large, among those to the nearest classes up to one in ten, and some are several
     times too large. `bu_torch.evaluation.select_alpha` chooses alpha.
 
@@ -112,8 +112,10 @@ class TrustScore:
             return distances
         first = 0
         for label, members in zip(present.tolist(), groups, strict=True):
-            is_own = None if place is None else (place >= first) & (place < first + len(members))
-            exclude = None if is_own is None else torch.where(is_own, place - first, -1)
+            exclude = None
+            if place is not None:
+                is_here = (place >= first) & (place < first + len(members))
+                exclude = torch.where(is_here, place - first, -1)
             exact = len(members) < _FEW_MEMBERS
             found = nearest(members, features, 1, exclude=exclude, exact=exact, tolerance=_TOLERANCE)
             distances[:, label] = found.distances[:, 0].to(features.dtype)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 _BLOCK_ELEMENTS = 2**20  # copied at once
-_JITTER = 1e-9  # relative to the mean diagonal of a kernel
+_JITTERS = 1e-7, 1e-5, 1e-3  # relative to the mean diagonal of a kernel
+_COSINE_ROUNDING = 8  # epsilons
 
 
 def tangent_kernel(first: Tensor, second: Tensor) -> Tensor:
@@ -24,7 +25,8 @@ def tangent_kernel(first: Tensor, second: Tensor) -> Tensor:
     ones = [torch.cat((points, torch.ones_like(points[:, :1])), dim=1) for points in (first, second)]
     norms = [points.norm(dim=1, keepdim=True) for points in ones]
     cosine = (ones[0] / norms[0]) @ (ones[1] / norms[1]).T
-    cosine.clamp_(-1, 1)
+    # Rounding must not tell a point from its copy: the angle is the root of the error.
+    cosine.clamp_(-1, 1).masked_fill_(cosine > 1 - _COSINE_ROUNDING * torch.finfo(cosine.dtype).eps, 1)
     # In place, because most of the time is that of memory.
     kernel = cosine.arccos().neg_().add_(math.pi).mul_(cosine).mul_(2)
     kernel += cosine.square_().neg_().add_(1).sqrt_()
@@ -35,10 +37,15 @@ def landmark_factor(kernel: Tensor) -> Tensor:
     """Triangular factor C (L, L), CC' the kernel of the landmarks (L, L) in units of its mean diagonal (Nystroem).
 
     A point with kernel values k (L,) in these units has the coordinates k C'^-1, whose products are the kernel. The
-    diagonal is raised by 1e-9, because landmarks may fall together.
+    diagonal is raised by 1e-7, because landmarks may fall together, and by more if rounding asks for it.
     """
     unit = kernel.diagonal().mean()
-    return torch.linalg.cholesky(kernel / unit + _JITTER * torch.eye(len(kernel)).to(kernel))
+    identity = torch.eye(len(kernel)).to(kernel)
+    for jitter in _JITTERS:
+        factor, info = torch.linalg.cholesky_ex(kernel / unit + jitter * identity)
+        if not bool(info):
+            break
+    return factor
 
 
 def left_out_predictions(

@@ -57,11 +57,14 @@ def label_votes(
 
 def count_votes(labels: Tensor, voters: Tensor, decay: float, n_classes: int, weights: Tensor | None) -> Tensor:
     """The votes of `label_votes`, of some samples, whose voters (n, M) are given; nothing is checked."""
-    of_rank = torch.arange(1, voters.shape[1] + 1, dtype=torch.float64).pow(-decay)
-    dtype = torch.float32 if weights is None else torch.float64
-    votes = torch.zeros(len(voters), n_classes, dtype=dtype, device=labels.device)
-    for member, weight in zip(voters.unbind(dim=1), (of_rank / of_rank.sum()).tolist(), strict=True):
-        column = labels[member].long().unsqueeze(1)
-        vote = weight if weights is None else weight * weights[member].unsqueeze(1)
-        votes.scatter_(1, column, votes.gather(1, column) + vote)
+    of_rank = torch.arange(1, voters.shape[1] + 1, dtype=torch.float64, device=labels.device).pow(-decay)
+    of_rank /= of_rank.sum()
+    columns = labels[voters].long()
+    shares = of_rank.float().expand(columns.shape) if weights is None else of_rank * weights[voters]
+    votes = shares.new_zeros(len(voters), n_classes)
+    if votes.device.type == "cpu":
+        votes.scatter_add_(1, columns, shares)
+    else:  # one rank at a time, because an accelerator adds in any order
+        for column, share in zip(columns.split(1, dim=1), shares.split(1, dim=1), strict=True):
+            votes.scatter_(1, column, votes.gather(1, column) + share)
     return votes if weights is None else (votes / votes.sum(dim=1, keepdim=True)).float()

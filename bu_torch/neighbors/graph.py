@@ -22,10 +22,10 @@ class NeighborGraph:
     place. FAISS proposes candidates in float32; distances are computed in float64, and the search goes on until no
     other sample can be nearer, so the result is exact. Equal distances are ordered by index, zero distances in any way.
 
-    If that would take longer than about half a minute on two cores (N^2 d above 1e12: 180,000 samples of 32 features),
-    samples are put into lists by K-means (FAISS's inverted file), on the few principal axes that hold 99 % of the
-    variance of at most 1024 features, if there are such. As many lists are searched as find 95 % of the true neighbours
-    of some samples, or all samples if that is more than a quarter of them. Distances stay those of the vectors.
+    Beyond 50,000 samples, or N^2 d = 1e12, samples are put into lists by K-means (FAISS's inverted file), on the few
+    principal axes that hold 99 % of the variance of at most 1024 features, if there are such. As many lists are
+    searched as find 99 % of the true neighbours of some samples, or all samples if that is more than a quarter of the
+    lists. Distances stay those of the vectors.
 
     Raises TypeError or ValueError for an argument of the wrong type, shape or values.
 

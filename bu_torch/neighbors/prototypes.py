@@ -32,8 +32,8 @@ class PrototypeClassifier:
     Ha et al. (2021), Eq. 35 and Algorithm 2. The number of prototypes of a class minimises Akaike's information
     criterion of K-means as a mixture of K spherical Gaussians of one width, among 1, 3, ..., 39: N_j d ln(2 pi s2) +
     N_j d + 2 N_j ln K + 2 (K d + 1) with s2 = SSE / (N_j d), for K <= N_j / 2 (or K = 1) with SSE > 0. They are
-    compared by one run of K-means that grows, two prototypes at a time, and the chosen ones are moved on. Of a class with
-    more than 10,000 samples, a random 10,000 are looked at.
+    compared along one run of K-means that adds two prototypes at a time; the chosen ones are then moved on. Of a class
+    with more than 10,000 samples, a random 10,000 are looked at.
 
     Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
@@ -99,10 +99,9 @@ class PrototypeClassifier:
         """Distances to the classes that have samples alone, (n, C)."""
         check_fitted(self, "_present")
         features = as_flat_features(features, n_features=self._present[0].shape[1])
+        groups = [prototypes.to(features) for prototypes in self._present]
         with uncounted():
-            return nearest_of_groups(features, [prototypes.to(features) for prototypes in self._present]).to(
-                features.dtype
-            )
+            return nearest_of_groups(features, groups).to(features.dtype)
 
     def _fit_class(self, features: Tensor) -> Tensor:
         if len(features) > _MAX_SAMPLES:

@@ -24,7 +24,8 @@ _SEARCHED_ELEMENTS = 2**21  # queries x features, or x candidates, of one search
 _RANKED_ELEMENTS = 2**20  # candidates x features whose distances are computed at once
 _SPARE_CANDIDATES = 8  # at most; a search for one sample takes three
 _EXACT_PRODUCTS = 1e12  # base x queries x features: an exact search of this size takes about half a minute on two cores
-_RECALL = 0.95
+_EXACT_PAIRS = 2.5e9  # base x queries: from here on, lists find 99 % of the neighbours in less than half the time
+_RECALL, _RECALL_OF_NEARLY_NEAREST = 0.99, 0.95
 _ROUNDING = 1e-5  # relative difference of equal distances
 _FIRST_LISTS, _MOST_LISTS = 4, 0.25  # the latter as a share
 _LEAST_SCALE = 1e-30  # below this, scaling in float32 is not safe
@@ -82,13 +83,14 @@ def nearest(
         exclude: Row of `base` that a query must not find (itself), -1 for none, shape (Q,), or None. If that leaves
             fewer than k, the last distances are inf.
         backend: As in `NeighborGraph`.
-        exact: False allows the `"faiss"` backend to miss some; None does if B x Q x d is large (`is_large`).
+        exact: False allows the `"faiss"` backend to miss some; None does if B x Q or B x Q x d is large.
         tolerance: If some may be missed, what is to be found: None for rows as near as the k-th nearest, a number
             for a nearest row at most (1 + tolerance) times as far as the true one.
     """
     backend = resolve_backend(backend, base.device)
     if exact is None:
-        exact = not is_large(base.shape[0], base.shape[1], queries.shape[0])
+        n_base, n_features = base.shape
+        exact = n_base * len(queries) <= _EXACT_PAIRS and not is_large(n_base, n_features, len(queries))
     rounding = _Rounding.around(base)
     base32 = torch.cat([rounding(block) for block in base.split(max(1, _BLOCK_ELEMENTS // base.shape[1]))])
     # Squares of float32 are in range in float64, those of float64 need a unit.
@@ -158,6 +160,10 @@ class _Question(NamedTuple):
     @property
     def n_candidates(self) -> int:
         return min(self.k + min(_SPARE_CANDIDATES, self.k + 2), self.base.shape[0])
+
+    @property
+    def wanted_recall(self) -> float:
+        return _RECALL if self.tolerance is None else _RECALL_OF_NEARLY_NEAREST
 
     def candidates_in(self, lists: InvertedFile, part: Tensor, queries32: Tensor, n_probed: int) -> Tensor:
         """Candidates (q, c) for some queries, `queries32` after rounding, in the lists nearest to each."""
@@ -233,7 +239,7 @@ def _answer_from_lists(question: _Question, base32: Tensor, distances: Tensor, r
         for part in parts:
             part = part.to(base32.device)
             n_probed, recall = _probe_few(lists, question, part, among_all)
-            if recall < _RECALL:
+            if recall < question.wanted_recall:
                 left = torch.cat((left, part.cpu()))
                 continue
             for block in part.split(max(1, _SEARCHED_ELEMENTS // base32.shape[1])):
@@ -279,13 +285,13 @@ def _probe_few(lists: InvertedFile, question: _Question, part: Tensor, among_all
         answers = question.answer(sample, question.candidates_in(lists, sample, queries32, n_probed))[0]
         return float((answers <= radius).double().mean())
 
-    most = max(1, int(_MOST_LISTS * lists.n_lists))
+    wanted, most = question.wanted_recall, max(1, int(_MOST_LISTS * lists.n_lists))
     too_few, enough = 0, min(_FIRST_LISTS, most)
-    while recall(enough) < _RECALL and enough < most:
+    while recall(enough) < wanted and enough < most:
         too_few, enough = enough, min(2 * enough, most)
-    while recall(enough) >= _RECALL and enough - too_few > max(1, enough // 16):
+    while recall(enough) >= wanted and enough - too_few > max(1, enough // 16):
         between = (too_few + enough) // 2
-        too_few, enough = (too_few, between) if recall(between) >= _RECALL else (between, enough)
+        too_few, enough = (too_few, between) if recall(between) >= wanted else (between, enough)
     return enough, recall(enough)
 
 

@@ -25,7 +25,7 @@ from bu_torch.space.features import FeatureSpace
 from bu_torch.space.metric import MetricSpace
 from bu_torch.space.mixed import MixedFeatures
 
-_FORMAT = 12  # raise it when the arrays hold something else, or are computed in another way
+_FORMAT = 13  # raise it when the arrays hold something else, or are computed in another way
 _PROBE = 64
 _LEAST_SKILL = 0.01  # votes on 400 random labels or more seldom have a higher skill
 _MOST_COPIES = 0.5

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from bu_torch import NeighborGraph
 from bu_torch.neighbors.inverted import InvertedFile, few_axes
 
 
@@ -50,3 +51,15 @@ def test_the_list_of_a_query_holds_what_one_probe_finds():
     found = lists.search(base, 1, 1)[:, 0]
     assert torch.equal(near[found], near)
     assert len(near.unique()) == lists.n_lists == 150
+
+
+def test_many_samples_are_searched_in_lists_and_nearly_all_neighbours_found(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(6000, 4, generator=generator)
+    exact = NeighborGraph(20).fit(features)
+    monkeypatch.setattr("bu_torch.neighbors.search._EXACT_PAIRS", 1e6)
+    found = NeighborGraph(20).fit(features)
+    assert exact.recall_ == 1
+    assert found.recall_ >= 0.99
+    shared = (found.neighbors.unsqueeze(2) == exact.neighbors.unsqueeze(1)).any(dim=2).double().mean()
+    assert 0.98 < float(shared) < 1
