@@ -55,7 +55,9 @@ from torch.multiprocessing import get_context
 from training import AVERAGE, LONG_AVERAGE, PATIENCE, Columns, first_largest
 
 from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES, STANDARD_ERROR, SelectionRule
+from bu_torch.run.confidence import confidence_in
 from bu_torch.signals.catalogue import SIGNALS
+from bu_torch.signals.sight import blindness
 
 HELD_OUT = {"quarter": 0.25, "tenth": 0.1}
 REFIT = {"fifth": 0.2}  # of the collections that a user's folder holds
@@ -417,7 +419,22 @@ def judge(record: Record) -> list[dict[str, Any]]:
         {"rule": name, ERROR: rule(record), "best": best, **{column: rule(record, column) for column in more}}
         for name, rule in rules.items()
     ]
+    rows[0]["word"] = word(record)
     return [row | {"correlation": correlation(record, row["rule"])} for row in rows]
+
+
+def word(record: Record) -> str:
+    """The word that the shipped tracker says of its choice."""
+    columns = record["all"]
+    history, selection = checks(columns, AVERAGE), SelectionRule(DEFAULT_RULE)
+    _, stopped = first_largest(check[selection.score_name] for check in selection.judged(history))
+    seen = history[: stopped + 1]
+    kept = selection.replay(seen)
+    if kept is None:
+        return ""
+    skill, highest = columns["skill"][0], max(check["expected_accuracy"] for check in seen)
+    is_blind = blindness(highest, columns["alone"][0], "", (skill, skill)) != ""
+    return confidence_in(kept, seen, skill, columns["n_measured"][0], is_blind=is_blind).word
 
 
 def correlation(record: Record, rule: str) -> float:
@@ -533,6 +550,14 @@ def show(rows: pd.DataFrame) -> None:
             }
             table.append({columns[0]: ", ".join(key), "trainings": int((part.rule == OURS).sum()), **cells})
         print(f"\n{pd.DataFrame(table).to_string(index=False)}")
+    ours = rows[rows.rule == OURS].assign(near=lambda one: one.excess <= 0.01, nearer=lambda one: one.excess <= 0.02)
+    of_words = ours.groupby(["half", "word"]).agg(
+        trainings=("excess", "size"),
+        within_01=("near", "mean"),
+        within_02=("nearer", "mean"),
+        excess=("excess", "mean"),
+    )
+    print(f"\nthe word on the choice, and how near the best epoch in hindsight is\n{of_words.round(3).to_string()}")
     wide = rows.pivot_table(index=["collection", "data", "setting", "noise", "seed"], columns="rule", values="excess")
     for reference in (LAST, LONG_LAST):
         worse = (wide[OURS] - wide[reference] > 0.01).groupby(level="noise").mean()

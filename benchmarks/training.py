@@ -21,6 +21,7 @@ from bu_torch.run.budget import count_operations
 from bu_torch.run.settings import AVERAGING, Settings
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.samples import choose_among
+from bu_torch.signals.sight import accuracy_alone
 
 PATIENCE = 20  # epochs that a rule waits for a better one
 LONG = 0.97  # weight of the past in the average of a fair last epoch
@@ -135,6 +136,12 @@ class Watched:
         self.tracker.prepare(chosen, module=module)
         self.signals: Signals = self.tracker.groundwork.signals
         self.perturbed = self.signals.perturbed_inputs
+        prepared, labels = self.signals.preparation, self.signals.boundary.labels
+        self.about = {  # the same at each check
+            "skill": max(self.signals.vote_skill, self.signals.regression_skill),
+            "alone": accuracy_alone(prepared.probabilities, len(labels), self.signals.boundary.weights)[1],
+            "n_measured": len(labels),
+        }
         self.before: Tensor | None = None
         self.best: tuple[float, Tensor | None] = (-math.inf, None)
 
@@ -202,7 +209,7 @@ def run(
             curve.append(look(nets.member(number), test, held_out, number))
             if watched:
                 curve[-1] |= {"changed_predictions": changed[number], "disparity": disparities[number]}
-                curve[-1] |= watched[number].look(nets.member(number))
+                curve[-1] |= watched[number].about | watched[number].look(nets.member(number))
         for prefix, average in averages.items():
             average.update(nets)
             averaged = copy_of(nets, average.values(nets))

@@ -15,7 +15,7 @@ class Confidence(NamedTuple):
 
     word: Word
     skill: float  # of predicting left-out labels, by neighbours or by regression: 1 is certain, 0 chance
-    gain: float  # of expected accuracy over the first check, in standard errors
+    gain: float  # expected accuracy less that of the first check, in standard errors
     n_equals: int  # checks within a standard error of the kept one, itself among them
     n_checks: int
 
@@ -29,7 +29,7 @@ class Confidence(NamedTuple):
         }[self.word]
         return (
             f"{start} (left-out labels are predicted with skill {self.skill:.2f}, where 1 is certain and 0 chance;"
-            f" expected accuracy rose by {self.gain:.0f} standard errors; {self.n_equals} of {self.n_checks} checks"
+            f" expected accuracy moved by {self.gain:+.0f} standard errors; {self.n_equals} of {self.n_checks} checks"
             " are within one of the kept one)."
         )
 

@@ -44,6 +44,7 @@ def record(**columns):
     measured = {name: [0.0, 0.0, 1.0, 0.0, 0.0] for name in ("val_accuracy", "val_loss", "val_scaled_loss")}
     part |= {prefix + name: values for name, values in measured.items() for prefix in ("", "averaged_")}
     others = {"long_test_error": [0.9] * 5, "changed_predictions": [1, 4, 3, 5, 6], "disparity": [0] * 5}
+    others |= {"skill": [0.5] * 5, "alone": [0.1] * 5, "n_measured": [600] * 5}
     return {"all": signals | errors | others | columns, "quarter": part, "tenth": part}
 
 
