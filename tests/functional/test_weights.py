@@ -69,10 +69,6 @@ FORMULAS = {
     "mixing_weight": lambda p, w: mixing_weight(p["probabilities"], p["second"], p["labels"], **w),
     "omission": lambda p, w: F.omission(shares(p, w), p["predictions"], p["neighbors"], significance=1.0, **w),
 }
-<<<<<<< HEAD
-MEANS = ("mean_trust_score", "expected_accuracy", "brier_score", "mixing_weight")
-=======
->>>>>>> h-light
 each_formula = pytest.mark.parametrize("formula", list(FORMULAS.values()), ids=list(FORMULAS))
 
 
