@@ -21,7 +21,6 @@ WITHOUT_MEMBERS = {  # whose methods are hooks, or need no words
     "BoundaryUncertaintyMonitor",
     "MeasurementSettings",
     "Settings",
-    "ExpectedAccuracy",
 }
 
 
