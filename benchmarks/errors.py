@@ -9,15 +9,24 @@ import pandas as pd
 
 RESULTS = Path(__file__).parent / "results"
 LEFT_OUT = ("quick",)  # collections
-KINDS = ("tables", "images", "texts")
+KINDS = {
+    "tables": "tables",
+    "business": "tables with a rare class",
+    "images": "images",
+    "people": "images, labels of people",
+    "texts": "texts",
+    "distant": "news titles, labels by word lists",
+}
 RULES = {
     "bu-torch": "bu-torch",
     "hold-out accuracy, 25 %": "hold-out 25 %",
-    "hold-out accuracy, 10 %": "hold-out 10 %",
-    "last epoch, averaged (0.97)": "last epoch, averaged",
-    "last epoch": "last epoch",
+    "hold-out accuracy, 10 %": "10 %",
+    "refit, 20 %": "refit 20 %",
+    "last epoch, averaged (0.97)": "last, averaged",
+    "last epoch": "last",
     "best epoch": "best",
 }
+EPOCHS = "epochs: bu-torch, hold-out"
 
 
 def kind_of(collection: str) -> str:
@@ -27,35 +36,43 @@ def kind_of(collection: str) -> str:
 
 
 def table(results: Path = RESULTS) -> pd.DataFrame:
-    """Mean test errors by rule, over all trainings of a row."""
+    """Mean test errors by rule, and epochs that were trained, over all trainings of a row."""
     files = [results / f"quality-{name}.csv.gz" for name in LEFT_OUT]
     found = [pd.read_csv(file) for file in sorted(set(results.glob("quality-*.csv.gz")) - set(files))]
     rows = {}
     if found:
-        errors = pd.concat(found).pivot_table(
-            index=["collection", "data", "setting", "noise", "seed"], columns="rule", values="test_error"
-        )[list(RULES)]
-        kinds = errors.index.get_level_values("collection").map(kind_of)
-        noises = errors.index.get_level_values("noise")
-        for kind in KINDS:
-            for said, is_part in {"clean labels": noises == "none", "wrong labels": noises != "none"}.items():
-                part = errors[(kinds == kind) & is_part]
-                if len(part):
-                    rows[f"{kind}, {said} ({len(part)})"] = part.mean()
-    return pd.DataFrame(rows, index=list(RULES)).T.rename(columns=RULES)
+        wide = pd.concat(found).pivot_table(
+            index=["collection", "data", "setting", "noise", "seed", "epochs"],
+            columns="rule",
+            values=["test_error", "epochs_run"],
+        )
+        kinds = wide.index.get_level_values("collection").map(kind_of)
+        noises, planned = (wide.index.get_level_values(name) for name in ("noise", "epochs"))
+        for kind, title in KINDS.items():
+            for said, is_part in {"clean": noises == "none", "wrong": noises != "none"}.items():
+                is_of_row = (kinds == kind) & is_part
+                if not is_of_row.any():
+                    continue
+                part = wide[is_of_row]
+                ran = part["epochs_run"].mean()
+                epochs = f"{ran['bu-torch']:.0f}, {ran['hold-out accuracy, 25 %']:.0f} of {planned[is_of_row][0]}"
+                means = part["test_error"].mean().reindex(list(RULES)).rename(RULES)
+                rows[f"{title}, {said} ({len(part)})"] = {**means, EPOCHS: epochs}
+    return pd.DataFrame(rows).T
 
 
 def main(results: Path = RESULTS) -> None:
     found = table(results)
-    print("| data (trainings) | " + " | ".join(found) + " |")
-    print("|---" * (len(found.columns) + 1) + "|")
+    names = [*RULES.values(), EPOCHS]
+    print("| data (trainings) | " + " | ".join(names) + " |")
+    print("|---" * (len(names) + 1) + "|")
     for name, row in found.iterrows():
-        least = row.drop("best").round(3).min()
-        cells = [
-            f"**{value:.3f}**" if rule != "best" and round(value, 3) == least else f"{value:.3f}"
-            for rule, value in row.items()
-        ]
-        print(f"| {name} | {' | '.join(cells)} |")
+        errors = row[list(RULES.values())].astype(float)
+        least = errors.drop("best").round(3).min()
+        cells = ["" if pd.isna(value) else f"{value:.3f}" for value in errors]
+        bold = [round(value, 3) == least and rule != "best" for rule, value in errors.items()]
+        shown = [f"**{cell}**" if is_bold else cell for cell, is_bold in zip(cells, bold, strict=True)]
+        print(f"| {name} | {' | '.join([*shown, row.iloc[-1]])} |")
 
 
 if __name__ == "__main__":

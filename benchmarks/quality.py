@@ -65,6 +65,7 @@ ADAMW = partial(torch.optim.AdamW, lr=1e-3, weight_decay=1e-2)
 Record = dict[str, Any]
 Rule = Callable[..., float]  # from the curves of a case, and a column, to the test error or that column of what is kept
 ERROR, BALANCED, RAREST = "test_error", "test_balanced_error", "test_rarest_recall"
+EPOCHS_RUN = "epochs_run"  # a column of those rules that end a training
 
 
 def cosine(optimizer: torch.optim.Optimizer, n_steps: int) -> Any:
@@ -286,6 +287,8 @@ def by(rule: Any, prefix: str = AVERAGE, also: str | None = None) -> Rule:
         _, stopped = first_largest(check[selection.score_name] for check in selection.judged(history))
         if also is not None:
             stopped = max(stopped, first_largest((check[also] for check in history), PATIENCE // 2)[1])
+        if column == EPOCHS_RUN:
+            return stopped + 1
         kept = selection.replay(history[: stopped + 1])
         return record["all"][prefix + column][0 if kept is None else kept["epoch"]]
 
@@ -320,7 +323,9 @@ def held_out(part: str, measure: str, prefix: str = "", *, is_refit: bool = Fals
     def test_error(record: Record, column: str = ERROR) -> float:
         losses = record[part][prefix + ("val_loss" if measure == "val_accuracy" else measure)]
         scores = record[part][prefix + measure] if measure == "val_accuracy" else [0.0] * len(losses)
-        kept, _ = first_largest([(score, -loss) for score, loss in zip(scores, losses, strict=True)])
+        kept, stopped = first_largest([(score, -loss) for score, loss in zip(scores, losses, strict=True)])
+        if column == EPOCHS_RUN:
+            return stopped + 1
         return record["all" if is_refit else part][prefix + column][kept]
 
     return test_error
@@ -419,6 +424,9 @@ def judge(record: Record) -> list[dict[str, Any]]:
         {"rule": name, ERROR: rule(record), "best": best, **{column: rule(record, column) for column in more}}
         for name, rule in rules.items()
     ]
+    for row in rows:
+        if row["rule"] in (OURS, QUARTER):
+            row[EPOCHS_RUN] = rules[row["rule"]](record, EPOCHS_RUN)
     rows[0]["word"] = word(record)
     return [row | {"correlation": correlation(record, row["rule"])} for row in rows]
 

@@ -5,8 +5,8 @@ import pandas as pd
 
 def rows(errors, collection, noise, first, others=0.5):
     values = [first] + [others] * (len(errors.RULES) - 2) + [0.01]
-    about = {"collection": collection, "data": "some", "setting": "adamw", "noise": noise, "seed": 0}
-    return pd.DataFrame({"rule": list(errors.RULES), "test_error": values}).assign(**about)
+    about = {"collection": collection, "data": "some", "setting": "adamw", "noise": noise, "seed": 0, "epochs": 40}
+    return pd.DataFrame({"rule": list(errors.RULES), "test_error": values, "epochs_run": 30}).assign(**about)
 
 
 def test_means_are_over_trainings_of_a_kind_and_the_least_is_bold(errors, tmp_path, capsys):
@@ -22,10 +22,10 @@ def test_means_are_over_trainings_of_a_kind_and_the_least_is_bold(errors, tmp_pa
         pd.concat(found).to_csv(tmp_path / f"quality-{name}.csv.gz", index=False)
     errors.main(tmp_path)
     head, _, *lines = capsys.readouterr().out.splitlines()
-    assert head.startswith("| data (trainings) | bu-torch | hold-out 25 % | hold-out 10 % |")
-    rest = " 0.500 |" * 4 + " 0.010 |"
+    assert head.startswith("| data (trainings) | bu-torch | hold-out 25 % | 10 % |")
+    rest = " 0.500 |" * 5 + " 0.010 | 30, 30 of 40 |"
     assert lines == [
-        f"| tables, clean labels (2) | **0.250** |{rest}",
-        f"| tables, wrong labels (2) | **0.400** |{rest}",
-        f"| images, clean labels (1) | **0.500** |{rest.replace('0.500', '**0.500**')}",
+        f"| tables, clean (2) | **0.250** |{rest}",
+        f"| tables, wrong (2) | **0.400** |{rest}",
+        f"| images, clean (1) | **0.500** |{rest.replace('0.500', '**0.500**')}",
     ]
