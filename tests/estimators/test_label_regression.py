@@ -120,3 +120,9 @@ class TestRegression:
         first = LabelRegression(n_landmarks=20, seed=3).fit(features, labels).left_out
         assert torch.equal(torch.get_rng_state(), state)
         assert torch.equal(LabelRegression(n_landmarks=20, seed=3).fit(features, labels).left_out, first)
+
+    def test_chunks_do_not_matter(self, monkeypatch):
+        features, labels = blobs(n=100)
+        expected = LabelRegression().fit(features, labels).predict_proba(features)
+        monkeypatch.setattr("bu_torch.estimators.label_regression._BLOCK_ELEMENTS", 700)
+        torch.testing.assert_close(LabelRegression().fit(features, labels).predict_proba(features), expected)

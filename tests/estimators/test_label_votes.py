@@ -5,6 +5,7 @@ from problems import blobs
 from bu_torch import LabelVotes, NeighborGraph
 from bu_torch.functional import label_votes
 from bu_torch.functional.probabilities import brier_score
+from bu_torch.samples.subset import stratified_rows
 
 
 class TestVotes:
@@ -38,3 +39,22 @@ class TestVotes:
         expected = sum(float(votes.votes[i % 4, p]) for i, p in enumerate(predictions.tolist()) if p < 2) / 8
         assert float(votes.score(predictions)) == pytest.approx(expected)
         assert float(votes.score(predictions.numpy())) == pytest.approx(expected)
+
+    def test_of_very_many_a_subset_chooses_the_decay(self, monkeypatch):
+        generator = torch.Generator().manual_seed(0)
+        labels = torch.randint(0, 3, (600,), generator=generator)
+        neighbors = torch.cat(
+            (torch.arange(600).unsqueeze(1), torch.randint(0, 600, (600, 9), generator=generator)), dim=1
+        )
+        weights = 0.5 + torch.rand(600, generator=generator)
+        monkeypatch.setattr("bu_torch.estimators.label_votes._MOST_VOTES", 90)
+        votes = LabelVotes().fit(labels, neighbors, weights)
+        rows = stratified_rows(600, 90, 0, labels)
+        scores = {}
+        for decay in votes.decays:
+            left_out = label_votes(labels, neighbors, decay, leave_one_out=True, weights=weights)
+            scores[decay] = float(brier_score(left_out[rows], labels[rows], weights=weights[rows]))
+        assert scores[votes.decay_] == min(scores.values())
+        expected = label_votes(labels, neighbors, votes.decay_, leave_one_out=True, weights=weights)
+        torch.testing.assert_close(votes.left_out, expected)
+        assert votes.skill_ == pytest.approx(LabelVotes([votes.decay_]).fit(labels, neighbors, weights).skill_)

@@ -41,11 +41,6 @@ class TestClassUncertainty:
         counts = torch.tensor([[4.0, 3.0, 5.0], [4.0, 4.0, 4.0], [5.0, 4.0, 4.0]])
         assert (class_uncertainty(counts, torch.tensor([[0, 1]] * 3)) > 0).tolist() == [False, True, True]
 
-    def test_priors_do_not_decide_which_classes_are_the_most_frequent(self):
-        counts, pairs = torch.tensor([[4.0, 6.0, 3.0], [4.0, 6.0, 5.0]]), torch.tensor([[0, 1]] * 2)
-        value = class_uncertainty(counts, pairs, priors=torch.tensor([0.4, 0.59, 0.01]))
-        torch.testing.assert_close(value, torch.tensor([2 * 10 / (10 + 6 / 0.59), 0]))
-
 
 def linear(weights, bias):
     return lambda x: x @ weights.T + bias

@@ -110,3 +110,17 @@ def test_a_loop_of_one_s_own_finds_it_too_and_leaves_no_sample(tmp_path, caplog)
     moved = stoppers[1].tracker.groundwork.signals.perturbed_inputs
     content = file.read_bytes() + (tmp_path / "state.pt").read_bytes()
     assert not [row for rows in (inputs, moved) for row in rows.numpy() if row.tobytes() in content]
+
+
+def test_numbers_beside_categories_are_found_again(tmp_path):
+    numbers, labels = blobs()
+    both = {"numbers": numbers, "categories": labels.unsqueeze(1) % 2}
+
+    def again():
+        stopper = BoundaryUncertaintyStopper(both, labels, n_neighbors=20, cache=tmp_path / "kept")
+        stopper.check(lambda numbers, categories: numbers[:, :3] + categories)
+        return stopper.history, stopper.tracker.groundwork
+
+    (first, kept), (second, found) = again(), again()
+    assert found.found_in == kept.kept_in is not None
+    assert second == first

@@ -32,8 +32,7 @@ class TestClassWeight:
         assert torch.equal(weights_of(RARE, check_class_weight(listed)), weights_of(RARE, {0: 0.5, 1: 7.0, 2: 2.0}))
 
     def test_a_list_may_hold_classes_that_have_no_sample(self):
-        found = weights_of(RARE * 2, [1.0, 99.0, 2.0, 99.0, 3.0, 99.0])
-        assert torch.equal(found, weights_of(RARE, [1.0, 2.0, 3.0]))
+        assert torch.equal(weights_of(RARE * 2, [1.0, 99.0, 2.0, 99.0, 3.0, 99.0]), weights_of(RARE, [1.0, 2.0, 3.0]))
 
     def test_balanced_makes_all_classes_weigh_the_same_whatever_the_samples_weigh(self):
         found = weights_of(RARE, "balanced", some_weights(60))
@@ -53,13 +52,6 @@ class TestClassWeight:
         labels = torch.arange(40) % 2
         assert weights_of(labels, class_weight) is None
         assert weights_of(labels, class_weight, torch.full((40,), 0.3)) is None
-
-    @pytest.mark.parametrize("scale", [1e-300, 1e307])
-    def test_huge_and_tiny_weights_have_mean_one(self, scale):
-        own = some_weights(60)
-        for class_weight in (None, "balanced"):
-            expected = weights_of(RARE, class_weight, own)
-            np.testing.assert_allclose(weights_of(RARE, class_weight, own * scale), expected, rtol=1e-9)
 
     def test_the_order_of_a_dict_does_not_matter(self):
         assert {repr(check_class_weight(given)) for given in ({2: 1.0, 0: 3}, {0: 3.0, 2: 1})} == {"{0: 3.0, 2: 1.0}"}

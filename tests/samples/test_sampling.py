@@ -188,6 +188,12 @@ class TestOfOnesOwn:
         Endless.__len__ = lambda self: N
         assert len(read(sampler=Endless()).rows) == N
 
+    def test_one_that_is_large_is_passed_twice(self, monkeypatch):
+        monkeypatch.setattr("bu_torch.samples.visits._MOST_DRAWS", 3 * N - 1)
+        passes = []
+        assert read(sampler=Own(lambda g: passes.append(1) or balanced(g))).weights is not None
+        assert len(passes) == 2
+
 
 @pytest.mark.parametrize(
     "sampler",

@@ -150,8 +150,3 @@ def test_samples_that_are_no_tokens_are_refused():
     assert math.isfinite(
         float(BoundaryUncertainty(10, perturbation="tokens").fit(*scenarios.tokens(40)).score(network()))
     )
-
-
-def test_tokens_of_one_dimension_are_refused():
-    with pytest.raises(ValueError, match=r"`tokens` must have shape \(N, d\)"):
-        TokenFeatures().fit(torch.arange(30))
