@@ -14,6 +14,7 @@ def problem(n=40, j=3, seed=0):
 def test_any_integers_are_taken_and_the_mean_is_of_double_precision():
     probabilities, predictions = problem()
     expected = expected_accuracy(probabilities, predictions)
+    assert expected_accuracy(probabilities, predictions, validate_args=False) == expected
     for kind in (torch.uint8, torch.int8, torch.int16, torch.int32):
         assert expected_accuracy(probabilities, predictions.to(kind)) == expected
     for kind in (torch.float16, torch.bfloat16):

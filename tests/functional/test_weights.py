@@ -70,7 +70,6 @@ FORMULAS = {
     "mixing_weight": lambda p, w: mixing_weight(p["probabilities"], p["second"], p["labels"], **w),
     "omission": lambda p, w: F.omission(shares(p, w), p["predictions"], p["neighbors"], significance=1.0, **w),
 }
-MEANS = ("mean_trust_score", "neighbor_agreement", "expected_accuracy", "brier_score", "mixing_weight")
 each_formula = pytest.mark.parametrize("formula", list(FORMULAS.values()), ids=list(FORMULAS))
 
 
@@ -122,16 +121,6 @@ def test_device_and_dtype_are_those_without_weights(formula, device, dtype):
     expected = formula(exact, {"weights": exact["weights"]})
     torch.testing.assert_close(found.cpu().double(), expected.double(), rtol=2e-3, atol=2e-3)
     torch.testing.assert_close(plain.cpu().double(), formula(exact, {}).double(), rtol=2e-3, atol=2e-3)
-
-
-@pytest.mark.parametrize("formula", [FORMULAS[name] for name in MEANS], ids=MEANS)
-def test_whole_weights_of_a_mean_repeat_samples(formula):
-    p = problem()
-    times = torch.randint(1, 5, (N,), generator=torch.Generator().manual_seed(2))
-    rows = torch.arange(N).repeat_interleave(times)
-    p["predictions"] = p["predictions"][-N:]  # of random classes
-    repeated = formula({name: value[rows] for name, value in p.items()}, {})
-    torch.testing.assert_close(formula(p, {"weights": times.double()}), repeated, rtol=1e-12, atol=0)
 
 
 BAD = {
