@@ -7,7 +7,7 @@ import records
 from bu_torch.cli import main
 from bu_torch.report import write_report
 from bu_torch.report.comparing import comparison
-from bu_torch.report.page import page
+from bu_torch.report.page import page, render
 
 
 @pytest.fixture
@@ -85,6 +85,13 @@ def test_a_run_without_steps_beside_one_with_several_checks_an_epoch(tmp_path):
     curves = [trace for trace in shown.drawings[0]["data"] if trace["mode"] != "markers"]
     assert [len(trace["x"]) for trace in curves[:3]] == [6, 0, 5]
     assert page(shown)
+
+
+def test_of_signals_that_no_table_has_nothing_is_drawn(tmp_path):
+    rows = [{name: row[name] for name in ("epoch", "boundary_uncertainty", "trust_score")} for row in records.checks(6)]
+    runs = [records.run(tmp_path / name, rows) for name in ("one", "other")]
+    assert "expected accuracy" not in str(comparison(runs).drawings)
+    assert "at the perturbed samples</dd>" not in render(runs[0])
 
 
 def test_accuracies_in_which_samples_count_differently_share_no_axis(tmp_path):
