@@ -110,10 +110,10 @@ def write_run(folder, n_checks=60, classes=None, n_classes=26, name="boundary_un
     """A whole run; its table's path."""
     n_classes, rows = len(classes or range(n_classes)), checks(n_checks)
     lines = [header(classes, n_classes, **settings), *(details(row["epoch"], n_classes, n_checks) for row in rows)]
-    kept = SelectionRule().replay(rows)["epoch"] if settings.get("rule", "expected_accuracy") else None
+    kept = SelectionRule().replay(rows)["epoch"] if settings.get("rule", "accuracy_and_trust") else None
     lines[-1]["kept_epoch"] = kept
     if ended:
-        reason = f"Stopped in epoch {n_checks - 1}: expected_accuracy did not improve in the last 20 checks."
+        reason = f"Stopped in epoch {n_checks - 1}: accuracy_and_trust did not improve in the last 20 checks."
         lines.append(end(kept, n_checks - 1, reason, f"{folder}/boundary-epoch={kept}-step=1.ckpt"))
     path = write_table(folder / f"{name}.csv", rows)
     path.with_suffix(".jsonl").write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))

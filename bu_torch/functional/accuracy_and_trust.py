@@ -23,6 +23,9 @@ def accuracy_and_trust(accuracy: Tensor, trust: Tensor, best_accuracy: Tensor, b
     Returns:
         Scalar, at most 1 but for rounding, float64. All arguments are floating-point scalars of one device.
 
+    Raises:
+        RuntimeError: If the arguments are on different devices.
+
     Example:
         >>> half = torch.tensor(0.5)
         >>> accuracy_and_trust(half, torch.tensor(2.0), half, torch.tensor(4.0))
@@ -36,12 +39,15 @@ def accuracy_and_trust(accuracy: Tensor, trust: Tensor, best_accuracy: Tensor, b
 def best_accuracy_and_trust(
     probabilities: Tensor, class_distances: Tensor, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Expected accuracy of the most probable classes, and trust score of the nearest; both scalars, float64.
+    """Most that expected accuracy and trust reach, whatever is predicted.
 
     Args:
         probabilities: Class probabilities at the points, shape (N, J), floating point, rows sum to 1.
         class_distances: Distance from each point to each class, shape (N, J), >= 0, floating point.
         weights: Relative weight of each point, shape (N,), > 0, floating point; None if all count alike.
+
+    Returns:
+        Expected accuracy of the most probable classes, and trust score of the nearest: scalars, float64.
 
     Raises:
         TypeError, ValueError: If an argument has the wrong dtype, shape, device or values.

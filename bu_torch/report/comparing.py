@@ -16,7 +16,7 @@ from bu_torch.report.verdict import RunVerdict
 from bu_torch.rule.rules import DEFAULT_RULE
 from bu_torch.signals.catalogue import SIGNALS
 
-_PANELS = ("expected_accuracy", "boundary_uncertainty", "trust_score")
+_PANELS = ("accuracy_and_trust", "expected_accuracy", "boundary_uncertainty", "trust_score")
 
 
 class _Run(NamedTuple):
@@ -113,9 +113,9 @@ def _kept(runs: Sequence[_Run]) -> Section:
         kept = "none" if verdict.kept is None else f"{record.axis} {verdict.kept}"
         rows.append([name, kept, last, *numbers(record.check_at(verdict.kept) or {}, _PANELS)])
         endings.append(f"<li>{name}: {escaped(verdict.headline[1])}</li>")
-    head = ("run", "kept", "last check", "expected accuracy", "U", "trust")
+    head = ("run", "kept", "last check", "accuracy and trust", "expected accuracy", "U", "trust")
     text = "A run that only measured shows what the default rule would have kept."
-    body = table(head, rows, numbers=(1, 2, 3, 4, 5)) + f"<ul>{''.join(endings)}</ul>"
+    body = table(head, rows, numbers=(1, 2, 3, 4, 5, 6)) + f"<ul>{''.join(endings)}</ul>"
     return Section("kept", "What was kept", text, body)
 
 
@@ -129,7 +129,7 @@ def _costs(runs: Sequence[_Run]) -> Section:
         rows.append([name, str(len(record.checks)), *times, share])
     head = ("run", "checks", "preparation", "callback in all", "training beside it", "share")
     text = "Time of preparation, checks and saving, as a share of training time."
-    return Section("costs", "Costs", text, table(head, rows, numbers=(1, 2, 3, 4, 5)))
+    return Section("costs", "Costs", text, table(head, rows, numbers=(1, 2, 3, 4, 5, 6)))
 
 
 def _differences(runs: Sequence[_Run]) -> Section:

@@ -24,8 +24,7 @@ _SIGNALS = {
     "scores": (
         "Boundary uncertainty and trust",
         "Boundary uncertainty is large if both classes mix along the decision boundary, trust if predictions agree"
-        " with the nearest samples. Accuracy and trust are shares of what can be reached. The rings show the check that"
-        " each rule would have kept.",
+        " with the nearest samples. The rings show the check that each rule would have kept.",
         190,
     ),
     "agreement": ("Expected accuracy and agreement", "Shares of the perturbed samples.", 130),
@@ -94,7 +93,8 @@ def signals(few: RunVerdict, name: str) -> Section | None:
         of_shares = "agreement" if signal.is_larger_better else "changes"
         values = record.values(signal.name)
         finite = within_reach(values)
-        if name != (of_shares if signal.panel == "shares" else "scores") or not finite:
+        figure_of = {"shares": of_shares, "score": "deciding"}.get(signal.panel, "scores")
+        if name != figure_of or not finite:
             continue
         colour, at_kept = _COLOURS[signal.name], within_reach([kept.get(signal.name, math.nan)])
         traces = [curve(record.places, values, signal.title, colour) | {"showlegend": False}]

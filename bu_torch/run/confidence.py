@@ -1,4 +1,4 @@
-"""Whether the choice of an epoch can be trusted: in three numbers and a word."""
+"""Confidence in the choice of an epoch, in three numbers and a word."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median

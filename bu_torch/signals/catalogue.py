@@ -54,7 +54,7 @@ class Signal:
     low: float
     high: float
     is_larger_better: bool
-    panel: Literal["uncertainty", "trust", "shares"]  # figure that shows it
+    panel: Literal["uncertainty", "trust", "shares", "score"]  # figure that shows it
     formula: Callable[[SignalInputs], Tensor]  # returns a float64 scalar
     is_in_progress_bar: bool = False
 
@@ -100,7 +100,7 @@ SIGNALS = {
         Signal("boundary_uncertainty", "boundary uncertainty", 0, 1, True, "uncertainty", _boundary_uncertainty, True),
         Signal("trust_score", "trust score", 1e-3, 1e3, True, "trust", _trust_score, True),
         Signal("expected_accuracy", "expected accuracy", 0, 1, True, "shares", _expected_accuracy, True),
-        Signal("accuracy_and_trust", "accuracy and trust", -math.inf, 1, True, "trust", _accuracy_and_trust),
+        Signal("accuracy_and_trust", "accuracy and trust", -math.inf, 1, True, "score", _accuracy_and_trust),
         Signal("label_agreement", "agreement with the labels", 0, 1, True, "shares", _label_agreement),
         Signal("vote_agreement", "agreement with the votes nearby", 0, 1, True, "shares", _vote_agreement),
         Signal("prediction_changes", "changed since the last check", 0, 1, False, "shares", _prediction_changes),

@@ -1,7 +1,6 @@
 """What the speed benchmark compares gives the same results."""
 
 import math
-from functools import partial
 
 
 def test_stages_are_all_there(speed):
@@ -13,11 +12,3 @@ def test_stages_are_all_there(speed):
     check = speed.check_stages(200, 4, 3, 1)
     assert {"forward", "U", "trust", "votes", "(U + trust) / forward"} < set(check)
     assert all(math.isfinite(value) and value > 0 for row in (setup, check, whole) for value in row.values())
-
-
-def test_an_epoch_with_checks_is_told_from_one_without(speed):
-    one = partial(speed.epoch_seconds, lambda: speed.mlp(4, 3), speed.table(150, 4, 3), 1, held_out=False)
-    plain, ours = one(stopping=False), one(stopping=True)
-    assert plain[1] == plain[2] == 0.0
-    assert 0 < ours[1] < ours[0]
-    assert ours[2] > 0

@@ -45,7 +45,7 @@ def craft(path, best, score):
     state["best_k_models"] = {best: value}
     (table,) = own["history"]
     values = dict(zip(table["names"], table["values"].T, strict=True))
-    values["expected_accuracy"][slice(None) if score < 0 else slice(-1, None)] = score
+    values["accuracy_and_trust"][slice(None) if score < 0 else slice(-1, None)] = score
     state.update(best_epoch=int(values["epoch"][-1]), best_step=int(values["step"][-1]))
     torch.save(content, path)
 

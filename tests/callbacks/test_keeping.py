@@ -160,48 +160,6 @@ class TestCheckpointsOfOthersInTheMiddleOfAnEpoch:
         assert len(self.files(tmp_path)) == 2  # the last step's checkpoint names the one before
 
 
-class Equals(Given):
-    """Each check but the first may lie a twentieth below the highest, and all are trusted alike."""
-
-    def __init__(self):
-        super().__init__((0.7, 0.69, 0.5, 0.68, 0.4, 0.64))
-
-    def margin(self, values, standard_error):
-        return 0.05 if self.place > 1 else 0.0
-
-    def preference(self, values):
-        return 1.0
-
-
-def equals():
-    return scripted(rule=Equals())
-
-
-class TestEquals:
-    """The latest of equal checks is kept, though its score is lower."""
-
-    def test_the_score_of_the_kept_check_is_lightning_s(self, tmp_path):
-        own = equals()
-        made, weights = fit(tmp_path, own, max_epochs=6)
-        assert (own.best_epoch, own.best_score) == (3, own.history[3]["given"])
-        keeper = made.checkpoint_callback
-        assert float(keeper.best_model_score) == float(keeper.current_score) == own.best_score
-        assert (keeper.best_epoch, keeper.best_step) == (3, own.best_step)
-        kept = torch.load(own.best_model_path, weights_only=True)
-        assert kept["epoch"] == 3
-        state = state_of(kept, "FileKeeper")
-        assert (state["best_epoch"], float(state["best_model_score"])) == (3, own.best_score)
-        assert same(kept["state_dict"], weights[3])
-
-    @pytest.mark.parametrize("end", [2, 3, 4, 5])
-    def test_a_run_that_resumes_in_another_folder_goes_on_from_the_same_file(self, tmp_path, end):
-        first, resumed = equals(), equals()
-        fit(tmp_path / "elsewhere", resumed, max_epochs=6, ckpt_path=cut(tmp_path, first, max_epochs=end))
-        assert (resumed.best_epoch, resumed.best_score) == (3, resumed.history[3]["given"])
-        assert (resumed.best_model_path == first.best_model_path) == (end >= 4)
-        assert torch.load(resumed.best_model_path, weights_only=True)["epoch"] == 3
-
-
 class TestNames:
     def test_folder_and_template_are_model_checkpoint_s(self, tmp_path):
         mine = tmp_path / "mine"

@@ -72,21 +72,20 @@ def test_a_run_that_resumes_with_other_settings_says_that_it_begins_anew(tmp_pat
     assert [one.best_epoch for one in other] == [1] * len(other)
 
 
-def test_expected_accuracy_of_averages_and_among_equals_trust_are_the_default(tmp_path, log):
+def test_accuracy_and_trust_of_averages_are_the_default(tmp_path, log):
     stopping = BoundaryUncertaintyStopping(n_neighbors=20)
     fit(tmp_path, stopping, data=loader(*blobs(n=140, seed=6)), max_epochs=200)
-    values = [entry["expected_accuracy"] for entry in stopping.history]
-    assert (stopping.settings.rule, stopping.settings.averaging) == ("expected_accuracy", 0.7)
-    highest = values.index(max(values))
-    assert stopping.stopped_epoch == highest + 20
-    kept = stopping.history[stopping.best_epoch]
-    of_kept = max(kept["standard_error"], stopping.history[highest]["standard_error"])
-    assert max(values) - of_kept / 2 <= stopping.best_score == kept["expected_accuracy"] < max(values)
-    assert kept["trust_score"] >= stopping.history[highest]["trust_score"]
-    assert kept == SelectionRule().replay(stopping.history)
-    equal = f", within the margin of the {max(values):.4f} of epoch {highest}"
-    assert f"kept epoch {stopping.best_epoch} (expected accuracy: {stopping.best_score:.4f}{equal})" in log.text
-    assert "expected accuracy did not improve in the last 20 checks" in stopping.stopping_reason
+    values = [entry["accuracy_and_trust"] for entry in stopping.history]
+    assert (stopping.settings.rule, stopping.settings.averaging) == ("accuracy_and_trust", 0.7)
+    assert (stopping.best_epoch, stopping.best_score) == (values.index(max(values)), max(values))
+    assert stopping.stopped_epoch == stopping.best_epoch + 20
+    assert f"kept epoch {stopping.best_epoch} (accuracy and trust: {stopping.best_score:.4f}):" in log.text
+    assert "accuracy and trust did not improve in the last 20 checks" in stopping.stopping_reason
+    summary = stopping.summary
+    assert summary["kept_epoch"] == stopping.best_epoch
+    assert (summary["score"], summary["reason"]) == (stopping.best_score, stopping.stopping_reason)
+    assert (summary["word"], summary["n_checks"]) == ("unsure", len(values))  # of 140 samples
+    assert "The choice is unsure: there are few samples" in log.text
 
 
 class TestEnds:

@@ -236,6 +236,20 @@ class TestLists:
         features = torch.randn(n_samples, n_features, generator=torch.Generator().manual_seed(0))
         assert torch.equal(self.fit(features).neighbors, NeighborGraph(20).fit(features).neighbors)
 
+    def test_equal_samples_have_no_axes(self):
+        graph = self.fit(torch.ones(3000, 8))
+        assert graph.recall_ == 1
+        assert bool((graph.nearest_distance == 0).all())
+
+    def test_the_recall_of_some_queries_is_that_of_all(self):
+        generator = torch.Generator().manual_seed(0)
+        base = torch.randn(6000, 6, generator=generator) * torch.rand(6000, 1, generator=generator)
+        queries = torch.randn(4000, 6, generator=generator)
+        found = implementation.nearest(base, queries, 1, exact=False)
+        true = implementation.nearest(base, queries, 1)
+        recall = float((found.distances <= true.distances * (1 + 1e-5)).double().mean())
+        assert 0.9 < recall == pytest.approx(found.recall, abs=0.03)
+
     def test_all_samples_are_compared_if_many_lists_would_be(self):
         features = torch.randn(4000, 64, generator=torch.Generator().manual_seed(0))
         graph = self.fit(features)

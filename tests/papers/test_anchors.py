@@ -251,6 +251,13 @@ class TestGradient:
         assert len(found.points) > 10
         assert (found.points[:, 2] == torch.tensor(0.1)).all()
 
+    def test_boundaries_that_no_step_reaches_give_no_anchor(self):
+        features = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).repeat(30, 1)
+        fitted = GradientAnchorUncertainty().fit(features, torch.arange(60) % 2)
+        model = lambda x: torch.where(x[:, 0] > 0.5, 1 + x[:, 1] ** 2, -1 - x[:, 1] ** 2)  # noqa: E731
+        assert fitted.anchors(model).points.shape == (0, 2)
+        assert fitted.score(model) == 0
+
     def test_histogram_at_zero(self):
         for seed in range(20):
             values = np.random.default_rng(seed).normal(0.5 * seed % 3, 1, 50 + seed)

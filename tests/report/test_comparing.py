@@ -7,7 +7,7 @@ import records
 from bu_torch.cli import main
 from bu_torch.report import write_report
 from bu_torch.report.comparing import comparison
-from bu_torch.report.page import page
+from bu_torch.report.page import page, render
 
 
 @pytest.fixture
@@ -21,11 +21,11 @@ def test_each_run_has_a_colour_its_kept_check_and_its_costs(runs):
     shown = comparison(runs)
     (figure,) = shown.drawings
     curves = [trace for trace in figure["data"] if trace["mode"].startswith("lines")]
-    assert [trace["name"] for trace in curves] == ["first", "second &lt;b&gt;"] * 3
-    assert [len(trace["x"]) for trace in curves] == [30, 20] * 3
+    assert [trace["name"] for trace in curves] == ["first", "second &lt;b&gt;"] * 4
+    assert [len(trace["x"]) for trace in curves] == [30, 20] * 4
     assert len({trace["line"]["color"] for trace in curves}) == 2
     circles = [trace["x"] for trace in figure["data"] if trace["mode"] == "markers"]
-    assert circles == [[record.kept] for record in runs] * 3
+    assert circles == [[record.kept] for record in runs] * 4
     for record in runs:
         assert f"epoch {record.kept}" in shown.main
         assert f"{record.check_at(record.kept)['trust_score']:.3f}" in shown.main
@@ -50,7 +50,7 @@ def test_a_score_is_drawn_where_all_decided_by_the_same_rule(tmp_path):
     rows = [row | {"my_rule": 1.0} for row in records.checks(9)]
     rules = {"a": "my_rule", "b": "my_rule", "c": "trust_score"}
     made = {name: records.run(tmp_path / name, rows, n_checks=9, n_classes=3, rule=rules[name]) for name in "abc"}
-    for other, title in (("b", "score"), ("c", "expected accuracy")):
+    for other, title in (("b", "score"), ("c", "accuracy and trust")):
         figure = comparison([made["a"], made[other]]).drawings[0]
         assert figure["layout"]["annotations"][0]["text"] == title
 
@@ -85,6 +85,13 @@ def test_a_run_without_steps_beside_one_with_several_checks_an_epoch(tmp_path):
     curves = [trace for trace in shown.drawings[0]["data"] if trace["mode"] != "markers"]
     assert [len(trace["x"]) for trace in curves[:3]] == [6, 0, 5]
     assert page(shown)
+
+
+def test_of_signals_that_no_table_has_nothing_is_drawn(tmp_path):
+    rows = [{name: row[name] for name in ("epoch", "boundary_uncertainty", "trust_score")} for row in records.checks(6)]
+    runs = [records.run(tmp_path / name, rows) for name in ("one", "other")]
+    assert "expected accuracy" not in str(comparison(runs).drawings)
+    assert "at the perturbed samples</dd>" not in render(runs[0])
 
 
 def test_accuracies_in_which_samples_count_differently_share_no_axis(tmp_path):
@@ -122,6 +129,6 @@ def test_a_browser_draws_the_page_of_the_command(runs, tmp_path, capsys, monkeyp
     assert main(["report", *(str(tmp_path / name) for name in ("first", "second <b>"))]) == 0
     assert str(runs[1].path) in capsys.readouterr().out
     with browser.launched() as chromium, browser.opened(chromium, out, **browser.PHONE) as page:
-        assert page.evaluate("document.querySelectorAll('.scatterlayer .js-line').length") == 6
+        assert page.evaluate("document.querySelectorAll('.scatterlayer .js-line').length") == 8
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
         assert page.evaluate("document.querySelectorAll('section b, svg a').length") == 0

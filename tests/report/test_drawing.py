@@ -61,8 +61,8 @@ def test_a_desktop(chromium, many, dark):
     with browser.opened(chromium, many, dark=dark) as page:
         assert page.evaluate(PLOTS) == NAMES
         scores, pairs = drawn(page, "scores"), drawn(page, "pairs")
-        assert scores["traces"] == 10  # two scores, their largest values, three rules on both
-        assert [scores[kind] for kind in ("lines", "points", "shapes")] == [2, 8, 1]
+        assert scores["traces"] == 12  # two scores, their largest values, four rules on both
+        assert [scores[kind] for kind in ("lines", "points", "shapes")] == [2, 10, 1]
         assert "kept: " in " ".join(scores["labels"])
         assert [drawn(page, name)["lines"] for name in ("agreement", "changes", "cost")] == [4, 2, 2]
         assert pairs["maps"] == 1

@@ -64,11 +64,11 @@ def test_what_a_finished_run_shows(tmp_path):
     kept, said = record.kept, words(record)
     expected = (
         f"Epoch {kept} was kept",
-        "Stopped in epoch 59: expected accuracy did not improve in the last 20 checks.",
+        "Stopped in epoch 59: accuracy and trust did not improve in the last 20 checks.",
         f"boundary uncertainty{record.checks[kept]['boundary_uncertainty']:.3f}",
         "Boundary uncertainty counts as 0 at 60% of the perturbed samples",
         f"Samples unlike those nearby, at epoch {kept}",
-        "expected accuracy, this run's",
+        "accuracy and trust, this run's",
         "All values are measured on averaged weights.",
         *(str(doubt.row) for doubt in record.details[kept].doubtful),
         *(*record.settings, *record.versions, *record.data),
@@ -104,7 +104,7 @@ def test_the_score_that_decides_is_drawn_first_where_its_largest_is_seen(tmp_pat
     if rule == "my_rule":
         assert score["y"] == [row["my_rule"] for row in rows]
     else:
-        judged = SelectionRule(rule or "expected_accuracy")
+        judged = SelectionRule(rule or "accuracy_and_trust")
         expected = [check[judged.score_name] for check in judged.judged(record.checks)]
         assert score["y"] == pytest.approx(expected, rel=1e-6)
     if rule is None:
@@ -186,16 +186,6 @@ def test_an_accuracy_in_which_samples_count_differently_says_so(tmp_path, sampli
     record = records.run(tmp_path, n_checks=3, n_classes=3, class_weight=class_weight)
     record.data["sampling"] = sampling
     assert f"at the perturbed samples{note}" + "boundary uncertainty" in words(record)
-
-
-def test_the_highest_score_is_named_if_a_later_check_is_kept(tmp_path):
-    rows = [row | {"standard_error": 0.1 * (row["epoch"] < 15)} for row in records.checks(20)]
-    record = records.run(tmp_path, rows, rule=None)
-    highest = max(range(20), key=content(record).drawings[0]["data"][0]["y"].__getitem__)
-    assert f"Trust chose it within half a standard error of the highest score, in epoch {highest}." in words(record)
-    assert f"would have kept epoch {SelectionRule().replay(rows)['epoch']}" in words(record)
-    rows = [row | {"standard_error": 0.0} for row in rows]
-    assert "highest score, in" not in words(records.run(tmp_path, rows, rule=None))
 
 
 def test_a_killed_run_says_so_and_a_monitor_that_it_decides_nothing(tmp_path):
