@@ -11,7 +11,7 @@ _LEAST_SKILL, _LEAST_SAMPLES, _MOST_EQUALS = 0.2, 500, 20
 
 
 class Confidence(NamedTuple):
-    """How sure the choice of a check is."""
+    """Confidence in the choice of a check."""
 
     word: Word
     skill: float  # of predicting left-out labels, by neighbours or by regression: 1 is certain, 0 chance

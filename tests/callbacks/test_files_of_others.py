@@ -206,7 +206,7 @@ def test_weights_in_a_state_that_do_not_fit_leave_the_module_as_it_is(tmp_path, 
     content = torch.load(tmp_path / "last.ckpt", weights_only=True)
     state_of(content, "MemoryKeeper").update(best_epoch=1, best_step=made.global_step, best_weights=weights)
     (table,) = state_of(content, "BoundaryUncertaintyStopping")["history"]
-    table["values"][-1, table["names"].index("expected_accuracy")] = 1e9
+    table["values"][-1, table["names"].index("accuracy_and_trust")] = 1e9
     torch.save(content, tmp_path / "last.ckpt")
     stopping, module, look = BoundaryUncertaintyStopping(n_neighbors=20), Classifier(), Weights()
     options = {"enable_checkpointing": False, "ckpt_path": tmp_path / "last.ckpt", "weights_only": True}

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Classifier, Given, Weights, blobs, cut, loader, same, scripted, state_of, weights_of
+from problems import Classifier, Weights, blobs, cut, loader, same, scripted, weights_of
 from problems import fit as trained
 from torch import nn
 

@@ -100,7 +100,7 @@ def test_accuracies_in_which_samples_count_differently_share_no_axis(tmp_path):
     shown = comparison(runs)
     (figure,) = shown.drawings
     titles = [label["text"] for label in figure["layout"]["annotations"]]
-    assert titles[:2] == ["expected accuracy (all samples count alike)", "expected accuracy (class_weight=balanced)"]
+    assert titles[:2] == ["accuracy and trust (all samples count alike)", "accuracy and trust (class_weight=balanced)"]
     axes = [(trace["name"], trace["yaxis"]) for trace in figure["data"] if trace["mode"] != "markers"]
     assert axes[:3] == [("plain", "y"), ("too", "y"), ("balanced", "y2")]
     assert sum(trace["showlegend"] for trace in figure["data"]) == 3

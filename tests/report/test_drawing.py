@@ -64,7 +64,7 @@ def test_a_desktop(chromium, many, dark):
         assert scores["traces"] == 12  # two scores, their largest values, four rules on both
         assert [scores[kind] for kind in ("lines", "points", "shapes")] == [2, 10, 1]
         assert "kept: " in " ".join(scores["labels"])
-        assert [drawn(page, name)["lines"] for name in ("agreement", "changes", "cost")] == [4, 2, 2]
+        assert [drawn(page, name)["lines"] for name in ("agreement", "changes", "cost")] == [3, 2, 2]
         assert pairs["maps"] == 1
         assert set(records.LETTERS) <= set(pairs["labels"])
         assert [drawn(page, name)["maps"] for name in MAPS] == [1, 1, 1]

@@ -185,7 +185,7 @@ def test_a_class_that_makes_up_most_of_the_doubtful_samples_is_named(tmp_path):
 def test_an_accuracy_in_which_samples_count_differently_says_so(tmp_path, sampling, class_weight, note):
     record = records.run(tmp_path, n_checks=3, n_classes=3, class_weight=class_weight)
     record.data["sampling"] = sampling
-    assert f"at the perturbed samples{note}" + "boundary uncertainty" in words(record)
+    assert f"at the perturbed samples{note}" + "score" in words(record)
 
 
 def test_a_killed_run_says_so_and_a_monitor_that_it_decides_nothing(tmp_path):
