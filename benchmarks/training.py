@@ -138,7 +138,7 @@ class Watched:
         self.perturbed = self.signals.perturbed_inputs
         prepared, labels = self.signals.preparation, self.signals.boundary.labels
         self.about = {  # the same at each check
-            "skill": max(self.signals.vote_skill, self.signals.regression_skill),
+            "skill": self.signals.skill,
             "alone": accuracy_alone(prepared.probabilities, len(labels), self.signals.boundary.weights)[1],
             "n_measured": len(labels),
         }

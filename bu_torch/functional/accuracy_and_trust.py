@@ -7,18 +7,22 @@ from bu_torch.functional.expected_accuracy import expected_accuracy
 from bu_torch.functional.trust import mean_trust_score, trust_score
 
 
-def accuracy_and_trust(accuracy: Tensor, trust: Tensor, best_accuracy: Tensor, best_trust: Tensor) -> Tensor:
+def accuracy_and_trust(
+    accuracy: Tensor, trust: Tensor, best_accuracy: Tensor, best_trust: Tensor, skill: float = 1.0
+) -> Tensor:
     """Mean of two shares: expected accuracy, and the logarithm of trust, each of the most that any predictions reach.
 
     1 if every prediction is the most probable class and the nearest one. The share of trust is negative if the
     predicted classes are farther away than others; it is 0 if no class is nearer than another, so that nothing can be
-    reached. The score is this project's own.
+    reached. It counts by the skill of predicting left-out labels: where the labels nearby tell little, so does the
+    nearest class. The score is this project's own.
 
     Args:
         accuracy: Expected accuracy of the predictions (`expected_accuracy`), in [0, 1].
         trust: Their trust score (`mean_trust_score`), > 0.
         best_accuracy: Expected accuracy of the most probable classes, in (0, 1] (`best_accuracy_and_trust`).
         best_trust: Trust score of the nearest classes, >= 1.
+        skill: Weight of the share of trust beside 1 for that of accuracy, in [0, 1].
 
     Returns:
         Scalar, at most 1 but for rounding, float64. All arguments are floating-point scalars of one device.
@@ -33,7 +37,7 @@ def accuracy_and_trust(accuracy: Tensor, trust: Tensor, best_accuracy: Tensor, b
     """
     reachable = best_trust.double().log()
     share = torch.where(reachable > 0, trust.double().log() / reachable, torch.zeros_like(reachable))
-    return (accuracy.double() / best_accuracy.double() + share) / 2
+    return (accuracy.double() / best_accuracy.double() + skill * share) / (1 + skill)
 
 
 def best_accuracy_and_trust(

@@ -26,8 +26,8 @@ def describe_choice(tracker: "Tracker", check: Mapping[str, Any] | None) -> tupl
     signals, named = tracker.groundwork.signals, tracker.groundwork.about["classes"]
     values = [entry["expected_accuracy"] for entry in tracker.history]
     blind = blindness_of(signals, named, max(filter(math.isfinite, values), default=math.nan))
-    skill, n_samples = max(signals.vote_skill, signals.regression_skill), len(signals.boundary.labels)
-    confidence = confidence_in(check, tracker.checks.compared, skill, n_samples, is_blind=bool(blind))
+    n_samples = len(signals.boundary.labels)
+    confidence = confidence_in(check, tracker.checks.compared, signals.skill, n_samples, is_blind=bool(blind))
     lines = [blind or confidence.line()]
     recalls = tracker.predictions.recognition.kept
     if recalls is not None and (recalls.epoch, recalls.step) == (check["epoch"], check.get("step")):

@@ -39,6 +39,7 @@ class SignalInputs:
     members: Tensor  # (rows, M) clusters, repeated for the draws that are measured in one call
     weights: Tensor | None  # (N,) float64 weights with mean 1; None if all samples count alike
     best: tuple[Tensor, Tensor]  # most that expected accuracy and trust can reach at the perturbed inputs
+    skill: float  # of predicting left-out labels, in [0, 1]
 
     def by_sample(self, values: Tensor) -> Tensor:
         """Reshape values at the perturbed inputs, (D * N,), to a row for each draw, (D, N)."""
@@ -73,7 +74,7 @@ def _expected_accuracy(read: SignalInputs) -> Tensor:
 
 
 def _accuracy_and_trust(read: SignalInputs) -> Tensor:
-    return functional.accuracy_and_trust(_expected_accuracy(read), _trust_score(read), *read.best)
+    return functional.accuracy_and_trust(_expected_accuracy(read), _trust_score(read), *read.best, read.skill)
 
 
 def _label_agreement(read: SignalInputs) -> Tensor:

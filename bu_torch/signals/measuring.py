@@ -193,6 +193,11 @@ class Signals:
         return self
 
     @property
+    def skill(self) -> float:
+        """The larger of `vote_skill` and `regression_skill`."""
+        return max(self.vote_skill, self.regression_skill)
+
+    @property
     def class_distances(self) -> Tensor:
         """Distance (n_draws * N, J) from each perturbed sample to each class, the sample itself left out."""
         return self._classes.spread(self.preparation.left_out_distances, torch.inf)
@@ -292,6 +297,7 @@ class Signals:
             members=boundary._members,
             weights=boundary.weights,
             best=self._best,
+            skill=min(max(self.skill, 0.0), 1.0),
         )
         is_finite = reading.uncertainty.isfinite()
         values = {name: torch.where(is_finite, signal.formula(reading), torch.nan) for name, signal in SIGNALS.items()}

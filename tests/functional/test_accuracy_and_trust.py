@@ -46,6 +46,14 @@ def test_it_does_not_depend_on_the_unit_of_distance_or_on_the_order():
     assert score(predictions[order], PROBABILITIES[order], DISTANCES[order]) == pytest.approx(expected, rel=1e-6)
 
 
+def test_trust_counts_by_skill():
+    accuracy, trust, best = torch.tensor(0.4), torch.tensor(3.0), (torch.tensor(0.8), torch.tensor(9.0))
+    for skill, expected in ((0.0, 0.5), (0.5, (0.5 + 0.5 * 0.5) / 1.5), (1.0, 0.5)):
+        assert float(functional.accuracy_and_trust(accuracy, trust, *best, skill)) == pytest.approx(expected)
+    higher = functional.accuracy_and_trust(accuracy, torch.tensor(9.0), *best, 0.25)
+    assert float(higher) == pytest.approx((0.5 + 0.25) / 1.25)
+
+
 def test_without_a_nearer_class_accuracy_decides_alone():
     equal, predictions = torch.ones(50, 4), torch.zeros(50, dtype=torch.int64)
     accuracy, most = PROBABILITIES[:, 0].mean(), PROBABILITIES.amax(dim=1).mean()

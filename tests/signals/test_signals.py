@@ -39,14 +39,15 @@ def test_measures_what_the_estimators_say():
     accuracy = signals.probabilities[torch.arange(240), predictions].double().mean()
     nearest = functional.trust_score(left_out, left_out.argmin(dim=1))
     trusts = [functional.mean_trust_score(functional.trust_score(left_out, predictions)), nearest.log().mean().exp()]
-    share = trusts[0].log() / trusts[1].log()
+    share, w = trusts[0].log() / trusts[1].log(), max(signals.vote_skill, signals.regression_skill)
+    assert 0 < w < 1
     expected = {
         "boundary_uncertainty": boundary.score_logits(logits),
         "trust_score": trusts[0],
         "label_agreement": (predictions == Y.repeat(2)).double().mean(),
         "vote_agreement": LabelVotes().fit(Y, boundary.neighbors).score(predictions),
         "expected_accuracy": accuracy,
-        "accuracy_and_trust": (accuracy / signals.probabilities.amax(dim=1).double().mean() + share) / 2,
+        "accuracy_and_trust": (accuracy / signals.probabilities.amax(dim=1).double().mean() + w * share) / (1 + w),
         "prediction_changes": (predictions != before).double().mean(),
         "omission": functional.omission(shares, predictions, boundary.neighbors),
     }

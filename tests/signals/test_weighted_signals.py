@@ -50,6 +50,7 @@ def test_each_signal_is_the_weighted_mean_of_what_it_is_without():
     trust = functional.trust_score(signals.class_distances, predictions).double()
     nearest = functional.trust_score(signals.class_distances, signals.class_distances.argmin(dim=1)).double()
     share = mean(trust.clamp(1e-3, 1e3).log()) / mean(nearest.clamp(1e-3, 1e3).log())
+    accuracy = mean(signals.probabilities[rows, p]) / mean(signals.probabilities.amax(1))
     shares = functional.label_votes(LABELS, boundary.neighbors, 0.0, weights=weights)
     places = LABELS, boundary.neighbors, boundary.bayes_pairs
     u = [functional.boundary_uncertainty(part, *places, weights=weights) for part in logits.split(120)]
@@ -59,7 +60,7 @@ def test_each_signal_is_the_weighted_mean_of_what_it_is_without():
         "label_agreement": mean(predictions == LABELS.repeat(3)),
         "vote_agreement": mean(votes.votes.repeat(3, 1)[rows, p]),
         "expected_accuracy": mean(signals.probabilities[rows, p]),
-        "accuracy_and_trust": (mean(signals.probabilities[rows, p]) / mean(signals.probabilities.amax(1)) + share) / 2,
+        "accuracy_and_trust": (accuracy + signals.skill * share) / (1 + signals.skill),
         "prediction_changes": mean(predictions != before),
         "omission": functional.omission(shares, predictions, boundary.neighbors, weights=weights),
     }
