@@ -165,10 +165,10 @@ class Settings(MeasurementSettings):
             the patience nor as best.
         rule: The score, of which the first largest is kept. `"accuracy_and_trust"` is the mean of two shares: of the
             expected accuracy, and of the logarithm of trust, that any predictions can reach; trust counts by the skill
-            of predicting left-out labels (`bu_torch.functional.accuracy_and_trust`). Expected accuracy is the mean probability of the predicted
-            class. These probabilities, `Signals.probabilities`, come once from the training labels: votes of the
-            nearest samples, mixed with a kernel regression on all. Or one signal alone: `"expected_accuracy"`,
-            `"trust_score"` or `"boundary_uncertainty"`. Or a `bu_torch.Rule` of your own.
+            of predicting left-out labels (`bu_torch.functional.accuracy_and_trust`). Expected accuracy is the mean
+            probability of the predicted class. These probabilities, `Signals.probabilities`, come once from the
+            training labels: votes of the nearest samples, mixed with a kernel regression on all. Or one signal alone:
+            `"expected_accuracy"`, `"trust_score"` or `"boundary_uncertainty"`. Or a `bu_torch.Rule` of your own.
 
     Raises:
         ValueError: If an argument is out of range.
