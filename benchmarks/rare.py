@@ -97,7 +97,7 @@ def accuracy(net: nn.Module, held: Split, *, is_balanced: bool) -> float:
 
 
 def plot(rows: pd.DataFrame, path: Path) -> None:
-    """Draw error against balanced error, an arrow from the default to the weighted loss for each table."""
+    """Draw error and balanced error of each way, a table beside another."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -113,7 +113,7 @@ def plot(rows: pd.DataFrame, path: Path) -> None:
         axis.barh([place + 0.2 for place in places], part.test_balanced_error, 0.38, color="tab:red", label="balanced")
         axis.set(title=data, yticks=list(places), yticklabels=list(part.index) if axis is axes[0] else [])
         axis.invert_yaxis()
-    axes[-1].legend(loc="lower right")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

@@ -54,8 +54,8 @@ def rank_checkpoints(
             DataLoader of (input, label), a LightningDataModule, or what `bu_torch.read_samples` gave. They are read in
             order, once, without what a sampler leaves out; better pass them without augmentation. Labels are integers
             from 0.
-        rule: `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`, or a `bu_torch.Rule` that does not look
-            at `prediction_changes`, a signal of a run and not of one classifier.
+        rule: `"accuracy_and_trust"`, `"expected_accuracy"`, `"trust_score"`, `"boundary_uncertainty"`, or a
+            `bu_torch.Rule` that does not look at `prediction_changes`, a signal of a run and not of one classifier.
         signals: Signals with other settings than `Signals()`, fitted or not; fitted here if they are not.
         weights_only: As in `load_checkpoint`.
         batch_size: Samples in a forward pass, >= 1.
