@@ -150,10 +150,10 @@ def draw_curves(inputs: Tensor, labels: Tensor, path: Path, epochs: int) -> Boun
     upper.plot(test, color="black", label="test error")
     upper.plot(training, color=ORANGE, label="training error")
     upper.set(ylim=(0, None), ylabel="error")
-    scores = [check["expected_accuracy"] for check in stopper.history]
+    scores = [check[stopper.score_name] for check in stopper.history]
     middle.plot(scores, color=BLUE, label="the score that decides")
     middle.set(ylim=(np.quantile(scores, 0.05), max(scores) + 0.002), ylabel="score")  # where the largest is seen
-    for name, color in (("boundary_uncertainty", BLUE), ("expected_accuracy", ORANGE), ("trust_score", GREY)):
+    for name, color in (("boundary_uncertainty", BLUE), ("expected_accuracy", ORANGE), ("label_agreement", GREY)):
         lower.plot([check[name] for check in stopper.history], color=color, label=name.replace("_", " "))
     for ax in axes:
         if stopped is not None:
