@@ -3,7 +3,7 @@
 import argparse
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -17,13 +17,13 @@ Compare ways to stop a training on tables of your own: test errors, and the epoc
 
     bu-torch compare FOLDER
 
-Each CSV file holds numbers and a column `label` with classes. Half of its rows train a small network, the other half
-tests it.
+Each CSV file holds numbers and a column `label` with classes. Half of its rows (at most 2500) train a small network,
+the rest (at most 4000) tests it.
 """
 _NOTE = """\
-hold-out 25 %: three quarters train, and the epoch of the highest accuracy on the rest is kept. refit 20 %: a fifth
-chooses the epoch, and all labels train to it. averaged: the last epoch, with the moving average of weights that
-bu-torch uses. best epoch: in hindsight."""
+hold-out 25 %: three quarters train, and the epoch of the highest accuracy on the rest is kept, not averaged. refit
+20 %: a fifth chooses the epoch, and all labels train to it. averaged: the last epoch, with the moving average of
+weights that bu-torch uses. best epoch: in hindsight."""
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,10 @@ def _run(options: argparse.Namespace) -> None:
         log.setLevel(logging.WARNING)  # each training would log its lines
         torch.set_num_threads(1)  # enough for a small network
         for path, table in tables.items():
-            runs = [compare(table, seed, n_epochs, noise) for seed in range(n_seeds)]
+            try:
+                runs = [compare(table, seed, n_epochs, noise) for seed in range(n_seeds)]
+            except ValueError as error:
+                raise ValueError(f"`{path}`: {error}") from error
             if not found:
                 say(_row("test error", runs[0].errors))
             say(_row(path.name.partition(".csv")[0], _means(run.errors for run in runs).values()))
@@ -60,11 +63,12 @@ def _run(options: argparse.Namespace) -> None:
         torch.set_num_threads(n_threads)
     say(_row("mean", _means(run.errors for run in found).values()))
     say(_row("epochs trained", (round(n) for n in _means(run.epochs for run in found).values())))
-    say(f"\n{_NOTE}\n{len(found)} splits in {time.perf_counter() - started:.0f} s.")
+    say(f"\n{_NOTE}\n{len(found)} trainings of each in {time.perf_counter() - started:.0f} s.")
 
 
-def _files(places: Iterable[Path]) -> list[Path]:
-    files = [file for place in places for file in (sorted(place.glob("*.csv*")) if place.is_dir() else [place])]
+def _files(places: Sequence[Path]) -> list[Path]:
+    of_folders = {place: sorted((*place.glob("*.csv"), *place.glob("*.csv.gz"))) for place in places if place.is_dir()}
+    files = [file for place in places for file in of_folders.get(place, [place])]
     if not files:
         raise ValueError(f"There is no file `*.csv` or `*.csv.gz` in {', '.join(map(str, places))}.")
     return files

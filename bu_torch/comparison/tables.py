@@ -71,7 +71,7 @@ def compare(table: Split, seed: int, n_epochs: int, noise: float = 0.0) -> Compa
     n_classes = int(table[1].max()) + 1
     stopper = BoundaryUncertaintyStopper(inputs, labels, seed=seed, patience=_PATIENCE)
     average = WeightAverage(AVERAGING)
-    of_all, is_over, kept = [], False, 0.0
+    of_all, is_over = [], False
     with stopper:
         for net in _train((inputs, labels), n_classes, seed, n_epochs):
             of_all.append(_error(net, test))
@@ -118,7 +118,7 @@ def _hold_out(train: Split, test: Split, n_classes: int, share: float, seed: int
 
 
 def _train(samples: Split, n_classes: int, seed: int, n_epochs: int) -> Iterator[nn.Module]:
-    """Yield the network after each epoch, in eval mode."""
+    """Yield the network after each epoch."""
     inputs, labels = samples
     torch.manual_seed(seed)
     net = nn.Sequential(

@@ -3,8 +3,11 @@
 import torch
 from torch import Tensor
 
+from bu_torch.functional.checks import check_not_negative
 from bu_torch.functional.expected_accuracy import expected_accuracy
 from bu_torch.functional.trust import mean_trust_score, trust_score
+
+_LEAST_LOG = 1e-6  # of the highest trust: below, differences of distances are rounding
 
 
 def accuracy_and_trust(
@@ -14,29 +17,30 @@ def accuracy_and_trust(
 
     1 if every prediction is the most probable class and the nearest one. The share of trust is negative if the
     predicted classes are farther away than others; it is 0 if no class is nearer than another, so that nothing can be
-    reached. It counts by the skill of predicting left-out labels: where the labels nearby tell little, so does the
-    nearest class. The score is this project's own.
+    reached. It counts by the skill of predicting left-out labels: under much noise the nearest class misleads. The
+    score is this project's own.
 
     Args:
         accuracy: Expected accuracy of the predictions (`expected_accuracy`), in [0, 1].
         trust: Their trust score (`mean_trust_score`), > 0.
         best_accuracy: Expected accuracy of the most probable classes, in (0, 1] (`best_accuracy_and_trust`).
         best_trust: Trust score of the nearest classes, >= 1.
-        skill: Weight of the share of trust beside 1 for that of accuracy, in [0, 1].
+        skill: Weight of the share of trust beside 1 for that of accuracy, >= 0.
 
     Returns:
         Scalar, at most 1 but for rounding, float64. All arguments are floating-point scalars of one device.
 
     Raises:
-        RuntimeError: If the arguments are on different devices.
+        TypeError, ValueError: If `skill` is no number >= 0.
 
     Example:
         >>> half = torch.tensor(0.5)
         >>> accuracy_and_trust(half, torch.tensor(2.0), half, torch.tensor(4.0))
         tensor(0.7500, dtype=torch.float64)
     """
+    check_not_negative("skill", skill)
     reachable = best_trust.double().log()
-    share = torch.where(reachable > 0, trust.double().log() / reachable, torch.zeros_like(reachable))
+    share = torch.where(reachable > _LEAST_LOG, trust.double().log() / reachable, torch.zeros_like(reachable))
     return (accuracy.double() / best_accuracy.double() + skill * share) / (1 + skill)
 
 

@@ -69,6 +69,8 @@ class RunVerdict:
         record, ending, why = self.record, _ending(self.record), self.why_not_highest
         if not record.checks:
             return f"No check {'yet' if record.end is None else 'was made'}", ending
+        if self.rule is None and DEFAULT_RULE not in self.by_rule:
+            return "The default rule cannot be replayed", f"The record lacks `{DEFAULT_RULE}`. {ending}"
         if self.rule is None:
             would = f"no {record.axis}" if self.kept is None else f"{record.axis} {self.kept}"
             decided = "The callback only measured" if record.settings else "The record does not tell what decided"

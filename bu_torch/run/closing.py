@@ -24,10 +24,12 @@ def describe_choice(tracker: "Tracker", check: Mapping[str, Any] | None) -> tupl
     if check is None or not tracker.groundwork.is_prepared:
         return None, []
     signals, named = tracker.groundwork.signals, tracker.groundwork.about["classes"]
-    values = [entry["expected_accuracy"] for entry in tracker.history]
+    selection = tracker.checks.selection
+    counted = [one for one in tracker.checks.compared if selection is None or selection.score(one) is not None]
+    values = [entry["expected_accuracy"] for entry in counted]
     blind = blindness_of(signals, named, max(filter(math.isfinite, values), default=math.nan))
     n_samples = len(signals.boundary.labels)
-    confidence = confidence_in(check, tracker.checks.compared, signals.skill, n_samples, is_blind=bool(blind))
+    confidence = confidence_in(check, counted, signals.skill, n_samples, is_blind=bool(blind))
     lines = [blind or confidence.line()]
     recalls = tracker.predictions.recognition.kept
     if recalls is not None and (recalls.epoch, recalls.step) == (check["epoch"], check.get("step")):

@@ -1,5 +1,6 @@
 """Confidence in the choice of an epoch, in three numbers and a word."""
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, Literal, NamedTuple
@@ -16,21 +17,21 @@ class Confidence(NamedTuple):
     word: Word
     skill: float  # of predicting left-out labels, by neighbours or by regression: 1 is certain, 0 chance
     gain: float  # expected accuracy less that of the first check, in standard errors
-    n_equals: int  # checks within a standard error of the kept one, itself among them
+    n_equals: int  # checks whose expected accuracy is as high, within a standard error; the kept one is among them
     n_checks: int
 
     def line(self) -> str:
         """Say it in a sentence."""
         start = {
             "clear": "The choice is clear",
-            "plateau": f"The choice is one of many: expected accuracy does not tell {self.n_equals} checks apart",
-            "unsure": "The choice is unsure: there are few samples, or their labels are hard to predict",
+            "plateau": f"The choice is one of many: {self.n_equals} checks are about as good",
+            "unsure": "The choice is unsure: there are few samples or checks, or the labels are hard to predict",
             "blind": "The choice cannot be trusted",
         }[self.word]
         return (
-            f"{start} (left-out labels are predicted with skill {self.skill:.2f}, where 1 is certain and 0 chance;"
-            f" expected accuracy moved by {self.gain:+.0f} standard errors; {self.n_equals} of {self.n_checks} checks"
-            " are within one of the kept one)."
+            f"{start}. Left-out labels are predicted with skill {self.skill:.2f} (1 is certain, 0 chance); since the"
+            f" first check expected accuracy moved by {self.gain:+.0f} standard errors, and in {self.n_equals} of"
+            f" {self.n_checks} checks it is as high, within one."
         )
 
 
@@ -43,13 +44,14 @@ def confidence_in(
     """
     errors = [check["standard_error"] for check in checks if check["standard_error"] > 0]
     error, at_kept = median(errors) if errors else 0.0, kept["expected_accuracy"]
-    n_equals = sum(check["expected_accuracy"] >= at_kept - error for check in checks)
-    gain = (at_kept - checks[0]["expected_accuracy"]) / error if error else 0.0
+    values = [value for check in checks if math.isfinite(value := check["expected_accuracy"])]
+    n_equals = sum(value >= at_kept - error for value in values)
+    gain = (at_kept - values[0]) / error if error else 0.0
     word: Word = "unsure"
     if is_blind:
         word = "blind"
     elif n_equals > _MOST_EQUALS:
         word = "plateau"
-    elif skill >= _LEAST_SKILL and n_samples >= _LEAST_SAMPLES:
+    elif gain > 1 and skill >= _LEAST_SKILL and n_samples >= _LEAST_SAMPLES:
         word = "clear"
     return Confidence(word, skill, gain, n_equals, len(checks))

@@ -123,7 +123,8 @@ class History:
         selection = self.selection
         if selection is not None and all(selection.score(entry) is None for entry in self.compared):
             return f"all checks were of epochs before `start_from_epoch={selection.start_from_epoch}`"
-        if selection is not None and any(math.isfinite(selection.score(entry) or math.nan) for entry in self.compared):
+        scores = [] if selection is None else [selection.score(entry) for entry in self.compared]
+        if any(score is not None and math.isfinite(score) for score in scores):
             return "no weights could be saved"
         return "no finite check counted"
 

@@ -280,10 +280,11 @@ class Tracker:
     def end(self, reason: str, **kept: Any) -> None:
         """Judge what was kept, and write the last line of the record."""
         seconds = {name: getattr(self.account, name) for name in ("saving_seconds", "training_seconds")}
-        confidence, self.remarks = describe_choice(self, self.kept)
+        check = None if kept.get("kept_epoch") is None else self.kept  # weights may be lost
+        confidence, self.remarks = describe_choice(self, check)
         if self.checks.selection is not None:
             judged = dict.fromkeys(Confidence._fields) if confidence is None else confidence._asdict()
-            score = None if self.kept is None else self.kept[self.checks.score_name]
+            score = None if check is None else check[self.checks.score_name]
             self.summary = {"reason": reason, "score_name": self.checks.score_name, "score": score, **kept, **judged}
         self._note({"kind": "end", "reason": reason, **kept, **seconds, "remarks": self.remarks})
 
@@ -314,6 +315,9 @@ class Tracker:
         now = self._compared_settings()
         before = now if state["settings"] is None else state["settings"]
         changed = {name: value for name, value in now.items() if value != before.get(name)}
+        columns = {*Signals.NAMES, STANDARD_ERROR} if now else set()
+        if any(columns - set(check) for check in state["history"]):  # an earlier version measured other signals
+            changed["rule"] = now["rule"]
         self.predictions.load(state)
         self.groundwork.load(state)
         if self.average is not None and state["average"] is not None:

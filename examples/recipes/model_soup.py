@@ -12,12 +12,10 @@ from torch import Tensor, nn
 
 from bu_torch import Signals, load_checkpoint, rank_checkpoints, rank_models
 
-DEFAULT = "expected_accuracy"
+DEFAULT = "accuracy_and_trust"
 
 
-def greedy_soup(
-    folder: Path, module: nn.Module, inputs: Tensor, labels: Tensor, rule: str = "expected_accuracy"
-) -> int:
+def greedy_soup(folder: Path, module: nn.Module, inputs: Tensor, labels: Tensor, rule: str = DEFAULT) -> int:
     """Load the average of checkpoints of one run into `module`, and return how many are in it."""
     samples = {"dataset": (inputs, labels), "signals": Signals().fit(inputs, labels), "rule": rule}
     ranking = rank_checkpoints(folder, module, **samples)

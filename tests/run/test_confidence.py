@@ -34,7 +34,16 @@ def test_the_numbers():
     found = confidence_in(RISING[2], RISING, 0.4, 600, is_blind=False)
     assert (found.n_equals, found.n_checks) == (2, 5)
     assert found.gain == pytest.approx(20)
-    assert "moved by +20 standard errors; 2 of 5 checks" in found.line()
+    assert "moved by +20 standard errors, and in 2 of 5 checks" in found.line()
+
+
+def test_a_single_check_is_never_clear_and_one_that_is_not_finite_does_not_count():
+    alone = checks(0.7)
+    assert confidence_in(alone[0], alone, 0.9, 600, is_blind=False).word == "unsure"
+    history = checks(float("nan"), 0.6, 0.7)
+    found = confidence_in(history[2], history, 0.9, 600, is_blind=False)
+    assert (found.word, found.n_equals) == ("clear", 1)
+    assert found.gain == pytest.approx(10)
 
 
 def test_without_a_standard_error_nothing_has_moved():
