@@ -5,6 +5,7 @@ python benchmarks/errors.py
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 RESULTS = Path(__file__).parent / "results"
@@ -15,7 +16,7 @@ KINDS = {
     "images": "images",
     "people": "images, labels of people",
     "texts": "texts",
-    "distant": "news titles, labels by word lists",
+    "distant": "titles, labels by word lists",
 }
 RULES = {
     "bu-torch": "bu-torch",
@@ -29,9 +30,11 @@ RULES = {
 EPOCHS = "epochs: bu-torch, hold-out"
 
 
-def kind_of(collection: str) -> str:
-    """The sort of data, of a collection that is named after it or is of tables."""
+def kind_of(collection: str, noise: str) -> str:
+    """The sort of data, of a collection that is named after it or is of tables; clean labels are of no other kind."""
     name = collection.partition("_")[0]
+    if noise == "none":
+        name = {"people": "images", "distant": "texts"}.get(name, name)
     return name if name in KINDS else "tables"
 
 
@@ -46,8 +49,8 @@ def table(results: Path = RESULTS) -> pd.DataFrame:
             columns="rule",
             values=["test_error", "epochs_run"],
         )
-        kinds = wide.index.get_level_values("collection").map(kind_of)
-        noises, planned = (wide.index.get_level_values(name) for name in ("noise", "epochs"))
+        collections, noises, planned = (wide.index.get_level_values(name) for name in ("collection", "noise", "epochs"))
+        kinds = np.array([kind_of(*pair) for pair in zip(collections, noises, strict=True)])
         for kind, title in KINDS.items():
             for said, is_part in {"clean": noises == "none", "wrong": noises != "none"}.items():
                 is_of_row = (kinds == kind) & is_part
@@ -56,7 +59,7 @@ def table(results: Path = RESULTS) -> pd.DataFrame:
                 part = wide[is_of_row]
                 ran = part["epochs_run"].mean()
                 epochs = f"{ran['bu-torch']:.0f}, {ran['hold-out accuracy, 25 %']:.0f} of {planned[is_of_row][0]}"
-                means = part["test_error"].mean().reindex(list(RULES)).rename(RULES)
+                means = part["test_error"].mean(skipna=False).reindex(list(RULES)).rename(RULES)
                 rows[f"{title}, {said} ({len(part)})"] = {**means, EPOCHS: epochs}
     return pd.DataFrame(rows).T
 
