@@ -42,7 +42,7 @@ def confidence_in(
 
     The standard error is the median of those of the checks, each of a gain over the highest expected accuracy before.
     """
-    errors = [check["standard_error"] for check in checks if check["standard_error"] > 0]
+    errors = [error for check in checks if (error := check.get("standard_error", 0.0)) > 0]
     error, at_kept = median(errors) if errors else 0.0, kept["expected_accuracy"]
     values = [value for check in checks if math.isfinite(value := check["expected_accuracy"])]
     n_equals = sum(value >= at_kept - error for value in values)

@@ -315,8 +315,8 @@ class Tracker:
         now = self._compared_settings()
         before = now if state["settings"] is None else state["settings"]
         changed = {name: value for name, value in now.items() if value != before.get(name)}
-        columns = {*Signals.NAMES, STANDARD_ERROR} if now else set()
-        if any(columns - set(check) for check in state["history"]):  # an earlier version measured other signals
+        score = self.checks.score_name
+        if score and any(score not in check for check in state["history"]):  # an earlier version had no such score
             changed["rule"] = now["rule"]
         self.predictions.load(state)
         self.groundwork.load(state)
