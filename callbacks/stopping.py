@@ -30,7 +30,7 @@ from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
-from bu_torch.run.closing import describe_kept
+from bu_torch.run.closing import describe_kept, describe_none_kept
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import KeptResults
 from bu_torch.samples.balance import ClassWeight
@@ -323,10 +323,10 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
 
     def _tell_news(self) -> None:
         """Log a score that is higher than all before."""
-        checks, best = self.tracker.checks, self.tracker.verdict.best
+        best = self.tracker.verdict.best
         if best > self._highest:
             gain = "" if self._highest == -float("inf") else f" by {best - self._highest:.4f}"
-            rank_zero_info(f"Metric {checks.score_name} improved{gain}. New best score: {best:.4f}")
+            rank_zero_info(f"Metric {self.score_name} improved{gain}. New best score: {best:.4f}")
             self._highest = best
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -370,9 +370,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
                 why += f" (`{name}={every}`)"
             if self._fit.waits_for_average:
                 why += ": the average of WeightAveraging was not updated before it"
-            rank_zero_info(
-                f"Boundary uncertainty kept no epoch: {why}. {self.stopping_reason} The weights are those of training."
-            )
+            rank_zero_info(describe_none_kept(why, self.stopping_reason))
 
     @property
     def _is_by_steps(self) -> bool:

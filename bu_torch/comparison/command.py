@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import torch
 
@@ -56,13 +57,13 @@ def _run(options: argparse.Namespace) -> None:
                 raise ValueError(f"`{path}`: {error}") from error
             if not found:
                 say(_row("test error", runs[0].errors))
-            say(_row(path.name.partition(".csv")[0], _means(run.errors for run in runs).values()))
+            say(_row(path.name.partition(".csv")[0], _means([run.errors for run in runs])))
             found += runs
     finally:
         log.setLevel(level)
         torch.set_num_threads(n_threads)
-    say(_row("mean", _means(run.errors for run in found).values()))
-    say(_row("epochs trained", (round(n) for n in _means(run.epochs for run in found).values())))
+    say(_row("mean", _means([run.errors for run in found])))
+    say(_row("epochs trained", map(round, _means([run.epochs for run in found]))))
     say(f"\n{_NOTE}\n{len(found)} trainings of each in {time.perf_counter() - started:.0f} s.")
 
 
@@ -74,13 +75,9 @@ def _files(places: Sequence[Path]) -> list[Path]:
     return files
 
 
-def _means(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def _means(rows: Sequence[Mapping[str, float]]) -> list[float]:
     """Mean of each column."""
-    columns: dict[str, list[float]] = {}
-    for row in rows:
-        for name, value in row.items():
-            columns.setdefault(name, []).append(value)
-    return {name: sum(values) / len(values) for name, values in columns.items()}
+    return [fmean(row[name] for row in rows) for name in rows[0]]
 
 
 def _row(title: str, cells: Iterable[str | float]) -> str:

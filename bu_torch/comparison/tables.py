@@ -13,6 +13,7 @@ from bu_torch.internal.replica import copy_of
 from bu_torch.run.averaging import WeightAverage
 from bu_torch.run.settings import AVERAGING
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
+from bu_torch.space.features import standardization, standardize
 
 LEAST_ROWS = 80
 _MOST_TRAINED, _MOST_TESTED = 2500, 4000
@@ -150,8 +151,7 @@ def _split(table: Split, seed: int, noise: float) -> tuple[Split, Split]:
     order = torch.randperm(len(labels), generator=generator)
     train, test = order.tensor_split(2)
     train, test = train[:_MOST_TRAINED], test[:_MOST_TESTED]
-    mean, scale = features[train].mean(dim=0), features[train].std(dim=0)
-    features = (features - mean) / torch.where(scale > 0, scale, 1.0)
+    features = standardize(features, *standardization(features[train]))
     given = labels[train]
     is_redrawn = torch.rand(len(given), generator=generator) < noise
     drawn = torch.randint(int(labels.max()) + 1, (len(given),), generator=generator)

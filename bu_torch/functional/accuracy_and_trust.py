@@ -7,7 +7,7 @@ from bu_torch.functional.checks import check_not_negative
 from bu_torch.functional.expected_accuracy import expected_accuracy
 from bu_torch.functional.trust import mean_trust_score, trust_score
 
-_LEAST_LOG = 1e-6  # of the highest trust: below, differences of distances are rounding
+_LEAST_LOG = 1e-6  # below this logarithm of the highest trust, distances differ by rounding
 
 
 def accuracy_and_trust(

@@ -44,6 +44,11 @@ def place_of_check(check: dict[str, Any], *, is_by_steps: bool) -> str:
     return f"epoch {check['epoch']}"
 
 
+def describe_none_kept(why: str, reason: str) -> str:
+    """Say that no check was kept, and why, and the `reason` for which training ended."""
+    return f"Boundary uncertainty kept no epoch: {why}. {reason} The weights are those of training."
+
+
 def describe_kept(
     tracker: "Tracker", kept: dict[str, Any], path: str, how: str, reason: str, *, is_by_steps: bool, is_open: bool
 ) -> str:

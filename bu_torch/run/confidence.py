@@ -15,7 +15,7 @@ class Confidence(NamedTuple):
     """Confidence in the choice of a check."""
 
     word: Word
-    skill: float  # of predicting left-out labels, by neighbours or by regression: 1 is certain, 0 chance
+    skill: float  # skill of predicting left-out labels, by neighbours or by regression: 1 is certain, 0 chance
     gain: float  # expected accuracy less that of the first check, in standard errors
     n_equals: int  # checks whose expected accuracy is as high, within a standard error; the kept one is among them
     n_checks: int

@@ -121,10 +121,10 @@ class History:
         if not self.compared:
             return "no check counted" if self.entries else "no check was made"
         selection = self.selection
-        if selection is not None and all(selection.score(entry) is None for entry in self.compared):
+        counted = [] if selection is None else [one for one in map(selection.score, self.compared) if one is not None]
+        if selection is not None and not counted:
             return f"all checks were of epochs before `start_from_epoch={selection.start_from_epoch}`"
-        scores = [] if selection is None else [selection.score(entry) for entry in self.compared]
-        if any(score is not None and math.isfinite(score) for score in scores):
+        if any(map(math.isfinite, counted)):
             return "no weights could be saved"
         return "no finite check counted"
 

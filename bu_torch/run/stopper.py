@@ -19,7 +19,7 @@ from bu_torch.perturbation.draws import Perturbation
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.budget import bound_in_bytes, count_operations, plan
-from bu_torch.run.closing import describe_exception, describe_kept
+from bu_torch.run.closing import describe_exception, describe_kept, describe_none_kept
 from bu_torch.run.kept_weights import BestWeights, load
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import KeptResults, Tracker
@@ -208,10 +208,7 @@ class BoundaryUncertaintyStopper(KeptResults):
             stopped_epoch=self.stopped_epoch,
         )
         if kept is None:
-            why = tracker.checks.why_none_kept()
-            tell(
-                f"Boundary uncertainty kept no epoch: {why}. {self.stopping_reason} The weights are those of training."
-            )
+            tell(describe_none_kept(tracker.checks.why_none_kept(), self.stopping_reason))
             return
         is_open, is_by_steps = self.stopped_epoch is None, self._is_by_steps
         line = describe_kept(tracker, kept, "", how, self.stopping_reason, is_by_steps=is_by_steps, is_open=is_open)

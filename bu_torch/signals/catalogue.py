@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -39,7 +40,19 @@ class SignalInputs:
     members: Tensor  # (rows, M) clusters, repeated for the draws that are measured in one call
     weights: Tensor | None  # (N,) float64 weights with mean 1; None if all samples count alike
     best: tuple[Tensor, Tensor]  # most that expected accuracy and trust can reach at the perturbed inputs
-    skill: float  # of predicting left-out labels, in [0, 1]
+    skill: float  # skill of predicting left-out labels, in [0, 1]
+
+    @cached_property
+    def mean_trust(self) -> Tensor:
+        """Trust score of the check, a float64 scalar; two signals need it."""
+        return functional.mean_trust_score(self.by_sample(self.trust), self.weights, validate_args=False)
+
+    @cached_property
+    def accuracy(self) -> Tensor:
+        """Expected accuracy of the check, a float64 scalar; two signals need it."""
+        n_draws, weights, columns = len(self.columns) // len(self.labels), self.weights, self.columns
+        weights = None if weights is None else weights.repeat(n_draws)
+        return functional.expected_accuracy(self.label_probabilities, columns, weights=weights, validate_args=False)
 
     def by_sample(self, values: Tensor) -> Tensor:
         """Reshape values at the perturbed inputs, (D * N,), to a row for each draw, (D, N)."""
@@ -65,16 +78,15 @@ def _boundary_uncertainty(read: SignalInputs) -> Tensor:
 
 
 def _trust_score(read: SignalInputs) -> Tensor:
-    return functional.mean_trust_score(read.by_sample(read.trust), read.weights, validate_args=False)
+    return read.mean_trust
 
 
 def _expected_accuracy(read: SignalInputs) -> Tensor:
-    weights = None if read.weights is None else read.weights.repeat(len(read.columns) // len(read.labels))
-    return functional.expected_accuracy(read.label_probabilities, read.columns, weights=weights, validate_args=False)
+    return read.accuracy
 
 
 def _accuracy_and_trust(read: SignalInputs) -> Tensor:
-    return functional.accuracy_and_trust(_expected_accuracy(read), _trust_score(read), *read.best, read.skill)
+    return functional.accuracy_and_trust(read.accuracy, read.mean_trust, *read.best, read.skill)
 
 
 def _label_agreement(read: SignalInputs) -> Tensor:
