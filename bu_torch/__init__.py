@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from bu_torch.neighbors.prototypes import PrototypeClassifier
     from bu_torch.papers.bisection import BisectionAnchorUncertainty
     from bu_torch.papers.gradient import GradientAnchorUncertainty
-    from bu_torch.perturbation.moves import exchange_tokens as exchange_tokens
-    from bu_torch.perturbation.moves import perturb
-    from bu_torch.perturbation.moves import perturb_toward_neighbors as perturb_toward_neighbors
+    from bu_torch.perturbation.draws import exchange_tokens as exchange_tokens
+    from bu_torch.perturbation.draws import perturb
+    from bu_torch.perturbation.draws import perturb_toward_neighbors as perturb_toward_neighbors
     from bu_torch.ranking.checkpoints import Checkpoint as Checkpoint
     from bu_torch.ranking.checkpoints import load_checkpoint
     from bu_torch.ranking.rank import rank_checkpoints, rank_models

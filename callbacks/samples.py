@@ -25,7 +25,7 @@ from bu_torch.callbacks.schedule import Schedule
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.replica import copy_of
-from bu_torch.perturbation.moves import keeps_integers
+from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.budget import Plan, bound_in_bytes, count_operations, plan
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.tracker import Tracker

@@ -25,12 +25,17 @@ from bu_torch.internal.inputs import (
 from bu_torch.internal.logits import read_logits, warn_of_probabilities
 from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.neighbors.prototypes import PrototypeClassifier
-from bu_torch.perturbation.draws import Perturbation, PerturbationKind, check_perturbation, draw_perturbed, kind_of
-from bu_torch.perturbation.moves import keeps_integers
+from bu_torch.perturbation.draws import (
+    Perturbation,
+    PerturbationKind,
+    check_perturbation,
+    draw_perturbed,
+    keeps_integers,
+    kind_of,
+)
 from bu_torch.samples.balance import ClassWeight, check_class_weight, weights_of
-from bu_torch.space.features import FeatureSpace, standardization, standardize
+from bu_torch.space.features import FeatureSpace, is_pooled, standardization, standardize
 from bu_torch.space.metric import MetricSpace
-from bu_torch.space.patches import is_pooled
 from bu_torch.space.tokens import check_tokens
 
 _NAMED_SPACES = ("inputs", "patches", "tokens", "metric", "module")

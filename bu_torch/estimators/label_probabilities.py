@@ -12,7 +12,7 @@ from bu_torch.estimators.metric_choice import Honest, MetricRegression
 from bu_torch.functional.probabilities import mixing_weight
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted
 from bu_torch.samples.balance import weights_of
-from bu_torch.samples.copies import copies
+from bu_torch.samples.samples import copies
 
 
 class LabelProbabilities:

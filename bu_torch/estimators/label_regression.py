@@ -12,8 +12,7 @@ from bu_torch.functional.regression import landmark_factor, left_out_predictions
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_seed
 from bu_torch.internal.progress import advance
 from bu_torch.neighbors.k_means import lloyd
-from bu_torch.samples.balance import weights_of
-from bu_torch.samples.subset import stratified_rows
+from bu_torch.samples.balance import stratified_rows, weights_of
 from bu_torch.space.features import common_standardization, standardize
 
 _BLOCK_ELEMENTS = 2**18  # kernel entries at once: 2 MB, which a processor keeps at hand

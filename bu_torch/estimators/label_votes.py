@@ -10,8 +10,7 @@ from bu_torch import functional
 from bu_torch.functional.probabilities import best_candidate, shares_of, skill
 from bu_torch.functional.votes import count_votes
 from bu_torch.internal.inputs import as_labels, check_fitted
-from bu_torch.samples.balance import weights_of
-from bu_torch.samples.subset import stratified_rows
+from bu_torch.samples.balance import stratified_rows, weights_of
 
 _MOST_VOTES = 100_000  # samples to choose the decay by
 

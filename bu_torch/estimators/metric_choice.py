@@ -12,8 +12,7 @@ from bu_torch.estimators.label_votes import LabelVotes
 from bu_torch.functional.probabilities import best_candidate, brier_score, mixing_weight, shares_of, skill
 from bu_torch.functional.votes import count_votes
 from bu_torch.functional.weights import mean_of
-from bu_torch.samples.balance import weights_of
-from bu_torch.samples.subset import stratified_rows
+from bu_torch.samples.balance import stratified_rows, weights_of
 from bu_torch.space.metric import LabelMetric
 
 _FOLDS = 3

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from bu_torch.estimators.label_regression import LabelRegression
 from bu_torch.estimators.metric_choice import MetricTrial
 from bu_torch.internal.progress import uncounted
-from bu_torch.samples.subset import stratified_rows
-from bu_torch.space.features import FeatureSpace, name_of
+from bu_torch.samples.balance import stratified_rows
+from bu_torch.space.features import FeatureSpace, MixedFeatures, name_of
 from bu_torch.space.layers import LayerFeatures
 from bu_torch.space.metric import LabelMetric, MetricSpace
-from bu_torch.space.mixed import MixedFeatures
 
 SpaceName = Literal["inputs", "patches", "tokens", "metric"]  # that follows from the samples alone
 FeatureExtractor = SpaceName | Literal["module"] | Callable[[Tensor], Any] | MixedFeatures

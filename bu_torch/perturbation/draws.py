@@ -1,4 +1,4 @@
-"""Draws of perturbed samples, by the name of a perturbation or by a callable of the user."""
+"""Perturbed samples: each training sample moved a little, at random, toward a sample near it, or mixed with one."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -7,23 +7,201 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import check_choice
-from bu_torch.internal.inputs import as_floats, is_finite
+from bu_torch.functional.checks import check_choice, check_index, check_range
+from bu_torch.internal.inputs import as_features, as_flat_features, as_floats, as_tensor, check_integer, is_finite
 from bu_torch.neighbors.graph import distance_among
-from bu_torch.perturbation.moves import (
-    HIGH,
-    LOW,
-    NEAREST,
-    between,
-    check_perturbed,
-    choose_neighbor,
-    draw_begin,
-    exchange_run,
-    move_toward,
-    perturb,
-)
 from bu_torch.space.features import standardize
 from bu_torch.space.tokens import check_tokens
+
+NEAREST, LOW, HIGH = 5, 0.3, 0.7  # neighbours to choose from, and the part of the way to the one chosen
+
+
+def perturb(features: Any, nearest_distance: Any, generator: torch.Generator | None = None) -> Tensor:
+    """Move each sample by the distance to its nearest neighbour, in a random direction.
+
+    Ha et al. (2021), Algorithm 1: x + d(x) r. The paper's text has r uniform across the features, each by itself; the
+    length of a move then grows with their number. Here r is uniform on the unit sphere of the features that vary: the
+    sample moves by exactly d(x), and a constant feature stays as it is. `examples/sensitivity.py` compares both.
+
+    Args:
+        features: Samples, shape (N, d), tensor or array of numbers, finite, any device.
+        nearest_distance: d(x) of each sample (`NeighborGraph.nearest_distance`), shape (N,), >= 0.
+        generator: Source of the directions, the same for all dtypes and devices; None for a CPU generator of seed 0.
+
+    Returns:
+        The perturbed samples (N, d), float64 for float64 features and integers beyond 2^24, float32 for all others.
+
+    Raises:
+        TypeError, ValueError: If an argument is not made of real numbers, shapes do not fit, a distance is negative or
+            not finite, or a perturbed sample would leave the range of its dtype.
+
+    Example:
+        >>> features = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]])
+        >>> (perturb(features, torch.tensor([1.0, 2.0, 3.0])) - features).norm(dim=1).round(decimals=4)
+        tensor([1., 2., 3.])
+    """
+    features = as_flat_features(features)
+    distance = as_tensor(nearest_distance, "nearest_distance").to(features.device)
+    if distance.is_complex():
+        raise TypeError(f"`nearest_distance` must be real, got {distance.dtype}.")
+    distance = distance.detach().to(features.dtype)
+    if distance.shape != features.shape[:1]:
+        raise ValueError(f"`nearest_distance` must have shape ({features.shape[0]},), got {tuple(distance.shape)}.")
+    if not bool(((distance >= 0) & distance.isfinite()).all()):
+        raise ValueError(f"`nearest_distance` must be finite and >= 0, got a minimum of {float(distance.min())}.")
+    generator = generator or torch.Generator().manual_seed(0)
+    direction = torch.randn(features.shape, generator=generator, dtype=torch.float32, device=generator.device)
+    direction = direction.to(features.device, features.dtype)
+    direction *= features.amax(dim=0) != features.amin(dim=0)
+    length = direction.norm(dim=1, keepdim=True)
+    direction /= torch.where(length > 0, length, torch.ones_like(length))
+    return check_perturbed(features + distance.unsqueeze(1) * direction, features)
+
+
+def perturb_toward_neighbors(
+    inputs: Any,
+    neighbors: Any,
+    generator: torch.Generator | None = None,
+    *,
+    n_nearest: int = NEAREST,
+    low: float = LOW,
+    high: float = HIGH,
+) -> Tensor:
+    """Move each sample a part of the way to one of the samples nearest to it, whatever their classes.
+
+    For inputs whose values belong together (images, signals). There a random direction is white noise, which no sample
+    holds; a mixture of two near samples stays near the data. This project's own in place of Algorithm 1 of Ha et al.
+    (2021), who leave the operation open for such inputs (section 4.2.2); compare Natekar and Sharma (2020) and Schiff
+    et al. (2021), who measure generalisation by mixtures of images.
+
+    Args:
+        inputs: Samples, shape (N, ...), tensor or array of numbers, finite, any device.
+        neighbors: Clusters, the sample itself first (`NeighborGraph.neighbors`), shape (N, M) with M >= 2.
+        generator: Source of the choices, the same for all dtypes and devices; None for a CPU generator of seed 0.
+        n_nearest: One of so many nearest others is chosen, >= 1; all of them if a cluster holds fewer.
+        low: Least part of the way, 0 <= low <= high.
+        high: Largest part of the way, <= 1; the part is uniform between the two.
+
+    Returns:
+        The perturbed samples (N, ...), float64 for float64 inputs and integers beyond 2^24, float32 for all others.
+
+    Raises:
+        TypeError, ValueError: If an argument has the wrong type, shape or values.
+
+    Example:
+        >>> images = torch.arange(3.0).view(3, 1, 1, 1).expand(3, 1, 2, 2)
+        >>> clusters = torch.tensor([[0, 1], [1, 0], [2, 1]])
+        >>> perturb_toward_neighbors(images, clusters, low=0.5, high=0.5)[:, 0, 0, 0]
+        tensor([0.5000, 0.5000, 1.5000])
+    """
+    inputs = as_features(inputs, "inputs")
+    target, share = choose_neighbor(inputs, neighbors, generator, n_nearest)
+    return move_toward(inputs, inputs[target], between(low, high, share.to(inputs)))
+
+
+def exchange_tokens(
+    tokens: Any,
+    neighbors: Any,
+    generator: torch.Generator | None = None,
+    *,
+    n_nearest: int = NEAREST,
+    low: float = LOW,
+    high: float = HIGH,
+) -> Tensor:
+    """Put tokens of one of the texts nearest to it in place of some of each text's own, whatever their classes.
+
+    A text takes a run of its neighbour's tokens, from the same places, so that phrases stay whole. Places in which both
+    hold the same, such as padding, are passed over. The run may begin anywhere, and goes on at the beginning if it
+    reaches the end. This crossover of genetic algorithms is to token ids what `perturb_toward_neighbors` is to images,
+    and as much this project's own.
+
+    Args:
+        tokens: Token ids, shape (N, L) or (N, ..., L), integers, any device. What stands beside the ids (N, 2, L), such
+            as a mask, is exchanged in the same places.
+        neighbors: Clusters, the sample itself first (`NeighborGraph.neighbors`), shape (N, M) with M >= 2.
+        generator: Source of the choices, the same for all dtypes and devices; None for a CPU generator of seed 0.
+        n_nearest: One of so many nearest others is chosen, >= 1; all of them if a cluster holds fewer.
+        low: Least share to exchange, of the places in which the two texts differ, 0 <= low <= high.
+        high: Largest share, <= 1; the share is uniform between the two, and rounded to whole places.
+
+    Returns:
+        The perturbed texts, of the shape and dtype of the tokens: each token is that of the text or of its neighbour.
+
+    Raises:
+        TypeError, ValueError: If the tokens are not integers, or an argument has the wrong shape or values.
+
+    Example:
+        >>> clusters = torch.tensor([[0, 1], [1, 0]])
+        >>> exchanged = exchange_tokens(torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), clusters, low=0.5, high=0.5)
+        >>> (exchanged >= 5).sum(dim=1)
+        tensor([2, 2])
+    """
+    tokens = as_features(tokens, "tokens", keep_integers=True)
+    check_tokens(tokens)
+    generator = generator or torch.Generator().manual_seed(0)
+    target, share = choose_neighbor(tokens, neighbors, generator, n_nearest)
+    begin = draw_begin(tokens, generator)
+    return exchange_run(tokens, tokens[target], between(low, high, share), begin)
+
+
+def draw_begin(tokens: Tensor, generator: torch.Generator) -> Tensor:
+    """Beginning of each text's run, (N,) float32 in [0, 1), as a part of the places in which two texts differ."""
+    return torch.rand((len(tokens), 1), generator=generator, device=generator.device).to(tokens.device).squeeze(1)
+
+
+def exchange_run(tokens: Tensor, others: Tensor, share: Tensor, begin: Tensor) -> Tensor:
+    """Put `share` (n,) of the places in which `others` (n, ..., L) differ in place of those of `tokens`."""
+    length = tokens.shape[-1]
+    is_other = (tokens != others).view(len(tokens), -1, length).any(dim=1)
+    n_others = is_other.sum(dim=1, keepdim=True)
+    n_exchanged = (share.unsqueeze(1) * n_others).round()
+    place = (is_other.cumsum(dim=1) - 1 - (begin.unsqueeze(1) * n_others).long()) % n_others.clamp(min=1)
+    is_exchanged = is_other & (place < n_exchanged)
+    return torch.where(is_exchanged.view(len(tokens), *[1] * (tokens.ndim - 2), length), others, tokens)
+
+
+def move_toward(inputs: Tensor, others: Tensor, part: Tensor) -> Tensor:
+    """Move `inputs` (n, ...) by `part` (n,) of the way to `others`."""
+    return torch.lerp(inputs, others, part.view(-1, *[1] * (inputs.ndim - 1)))
+
+
+def between(low: float, high: float, share: Tensor) -> Tensor:
+    """Spread `share` (n,) in [0, 1) over the range from `low` to `high`."""
+    if not 0 <= low <= high <= 1:
+        raise ValueError(f"`low` and `high` must be fractions of the way, 0 <= low <= high <= 1, got {low} and {high}.")
+    return low + (high - low) * share
+
+
+def choose_neighbor(
+    inputs: Tensor, neighbors: Any, generator: torch.Generator | None, n_nearest: int
+) -> tuple[Tensor, Tensor]:
+    """Choose one of the nearest others of each sample (N,), and a number in [0, 1) (N,) float32; checks arguments."""
+    generator = generator or torch.Generator().manual_seed(0)
+    neighbors = as_tensor(neighbors, "neighbors").to(inputs.device)
+    check_index("neighbors", neighbors, (len(inputs), "M"), inputs.device)
+    if neighbors.shape[1] < 2:
+        raise ValueError(f"`neighbors` must have shape (N, M) with M >= 2, got {tuple(neighbors.shape)}.")
+    check_range("neighbors", neighbors, len(inputs), "rows of `inputs`")
+    n_nearest = min(check_integer("n_nearest", n_nearest, 1), neighbors.shape[1] - 1)
+    shape, device = (len(inputs),), generator.device
+    places = 1 + torch.randint(n_nearest, shape, generator=generator, device=device).to(inputs.device)
+    share = torch.rand(shape, generator=generator, device=device).to(inputs.device)
+    return neighbors.long().gather(1, places.unsqueeze(1)).squeeze(1), share
+
+
+def keeps_integers(perturbation: Any) -> bool:
+    """Return True if integer samples stay integers under this perturbation: a callable, or `"tokens"`."""
+    return callable(perturbation) or (isinstance(perturbation, str) and perturbation == "tokens")
+
+
+def check_perturbed(perturbed: Tensor, features: Tensor) -> Tensor:
+    """Return perturbed samples unless one has left the range of its dtype."""
+    if not is_finite(perturbed):
+        raise ValueError(
+            f"`features` must be small enough to be perturbed within the range of {features.dtype}, got a magnitude of"
+            f" {float(features.abs().max()):.3g}: scale them down."
+        )
+    return perturbed
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,12 @@ from bu_torch.internal.printing import cleaned
 from bu_torch.perturbation.draws import MixedMove
 from bu_torch.run.budget import Plan, ignored, plan
 from bu_torch.run.settings import MeasurementSettings
-from bu_torch.samples.balance import ClassWeight, class_shares, rare_class
+from bu_torch.samples.balance import ClassWeight, class_shares, rare_class, stratified_rows
 from bu_torch.samples.samples import Samples
-from bu_torch.samples.subset import stratified_rows
 from bu_torch.signals.cache import fit_or_load
 from bu_torch.signals.measuring import Signals
 from bu_torch.signals.preparation import MOST_ENTRIES
-from bu_torch.space.mixed import MixedFeatures
+from bu_torch.space.features import MixedFeatures
 
 _MOST_CLASSES_A_SAMPLE = 1 / 3
 _SPACES = {

@@ -15,8 +15,7 @@ from bu_torch.internal.inputs import as_floats, check_integer
 from bu_torch.internal.logits import device_of, logits_at, packed_model
 from bu_torch.internal.printing import tell
 from bu_torch.internal.replica import looking_at
-from bu_torch.perturbation.draws import Perturbation
-from bu_torch.perturbation.moves import keeps_integers
+from bu_torch.perturbation.draws import Perturbation, keeps_integers
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.budget import bound_in_bytes, count_operations, plan
 from bu_torch.run.closing import describe_exception, describe_kept, describe_none_kept

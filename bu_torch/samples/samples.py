@@ -1,6 +1,6 @@
-"""Training samples as tensors, and the choice of some of them."""
+"""Training samples as tensors, the choice of some of them, and copies among them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,10 +10,10 @@ from torch.utils.data import Subset, TensorDataset
 
 from bu_torch.internal.inputs import as_features, as_labels, as_tensor
 from bu_torch.internal.packing import Packing, as_inputs
-from bu_torch.samples.balance import as_weights
-from bu_torch.samples.subset import stratified_rows
+from bu_torch.samples.balance import as_weights, stratified_rows
 
 IGNORED = -100  # what torch's losses leave out, by the default of their `ignore_index`
+_BLOCK_ELEMENTS = 2**22  # compared at once
 
 
 class Samples(NamedTuple):
@@ -126,3 +126,17 @@ def _as_strata(labels: Tensor, n_samples: int) -> Tensor | None:
         return whole if bool((whole == labels).all()) else None
     except RuntimeError:  # torch compares no unsigned integers of 16 bits and more
         return None
+
+
+def copies(features: Tensor, neighbors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows (R,) of samples (N, ...) that have exact copies among the nearest, and of one copy each; then the next.
+
+    `neighbors` (N, M) are those of `NeighborGraph`. Each yield holds only rows that the one before held, R >= 1.
+    """
+    rows = torch.arange(len(features), device=features.device)
+    for others in neighbors[:, 1:].unbind(dim=1):
+        blocks = rows.split(max(1, _BLOCK_ELEMENTS // features[0].numel()))
+        rows = torch.cat([part[(features[others[part]] == features[part]).flatten(1).all(dim=1)] for part in blocks])
+        if not len(rows):
+            return
+        yield rows, others[rows].long()

@@ -19,11 +19,10 @@ from bu_torch.estimators.trust import TrustScore
 from bu_torch.internal.classes import PresentClasses
 from bu_torch.internal.files import open_whole, regular_file
 from bu_torch.perturbation.draws import MixedMove
-from bu_torch.samples.copies import copies
+from bu_torch.samples.samples import copies
 from bu_torch.signals.arrays import layout, read_arrays, write_arrays
-from bu_torch.space.features import FeatureSpace
+from bu_torch.space.features import FeatureSpace, MixedFeatures
 from bu_torch.space.metric import MetricSpace
-from bu_torch.space.mixed import MixedFeatures
 
 _FORMAT = 13  # raise it when the arrays hold something else, or are computed in another way
 _PROBE = 64

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import (
     as_flat_features,
+    as_floats,
     as_tensor,
     check_integer,
     check_seed,
@@ -19,15 +20,76 @@ from bu_torch.internal.inputs import (
     scikit_learn_seed,
 )
 from bu_torch.internal.logits import as_taken
+from bu_torch.internal.packing import Packing
 from bu_torch.internal.precision import full_precision
 from bu_torch.internal.replica import looking_at
 from bu_torch.internal.shards import evaluated_in_place
-from bu_torch.space.mixed import MixedFeatures
-from bu_torch.space.patches import PatchFeatures, pooled
+from bu_torch.space.patches import PatchFeatures
 from bu_torch.space.tokens import TokenFeatures
 
 _BATCH = 1024
 _BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
+_LARGE, _POOLED = 64 * 64, 32 * 32  # pixels of a channel: of images that are pooled at least, and then
+_MOST_CATEGORIES = 100  # the most frequent of each place
+_MOST_PLACES = 50  # a longer row is a text
+
+
+class MixedFeatures:
+    """Numbers as they are, images among them pooled, and an indicator for each category.
+
+    Each place counts alike, as in Gower (1971): the indicators of a place have a variance of 1 together, as a number
+    has. A long row of indices is a text (`TokenFeatures`), which counts as much as all numbers together.
+    """
+
+    def __init__(self, packing: Packing) -> None:
+        self.packing = packing
+        self._texts: TokenFeatures | None = None
+        self._categories: list[Tensor] = []
+
+    def __repr__(self) -> str:  # tells fingerprints apart
+        return f"MixedFeatures({self.packing})"
+
+    def fit(self, inputs: Tensor) -> Self:
+        """Find the categories of packed inputs (N, D)."""
+        rows = self._rows(inputs)
+        self._texts, self._categories = None, []
+        if rows.shape[1] > _MOST_PLACES:
+            self._texts = TokenFeatures().fit(rows)
+            return self
+        for column in rows.T:
+            values, counts = column.unique(return_counts=True)
+            self._categories.append(values[counts.argsort(descending=True, stable=True)[:_MOST_CATEGORIES]])
+        return self
+
+    def transform(self, inputs: Tensor) -> Tensor:
+        """Features (n, k) of packed inputs (n, D), of their dtype."""
+        return torch.cat(self._parts(inputs), dim=1)
+
+    def common_scale(self, inputs: Tensor, scale: Tensor) -> Tensor:
+        """Scale (k,) of each feature, one for all of a place or a text, from the standard deviation of each."""
+        numbers, *others = scale.split([part.shape[1] for part in self._parts(inputs[:1])])
+        unit = 1.0 if self._texts is None else max(1, len(numbers)) ** 0.5
+        return torch.cat((numbers, *(part.norm().expand(len(part)) / unit for part in others)))
+
+    def _parts(self, inputs: Tensor) -> list[Tensor]:
+        """Features of all numbers, and then of each place or of the text."""
+        shapes = self.packing.shapes_of_numbers
+        columns = inputs[:, : self.packing.n_numbers].split([shape.numel() for shape in shapes], dim=1)
+        numbers = [inputs[:, :0]]
+        for part, shape in zip(columns, shapes, strict=True):
+            is_image = len(shape) == 3
+            numbers.append(pooled(part.reshape(len(part), *shape)).flatten(1) if is_image else part)
+        rows = self._rows(inputs)
+        parts = [torch.cat(numbers, dim=1)]
+        if self._texts is not None:
+            return [*parts, self._texts.transform(rows).to(inputs.dtype)]
+        known = zip(rows.T, self._categories, strict=True)
+        return parts + [(column.unsqueeze(1) == categories).to(inputs.dtype) for column, categories in known]
+
+    def _rows(self, inputs: Tensor) -> Tensor:
+        """Indices, of rows of equal length the first alone: ids, and not their mask."""
+        indices = inputs[:, self.packing.n_numbers :].long()
+        return indices[:, : indices.shape[1] // self.packing.n_rows_of_indices]
 
 
 class FeatureSpace:
@@ -142,6 +204,25 @@ class FeatureSpace:
                 f"`feature_extractor` must give one row a sample, got {len(features)} for {len(inputs)} samples."
             )
         return features
+
+
+def is_pooled(inputs: Tensor) -> bool:
+    """Return True if these are images (N, C, H, W) that are pooled before distances are measured."""
+    return inputs.ndim == 4 and inputs.shape[2] * inputs.shape[3] > _LARGE
+
+
+def pooled(images: Tensor) -> Tensor:
+    """Mean-pool images (N, C, H, W) of more than 64 x 64 pixels to as many as 32 x 32, in their shape; others stay.
+
+    Distances tell classes apart as well at this size as at full size, at a cost that does not grow with the pixels.
+    """
+    if not is_pooled(images):
+        return as_floats(images)
+    height, width = images.shape[2:]
+    factor = (height * width / _POOLED) ** 0.5
+    size = max(1, int(height / factor)), max(1, int(width / factor))
+    blocks = images.split(max(1, _BLOCK_ELEMENTS // images[0].numel()))
+    return torch.cat([torch.nn.functional.adaptive_avg_pool2d(as_floats(block), size) for block in blocks])
 
 
 def name_of(feature_extractor: object) -> str:

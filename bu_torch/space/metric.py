@@ -10,8 +10,7 @@ from bu_torch.functional.probabilities import shares_of
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_seed
 from bu_torch.internal.precision import full_precision
 from bu_torch.internal.progress import advance
-from bu_torch.samples.balance import weights_of
-from bu_torch.samples.subset import stratified_rows
+from bu_torch.samples.balance import stratified_rows, weights_of
 from bu_torch.space.features import FeatureSpace
 
 _PENALTIES = [1e-3, 1e-2, 0.1, 1.0, 10.0]

@@ -5,36 +5,16 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from bu_torch.internal.inputs import as_floats, check_fitted, check_integer, check_seed
+from bu_torch.internal.inputs import check_fitted, check_integer, check_seed
 from bu_torch.internal.precision import full_precision
 from bu_torch.internal.progress import advance
 
-_LARGE, _POOLED = 64 * 64, 32 * 32  # pixels of a channel: of images that are pooled at least, and then
 _CONTRAST = 0.01  # added to the variance of a patch, relative to that of all pixels
 _WHITENING = 0.1  # added to the eigenvalues, relative to their mean
 _LEAST = 1e-12
 _THRESHOLD = 0.25
 _SAMPLED = 20_000  # patches to whiten by
 _BLOCK_ELEMENTS = 2**21  # a block's maps take 8 MB, so a cache holds them; 2**24 takes twice as long
-
-
-def is_pooled(inputs: Tensor) -> bool:
-    """Return True if these are images (N, C, H, W) that are pooled before distances are measured."""
-    return inputs.ndim == 4 and inputs.shape[2] * inputs.shape[3] > _LARGE
-
-
-def pooled(images: Tensor) -> Tensor:
-    """Mean-pool images (N, C, H, W) of more than 64 x 64 pixels to as many as 32 x 32, in their shape; others stay.
-
-    Distances tell classes apart as well at this size as at full size, at a cost that does not grow with the pixels.
-    """
-    if not is_pooled(images):
-        return as_floats(images)
-    height, width = images.shape[2:]
-    factor = (height * width / _POOLED) ** 0.5
-    size = max(1, int(height / factor)), max(1, int(width / factor))
-    blocks = images.split(max(1, _BLOCK_ELEMENTS // images[0].numel()))
-    return torch.cat([torch.nn.functional.adaptive_avg_pool2d(as_floats(block), size) for block in blocks])
 
 
 class PatchFeatures:

@@ -5,7 +5,7 @@ from problems import blobs
 from bu_torch import LabelVotes, NeighborGraph
 from bu_torch.functional import label_votes
 from bu_torch.functional.probabilities import brier_score
-from bu_torch.samples.subset import stratified_rows
+from bu_torch.samples.balance import stratified_rows
 
 
 class TestVotes:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from bu_torch import BoundaryUncertainty, perturb
-from bu_torch.perturbation.moves import exchange_tokens, keeps_integers, perturb_toward_neighbors
+from bu_torch.perturbation.draws import exchange_tokens, keeps_integers, perturb_toward_neighbors
 
 
 def test_each_sample_moves_by_exactly_its_distance(dtype):

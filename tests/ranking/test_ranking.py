@@ -25,7 +25,7 @@ from bu_torch import (
     rank_models,
     read_samples,
 )
-from bu_torch.samples.subset import stratified_rows
+from bu_torch.samples.balance import stratified_rows
 
 INPUTS, LABELS = DATA = problems.blobs(n=150)
 

@@ -189,7 +189,7 @@ class TestOfOnesOwn:
         assert len(read(sampler=Endless()).rows) == N
 
     def test_one_that_is_large_is_passed_twice(self, monkeypatch):
-        monkeypatch.setattr("bu_torch.samples.visits._MOST_DRAWS", 3 * N - 1)
+        monkeypatch.setattr("bu_torch.samples.reading._MOST_DRAWS", 3 * N - 1)
         passes = []
         assert read(sampler=Own(lambda g: passes.append(1) or balanced(g))).weights is not None
         assert len(passes) == 2

@@ -18,9 +18,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from bu_torch.samples.balance import stratified_rows
 from bu_torch.samples.reading import read_loader, read_samples
 from bu_torch.samples.samples import choose_among, known_labels
-from bu_torch.samples.subset import stratified_rows
 
 
 class FirstBatches(BatchSampler):
