@@ -57,7 +57,7 @@ from training import AVERAGE, LONG_AVERAGE, PATIENCE, Columns, first_largest
 from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES, STANDARD_ERROR, SelectionRule
 from bu_torch.run.confidence import confidence_in
 from bu_torch.signals.catalogue import SIGNALS
-from bu_torch.signals.sight import blindness
+from bu_torch.signals.details import blindness
 
 HELD_OUT = {"quarter": 0.25, "tenth": 0.1}
 REFIT = {"fifth": 0.2}  # of the collections that a user's folder holds

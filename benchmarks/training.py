@@ -21,7 +21,7 @@ from bu_torch.run.budget import count_operations
 from bu_torch.run.settings import AVERAGING, Settings
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.samples import choose_among
-from bu_torch.signals.sight import accuracy_alone
+from bu_torch.signals.details import accuracy_alone
 
 PATIENCE = 20  # epochs that a rule waits for a better one
 LONG = 0.97  # weight of the past in the average of a fair last epoch

@@ -89,7 +89,7 @@ _MODULES = {
     "rule.rules": ("Rule", "SelectionRule"),
     "run.stopper": ("BoundaryUncertaintyStopper",),
     "space.patches": ("PatchFeatures",),
-    "perturbation.moves": ("exchange_tokens", "perturb", "perturb_toward_neighbors"),
+    "perturbation.draws": ("exchange_tokens", "perturb", "perturb_toward_neighbors"),
     "neighbors.prototypes": ("PrototypeClassifier",),
     "ranking.rank": ("rank_checkpoints", "rank_models"),
     "ranking.ranking": ("Candidate", "Ranking"),

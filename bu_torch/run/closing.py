@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from bu_torch.internal.printing import cleaned
 from bu_torch.run.confidence import Confidence, confidence_in
-from bu_torch.signals.sight import blindness_of, unpredicted_of
+from bu_torch.signals.details import blindness_of, unpredicted_of
 
 if TYPE_CHECKING:
     from bu_torch.run.tracker import Tracker

@@ -20,9 +20,8 @@ from bu_torch.run.budget import Plan, ignored, plan
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.samples.balance import ClassWeight, class_shares, rare_class, stratified_rows
 from bu_torch.samples.samples import Samples
-from bu_torch.signals.cache import fit_or_load
 from bu_torch.signals.measuring import Signals
-from bu_torch.signals.preparation import MOST_ENTRIES
+from bu_torch.signals.preparation import MOST_ENTRIES, fit_or_load
 from bu_torch.space.features import MixedFeatures
 
 _MOST_CLASSES_A_SAMPLE = 1 / 3
@@ -165,7 +164,7 @@ class Groundwork:
     def _keep_for_resume(self, signals: Signals, inputs: Tensor) -> None:
         self._packed = self._space = None
         if signals.boundary.may_use_module(inputs):
-            match signals.preparation.space:
+            match signals.boundary.space_name_:
                 case "inputs" | "patches" | "tokens" | "metric" as name:
                     self._space = name
                 case _:

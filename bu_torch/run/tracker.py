@@ -26,9 +26,8 @@ from bu_torch.run.kept_weights import state_to_keep
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.state import packed_checks, read_state
 from bu_torch.samples.samples import Samples
-from bu_torch.signals.details import Details
+from bu_torch.signals.details import Details, Recognition
 from bu_torch.signals.measuring import Measurement, Signals
-from bu_torch.signals.recognition import Recognition
 
 # Scores can be compared only if these settings are the same.
 _COMPARED = ["start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed", "class_weight", "pairs_at"]

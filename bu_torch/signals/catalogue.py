@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Literal
 
 import torch
@@ -26,7 +27,7 @@ class SignalInputs:
     predictions_before: Tensor | None  # (D * N,) at the last check; None at the first
     columns: Tensor  # (D * N,) columns of the predictions; C or more for a class without samples
     terms: list[PairTerms]  # parts of boundary uncertainty for each draw
-    uncertainty: Tensor  # a scalar; NaN if a logit is not finite
+    uncertainty: Tensor  # a float64 scalar; NaN if a logit is not finite
     trust: Tensor  # (D * N,) trust scores of the predictions, without the sample that was perturbed
     labels: Tensor  # (N,) classes of the samples
     own: Tensor  # (D * N,) columns of the labels
@@ -73,18 +74,6 @@ class Signal:
     is_in_progress_bar: bool = False
 
 
-def _boundary_uncertainty(read: SignalInputs) -> Tensor:
-    return read.uncertainty.double()
-
-
-def _trust_score(read: SignalInputs) -> Tensor:
-    return read.mean_trust
-
-
-def _expected_accuracy(read: SignalInputs) -> Tensor:
-    return read.accuracy
-
-
 def _accuracy_and_trust(read: SignalInputs) -> Tensor:
     return functional.accuracy_and_trust(read.accuracy, read.mean_trust, *read.best, read.skill)
 
@@ -99,7 +88,7 @@ def _vote_agreement(read: SignalInputs) -> Tensor:
 
 def _prediction_changes(read: SignalInputs) -> Tensor:
     if read.predictions_before is None:
-        return torch.ones_like(read.uncertainty).double()
+        return torch.ones_like(read.uncertainty)
     return mean_of(read.by_sample((read.predictions != read.predictions_before).double()), read.weights)
 
 
@@ -110,9 +99,11 @@ def _omission(read: SignalInputs) -> Tensor:
 SIGNALS = {
     signal.name: signal
     for signal in (
-        Signal("boundary_uncertainty", "boundary uncertainty", 0, 1, True, "uncertainty", _boundary_uncertainty, True),
-        Signal("trust_score", "trust score", 1e-3, 1e3, True, "trust", _trust_score, True),
-        Signal("expected_accuracy", "expected accuracy", 0, 1, True, "shares", _expected_accuracy, True),
+        Signal(
+            "boundary_uncertainty", "boundary uncertainty", 0, 1, True, "uncertainty", attrgetter("uncertainty"), True
+        ),
+        Signal("trust_score", "trust score", 1e-3, 1e3, True, "trust", attrgetter("mean_trust"), True),
+        Signal("expected_accuracy", "expected accuracy", 0, 1, True, "shares", attrgetter("accuracy"), True),
         Signal("accuracy_and_trust", "accuracy and trust", -math.inf, 1, True, "score", _accuracy_and_trust),
         Signal("label_agreement", "agreement with the labels", 0, 1, True, "shares", _label_agreement),
         Signal("vote_agreement", "agreement with the votes nearby", 0, 1, True, "shares", _vote_agreement),

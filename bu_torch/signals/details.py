@@ -1,14 +1,29 @@
-"""Details behind the numbers of a check: by pair of classes, by sample, and as histograms."""
+"""Details behind the numbers of a check: by pair of classes, by sample, by class; and lines on classes at the end."""
 
-from typing import NamedTuple
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from bu_torch.functional.pairs import sum_by_pair
 from bu_torch.functional.weights import mean_of
+from bu_torch.samples.balance import class_shares
 from bu_torch.signals.catalogue import SignalInputs
 
+if TYPE_CHECKING:
+    from bu_torch.signals.measuring import Signals
+
 _MOST_PAIRS = 400
+# From these losses on, and beyond two standard errors, weighting classes alike also improved the mean recall on test
+# data, and data with equal classes gave no line, with or without wrong labels.
+_MATERIAL = 0.05  # loss of recall of a class
+_MATERIAL_MEAN = 0.01  # loss of recall, mean over the classes
+_LEAST_GAIN = 0.01  # share of what one class alone leaves to gain
+_LEAST_SKILL = 0.05
+_MOST_NAMED = 5  # classes
 
 
 class Histogram(NamedTuple):
@@ -92,3 +107,174 @@ def _histogram(values: Tensor, low: float, high: float, n_bins: int) -> Histogra
     counts = torch.zeros(n_bins + 1, dtype=torch.int64, device=values.device)
     counts.index_add_(0, counted, torch.ones_like(counted))
     return Histogram([low + width * i for i in range(n_bins + 1)], counts[:n_bins].tolist())
+
+
+@dataclass(frozen=True)
+class Recalls:
+    """Recall of each class at one check, by labels and by label probabilities, which memorising cannot raise."""
+
+    epoch: int
+    step: int | None
+    labelled: list[float]  # share of the perturbed samples of each class that are predicted as labelled, (C,)
+    expected: list[float]  # recall by label probabilities in place of labels, (C,)
+
+    @property
+    def mean(self) -> float:
+        """Expected accuracy if all classes count alike."""
+        return sum(self.expected) / len(self.expected)
+
+
+@dataclass
+class Recognition:
+    """Recall at the kept check, and at the check with the best mean over the classes; None before the first."""
+
+    kept: Recalls | None = None
+    balanced: Recalls | None = None
+    _last: list[float] = field(default_factory=list)  # recalls of the check that `add` takes next
+
+    def take(self, measured: list[float]) -> None:
+        """Store the result of `recalls_of` for the check that is added next."""
+        self._last = measured
+
+    def add(self, epoch: int, step: int | None, *, is_kept: bool) -> None:
+        """Add a check that counts, if it was measured here."""
+        measured, self._last = self._last, []
+        if not measured or not all(map(math.isfinite, measured)):
+            return
+        half = len(measured) // 2
+        recalls = Recalls(epoch, step, measured[:half], measured[half:])
+        if is_kept:
+            self.kept = recalls
+        if self.balanced is None or recalls.mean > self.balanced.mean:
+            self.balanced = recalls
+
+    def line(self, check: Mapping[str, Any], classes: Tensor, counts: Tensor) -> str:
+        """Log line on the class that loses most by the kept `check`; "" if none loses much or another check is kept."""
+        kept, balanced = self.kept, self.balanced
+        if kept is None or balanced is None or (kept.epoch, kept.step) != (check["epoch"], check.get("step")):
+            return ""
+        if not len(kept.expected) == len(balanced.expected) == len(classes):
+            return ""
+        gains = [after - before for before, after in zip(kept.expected, balanced.expected, strict=True)]
+        loser = max(range(len(gains)), key=gains.__getitem__)
+        before, after = kept.labelled[loser], balanced.labelled[loser]
+        share = (before + after) / 2
+        error = math.sqrt(share * (1 - share) / float(counts[loser]))
+        is_material = gains[loser] >= _MATERIAL and balanced.mean - kept.mean >= _MATERIAL_MEAN
+        if not is_material or after - before < max(_MATERIAL, 2 * error):
+            return ""
+        places = (f"epoch {kept.epoch}", f"epoch {balanced.epoch}")
+        if kept.epoch == balanced.epoch:
+            places = (f"step {kept.step}", f"step {balanced.step}")
+        return (
+            f"By the given labels, the kept {places[0]} recognises {before:.0%} of the perturbed samples of class"
+            f" {int(classes[loser])}, but {places[1]} recognises {after:.0%}. To change it: `class_weight='balanced'`,"
+            " which may cost accuracy."
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            name: [recalls.epoch, recalls.step, torch.tensor([recalls.labelled, recalls.expected], dtype=torch.float64)]
+            for name, recalls in (("kept", self.kept), ("balanced", self.balanced))
+            if recalls is not None
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, (epoch, step, values) in state.items():
+            setattr(self, name, Recalls(epoch, step, *values.tolist()))
+
+
+def recalls_of(columns: Tensor, own: Tensor, probabilities: Tensor, weights: Tensor | None) -> Tensor:
+    """Recall of each class by labels, then by label probabilities, (2 * C,) float64; waits for no device.
+
+    Predictions and labels (D * N,) are columns of arrays of C classes, C or more for a prediction without samples.
+    """
+    n_classes = probabilities.shape[1]
+    if weights is None:
+        counted = torch.ones_like(own, dtype=torch.float64)
+        mass = probabilities.sum(dim=0, dtype=torch.float64)
+    else:
+        counted = weights.double().repeat(len(own) // len(weights))
+        mass = (counted.to(probabilities.dtype) @ probabilities).double()
+    known = columns.clamp(max=n_classes - 1)
+    expected = probabilities.gather(1, known.unsqueeze(1)).squeeze(1) * (columns < n_classes) * counted
+    hits = sum_by_pair((columns == own) * counted, own, n_classes)
+    by_label = hits / sum_by_pair(counted, own, n_classes)
+    return torch.cat((by_label, sum_by_pair(expected, known, n_classes) / mass))
+
+
+def accuracy_alone(probabilities: Tensor, n_samples: int, weights: Tensor | None) -> tuple[int, float]:
+    """Column of the class that scores most if it alone is predicted, and its expected accuracy.
+
+    Probabilities (D * N, C) are those of D draws of N samples, whose weights (N,) have mean 1.
+    """
+    by_sample = probabilities.view(-1, n_samples, probabilities.shape[1]).mean(dim=0).double()
+    weights = None if weights is None else weights.unsqueeze(1)
+    scores = torch.stack([mean_of(column, weights) for column in by_sample.split(1, dim=1)])
+    best = int(scores.argmax())
+    return best, float(scores[best])
+
+
+def blindness(highest: float, alone: float, name: str, skills: tuple[float, float]) -> str:
+    """Say that expected accuracy cannot tell checks apart, and what to do; "" if it can.
+
+    Args:
+        highest: Highest expected accuracy of the checks.
+        alone: Expected accuracy of the class that scores most alone.
+        name: Name of this class.
+        skills: Skill of the nearest samples and of a regression on all, by left-out labels.
+    """
+    nearest, regression = skills
+    has_gain = highest - alone > _LEAST_GAIN * (1 - alone)
+    if has_gain and max(skills) >= _LEAST_SKILL:
+        return ""
+    why = "hardly anything is known of left-out labels"
+    if not has_gain:
+        why = f"its highest value is {highest:.3f}, and always predicting {name} scores {alone:.3f}"
+    return (
+        f"Expected accuracy cannot tell these epochs apart: {why} (skill {nearest:.2f} by the nearest samples,"
+        f" {regression:.2f} by regression; 1 is certain, 0 chance). Choose the epoch by some held-out samples, pass a"
+        " `feature_extractor` in whose space near samples are alike, or `class_weight='balanced'` if a rare class"
+        " matters."
+    )
+
+
+def unpredicted(expected: Sequence[float], names: Sequence[str], shares: Sequence[float]) -> str:
+    """Name the classes that a network never predicts, with their shares; "" if there are none.
+
+    Args:
+        expected: Recall of each class, 0 for one that is never predicted.
+        names: Names of the classes.
+        shares: Share of each class in training.
+    """
+    missing = [place for place, recall in enumerate(expected) if recall == 0]
+    if not missing:
+        return ""
+    missing.sort(key=lambda place: -shares[place])
+    listed = ", ".join(f"{names[place]} ({shares[place]:.1%})" for place in missing[:_MOST_NAMED])
+    more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+    only = [place for place in range(len(names)) if place not in missing]
+    if len(only) == 1:
+        (place,) = only
+        return f"The kept network predicts {names[place]} ({shares[place]:.1%}) alone, and never {listed}{more}."
+    return f"The kept network never predicts {listed}{more}."
+
+
+def blindness_of(signals: "Signals", named: Sequence[str] | None, highest: float) -> str:
+    """`blindness` of checks on fitted signals; classes are `named` by their labels."""
+    labels, weights, prepared = signals.boundary.labels, signals.boundary.weights, signals.preparation
+    column, alone = accuracy_alone(prepared.probabilities, len(labels), weights)
+    names, _ = _described(signals, named)
+    return blindness(highest, alone, names[column], (signals.vote_skill, signals.regression_skill))
+
+
+def unpredicted_of(signals: "Signals", named: Sequence[str] | None, expected: Sequence[float]) -> str:
+    """`unpredicted` of a check on fitted signals."""
+    names, shares = _described(signals, named)
+    return unpredicted(expected, names, shares) if len(expected) == len(names) else ""
+
+
+def _described(signals: "Signals", named: Sequence[str] | None) -> tuple[list[str], list[float]]:
+    present, shares = class_shares(signals.boundary.labels, signals.boundary.weights)
+    is_named = named is not None and int(present[-1]) < len(named)
+    return [repr(named[c]) if named and is_named else f"class {c}" for c in present.tolist()], shares.tolist()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from bu_torch import functional
 from bu_torch.estimators.boundary import BoundaryUncertainty
@@ -20,9 +21,8 @@ from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.perturbation.draws import Perturbation, PerturbedInputs
 from bu_torch.samples.balance import ClassWeight, weights_of
 from bu_torch.signals.catalogue import SIGNALS, SignalInputs
-from bu_torch.signals.details import Details, describe
+from bu_torch.signals.details import Details, describe, recalls_of
 from bu_torch.signals.preparation import Preparation, fingerprint_of, warn_of
-from bu_torch.signals.recognition import recalls_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -100,11 +100,7 @@ class Signals:
     boundary: BoundaryUncertainty
     preparation: Preparation
     _classes: PresentClasses
-    _own: Tensor  # this and the next four are explained in `SignalInputs`
-    _counts: tuple[Tensor, Tensor, Tensor]
-    _label_trust: Tensor
-    _nearest_class: Tensor
-    _best: tuple[Tensor, Tensor]
+    _derived: dict[str, Any]  # fields of `SignalInputs` that are the same at each check
 
     def __init__(
         self,
@@ -179,16 +175,20 @@ class Signals:
         """Derive lookup tables from a preparation; warn if the labels are unpredictable."""
         self.preparation = preparation
         self.vote_skill, self.regression_skill = preparation.vote_skill, preparation.regression_skill
-        self._classes = PresentClasses(preparation.labels)
-        columns = self._classes.columns(preparation.labels)
-        weights, neighbors = self.boundary.weights, preparation.neighbors
+        labels, neighbors, weights = self.boundary.labels, self.boundary.neighbors, self.boundary.weights
+        self._classes = PresentClasses(labels)
+        columns = self._classes.columns(labels)
+        own, distances = columns.repeat(self.boundary.n_draws), preparation.left_out_distances
         shares = functional.label_votes(columns, neighbors, 0.0, weights=weights)
-        self._counts = cluster_counts(shares, neighbors, weights)
-        self._own, distances = columns.repeat(self.boundary.n_draws), preparation.left_out_distances
-        self._label_trust = functional.trust_score(distances, self._own, validate_args=False)
-        self._nearest_class = self._classes.classes[distances[:, :-1].argmin(dim=1)]
         repeated = None if weights is None else weights.repeat(self.boundary.n_draws)
-        self._best = functional.best_accuracy_and_trust(preparation.probabilities, distances[:, :-1], repeated)
+        self._derived = {
+            "own": own,
+            "label_trust": functional.trust_score(distances, own, validate_args=False),
+            "nearest_class": self._classes.classes[distances[:, :-1].argmin(dim=1)],
+            "cluster_counts": cluster_counts(shares, neighbors, weights),
+            "best": functional.best_accuracy_and_trust(preparation.probabilities, distances[:, :-1], repeated),
+            "skill": min(max(self.skill, 0.0), 1.0),
+        }
         warn_of(preparation, inputs)
         return self
 
@@ -282,22 +282,17 @@ class Signals:
             terms=terms,
             pairs=boundary._pairs,
             pair_index=boundary._pair_index,
-            uncertainty=boundary.score_terms(terms).to(as_logits(logits).dtype),
+            uncertainty=boundary.score_terms(terms).to(as_logits(logits).dtype).double(),
             labels=boundary.labels,
-            own=self._own,
-            label_trust=self._label_trust,
-            nearest_class=self._nearest_class,
             predictions=predictions,
             predictions_before=before,
             columns=columns,
             trust=functional.trust_score(prepared.left_out_distances, known, validate_args=False),
             label_probabilities=prepared.probabilities,
             label_votes=prepared.votes,
-            cluster_counts=self._counts,
             members=boundary._members,
             weights=boundary.weights,
-            best=self._best,
-            skill=min(max(self.skill, 0.0), 1.0),
+            **self._derived,
         )
         is_finite = reading.uncertainty.isfinite()
         values = {name: torch.where(is_finite, signal.formula(reading), torch.nan) for name, signal in SIGNALS.items()}
@@ -311,11 +306,7 @@ class Signals:
         """Move what `fit` computed to `device`, in place."""
         check_fitted(self, "preparation")
         self.boundary.to(device)
-        self.preparation = self.preparation.to(device, self.boundary)
+        self.preparation = self.preparation.to(device)
         self._classes.to(device)
-        counts, most, commonest = self._counts
-        self._counts = counts.to(device), most.to(device), commonest.to(device)
-        self._best = self._best[0].to(device), self._best[1].to(device)
-        for name in ("_own", "_label_trust", "_nearest_class"):
-            setattr(self, name, getattr(self, name).to(device))
+        self._derived = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), self._derived)
         return self

@@ -1,15 +1,18 @@
-"""All that does not depend on the network in training: computed once, and kept in files and in the states of runs."""
+"""All that does not depend on the network in training: computed once, and kept in files and in states of runs."""
 
 import hashlib
 import io
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.estimators.label_probabilities import LabelProbabilities
@@ -18,11 +21,15 @@ from bu_torch.estimators.metric_choice import MetricRegression
 from bu_torch.estimators.trust import TrustScore
 from bu_torch.internal.classes import PresentClasses
 from bu_torch.internal.files import open_whole, regular_file
+from bu_torch.internal.printing import cleaned
+from bu_torch.internal.progress import Forecast, shown_on
 from bu_torch.perturbation.draws import MixedMove
 from bu_torch.samples.samples import copies
-from bu_torch.signals.arrays import layout, read_arrays, write_arrays
 from bu_torch.space.features import FeatureSpace, MixedFeatures
 from bu_torch.space.metric import MetricSpace
+
+if TYPE_CHECKING:
+    from bu_torch.signals.measuring import Signals
 
 _FORMAT = 13  # raise it when the arrays hold something else, or are computed in another way
 _PROBE = 64
@@ -30,6 +37,9 @@ _LEAST_SKILL = 0.01  # votes on 400 random labels or more seldom have a higher s
 _MOST_COPIES = 0.5
 MOST_ENTRIES = 2**28  # in an array with a column for each class: a gibibyte in float32; there are three such arrays
 
+_BAR_DELAY = 3  # seconds of preparation before a progress bar is shown
+
+_FINGERPRINT = "bu_torch_fingerprint"
 _OF_BOUNDARY = ("labels", "neighbors", "nearest_distance", "bayes_pairs")
 _OF_CLASSES = ("left_out_distances", "votes", "probabilities")
 _SKILLS = ("vote_skill", "regression_skill")
@@ -37,18 +47,14 @@ _SKILLS = ("vote_skill", "regression_skill")
 
 @dataclass(frozen=True, eq=False)
 class Preparation:
-    """Results of N samples, D times perturbed, of C classes that have samples. No inputs are among them.
+    """Results of N samples, D times perturbed, of C classes that have samples, beside those in `boundary`.
 
-    Perturbed inputs are drawn again from samples and seed. `save` and `packed` write one format, a zip of plain arrays
-    and the fingerprint, which `load` checks.
+    `save` and `packed` write one format, a zip of plain arrays and the fingerprint, which `load` checks. No inputs are
+    among them: perturbed inputs are drawn again from samples and seed.
     """
 
+    boundary: BoundaryUncertainty  # holds labels, neighbours, nearest distances, Bayes pairs, name of the space
     fingerprint: str  # digest of samples and settings, 64 hexadecimal digits
-    space: str  # `space_name_` of the `BoundaryUncertainty`, whose attributes are the next four too
-    labels: Tensor  # (N,)
-    neighbors: Tensor  # (N, M)
-    nearest_distance: Tensor  # (N,)
-    bayes_pairs: Tensor  # (N, 2)
     left_out_distances: Tensor  # (D * N, C + 1) from each perturbed sample to each class, itself left out, and inf
     votes: Tensor  # (N, C) votes of the labels near each sample
     probabilities: Tensor  # (D * N, C) class probabilities at each perturbed sample
@@ -95,9 +101,8 @@ class Preparation:
             features = perturbed
             expected.fit(points, columns, boundary.neighbors, boundary.weights)
         return cls(
+            boundary=boundary,
             fingerprint=fingerprint_of(boundary, inputs, labels, boundary.weights),
-            space=boundary.space_name_,
-            **{name: getattr(boundary, name) for name in _OF_BOUNDARY},
             left_out_distances=_with_absent_column(left_out),
             votes=expected.votes.votes,
             probabilities=expected.predict_proba(features),
@@ -119,42 +124,64 @@ class Preparation:
         Samples are checked ones, `boundary.class_weight` is in `weights` already; all else is as in `Signals.load`.
         """
         fingerprint = fingerprint_of(boundary, inputs, labels, weights)
-        expected = layout(labels.cpu().numpy(), boundary.n_neighbors, boundary.n_draws)
         if isinstance(source, Tensor):
-            content: BinaryIO = io.BytesIO(source.numpy().tobytes())
-            arrays = read_arrays(content, "the state", fingerprint, expected)
+            arrays = _read(io.BytesIO(source.numpy().tobytes()), "the state", fingerprint)
         else:
-            arrays = read_arrays(regular_file(source), f"`{source}`", fingerprint, expected)
+            arrays = _read(regular_file(source), f"`{source}`", fingerprint)
         space = str(arrays.pop("space"))
         fields: dict[str, Any] = {name: float(arrays.pop(name)) for name in _SKILLS}
-        tensors = {name: torch.from_numpy(array).to(inputs.device) for name, array in arrays.items()}
-        boundary._restore({name: tensors[name] for name in _OF_BOUNDARY}, weights, inputs, space)
-        fields |= tensors | {"left_out_distances": _with_absent_column(tensors["left_out_distances"])}
-        return cls(fingerprint=fingerprint, space=space, **fields)
+        fields |= {name: torch.from_numpy(array).to(inputs.device) for name, array in arrays.items()}
+        boundary._restore({name: fields.pop(name) for name in _OF_BOUNDARY}, weights, inputs, space)
+        fields["left_out_distances"] = _with_absent_column(fields["left_out_distances"])
+        return cls(boundary, fingerprint, **fields)
 
     def save(self, path: str | Path) -> None:
         """Write a file, whole or not at all, for no other user to read."""
         with open_whole(Path(path), 0o600) as file:
-            write_arrays(file, self.fingerprint, self._arrays())
+            self._write(file)
 
     def packed(self) -> Tensor:
         """Bytes of such a file, for a state."""
         content = io.BytesIO()
-        write_arrays(content, self.fingerprint, self._arrays())
+        self._write(content)
         return torch.frombuffer(content.getbuffer(), dtype=torch.uint8)
 
-    def to(self, device: torch.device | str, boundary: BoundaryUncertainty) -> Self:
-        """Copy on a device, to which `boundary` has moved already."""
-        moved = {name: getattr(self, name).to(device) for name in _OF_CLASSES}
-        return replace(self, **moved, **{name: getattr(boundary, name) for name in _OF_BOUNDARY})
+    def to(self, device: torch.device | str) -> Self:
+        """Copy on a device; `boundary` moves by itself."""
+        return replace(self, **{name: getattr(self, name).to(device) for name in _OF_CLASSES})
 
-    def _tensors(self) -> dict[str, Tensor]:
-        tensors = {name: getattr(self, name) for name in (*_OF_BOUNDARY, *_OF_CLASSES)}
-        return tensors | {"left_out_distances": self.left_out_distances[:, :-1]}
+    def _write(self, file: BinaryIO) -> None:
+        tensors = {name: getattr(self.boundary, name) for name in _OF_BOUNDARY}
+        tensors |= {name: getattr(self, name) for name in _OF_CLASSES}
+        tensors["left_out_distances"] = self.left_out_distances[:, :-1]
+        arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+        arrays |= {name: np.array(getattr(self, name)) for name in _SKILLS}
+        np.savez(
+            file, **{_FINGERPRINT: np.array(self.fingerprint)}, space=np.array(self.boundary.space_name_), **arrays
+        )
 
-    def _arrays(self) -> dict[str, np.ndarray]:
-        arrays = {name: tensor.cpu().numpy() for name, tensor in self._tensors().items()}
-        return {"space": np.array(self.space), **arrays} | {name: np.array(getattr(self, name)) for name in _SKILLS}
+
+def _read(source: AbstractContextManager[BinaryIO], name: str, fingerprint: str) -> dict[str, np.ndarray]:
+    """Read the arrays of a file; `name` is for errors, which are those of `Signals.load`."""
+    arrays: dict[str, np.ndarray] = {}
+    try:
+        with source as content, np.load(content, allow_pickle=False) as file:
+            found = str(file[_FINGERPRINT])
+            if found == fingerprint:
+                arrays = {one: file[one] for one in ("space", *_OF_BOUNDARY, *_OF_CLASSES, *_SKILLS)}
+    except (FileNotFoundError, NotADirectoryError, PermissionError, MemoryError):
+        raise
+    except Exception as error:  # a damaged zip may raise anything
+        raise ValueError(
+            f"{name} is not a file that `Signals.save` wrote, or it is damaged ({type(error).__name__}): remove it, or"
+            " name another file."
+        ) from error
+    if not arrays:
+        raise ValueError(
+            f"{name} was made of other samples or settings, or by another version (fingerprint {cleaned(found[:12])},"
+            f" expected {fingerprint[:12]}): remove it, or name another file."
+        )
+    return arrays
 
 
 def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> str:
@@ -193,9 +220,9 @@ def _with_absent_column(distances: Tensor) -> Tensor:
 
 def warn_of(preparation: Preparation, inputs: Tensor) -> None:
     """Warn if most samples have an exact copy of their label, or if the others tell no more of a label than chance."""
-    labels = preparation.labels
+    labels = preparation.boundary.labels
     is_copied = torch.zeros_like(labels, dtype=torch.bool)
-    for rows, others in copies(inputs, preparation.neighbors):
+    for rows, others in copies(inputs, preparation.boundary.neighbors):
         is_copied[rows] |= labels[others] == labels[rows]
     share = float(is_copied.double().mean())
     if share > _MOST_COPIES:
@@ -221,3 +248,101 @@ def warn_of(preparation: Preparation, inputs: Tensor) -> None:
             " about a classifier. A `feature_extractor` may give a space in which distances mean something.",
             stacklevel=4,
         )
+
+
+class Cached(NamedTuple):
+    """Fate of a preparation on disk: found, kept, refused, or none of the three."""
+
+    found_in: Path | None = None
+    kept_in: Path | None = None
+    refusal: str = ""  # reason why a file is not read
+
+
+def fit_or_load(
+    signals: "Signals",
+    inputs: Tensor,
+    labels: Tensor,
+    cache: str | Path | None,
+    sample_weight: Tensor | None = None,
+    has_progress_bar: bool = False,
+    tell: Callable[[str], None] | None = None,
+) -> Cached:
+    """Read what an earlier run has kept of the same samples and settings, or fit and keep it.
+
+    Args:
+        signals: "Signals" to fit or to load, in place.
+        inputs: Samples (N, ...), as `Signals.fit` takes them.
+        labels: Their classes (N,).
+        cache: A file (npz), which is refused if it is of other samples or settings; or a folder, in which samples and
+            settings name the file. If neither can be written, a warning says so. None keeps nothing.
+        sample_weight: Weights of the samples (N,), or None.
+        has_progress_bar: Show a bar if the fit takes some seconds.
+        tell: Takes a line with the expected time of a long fit.
+
+    Raises:
+        ValueError: If the file is damaged or of other samples or settings; others as in `Signals.fit`.
+    """
+    inputs = signals.boundary.as_inputs(inputs)
+    samples = inputs, labels, sample_weight
+    with _bar(signals, inputs, has_progress_bar, tell):
+        if cache is None:
+            signals.fit(*samples)
+            return Cached()
+        return _by_file(signals, samples, Path(cache))
+
+
+def _by_file(signals: "Signals", samples: tuple[Any, ...], cache: Path) -> Cached:
+    # A name without an ending is a folder that is yet to be made.
+    if cache.is_dir() or not (cache.suffix or cache.exists()):
+        cache = cache / f"{signals.fingerprint_of(*samples)}.npz"
+    refusal = ""
+    try:
+        signals.load(cache, *samples)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        refusal = f"The cache {cache} cannot be read: {error.strerror}. Its contents are computed anew."
+    else:
+        return Cached(found_in=cache)
+    signals.fit(*samples)
+    if refusal:
+        return Cached(refusal=refusal)
+    try:
+        signals.save(cache)
+    except OSError as error:
+        warnings.warn(f"The cache {cache} cannot be written: {error}. It is not kept.", stacklevel=3)
+        return Cached()
+    return Cached(kept_in=cache)
+
+
+@contextmanager
+def _bar(signals: "Signals", inputs: Tensor, is_shown: bool, tell: Callable[[str], None] | None) -> Iterator[None]:
+    """Show a progress bar of what `signals` does within, after a few seconds, and tell how long it will take."""
+
+    def tell_forecast(kind: str, seconds: float) -> None:
+        if tell is None:
+            return
+        if kind == "comparisons":
+            tell(f"Boundary uncertainty compares samples for about {seconds:.0f} s first. To change it: `max_samples`.")
+        else:
+            tell(
+                f"Boundary uncertainty passes samples through the network for up to {seconds:.0f} s first, to find near"
+                " ones by its features. To change it: `feature_extractor`, or `max_samples`."
+            )
+
+    n_draws = signals.boundary.n_draws
+    totals = {"comparisons": n_comparisons(len(inputs), n_draws)}
+    if signals.boundary.may_use_module(inputs):
+        totals["passes"] = (1 + n_draws) * len(inputs)
+    with (
+        tqdm(
+            desc="Boundary uncertainty prepares",
+            total=totals["comparisons"],
+            delay=_BAR_DELAY,
+            disable=not is_shown,
+            leave=False,
+            bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
+        ) as bar,
+        shown_on(bar, Forecast(totals, tell_forecast)),
+    ):
+        yield

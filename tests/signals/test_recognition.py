@@ -7,7 +7,7 @@ from bu_torch import Signals
 from bu_torch.run.settings import Settings
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.samples import whole_samples
-from bu_torch.signals.recognition import Recalls, Recognition, recalls_of
+from bu_torch.signals.details import Recalls, Recognition, recalls_of
 
 SETTINGS = {"n_neighbors": 20, "n_draws": 2, "averaging": None, "cache": None, "rule": "expected_accuracy"}
 # A Bayes boundary of four to one, and one of equal classes.

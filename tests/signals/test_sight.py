@@ -9,7 +9,7 @@ from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper
 from bu_torch.functional import expected_accuracy
-from bu_torch.signals.sight import accuracy_alone, blindness, unpredicted
+from bu_torch.signals.details import accuracy_alone, blindness, unpredicted
 
 
 def test_one_class_alone_scores_what_predicting_it_everywhere_scores(generator):
