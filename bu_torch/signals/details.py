@@ -153,8 +153,6 @@ class Recognition:
         kept, balanced = self.kept, self.balanced
         if kept is None or balanced is None or (kept.epoch, kept.step) != (check["epoch"], check.get("step")):
             return ""
-        if not len(kept.expected) == len(balanced.expected) == len(classes):
-            return ""
         gains = [after - before for before, after in zip(kept.expected, balanced.expected, strict=True)]
         loser = max(range(len(gains)), key=gains.__getitem__)
         before, after = kept.labelled[loser], balanced.labelled[loser]
@@ -239,27 +237,6 @@ def blindness(highest: float, alone: float, name: str, skills: tuple[float, floa
     )
 
 
-def unpredicted(expected: Sequence[float], names: Sequence[str], shares: Sequence[float]) -> str:
-    """Name the classes that a network never predicts, with their shares; "" if there are none.
-
-    Args:
-        expected: Recall of each class, 0 for one that is never predicted.
-        names: Names of the classes.
-        shares: Share of each class in training.
-    """
-    missing = [place for place, recall in enumerate(expected) if recall == 0]
-    if not missing:
-        return ""
-    missing.sort(key=lambda place: -shares[place])
-    listed = ", ".join(f"{names[place]} ({shares[place]:.1%})" for place in missing[:_MOST_NAMED])
-    more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
-    only = [place for place in range(len(names)) if place not in missing]
-    if len(only) == 1:
-        (place,) = only
-        return f"The kept network predicts {names[place]} ({shares[place]:.1%}) alone, and never {listed}{more}."
-    return f"The kept network never predicts {listed}{more}."
-
-
 def blindness_of(signals: "Signals", named: Sequence[str] | None, highest: float) -> str:
     """`blindness` of checks on fitted signals; classes are `named` by their labels."""
     labels, weights, prepared = signals.boundary.labels, signals.boundary.weights, signals.preparation
@@ -269,9 +246,20 @@ def blindness_of(signals: "Signals", named: Sequence[str] | None, highest: float
 
 
 def unpredicted_of(signals: "Signals", named: Sequence[str] | None, expected: Sequence[float]) -> str:
-    """`unpredicted` of a check on fitted signals."""
+    """Name the classes that a network never predicts, with their shares, the largest first; "" if there are none.
+
+    `expected` is the recall of each class, 0 for one that is never predicted.
+    """
     names, shares = _described(signals, named)
-    return unpredicted(expected, names, shares) if len(expected) == len(names) else ""
+    missing = sorted((place for place, recall in enumerate(expected) if recall == 0), key=lambda place: -shares[place])
+    if not missing:
+        return ""
+    listed = ", ".join(f"{names[place]} ({shares[place]:.1%})" for place in missing[:_MOST_NAMED])
+    more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+    if len(missing) == len(names) - 1:
+        (only,) = {*range(len(names))} - {*missing}
+        return f"The kept network predicts {names[only]} ({shares[only]:.1%}) alone, and never {listed}{more}."
+    return f"The kept network never predicts {listed}{more}."
 
 
 def _described(signals: "Signals", named: Sequence[str] | None) -> tuple[list[str], list[float]]:

@@ -82,30 +82,26 @@ class Preparation:
         points = boundary.fit_points(inputs, labels, sample_weight, known_neighbors)
         columns = classes.columns(labels)
         space, trial = boundary.space, boundary.trial_
-        base = space.base if isinstance(space, MetricSpace) else space
+        base, metric = (space.base, space.metric) if isinstance(space, MetricSpace) else (space, None)
         features = torch.cat([base.transform(block) for block in boundary.perturbed.blocks()])
-        perturbed = features = features[: boundary.n_draws * len(inputs)]
-        if isinstance(space, MetricSpace):
-            perturbed = space.metric.transform(features)
+        features = features[: boundary.n_draws * len(inputs)]
+        perturbed = features if metric is None else metric.transform(features)
         rows = torch.arange(len(points), device=points.device).repeat(boundary.n_draws)
         left_out = TrustScore().fit(points, columns).class_distances(perturbed, rows)
-        expected = LabelProbabilities(regression=LabelRegression(seed=boundary.seed))
-        if trial is not None and (isinstance(space, MetricSpace) or trial.regression_weight):
+        own, read = points, perturbed
+        regression: LabelRegression | MetricRegression = LabelRegression(seed=boundary.seed)
+        if trial is not None and (metric is not None or trial.regression_weight):
             # Votes are those of the neighbours; the regression is a mixture of both spaces.
-            own = base.transform(inputs) if isinstance(space, MetricSpace) else points
-            metric = space.metric if isinstance(space, MetricSpace) else None
+            own, read = points if metric is None else base.transform(inputs), features
             regression = MetricRegression(trial, metric, seed=boundary.seed)
-            expected = LabelProbabilities(regression=regression)
-            expected.fit(own, columns, boundary.neighbors, boundary.weights)
-        else:
-            features = perturbed
-            expected.fit(points, columns, boundary.neighbors, boundary.weights)
+        expected = LabelProbabilities(regression=regression)
+        expected.fit(own, columns, boundary.neighbors, boundary.weights)
         return cls(
             boundary=boundary,
             fingerprint=fingerprint_of(boundary, inputs, labels, boundary.weights),
             left_out_distances=_with_absent_column(left_out),
             votes=expected.votes.votes,
-            probabilities=expected.predict_proba(features),
+            probabilities=expected.predict_proba(read),
             vote_skill=expected.skills_[0],
             regression_skill=expected.skills_[1],
         )
@@ -156,9 +152,8 @@ class Preparation:
         tensors["left_out_distances"] = self.left_out_distances[:, :-1]
         arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
         arrays |= {name: np.array(getattr(self, name)) for name in _SKILLS}
-        np.savez(
-            file, **{_FINGERPRINT: np.array(self.fingerprint)}, space=np.array(self.boundary.space_name_), **arrays
-        )
+        arrays |= {_FINGERPRINT: np.array(self.fingerprint), "space": np.array(self.boundary.space_name_)}
+        np.savez(file, **arrays)
 
 
 def _read(source: AbstractContextManager[BinaryIO], name: str, fingerprint: str) -> dict[str, np.ndarray]:
@@ -270,7 +265,7 @@ def fit_or_load(
     """Read what an earlier run has kept of the same samples and settings, or fit and keep it.
 
     Args:
-        signals: "Signals" to fit or to load, in place.
+        signals: Signals to fit or to load, in place.
         inputs: Samples (N, ...), as `Signals.fit` takes them.
         labels: Their classes (N,).
         cache: A file (npz), which is refused if it is of other samples or settings; or a folder, in which samples and
@@ -295,18 +290,14 @@ def _by_file(signals: "Signals", samples: tuple[Any, ...], cache: Path) -> Cache
     # A name without an ending is a folder that is yet to be made.
     if cache.is_dir() or not (cache.suffix or cache.exists()):
         cache = cache / f"{signals.fingerprint_of(*samples)}.npz"
-    refusal = ""
     try:
         signals.load(cache, *samples)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except OSError as error:
-        refusal = f"The cache {cache} cannot be read: {error.strerror}. Its contents are computed anew."
-    else:
         return Cached(found_in=cache)
-    signals.fit(*samples)
-    if refusal:
-        return Cached(refusal=refusal)
+    except (FileNotFoundError, NotADirectoryError):
+        signals.fit(*samples)
+    except OSError as error:
+        signals.fit(*samples)
+        return Cached(refusal=f"The cache {cache} cannot be read: {error.strerror}. Its contents are computed anew.")
     try:
         signals.save(cache)
     except OSError as error:

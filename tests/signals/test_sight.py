@@ -2,6 +2,7 @@
 
 import json
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper
 from bu_torch.functional import expected_accuracy
-from bu_torch.signals.details import accuracy_alone, blindness, unpredicted
+from bu_torch.signals.details import accuracy_alone, blindness, unpredicted_of
 
 
 def test_one_class_alone_scores_what_predicting_it_everywhere_scores(generator):
@@ -43,13 +44,18 @@ def test_a_score_that_cannot_see_is_told_of(highest, skills, said):
 
 
 def test_classes_that_are_never_predicted_are_named_the_largest_first():
-    names, shares = ["class 0", "class 3", "class 4"], [0.7, 0.1, 0.2]
-    assert unpredicted([0.9, 0.1, 0.2], names, shares) == ""
-    assert unpredicted([0.9, 0.1, 0.0], names, shares) == "The kept network never predicts class 4 (20.0%)."
-    line = "The kept network predicts class 0 (70.0%) alone, and never class 4 (20.0%), class 3 (10.0%)."
-    assert unpredicted([0.9, 0.0, 0.0], names, shares) == line
-    many = unpredicted([1.0, 1.0] + [0.0] * 8, [str(place) for place in range(10)], [0.1] * 10)
-    assert many.endswith("6 (10.0%) and 3 more.")
+    def line(labels, expected, named=None):
+        fitted = SimpleNamespace(boundary=SimpleNamespace(labels=torch.tensor(labels), weights=None))
+        return unpredicted_of(fitted, named, expected)
+
+    labels = [0] * 7 + [3] + [4] * 2
+    assert line(labels, [0.9, 0.1, 0.2]) == ""
+    assert line(labels, [0.9, 0.1, 0.0]) == "The kept network never predicts class 4 (20.0%)."
+    assert line(labels, [0.9, 0.0, 0.0]) == (
+        "The kept network predicts class 0 (70.0%) alone, and never class 4 (20.0%), class 3 (10.0%)."
+    )
+    many = line(list(range(10)), [1.0, 1.0] + [0.0] * 8, [f"number {place}" for place in range(10)])
+    assert many.endswith("'number 6' (10.0%) and 3 more.")
 
 
 def test_a_plain_loop_and_its_record_tell_of_a_network_that_predicts_one_class_alone(tmp_path, caplog):
