@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 
 from bu_torch.internal.inputs import as_tensor
 from bu_torch.internal.packing import as_inputs, as_tree, names_taken, of_one_length, takes
-from bu_torch.samples.samples import UnreadableError
+from bu_torch.samples.samples import UnreadableError, signed
 
 InputKey = str | int | Sequence[str | int] | None
 
@@ -35,7 +35,6 @@ _NO_BATCH = (
 )
 _PADDED = " Pad all batches to one length; ids that come with a mask of 0 and 1 may be padded batch by batch."
 NO_SAMPLE = "there must be at least one sample, got none."
-_MOST_INTEGER = 2**63
 WAY_OUT = "Pass a pair (inputs, labels) of tensors or arrays."
 
 
@@ -162,15 +161,6 @@ def split_batch(batch: Any, keys: Keys) -> tuple[Any, Tensor]:
     if shapes := _unequal_shapes(inputs, labels):
         raise UnreadableError(f"inputs and labels of a batch must be equally long, got {shapes}.")
     return inputs, signed(labels)
-
-
-def signed(labels: Tensor) -> Tensor:
-    """Labels in int64 if they are unsigned integers, with which torch computes little; others as they are."""
-    if labels.dtype not in (torch.uint16, torch.uint32, torch.uint64):
-        return labels
-    array = labels.detach().cpu().numpy()
-    is_in_range = not array.size or int(array.max()) < _MOST_INTEGER  # else the estimators refuse them
-    return torch.from_numpy(array.astype(np.int64)).to(labels.device) if is_in_range else labels
 
 
 def _unequal_shapes(inputs: Any, labels: Tensor) -> str:

@@ -32,11 +32,7 @@ class Samples(NamedTuple):
 
     def at(self, rows: Tensor) -> "Samples":
         """Some of the samples, by their places here."""
-        inputs, places = (part[rows.to(part.device)] for part in (self.inputs, self.rows))
-        if self.labels.dtype in (torch.uint16, torch.uint32, torch.uint64):  # not every torch can index these
-            labels = torch.from_numpy(self.labels.cpu().numpy()[rows.cpu().numpy()]).to(self.labels.device)
-        else:
-            labels = self.labels[rows.to(self.labels.device)]
+        inputs, labels, places = (part[rows.to(part.device)] for part in (self.inputs, self.labels, self.rows))
         weights = None if self.weights is None else self.weights[rows.to(self.weights.device)]
         return self._replace(inputs=inputs, labels=labels, rows=places, weights=weights)
 
@@ -70,7 +66,7 @@ def packed(inputs: Any) -> tuple[Tensor, Packing | None]:
 def fewer_of(samples: Samples, n_wanted: int, seed: int) -> Samples:
     """A random part of samples that have been read, each class with its share; all of them if as many are wanted."""
     n_samples = len(samples.inputs)
-    if n_wanted >= n_samples or len(samples.labels) != n_samples:  # the estimators refuse such labels
+    if n_wanted >= n_samples:
         return samples
     strata = _as_strata(samples.labels, n_samples)
     rows = stratified_rows(n_samples, n_wanted, seed, strata)
@@ -80,9 +76,7 @@ def fewer_of(samples: Samples, n_wanted: int, seed: int) -> Samples:
 def choose_among(inputs: Any, labels: Tensor, how_many: Callable[[int], int], seed: int) -> Samples:
     """Choose as many of the given samples as `how_many` says of their number, without those whose label is -100."""
     inputs, packing = packed(inputs)
-    samples = Samples(inputs, labels, torch.arange(len(inputs)), len(inputs), packing=packing)
-    if len(labels) != len(inputs):  # the estimators refuse these
-        return samples
+    samples = Samples(inputs, signed(labels), torch.arange(len(inputs)), len(inputs), packing=packing)
     samples = without_ignored(samples)
     n_left = len(samples.inputs)
     return fewer_of(samples._replace(n_training=n_left), how_many(n_left), seed)
@@ -121,11 +115,16 @@ def _as_strata(labels: Tensor, n_samples: int) -> Tensor | None:
     """Labels as int64 (N,) to stratify by; None if samples do not have one whole number each."""
     if labels.shape != (n_samples,) or labels.is_complex():
         return None
-    try:
-        whole = labels.long()
-        return whole if bool((whole == labels).all()) else None
-    except RuntimeError:  # torch compares no unsigned integers of 16 bits and more
-        return None
+    whole = labels.long()
+    return whole if not labels.is_floating_point() or bool((whole == labels).all()) else None
+
+
+def signed(labels: Tensor) -> Tensor:
+    """Labels in int64 if they are unsigned, because torch computes little with these; others, and larger ones, stay."""
+    if labels.dtype not in (torch.uint16, torch.uint32, torch.uint64):
+        return labels
+    whole = labels.long()
+    return labels if bool((whole < 0).any()) else whole
 
 
 def copies(features: Tensor, neighbors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -254,7 +254,7 @@ class TestIgnoredLabels:
         labels = (torch.arange(N) % 2 * (1 if dtype is torch.bool else 156)).to(dtype)  # -100 as a byte
         assert choose_among(X, labels, lambda n: n, 0).n_ignored == 0
         few = choose_among(X, labels, lambda n: 50, 0)
-        assert few.labels.dtype == dtype
+        assert few.is_stratified
         assert torch.equal(few.labels.long(), labels.long()[few.rows])
 
     def test_weights_stay_with_their_samples(self):

@@ -180,11 +180,6 @@ class TestSubset:
         assert torch.equal(samples.rows, stratified_rows(120, 50, 0))
         assert equal(samples, samples.rows)
 
-    def test_unsigned_labels_are_taken_without_strata_and_lengths_that_differ_left_to_the_estimators(self):
-        assert len(choose_among(X, Y.to(torch.uint32), lambda n: 50, 0).inputs) == 50
-        samples = choose_among(X, Y[:7], lambda n: 50, 0)
-        assert (len(samples.inputs), len(samples.labels)) == (120, 7)
-
     def test_no_sample_at_most_is_refused(self):
         with pytest.raises(ValueError, match="`max_samples`"):
             read_samples((X, Y), 0)
