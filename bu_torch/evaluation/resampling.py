@@ -93,42 +93,24 @@ def holdout_error(
 
 
 def _resample(estimator: Any, features: Any, labels: Any, splitter: Any) -> ErrorEstimate:
-    from sklearn.model_selection import cross_validate
+    from sklearn.base import clone
 
     inputs = as_features(features)
     classes = as_labels(labels, len(inputs))
     check_two_classes(classes)
     if isinstance(estimator, type) or not (hasattr(estimator, "fit") and hasattr(estimator, "predict")):
         raise TypeError(f"`estimator` must be an object with `fit` and `predict`, got {estimator!r}.")
+    x, y = inputs.cpu().numpy(), classes.cpu().numpy()
+    errors = []
     with preserved_random_state():
-        scores = cross_validate(
-            _as_cloneable(estimator),
-            inputs.cpu().numpy(),
-            classes.cpu().numpy(),
-            cv=splitter,
-            scoring=_error_rate,
-            return_train_score=True,
-            error_score="raise",
-        )
-    held_out, trained = torch.from_numpy(scores["test_score"]), torch.from_numpy(scores["train_score"])
-    return ErrorEstimate(float(held_out.mean()), float(trained.mean()), held_out)
+        for trained, held_out in splitter.split(x, y):
+            model = clone(estimator, safe=False)
+            model.fit(x[trained], y[trained])
+            errors.append([_error_rate(model, x[rows], y[rows]) for rows in (held_out, trained)])
+    held_out_errors, training_errors = torch.tensor(errors, dtype=torch.float64).T
+    return ErrorEstimate(float(held_out_errors.mean()), float(training_errors.mean()), held_out_errors)
 
 
-def _as_cloneable(model: Any) -> Any:
-    """An estimator that holds `model`. Scikit-learn clones it with a fresh copy of any object in it."""
-    from sklearn.base import BaseEstimator
-
-    class Holder(BaseEstimator):
-        def __init__(self, model: Any) -> None:
-            self.model = model
-
-        def fit(self, inputs: np.ndarray, classes: np.ndarray) -> "Holder":
-            self.model.fit(inputs, classes)
-            return self
-
-    return Holder(model)
-
-
-def _error_rate(holder: Any, inputs: np.ndarray, classes: np.ndarray) -> float:
-    predicted = as_labels(holder.model.predict(inputs), len(classes), "estimator.predict(features)")
+def _error_rate(model: Any, inputs: np.ndarray, classes: np.ndarray) -> float:
+    predicted = as_labels(model.predict(inputs), len(classes), "estimator.predict(features)")
     return float(np.mean(predicted.cpu().numpy() != classes))

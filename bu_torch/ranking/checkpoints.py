@@ -4,9 +4,8 @@ import copy
 import inspect
 import re
 import warnings
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,8 +58,7 @@ def load_checkpoint(path: str | Path, *, weights_only: bool = True) -> Checkpoin
     Raises:
         FileNotFoundError: If there is no such file.
         ImportError: If safetensors is needed and not installed.
-        ValueError: If the file is damaged, or holds other classes, no weights, or tensors that have no values or that
-            `expand` made far larger than the file.
+        ValueError: If the file is damaged, or holds other classes or no weights.
     """
     path = Path(path)
     if not path.is_file():
@@ -79,7 +77,6 @@ def load_checkpoint(path: str | Path, *, weights_only: bool = True) -> Checkpoin
             f"`{path}` must hold weights by name, under `state_dict`, {' or '.join(_STATES[1:])} or at the top level,"
             f" got {what}."
         )
-    _check_values(path, {name: value for name, value in found.items() if type(value) in (Tensor, nn.Parameter)})
     counts = (content.get(name) for name in ("epoch", "global_step"))
     epoch, step = (count if isinstance(count, int) and not isinstance(count, bool) else None for count in counts)
     return Checkpoint(path, dict(found), epoch, step, dict(content))
@@ -111,13 +108,6 @@ def module_with_weights(module: Buildable, checkpoint: Checkpoint, device: Devic
 
 
 def _read(path: Path, weights_only: bool) -> Any:
-    members: list[zipfile.ZipInfo] = []
-    with suppress(zipfile.BadZipFile, ValueError, NotImplementedError), zipfile.ZipFile(path) as file:
-        members = file.infolist()  # torch raises an error for a damaged file or one of another kind
-    if any(member.compress_type != zipfile.ZIP_STORED for member in members):  # a small file may inflate to a huge one
-        raise ValueError(
-            f"`{path}` is compressed, which `torch.save` never does: unpack it and save its content again."
-        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of a file before it refuses it
@@ -166,32 +156,6 @@ def _read_safetensors(path: Path) -> Any:
         raise
     except Exception as error:
         raise ValueError(f"`{path}` is not a safetensors file, or is damaged: {error}.") from error
-
-
-def _check_values(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Raise if a tensor holds no values, or repeats a few so often that a copy would take all memory.
-
-    Checkpoints do hold expanded buffers, so the bound is generous: 256 MB in all, or four times the file.
-    """
-    excess, seen = {}, set()
-    for name, value in tensors.items():
-        if value.is_meta:
-            raise ValueError(
-                f"`{path}` must hold the values of its weights, got {name!r} on the meta device, without values."
-            )
-        if value.layout == torch.strided and not value.is_nested:
-            storage = value.untyped_storage()
-            n_held = 0 if storage.data_ptr() in seen else storage.nbytes() // value.element_size()
-            seen.add(storage.data_ptr())  # tied tensors hold their values once
-            # Arithmetic needs at least 4 bytes for each number.
-            excess[name] = max(0, value.numel() - n_held) * max(4, value.element_size())
-    if sum(excess.values()) > max(2**28, 4 * path.stat().st_size):
-        name = max(excess, key=lambda name: excess[name])
-        shape, n_bytes = tuple(tensors[name].shape), tensors[name].untyped_storage().nbytes()
-        raise ValueError(
-            f"`{path}` must hold the values of its weights, got {name!r} of shape {shape}, expanded from {n_bytes}"
-            " bytes: save a contiguous copy of it."
-        )
 
 
 def _build(build: Callable[..., Any], checkpoint: Checkpoint) -> Any:
