@@ -342,8 +342,6 @@ def draw_perturbed(
     """
     generator = torch.Generator().manual_seed(seed)
     kind = kind_of(perturbation, inputs)
-    if kind == "tokens":
-        check_tokens(inputs)
     if kind in ("neighbors", "tokens", "mixed"):
         draws = [_choose(inputs, neighbors, generator, has_run=kind != "neighbors") for _ in range(n_draws)]
         if ends_with_samples:

@@ -18,8 +18,6 @@ from bu_torch.internal.random_state import preserved_random_state
 
 SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors")  # endings of checkpoints in a folder
 _STATES = ("state_dict", "model_state_dict", "model")  # Lightning's key, PyTorch's tutorials', torchvision's and timm's
-Buildable = nn.Module | Callable[..., nn.Module]
-Device = torch.device | str | None
 _WAY_OUT = "Pass a module instance, or a function without arguments that returns one."
 
 
@@ -83,7 +81,9 @@ def load_checkpoint(path: str | Path, *, weights_only: bool = True) -> Checkpoin
 
 
 @contextmanager
-def module_with_weights(module: Buildable, checkpoint: Checkpoint, device: Device = None) -> Iterator[nn.Module]:
+def module_with_weights(
+    module: nn.Module | Callable[..., nn.Module], checkpoint: Checkpoint, device: torch.device | str | None = None
+) -> Iterator[nn.Module]:
     """Yield a module with the weights of a checkpoint; a given module gets its own back on leaving, to the bit.
 
     A class is built from the hyperparameters in the file, and a callable without arguments is called; `device` applies

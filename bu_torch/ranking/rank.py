@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bu_torch.internal.inputs import as_labels, check_integer
 from bu_torch.internal.logits import read_logits, warn_of_probabilities
-from bu_torch.ranking.checkpoints import SUFFIXES, Buildable, Device, load_checkpoint, module_with_weights
+from bu_torch.ranking.checkpoints import SUFFIXES, load_checkpoint, module_with_weights
 from bu_torch.ranking.estimators import encode, estimator_logits, is_estimator
 from bu_torch.ranking.ranking import Candidate, Ranking
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName, as_rule
@@ -82,7 +82,15 @@ def rank_checkpoints(
     """
     judge, files = Judge(rule, signals, batch_size), find_checkpoints(paths)
     fit_signals(judge.signals, dataset)
-    return judge.rank_files(files, module, weights_only, device)
+    measured = []
+    for file in files:
+        checkpoint = load_checkpoint(file, weights_only=weights_only)
+        with module_with_weights(module, checkpoint, device) as loaded_module:
+            values = judge.measure(loaded_module, str(file))
+        measured.append(Candidate(0, str(file), math.nan, checkpoint.epoch, checkpoint.step, values, file))
+    late = math.inf  # a file without epoch or step comes last
+    measured.sort(key=lambda one: (*(late if n is None else n for n in (one.epoch, one.step)), one.name))
+    return judge.rank(measured)
 
 
 def rank_models(
@@ -185,30 +193,17 @@ class Judge:
             raise ValueError(f"{name}: {error}") from error
         return {signal: float(values[signal]) for signal in MEASURED}
 
-    def score(self, values: Mapping[str, float]) -> float:
-        """Score of a model with these signals; NaN if one that the rule reads is not finite."""
-        seen = {name: values[name] for name in self.rule.signals}
-        return float(self.rule.score(seen)) if all(map(math.isfinite, seen.values())) else math.nan
-
     def rank(self, candidates: list[Candidate]) -> Ranking:
-        """Sort candidates by score; ties keep their order, and candidates without a score come last."""
-        scored = [candidate._replace(score=self.score(candidate.signals)) for candidate in candidates]
+        """Sort candidates by score; ties keep their order, and candidates whose signals are not finite come last."""
+        scored = []
+        for one in candidates:
+            seen = {name: one.signals[name] for name in self.rule.signals}
+            is_finite = all(map(math.isfinite, seen.values()))
+            scored.append(one._replace(score=float(self.rule.score(seen)) if is_finite else math.nan))
         scored.sort(key=lambda one: -one.score if math.isfinite(one.score) else math.inf)
         if scored and not math.isfinite(scored[0].score):
-            warnings.warn("No candidate has a finite score, so their order says nothing.", stacklevel=4)
+            warnings.warn("No candidate has a finite score, so their order says nothing.", stacklevel=3)
         return Ranking(self.rule.name, tuple(one._replace(rank=rank) for rank, one in enumerate(scored, 1)))
-
-    def rank_files(self, files: list[Path], module: Buildable, weights_only: bool, device: Device) -> Ranking:
-        """Rank checkpoints; among equally good ones, the earliest comes first."""
-        measured = []
-        for file in files:
-            checkpoint = load_checkpoint(file, weights_only=weights_only)
-            with module_with_weights(module, checkpoint, device) as loaded_module:
-                values = self.measure(loaded_module, str(file))
-            measured.append(Candidate(0, str(file), math.nan, checkpoint.epoch, checkpoint.step, values, file))
-        late = math.inf  # a file without epoch or step comes last
-        measured.sort(key=lambda one: (*(late if n is None else n for n in (one.epoch, one.step)), one.name))
-        return self.rank(measured)
 
 
 def fit_signals(signals: Signals, dataset: Any, cache: Path | None = None) -> None:
