@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bu_torch.internal.inputs import as_tensor
 
-# By class, as in scikit-learn; "balanced": all classes together weigh the same; or a list, as the `weight` of a loss.
+# As in scikit-learn: "balanced" makes all classes weigh the same, a dict names them. A list is a loss's `weight`.
 ClassWeight = Literal["balanced"] | dict[int, float] | list[float]
 
 _RARE = 0.5  # share of an equal share; below it, the kept check recognised such a class clearly less often

@@ -20,7 +20,7 @@ InputKey = str | int | Sequence[str | int] | None
 
 
 class Keys(NamedTuple):
-    """Keys or places of inputs and labels in a batch; without them, what the `network` has arguments for are inputs."""
+    """Keys or places of inputs and labels in a batch; without them, inputs are what the `network` has arguments for."""
 
     inputs: InputKey = None
     labels: str | int | None = None
@@ -66,7 +66,7 @@ def as_tensors(inputs: Any, labels: Any) -> tuple[Any, Tensor]:
 
 
 class TooManyBytesError(Exception):
-    """The samples to read take more bytes than may be held, which `n_fitting` of them do not."""
+    """The samples to read take more bytes than allowed; `n_fitting` of them fit."""
 
     def __init__(self, n_fitting: int) -> None:
         self.n_fitting = n_fitting
@@ -90,7 +90,7 @@ def concatenate(
     max_bytes: int | None = None,
     has_progress_bar: bool = False,
 ) -> tuple[Any, Tensor]:
-    """Inputs and labels of all batches, up to `limit` samples; `n_expected` may be more than `max_bytes` allow."""
+    """Inputs and labels of all batches, up to `limit` samples; raises if `n_expected` take more than `max_bytes`."""
     if transform is not None:
         batches = map(transform, batches)
     n_left = sys.maxsize if limit is None else limit
@@ -100,7 +100,7 @@ def concatenate(
     with tqdm(desc="Boundary uncertainty reads", delay=3, disable=not has_progress_bar, **options) as shown:
         for inputs, labels in (split_batch(batch, keys) for batch in batches):
             if len(labels):
-                if transform is not None:  # it has moved them to the network's device
+                if transform is not None:  # the transform has moved them to the network's device
                     inputs, labels = pytree.tree_map(lambda tensor: tensor.detach().cpu(), (inputs, labels))
                 if not read:
                     check_bytes(inputs, n_expected, max_bytes)

@@ -130,9 +130,9 @@ def read_loader(
     and of `DataLoader(dataset, batch_size=None)`, whose items are batches, is not known: a subset is chosen among those
     read, at most `stream_limit` of a stream. Of `n_batches` a training epoch, only a loader in order leaves out the
     same samples in every epoch. The first batch shows if the inputs take more than `max_bytes` (`TooManyBytesError`),
-    but for items that are batches. `unwrap` leads from a sampler that a trainer shares among processes to the user's
+    except for items that are batches. `unwrap` leads from a sampler that a trainer shares among processes to the user's
     own; `transform` does what a trainer does to each batch, and the samples are then on the CPU.
-    `looks_for_augmentation` reads a few samples a second time, to see if they are others then.
+    `looks_for_augmentation` reads a few samples a second time, to see if they differ.
 
     Raises `UnreadableError` where `read_samples` raises a ValueError.
     """
@@ -191,7 +191,7 @@ def seeded(seed: int) -> Iterator[None]:
 def _with_batches(
     loader: DataLoader[Any], order: dict[str, Any], seed: int, use: Callable[[Iterator[Any]], _Result]
 ) -> _Result:
-    """Result of `use` on batches from a worker, or from a copy if none may start or it fails and training has none."""
+    """Result of `use` on batches from a worker; from a copy if none may start, or if it fails and training has none."""
     failure = ""
     if may_start_worker(loader):
         try:
@@ -215,9 +215,9 @@ def _read_at(
     looks_for_augmentation: bool,
     has_progress_bar: bool,
 ) -> tuple[Any, Tensor, bool]:
-    """Inputs and labels at these indices, in batches as the loader makes them; True if the first differ the next time.
+    """Inputs and labels at these indices, in batches as the loader makes them; True if a second reading differs.
 
-    Tensors in memory run no code of the user's, so that they are read here; without `transform` at once.
+    Tensors in memory run no code of the user's, so they are read here, and all at once if there is no `transform`.
     """
     held = _in_memory(loader, indices)
     if held is not None and transform is None:

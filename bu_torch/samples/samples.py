@@ -12,7 +12,7 @@ from bu_torch.internal.inputs import as_features, as_labels, as_tensor
 from bu_torch.internal.packing import Packing, as_inputs
 from bu_torch.samples.balance import as_weights, stratified_rows
 
-IGNORED = -100  # what torch's losses leave out, by the default of their `ignore_index`
+IGNORED = -100  # default `ignore_index` of torch's losses
 _BLOCK_ELEMENTS = 2**22  # compared at once
 
 
@@ -20,14 +20,14 @@ class Samples(NamedTuple):
     """Training samples in the order of their dataset: all of them or a subset."""
 
     inputs: Tensor  # (n, ...), of the dtype and on the device that the dataset gives
-    labels: Tensor  # (n, ...), likewise; estimators check that these are classes
+    labels: Tensor  # (n, ...), as the dataset gives them; estimators check that these are classes
     rows: Tensor  # (n,) int64, places in the dataset; 0, 1, ... if the places are not known
     n_training: int  # samples to choose from
     classes: list[str] | None = None  # names, if the dataset has them
     is_stratified: bool | None = None  # whether each class has its share of a subset; None if all samples are here
     weights: Tensor | None = None  # how often training draws each, (n,) float64, > 0; None if it draws all alike
     n_ignored: int = 0  # samples that were left out because their label is `IGNORED`
-    is_random: bool = False  # whether a sample is another each time that it is read
+    is_random: bool = False  # whether a sample differs each time it is read
     packing: Packing | None = None  # layout of several tensors in `inputs`; None if there is one
 
     def at(self, rows: Tensor) -> "Samples":
@@ -42,7 +42,7 @@ class UnreadableError(ValueError):
 
 
 def whole_samples(inputs: Any, labels: Any, sample_weight: Any = None, *, keep_integers: bool = False) -> Samples:
-    """All samples that a user gives, checked as the estimators check them, but for those whose label is -100."""
+    """All samples that a user gives, checked as the estimators check them, without those whose label is -100."""
     inputs, packing = packed(as_inputs(inputs, "inputs"))
     keep_integers |= packing is not None and packing.form == "rows"
     inputs = as_features(inputs, "inputs", keep_integers=keep_integers, keep_bytes=True)
@@ -56,7 +56,7 @@ def whole_samples(inputs: Any, labels: Any, sample_weight: Any = None, *, keep_i
 
 
 def packed(inputs: Any) -> tuple[Tensor, Packing | None]:
-    """Inputs that `as_inputs` gave as one tensor, and how several tensors lie in it, None if there is one."""
+    """Inputs from `as_inputs` as one tensor, and the layout of several tensors in it; None if there was one."""
     if isinstance(inputs, Tensor):
         return inputs, None
     packing = Packing.of(inputs)
@@ -74,7 +74,7 @@ def fewer_of(samples: Samples, n_wanted: int, seed: int) -> Samples:
 
 
 def choose_among(inputs: Any, labels: Tensor, how_many: Callable[[int], int], seed: int) -> Samples:
-    """Choose as many of the given samples as `how_many` says of their number, without those whose label is -100."""
+    """Choose `how_many(n)` of the n given samples whose label is not -100."""
     inputs, packing = packed(inputs)
     samples = Samples(inputs, signed(labels), torch.arange(len(inputs)), len(inputs), packing=packing)
     samples = without_ignored(samples)
@@ -128,9 +128,9 @@ def signed(labels: Tensor) -> Tensor:
 
 
 def copies(features: Tensor, neighbors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows (R,) of samples (N, ...) that have exact copies among the nearest, and of one copy each; then the next.
+    """Yield rows (R,) of samples (N, ...) and of an exact copy of each, one neighbour rank at a time.
 
-    `neighbors` (N, M) are those of `NeighborGraph`. Each yield holds only rows that the one before held, R >= 1.
+    `neighbors` (N, M) come from `NeighborGraph`. Each yield holds only rows that the one before held, R >= 1.
     """
     rows = torch.arange(len(features), device=features.device)
     for others in neighbors[:, 1:].unbind(dim=1):

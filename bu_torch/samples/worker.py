@@ -94,7 +94,7 @@ def _explained(dataset: Dataset[Any], place: str) -> Iterator[None]:
 
 
 def _described(error: Exception) -> str:
-    """Type and text of an exception, in a line: of a worker's, whose traceback torch makes the text, the original's."""
+    """Type and text of an exception, in one line; torch gives that of a worker with a traceback, which is cut off."""
     said = f"{type(error).__name__}: {error}"
     if "Original Traceback" in said:
         said = _FRAMES.split(said)[-1]
@@ -104,10 +104,10 @@ def _described(error: Exception) -> str:
 def from_copy(loader: DataLoader[Any], order: dict[str, Any], failure: str) -> Batches:
     """Yield the same batches, read in this process from a deep copy, or from the original if it cannot be copied.
 
-    A warning says so, after `failure`, what a worker failed of.
+    A warning tells of the latter, after `failure`, the reason why a worker failed.
     """
     dataset = loader.dataset
-    # Arrays that nobody can write to, as files mapped into memory, are shared.
+    # Arrays that nobody can write to, such as files mapped into memory, are shared.
     memo: dict[int, Any] = {id(array): array for array in _read_only(dataset)}
     try:
         own, collate_fn = copy.deepcopy((dataset, loader.collate_fn), memo)
@@ -191,7 +191,7 @@ def _open_files() -> dict[int, os.stat_result]:
 def start_from(seed: int) -> None:
     """Let global random states start from `seed`."""
     random.seed(seed)
-    np.random.seed(scikit_learn_seed(seed))  # noqa: NPY002  (which datasets use)
+    np.random.seed(scikit_learn_seed(seed))  # noqa: NPY002  (datasets use it)
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # otherwise a seed would wait for the first use, and stay
         torch.cuda.manual_seed_all(seed)

@@ -31,7 +31,7 @@ from bu_torch.space.metric import MetricSpace
 if TYPE_CHECKING:
     from bu_torch.signals.measuring import Signals
 
-_FORMAT = 13  # raise it when the arrays hold something else, or are computed in another way
+_FORMAT = 13  # raise it if the arrays change, or the way in which they are computed
 _PROBE = 64
 _LEAST_SKILL = 0.01  # votes on 400 random labels or more seldom have a higher skill
 _MOST_COPIES = 0.5
@@ -188,7 +188,7 @@ def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor
     words += [repr(option) for option in options if isinstance(option, MixedFeatures | MixedMove)]
     words += [boundary.feature_extractor] if isinstance(boundary.feature_extractor, str) else []
     digest = hashlib.sha256("".join([*words, kind if kind in ("neighbors", "tokens") else ""]).encode())
-    # An extractor and a perturbation are told by what they make of a few samples.
+    # An extractor and a perturbation are identified by their results on a few samples.
     few = inputs[:_PROBE]
     is_probed = callable(boundary.feature_extractor) and not boundary.may_use_module(inputs)
     probe = [boundary.space.extract(few)] if is_probed and isinstance(boundary.space, FeatureSpace) else []
@@ -209,7 +209,7 @@ def n_comparisons(n_samples: int, n_draws: int) -> int:
 
 
 def _with_absent_column(distances: Tensor) -> Tensor:
-    """Column after column in memory, in which the nearest class of many samples is found in a third of the time."""
+    """Append a column of infinity; in column-major memory the nearest class is found in a third of the time."""
     return torch.nn.functional.pad(distances.T.contiguous(), (0, 0, 0, 1), value=torch.inf).T
 
 

@@ -29,7 +29,7 @@ from bu_torch.space.tokens import TokenFeatures
 
 _BATCH = 1024
 _BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
-_LARGE, _POOLED = 64 * 64, 32 * 32  # pixels of a channel: of images that are pooled at least, and then
+_LARGE, _POOLED = 64 * 64, 32 * 32  # pixels of a channel: larger images are pooled, to about so many
 _MOST_CATEGORIES = 100  # the most frequent of each place
 _MOST_PLACES = 50  # a longer row is a text
 
@@ -46,7 +46,7 @@ class MixedFeatures:
         self._texts: TokenFeatures | None = None
         self._categories: list[Tensor] = []
 
-    def __repr__(self) -> str:  # tells fingerprints apart
+    def __repr__(self) -> str:  # part of fingerprints
         return f"MixedFeatures({self.packing})"
 
     def fit(self, inputs: Tensor) -> Self:

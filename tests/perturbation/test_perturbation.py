@@ -5,8 +5,7 @@ import scenarios
 import torch
 from torch import nn
 
-from bu_torch import BoundaryUncertainty, perturb
-from bu_torch.perturbation.draws import exchange_tokens, keeps_integers, perturb_toward_neighbors
+from bu_torch import BoundaryUncertainty, exchange_tokens, perturb, perturb_toward_neighbors
 
 
 def test_each_sample_moves_by_exactly_its_distance(dtype):
@@ -163,11 +162,6 @@ def test_only_rows_of_token_ids_are_exchanged():
         exchange_tokens(torch.ones(60, 10), ring())
     with pytest.raises(ValueError, match=r"`tokens` must have shape \(N, d\)"):
         exchange_tokens(torch.arange(60), ring())
-
-
-def test_which_samples_stay_integers():
-    assert all(map(keeps_integers, ("tokens", lambda inputs, distance, generator: inputs)))
-    assert not any(map(keeps_integers, (None, "random", "neighbors")))
 
 
 @pytest.mark.parametrize("sides", [(0, 30), (30, 0), (7, 50)])

@@ -8,7 +8,7 @@ import torch
 from sklearn.feature_extraction.text import TfidfTransformer
 from torch import nn
 
-from bu_torch import BoundaryUncertainty, FeatureSpace, Signals, TokenFeatures
+from bu_torch import BoundaryUncertainty, FeatureSpace, TokenFeatures
 
 N_TOKENS, LENGTH = 60, 12
 X, Y = scenarios.tokens(200)
@@ -124,20 +124,6 @@ def test_tokens_or_the_network_are_chosen():
         assert list(fitted.skills_) == ["tokens", "module"]
     alone = BoundaryUncertainty(20, perturbation="tokens").fit(X, Y)
     assert (alone.space_name_, alone.skills_) == ("tokens", {})
-
-
-def test_a_file_and_a_state_give_them_back(tmp_path):
-    first, loaded, taken = (Signals(20, n_draws=2, perturbation="tokens") for _ in range(3))
-    first.fit(X, Y).save(tmp_path / "cache.npz")
-    loaded.load(tmp_path / "cache.npz", X, Y)
-    taken.load(first.preparation.packed(), X, Y)
-    logits = torch.randn(400, 2)
-    for again in (loaded, taken):
-        assert torch.equal(again.perturbed_inputs, first.perturbed_inputs)
-        for name, value in first.measure(logits).values.items():
-            assert torch.equal(again.measure(logits).values[name], value)
-    with pytest.raises(ValueError, match="was made of other samples or settings"):
-        Signals(20, n_draws=2).load(tmp_path / "cache.npz", X, Y)
 
 
 def test_samples_that_are_no_tokens_are_refused():
