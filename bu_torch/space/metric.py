@@ -73,7 +73,9 @@ class LabelMetric:
             moved = points @ self.root_
             landmarks = moved[chosen]
             distances = torch.cdist(moved, landmarks)
-            width = _median(distances)
+            some = distances.flatten()[:: max(1, distances.numel() // _PAIRS)]
+            some = some[some > 0]
+            width = float(some.median()) if len(some) else 1.0
             kernel = laplace_kernel(distances, width)
             among = torch.cdist(landmarks, landmarks, compute_mode="donot_use_mm_for_euclid_dist")  # 0 for copies
             coefficients = kernel_ridge(kernel, laplace_kernel(among, width), targets, _PENALTIES, weights)
@@ -89,13 +91,6 @@ class LabelMetric:
         check_fitted(self, "root_")
         points = as_flat_features(features, n_features=len(self.root_))
         return points @ self.root_.to(points)
-
-
-def _median(distances: Tensor) -> float:
-    """Median of the positive distances, of some if there are many; 1 if there are none."""
-    some = distances.flatten()[:: max(1, distances.numel() // _PAIRS)]
-    some = some[some > 0]
-    return float(some.median()) if len(some) else 1.0
 
 
 class MetricSpace:
