@@ -170,7 +170,7 @@ def test_a_preparation_that_a_state_holds_is_for_its_own_samples():
         assert is_comparable == is_expected
         same = first if is_expected else start(samples)[0]
         found, expected = (one.groundwork.signals.preparation for one in (again, same))
-        assert torch.equal(found.neighbors, expected.neighbors)
+        assert torch.equal(found.boundary.neighbors, expected.boundary.neighbors)
         assert torch.equal(found.probabilities, expected.probabilities)
 
 
