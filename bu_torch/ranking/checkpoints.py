@@ -4,8 +4,9 @@ import copy
 import inspect
 import re
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,6 +109,13 @@ def module_with_weights(
 
 
 def _read(path: Path, weights_only: bool) -> Any:
+    members: list[zipfile.ZipInfo] = []
+    with suppress(zipfile.BadZipFile, ValueError, NotImplementedError), zipfile.ZipFile(path) as file:
+        members = file.infolist()  # torch raises an error for a damaged file or one of another kind
+    if any(member.compress_type != zipfile.ZIP_STORED for member in members):  # a small file may inflate to a huge one
+        raise ValueError(
+            f"`{path}` is compressed, which `torch.save` never does: unpack it and save its content again."
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of a file before it refuses it

@@ -161,6 +161,8 @@ def _read(source: AbstractContextManager[BinaryIO], name: str, fingerprint: str)
     arrays: dict[str, np.ndarray] = {}
     try:
         with source as content, np.load(content, allow_pickle=False) as file:
+            if any(member.compress_type for member in file.zip.infolist()):  # a small file may inflate to a huge one
+                raise ValueError("Compressed arrays are not read.")
             found = str(file[_FINGERPRINT])
             if found == fingerprint:
                 arrays = {one: file[one] for one in ("space", *_OF_BOUNDARY, *_OF_CLASSES, *_SKILLS)}

@@ -1,6 +1,7 @@
 import os
 import pickle
 import warnings
+import zipfile
 from pathlib import Path
 from unittest import mock
 
@@ -188,13 +189,29 @@ def test_what_is_no_checkpoint_is_refused_by_name(tmp_path):
             load_checkpoint(tmp_path / name)
 
 
-def test_weights_without_values_are_refused(tmp_path):
-    state = nn.Linear(2, 3, device="meta").state_dict()
-    said = r"file.pt` does not fit Linear: .*meta tensor"
-    with (
-        pytest.raises(ValueError, match=said),
-        module_with_weights(nn.Linear(2, 3), saved(tmp_path / "file.pt", state)),
-    ):
+def test_a_compressed_file_is_refused(tmp_path):
+    torch.save({"weight": torch.zeros(10**6)}, tmp_path / "plain.pt")
+    with zipfile.ZipFile(tmp_path / "plain.pt") as plain, zipfile.ZipFile(tmp_path / "bomb.pt", "w") as bomb:
+        for name in plain.namelist():
+            bomb.writestr(name, plain.read(name), zipfile.ZIP_DEFLATED)
+    assert (tmp_path / "bomb.pt").stat().st_size < 10_000
+    with pytest.raises(ValueError, match=r"bomb\.pt` is compressed, which `torch.save` never does"):
+        load_checkpoint(tmp_path / "bomb.pt")
+
+
+@pytest.mark.parametrize(
+    ("weight", "said"),
+    [
+        (torch.ones(3, 2, device="meta"), "meta tensor"),
+        (torch.ones(1).expand(10**7, 10**6), "size mismatch"),
+        (torch.ones(10**5).as_strided((5 * 10**4, 5 * 10**4), (1, 1)), "size mismatch"),
+    ],
+    ids=["no values", "expanded", "overlapping rows"],
+)
+def test_weights_that_claim_more_than_the_file_holds_are_refused(tmp_path, weight, said):
+    checkpoint = saved(tmp_path / "file.pt", {"weight": weight, "bias": torch.ones(3)})
+    match = rf"file.pt` does not fit Linear: .*{said}"
+    with pytest.raises(ValueError, match=match), module_with_weights(nn.Linear(2, 3), checkpoint):
         pass
 
 

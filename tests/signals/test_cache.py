@@ -3,6 +3,7 @@
 import io
 import os
 import stat
+import tracemalloc
 from unittest import mock
 
 import numpy as np
@@ -60,6 +61,18 @@ def test_a_file_that_is_cut_off_or_none_of_ours_is_damaged(tmp_path, arrays, sha
     others = {"text": b"text", "array": bytes_of(np.arange(3))}
     path.write_bytes(others[share] if share in others else path.read_bytes()[: int(share * path.stat().st_size)])
     refuse(path, "BadZipFile|ValueError|EOFError|TypeError|AttributeError")
+
+
+@pytest.mark.parametrize("name", ["bu_torch_fingerprint", "left_out_distances"])
+def test_what_inflates_to_much_more_takes_no_memory(tmp_path, arrays, name):
+    n_bytes = 2**26
+    np.savez_compressed(tmp_path / "cache.npz", **arrays | {name: np.zeros(n_bytes, dtype=np.uint8)})
+    tracemalloc.start()
+    try:
+        refuse(tmp_path / "cache.npz", "ValueError")
+        assert tracemalloc.get_traced_memory()[1] < n_bytes / 8
+    finally:
+        tracemalloc.stop()
 
 
 def test_objects_are_not_unpickled(tmp_path, arrays):
