@@ -33,7 +33,7 @@ class BoundaryUncertaintyTrialStopper(Stopper):
         self._trials: dict[str, History] = {}
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Tell if a trial, decided on its own, should stop after a check with `epoch`, the rule's signals and score."""
+        """True if a trial, decided on its own, should stop after a check with `epoch`, the rule's signals and score."""
         checks = self._trials.setdefault(trial_id, History(self._settings))
         name = checks.score_name
         signals = as_rule(self._settings.rule).signals if STANDARD_ERROR in result else ()  # ties are broken by these

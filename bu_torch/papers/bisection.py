@@ -128,9 +128,8 @@ class BisectionAnchorUncertainty(AnchorEstimator):
             chance = torch.rand(len(starts), dtype=torch.float64, generator=generator)
             ends = _partners(first, second, starts, chance)
             points, pairs = self._bisect(model, flat[starts], flat[ends])
-            samples = nearest(self._standardized, standardize(points, self.mean_, self.scale_), 1, exact=None).rows[
-                :, 0
-            ]
+            near = nearest(self._standardized, standardize(points, self.mean_, self.scale_), 1, exact=None)
+            samples = near.rows[:, 0]
             found.append(Anchors(points, pairs, samples))
             active = code[starts[~is_near[samples]]]
             is_near[samples] = True

@@ -228,7 +228,7 @@ def _named(input_key: Any, label_key: Any) -> list[tuple[str, Any]]:
 
 
 def _ends_with_labels(batch: Sequence[Any], network: Any) -> bool:
-    """Tell if a batch is what the network takes and then labels, and nothing else in it could be the labels."""
+    """True if a batch is what the network takes and then labels, and nothing else in it could be the labels."""
     if not all(isinstance(value, Tensor) for value in batch) or not takes(network, *batch[:-1]):
         return False
     may_be_labels = [value.ndim == 1 and not value.is_floating_point() for value in batch]

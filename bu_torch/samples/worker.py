@@ -41,7 +41,7 @@ class DatasetError(UnreadableError):
 
 
 def may_start_worker(loader: DataLoader[Any]) -> bool:
-    """Tell if a worker can read: not in a daemonic process, and not where it would need a guarded main module."""
+    """True if a worker can read: not in a daemonic process, and not where it would need a guarded main module."""
     return not multiprocessing.current_process().daemon and (loader.num_workers > 0 or _start_method() == "fork")
 
 
