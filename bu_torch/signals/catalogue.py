@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from operator import attrgetter
 from typing import Literal
 
@@ -28,7 +27,9 @@ class SignalInputs:
     columns: Tensor  # (D * N,) columns of the predictions; C or more for a class without samples
     terms: list[PairTerms]  # parts of boundary uncertainty for each draw
     uncertainty: Tensor  # a float64 scalar; NaN if a logit is not finite
+    accuracy: Tensor  # expected accuracy of the check, a float64 scalar
     trust: Tensor  # (D * N,) trust scores of the predictions, without the sample that was perturbed
+    mean_trust: Tensor  # trust score of the check, a float64 scalar
     labels: Tensor  # (N,) classes of the samples
     own: Tensor  # (D * N,) columns of the labels
     label_trust: Tensor  # (D * N,) trust scores of the labels at the perturbed inputs
@@ -42,18 +43,6 @@ class SignalInputs:
     weights: Tensor | None  # (N,) float64 weights with mean 1; None if all samples count alike
     best: tuple[Tensor, Tensor]  # most that expected accuracy and trust can reach at the perturbed inputs
     skill: float  # skill of predicting left-out labels, in [0, 1]
-
-    @cached_property
-    def mean_trust(self) -> Tensor:
-        """Trust score of the check, a float64 scalar; two signals need it."""
-        return functional.mean_trust_score(self.by_sample(self.trust), self.weights, validate_args=False)
-
-    @cached_property
-    def accuracy(self) -> Tensor:
-        """Expected accuracy of the check, a float64 scalar; two signals need it."""
-        n_draws, weights, columns = len(self.columns) // len(self.labels), self.weights, self.columns
-        weights = None if weights is None else weights.repeat(n_draws)
-        return functional.expected_accuracy(self.label_probabilities, columns, weights=weights, validate_args=False)
 
     def by_sample(self, values: Tensor) -> Tensor:
         """Reshape values at the perturbed inputs, (D * N,), to a row for each draw, (D, N)."""

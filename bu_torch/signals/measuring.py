@@ -202,8 +202,6 @@ class Signals:
         """Distance (n_draws * N, J) from each perturbed sample to each class, the sample itself left out."""
         return self._classes.spread(self.preparation.left_out_distances, torch.inf)
 
-    left_out_distances = class_distances
-
     @property
     def votes(self) -> Tensor:
         """Votes of the labels near each sample, (N, J), float32 (`LabelVotes`)."""
@@ -278,6 +276,9 @@ class Signals:
         predictions = torch.cat([of_draw.predictions for of_draw in terms])
         columns = self._classes.columns(predictions)
         known = columns.clamp(max=len(self._classes))  # the last column stands for classes without samples
+        trust = functional.trust_score(prepared.left_out_distances, known, validate_args=False)
+        by_draw, weights = trust.view(boundary.n_draws, -1), boundary.weights
+        repeated = None if weights is None else weights.repeat(boundary.n_draws)
         reading = SignalInputs(
             terms=terms,
             pairs=boundary._pairs,
@@ -287,11 +288,15 @@ class Signals:
             predictions=predictions,
             predictions_before=before,
             columns=columns,
-            trust=functional.trust_score(prepared.left_out_distances, known, validate_args=False),
+            accuracy=functional.expected_accuracy(
+                prepared.probabilities, columns, weights=repeated, validate_args=False
+            ),
+            trust=trust,
+            mean_trust=functional.mean_trust_score(by_draw, weights, validate_args=False),
             label_probabilities=prepared.probabilities,
             label_votes=prepared.votes,
             members=boundary._members,
-            weights=boundary.weights,
+            weights=weights,
             **self._derived,
         )
         is_finite = reading.uncertainty.isfinite()
@@ -299,7 +304,7 @@ class Signals:
         error = torch.zeros_like(values["expected_accuracy"])
         if best is not None:
             others = self._classes.columns(best)
-            error = standard_error_of_gain(prepared.probabilities, columns, others, boundary.n_draws, boundary.weights)
+            error = standard_error_of_gain(prepared.probabilities, columns, others, boundary.n_draws, weights)
         return Measurement(values, predictions, torch.where(is_finite, error, torch.nan), reading)
 
     def to(self, device: torch.device | str) -> Self:

@@ -132,7 +132,7 @@ def test_whatever_is_fitted_is_read_again_to_the_bit(tmp_path, features, labels,
     signals.save(path)
     assert list(path.parent.iterdir()) == [path]
     again = unfitted(**settings).load(path, features, labels)
-    for name in ("class_distances", "left_out_distances", "votes", "probabilities"):
+    for name in ("class_distances", "votes", "probabilities"):
         assert torch.equal(getattr(again, name), getattr(signals, name))
     for name in ("perturbed_inputs", "labels", "neighbors", "nearest_distance", "bayes_pairs", "mean_", "scale_"):
         found, expected = getattr(again.boundary, name), getattr(signals.boundary, name)

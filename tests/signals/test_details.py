@@ -46,7 +46,7 @@ def test_histograms_count_every_moved_sample_where_it_is():
             gap = draw[members, first] - draw[members, second]
             width = float(functional.silverman_bandwidth(gap.unsqueeze(0)))
             distances.append(abs(float(gap[0])) / width)
-    trust = functional.trust_score(signals.left_out_distances, predictions).log().tolist()
+    trust = functional.trust_score(signals.class_distances, predictions).log().tolist()
     histograms = details.near_boundary, details.local_uncertainty, details.log_trust
     for values, histogram in zip((distances, local, trust), histograms, strict=True):
         counts = [0] * len(histogram.counts)
@@ -60,7 +60,7 @@ def test_histograms_count_every_moved_sample_where_it_is():
 def test_doubtful_samples_are_those_whose_label_or_prediction_lies_farthest():
     signals, _, _, predictions, details = measured(n_doubtful=10)
     labels, lowest = signals.boundary.labels, {}
-    for place, (distances, prediction) in enumerate(zip(signals.left_out_distances, predictions, strict=True)):
+    for place, (distances, prediction) in enumerate(zip(signals.class_distances, predictions, strict=True)):
         row = place % len(labels)
         for named in (int(prediction), int(labels[row])):
             ratio = min(float(d) for k, d in enumerate(distances) if k != named) / float(distances[named])
