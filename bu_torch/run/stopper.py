@@ -19,10 +19,10 @@ from bu_torch.perturbation.draws import Perturbation
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.budget import bound_in_bytes, count_operations, plan
-from bu_torch.run.closing import describe_exception, describe_kept, describe_none_kept
-from bu_torch.run.kept_weights import BestWeights, load
+from bu_torch.run.history import describe_exception, describe_none_kept
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import KeptResults, Tracker
+from bu_torch.run.weights import BestWeights, load
 from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.samples import fewer_of, whole_samples
 
@@ -211,7 +211,7 @@ class BoundaryUncertaintyStopper(KeptResults):
             tell(describe_none_kept(tracker.checks.why_none_kept(), self.stopping_reason))
             return
         is_open, is_by_steps = self.stopped_epoch is None, self._is_by_steps
-        line = describe_kept(tracker, kept, "", how, self.stopping_reason, is_by_steps=is_by_steps, is_open=is_open)
+        line = tracker.describe_kept(kept, "", how, self.stopping_reason, is_by_steps=is_by_steps, is_open=is_open)
         tell(f"{line} {tracker.account.cost()}")
         for line in tracker.remarks:
             tell(line)

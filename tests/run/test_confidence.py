@@ -2,7 +2,7 @@
 
 import pytest
 
-from bu_torch.run.confidence import confidence_in
+from bu_torch.run.history import confidence_in
 
 
 def checks(*accuracies, error=0.01):
