@@ -103,9 +103,3 @@ def ring(symbol: str, size: int, colour: str) -> Json:
 def within_reach(values: Iterable[float | None]) -> list[float]:
     """The values that an axis can span: finite, and not so large that a sum of them is not."""
     return [value for value in values if value is not None and abs(value) < 1e300]
-
-
-def thinned(places: list[int], most: int, kept: int | None) -> list[int]:
-    """About `most` of the places, evenly, with the last and the kept one."""
-    step = max(1, math.ceil(len(places) / most))
-    return sorted({*places[::step], *places[-1:], *([kept] if kept in places else [])})

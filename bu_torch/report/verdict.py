@@ -24,17 +24,13 @@ class RunVerdict:
 
     @classmethod
     def of(cls, record: RunRecord) -> "RunVerdict":
-        """Judge a record; ValueError if its settings are none that a rule takes."""
+        """Judge a record; ValueError or TypeError if its settings are none that a rule takes."""
         rule, counted = record.settings.get("rule"), record.checks[record.n_not_compared :]
-        if rule is not None and not (isinstance(rule, str) and rule.isidentifier()):
-            got = repr(rule[:50]) if isinstance(rule, str) else type(rule).__name__
-            raise ValueError(f"{record.path}: the rule in the settings must be a name, got {got}.")
-        replayed = {name: _selection(name, record) for name in RULE_NAMES if record.has(name)}
+        first = record.settings.get("start_from_epoch") or 0
+        replayed = {name: SelectionRule(name, start_from_epoch=first) for name in RULE_NAMES if record.has(name)}
         by_rule: dict[str, Any] = {name: selection.replay(counted) for name, selection in replayed.items()}
         decided = rule or DEFAULT_RULE
         judged = replayed[decided].judged(counted) if decided in replayed else counted
-        start = record.settings.get("start_from_epoch")
-        first = start if isinstance(start, int) else 0
         scores = {
             check[record.axis]: check[decided] for check in judged if decided in check and check["epoch"] >= first
         }
@@ -105,13 +101,3 @@ def _ending(record: RunRecord) -> str:
         return f"{is_known}.{last}"
     reason = re.sub(r"\w+", lambda found: rule_title(found[0]) if found[0] in SIGNALS else found[0], record.end.reason)
     return without_folders(reason) or f"The run has ended.{last}"
-
-
-def _selection(name: Any, record: RunRecord) -> SelectionRule:
-    """A rule that goes by a name, with the settings of the run."""
-    start = record.settings.get("start_from_epoch")
-    try:
-        return SelectionRule(name, start_from_epoch=0 if start is None else start)
-    except (TypeError, ValueError) as error:
-        reason = f"{error}"[:500]
-        raise ValueError(f"{record.path}: the settings beside it do not suit its rule: {reason}") from None

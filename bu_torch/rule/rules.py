@@ -138,16 +138,6 @@ class SelectionRule:
     def score_name(self) -> str:
         return self.rule.name
 
-    @property
-    def title(self) -> str:
-        """Rule in words."""
-        return self.rule.title
-
-    @property
-    def added(self) -> list[str]:
-        """Entries that `complete` adds to a check."""
-        return [] if self.rule.name in SIGNALS else [self.rule.name]
-
     def complete(self, history: Checks) -> None:
         """Add the score to the last check, unless it is a signal; NaN if a signal is not finite.
 

@@ -117,7 +117,13 @@ class Groundwork:
             )
             if refusal:
                 warn(f"{refusal} To turn the cache off: `cache=None`.")
-            self._keep_for_resume(signals, samples.inputs)
+            self._packed = self._space = None
+            if signals.boundary.may_use_module(samples.inputs):
+                match signals.preparation.space:
+                    case "inputs" | "patches" | "tokens" | "metric" as name:
+                        self._space = name
+                    case _:
+                        self._packed = signals.preparation.packed()
         self._signals, self.rows = signals, samples.rows
         self.about = self._describe(signals, samples, n_draws)
         return signals.fingerprint
@@ -151,15 +157,6 @@ class Groundwork:
         }
         left_out = {"votes": round(signals.vote_skill, 4), "regression": round(signals.regression_skill, 4)}
         return {"data": data, "classes": samples.classes, "skills": left_out}
-
-    def _keep_for_resume(self, signals: Signals, inputs: Tensor) -> None:
-        self._packed = self._space = None
-        if signals.boundary.may_use_module(inputs):
-            match signals.preparation.space:
-                case "inputs" | "patches" | "tokens" | "metric" as name:
-                    self._space = name
-                case _:
-                    self._packed = signals.preparation.packed()
 
     def _within_memory(self, samples: Samples, warn: Callable[[str], None]) -> tuple[Samples, int]:
         """Take fewer samples or draws than planned if memory demands it: some arrays have a column for each class."""

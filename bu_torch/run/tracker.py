@@ -212,7 +212,7 @@ class Tracker:
             **self.groundwork.about,
             "setup_seconds": account.setup_seconds,
         }
-        columns = [*Signals.NAMES, STANDARD_ERROR, *([] if checks.selection is None else checks.selection.added)]
+        columns = filter(None, [*Signals.NAMES, STANDARD_ERROR, checks.score_name])
         account.record = Record(folder, header, map(row, self.history), columns)
 
     def end_check(self, started: float, details: Details | None, train_loss: float | None = None) -> None:

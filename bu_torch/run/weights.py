@@ -134,17 +134,14 @@ def weights_of(module: nn.Module, *, once: bool = True) -> dict[str, Tensor]:
         if not is_lazy(one) and name not in getattr(part, "_non_persistent_buffers_set", ())
     }
     found: dict[Any, tuple[str, Tensor]] = {}
-    trained_first = sorted({**parameters, **buffers}.items(), key=lambda pair: _is_frozen(pair[1]))
-    for name, tensor in trained_first:
+    named = {**parameters, **buffers}
+    is_frozen = {name: isinstance(one, nn.Parameter) and not one.requires_grad for name, one in named.items()}
+    for name, tensor in sorted(named.items(), key=lambda pair: is_frozen[pair[0]]):
         own = local(tensor)
         if _can_be_averaged(own):
             place = (own.device, own.data_ptr() or id(tensor), own.shape, own.stride())
             found.setdefault(place if once else name, (name, tensor))
     return dict(found.values())
-
-
-def _is_frozen(tensor: Tensor) -> bool:
-    return isinstance(tensor, nn.Parameter) and not tensor.requires_grad
 
 
 def _can_be_averaged(tensor: Tensor) -> bool:

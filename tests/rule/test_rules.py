@@ -40,7 +40,6 @@ def test_a_rule_of_one_s_own_scores_by_its_signals():
     kept = SelectionRule(Product()).replay(history)
     assert (kept["epoch"], kept["product"]) == (1, 1.6)
     assert "product" not in history[1]
-    assert (SelectionRule(Product()).added, SelectionRule("trust_score").added) == (["product"], [])
 
 
 def test_a_replay_begins_without_memory():
