@@ -35,7 +35,7 @@ def write_report(records: RunRecord | Sequence[RunRecord], path: str | PathLike[
 
     Raises:
         OSError: If it cannot be written, or another file is there.
-        ValueError: If the settings of a record are none that a rule takes, or several are not 2 to 10 different ones.
+        ValueError: If several are not 2 to 10 different ones.
     """
     text, path = render(records), Path(path)
     if path.is_file() and path.stat().st_size:

@@ -24,7 +24,7 @@ class RunVerdict:
 
     @classmethod
     def of(cls, record: RunRecord) -> "RunVerdict":
-        """Judge a record; ValueError or TypeError if its settings are none that a rule takes."""
+        """Judge a record."""
         rule, counted = record.settings.get("rule"), record.checks[record.n_not_compared :]
         first = record.settings.get("start_from_epoch") or 0
         replayed = {name: SelectionRule(name, start_from_epoch=first) for name in RULE_NAMES if record.has(name)}
