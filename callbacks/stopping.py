@@ -358,8 +358,10 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         if keeper is not None and kept is not None:
             how = restore(trainer, keeper) if is_graceful and self.restore_best_weights else "not "
             is_open = self.stopped_epoch is None and exception is None
-            path, reason = self.best_model_path, self.stopping_reason
-            line = tracker.describe_kept(kept, path, how, reason, is_by_steps=self._is_by_steps, is_open=is_open)
+            is_averaged, path, reason = tracker.average is not None, self.best_model_path, self.stopping_reason
+            line = tracker.checks.describe_kept(
+                path, how, reason, is_averaged=is_averaged, is_by_steps=self._is_by_steps, is_open=is_open
+            )
             rank_zero_info(f"{line} {cost}")
             for line in tracker.remarks:
                 rank_zero_info(line)

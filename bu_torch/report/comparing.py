@@ -45,7 +45,7 @@ def comparison(records: Sequence[RunRecord]) -> Content:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Names that tell the records apart: their paths without the beginning and the end that are common to all."""
+    """Names that tell the records apart: their paths without a common beginning and end."""
     names = [list(path.with_suffix("").parts) for path in paths]
     for end in (0, -1):
         while len({name[end] for name in names}) == 1 and min(map(len, names)) > 1:
@@ -67,7 +67,7 @@ def _curves(runs: Sequence[_Run]) -> Section | None:
                 lows.append(statistics.median(within))  # first checks, far below, are cut off
                 highs.append(max(within))
             record, kept = run.verdict.record, run.verdict.kept
-            # Not all tables tell steps.
+            # Some tables have no steps.
             at = {place: value for place, value in record.by_place(axis).items() if math.isfinite(value)}
             places = [place for place in at if place in column]
             legend = {"legendgroup": run.name, "showlegend": run.name not in in_legend}

@@ -90,7 +90,7 @@ def curve(x: list[Any], y: Sequence[float], name: str, colour: str) -> Json:
 
 
 def dots(x: list[Any], y: Sequence[float], name: str, marker: Json, **more: Any) -> Json:
-    """A trace of single points, with gaps where a value is not finite; in as many digits as can be seen."""
+    """A trace of single points, with gaps where a value is not finite; digits that cannot be seen are cut off."""
     values = [float(f"{value:.7g}") if math.isfinite(value) else None for value in y]
     return {"type": "scatter", "mode": "markers", "x": x, "y": values, "name": name, "marker": marker} | more
 
@@ -101,5 +101,5 @@ def ring(symbol: str, size: int, colour: str) -> Json:
 
 
 def within_reach(values: Iterable[float | None]) -> list[float]:
-    """The values that an axis can span: finite, and not so large that a sum of them is not."""
+    """Values that an axis can span: finite, also if some of them are added up."""
     return [value for value in values if value is not None and abs(value) < 1e300]

@@ -14,7 +14,7 @@ from bu_torch.report.verdict import RunVerdict, rule_title
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.details import Pair
 
-# In short, and marks of sizes that leave each to be seen where they coincide.
+# Short names, and marks of different sizes, so that all are seen where they coincide.
 _RULES = {
     "accuracy_and_trust": ("accuracy and trust", ring("star", 25, drawing.GREEN)),
     "expected_accuracy": ("accuracy", ring("triangle-up", 17, drawing.GREY)),
@@ -71,7 +71,7 @@ def with_room(low: float, high: float) -> tuple[float, float]:
 
 
 def _upper_range(values: list[float], kept: list[float], least_span: float = 0.0) -> tuple[float, float]:
-    """Limits of an axis on which the largest of finite values are seen: early ones lie far below, and are cut off."""
+    """Limits of an axis that shows the largest values; early ones lie far below and are cut off."""
     low, high = float(np.quantile(values, 0.25 if len(values) > 8 else 0)), max(values)
     return with_room(min([low, *within_reach(kept), high - least_span]), high)
 
@@ -101,7 +101,7 @@ def deciding(verdict: RunVerdict) -> Section | None:
 
 
 def signals(verdict: RunVerdict, name: str) -> Section | None:
-    """Some of the signals, each in a panel of its own, with an axis on which its best values are seen."""
+    """Some of the signals, each in a panel whose axis shows its best values."""
     record = verdict.record
     kept = record.check_at(verdict.kept) or {}
     rows: list[drawing.Panel] = []
@@ -166,7 +166,7 @@ def cost(verdict: RunVerdict) -> Section | None:
 
 
 def _differences(totals: list[float]) -> list[float]:
-    """Differences by check of a total; NaN if it is not known, or falls as a clock must not."""
+    """Increase of a total from check to check; NaN if it is unknown or falls, as after a resume."""
     differences, before = [], 0.0
     for total in totals:
         differences.append(total - before if total >= before else math.nan)
@@ -187,7 +187,7 @@ def lost(pair: Pair) -> float:
 
 
 def pair_map(verdict: RunVerdict) -> Section | None:
-    """Boundary uncertainty of each two classes, at the kept check; not of two classes alone."""
+    """Map of boundary uncertainty by pairs of classes at the kept check; None if there is one pair."""
     record, shown = verdict.record, verdict.details
     if not record.checks or shown is None or len(shown[1].pairs) < 2:
         return None
@@ -249,7 +249,7 @@ def _note(record: RunRecord, pair: Pair) -> str:
 
 
 def spread(verdict: RunVerdict, name: str) -> Section | None:
-    """A histogram over the checks, as a map; those whose bins differ from the last one's are left out."""
+    """A histogram over the checks, as a map; checks with other bins than the last one are left out."""
     record, (title, axis_title, reading) = verdict.record, _SPREADS[name]
     found = {place: getattr(one, name) for place, one in sorted(record.details.items())}
     if not record.checks or not found:
@@ -261,7 +261,7 @@ def spread(verdict: RunVerdict, name: str) -> Section | None:
     counts = np.array([found[place].counts for place in places], dtype=float)
     shares = (counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)).T
     filled = np.flatnonzero(shares.any(axis=1)).tolist() or [0, -2]  # outer bins that are always empty are left out
-    # One row may hold nearly all, such as that of all beyond an edge: the others are to be told apart.
+    # One row may hold nearly everything, such as all beyond an edge. The colours then span the other rows.
     fullest = sorted(shares.max(axis=1).tolist())
     most = next((share for share in (fullest[-2:-1] or fullest) if share > 0), 1.0)
     trace = {

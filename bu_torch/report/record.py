@@ -19,8 +19,8 @@ from typing import Any, Literal, NamedTuple
 from bu_torch.run.account import FORMAT, HISTOGRAMS
 from bu_torch.signals.details import Details, Doubtful, Histogram, Pair
 
-# A row of a run has some 300 bytes, and a check beside it at most some 30,000. Lists take up to 50 times their bytes in
-# memory, so that a line, which is parsed as a whole, may have a sixteenth of all.
+# A row of a run has some 300 bytes, and the line of a check at most some 30,000. A line is parsed as a whole and can
+# take 50 times its bytes in memory, so it may have a sixteenth of this.
 MOST_BYTES = 2**24
 _NAME = re.compile(r"boundary_uncertainty(-v\d+)?\.csv")
 _REQUIRED = ("epoch", "boundary_uncertainty", "trust_score")
@@ -95,7 +95,7 @@ class RunRecord:
 
     @property
     def weighting(self) -> str:
-        """Reason for which samples do not all count alike in what was measured; "" if they do."""
+        """Reason why samples count differently in what was measured; "" if all count alike."""
         class_weight, is_sampled = self.settings.get("class_weight"), self.data.get("sampling") == "weighted"
         by_class = "" if class_weight is None else f"class_weight={class_weight}"
         return ", ".join(filter(None, (by_class, "weighted sampling" if is_sampled else "")))
@@ -181,7 +181,7 @@ def _written(table: Path) -> float | None:
 
 
 def _read_lines(path: Path, record: RunRecord, take: Callable[[str, bool], None]) -> None:
-    """Let `take` have the first line of a file and the last ones; a line that was not written to its end is left out.
+    """Pass the first line of a file and the last ones to `take`; an incomplete line is left out.
 
     Raises:
         ValueError: If a line is too long or is no text, or `take` refuses it; names the line among those read.
@@ -202,7 +202,7 @@ def _read_lines(path: Path, record: RunRecord, take: Callable[[str, bool], None]
             if not line.endswith(b"\n"):
                 record.notes.append(f"The last line of {path.name} is incomplete and is left out.")
             skipped = os.fstat(file.fileno()).st_size - file.tell() - MOST_BYTES if number == 1 else 0
-            is_cut = skipped > 0  # the next line begins in what is left out
+            is_cut = skipped > 0  # the next line has lost its beginning
             if is_cut:
                 record.notes.append(f"Left out of {path.name}: {skipped} bytes before the last {MOST_BYTES}.")
                 file.seek(skipped, os.SEEK_CUR)
@@ -254,7 +254,7 @@ def _read_table(record: RunRecord) -> None:
 
 
 def _read_entry(line: str, is_first: bool, record: RunRecord) -> None:
-    """Read a line of the file beside the table into the record; kinds that a later version may add are left out."""
+    """Read a line of the file beside the table into the record; unknown kinds, of a later version, are skipped."""
     try:
         entry = json.loads(line, parse_constant=lambda _: None)  # `json` takes NaN and Infinity, which are no JSON
     except (ValueError, RecursionError):
@@ -265,7 +265,7 @@ def _read_entry(line: str, is_first: bool, record: RunRecord) -> None:
     try:
         if isinstance(kind, str) and kind in _READERS:
             _READERS[kind](entry, record)
-            # Checks that do not count are added as the run goes on; the last line knows of most.
+            # More checks may turn out not to count as the run goes on: the largest number is the last one.
             record.n_not_compared = max(record.n_not_compared, _integer(entry.get("n_not_compared", 0)))
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"[:200]
@@ -311,7 +311,7 @@ def _histogram(edges: Any, counts: Any) -> Histogram:
 
 
 def _number(value: Any) -> float:
-    """A number of a record, where null stands for what is not finite."""
+    """Number of a record; null stands for NaN and infinity."""
     if value is None:
         return math.nan
     if type(value) not in (float, int):

@@ -19,7 +19,7 @@ SHOWN = ("expected_accuracy", "boundary_uncertainty", "trust_score", "label_agre
 
 
 class Content(NamedTuple):
-    """Content of a page: all of it but the scripts that draw it."""
+    """Content of a page, without the scripts that draw it."""
 
     title: str  # escaped title of the window
     main: str  # HTML
@@ -55,7 +55,7 @@ def content(record: RunRecord) -> Content:
 
 
 def assembled(window: str, title: str, text: str, parts: Mapping[str, Section | None], above: str = "") -> Content:
-    """Content of a page of these parts, by what the table of contents calls them; `above` is HTML before the first."""
+    """Content of a page of these parts, by their names in the table of contents; `above` is HTML before the first."""
     shown = {link: part for link, part in parts.items() if part is not None}
     links = "".join(f'<a href="#section-{part.name}">{escaped(link)}</a>' for link, part in shown.items())
     main = (

@@ -18,7 +18,7 @@ from typing import Any
 FORMAT = 2  # raise it when the lines beside the table change their meaning
 HISTOGRAMS = ("near_boundary", "local_uncertainty", "log_trust")
 _NAME = "boundary_uncertainty"
-# Neither follow a link nor wait for a pipe that has replaced the file.
+# Do not follow a link or wait for a pipe that has replaced the file.
 _APPEND = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
@@ -57,7 +57,7 @@ class Record:
             self.append(*before)
 
     def append(self, *rows: Mapping[str, Any]) -> None:
-        """Write rows; the columns are those of the first row and those named."""
+        """Write rows; the first row and `names` give the columns."""
         if self.path is None:
             return
         text = io.StringIO(newline="")
@@ -108,7 +108,7 @@ class Account:
         self.record = Record()
 
     def start_clock(self, started: float, *, has_resumed: bool) -> None:
-        """Count the time of training from now on; the preparation `started` by `time.perf_counter`."""
+        """Count the time of training from now on; preparation began at `started` (`time.perf_counter`)."""
         self._began = time.perf_counter()
         self._seconds_elsewhere = 0.0
         self.setup_seconds = self._began - started
@@ -121,7 +121,7 @@ class Account:
 
     @property
     def training_seconds(self) -> float:
-        """Time since `start_clock` without checks, saving, and what others took."""
+        """Seconds since `start_clock`, without checks, saving, and what `leave_out` took out."""
         beside = self._seconds_elsewhere + self.check_seconds + self.saving_seconds
         return time.perf_counter() - self._began - beside
 
@@ -140,7 +140,7 @@ class Account:
         return f"{start} uncertainty {told}."
 
     def saved(self, first: int, n_trained: int, n_planned: int) -> str:
-        """Say how long the epochs that were left out would have taken, by those trained since the `first`."""
+        """Say how long the remaining epochs would have taken, judged by those trained since the `first`."""
         if not first < n_trained < n_planned:
             return ""
         seconds = self.training_seconds / (n_trained - first) * (n_planned - n_trained)
@@ -152,7 +152,7 @@ class Account:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Count the time within as that of saving."""
+        """Count the time within as saving."""
         started = time.perf_counter()
         try:
             yield
@@ -196,13 +196,10 @@ def _new_file(folder: Path) -> Path:
     version = 0
     while True:
         path = folder / (f"{_NAME}-v{version}.csv" if version else f"{_NAME}.csv")
-        version += 1
         both = (path, path.with_suffix(".jsonl"))
-        if any(os.path.lexists(file) for file in both):
-            continue
-        try:
-            for file in both:
-                file.touch(exist_ok=False)
-        except FileExistsError:
-            continue
-        return path
+        if not any(os.path.lexists(file) for file in both):
+            with suppress(FileExistsError):  # another run was faster
+                for file in both:
+                    file.touch(exist_ok=False)
+                return path
+        version += 1

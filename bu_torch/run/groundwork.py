@@ -207,7 +207,7 @@ class Groundwork:
         return [line for line in (cache, self._space_line(), self._balance_line()) if line]
 
     def _space_line(self) -> str:
-        """Tell which space was chosen, and why; "" if there was no choice."""
+        """Log line on the space that was chosen, and why; "" if there was no choice."""
         boundary, prepared = self.signals.boundary, self.signals.preparation
         space, trial, skills = boundary.space_name_, boundary.trial_, boundary.skills_
         if space == "metric" and boundary.feature_extractor is None:
@@ -239,7 +239,7 @@ class Groundwork:
         )
 
     def release(self) -> None:
-        """Free what was computed: training has ended."""
+        """Free what was computed, because training has ended."""
         self._signals = None
 
     def state_dict(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
+from bu_torch.internal.printing import cleaned
 from bu_torch.rule.rules import Reason, SelectionRule, Verdict, decide
 from bu_torch.run.settings import MeasurementSettings, Settings
 
@@ -61,7 +62,7 @@ class History:
         return bool(self.entries) and place_of(self.entries[-1]) == (epoch, step)
 
     def is_most_accurate(self, entry: Check) -> bool:
-        """True if `entry` counts and no other check that counts has as high an expected accuracy."""
+        """True if `entry` counts and its expected accuracy is higher than in all other checks that count."""
         first = 0 if self.selection is None else self.selection.start_from_epoch
         accuracy = entry.get("expected_accuracy", math.nan)
         others = [one for one in self.compared if one["epoch"] >= first and place_of(one) != place_of(entry)]
@@ -90,7 +91,7 @@ class History:
             self.reset()
 
     def why_stopped(self, epoch: int, step: int | None = None) -> str:
-        """Reason to stop after the last check, which was at this epoch and step, in words; "" if there is none."""
+        """Reason to stop after the last check, made at this epoch and step; "" if there is none."""
         selection, settings, verdict, compared = self.selection, self.settings, self.verdict, self.compared
         if selection is None or not isinstance(settings, Settings) or not verdict.should_stop:
             return ""
@@ -107,8 +108,29 @@ class History:
         by = f" by more than {settings.min_delta:g}" if settings.min_delta else ""
         return f"{start} did not improve{by} in the last {'check' if wait == 1 else f'{wait} checks'}{since}."
 
+    def describe_kept(
+        self, path: str, how: str, reason: str, *, is_averaged: bool, is_by_steps: bool, is_open: bool
+    ) -> str:
+        """Say what was kept, where it is, and why training ended; whether longer training may help, if `is_open`.
+
+        `how` the weights are in the model is "", "partly " or "not ".
+        """
+        kept, selection = self.kept, self.selection
+        assert kept is not None  # noqa: S101  (the caller asks of a kept check)
+        assert selection is not None  # noqa: S101  (there is a rule)
+        rule, score = selection.rule, kept[selection.score_name]
+        place = f"step {kept['step']} of " if is_by_steps and "step" in kept else ""
+        where = f", its checkpoint is {cleaned(path)}" if path else ""
+        longer = " That was the last check: longer training may help." if is_open and kept is self.entries[-1] else ""
+        return (
+            f"Boundary uncertainty kept {place}epoch {kept['epoch']}"
+            f" ({rule.title}: {score:.4f}{rule.unit and f' {rule.unit}'}):"
+            f" its {'averaged ' if is_averaged else ''}weights are {how}in the model{where}."
+            f" {reason.rstrip('.')}.{longer}"
+        )
+
     def why_none_kept(self) -> str:
-        """Reason why no epoch is kept, in words."""
+        """Reason why no epoch is kept."""
         if not self.compared:
             return "no check counted" if self.entries else "no check was made"
         selection = self.selection
@@ -120,7 +142,7 @@ class History:
         return "no finite check counted"
 
     def fall_back(self, epoch: int | None, step: int | None = None) -> None:
-        """Keep the check of this epoch and step, because later weights are lost; None if all are.
+        """Keep the check of this epoch and step, because later weights are lost; None if all weights are lost.
 
         Patience continues. Nothing changes if that check is kept already.
         """
@@ -152,7 +174,7 @@ class History:
         return state if self.selection is None else state | {"rule": self.selection.rule.state_dict()}
 
     def load(self, entries: Sequence[Check], n_not_compared: int, rule: Mapping[str, Any] | None) -> None:
-        """Continue from a `state_dict`; without a state of the rule, which then is another one, no check counts."""
+        """Continue from a `state_dict`; without a state of this rule (None), no earlier check counts."""
         self.entries = list(entries)
         self.reset()
         if rule is None:
@@ -212,7 +234,7 @@ class Confidence(NamedTuple):
 def confidence_in(
     kept: Mapping[str, Any], checks: Sequence[Mapping[str, Any]], skill: float, n_samples: int, *, is_blind: bool
 ) -> Confidence:
-    """Judge the choice of the `kept` one among the checks that count.
+    """Judge the choice of the `kept` check among those that count.
 
     The standard error is the median of those of the checks, each of a gain over the highest expected accuracy before.
     """
@@ -261,5 +283,5 @@ def describe_exception(exception: BaseException) -> str:
 
 
 def describe_none_kept(why: str, reason: str) -> str:
-    """Say that no check was kept, and why, and the `reason` for which training ended."""
+    """Say that no check was kept and why, and the `reason` why training ended."""
     return f"Boundary uncertainty kept no epoch: {why}. {reason} The weights are those of training."

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from bu_torch.functional.boundary import dtype_of_labels
 from bu_torch.internal.logits import warn_of_probabilities
-from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import looking_at
 from bu_torch.rule.rules import STANDARD_ERROR, Verdict
 from bu_torch.run.account import HISTOGRAMS, Account, Record, plain, row
@@ -66,7 +65,7 @@ class Predictions:
         self.recognition = Recognition()
 
     def state_dict(self) -> dict[str, Any]:
-        # on the CPU, as bytes if those hold them
+        # On the CPU, in the smallest type that holds all classes.
         narrow = {
             name: one.cpu().to(dtype_of_labels(1 + int(one.max()) if len(one) else 0))
             for name, one in (("predictions", self.last), ("best_predictions", self.best))
@@ -114,7 +113,7 @@ class Tracker:
         self.account = Account()  # time and record
         self.summary: dict[str, Any] = {}  # what was kept, and whether to trust it, once training has ended
         self.remarks: list[str] = []  # the same in sentences
-        self._has_warned = False  # of predictions worse than chance
+        self._has_warned = False  # a warning about predictions worse than chance is given once
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -190,13 +189,10 @@ class Tracker:
         if not is_counted:
             self.predictions.forget()
         data = self.groundwork.about["data"]
-        if (
-            data
-            and not self._has_warned
-            and (line := worse_than_chance(self.history, self.predictions.n_columns, data))
-        ):
+        line = worse_than_chance(self.history, self.predictions.n_columns, data) if data else ""
+        if line and not self._has_warned:
             self._has_warned = True
-            self.warn(line)  # comes last, because filters may turn a warning into an error
+            self.warn(line)  # last, because filters may turn a warning into an error
         return entry
 
     def begin(self, started: float, folder: Path | None, settings: Mapping[str, Any]) -> None:
@@ -269,26 +265,6 @@ class Tracker:
             return ""
         return self.predictions.recognition.line(check, *torch.unique(boundary.labels, return_counts=True))
 
-    def describe_kept(
-        self, kept: dict[str, Any], path: str, how: str, reason: str, *, is_by_steps: bool, is_open: bool
-    ) -> str:
-        """Say what was kept, where it is, and why training ended; if it could go on (`is_open`), what longer may give.
-
-        `how` the weights are in the model is "", "partly " or "not ".
-        """
-        selection = self.checks.selection
-        assert selection is not None  # noqa: S101  (there is a rule)
-        rule, score = selection.rule, kept[selection.score_name]
-        place = f"step {kept['step']} of " if is_by_steps and "step" in kept else ""
-        where = f", its checkpoint is {cleaned(path)}" if path else ""
-        longer = " That was the last check: longer training may help." if is_open and kept is self.history[-1] else ""
-        return (
-            f"Boundary uncertainty kept {place}epoch {kept['epoch']}"
-            f" ({rule.title}: {score:.4f}{rule.unit and f' {rule.unit}'}):"
-            f" its {'averaged ' if self.average is not None else ''}weights are {how}in the model{where}."
-            f" {reason.rstrip('.')}.{longer}"
-        )
-
     def _note(self, line: dict[str, Any]) -> None:
         # The header may have been written before checks stopped to count.
         n_not_compared = self.checks.n_not_compared
@@ -329,7 +305,7 @@ class Tracker:
         self.checks.load(state["history"], state["n_not_compared"], None if changed else state["rule"])
         if changed:
             self.predictions.forget()
-            self.groundwork.fingerprint = None  # weights of classes may differ in it, and no check is left to compare
+            self.groundwork.fingerprint = None  # no check is left to compare
             was = ", ".join(f"{name}={before.get(name)!r:.100}" for name in changed)
             is_now = ", ".join(f"{name}={value!r:.100}" for name, value in changed.items())
             self.warn(

@@ -92,7 +92,7 @@ class WeightAverage:
                 entering = [
                     local(found[name].detach()).to(value.device) for name, value in zip(names, values, strict=True)
                 ]
-                torch._foreach_lerp_(values, entering, 1 - past)  # in one call a dtype and device
+                torch._foreach_lerp_(values, entering, 1 - past)
         self._averages = averages
         return True
 
@@ -207,7 +207,7 @@ class Fitted(NamedTuple):
     misshapen: list[str]  # saved weights of another shape than the module's
 
     def objection(self, *, may_lack: bool) -> str:
-        """Say why the module cannot take the weights, which `may_lack` some, or hold others besides; "" if it can."""
+        """Reason why the module cannot take the weights; "" if it can. With `may_lack`, some may be absent or extra."""
         if self.misshapen:
             return f"weights have another shape in the module: {listed(self.misshapen)}"
         if self.missing and (self.unknown or not may_lack):
@@ -239,7 +239,7 @@ def fitted(module: nn.Module, saved: Mapping[str, Any]) -> Fitted:
 
 
 def load(module: nn.Module, saved: Mapping[str, Any], *, may_lack: bool) -> Fitted:
-    """Load saved weights into a module, which may have more; what it then lacks is told, and what it has no place for.
+    """Load saved weights into a module; the result tells which were missing and which had no place.
 
     Raises:
         ValueError: If the weights do not fit; then the module is as it was.
@@ -314,7 +314,7 @@ def state_to_keep(model: object, values: Mapping[str, Tensor]) -> dict[str, Any]
 
 
 def put_back(module: nn.Module, weights: Mapping[str, Tensor], *, may_lack: bool = False) -> bool:
-    """Put the weights of training, by name, into a module that was loaded with their average.
+    """Put the weights of training, by name, back into a module that holds their average.
 
     Returns False and changes nothing if the module has no place for some of them, unless it `may_lack` them.
     """
