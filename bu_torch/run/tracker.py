@@ -215,20 +215,20 @@ class Tracker:
         """Count the time of the last check, and write it to the record."""
         if self.account.path and details is not None:
             entry, kept, rows = self.history[-1], self.kept or {}, self.groundwork.rows
-            self._note(
-                {
-                    "kind": "check",
-                    "epoch": entry["epoch"],
-                    "step": entry.get("step"),
-                    "kept_epoch": kept.get("epoch"),
-                    "kept_step": kept.get("step"),
-                    "agreeing_pairs": details.agreeing_pairs,
-                    "pairs": details.pairs,
-                    "n_pairs_left_out": details.n_pairs_left_out,
-                    "histograms": {name: getattr(details, name)._asdict() for name in HISTOGRAMS},
-                    "doubtful": [[int(rows[one.row]), *one[1:]] for one in details.doubtful],
-                }
-            )
+            line = {
+                "kind": "check",
+                "epoch": entry["epoch"],
+                "step": entry.get("step"),
+                "kept_epoch": kept.get("epoch"),
+                "kept_step": kept.get("step"),
+                "n_not_compared": self.checks.n_not_compared,  # the header may be of a time when all checks counted
+                "agreeing_pairs": details.agreeing_pairs,
+                "pairs": details.pairs,
+                "n_pairs_left_out": details.n_pairs_left_out,
+                "histograms": {name: getattr(details, name)._asdict() for name in HISTOGRAMS},
+                "doubtful": [[int(rows[one.row]), *one[1:]] for one in details.doubtful],
+            }
+            self.account.record.tell(line)
         self.predictions.measurement = None
         self.account.end_check(started, self.history[-1], train_loss)
 
@@ -243,7 +243,8 @@ class Tracker:
             judged = dict.fromkeys(Confidence._fields) if confidence is None else confidence._asdict()
             score = None if check is None else check[self.checks.score_name]
             self.summary = {"reason": reason, "score_name": self.checks.score_name, "score": score, **kept, **judged}
-        self._note({"kind": "end", "reason": reason, **kept, **seconds, "remarks": self.remarks})
+        line = {"kind": "end", "reason": reason, "n_not_compared": self.checks.n_not_compared, **kept, **seconds}
+        self.account.record.tell(line | {"remarks": self.remarks})
 
     def _judge(self, check: Mapping[str, Any]) -> tuple[Confidence, list[str]]:
         """Judge the kept check, and say it; name classes that are never predicted, and one that loses much."""
@@ -264,11 +265,6 @@ class Tracker:
         if boundary.class_weight is not None:
             return ""
         return self.predictions.recognition.line(check, *torch.unique(boundary.labels, return_counts=True))
-
-    def _note(self, line: dict[str, Any]) -> None:
-        # The header may have been written before checks stopped to count.
-        n_not_compared = self.checks.n_not_compared
-        self.account.record.tell(line | ({"n_not_compared": n_not_compared} if n_not_compared else {}))
 
     def release(self) -> None:
         """Free what `prepare` computed, and the average, because training has ended."""
