@@ -59,6 +59,7 @@ def test_a_state_goes_on_as_if_uncut(end):
         ([0.1, 0.9], None, [0.05, 0.5], [2, 3]),  # no file is left
         ([0.9, 0.5, 0.3], 0, [0.8, 0.95], [4]),  # nothing is lost
         ([0.1, 0.5, 0.9, 0.3], 1, [0.4, 0.6], [5]),  # a run resumes with an older file
+        ([0.9, 0.5], 1, [0.6, 0.4], [2]),  # the file is of the last check
         ([0.1, 0.5], 7, [0.05], [2]),  # a file of no check
     ],
 )
