@@ -55,7 +55,7 @@ from torch.multiprocessing import get_context
 from training import AVERAGE, LONG_AVERAGE, PATIENCE, Columns, first_largest
 
 from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES, STANDARD_ERROR, SelectionRule
-from bu_torch.run.confidence import confidence_in
+from bu_torch.run.history import confidence_in
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.details import blindness
 

@@ -47,8 +47,8 @@ from bu_torch.functional.omission import cluster_counts, omission_of_counts
 from bu_torch.functional.pairs import index_pairs, top_pairs
 from bu_torch.functional.parzen import bandwidth_of_scaled
 from bu_torch.internal.replica import copy_of
-from bu_torch.run.averaging import WeightAverage
 from bu_torch.run.settings import AVERAGING
+from bu_torch.run.weights import WeightAverage
 
 N_NEIGHBORS = 40
 # N, d, J: growing samples, features and classes around the shape of the letter data

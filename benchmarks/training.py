@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from bu_torch import Signals
 from bu_torch.internal.replica import copy_of
 from bu_torch.rule.rules import STANDARD_ERROR
-from bu_torch.run.averaging import WeightAverage
 from bu_torch.run.budget import count_operations
 from bu_torch.run.settings import AVERAGING, Settings
 from bu_torch.run.tracker import Tracker
+from bu_torch.run.weights import WeightAverage
 from bu_torch.samples.samples import choose_among
 from bu_torch.signals.details import accuracy_alone
 

@@ -14,7 +14,7 @@ from bu_torch.callbacks.lightning_tree import (
     Trainer,
     library,
 )
-from bu_torch.run.closing import describe_exception
+from bu_torch.run.history import describe_exception
 
 
 class Ending(Callback):

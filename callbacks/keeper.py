@@ -33,7 +33,7 @@ from bu_torch.callbacks.weights import RAW_WEIGHTS, SHARDED, has_modes, training
 from bu_torch.internal.printing import cleaned
 from bu_torch.internal.random_state import preserved_random_state
 from bu_torch.internal.shards import gathered, replaced_in_place
-from bu_torch.run.kept_weights import BestWeights
+from bu_torch.run.weights import BestWeights
 
 _BEST = ("best_", "kth_", "current_")  # beginnings of the attributes that tell what is the best
 Identity = tuple[int, ...]

@@ -22,7 +22,7 @@ from bu_torch.estimators.cluster_scores import PairsAt
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_integer
 from bu_torch.perturbation.draws import Perturbation
-from bu_torch.run.closing import describe_exception
+from bu_torch.run.history import describe_exception
 from bu_torch.run.settings import AUTO, MAX_BYTES, MeasurementSettings
 from bu_torch.run.tracker import MeasurementResults, Tracker
 from bu_torch.samples.balance import ClassWeight

@@ -12,7 +12,7 @@ from bu_torch.callbacks.lightning_tree import Trainer
 from bu_torch.callbacks.weights import OUT_OF_REACH, SHARDED, leave_training
 from bu_torch.internal.printing import cleaned
 from bu_torch.ranking.checkpoints import why_unreadable
-from bu_torch.run.kept_weights import listed, load
+from bu_torch.run.weights import listed, load
 
 _AS_THEY_ARE = "The weights stay as training left them."
 

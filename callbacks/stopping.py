@@ -30,7 +30,7 @@ from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
-from bu_torch.run.closing import describe_kept, describe_none_kept
+from bu_torch.run.history import describe_none_kept
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import KeptResults
 from bu_torch.samples.balance import ClassWeight
@@ -79,7 +79,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         stopping_reason: Reason for the end of training, in words; "" while it runs.
         summary: Result as plain data, empty while training runs: what was kept, and whether to trust it. `word` is
             `"clear"`, `"plateau"`, `"unsure"` or `"blind"` (docs/choosing-checkpoints.md); `skill`, `gain` and
-            `n_equals` of `n_checks` are the numbers behind it (`bu_torch.run.confidence.Confidence`).
+            `n_equals` of `n_checks` are the numbers behind it (`bu_torch.run.history.Confidence`).
         history: As in `BoundaryUncertaintyMonitor`, and the score of a rule that is not a signal, under its name.
         record_path, setup_seconds, check_seconds: As in `BoundaryUncertaintyMonitor`.
 
@@ -358,8 +358,10 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         if keeper is not None and kept is not None:
             how = restore(trainer, keeper) if is_graceful and self.restore_best_weights else "not "
             is_open = self.stopped_epoch is None and exception is None
-            path, reason = self.best_model_path, self.stopping_reason
-            line = describe_kept(tracker, kept, path, how, reason, is_by_steps=self._is_by_steps, is_open=is_open)
+            is_averaged, path, reason = tracker.average is not None, self.best_model_path, self.stopping_reason
+            line = tracker.checks.describe_kept(
+                path, how, reason, is_averaged=is_averaged, is_by_steps=self._is_by_steps, is_open=is_open
+            )
             rank_zero_info(f"{line} {cost}")
             for line in tracker.remarks:
                 rank_zero_info(line)

@@ -15,9 +15,8 @@ from bu_torch.callbacks.lightning_tree import (
     misconfigured,
 )
 from bu_torch.internal.shards import gathered
-from bu_torch.run.averaging import weights_of
-from bu_torch.run.kept_weights import put_back
 from bu_torch.run.state import read_weights
+from bu_torch.run.weights import put_back, weights_of
 
 WRAPPING = ("FSDPStrategy", "DeepSpeedStrategy")
 OUT_OF_REACH = (*WRAPPING, "XLAFSDPStrategy")  # these hide the weights' places in their shards

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from bu_torch.internal.frames import as_numbers
 from bu_torch.internal.replica import copy_of
-from bu_torch.run.averaging import WeightAverage
 from bu_torch.run.settings import AVERAGING
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
+from bu_torch.run.weights import WeightAverage
 from bu_torch.space.features import standardization, standardize
 
 LEAST_ROWS = 80

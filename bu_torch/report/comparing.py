@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bu_torch.report.drawing import COLOURS, Json, Panel, Section, curve, dots, figure, ring, stacked, within_reach
-from bu_torch.report.figures import with_fewer_checks, with_room
+from bu_torch.report.figures import with_room
 from bu_torch.report.record import RunRecord
 from bu_torch.report.sections import Content, assembled, numbers, table
 from bu_torch.report.text import duration, escaped, shown_number, without_folders
@@ -45,7 +45,7 @@ def comparison(records: Sequence[RunRecord]) -> Content:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Names that tell the records apart: their paths without the beginning and the end that are common to all."""
+    """Names that tell the records apart: their paths without a common beginning and end."""
     names = [list(path.with_suffix("").parts) for path in paths]
     for end in (0, -1):
         while len({name[end] for name in names}) == 1 and min(map(len, names)) > 1:
@@ -66,9 +66,9 @@ def _curves(runs: Sequence[_Run]) -> Section | None:
             if within := within_reach(column.values()):
                 lows.append(statistics.median(within))  # first checks, far below, are cut off
                 highs.append(max(within))
-            few, kept = with_fewer_checks(run.verdict).record, run.verdict.kept
-            # Not all tables tell steps.
-            at = {check[few.axis]: check[axis] for check in few.checks if math.isfinite(check.get(axis, math.nan))}
+            record, kept = run.verdict.record, run.verdict.kept
+            # Some tables have no steps.
+            at = {place: value for place, value in record.by_place(axis).items() if math.isfinite(value)}
             places = [place for place in at if place in column]
             legend = {"legendgroup": run.name, "showlegend": run.name not in in_legend}
             mode = {"mode": "lines" if len(places) > 1 else "markers+lines"}

@@ -90,7 +90,7 @@ def curve(x: list[Any], y: Sequence[float], name: str, colour: str) -> Json:
 
 
 def dots(x: list[Any], y: Sequence[float], name: str, marker: Json, **more: Any) -> Json:
-    """A trace of single points, with gaps where a value is not finite; in as many digits as can be seen."""
+    """A trace of single points, with gaps where a value is not finite; digits that cannot be seen are cut off."""
     values = [float(f"{value:.7g}") if math.isfinite(value) else None for value in y]
     return {"type": "scatter", "mode": "markers", "x": x, "y": values, "name": name, "marker": marker} | more
 
@@ -101,11 +101,5 @@ def ring(symbol: str, size: int, colour: str) -> Json:
 
 
 def within_reach(values: Iterable[float | None]) -> list[float]:
-    """The values that an axis can span: finite, and not so large that a sum of them is not."""
+    """Values that an axis can span: finite, also if some of them are added up."""
     return [value for value in values if value is not None and abs(value) < 1e300]
-
-
-def thinned(places: list[int], most: int, kept: int | None) -> list[int]:
-    """About `most` of the places, evenly, with the last and the kept one."""
-    step = max(1, math.ceil(len(places) / most))
-    return sorted({*places[::step], *places[-1:], *([kept] if kept in places else [])})

@@ -1,18 +1,20 @@
-"""The curves of a page: what each shows of a record, and how it is read."""
+"""The curves and maps of a page: what each shows of a record, and how it is read."""
 
 import itertools
 import math
-from dataclasses import replace
+from collections import defaultdict
 
 import numpy as np
 
 from bu_torch.report import drawing
-from bu_torch.report.drawing import Section, axis, curve, dots, figure, ring, within_reach
-from bu_torch.report.text import escaped
+from bu_torch.report.drawing import Json, Section, axis, curve, dots, figure, ring, within_reach
+from bu_torch.report.record import RunRecord
+from bu_torch.report.text import escaped, shown_number
 from bu_torch.report.verdict import RunVerdict, rule_title
 from bu_torch.signals.catalogue import SIGNALS
+from bu_torch.signals.details import Pair
 
-# In short, and marks of sizes that leave each to be seen where they coincide.
+# Short names, and marks of different sizes, so that all are seen where they coincide.
 _RULES = {
     "accuracy_and_trust": ("accuracy and trust", ring("star", 25, drawing.GREEN)),
     "expected_accuracy": ("accuracy", ring("triangle-up", 17, drawing.GREY)),
@@ -37,15 +39,29 @@ _SIGNALS = {
 }
 _COLOURS = dict(zip(SIGNALS, itertools.cycle(drawing.COLOURS), strict=False))
 _LEAST_SPAN = 0.005  # on an axis of shares
-MOST_POINTS = 4000  # in a curve; more are narrower than a pixel
-
-
-def with_fewer_checks(verdict: RunVerdict) -> RunVerdict:
-    """The verdict on a record with as many checks as a curve can show."""
-    record = verdict.record
-    places = set(drawing.thinned(record.places, MOST_POINTS, verdict.kept))
-    checks = [check for check in record.checks if check[record.axis] in places]
-    return replace(verdict, record=replace(record, checks=checks))
+_MOST_COLUMNS = 300  # in a map over the epochs
+_PLAIN = {"showgrid": False, "zeroline": False}
+_COLOUR_BAR = {"thickness": 10, "outlinewidth": 0, "len": 0.9, "ticks": ""}
+# Title, axis and reading of each histogram over the checks.
+_SPREADS = {
+    "near_boundary": (
+        "Distance from the boundary",
+        "kernel widths",
+        "Distances of the perturbed samples from the decision boundary, by check. The top row holds all that are"
+        " farther. As a network grows certain, samples move up, and few are left to measure at.",
+    ),
+    "local_uncertainty": (
+        "Local uncertainty",
+        "u",
+        "Mix of both classes around each sample, by check. At the top both are equally likely; at the bottom one is"
+        " alone, or the boundary is too far to tell.",
+    ),
+    "log_trust": (
+        "Trust of single samples",
+        "log trust",
+        "Trust in the predictions, by check. Below 0, the nearest class is not the predicted one.",
+    ),
+}
 
 
 def with_room(low: float, high: float) -> tuple[float, float]:
@@ -55,39 +71,39 @@ def with_room(low: float, high: float) -> tuple[float, float]:
 
 
 def _upper_range(values: list[float], kept: list[float], least_span: float = 0.0) -> tuple[float, float]:
-    """Limits of an axis on which the largest of finite values are seen: early ones lie far below, and are cut off."""
+    """Limits of an axis that shows the largest values; early ones lie far below and are cut off."""
     low, high = float(np.quantile(values, 0.25 if len(values) > 8 else 0)), max(values)
     return with_room(min([low, *within_reach(kept), high - least_span]), high)
 
 
-def deciding(few: RunVerdict) -> Section | None:
-    """The score by which the run decided, at a `few` of its checks."""
-    record, kept = few.record, few.kept
-    places = [place for place in record.places if place in few.scores]
-    values = [few.scores[place] for place in places]
+def deciding(verdict: RunVerdict) -> Section | None:
+    """The score by which the run decided."""
+    record, kept = verdict.record, verdict.kept
+    places = [place for place in record.places if place in verdict.scores]
+    values = [verdict.scores[place] for place in places]
     finite = within_reach(values)
     if not finite:
         return None
     traces, at_kept = [curve(places, values, "score", drawing.BLUE)], []
     if kept in places:
-        at_kept = [few.scores[kept]]
+        at_kept = [verdict.scores[kept]]
         hover = {"hovertemplate": f"{record.axis} %{{x}}: %{{y:.4f}}"}
-        traces.append(dots([kept], at_kept, few.kept_label, ring("circle", 14, drawing.RED), **hover))
+        traces.append(dots([kept], at_kept, verdict.kept_label, ring("circle", 14, drawing.RED), **hover))
     limits = _upper_range(finite, at_kept)
     layout = {"xaxis": axis(record.axis), "yaxis": axis("score", range=list(limits))}
-    reading = f"{few.title.capitalize()}. {few.why_not_highest or 'The check with the highest score is kept.'}"
+    reading = f"{verdict.title.capitalize()}. {verdict.why_not_highest or 'The check with the highest score is kept.'}"
     if record.settings.get("averaging"):
         reading += " All values are measured on averaged weights."
     if limits[0] > min(finite):
         reading += " The axis begins above the lowest values, so that the largest stands out."
-    title = "What decided" if few.rule else "What would have decided"
-    return figure("deciding", title, reading, traces, layout, 320, few)
+    title = "What decided" if verdict.rule else "What would have decided"
+    return figure("deciding", title, reading, traces, layout, 320, verdict)
 
 
-def signals(few: RunVerdict, name: str) -> Section | None:
-    """Some of the signals, each in a panel of its own, with an axis on which its best values are seen."""
-    record = few.record
-    kept = record.check_at(few.kept) or {}
+def signals(verdict: RunVerdict, name: str) -> Section | None:
+    """Some of the signals, each in a panel whose axis shows its best values."""
+    record = verdict.record
+    kept = record.check_at(verdict.kept) or {}
     rows: list[drawing.Panel] = []
     for signal in SIGNALS.values():
         of_shares = "agreement" if signal.is_larger_better else "changes"
@@ -105,7 +121,7 @@ def signals(few: RunVerdict, name: str) -> Section | None:
         else:
             high = max([float(np.quantile(finite, 0.75)), *at_kept, _LEAST_SPAN])
             limits = -0.04 * high, 1.1 * high
-        for rule, check in few.by_rule.items() if name == "scores" else ():
+        for rule, check in verdict.by_rule.items() if name == "scores" else ():
             title, mark = _RULES.get(rule) or (escaped(rule_title(rule), 24), ring("diamond", 19, drawing.VIOLET))
             legend = {"legendgroup": rule, "showlegend": not rows, "hoverinfo": "skip"}
             if check is not None:
@@ -116,31 +132,32 @@ def signals(few: RunVerdict, name: str) -> Section | None:
     title, reading, height = _SIGNALS[name]
     if name != "changes":
         reading += " Each axis begins above the lowest values, so that the largest, with a dot, stands out."
-    return figure(name, title, reading, *drawing.stacked(rows, record.axis), 90 + height * len(rows), few)
+    return figure(name, title, reading, *drawing.stacked(rows, record.axis), 90 + height * len(rows), verdict)
 
 
-def training_loss(few: RunVerdict) -> Section | None:
+def training_loss(verdict: RunVerdict) -> Section | None:
     """The training loss, if the module logs it."""
-    values = few.record.values("train_loss")
+    values = verdict.record.values("train_loss")
     if not any(map(math.isfinite, values)):
         return None
-    layout = {"xaxis": axis(few.record.axis), "yaxis": axis("loss", rangemode="tozero")}
+    layout = {"xaxis": axis(verdict.record.axis), "yaxis": axis("loss", rangemode="tozero")}
     reading = "The training loss, as the module logs it. It can keep falling while a network memorises wrong labels."
-    traces = [curve(few.record.places, values, "training loss", drawing.GREY)]
-    return figure("loss", "Training loss", reading, traces, layout, 280, few)
+    traces = [curve(verdict.record.places, values, "training loss", drawing.GREY)]
+    return figure("loss", "Training loss", reading, traces, layout, 280, verdict)
 
 
-def cost(verdict: RunVerdict, places: list[int]) -> Section | None:
-    """Time of the checks, and of all else, at these places."""
-    totals, checks = (_differences(verdict, name) for name in ("seconds", "check_seconds"))
-    others = {place: totals[place] - checks[place] for place in totals}
-    if not any(map(math.isfinite, others.values())):
+def cost(verdict: RunVerdict) -> Section | None:
+    """Time of the checks, and of all else."""
+    record = verdict.record
+    totals, checks = (_differences(record.values(name)) for name in ("seconds", "check_seconds"))
+    others = [total - spent for total, spent in zip(totals, checks, strict=True)]
+    if not any(map(math.isfinite, others)):
         return None
     curves = [
-        curve(places, [spent[place] for place in places], name, colour) | {"hovertemplate": "%{y:.3~s}s"}
+        curve(record.places, spent, name, colour) | {"hovertemplate": "%{y:.3~s}s"}
         for name, spent, colour in (("check", checks, drawing.BLUE), ("all else", others, drawing.GREY))
     ]
-    layout = {"xaxis": axis(verdict.record.axis), "yaxis": axis("seconds", type="log", minor={"showgrid": False})}
+    layout = {"xaxis": axis(record.axis), "yaxis": axis("seconds", type="log", minor={"showgrid": False})}
     reading = (
         "Seconds that each check took, beside all other time since the previous check: training and its callbacks. The"
         " axis is logarithmic."
@@ -148,10 +165,118 @@ def cost(verdict: RunVerdict, places: list[int]) -> Section | None:
     return figure("cost", "What the checks cost", reading, curves, layout, 320, verdict)
 
 
-def _differences(verdict: RunVerdict, name: str) -> dict[int, float]:
-    """Differences by check of a total; NaN if it is not known, or falls as a clock must not."""
-    differences, before = {}, 0.0
-    for place, total in verdict.record.by_place(name).items():
-        differences[place] = total - before if total >= before else math.nan
+def _differences(totals: list[float]) -> list[float]:
+    """Increase of a total from check to check; NaN if it is unknown or falls, as after a resume."""
+    differences, before = [], 0.0
+    for total in totals:
+        differences.append(total - before if total >= before else math.nan)
         before = total if math.isfinite(total) else before
     return differences
+
+
+def near_boundary(record: RunRecord, pair: Pair) -> str:
+    """Neighbours of a sample of a pair that count as near its boundary, on average."""
+    n_samples = record.data.get("n_samples")
+    n_here = pair.share * n_samples if isinstance(n_samples, int) else 0
+    return shown_number(pair.weight / n_here if n_here > 0 else math.nan)
+
+
+def lost(pair: Pair) -> float:
+    """Amount by which a pair lowers boundary uncertainty from 1."""
+    return pair.share * (1 - pair.uncertainty if math.isfinite(pair.uncertainty) else 0)
+
+
+def pair_map(verdict: RunVerdict) -> Section | None:
+    """Map of boundary uncertainty by pairs of classes at the kept check; None if there is one pair."""
+    record, shown = verdict.record, verdict.details
+    if not record.checks or shown is None or len(shown[1].pairs) < 2:
+        return None
+    place, details = shown
+    loss: dict[int, float] = defaultdict(float)
+    values: dict[tuple[int, ...], float] = {}
+    notes: dict[tuple[int, ...], str] = {}
+    for pair in details.pairs:
+        note = _note(record, pair)
+        for cell in itertools.permutations(pair[:2]):
+            loss[cell[0]] += lost(pair)
+            values[cell], notes[cell] = pair.uncertainty, note
+    classes = sorted(sorted(loss, key=lambda index: -loss[index])[:40])
+    cells = [[(row, column) for column in classes] for row in classes]
+    names = [escaped(record.class_name(index), 14) for index in classes]
+    ticks = {"tickvals": list(range(len(classes))), "ticktext": names} | _PLAIN
+    below = {"orientation": "h", "title": {"text": "U", "side": "top"}, "len": 0.5, "x": 0, "xanchor": "left"}
+    layout = {
+        "xaxis": {**ticks, "side": "top", "tickangle": -60 if len(classes) > 6 else 0},
+        "yaxis": {**ticks, "autorange": "reversed"},
+        "coloraxis": {"colorbar": _COLOUR_BAR | below | {"y": 0, "yanchor": "top"}},
+        "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
+        "plot_bgcolor": "rgba(133,144,162,0.2)",  # cells that have no value, on light and on dark pages
+    }
+    trace: Json = {
+        "type": "heatmap",
+        "hoverinfo": "text",
+        "hoverongaps": False,
+        "xgap": 1,
+        "ygap": 1,
+        "z": [[value if abs(value := values.get(cell, math.nan)) < 1e300 else None for cell in row] for row in cells],
+        "hovertext": [[notes.get(cell, "") for cell in row] for row in cells],
+        "coloraxis": "coloraxis",
+    }
+    if len(classes) <= 8:
+        trace["texttemplate"] = "%{z:.2f}"
+    reading = (
+        "The stronger the colour, the less the two classes mix along the boundary between them. The colours span the"
+        " values shown. Grey cells have none: the diagonal, and pairs that are no sample's two nearest classes."
+    )
+    if n_left_out := len(loss) - len(classes):
+        reading += f" The {len(classes)} classes that lower it most are shown, {n_left_out} are not."
+    if details.n_pairs_left_out:
+        reading += f" {details.n_pairs_left_out} pairs with fewer samples near their boundary are not in the record."
+    side = max(22, 240 // len(classes)) * len(classes)
+    title = f"Boundary uncertainty by pairs of classes, at {record.axis} {place}"
+    most_width = max(420, 160 + 3 * side // 2)
+    return figure("pairs", title, reading, [trace], layout, 160 + side, scale="worse", most_width=most_width)
+
+
+def _note(record: RunRecord, pair: Pair) -> str:
+    """Note on the boundary of a pair."""
+    counted = f"near the boundary: {near_boundary(record, pair)} neighbours of a sample, on average"
+    if not pair.weight >= 1e-6:
+        counted = "none near the boundary: counts as separable"
+    names = " | ".join(escaped(record.class_name(index), 40) for index in pair[:2])
+    value, share = shown_number(pair.uncertainty), shown_number(pair.share)
+    return f"{names}<br>U {value}, share of the samples {share}<br>{counted}"
+
+
+def spread(verdict: RunVerdict, name: str) -> Section | None:
+    """A histogram over the checks, as a map; checks with other bins than the last one are left out."""
+    record, (title, axis_title, reading) = verdict.record, _SPREADS[name]
+    found = {place: getattr(one, name) for place, one in sorted(record.details.items())}
+    if not record.checks or not found:
+        return None
+    edges = found[max(found)].edges
+    same = [place for place in found if found[place].edges == edges]
+    step = math.ceil(len(same) / _MOST_COLUMNS)
+    places = sorted({*same[::step], same[-1], *([verdict.kept] if verdict.kept in same else [])})
+    counts = np.array([found[place].counts for place in places], dtype=float)
+    shares = (counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)).T
+    filled = np.flatnonzero(shares.any(axis=1)).tolist() or [0, -2]  # outer bins that are always empty are left out
+    # One row may hold nearly everything, such as all beyond an edge. The colours then span the other rows.
+    fullest = sorted(shares.max(axis=1).tolist())
+    most = next((share for share in (fullest[-2:-1] or fullest) if share > 0), 1.0)
+    trace = {
+        "type": "heatmap",
+        "x": places,
+        "y": edges,
+        "z": shares.tolist(),
+        "hovertemplate": f"{record.axis} %{{x}}, {axis_title} %{{y:.3~g}}: %{{z:.1%}}<extra></extra>",
+        "coloraxis": "coloraxis",
+    }
+    layout = {
+        "xaxis": axis(record.axis, **_PLAIN),
+        "yaxis": axis(axis_title, range=[edges[filled[0]], edges[filled[-1] + 1]], **_PLAIN),
+        "coloraxis": {"cmin": 0, "cmax": most, "colorbar": _COLOUR_BAR | {"tickformat": ".2~%"}},
+    }
+    if fullest[-1] > most:
+        reading += f" The fullest row, with up to {fullest[-1]:.0%}, is beyond the colours."
+    return figure(name, title, reading, [trace], layout, 340, verdict, scale="more")

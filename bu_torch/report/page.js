@@ -42,12 +42,7 @@
         layout.xaxis.tickvals = tickvals.filter((_, place) => place % each === 0);
         layout.xaxis.ticktext = ticktext.filter((_, place) => place % each === 0);
       }
-      try {
-        Plotly.react(box, data, layout, { responsive: true, displayModeBar: false, showTips: false });
-      } catch (error) {
-        box.textContent = `This figure could not be drawn: ${error.message}`;
-        console.error(error);
-      }
+      Plotly.react(box, data, layout, { responsive: true, displayModeBar: false, showTips: false });
     }
     stack();
   }

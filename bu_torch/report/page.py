@@ -35,7 +35,7 @@ def write_report(records: RunRecord | Sequence[RunRecord], path: str | PathLike[
 
     Raises:
         OSError: If it cannot be written, or another file is there.
-        ValueError: If the settings of a record are none that a rule takes, or several are not 2 to 10 different ones.
+        ValueError: If several are not 2 to 10 different ones.
     """
     text, path = render(records), Path(path)
     if path.is_file() and path.stat().st_size:
@@ -51,11 +51,11 @@ def write_report(records: RunRecord | Sequence[RunRecord], path: str | PathLike[
 
 
 def page(shown: Content) -> str:
-    """The whole page in HTML; its policy lets it run no script but the two it has, and fetch nothing."""
+    """The whole page in HTML; its policy allows only its own two scripts, and no fetching."""
     scripts = resource("plotly/plotly-cartesian.min.js"), resource("page.js")
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
-    # JSON that can stand within a script element: it has no `<`, and no character beyond ASCII.
+    # JSON within a script element may have no `<`; it is all ASCII.
     drawings = json.dumps(shown.drawings, allow_nan=False, separators=(",", ":"))
     for character in "<>&":
         drawings = drawings.replace(character, f"\\u{ord(character):04x}")
@@ -69,7 +69,7 @@ def page(shown: Content) -> str:
         "plotly": scripts[0],
         "script": scripts[1],
     }
-    # In one pass, so that nothing that is filled in is looked at again.
+    # In one pass, so that inserted text is not searched again.
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], resource("page.html"))
 
 

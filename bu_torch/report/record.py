@@ -19,11 +19,9 @@ from typing import Any, Literal, NamedTuple
 from bu_torch.run.account import FORMAT, HISTOGRAMS
 from bu_torch.signals.details import Details, Doubtful, Histogram, Pair
 
-# A row of a run has some 300 bytes, and a check beside it at most some 30,000. Lists take up to 50 times their bytes in
-# memory, so that a line, which is parsed as a whole, may have a sixteenth of all.
+# A row of a run has some 300 bytes, and the line of a check at most some 30,000. A line is parsed as a whole and can
+# take 50 times its bytes in memory, so it may have a sixteenth of this.
 MOST_BYTES = 2**24
-_MOST_VALUES = 2**21  # in a table; a run writes some 20 bytes for each
-_MOST_BINS = 100  # in a histogram
 _NAME = re.compile(r"boundary_uncertainty(-v\d+)?\.csv")
 _REQUIRED = ("epoch", "boundary_uncertainty", "trust_score")
 
@@ -97,7 +95,7 @@ class RunRecord:
 
     @property
     def weighting(self) -> str:
-        """Reason for which samples do not all count alike in what was measured; "" if they do."""
+        """Reason why samples count differently in what was measured; "" if all count alike."""
         class_weight, is_sampled = self.settings.get("class_weight"), self.data.get("sampling") == "weighted"
         by_class = "" if class_weight is None else f"class_weight={class_weight}"
         return ", ".join(filter(None, (by_class, "weighted sampling" if is_sampled else "")))
@@ -106,9 +104,9 @@ class RunRecord:
         """A class in words: its name, or its number if it has none."""
         return self.classes[index] if index < len(self.classes) else str(index)
 
-    def has(self, *columns: str) -> bool:
-        """True if all checks have these columns."""
-        return all(column in check for check in self.checks for column in columns)
+    def has(self, name: str) -> bool:
+        """True if all checks have this column."""
+        return all(name in check for check in self.checks)
 
     def values(self, name: str) -> list[float]:
         """One column of the table, NaN where a check has no such value."""
@@ -148,7 +146,7 @@ def read_record(path: str | PathLike[str]) -> RunRecord:
 
     Raises:
         FileNotFoundError: If there is no record.
-        ValueError: If a file is not what a run writes, or the table has more than 16 MiB or 2**21 values.
+        ValueError: If a file is not what a run writes, or the table has more than 16 MiB.
     """
     path = Path(path)
     if path.is_dir():
@@ -183,7 +181,7 @@ def _written(table: Path) -> float | None:
 
 
 def _read_lines(path: Path, record: RunRecord, take: Callable[[str, bool], None]) -> None:
-    """Let `take` have the first line of a file and the last ones; a line that was not written to its end is left out.
+    """Pass the first line of a file and the last ones to `take`; an incomplete line is left out.
 
     Raises:
         ValueError: If a line is too long or is no text, or `take` refuses it; names the line among those read.
@@ -204,7 +202,7 @@ def _read_lines(path: Path, record: RunRecord, take: Callable[[str, bool], None]
             if not line.endswith(b"\n"):
                 record.notes.append(f"The last line of {path.name} is incomplete and is left out.")
             skipped = os.fstat(file.fileno()).st_size - file.tell() - MOST_BYTES if number == 1 else 0
-            is_cut = skipped > 0  # the next line begins in what is left out
+            is_cut = skipped > 0  # the next line has lost its beginning
             if is_cut:
                 record.notes.append(f"Left out of {path.name}: {skipped} bytes before the last {MOST_BYTES}.")
                 file.seek(skipped, os.SEEK_CUR)
@@ -236,8 +234,6 @@ def _read_table(record: RunRecord) -> None:
             raise ValueError(f"not a row of {len(columns)} numbers, the epoch an integer ({reason}).") from None
         step = check.get("step", math.nan)
         by_place[check["epoch"], step if math.isfinite(step) else -1] = check
-        if len(by_place) * len(columns) > _MOST_VALUES:
-            raise ValueError(f"a table of checks has at most {_MOST_VALUES} values, and this one has more.")
 
     _read_lines(record.path, record, take)
     record.checks = [by_place[place] for place in sorted(by_place)]
@@ -258,7 +254,7 @@ def _read_table(record: RunRecord) -> None:
 
 
 def _read_entry(line: str, is_first: bool, record: RunRecord) -> None:
-    """Read a line of the file beside the table into the record; kinds that a later version may add are left out."""
+    """Read a line of the file beside the table into the record; unknown kinds, of a later version, are skipped."""
     try:
         entry = json.loads(line, parse_constant=lambda _: None)  # `json` takes NaN and Infinity, which are no JSON
     except (ValueError, RecursionError):
@@ -269,7 +265,7 @@ def _read_entry(line: str, is_first: bool, record: RunRecord) -> None:
     try:
         if isinstance(kind, str) and kind in _READERS:
             _READERS[kind](entry, record)
-            # Checks that do not count are added as the run goes on; the last line knows of most.
+            # More checks may turn out not to count as the run goes on: the largest number is the last one.
             record.n_not_compared = max(record.n_not_compared, _integer(entry.get("n_not_compared", 0)))
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"[:200]
@@ -293,7 +289,7 @@ def _read_check(entry: dict[str, Any], record: RunRecord) -> None:
     record.kept = _place(entry, f"kept_{record.axis}")
     record.details[_integer(entry[record.axis])] = Details(
         agreeing_pairs=_number(entry.get("agreeing_pairs")),
-        pairs=[_pair(*pair) for pair in entry["pairs"]],
+        pairs=[Pair(_integer(k), _integer(m), *map(_number, numbers)) for k, m, *numbers in entry["pairs"]],
         n_pairs_left_out=_integer(entry.get("n_pairs_left_out", 0)),
         doubtful=[Doubtful._make([*map(_integer, classes), _number(trust)]) for *classes, trust in entry["doubtful"]],
         **{name: _histogram(**entry["histograms"][name]) for name in HISTOGRAMS},
@@ -310,24 +306,12 @@ def _read_end(entry: dict[str, Any], record: RunRecord) -> None:
 _READERS = {"header": _read_header, "check": _read_check, "end": _read_end}
 
 
-def _pair(first: Any, second: Any, *numbers: Any) -> Pair:
-    pair = Pair(_integer(first), _integer(second), *map(_number, numbers))
-    if not pair.first < pair.second:
-        raise ValueError(f"pairs must be of classes 0 <= k < l, got {pair.first}, {pair.second}")
-    return pair
-
-
 def _histogram(edges: Any, counts: Any) -> Histogram:
-    if not 1 <= len(counts) == len(edges) - 1 < _MOST_BINS:
-        raise ValueError(f"a histogram must have n + 1 edges of n counts, 1 <= n < {_MOST_BINS}")
-    histogram = Histogram([_number(edge) for edge in edges], [_integer(count) for count in counts])
-    if not all(low < high for low, high in itertools.pairwise(histogram.edges)):
-        raise ValueError("the edges of a histogram must rise")
-    return histogram
+    return Histogram([_number(edge) for edge in edges], [_integer(count) for count in counts])
 
 
 def _number(value: Any) -> float:
-    """A number of a record, where null stands for what is not finite."""
+    """Number of a record; null stands for NaN and infinity."""
     if value is None:
         return math.nan
     if type(value) not in (float, int):

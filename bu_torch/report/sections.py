@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from bu_torch._version import __version__
 from bu_torch.report import figures
 from bu_torch.report.drawing import Json, Section
-from bu_torch.report.maps import lost, near_boundary, pair_map, spread
 from bu_torch.report.record import RunRecord
 from bu_torch.report.text import duration, escaped, last_parts, shortened, shown_number, without_folders
 from bu_torch.report.verdict import RunVerdict, rule_title
@@ -20,7 +19,7 @@ SHOWN = ("expected_accuracy", "boundary_uncertainty", "trust_score", "label_agre
 
 
 class Content(NamedTuple):
-    """Content of a page: all of it but the scripts that draw it."""
+    """Content of a page, without the scripts that draw it."""
 
     title: str  # escaped title of the window
     main: str  # HTML
@@ -30,21 +29,20 @@ class Content(NamedTuple):
 def content(record: RunRecord) -> Content:
     """Content of the page of a record, from its headline to where it comes from."""
     verdict = RunVerdict.of(record)
-    few = figures.with_fewer_checks(verdict)
     parts = {  # in the order of the page, by what the table of contents calls them
-        "What decided": figures.deciding(few),
-        "Uncertainty and trust": figures.signals(few, "scores"),
+        "What decided": figures.deciding(verdict),
+        "Uncertainty and trust": figures.signals(verdict, "scores"),
         "Rules": _rules(verdict),
-        "Agreement": figures.signals(few, "agreement"),
-        "Changes": figures.signals(few, "changes"),
-        "Training loss": figures.training_loss(few),
-        "Class pairs": pair_map(verdict),
+        "Agreement": figures.signals(verdict, "agreement"),
+        "Changes": figures.signals(verdict, "changes"),
+        "Training loss": figures.training_loss(verdict),
+        "Class pairs": figures.pair_map(verdict),
         "Lowest pairs": _lowest_pairs(verdict),
-        "Distance": spread(verdict, "near_boundary"),
-        "Local uncertainty": spread(verdict, "local_uncertainty"),
-        "Trust": spread(verdict, "log_trust"),
+        "Distance": figures.spread(verdict, "near_boundary"),
+        "Local uncertainty": figures.spread(verdict, "local_uncertainty"),
+        "Trust": figures.spread(verdict, "log_trust"),
         "Doubtful samples": _doubtful(verdict),
-        "Cost": figures.cost(verdict, few.record.places),
+        "Cost": figures.cost(verdict),
         "Settings": _settings(record),
     }
     (title, why), shown = verdict.headline, verdict.details
@@ -57,7 +55,7 @@ def content(record: RunRecord) -> Content:
 
 
 def assembled(window: str, title: str, text: str, parts: Mapping[str, Section | None], above: str = "") -> Content:
-    """Content of a page of these parts, by what the table of contents calls them; `above` is HTML before the first."""
+    """Content of a page of these parts, by their names in the table of contents; `above` is HTML before the first."""
     shown = {link: part for link, part in parts.items() if part is not None}
     links = "".join(f'<a href="#section-{part.name}">{escaped(link)}</a>' for link, part in shown.items())
     main = (
@@ -79,8 +77,6 @@ def _above(verdict: RunVerdict) -> str:
         notes.append(f"Boundary uncertainty is not finite in {n_bad} of {n_checks} checks: gaps in the curve.")
     if record.details and (without := sum(place not in record.details for place in record.places)):
         notes.append(f"{without} of {n_checks} checks have no details here.")
-    if (step := math.ceil(n_checks / figures.MOST_POINTS)) > 1:
-        notes.append(f"The curves show one of every {step} checks, besides the kept one and the last.")
     listed = "".join(f"<li>{escaped(note)}</li>" for note in notes)
     tiles = "".join(
         f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd><dd>{escaped(note)}</dd></div>"
@@ -146,9 +142,9 @@ def _lowest_pairs(verdict: RunVerdict) -> Section | None:
             *(escaped(record.class_name(index), 60) for index in pair[:2]),
             shown_number(pair.uncertainty),
             shown_number(pair.share),
-            near_boundary(record, pair),
+            figures.near_boundary(record, pair),
         ]
-        for pair in sorted(shown[1].pairs, key=lambda pair: -lost(pair))[:10]
+        for pair in sorted(shown[1].pairs, key=lambda pair: -figures.lost(pair))[:10]
     ]
     reading = (
         "Pairs with the largest product of 1 - U and their share of the samples. Near: neighbours of a sample that"

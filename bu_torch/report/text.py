@@ -12,11 +12,11 @@ _PATH = re.compile(r"(?<![\w.:/\\])(?:[A-Za-z]:)?[\\/](?:[^\s\\/'\"]+[\\/])+[^\s
 
 def escaped(value: Any, most: int = 2000) -> str:
     """`value` cleaned, cut to `most` characters, and escaped for HTML, in attributes too."""
-    return html.escape(shortened(cleaned(str(value)[: most + 1]), most))  # what is cut off may be long: not cleaned
+    return html.escape(shortened(cleaned(str(value)[: most + 1]), most))  # cut first: cleaning a long text is slow
 
 
 def last_parts(path: Any) -> str:
-    """The last three parts of a path: they tell runs apart, and do not tell where a machine keeps them."""
+    """Last three parts of a path: enough to tell runs apart, without the folders of a machine."""
     return "/".join([part for part in re.split(r"[\\/]", str(path)) if part][-3:])
 
 
@@ -31,7 +31,7 @@ def shortened(value: str, most: int) -> str:
 
 
 def shown_number(value: float) -> str:
-    """A number for people; a dash where it is not finite."""
+    """A number for people; a dash if it is not finite."""
     if not math.isfinite(value):
         return "–"  # noqa: RUF001
     if 0 < value < 0.0005:
@@ -42,7 +42,7 @@ def shown_number(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time for people; a dash where it is not known."""
+    """A time for people; a dash if it is unknown."""
     if not math.isfinite(seconds):
         return "–"  # noqa: RUF001
     if seconds < 1:

@@ -17,24 +17,20 @@ class RunVerdict:
     """A record with the decision of its run, and those of the other rules."""
 
     record: RunRecord
-    rule: str | None  # that decided; None if nothing did, or if the record does not tell
-    kept: int | None  # epoch or step; if nothing decided, that which the default would have kept
-    by_rule: dict[str, dict[str, Any] | None]  # the check that each would have kept; only rules whose signals are there
-    scores: dict[int, float]  # that decided, or would have, by epoch or step; of checks that count
+    rule: str | None  # rule that decided; None if none did, or if the record does not tell
+    kept: int | None  # epoch or step; if nothing decided, the one that the default would have kept
+    by_rule: dict[str, dict[str, Any] | None]  # check that each rule would have kept; rules whose signals are there
+    scores: dict[int, float]  # scores of checks that count, by epoch or step, by the rule or the default
 
     @classmethod
     def of(cls, record: RunRecord) -> "RunVerdict":
-        """Judge a record; ValueError if its settings are none that a rule takes."""
+        """Judge a record."""
         rule, counted = record.settings.get("rule"), record.checks[record.n_not_compared :]
-        if rule is not None and not (isinstance(rule, str) and rule.isidentifier()):
-            got = repr(rule[:50]) if isinstance(rule, str) else type(rule).__name__
-            raise ValueError(f"{record.path}: the rule in the settings must be a name, got {got}.")
-        replayed = {name: _selection(name, record) for name in RULE_NAMES if record.has(name)}
+        first = record.settings.get("start_from_epoch") or 0
+        replayed = {name: SelectionRule(name, start_from_epoch=first) for name in RULE_NAMES if record.has(name)}
         by_rule: dict[str, Any] = {name: selection.replay(counted) for name, selection in replayed.items()}
         decided = rule or DEFAULT_RULE
         judged = replayed[decided].judged(counted) if decided in replayed else counted
-        start = record.settings.get("start_from_epoch")
-        first = start if isinstance(start, int) else 0
         scores = {
             check[record.axis]: check[decided] for check in judged if decided in check and check["epoch"] >= first
         }
@@ -57,7 +53,7 @@ class RunVerdict:
 
     @property
     def why_not_highest(self) -> str:
-        """The epoch of the highest score, if another is kept, as where weights are lost; "" if it is kept."""
+        """Epoch of the highest score if another one is kept, as after weights were lost; "" otherwise."""
         finite = {place: value for place, value in self.scores.items() if math.isfinite(value)}
         if self.kept not in finite or finite[self.kept] == max(finite.values()):
             return ""
@@ -86,7 +82,7 @@ class RunVerdict:
 
     @property
     def details(self) -> tuple[int, Details] | None:
-        """The details of the kept check, with its epoch or step; of the last check with details if it has none."""
+        """Epoch or step, and details, of the kept check; of the last check with details if that one has none."""
         details = self.record.details
         place = self.kept if self.kept in details else max(details, default=None)
         return None if place is None else (place, details[place])
@@ -98,20 +94,10 @@ def rule_title(name: str) -> str:
 
 
 def _ending(record: RunRecord) -> str:
-    """The end of the run, rules and signals by their titles."""
+    """The end of the run in words, with titles in place of the names of signals."""
     last = f" The last check is of {record.axis} {record.places[-1]}." if record.checks else ""
     if record.end is None:
         is_known = "The run is still going, or it was killed" if record.settings else "The end is not recorded"
         return f"{is_known}.{last}"
     reason = re.sub(r"\w+", lambda found: rule_title(found[0]) if found[0] in SIGNALS else found[0], record.end.reason)
     return without_folders(reason) or f"The run has ended.{last}"
-
-
-def _selection(name: Any, record: RunRecord) -> SelectionRule:
-    """A rule that goes by a name, with the settings of the run."""
-    start = record.settings.get("start_from_epoch")
-    try:
-        return SelectionRule(name, start_from_epoch=0 if start is None else start)
-    except (TypeError, ValueError) as error:
-        reason = f"{error}"[:500]
-        raise ValueError(f"{record.path}: the settings beside it do not suit its rule: {reason}") from None

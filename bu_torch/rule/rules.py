@@ -13,8 +13,10 @@ RuleName = Literal["accuracy_and_trust", "expected_accuracy", "trust_score", "bo
 DEFAULT_RULE: RuleName = "accuracy_and_trust"
 RULE_NAMES: tuple[RuleName, ...] = get_args(RuleName)
 Checks = Sequence[dict[str, Any]]
-STANDARD_ERROR = "standard_error"  # entry of a check: of its expected accuracy less the highest before
-# Columns of a history or a record that no rule may be named after, beside the signals.
+STANDARD_ERROR = (
+    "standard_error"  # entry of a check: standard error of the gain in expected accuracy over the highest before
+)
+# Names of other columns of a history or a record, which no rule may have.
 _RESERVED = ("epoch", "step", "seconds", "check_seconds", "train_loss", STANDARD_ERROR)
 
 
@@ -67,7 +69,7 @@ class Rule:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Continue from a `state_dict`."""
 
 
 class SignalRule(Rule):
@@ -86,7 +88,7 @@ class SignalRule(Rule):
 
 
 def as_rule(rule: Any) -> Rule:
-    """A rule by its name, or one of the user's own that has been checked."""
+    """Rule of a name, or the user's own after checks."""
     if isinstance(rule, str):
         if rule not in RULE_NAMES:
             names = ", ".join(map(repr, RULE_NAMES))
@@ -137,16 +139,6 @@ class SelectionRule:
     @property
     def score_name(self) -> str:
         return self.rule.name
-
-    @property
-    def title(self) -> str:
-        """Rule in words."""
-        return self.rule.title
-
-    @property
-    def added(self) -> list[str]:
-        """Entries that `complete` adds to a check."""
-        return [] if self.rule.name in SIGNALS else [self.rule.name]
 
     def complete(self, history: Checks) -> None:
         """Add the score to the last check, unless it is a signal; NaN if a signal is not finite.

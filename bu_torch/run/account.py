@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 FORMAT = 2  # raise it when the lines beside the table change their meaning
 HISTOGRAMS = ("near_boundary", "local_uncertainty", "log_trust")
 _NAME = "boundary_uncertainty"
-# Neither follow a link nor wait for a pipe that has replaced the file.
+# Do not follow a link or wait for a pipe that has replaced the file.
 _APPEND = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
@@ -31,12 +32,18 @@ class Record:
     """
 
     def __init__(
-        self, folder: Path, header: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], names: Iterable[str] = ()
+        self,
+        folder: Path | None = None,
+        header: Mapping[str, Any] | None = None,
+        rows: Iterable[Mapping[str, Any]] = (),
+        names: Iterable[str] = (),
     ) -> None:
         self._columns: list[str] | None = None
         self._names = tuple(names)
-        self.path: Path | None = None
+        self.path: Path | None = None  # the table; None if nothing is written
         self._made: set[tuple[int, int]] = set()
+        if folder is None:
+            return
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.path = _new_file(folder)
@@ -44,32 +51,36 @@ class Record:
             self._made = {(found.st_dev, found.st_ino) for found in made}
         except OSError as error:
             self._give_up(folder, error)
-        self.tell(header)
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        self.tell({"kind": "header", "format": FORMAT, "versions": versions(), "started": started, **(header or {})})
         if before := list(rows):
             self.append(*before)
 
     def append(self, *rows: Mapping[str, Any]) -> None:
-        """Write rows; the columns are those of the first row and those named."""
-        is_first = self._columns is None
-        self._columns = self._columns or list(dict.fromkeys((*rows[0], *self._names)))
+        """Write rows; the first row and `names` give the columns."""
+        if self.path is None:
+            return
         text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, self._columns, extrasaction="ignore")
-        if is_first:
+        columns = self._columns or list(dict.fromkeys((*rows[0], *self._names)))
+        writer = csv.DictWriter(text, columns, extrasaction="ignore")
+        if self._columns is None:
             writer.writeheader()
+        self._columns = columns
         writer.writerows(rows)
         self._write(self.path, text.getvalue())
 
     def tell(self, line: Mapping[str, Any]) -> None:
+        """Write a line beside the table."""
+        if self.path is None:
+            return
         try:
             text = json.dumps(line, allow_nan=False, separators=(",", ":"))
         except ValueError:  # JSON has no NaN and no infinity: write null
             finite = json.loads(json.dumps(line), parse_constant=lambda name: None)
             text = json.dumps(finite, separators=(",", ":"))
-        self._write(None if self.path is None else self.path.with_suffix(".jsonl"), f"{text}\n")
+        self._write(self.path.with_suffix(".jsonl"), f"{text}\n")
 
-    def _write(self, path: Path | None, text: str) -> None:
-        if path is None:
-            return
+    def _write(self, path: Path, text: str) -> None:
         try:
             descriptor = os.open(path, _APPEND)
             with os.fdopen(descriptor, "wb") as file:
@@ -94,34 +105,23 @@ class Account:
         self.setup_seconds = self.check_seconds = self.saving_seconds = self._seconds_elsewhere = 0.0
         self.has_resumed = False  # checks were made before this run began
         self._began = time.perf_counter()
-        self._record: Record | None = None
+        self.record = Record()
 
     def start_clock(self, started: float, *, has_resumed: bool) -> None:
-        """Count the time of training from now on; the preparation `started` by `time.perf_counter`."""
+        """Count the time of training from now on; preparation began at `started` (`time.perf_counter`)."""
         self._began = time.perf_counter()
         self._seconds_elsewhere = 0.0
         self.setup_seconds = self._began - started
         self.has_resumed = has_resumed
 
-    def open_record(
-        self, folder: Path, header: Mapping[str, Any], checks: Iterable[Mapping[str, Any]], names: Iterable[str]
-    ) -> None:
-        """Write the record from now on, the checks so far included."""
-        self._record = Record(folder, header, map(row, checks), names)
-
-    def tell(self, line: Mapping[str, Any]) -> None:
-        """Write a line beside the table, if there is a record."""
-        if self._record is not None:
-            self._record.tell(line)
-
     @property
     def path(self) -> str:
         """Table of checks on disk; "" if there is none."""
-        return "" if self._record is None or self._record.path is None else str(self._record.path)
+        return "" if self.record.path is None else str(self.record.path)
 
     @property
     def training_seconds(self) -> float:
-        """Time since `start_clock` without checks, saving, and what others took."""
+        """Seconds since `start_clock`, without checks, saving, and what `leave_out` took out."""
         beside = self._seconds_elsewhere + self.check_seconds + self.saving_seconds
         return time.perf_counter() - self._began - beside
 
@@ -140,7 +140,7 @@ class Account:
         return f"{start} uncertainty {told}."
 
     def saved(self, first: int, n_trained: int, n_planned: int) -> str:
-        """Say how long the epochs that were left out would have taken, by those trained since the `first`."""
+        """Say how long the remaining epochs would have taken, judged by those trained since the `first`."""
         if not first < n_trained < n_planned:
             return ""
         seconds = self.training_seconds / (n_trained - first) * (n_planned - n_trained)
@@ -152,7 +152,7 @@ class Account:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Count the time within as that of saving."""
+        """Count the time within as saving."""
         started = time.perf_counter()
         try:
             yield
@@ -163,9 +163,8 @@ class Account:
         """Count the time of a check, and add its row to the table."""
         now = time.perf_counter()
         self.check_seconds += now - started
-        if self._record is not None:
-            seconds = now - self._began - self._seconds_elsewhere
-            self._record.append(row(check, seconds, self.check_seconds, train_loss))
+        seconds = now - self._began - self._seconds_elsewhere
+        self.record.append(row(check, seconds, self.check_seconds, train_loss))
 
 
 def row(entry: Mapping[str, Any], *costs: float | None) -> dict[str, Any]:
@@ -197,13 +196,10 @@ def _new_file(folder: Path) -> Path:
     version = 0
     while True:
         path = folder / (f"{_NAME}-v{version}.csv" if version else f"{_NAME}.csv")
-        version += 1
         both = (path, path.with_suffix(".jsonl"))
-        if any(os.path.lexists(file) for file in both):
-            continue
-        try:
-            for file in both:
-                file.touch(exist_ok=False)
-        except FileExistsError:
-            continue
-        return path
+        if not any(os.path.lexists(file) for file in both):
+            with suppress(FileExistsError):  # another run was faster
+                for file in both:
+                    file.touch(exist_ok=False)
+                return path
+        version += 1

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 MAX_DRAWS = 4  # more do not help (docs/limits.md)
 AUTO = 0.15  # share of an epoch's samples; the floor below may exceed it
-_LEAST_FLOOR, _MOST_FLOOR = 500, 6000  # forward passes that small data needs, of large networks and of small ones
+_LEAST_FLOOR, _MOST_FLOOR = 500, 6000  # forward passes that small data needs: large networks, small ones
 _FLOOR_OPERATIONS = 6e8
 _OPERATIONS_BESIDE = 40_000  # evaluating the logits of a pass takes as long on one core
 _SLOW = 0.5  # seconds; a faster check is not mentioned

@@ -51,6 +51,8 @@ class Groundwork:
         self.about: dict[str, Any] = {"data": {}, "classes": None}  # samples and classes in words, for the record
         self.rows = torch.empty(0, dtype=torch.int64)  # places of the samples in the data set, (N,)
         self._signals: Signals | None = None  # only in the process that has prepared
+        # Settings that determine the samples and perturbations: with others, a resumed run plans anew.
+        self._asked = [settings.budget, settings.n_draws, settings.max_samples, settings.n_neighbors, settings.seed]
         # A resumed run cannot repeat the choice of a space, because the network has changed. So a state holds the whole
         # preparation if the space is the network's features, and otherwise the name of the space.
         self._packed: Tensor | None = None
@@ -113,18 +115,16 @@ class Groundwork:
             )
             if refusal:
                 warn(f"{refusal} To turn the cache off: `cache=None`.")
-            self._keep_for_resume(signals, samples.inputs)
+            self._packed = self._space = None
+            if signals.boundary.may_use_module(samples.inputs):
+                match signals.boundary.space_name_:
+                    case "inputs" | "patches" | "tokens" | "metric" as name:
+                        self._space = name
+                    case _:
+                        self._packed = signals.preparation.packed()
         self._signals, self.rows = signals, samples.rows
         self.about = self._describe(signals, samples, n_draws)
         return signals.fingerprint
-
-    def compare(self, fingerprint: str) -> bool:
-        """Return True if the checks so far were made at these samples, or none were."""
-        return self.fingerprint in (None, fingerprint)
-
-    def take(self, fingerprint: str | None) -> None:
-        """Compare the samples of a resumed run with these; None for any."""
-        self.fingerprint = fingerprint
 
     def _takes_back(self, signals: Signals, samples: Samples) -> bool:
         """Load the preparation of a run that resumes, if the network of its start was the space."""
@@ -138,6 +138,7 @@ class Groundwork:
 
     def _describe(self, signals: Signals, samples: Samples, n_draws: int) -> dict[str, Any]:
         present, shares = class_shares(signals.boundary.labels, samples.weights)
+        skills = {name: round(skill, 4) for name, skill in signals.boundary.skills_.items()}
         data = {
             "n_samples": len(samples.inputs),
             "n_draws": n_draws,
@@ -149,26 +150,11 @@ class Groundwork:
             "sampling": "uniform" if samples.weights is None else "weighted",
             "shape": list(samples.inputs.shape[1:]),
             "space": signals.boundary.space_name_,
-            **self._space_skills(signals),
+            **({"space_skills": skills} if "metric" in skills else {}),
             "perturbation": signals.boundary.kind_of_perturbation(samples.inputs),
         }
-        skills = {"votes": round(signals.vote_skill, 4), "regression": round(signals.regression_skill, 4)}
-        return {"data": data, "classes": samples.classes, "skills": skills}
-
-    @staticmethod
-    def _space_skills(signals: Signals) -> dict[str, Any]:
-        """Skill of each space by left-out labels, if one of them is a metric that labels have taught."""
-        skills = signals.boundary.skills_
-        return {"space_skills": {name: round(skill, 4) for name, skill in skills.items()}} if "metric" in skills else {}
-
-    def _keep_for_resume(self, signals: Signals, inputs: Tensor) -> None:
-        self._packed = self._space = None
-        if signals.boundary.may_use_module(inputs):
-            match signals.boundary.space_name_:
-                case "inputs" | "patches" | "tokens" | "metric" as name:
-                    self._space = name
-                case _:
-                    self._packed = signals.preparation.packed()
+        left_out = {"votes": round(signals.vote_skill, 4), "regression": round(signals.regression_skill, 4)}
+        return {"data": data, "classes": samples.classes, "skills": left_out}
 
     def _within_memory(self, samples: Samples, warn: Callable[[str], None]) -> tuple[Samples, int]:
         """Take fewer samples or draws than planned if memory demands it: some arrays have a column for each class."""
@@ -205,27 +191,21 @@ class Groundwork:
         """Number of logits that a network must give at least."""
         return int(self.about["data"]["n_classes"])
 
-    def cache_line(self) -> str:
-        """Log line about the file that was read or written; "" if none was."""
-        if self.found_in is not None:
-            file = cleaned(str(self.found_in))
-            return f"Boundary uncertainty loaded the preparation of an earlier run: {file}. To change it: `cache=None`."
-        if self.kept_in is None:
-            return ""
-        return (
-            "Boundary uncertainty kept neighbours, distances, class probabilities and labels of"
-            f" {self.about['data']['n_samples']} samples for later runs: {cleaned(str(self.kept_in))}. To change it:"
-            " `cache=None`."
-        )
-
     def lines(self) -> list[str]:
         """Lines for the log: which cache, which space, and how classes count."""
-        lines = [self.cache_line()]
-        lines.append(self._space_line())
-        return [line for line in (*lines, self._balance_line()) if line]
+        cache = ""
+        if self.found_in is not None:
+            cache = f"Boundary uncertainty loaded the preparation of an earlier run: {cleaned(str(self.found_in))}."
+        elif self.kept_in is not None:
+            cache = (
+                "Boundary uncertainty kept neighbours, distances, class probabilities and labels of"
+                f" {self.about['data']['n_samples']} samples for later runs: {cleaned(str(self.kept_in))}."
+            )
+        cache = cache and f"{cache} To change it: `cache=None`."
+        return [line for line in (cache, self._space_line(), self._balance_line()) if line]
 
     def _space_line(self) -> str:
-        """Tell which space was chosen, and why; "" if there was no choice."""
+        """Log line on the space that was chosen, and why; "" if there was no choice."""
         boundary, prepared = self.signals.boundary, self.signals.preparation
         space, trial, skills = boundary.space_name_, boundary.trial_, boundary.skills_
         if space == "metric" and boundary.feature_extractor is None:
@@ -257,29 +237,23 @@ class Groundwork:
         )
 
     def release(self) -> None:
-        """Free what was computed: training has ended."""
+        """Free what was computed, because training has ended."""
         self._signals = None
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {
+        return {
             "plan": None if self.plan is None else tuple(self.plan),
-            "asked": self._requested(),
+            "asked": self._asked,
             "samples": self.fingerprint,
+            "prepared": self._packed,
+            "space": self._space,
         }
-        if self._packed is not None:
-            state["prepared"] = self._packed
-        return state if self._space is None else state | {"space": self._space}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a checked state; with other settings, samples are planned anew."""
         self._packed, self._space = state["prepared"], state["space"]
-        if state["plan"] is not None and state["asked"] == self._requested():
+        if state["plan"] is not None and state["asked"] == self._asked:
             self.plan, self.fingerprint = state["plan"], state["samples"]
-
-    def _requested(self) -> list[float | str | None]:
-        """Settings that determine the samples and perturbations."""
-        asked = self.settings
-        return [asked.budget, asked.n_draws, asked.max_samples, asked.n_neighbors, asked.seed]
 
 
 def _settings_for(settings: MeasurementSettings, packing: Packing | None) -> MeasurementSettings:

@@ -1,27 +1,34 @@
-"""The checks of one training so far: which of them is kept, and when to stop."""
+"""The checks of one training: which of them is kept, when to stop, and how sure the choice is."""
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from statistics import median
+from typing import Any, Literal, NamedTuple
 
+from bu_torch.internal.printing import cleaned
 from bu_torch.rule.rules import Reason, SelectionRule, Verdict, decide
 from bu_torch.run.settings import MeasurementSettings, Settings
 
 Check = dict[str, Any]
+Word = Literal["clear", "plateau", "unsure", "blind"]
 
-
-class Outcome(NamedTuple):
-    """State of the decision after a check."""
-
-    kept: Check | None = None
-    verdict: Verdict = Verdict()
+# Chosen on half of the trainings of `benchmarks/quality.py`, and judged on the others.
+_LEAST_SKILL, _LEAST_SAMPLES, _MOST_EQUALS = 0.2, 500, 20
+_SETTLED = 3  # checks
+_BELOW_CHANCE = 0.8
 
 
 class History:
-    """Checks in order, each with what was decided after it: a fold over plain numbers.
+    """Checks in order, and what was decided after the last one: a fold over plain numbers.
 
     With `MeasurementSettings` alone, nothing is decided.
     """
+
+    kept: Check | None  # the check whose weights are to be kept
+    verdict: Verdict  # decision after the last check
+    is_kept_new: bool  # the last check is the one to keep, and its weights are not saved yet
+    n_not_compared: int  # checks before the first that counts for the patience or as best
+    _before: tuple[Check | None, Verdict]  # kept check and decision before the last check, which may be made again
 
     def __init__(self, settings: MeasurementSettings) -> None:
         self.settings = settings
@@ -29,9 +36,6 @@ class History:
         if isinstance(settings, Settings):
             self.selection = SelectionRule(settings.rule, start_from_epoch=settings.start_from_epoch)
         self.entries: list[Check] = []
-        self.n_not_compared = 0  # checks before the first that counts for the patience or as best
-        self.is_kept_new = False  # the last check is the one to keep, and its weights are not saved yet
-        self._outcomes: list[Outcome] = []  # parallel to `compared`
         self.reset()
 
     @property
@@ -41,14 +45,6 @@ class History:
     @property
     def is_comparable(self) -> bool:
         return self.n_not_compared < len(self.entries)
-
-    @property
-    def kept(self) -> Check | None:
-        return self._last.kept
-
-    @property
-    def verdict(self) -> Verdict:
-        return self._last.verdict
 
     @property
     def score_name(self) -> str:
@@ -62,15 +58,11 @@ class History:
             return None
         return self.selection.score(self.entries[-1])
 
-    @property
-    def _last(self) -> Outcome:
-        return self._outcomes[-1] if self._outcomes else Outcome()
-
     def is_last(self, epoch: int, step: int | None = None) -> bool:
         return bool(self.entries) and place_of(self.entries[-1]) == (epoch, step)
 
     def is_most_accurate(self, entry: Check) -> bool:
-        """True if `entry` counts and no other check that counts has as high an expected accuracy."""
+        """True if `entry` counts and its expected accuracy is higher than in all other checks that count."""
         first = 0 if self.selection is None else self.selection.start_from_epoch
         accuracy = entry.get("expected_accuracy", math.nan)
         others = [one for one in self.compared if one["epoch"] >= first and place_of(one) != place_of(entry)]
@@ -86,25 +78,25 @@ class History:
         was_kept = False
         if self.is_last(*place_of(entry)):
             was_kept = self.kept is self.entries.pop()
-            self._outcomes = self._outcomes[:-1]
+            self.kept, self.verdict = self._before
             self.n_not_compared = min(self.n_not_compared, len(self.entries))
         self.entries.append(entry)
-        self.is_kept_new = False
         if self.selection is not None:
             self.selection.complete(self.compared)
-        outcome = self._after(self._last, entry)
-        self.is_kept_new = outcome.kept is entry and not was_kept
-        self._outcomes.append(outcome._replace(kept=entry) if was_kept else outcome)
+        self._decide(entry)
+        self.is_kept_new = self.kept is entry and not was_kept
+        if was_kept:
+            self.kept = entry
         if not is_counted:
             self.reset()
 
     def why_stopped(self, epoch: int, step: int | None = None) -> str:
-        """Reason to stop after the last check, which was at this epoch and step, in words; "" if there is none."""
+        """Reason to stop after the last check, made at this epoch and step; "" if there is none."""
         selection, settings, verdict, compared = self.selection, self.settings, self.verdict, self.compared
         if selection is None or not isinstance(settings, Settings) or not verdict.should_stop:
             return ""
         where = f"in epoch {epoch}" if step is None else f"at step {step} of epoch {epoch}"
-        start = f"Stopped {where}: {selection.title}"
+        start = f"Stopped {where}: {selection.rule.title}"
         if verdict.reason == Reason.NON_FINITE_METRIC:
             return f"{start} gave a score that is not finite ({self.last_score})."
         if verdict.reason == Reason.STOPPING_THRESHOLD:
@@ -116,8 +108,29 @@ class History:
         by = f" by more than {settings.min_delta:g}" if settings.min_delta else ""
         return f"{start} did not improve{by} in the last {'check' if wait == 1 else f'{wait} checks'}{since}."
 
+    def describe_kept(
+        self, path: str, how: str, reason: str, *, is_averaged: bool, is_by_steps: bool, is_open: bool
+    ) -> str:
+        """Say what was kept, where it is, and why training ended; whether longer training may help, if `is_open`.
+
+        `how` the weights are in the model is "", "partly " or "not ".
+        """
+        kept, selection = self.kept, self.selection
+        assert kept is not None  # noqa: S101  (the caller asks of a kept check)
+        assert selection is not None  # noqa: S101  (there is a rule)
+        rule, score = selection.rule, kept[selection.score_name]
+        place = f"step {kept['step']} of " if is_by_steps and "step" in kept else ""
+        where = f", its checkpoint is {cleaned(path)}" if path else ""
+        longer = " That was the last check: longer training may help." if is_open and kept is self.entries[-1] else ""
+        return (
+            f"Boundary uncertainty kept {place}epoch {kept['epoch']}"
+            f" ({rule.title}: {score:.4f}{rule.unit and f' {rule.unit}'}):"
+            f" its {'averaged ' if is_averaged else ''}weights are {how}in the model{where}."
+            f" {reason.rstrip('.')}.{longer}"
+        )
+
     def why_none_kept(self) -> str:
-        """Reason why no epoch is kept, in words."""
+        """Reason why no epoch is kept."""
         if not self.compared:
             return "no check counted" if self.entries else "no check was made"
         selection = self.selection
@@ -129,28 +142,31 @@ class History:
         return "no finite check counted"
 
     def fall_back(self, epoch: int | None, step: int | None = None) -> None:
-        """Keep the check of this epoch and step, because later weights are lost; None if all are.
+        """Keep the check of this epoch and step, because later weights are lost; None if all weights are lost.
 
         Patience continues. Nothing changes if that check is kept already.
         """
         self.is_kept_new = False
         if self.kept is not None and place_of(self.kept) == (epoch, step):
             return
-        first = next((n for n, entry in enumerate(self.compared) if place_of(entry) == (epoch, step)), None)
-        left = Outcome() if first is None else self._outcomes[first]._replace(kept=self.compared[first])
-        self._outcomes[first:] = [one._replace(kept=left.kept) for one in self._outcomes[first:]]
+        self.kept = next((entry for entry in self.compared if place_of(entry) == (epoch, step)), None)
+        if self.kept is None or self.kept is not self.entries[-1]:
+            self._before = self.kept, self._before[1]
 
     def reset(self) -> None:
         """Compare later checks with none of those so far."""
         self.n_not_compared = len(self.entries)
-        self._outcomes, self.is_kept_new = [], False
+        self.kept, self.verdict, self.is_kept_new = None, Verdict(), False
+        self._before = self.kept, self.verdict
         if self.selection is not None:
             self.selection.rule.reset()
 
     def rule_settings(self) -> dict[str, Any]:
-        """Settings of the rule, by their names in states and records."""
-        settings = {} if self.selection is None else self.selection.rule.settings()
-        return {f"rule.{name}": value for name, value in settings.items()}
+        """Name and settings of the rule, as states and records have them; empty without a rule."""
+        if self.selection is None:
+            return {}
+        rule = self.selection.rule
+        return {"rule": rule.name, **{f"rule.{name}": value for name, value in rule.settings().items()}}
 
     def state_dict(self) -> dict[str, Any]:
         """Checks as plain numbers, and the state of the rule."""
@@ -158,31 +174,114 @@ class History:
         return state if self.selection is None else state | {"rule": self.selection.rule.state_dict()}
 
     def load(self, entries: Sequence[Check], n_not_compared: int, rule: Mapping[str, Any] | None) -> None:
-        """Continue from a `state_dict`; without a state of the rule, which then is another one, no check counts."""
-        self.entries, self.n_not_compared = list(entries), n_not_compared
-        self._outcomes, self.is_kept_new = [], False
+        """Continue from a `state_dict`; without a state of this rule (None), no earlier check counts."""
+        self.entries = list(entries)
+        self.reset()
         if rule is None:
-            self.reset()
-        elif self.selection is not None:
+            return
+        self.n_not_compared = n_not_compared
+        if self.selection is not None:
             self.selection.rule.load_state_dict(dict(rule))
         for entry in self.compared:
-            self._outcomes.append(self._after(self._last, entry))
+            self._decide(entry)
 
-    def _after(self, before: Outcome, entry: Check) -> Outcome:
+    def _decide(self, entry: Check) -> None:
+        self._before = self.kept, self.verdict
         selection, settings = self.selection, self.settings
         if selection is None or not isinstance(settings, Settings) or (score := selection.score(entry)) is None:
-            return before
-        verdict = decide(
-            before.verdict,
+            return
+        self.verdict = decide(
+            self.verdict,
             score,
             patience=settings.patience,
             min_delta=settings.min_delta,
             stopping_threshold=settings.stopping_threshold,
             check_finite=settings.check_finite,
         )
-        return Outcome(entry if selection.takes_place(entry, before.kept) else before.kept, verdict)
+        if selection.takes_place(entry, self.kept):
+            self.kept = entry
 
 
 def place_of(entry: Mapping[str, Any]) -> tuple[int, int | None]:
     """Epoch and step of a check; the step is None if it is unknown."""
     return entry["epoch"], entry.get("step")
+
+
+class Confidence(NamedTuple):
+    """Confidence in the choice of a check."""
+
+    word: Word
+    skill: float  # skill of predicting left-out labels, by neighbours or by regression: 1 is certain, 0 chance
+    gain: float  # expected accuracy less that of the first check, in standard errors
+    n_equals: int  # checks whose expected accuracy is as high, within a standard error; the kept one is among them
+    n_checks: int
+
+    def line(self) -> str:
+        """Say it in a sentence."""
+        start = {
+            "clear": "The choice is clear",
+            "plateau": f"The choice is one of many: {self.n_equals} checks are about as good",
+            "unsure": "The choice is unsure: there are few samples or checks, or the labels are hard to predict",
+            "blind": "The choice cannot be trusted",
+        }[self.word]
+        return (
+            f"{start}. Left-out labels are predicted with skill {self.skill:.2f} (1 is certain, 0 chance); since the"
+            f" first check expected accuracy moved by {self.gain:+.0f} standard errors, and in {self.n_equals} of"
+            f" {self.n_checks} checks it is as high, within one."
+        )
+
+
+def confidence_in(
+    kept: Mapping[str, Any], checks: Sequence[Mapping[str, Any]], skill: float, n_samples: int, *, is_blind: bool
+) -> Confidence:
+    """Judge the choice of the `kept` check among those that count.
+
+    The standard error is the median of those of the checks, each of a gain over the highest expected accuracy before.
+    """
+    errors = [error for check in checks if (error := check.get("standard_error", 0.0)) > 0]
+    error, at_kept = median(errors) if errors else 0.0, kept["expected_accuracy"]
+    values = [value for check in checks if math.isfinite(value := check["expected_accuracy"])]
+    n_equals = sum(value >= at_kept - error for value in values)
+    gain = (at_kept - values[0]) / error if error else 0.0
+    word: Word = "unsure"
+    if is_blind:
+        word = "blind"
+    elif n_equals > _MOST_EQUALS:
+        word = "plateau"
+    elif gain > 1 and skill >= _LEAST_SKILL and n_samples >= _LEAST_SAMPLES:
+        word = "clear"
+    return Confidence(word, skill, gain, n_equals, len(checks))
+
+
+def worse_than_chance(checks: Sequence[Check], n_columns: int, data: Mapping[str, int]) -> str:
+    """Warning that the network, whose logits have `n_columns`, predicts worse than chance; "" if it does not."""
+    last, n_present = [check["expected_accuracy"] for check in checks[-_SETTLED:]], data["n_present"]
+    is_rising = last[-1] > last[0]  # the network still learns
+    is_too_wide = len(checks) == 1 and n_columns > data["n_classes"]
+    is_settled = len(checks) >= _SETTLED and not is_rising
+    if not (is_too_wide or is_settled) or not all(one < _BELOW_CHANCE / n_present for one in last):
+        return ""
+    if is_too_wide:
+        return (
+            f"The network gives {n_columns} columns, and the labels have {n_present} classes. Expected"
+            f" accuracy is {last[-1]:.2f} at the first check, worse than chance. If `forward` returns an embedding,"
+            " let it return the logits, one for each class; `output_key=` names them in a tuple or a dict."
+        )
+    return (
+        f"Expected accuracy is {last[-1]:.2f} after {len(checks)} checks, worse than chance with {n_present}"
+        " classes. Does `training_step` change the labels, or does `forward` give something other than one logit"
+        " for each class of the labels? If so, the scores do not describe the trained network. Change labels in the"
+        " dataset or in `on_after_batch_transfer`."
+    )
+
+
+def describe_exception(exception: BaseException) -> str:
+    """Say why training ended early."""
+    if isinstance(exception, KeyboardInterrupt):
+        return "Training was interrupted (KeyboardInterrupt)."
+    return f"Training failed: {type(exception).__name__}{f': {exception}' if str(exception) else '.'}"
+
+
+def describe_none_kept(why: str, reason: str) -> str:
+    """Say that no check was kept and why, and the `reason` why training ended."""
+    return f"Boundary uncertainty kept no epoch: {why}. {reason} The weights are those of training."

@@ -93,9 +93,6 @@ class MeasurementSettings:
     output_key: str | int | None = None
 
     def __post_init__(self) -> None:
-        self._check_settings()
-
-    def _check_settings(self) -> None:
         self.n_neighbors = check_integer("n_neighbors", self.n_neighbors, 2)
         self.n_draws = None if self.n_draws is None else check_integer("n_draws", self.n_draws, 1)
         if self.max_samples is not None:
@@ -183,8 +180,8 @@ class Settings(MeasurementSettings):
     rule: RuleName | Rule = DEFAULT_RULE
     averaging: float | None = AVERAGING
 
-    def _check_settings(self) -> None:
-        super()._check_settings()
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.patience = check_integer("patience", self.patience, 0)
         self.min_delta = check_number("min_delta", self.min_delta, 0)
         if self.stopping_threshold is not None:

@@ -10,36 +10,53 @@ from torch import Tensor
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.run.budget import Plan
 
-# Types of the entries of a state, except predictions and the plan.
-_EMPTY_BY_DEFAULT = {"history": list, "n_not_compared": int, "rule": dict, "recalls": dict}
-_NONE_BY_DEFAULT = {"asked": list, "samples": str, "settings": dict, "space": str, "prepared": Tensor, "average": dict}
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("settings", "rule", "recalls", "average"), dict),
+    **dict.fromkeys(("history", "asked"), list),
+    **dict.fromkeys(("predictions", "best_predictions", "prepared"), Tensor),
+    **dict.fromkeys(("samples", "space"), str),
+    "n_not_compared": int,
+    "plan": (tuple, list),
+}
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 _MOST_NAME = 100  # characters
 _MOST_DRAWS = 1000
 
 
-def read_state(state: Any, most_draws: int) -> dict[str, Any]:
+def read_state(state: Any) -> dict[str, Any]:
     """Check what `Tracker.state_dict` returned; a ValueError says what is wrong.
 
     The result has all entries: `history` as a list of checks, predictions as int64, and `plan` as a `Plan` or None.
     """
     _check(isinstance(state, Mapping), "a dict", state)
-    read = {name: _read(state, name, kind, kind()) for name, kind in _EMPTY_BY_DEFAULT.items()}
-    read |= {name: _read(state, name, kind, None) for name, kind in _NONE_BY_DEFAULT.items()}
-    read["history"] = history = [entry for table in read["history"] for entry in _read_checks(table)]
-    places = [(entry["epoch"], entry.get("step", -1)) for entry in history]
+    read = {name: state.get(name) for name in _KINDS}
+    for name, kind in _KINDS.items():
+        is_typed = isinstance(read[name], kind) and not isinstance(read[name], bool)
+        _check(read[name] is None or is_typed, f"`{name}` of another type", read[name])
+    read["history"] = history = [check for table in read["history"] or () for check in _read_checks(table)]
+    places = [(check["epoch"], check.get("step", -1)) for check in history]
     _check(all(a < b for a, b in itertools.pairwise(places)), "checks in order of their epochs and steps", places)
-    n_not_compared, prepared = read["n_not_compared"], read["prepared"]
-    _check(0 <= n_not_compared <= len(history), "`n_not_compared` within the history", n_not_compared)
+    read["n_not_compared"] = read["n_not_compared"] or 0
+    is_within = 0 <= read["n_not_compared"] <= len(history)
+    _check(is_within, "`n_not_compared` within the history", read["n_not_compared"])
     _check(read["space"] in (None, *get_args(SpaceName)), "`space` as the name of one", read["space"])
     # The contents of these bytes, a `Preparation`, are checked when the samples are known.
-    are_bytes = prepared is None or _is_plain(prepared, torch.uint8, 1)
-    _check(are_bytes, "`prepared` as bytes in a plain tensor", getattr(prepared, "shape", None))
+    are_bytes = read["prepared"] is None or _is_plain(read["prepared"], (torch.uint8,), 1)
+    _check(are_bytes, "`prepared` as bytes in a plain tensor", getattr(read["prepared"], "shape", None))
     for name in ("predictions", "best_predictions"):
-        read[name] = _read_predictions(state.get(name))
-    read["plan"] = _read_plan(state.get("plan"), most_draws)
-    _check_recalls(read["recalls"])
-    return read | {"average": _read_average(read["average"])}
+        value = torch.empty(0, dtype=torch.int64) if read[name] is None else read[name]
+        _check(_is_plain(value, _INTEGERS, 1), f"`{name}` as integers in a plain tensor", value.dtype)
+        read[name] = value.long()
+    if (plan := read["plan"]) is not None:
+        is_plan = len(plan) == 2 and all(map(_is_count, plan)) and plan[0] >= 1 and 1 <= plan[1] <= _MOST_DRAWS
+        _check(is_plan, f"a plan of at most {_MOST_DRAWS} draws", plan)
+        read["plan"] = Plan(*plan)
+    read["rule"], read["recalls"] = read["rule"] or {}, read["recalls"] or {}
+    for name, recall in read["recalls"].items():
+        _check(name in ("kept", "balanced") and _is_recall(recall), "`recalls` as epoch, step and shares", recall)
+    if read["average"] is not None:
+        read["average"] = _read_average(read["average"])
+    return read
 
 
 def read_weights(weights: Any) -> dict[str, Tensor]:
@@ -52,22 +69,6 @@ def read_weights(weights: Any) -> dict[str, Tensor]:
     return dict(weights)
 
 
-def _read(state: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
-    value = state.get(name)
-    if value is None:
-        return default
-    _check(isinstance(value, kind) and not isinstance(value, bool), f"`{name}` of type {kind.__name__}", value)
-    return value
-
-
-def packed_checks(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Checks as tables of numbers, one for each run of checks with the same entries; many numbers are slow to save."""
-    return [
-        {"names": list(names), "values": torch.tensor([[*check.values()] for check in checks], dtype=torch.float64)}
-        for names, checks in itertools.groupby(history, key=tuple)
-    ]
-
-
 def _read_checks(table: Any) -> list[dict[str, Any]]:
     """Checks of a table, each with its epoch and step, and numbers by name."""
     _check(isinstance(table, Mapping), "a table of checks", table)
@@ -76,7 +77,7 @@ def _read_checks(table: Any) -> list[dict[str, Any]]:
         isinstance(name, str) and name.isidentifier() and len(name) <= _MOST_NAME for name in names
     )
     _check(are_names and "epoch" in names, "names of numbers", names)
-    is_table = _is_plain(values, torch.float64, 2) and values.shape[1] == len(names)
+    is_table = _is_plain(values, (torch.float64,), 2) and values.shape[1] == len(names)
     _check(is_table, "a table of checks", values)
     checks: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in values.tolist()]
     for check in checks:
@@ -86,36 +87,25 @@ def _read_checks(table: Any) -> list[dict[str, Any]]:
     return checks
 
 
-def _read_predictions(predictions: Any) -> Tensor:
-    if predictions is None:
-        return torch.empty(0, dtype=torch.int64)
-    is_plain = isinstance(predictions, Tensor) and _holds_all(predictions) and predictions.ndim == 1
-    _check(is_plain, "`predictions` as a plain tensor of one dimension", predictions)
-    are_integers = predictions.dtype in _INTEGERS or not len(predictions)
-    _check(are_integers, "`predictions` that hold their integers", predictions.dtype)
-    return predictions.long()
+def _is_recall(recall: Any) -> bool:
+    """True for epoch, step or None, and recalls of each class by labels and by label probabilities, (2, C)."""
+    if not (isinstance(recall, list) and len(recall) == 3 and _is_plain(recall[2], (torch.float64,), 2)):
+        return False
+    epoch, step, values = recall
+    is_in_range = values.shape[1] > 0 and bool(((values >= 0) & (values <= 1 + 1e-6)).all())
+    return _is_count(epoch) and (step is None or _is_count(step)) and len(values) == 2 and is_in_range
 
 
-def _check_recalls(recalls: dict[str, Any]) -> None:
-    for name, recall in recalls.items():
-        _check(name in ("kept", "balanced") and isinstance(recall, list) and len(recall) == 3, "`recalls`", recall)
-        epoch, step, values = recall
-        _check(_is_count(epoch) and (step is None or _is_count(step)), "`recalls` of a check", recall)
-        are_shares = _is_plain(values, torch.float64, 2) and len(values) == 2 and values.shape[1] > 0
-        are_shares = are_shares and bool(((values >= 0) & (values <= 1 + 1e-6)).all())
-        _check(are_shares, "`recalls` as shares", values)
-
-
-def _read_average(average: dict[str, Any] | None) -> dict[str, Any] | None:
-    if average is None:
-        return None
-    past, n_checks = average.get("past"), _read(average, "n_checks", dict, {})
+def _read_average(average: dict[str, Any]) -> dict[str, Any]:
+    past: Any = average.get("past")
+    n_checks: Any = average.get("n_checks")
     _check(isinstance(past, float) and 0 <= past < 1, "an average with a weight of the past", past)
+    _check(isinstance(n_checks, dict), "an average with counts of checks", n_checks)
     for name, number in n_checks.items():
         _check(isinstance(name, str) and _is_count(number) and number >= 1, "an average of at least one check", number)
     weights = read_weights(average.get("weights"))
     _check(all(bool(one.isfinite().all()) for one in weights.values()), "an average of finite weights", "others")
-    return {"past": past, "n_checks": dict(n_checks), "weights": weights}
+    return {"past": past, "n_checks": n_checks, "weights": weights}
 
 
 def _holds_all(tensor: Tensor) -> bool:
@@ -125,17 +115,8 @@ def _holds_all(tensor: Tensor) -> bool:
     return is_plain and tensor.device.type == "cpu" and tensor.untyped_storage().nbytes() >= n_bytes
 
 
-def _is_plain(value: Any, dtype: torch.dtype, ndim: int) -> bool:
-    return isinstance(value, Tensor) and value.dtype == dtype and value.ndim == ndim and _holds_all(value)
-
-
-def _read_plan(plan: Any, most_draws: int) -> Plan | None:
-    """Plan of a state; None, so that a new one is made, if it has more draws than the settings allow now."""
-    if plan is None:
-        return None
-    is_pair = isinstance(plan, tuple | list) and len(plan) == 2 and all(map(_is_count, plan))
-    _check(is_pair and plan[0] >= 1 and 1 <= plan[1] <= _MOST_DRAWS, f"a plan of at most {_MOST_DRAWS} draws", plan)
-    return Plan(*plan) if plan[1] <= most_draws else None
+def _is_plain(value: Any, dtypes: tuple[torch.dtype, ...], ndim: int) -> bool:
+    return isinstance(value, Tensor) and value.dtype in dtypes and value.ndim == ndim and _holds_all(value)
 
 
 def _is_count(value: Any) -> bool:

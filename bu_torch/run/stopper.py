@@ -18,10 +18,10 @@ from bu_torch.internal.replica import looking_at
 from bu_torch.perturbation.draws import Perturbation, keeps_integers
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.budget import bound_in_bytes, count_operations, plan
-from bu_torch.run.closing import describe_exception, describe_kept, describe_none_kept
-from bu_torch.run.kept_weights import BestWeights, load
+from bu_torch.run.history import describe_exception, describe_none_kept
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import KeptResults, Tracker
+from bu_torch.run.weights import BestWeights, load
 from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.samples import fewer_of, whole_samples
 
@@ -198,22 +198,19 @@ class BoundaryUncertaintyStopper(KeptResults):
         if self._is_concluded:
             return
         self._is_concluded = True
-        tracker, kept = self._tracker, self._kept
-        self.stopping_reason = self.stopping_reason or "Training ended."
-        tracker.end(
-            self.stopping_reason,
-            kept_epoch=self.best_epoch,
-            kept_step=self.best_step,
-            stopped_epoch=self.stopped_epoch,
-        )
-        if kept is None:
-            tell(describe_none_kept(tracker.checks.why_none_kept(), self.stopping_reason))
+        tracker, checks = self._tracker, self._tracker.checks
+        self.stopping_reason = reason = self.stopping_reason or "Training ended."
+        tracker.end(reason, kept_epoch=self.best_epoch, kept_step=self.best_step, stopped_epoch=self.stopped_epoch)
+        if checks.kept is None:
+            tell(describe_none_kept(checks.why_none_kept(), reason))
             return
-        is_open, is_by_steps = self.stopped_epoch is None, self._is_by_steps
-        line = describe_kept(tracker, kept, "", how, self.stopping_reason, is_by_steps=is_by_steps, is_open=is_open)
+        is_averaged, is_open = tracker.average is not None, self.stopped_epoch is None
+        line = checks.describe_kept(
+            "", how, reason, is_averaged=is_averaged, is_by_steps=self._is_by_steps, is_open=is_open
+        )
         tell(f"{line} {tracker.account.cost()}")
-        for line in tracker.remarks:
-            tell(line)
+        for remark in tracker.remarks:
+            tell(remark)
 
     def _place(self, epoch: int | None, step: int | None) -> tuple[int, int | None]:
         last = self.history[-1] if self.history else {"epoch": -1}

@@ -1,9 +1,10 @@
 """Tracker of one training from check to check; it knows no trainer."""
 
+import itertools
+import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,24 +16,18 @@ from bu_torch.functional.boundary import dtype_of_labels
 from bu_torch.internal.logits import warn_of_probabilities
 from bu_torch.internal.replica import looking_at
 from bu_torch.rule.rules import STANDARD_ERROR, Verdict
-from bu_torch.run.account import FORMAT, HISTOGRAMS, Account, plain, versions
-from bu_torch.run.averaging import WeightAverage
-from bu_torch.run.budget import MAX_DRAWS
-from bu_torch.run.closing import describe_choice
-from bu_torch.run.confidence import Confidence
+from bu_torch.run.account import HISTOGRAMS, Account, Record, plain, row
 from bu_torch.run.groundwork import Groundwork
-from bu_torch.run.history import History
-from bu_torch.run.kept_weights import state_to_keep
+from bu_torch.run.history import Confidence, History, confidence_in, place_of, worse_than_chance
 from bu_torch.run.settings import MeasurementSettings
-from bu_torch.run.state import packed_checks, read_state
+from bu_torch.run.state import read_state
+from bu_torch.run.weights import WeightAverage, state_to_keep
 from bu_torch.samples.samples import Samples
-from bu_torch.signals.details import Details, Recognition
+from bu_torch.signals.details import Details, Recognition, blindness_of, unpredicted_of
 from bu_torch.signals.measuring import Measurement, Signals
 
 # Scores can be compared only if these settings are the same.
 _COMPARED = ["start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed", "class_weight", "pairs_at"]
-_SETTLED = 3  # checks
-_BELOW_CHANCE = 0.8
 
 
 class Predictions:
@@ -41,7 +36,6 @@ class Predictions:
     def __init__(self) -> None:
         self.recognition = Recognition()
         self.n_columns = 0  # width of the last logits that this process measured
-        self.has_warned = False  # a warning about predictions worse than chance is given once
         self.measurement: Measurement | None = None  # the last check, with its logits until they are dropped
         # The next check is compared with the last and with the most accurate one, (n_draws * N,) each.
         self.last = self.best = torch.empty(0, dtype=torch.int64)
@@ -59,41 +53,9 @@ class Predictions:
             self.recognition.take(measured[len(values) :])
         return dict(zip(values, measured[: len(values)], strict=True))
 
-    def keep_best(self) -> None:
-        """Compare later checks with the last one, which is the most accurate so far."""
-        self.best = self.last
-
-    def drop_logits(self) -> None:
-        """Free the logits of the last check."""
-        self.measurement = None
-
     def details(self) -> Details | None:
         """Details behind the numbers of the last check; None if it was not measured here."""
         return None if self.measurement is None else self.measurement.details()
-
-    def worse_than_chance(self, history: Sequence[Mapping[str, float]], data: Mapping[str, int]) -> str:
-        """Warning, given once, that the network does worse than chance; "" if it does not."""
-        if not data or self.has_warned:
-            return ""
-        last, n_present = [check["expected_accuracy"] for check in history[-_SETTLED:]], data["n_present"]
-        is_rising = last[-1] > last[0]  # the network still learns
-        is_too_wide = len(history) == 1 and self.n_columns > data["n_classes"]
-        is_settled = len(history) >= _SETTLED and not is_rising
-        if not (is_too_wide or is_settled) or not all(one < _BELOW_CHANCE / n_present for one in last):
-            return ""
-        self.has_warned = True
-        if is_too_wide:
-            return (
-                f"The network gives {self.n_columns} columns, and the labels have {n_present} classes. Expected"
-                f" accuracy is {last[-1]:.2f} at the first check, worse than chance. If `forward` returns an embedding,"
-                " let it return the logits, one for each class; `output_key=` names them in a tuple or a dict."
-            )
-        return (
-            f"Expected accuracy is {last[-1]:.2f} after {len(history)} checks, worse than chance with {n_present}"
-            " classes. Does `training_step` change the labels, or does `forward` give something other than one logit"
-            " for each class of the labels? If so, the scores do not describe the trained network. Change labels in the"
-            " dataset or in `on_after_batch_transfer`."
-        )
 
     def forget(self) -> None:
         """Compare the next check with none before."""
@@ -101,19 +63,17 @@ class Predictions:
         self.recognition = Recognition()
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"predictions": narrowed(self.last), "best_predictions": narrowed(self.best)}
-        recalls = self.recognition.state_dict()
-        return state | {"recalls": recalls} if recalls else state
+        # On the CPU, in the smallest type that holds all classes.
+        narrow = {
+            name: one.cpu().to(dtype_of_labels(1 + int(one.max()) if len(one) else 0))
+            for name, one in (("predictions", self.last), ("best_predictions", self.best))
+        }
+        return narrow | {"recalls": self.recognition.state_dict()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.last, self.best = state["predictions"], state["best_predictions"]
         self.recognition = Recognition()
         self.recognition.load_state_dict(state["recalls"])
-
-
-def narrowed(predictions: Tensor) -> Tensor:
-    """Predictions on the CPU, as bytes if those hold them."""
-    return predictions.cpu().to(dtype_of_labels(1 + int(predictions.max()) if len(predictions) else 0))
 
 
 class Tracker:
@@ -151,6 +111,7 @@ class Tracker:
         self.account = Account()  # time and record
         self.summary: dict[str, Any] = {}  # what was kept, and whether to trust it, once training has ended
         self.remarks: list[str] = []  # the same in sentences
+        self._has_warned = False  # a warning about predictions worse than chance is given once
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -173,11 +134,12 @@ class Tracker:
 
     def go_on(self, fingerprint: str, is_restored: bool = True) -> bool:
         """Compare the samples with those of earlier checks; if they differ, start anew and return False."""
-        are_the_same = self.groundwork.compare(fingerprint if is_restored else "") or not self.history
+        before = self.groundwork.fingerprint
+        are_the_same = not self.history or before in (None, fingerprint if is_restored else "")
         if not are_the_same:
             self.checks.reset()
             self.predictions.forget()
-        self.groundwork.take(fingerprint)
+        self.groundwork.fingerprint = fingerprint
         return are_the_same
 
     def give_up_average(self) -> None:
@@ -218,99 +180,112 @@ class Tracker:
         """
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
         if self.checks.is_most_accurate(entry):
-            self.predictions.keep_best()
+            self.predictions.best = self.predictions.last
         self.checks.add(entry, is_counted=is_counted)
         if self.checks.last_score is not None:
             self.predictions.recognition.add(epoch, step, is_kept=self.kept is entry)
         if not is_counted:
             self.predictions.forget()
-        if line := self.predictions.worse_than_chance(self.history, self.groundwork.about["data"]):
-            self.warn(line)  # comes last, because filters may turn a warning into an error
+        data = self.groundwork.about["data"]
+        line = worse_than_chance(self.history, self.predictions.n_columns, data) if data else ""
+        if line and not self._has_warned:
+            self._has_warned = True
+            self.warn(line)  # last, because filters may turn a warning into an error
         return entry
-
-    def unrecognised(self, check: Mapping[str, Any]) -> str:
-        """Log line on a class that loses much by the kept check; "" if none does, or if classes are weighted."""
-        if not self.groundwork.is_prepared or self.groundwork.signals.boundary.class_weight is not None:
-            return ""
-        classes, counts = torch.unique(self.groundwork.signals.boundary.labels, return_counts=True)
-        return self.predictions.recognition.line(check, classes, counts)
 
     def begin(self, started: float, folder: Path | None, settings: Mapping[str, Any]) -> None:
         """Count the time of training from now on, and open a record with `settings` in `folder`, if there is one."""
-        account, selection = self.account, self.checks.selection
+        account, checks = self.account, self.checks
         account.start_clock(started, has_resumed=bool(self.history))
         if folder is None:
             return
-        named = {**settings, **self.checks.rule_settings(), "rule": None if selection is None else selection.rule.name}
+        named = {**settings, "rule": None, **checks.rule_settings()}
         header = {
-            "kind": "header",
-            "format": FORMAT,
             "settings": {name: plain(value) for name, value in named.items()},
-            "n_not_compared": self.checks.n_not_compared,
-            "versions": versions(),
+            "n_not_compared": checks.n_not_compared,
             **self.groundwork.about,
             "setup_seconds": account.setup_seconds,
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        columns = [*Signals.NAMES, STANDARD_ERROR, *([] if selection is None else selection.added)]
-        account.open_record(folder, header, self.history, columns)
+        columns = filter(None, [*Signals.NAMES, STANDARD_ERROR, checks.score_name])
+        account.record = Record(folder, header, map(row, self.history), columns)
 
     def end_check(self, started: float, details: Details | None, train_loss: float | None = None) -> None:
         """Count the time of the last check, and write it to the record."""
         if self.account.path and details is not None:
             entry, kept, rows = self.history[-1], self.kept or {}, self.groundwork.rows
-            self._note(
-                {
-                    "kind": "check",
-                    "epoch": entry["epoch"],
-                    "step": entry.get("step"),
-                    "kept_epoch": kept.get("epoch"),
-                    "kept_step": kept.get("step"),
-                    "agreeing_pairs": details.agreeing_pairs,
-                    "pairs": details.pairs,
-                    "n_pairs_left_out": details.n_pairs_left_out,
-                    "histograms": {name: getattr(details, name)._asdict() for name in HISTOGRAMS},
-                    "doubtful": [[int(rows[one.row]), *one[1:]] for one in details.doubtful],
-                }
-            )
-        self.predictions.drop_logits()
+            line = {
+                "kind": "check",
+                "epoch": entry["epoch"],
+                "step": entry.get("step"),
+                "kept_epoch": kept.get("epoch"),
+                "kept_step": kept.get("step"),
+                "n_not_compared": self.checks.n_not_compared,  # the header may be of a time when all checks counted
+                "agreeing_pairs": details.agreeing_pairs,
+                "pairs": details.pairs,
+                "n_pairs_left_out": details.n_pairs_left_out,
+                "histograms": {name: getattr(details, name)._asdict() for name in HISTOGRAMS},
+                "doubtful": [[int(rows[one.row]), *one[1:]] for one in details.doubtful],
+            }
+            self.account.record.tell(line)
+        self.predictions.measurement = None
         self.account.end_check(started, self.history[-1], train_loss)
 
     def end(self, reason: str, **kept: Any) -> None:
         """Judge what was kept, and write the last line of the record."""
         seconds = {name: getattr(self.account, name) for name in ("saving_seconds", "training_seconds")}
         check = None if kept.get("kept_epoch") is None else self.kept  # weights may be lost
-        confidence, self.remarks = describe_choice(self, check)
+        confidence, self.remarks = None, []
+        if check is not None and self.groundwork.is_prepared:
+            confidence, self.remarks = self._judge(check)
         if self.checks.selection is not None:
             judged = dict.fromkeys(Confidence._fields) if confidence is None else confidence._asdict()
             score = None if check is None else check[self.checks.score_name]
             self.summary = {"reason": reason, "score_name": self.checks.score_name, "score": score, **kept, **judged}
-        self._note({"kind": "end", "reason": reason, **kept, **seconds, "remarks": self.remarks})
+        line = {"kind": "end", "reason": reason, "n_not_compared": self.checks.n_not_compared, **kept, **seconds}
+        self.account.record.tell(line | {"remarks": self.remarks})
 
-    def _note(self, line: dict[str, Any]) -> None:
-        # The header may have been written before checks stopped to count.
-        n_not_compared = self.checks.n_not_compared
-        self.account.tell(line | ({"n_not_compared": n_not_compared} if n_not_compared else {}))
+    def _judge(self, check: Mapping[str, Any]) -> tuple[Confidence, list[str]]:
+        """Judge the kept check, and say it; name classes that are never predicted, and one that loses much."""
+        signals, named, selection = self.groundwork.signals, self.groundwork.about["classes"], self.checks.selection
+        counted = [one for one in self.checks.compared if selection is None or selection.score(one) is not None]
+        finite = [accuracy for one in counted if math.isfinite(accuracy := one["expected_accuracy"])]
+        blind, labels = blindness_of(signals, named, max(finite, default=math.nan)), signals.boundary.labels
+        confidence = confidence_in(check, counted, signals.skill, len(labels), is_blind=bool(blind))
+        lines = [blind or confidence.line()]
+        recalls = self.predictions.recognition.kept
+        if recalls is not None and (recalls.epoch, recalls.step) == place_of(check):
+            lines.append(unpredicted_of(signals, named, recalls.expected))
+        return confidence, [line for line in (*lines, self.unrecognised(check)) if line]
+
+    def unrecognised(self, check: Mapping[str, Any]) -> str:
+        """Log line on a class that loses much by the kept check; "" if none does, or if classes are weighted."""
+        boundary = self.groundwork.signals.boundary
+        if boundary.class_weight is not None:
+            return ""
+        return self.predictions.recognition.line(check, *torch.unique(boundary.labels, return_counts=True))
 
     def release(self) -> None:
         """Free what `prepare` computed, and the average, because training has ended."""
         self.groundwork.release()
         if self.average is not None:
             self.average.forget()
-        self.predictions.drop_logits()
+        self.predictions.measurement = None
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed training needs, as plain numbers, strings and tensors on the CPU."""
         state = self.checks.state_dict() | self.predictions.state_dict() | self.groundwork.state_dict()
         if self.average is not None:
             state["average"] = self.average.state_dict()
-        state["history"] = packed_checks(self.history)
-        settings = self._compared_settings()
-        return state | {"settings": settings} if settings else state
+        # Tables of numbers, one for each run of checks with the same entries: many numbers are slow to save.
+        state["history"] = [
+            {"names": list(names), "values": torch.tensor([[*check.values()] for check in checks], dtype=torch.float64)}
+            for names, checks in itertools.groupby(self.history, key=tuple)
+        ]
+        return state | {"settings": self._compared_settings() or None}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`; with other settings, patience and the best epoch start anew."""
-        state = read_state(state_dict, max(MAX_DRAWS, self.settings.n_draws or 0))
+        state = read_state(state_dict)
         now = self._compared_settings()
         before = now if state["settings"] is None else state["settings"]
         changed = {name: value for name, value in now.items() if value != before.get(name)}
@@ -324,7 +299,7 @@ class Tracker:
         self.checks.load(state["history"], state["n_not_compared"], None if changed else state["rule"])
         if changed:
             self.predictions.forget()
-            self.groundwork.take(None)  # weights of classes may differ in it, and no check is left to compare
+            self.groundwork.fingerprint = None  # no check is left to compare
             was = ", ".join(f"{name}={before.get(name)!r:.100}" for name in changed)
             is_now = ", ".join(f"{name}={value!r:.100}" for name, value in changed.items())
             self.warn(
@@ -340,7 +315,7 @@ class Tracker:
         if isinstance(weights := named["class_weight"], dict | list):
             named["class_weight"] = repr(weights)  # a state holds plain data
         past = None if self.average is None else self.average.past
-        return {"rule": self.checks.selection.rule.name, "averaging": past, **named, **self.checks.rule_settings()}
+        return {**self.checks.rule_settings(), "averaging": past, **named}
 
 
 class MeasurementResults:

@@ -13,7 +13,7 @@ from problems import fit as trained
 from torch import nn
 
 from bu_torch.report import read_record
-from bu_torch.run.kept_weights import changed_by_training, listed
+from bu_torch.run.weights import changed_by_training, listed
 
 
 def fit(folder, own, *callbacks, **options):

@@ -6,18 +6,16 @@ import math
 import os
 import random
 import re
-import stat
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import records
 
 from bu_torch import SelectionRule
 from bu_torch.cli import main
-from bu_torch.report import figures, maps, read_record, render, write_report
+from bu_torch.report import figures, read_record, render
 from bu_torch.report.page import content, resource
 from bu_torch.report.text import cleaned, duration, escaped, shown_number, without_folders
 from bu_torch.rule.rules import RULE_NAMES
@@ -128,12 +126,6 @@ def test_each_share_has_a_panel_of_its_own_where_its_best_values_are_seen(tmp_pa
             assert low > min(values) if is_larger_better else high < max(values)  # the first epochs are cut off
             colours.append(trace["line"]["color"])
     assert len(colours) == len(set(colours)) == len(shares)
-
-
-def test_a_loss_is_drawn_where_the_record_has_one(tmp_path):
-    rows = [row | {"train_loss": 1 / (1 + row["epoch"])} for row in records.checks(10)]
-    (trace,) = traces(records.run(tmp_path, rows), "loss").values()
-    assert trace["y"] == pytest.approx([row["train_loss"] for row in rows], rel=1e-6)
 
 
 def test_two_classes_need_no_map_of_pairs(tmp_path):
@@ -281,31 +273,19 @@ def test_the_pair_map_is_symmetric_and_blank_where_nothing_is_known_and_of_the_w
     assert "The 40 classes that lower it most are shown, 80 are not." in words(record)
 
 
-def test_many_checks_are_thinned_in_maps_and_curves_and_the_kept_one_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(maps, "_MOST_COLUMNS", 20)
-    monkeypatch.setattr(figures, "MOST_POINTS", 10)
+def test_many_checks_are_thinned_in_maps_and_the_kept_one_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "_MOST_COLUMNS", 20)
     record = records.run(tmp_path, n_checks=57, n_classes=2)
-    shown, ends = figures_of(record), {record.kept, 56}
-    (trace,) = shown["near_boundary"]["data"]
+    (trace,) = figures_of(record)["near_boundary"]["data"]
     assert len(trace["x"]) <= 22
-    assert ends <= set(trace["x"])
+    assert {record.kept, 56} <= set(trace["x"])
     sums = [sum(column) for column in zip(*trace["z"], strict=True)]
     assert sums == pytest.approx([1] * len(sums))
-    for name in ("deciding", "scores", "agreement", "cost"):
-        for title, trace in traces(record, name).items():
-            assert len(trace["x"]) <= 12, title
-            assert ends <= set(trace["x"])
-    assert "one of every 6 checks" in words(record)
 
 
 def test_the_page_needs_nothing_from_elsewhere(tmp_path):
     page = render(records.run(tmp_path, n_checks=3, n_classes=3))
-    elements = Elements(page).elements
-    for tag, attributes in elements:
-        for name in ("src", "href", "action", "data", "srcset", "poster", "formaction"):
-            assert attributes.get(name, "data:").startswith(("data:", "#")), (tag, attributes)
-        assert not any(name.startswith("on") for name in attributes), (tag, attributes)
-    policy = next(a["content"] for _, a in elements if a.get("http-equiv") == "Content-Security-Policy")
+    policy = next(a["content"] for _, a in Elements(page).elements if a.get("http-equiv") == "Content-Security-Policy")
     parts = ("default-src 'none'", "connect-src 'none'", "unsafe-eval")
     assert [part in policy for part in parts] == [True, True, False]
     assert re.search(r"script-src ('sha256-[\w+/=]{44}' ?){2};", policy)
@@ -337,19 +317,6 @@ def test_markup_in_a_record_is_shown_and_not_run(tmp_path):
     assert "\x00" not in page.replace(re.search(r"plotly\.js \(cartesian.*", page, re.DOTALL)[0], "")
 
 
-def test_the_file_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
-    record, out = records.run(tmp_path / "run", n_checks=2, n_classes=2), tmp_path / "new" / "report.html"
-    assert write_report(record, out) == out
-    assert stat.S_IMODE(out.stat().st_mode) & 0o600 == 0o600
-    before, full = out.read_bytes(), mock.Mock(side_effect=OSError("no space left"))
-    monkeypatch.setattr(os, "replace", full)
-    monkeypatch.setattr("pathlib.Path.replace", full)
-    with pytest.raises(OSError, match="no space"):
-        write_report(record, out)
-    assert out.read_bytes() == before
-    assert [file.name for file in out.parent.iterdir()] == ["report.html"]
-
-
 def test_a_file_that_is_no_page_is_left_as_it_is(tmp_path, capsys):
     records.write_run(tmp_path / "run", n_checks=2, n_classes=2)
     out, command = tmp_path / "report.html", ["report", str(tmp_path / "run"), "-o", str(tmp_path / "report.html")]
@@ -371,7 +338,7 @@ def test_the_command_writes_beside_the_record_and_says_where(tmp_path, capsys, m
     assert capsys.readouterr().out.splitlines() == [f"Wrote {page}, the page of {newer}.", newest]
     assert all(one in page.read_text() for one in ("newer/boundary_uncertainty.csv", "plotly.js (cartesian"))
     assert not older.with_suffix(".html").exists()
-    out = tmp_path / "page.html"
+    out = tmp_path / "new" / "page.html"
     assert main(["report", str(older), "-o", str(out)]) == 0
     assert capsys.readouterr().out.splitlines() == [f"Wrote {out}, the page of {older}."]
     assert main(["report", str(older), "-o", str(out / "page.html")]) == 1

@@ -98,11 +98,8 @@ def test_nothing_there(tmp_path):
         (HEAD + "0,0.5\r\n1,2,3\r\n", "line 2: not a row of 3 numbers, the epoch an integer"),
         (HEAD + "0.5,1,1\r\n", "epoch an integer .*'0.5'"),
         (HEAD + "-1,1,1\r\n", "epoch an integer .*>= 0, got -1"),
-        (HEAD + "9" * 5000 + ",1,1\r\n", "epoch an integer"),
-        (HEAD + "0,__import__('os'),1\r\n", "not a row of 3 numbers.*__import__"),
         (HEAD.encode("utf-16"), "not text in UTF-8"),
         (b"\x80\x04\x95pickle\n", "not text in UTF-8"),
-        (b"PK\x03\x04" + bytes(100) + b"\n", "not a record"),
     ],
 )
 def test_tables_of_others_are_refused(tmp_path, text, message):
@@ -116,39 +113,22 @@ def refused(path, message):
     assert len(str(found.value)) < 500
 
 
-def of_histogram(**changed):
-    return CHECK | {"histograms": CHECK["histograms"] | {"near_boundary": BINS | changed}}
-
-
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
         ("[" * 4000 + "\n", "line 2: not a line of JSON"),
-        ("not json\n", "line 2: not a line of JSON"),
         ("3\n", "line 2: expected an object"),
         (records.header(), "line 2: expected an object, the first one of kind 'header' and no other"),
         ({"kind": "check", "epoch": 0}, "not a check as this package writes it .KeyError: 'pairs'"),
-        (CHECK | {"epoch": "0"}, "expected an integer >= 0, got 0"),
         (CHECK | {"epoch": -1}, "expected an integer >= 0, got -1"),
         (CHECK | {"agreeing_pairs": "high"}, "expected a number, got str"),
         (CHECK | {"agreeing_pairs": 10**400}, "OverflowError"),
         (CHECK | {"pairs": [[0, 1, 0.5]]}, "not a check"),
-        (CHECK | {"pairs": [[1, 0, 0.5, 1, 1]]}, "classes 0 <= k < l"),
         (CHECK | {"pairs": [[0, 1, True, 1, 1]]}, "expected a number, got bool"),
-        (CHECK | {"pairs": [[0, 1, 1, 1, 1], [0]]}, "not a check"),
-        (of_histogram(edges=[0]), "n . 1 edges"),
-        (of_histogram(edges=[0] * 5000, counts=[1] * 5000), "n . 1 edges"),
-        (of_histogram(edges="ab", counts=[1]), "expected a number, got str"),
-        (of_histogram(edges=[0, None]), "edges of a histogram must rise"),
-        (of_histogram(edges=[0] * 102, counts=[1] * 101), "1 <= n < 100"),
-        (of_histogram(counts=[0.5]), "expected an integer >= 0"),
+        (CHECK | {"histograms": {"near_boundary": BINS | {"edges": "ab"}}}, "expected a number, got str"),
+        (CHECK | {"histograms": {"near_boundary": BINS | {"counts": [0.5]}}}, "expected an integer >= 0"),
         (CHECK | {"histograms": {"near_boundary": BINS}}, "KeyError: 'local_uncertainty'"),
-        (CHECK | {"histograms": [BINS]}, "not a check"),
-        (CHECK | {"pairs": {"0": [0, 1, 0.5, 1, 1]}}, "not a check"),
-        (CHECK | {"pairs": [[0, 1, 0.5, 1, 1, 0, 2, 0.5, 1, 1]]}, "not a check"),
-        (CHECK | {"pairs": ["01111"]}, "expected an integer >= 0, got 0"),
         (CHECK | {"doubtful": [[1, 2, 3]]}, "not a check"),
-        (CHECK | {"doubtful": [[1, 2, 3, "<b>", 0.5]]}, "expected an integer >= 0"),
         ({"kind": "end", "kept_epoch": "no"}, "not a end as this package writes it"),
         ([CHECK], "the first one of kind 'header'"),
         ([records.header() | {"format": 3}], "format must be 2, got 3"),

@@ -42,12 +42,6 @@ def notes(record):
     return "\n".join(record.notes)
 
 
-def setting(value, times):
-    """A header of a setting that is so many lists."""
-    many = ",".join([value] * times)
-    return f'{{"kind":"header","format":2,"settings":{{"x":[{many}]}},"versions":{{}},"data":{{}}}}\n'
-
-
 def check(folder, **changed):
     return lines(folder, CHECK | changed)
 
@@ -57,19 +51,9 @@ LONG = "a line of a record has at most 1048576 bytes"
 # By what is written: which line is refused, and why.
 REFUSED = {
     "columns": (lambda f: table(f, HEAD.strip(), ",c" * 10**6, "\n"), 1, LONG),
-    "many values": (
-        lambda f: table(f, HEAD.strip(), ",c" * 3000, "\n", *(f"{epoch}{',' * 3002}\n" for epoch in range(700))),
-        700,
-        "a table of checks has at most 2097152 values",
-    ),
     "a cell over all lines": (lambda f: table(f, HEAD, '0,"\n', '","\n' * 40_000), 2, "not a row of 3 numbers"),
     "pairs": (lambda f: check(f, pairs=[[0, 1, 0.5, 1, 1]] * 10**5), 2, LONG),
     "deep lists": (lambda f: lines(f, f'{{"kind":"check","x":[{",".join([DEEP] * 500)}]}}\n'), 2, "not a check"),
-    "many lists": (lambda f: lines(f, f'{{"kind":"check","x":[{",".join(["[]"] * 300_000)}]}}\n'), 2, "not a check"),
-    "many settings": (lambda f: lines(f, first=setting("[]", 2**21)), 1, LONG),
-    "an integer": (lambda f: lines(f, '{"kind":"check","epoch":' + "9" * 5000 + "}\n"), 2, "not a line of JSON"),
-    "a large integer": (lambda f: check(f, n_pairs_left_out=10**4000), 2, "not a check as this package writes it"),
-    "a header": (lambda f: lines(f, first=records.header() | {"started": "x" * 2**20}), 1, LONG),
 }
 
 
@@ -80,12 +64,6 @@ def test_a_line_that_no_run_has_written_is_refused(tmp_path, write, number, why)
 
 
 class TestTable:
-    def test_as_many_rows_as_are_read(self, tmp_path):
-        table(tmp_path, HEAD, *(f"{epoch},0.5,{epoch}\n" for epoch in range(10**5)))
-        page = page_of(tmp_path)
-        assert "one of every 25 checks" in page
-        assert "<dd>100000</dd>" in page
-
     def test_a_table_larger_than_any_of_a_run(self, tmp_path):
         os.truncate(table(tmp_path, HEAD), 2**40)  # a hole in the file takes no space
         assert "a table of checks has at most 16777216" in refused(tmp_path, most=MEBIBYTE)
@@ -127,18 +105,6 @@ class TestHeader:
         name = letter * (MEBIBYTE // len(json.dumps(letter)) // 60)
         lines(tmp_path, CHECK | {"pairs": pairs, "doubtful": [[0, 1, 2, 3, 0.5]]}, first=records.header([name] * 50))
         assert page_of(tmp_path, most=2 * MEBIBYTE)
-
-    @pytest.mark.parametrize(
-        "settings", [{"rule": "<b>"}, {"rule": ["x"]}, {"start_from_epoch": "0"}, {"rule": 0}, {"start_from_epoch": 0}]
-    )
-    def test_a_setting_that_no_rule_takes(self, tmp_path, settings):
-        header = json.dumps(records.header(**settings))
-        for name, value in settings.items():
-            header = header.replace(f'"{name}": 0', f'"{name}": {"[" * 950 + "]" * 950}') if value == 0 else header
-        lines(tmp_path, first=f"{header}\n")
-        with pytest.raises(ValueError, match="setting") as found:
-            render(read_record(tmp_path))
-        assert len(str(found.value)) < 1000
 
 
 class TestLongRun:

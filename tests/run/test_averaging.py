@@ -9,8 +9,7 @@ from problems import same, weights_of
 from torch import nn
 
 from bu_torch.internal.replica import copy_of
-from bu_torch.run.averaging import WeightAverage
-from bu_torch.run.kept_weights import put_back
+from bu_torch.run.weights import WeightAverage, put_back
 
 
 def network(seed=0):

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from bu_torch.run.history import History
+from bu_torch.run.history import History, confidence_in
 from bu_torch.run.settings import MeasurementSettings, Settings
 
 NAN = math.nan
@@ -59,6 +59,7 @@ def test_a_state_goes_on_as_if_uncut(end):
         ([0.1, 0.9], None, [0.05, 0.5], [2, 3]),  # no file is left
         ([0.9, 0.5, 0.3], 0, [0.8, 0.95], [4]),  # nothing is lost
         ([0.1, 0.5, 0.9, 0.3], 1, [0.4, 0.6], [5]),  # a run resumes with an older file
+        ([0.9, 0.5], 1, [0.6, 0.4], [2]),  # the file is of the last check
         ([0.1, 0.5], 7, [0.05], [2]),  # a file of no check
     ],
 )
@@ -108,3 +109,49 @@ def test_without_a_rule_nothing_is_kept():
     assert (history.kept, history.last_score) == (None, None)
     assert not history.verdict.should_stop
     assert history.state_dict() == {"history": history.entries, "n_not_compared": 0}
+
+
+def rising(*accuracies, error=0.01):
+    return [{"expected_accuracy": one, "standard_error": error * (n > 0)} for n, one in enumerate(accuracies)]
+
+
+RISING = rising(0.5, 0.6, 0.7, 0.695, 0.6)
+FLAT = rising(0.5, *[0.7] * 21)
+
+
+@pytest.mark.parametrize(
+    ("history", "skill", "n_samples", "is_blind", "word"),
+    [
+        (RISING, 0.2, 500, False, "clear"),
+        (RISING, 0.19, 500, False, "unsure"),
+        (RISING, 0.9, 499, False, "unsure"),
+        (RISING, 0.9, 500, True, "blind"),
+        (FLAT, 0.9, 500, False, "plateau"),
+        (FLAT[:-1], 0.9, 500, False, "clear"),
+    ],
+)
+def test_the_word_of_confidence(history, skill, n_samples, is_blind, word):
+    found = confidence_in(history[2], history, skill, n_samples, is_blind=is_blind)
+    assert found.word == word
+    assert f"skill {skill:.2f}" in found.line()
+
+
+def test_the_numbers_of_confidence():
+    found = confidence_in(RISING[2], RISING, 0.4, 600, is_blind=False)
+    assert (found.n_equals, found.n_checks) == (2, 5)
+    assert found.gain == pytest.approx(20)
+    assert "moved by +20 standard errors, and in 2 of 5 checks" in found.line()
+
+
+def test_a_single_check_is_never_clear_and_one_that_is_not_finite_does_not_count():
+    alone = rising(0.7)
+    assert confidence_in(alone[0], alone, 0.9, 600, is_blind=False).word == "unsure"
+    history = rising(float("nan"), 0.6, 0.7)
+    found = confidence_in(history[2], history, 0.9, 600, is_blind=False)
+    assert (found.word, found.n_equals) == ("clear", 1)
+    assert found.gain == pytest.approx(10)
+
+
+def test_without_a_standard_error_nothing_has_moved():
+    found = confidence_in(RISING[0], rising(0.5, 0.5, error=0.0), 0.4, 600, is_blind=False)
+    assert (found.gain, found.n_equals) == (0, 2)

@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from bu_torch import BoundaryUncertaintyStopper
 from bu_torch.internal.shards import gathered, is_sharded
-from bu_torch.run.averaging import WeightAverage
+from bu_torch.run.weights import WeightAverage
 
 dist.init_process_group("gloo")
 rank, n = dist.get_rank(), dist.get_world_size()

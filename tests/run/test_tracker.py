@@ -9,7 +9,6 @@ from bu_torch import Rule, Signals
 from bu_torch.run import account, groundwork
 from bu_torch.run.budget import Plan
 from bu_torch.run.settings import Settings
-from bu_torch.run.state import packed_checks
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.samples import Samples
 
@@ -57,9 +56,9 @@ def test_a_check_of_the_same_epoch_and_step_takes_the_place_of_the_last(again, p
     [[(0, 4), (0, 4)], [(0, 4), (0, 3)], [(1, 4), (0, 8)], [(0, 4.5)], [(0, -1)], [(0, float("nan"))]],
 )
 def test_a_state_whose_steps_no_run_makes_is_refused(places):
-    history = [{"epoch": epoch, "step": step} for epoch, step in places]
+    checks = {"names": ["epoch", "step"], "values": torch.tensor(places, dtype=torch.float64)}
     with pytest.raises(ValueError, match="no state that this package wrote"):
-        Tracker(Settings()).load_state_dict({"history": packed_checks(history)})
+        Tracker(Settings()).load_state_dict({"history": [checks]})
 
 
 SAMPLES = Samples(*blobs(), torch.arange(120), 120)

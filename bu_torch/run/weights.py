@@ -1,0 +1,326 @@
+"""Weights of a network: their average over the checks, those of the kept check, and how saved ones go back."""
+
+import copy
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from bu_torch.internal.replica import copy_of
+from bu_torch.internal.shards import (
+    gathered,
+    has_shards,
+    largest_of_all,
+    local,
+    overwrite,
+    replaced_in_place,
+    reshard,
+    sharded_like,
+)
+
+_WARM_UP = 10  # checks
+_MOST_NAMES = 5
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+_STATISTICS = ("running_mean", "running_var")  # buffers of normalising layers
+
+
+class Averaged(NamedTuple):
+    """The average of one parameter or buffer, and how many checks have entered."""
+
+    value: Tensor
+    n_checks: int
+
+
+class WeightAverage:
+    """The average of the weights that a module had at its checks; the last check counts most.
+
+    At each check the weights w enter the average a, after n checks before, as a <- p a + (1 - p) w, with
+    p = min(past, n / (n + 10)). So the average begins at the first check, not at the weights before training, and with
+    a short memory, because early weights are soon outdated. (With p = past from the second check on, trainings of 10
+    epochs kept worse weights than without any average, and those of 150 no better ones.)
+
+    The average covers trainable parameters and the running statistics of normalising layers (`running_mean`,
+    `running_var`). Other buffers stay as the module has them at the check, because the mean of a count or of a queue of
+    samples is meaningless. A frozen parameter enters at the first check after it is unfrozen; a buffer that is infinite
+    from the start never enters. Averages are matched by name, begin anew if a shape changes, and have the dtype and the
+    shards (`DTensor`) of the weight.
+
+    Args:
+        past: The largest weight of the past, 0 <= past < 1.
+        device: Device that holds the average; None takes that of the weights.
+    """
+
+    def __init__(self, past: float, device: torch.device | str | None = None) -> None:
+        self.past = past
+        self.device = device
+        self.is_current = False
+        self._averages: dict[str, Averaged] = {}
+
+    def update(self, module: nn.Module, *, is_again: bool = False) -> bool:
+        """Add the weights of a check, unless they were added before a resume (`is_again`); waits for the device once.
+
+        Returns False if a parameter has become NaN or infinite: the average stays, and `values` are empty until the
+        next check.
+        """
+        found = {n: one for n, one in weights_of(module).items() if n in self._averages or _enters(n, one)}
+        sizes = _sizes(found)
+        self.is_current = not any(
+            isinstance(found[name], nn.Parameter)
+            and (math.isnan(size) or (name in self._averages and not math.isfinite(size)))
+            for name, size in sizes.items()
+        )
+        if not self.is_current:
+            return False
+        averages: dict[str, Averaged] = {}
+        by_age: dict[int, list[str]] = {}
+        with torch.inference_mode(False), torch.no_grad():
+            for name in (name for name, size in sizes.items() if math.isfinite(size)):
+                weight, before = found[name].detach(), self._averages.get(name)
+                device = weight.device if self.device is None else torch.device(self.device)
+                if before is None or before.value.shape != weight.shape:
+                    averages[name] = Averaged(weight.to(device, copy=True), 1)
+                    continue
+                value = cast("Tensor", sharded_like(before.value, weight).to(device, weight.dtype))
+                averages[name] = Averaged(value, before.n_checks + (not is_again))
+                by_age.setdefault(before.n_checks, []).append(name)
+            for n_checks, names in by_age.items() if not is_again else ():
+                past = min(self.past, n_checks / (n_checks + _WARM_UP))
+                values = [local(averages[name].value) for name in names]
+                entering = [
+                    local(found[name].detach()).to(value.device) for name, value in zip(names, values, strict=True)
+                ]
+                torch._foreach_lerp_(values, entering, 1 - past)
+        self._averages = averages
+        return True
+
+    def values(self, module: nn.Module) -> dict[str, Tensor]:
+        """Averages by name that replace the module's weights; empty if the last check was not added."""
+        if not self.is_current:
+            return {}
+        kinds = {name: (one.shape, one.dtype) for name, one in weights_of(module).items()}
+        return {n: one.value for n, one in self._averages.items() if kinds.get(n) == (one.value.shape, one.value.dtype)}
+
+    def forget(self) -> None:
+        """Free the average, because training has ended."""
+        self._averages, self.is_current = {}, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Averages by name, whole and on the CPU, and how many checks are in each."""
+        return {
+            "past": self.past,
+            "n_checks": {name: one.n_checks for name, one in self._averages.items()},
+            "weights": {name: gathered(one.value).cpu().clone() for name, one in self._averages.items()},
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`; with another weight of the past, the average begins anew."""
+        n_checks = state_dict["n_checks"] if state_dict["past"] == self.past else {}
+        weights = state_dict["weights"]
+        self._averages = {name: Averaged(weights[name].clone(), n) for name, n in n_checks.items() if name in weights}
+        self.is_current = False
+
+
+def weights_of(module: nn.Module, *, once: bool = True) -> dict[str, Tensor]:
+    """Parameters and buffers that can be averaged, by name; with `once`, tied tensors count once."""
+    reshard(module)
+    parameters = {name: one for name, one in module.named_parameters(remove_duplicate=False) if not is_lazy(one)}
+    buffers = {
+        f"{place}.{name}" if place else name: one
+        for place, part in module.named_modules(remove_duplicate=False)
+        for name, one in part.named_buffers(recurse=False, remove_duplicate=False)
+        if not is_lazy(one) and name not in getattr(part, "_non_persistent_buffers_set", ())
+    }
+    found: dict[Any, tuple[str, Tensor]] = {}
+    named = {**parameters, **buffers}
+    is_frozen = {name: isinstance(one, nn.Parameter) and not one.requires_grad for name, one in named.items()}
+    for name, tensor in sorted(named.items(), key=lambda pair: is_frozen[pair[0]]):
+        own = local(tensor)
+        if _can_be_averaged(own):
+            place = (own.device, own.data_ptr() or id(tensor), own.shape, own.stride())
+            found.setdefault(place if once else name, (name, tensor))
+    return dict(found.values())
+
+
+def _can_be_averaged(tensor: Tensor) -> bool:
+    """True if a tensor is plain, in memory, and made of numbers, none of which several elements share."""
+    if tensor.dtype not in _DTYPES or type(tensor) is not Tensor or tensor.layout != torch.strided:
+        return False
+    is_shared = not tensor.is_contiguous() and any(
+        stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+    )
+    return not (tensor.is_meta or tensor.is_inference() or is_shared)
+
+
+def _enters(name: str, weight: Tensor) -> bool:
+    """True for trainable parameters and running statistics."""
+    return weight.requires_grad if isinstance(weight, nn.Parameter) else name.rpartition(".")[2] in _STATISTICS
+
+
+def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, float]:
+    """Largest magnitude in each tensor over the shards of all processes, NaN if it holds one; waits for them once."""
+    if not tensors:
+        return {}
+    values = [torch.view_as_real(one) if one.is_complex() else one for one in map(local, tensors.values())]
+    ends = [torch.aminmax(one) if one.numel() else (one.new_zeros(()),) * 2 for one in values]  # without a copy
+    lows, highs = (torch.stack([one.to(values[0].device) for one in end]) for end in zip(*ends, strict=True))
+    sizes = torch.maximum(-lows, highs)
+    return dict(zip(tensors, largest_of_all(sizes, list(tensors.values())).tolist(), strict=True))
+
+
+class BestWeights:
+    """A copy of the weights at the kept check."""
+
+    def __init__(self) -> None:
+        self.epoch: int | None = None
+        self.step: int | None = None
+        # A `state_dict` on the CPU, with this process's shards; empty if the model was no module.
+        self.weights: dict[str, Any] = {}
+
+    def keep(self, state: Mapping[str, Any], epoch: int, step: int | None) -> None:
+        """Keep a copy of a `state_dict`."""
+        self.epoch, self.step = epoch, step
+        self.weights = {
+            name: value.detach().cpu().clone() if isinstance(value, Tensor) else value for name, value in state.items()
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Epoch, step and weights; shards are put together, so all processes must call this."""
+        weights = {name: gathered(value) for name, value in self.weights.items()}
+        return {"best_epoch": self.epoch, "best_step": self.step, "best_weights": weights}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        places = (state_dict["best_epoch"], state_dict["best_step"])
+        self.epoch, self.step = (place if isinstance(place, int) else None for place in places)
+        self.weights = state_dict["best_weights"]
+
+
+class Fitted(NamedTuple):
+    """Saved weights as a module takes them, and what does not fit."""
+
+    state: dict[str, Any]  # keys are the module's names; sharded like its own weights
+    missing: list[str]  # weights of the module that were not saved and that training changes
+    left_out: list[str]  # other weights that were not saved
+    unknown: list[str]  # saved weights for which the module has no name
+    misshapen: list[str]  # saved weights of another shape than the module's
+
+    def objection(self, *, may_lack: bool) -> str:
+        """Reason why the module cannot take the weights; "" if it can. With `may_lack`, some may be absent or extra."""
+        if self.misshapen:
+            return f"weights have another shape in the module: {listed(self.misshapen)}"
+        if self.missing and (self.unknown or not may_lack):
+            return f"they lack weights of the module: {listed(self.missing)}"
+        if self.unknown and not may_lack:
+            return f"the module has no place for {listed(self.unknown)}"
+        return "there are none" if not self.state and (self.missing or self.left_out) else ""
+
+
+def fitted(module: nn.Module, saved: Mapping[str, Any]) -> Fitted:
+    """Match saved weights to those of a module by name, with or without the prefixes of wrappers.
+
+    `torch.compile` puts `_orig_mod.` into names; `DataParallel` and its kin put `module.` before them.
+    """
+    now = dict(module.state_dict())
+    plain = {_plain(name): name for name in now}
+    state, unknown, misshapen = {}, [], []
+    for name, value in saved.items():
+        place = name if name in now else plain.get(_plain(name))
+        if place is None:
+            unknown.append(name)
+        elif getattr(now[place], "shape", None) != getattr(value, "shape", None):
+            misshapen.append(name)
+        else:
+            state[place] = sharded_like(value, now[place])
+    absent = [name for name in now if name not in state]
+    missing = changed_by_training(module, absent)
+    return Fitted(state, missing, [name for name in absent if name not in missing], unknown, misshapen)
+
+
+def load(module: nn.Module, saved: Mapping[str, Any], *, may_lack: bool) -> Fitted:
+    """Load saved weights into a module; the result tells which were missing and which had no place.
+
+    Raises:
+        ValueError: If the weights do not fit; then the module is as it was.
+    """
+    kept, now, told = fitted(module, saved), module.state_dict(), list[str]()
+    if objection := kept.objection(may_lack=may_lack):
+        raise ValueError(objection)
+    before = {
+        name: one.detach().cpu().clone() if isinstance(one := now[name], Tensor) else copy.deepcopy(one)
+        for name in kept.state
+    }
+    watched = nn.Module() if isinstance(module, torch.jit.ScriptModule) else module  # takes no such hook
+    handle = watched.register_load_state_dict_post_hook(lambda _, keys: told.extend(keys.missing_keys))
+    try:
+        module.load_state_dict(kept.state, strict=False)
+        # A `state_dict` of the module's own may hide weights, which `load_state_dict` looks for.
+        absent = [*kept.missing, *kept.left_out, *(name for name in told if name not in now)]
+        missing = changed_by_training(module, absent)
+        kept = kept._replace(missing=missing, left_out=[name for name in absent if name not in missing])
+        if objection := kept.objection(may_lack=may_lack):
+            raise ValueError(objection)
+    except Exception:
+        module.load_state_dict(before, strict=False)
+        raise
+    finally:
+        handle.remove()
+    return kept
+
+
+def _plain(name: str) -> str:
+    return name.replace("_orig_mod.", "").removeprefix("module.")
+
+
+def changed_by_training(module: nn.Module, names: Iterable[str]) -> list[str]:
+    """Names that training may have changed: no frozen parameter, no integer buffer, no buffer of a part in eval mode.
+
+    A tied parameter counts only if all its names are among `names`.
+    """
+    missing = set(names)
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    loaded = {id(one) for name, one in parameters.items() if name not in missing}
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+
+    def may_have_changed(name: str) -> bool:
+        if name in parameters:
+            return parameters[name].requires_grad and id(parameters[name]) not in loaded
+        if name in buffers:
+            return buffers[name].is_floating_point() and module.get_submodule(name.rpartition(".")[0]).training
+        return True
+
+    return [name for name in names if may_have_changed(name)]
+
+
+def listed(names: list[str]) -> str:
+    """Names in words: the first few, and how many more there are."""
+    shown = ", ".join(names[:_MOST_NAMES])
+    return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
+
+
+def state_to_keep(model: object, values: Mapping[str, Tensor]) -> dict[str, Any]:
+    """`state_dict` of a module with `values` in place of its own, by name; empty if `model` is no module.
+
+    It is computed on a fresh copy, because a module may derive its state from weights, and the copy that a check has
+    read may have merged weights or moved buffers.
+    """
+    if not isinstance(model, nn.Module):
+        return {}
+    if not has_shards(model):
+        return dict(copy_of(model, values).state_dict())
+    with replaced_in_place(model, values):
+        return {n: one.clone() if isinstance(one, Tensor) else one for n, one in model.state_dict().items()}
+
+
+def put_back(module: nn.Module, weights: Mapping[str, Tensor], *, may_lack: bool = False) -> bool:
+    """Put the weights of training, by name, back into a module that holds their average.
+
+    Returns False and changes nothing if the module has no place for some of them, unless it `may_lack` them.
+    """
+    found = weights_of(module, once=False)
+    fitting = {name: weight for name, weight in weights.items() if name in found or not may_lack}
+    if any(name not in found or found[name].shape != weight.shape for name, weight in fitting.items()):
+        return False
+    overwrite(found, {name: sharded_like(weight, found[name]) for name, weight in fitting.items()})
+    return True
