@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from bu_torch import functional
 from bu_torch.estimators.cluster_scores import ClusterScores, PairsAt
-from bu_torch.estimators.metric_choice import MetricTrial
-from bu_torch.estimators.space_choice import FeatureExtractor, SpaceChoice, SpaceName
+from bu_torch.estimators.space_choice import FeatureExtractor, MetricTrial, SpaceChoice, SpaceName
 from bu_torch.functional.checks import check_choice
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
 from bu_torch.internal.inputs import (

@@ -5,9 +5,8 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from bu_torch.functional.boundary import PairTerms, dtype_of_labels, pair_terms
+from bu_torch.functional.boundary import PairTerms, dtype_of_labels, index_pairs, pair_terms, top_pairs
 from bu_torch.functional.checks import as_logits
-from bu_torch.functional.pairs import index_pairs, top_pairs
 from bu_torch.functional.parzen import Bandwidth
 from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.perturbation.draws import PerturbedInputs

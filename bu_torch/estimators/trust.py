@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bu_torch import functional
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_number
-from bu_torch.neighbors.groups import nearest_of_groups
+from bu_torch.neighbors.graph import nearest_of_groups
 from bu_torch.neighbors.search import is_large, nearest
 
 _TOLERANCE = 0.05  # relative error of distances if there are too many for an exact search

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from bu_torch.functional.regression import left_out_predictions
+from bu_torch.functional.probabilities import left_out_predictions
 
 _JITTER = 1e-3  # added to the diagonal of the landmarks' kernel, because tables repeat their rows
 _BLOCK_ELEMENTS = 2**20  # gradients at once take 4 MB

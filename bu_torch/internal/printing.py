@@ -1,11 +1,16 @@
-"""Printing of text from elsewhere, such as names of files."""
+"""Output that people read: lines of text, and the progress of a long computation."""
 
 import logging
 import sys
+import time
 import unicodedata
-from typing import Any, TextIO
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol, TextIO
 
 _JOINERS = "\u200c\u200d"  # belong to words of some scripts, and to emojis
+_FIRST_PART, _LONG = 1.0, 10.0  # seconds
 
 
 def cleaned(value: Any) -> str:
@@ -33,3 +38,86 @@ def tell(line: str) -> None:
 
 def _is_unseen(character: str) -> bool:
     return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in _JOINERS
+
+
+class Bar(Protocol):
+    """Progress bar with tqdm's `update`."""
+
+    def update(self, n: float = 1) -> object: ...
+
+
+class Forecast:
+    """Forecast of a long computation from the pace of its first part.
+
+    Args:
+        totals: Units of work that are to be done, by kind.
+        tell: Takes a kind and the seconds that it will take, once, if these are many.
+    """
+
+    def __init__(self, totals: Mapping[str, float], tell: Callable[[str, float], None]) -> None:
+        self._totals, self._tell = dict(totals), tell
+        self._started = dict.fromkeys(totals, time.perf_counter())
+        self._counts = dict.fromkeys(totals, 0.0)
+
+    def start(self, kind: str) -> None:
+        """Start the clock, so that earlier work does not count for the pace."""
+        if not self._counts.get(kind):
+            self._started[kind] = time.perf_counter()
+
+    def count(self, kind: str, n: float) -> None:
+        """Count `n` units that were done."""
+        if not n or kind not in self._totals:
+            return
+        self._counts[kind] += n
+        seconds = time.perf_counter() - self._started[kind]
+        if seconds >= _FIRST_PART:
+            seconds *= self._totals.pop(kind) / self._counts[kind]
+            if seconds >= _LONG:
+                self._tell(kind, seconds)
+
+
+_forecast: ContextVar[Forecast | None] = ContextVar("forecast", default=None)
+_bar: ContextVar[Bar | None] = ContextVar("bar", default=None)
+_is_counted = ContextVar("is_counted", default=True)
+
+
+@contextmanager
+def shown_on(bar: Bar, forecast: Forecast | None = None) -> Iterator[None]:
+    """Let `advance` move `bar` within, and count for a forecast."""
+    tokens = _bar.set(bar), _forecast.set(forecast)
+    try:
+        yield
+    finally:
+        _bar.reset(tokens[0])
+        _forecast.reset(tokens[1])
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Let `advance` refresh the bar within, and not move it."""
+    token = _is_counted.set(False)
+    try:
+        yield
+    finally:
+        _is_counted.reset(token)
+        if (forecast := _forecast.get()) is not None:
+            forecast.start("comparisons")
+
+
+def start_passes() -> None:
+    """Begin to time passes through a network, unless some have been counted."""
+    if (forecast := _forecast.get()) is not None:
+        forecast.start("passes")
+
+
+def advance(n: float = 0, n_passes: int = 0) -> None:
+    """Move the bar by `n` comparisons, 0 for uncounted work, and count `n_passes` samples through a network.
+
+    Does nothing without a bar.
+    """
+    bar, forecast, n = _bar.get(), _forecast.get(), n if _is_counted.get() else 0
+    if bar is not None:
+        bar.update(n)
+    if forecast is not None:
+        forecast.count("comparisons", n)
+        forecast.count("passes", n_passes)

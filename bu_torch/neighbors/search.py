@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.internal.inputs import safe_unit
-from bu_torch.internal.progress import advance
+from bu_torch.internal.printing import advance
 from bu_torch.neighbors.inverted import InvertedFile, few_axes
 
 _log = logging.getLogger(__name__)

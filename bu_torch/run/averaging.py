@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from bu_torch.internal.shards import gathered, largest_of_all, local, reshard, sharded_like
+from bu_torch.internal.replica import gathered, largest_of_all, local, reshard, sharded_like
 
 _WARM_UP = 10  # checks
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)

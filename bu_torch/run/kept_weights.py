@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bu_torch.internal.replica import copy_of
-from bu_torch.internal.shards import gathered, has_shards, overwrite, replaced_in_place, sharded_like
+from bu_torch.internal.replica import copy_of, gathered, has_shards, overwrite, replaced_in_place, sharded_like
 from bu_torch.run.averaging import weights_of
 
 _MOST_NAMES = 5

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
+from bu_torch.internal.global_state import preserved_random_state
 from bu_torch.internal.inputs import check_integer
-from bu_torch.internal.random_state import preserved_random_state
 from bu_torch.samples.batches import (
     NO_KEYS,
     WAY_OUT,

@@ -10,7 +10,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from bu_torch.internal.inputs import as_labels
-from bu_torch.internal.progress import Forecast, shown_on
+from bu_torch.internal.printing import Forecast, shown_on
 from bu_torch.signals.measuring import Signals
 from bu_torch.signals.preparation import n_comparisons
 

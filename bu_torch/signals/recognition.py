@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bu_torch.functional.pairs import sum_by_pair
+from bu_torch.functional.boundary import sum_by_pair
 
 # From these losses on, and beyond two standard errors, weighting classes alike also improved the mean recall on test
 # data, and data with equal classes gave no line, with or without wrong labels.

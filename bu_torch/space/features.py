@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.functional.checks import check_choice
+from bu_torch.internal.global_state import full_precision
 from bu_torch.internal.inputs import (
     as_flat_features,
     as_tensor,
@@ -19,9 +20,7 @@ from bu_torch.internal.inputs import (
     scikit_learn_seed,
 )
 from bu_torch.internal.logits import as_taken
-from bu_torch.internal.precision import full_precision
-from bu_torch.internal.replica import looking_at
-from bu_torch.internal.shards import evaluated_in_place
+from bu_torch.internal.replica import evaluated_in_place, looking_at
 from bu_torch.space.mixed import MixedFeatures
 from bu_torch.space.patches import PatchFeatures, pooled
 from bu_torch.space.tokens import TokenFeatures

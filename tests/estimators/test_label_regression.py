@@ -124,5 +124,5 @@ class TestRegression:
     def test_chunks_do_not_matter(self, monkeypatch):
         features, labels = blobs(n=100)
         expected = LabelRegression().fit(features, labels).predict_proba(features)
-        monkeypatch.setattr("bu_torch.estimators.label_regression._BLOCK_ELEMENTS", 700)
+        monkeypatch.setattr("bu_torch.estimators.label_probabilities._BLOCK_ELEMENTS", 700)
         torch.testing.assert_close(LabelRegression().fit(features, labels).predict_proba(features), expected)

@@ -47,7 +47,7 @@ class TestVotes:
             (torch.arange(600).unsqueeze(1), torch.randint(0, 600, (600, 9), generator=generator)), dim=1
         )
         weights = 0.5 + torch.rand(600, generator=generator)
-        monkeypatch.setattr("bu_torch.estimators.label_votes._MOST_VOTES", 90)
+        monkeypatch.setattr("bu_torch.estimators.label_probabilities._MOST_VOTES", 90)
         votes = LabelVotes().fit(labels, neighbors, weights)
         rows = stratified_rows(600, 90, 0, labels)
         scores = {}

@@ -4,8 +4,7 @@ from oracles import proposal2
 
 from bu_torch.functional import boundary as implementation
 from bu_torch.functional import boundary_uncertainty, local_uncertainty
-from bu_torch.functional.boundary import pair_terms
-from bu_torch.functional.pairs import index_pairs, top_pairs
+from bu_torch.functional.boundary import index_pairs, pair_terms, top_pairs
 
 TOLERANCE = {torch.float32: 2e-4, torch.float64: 1e-6}
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from bu_torch.functional import expected_accuracy
-from bu_torch.functional.expected_accuracy import standard_error_of_gain
+from bu_torch.functional.accuracy import standard_error_of_gain
 
 
 def problem(n=40, j=3, seed=0):

@@ -1,6 +1,6 @@
 import torch
 
-from bu_torch.functional.regression import left_out_predictions, tangent_kernel
+from bu_torch.functional.probabilities import left_out_predictions, tangent_kernel
 
 
 def by_sampling(first, second, n_weights=400_000):

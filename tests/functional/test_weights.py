@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from oracles import proposal2
 
 from bu_torch import functional as F
+from bu_torch.functional.boundary import index_pairs, top_pairs
 from bu_torch.functional.boundary import pair_terms as of_pairs
-from bu_torch.functional.pairs import index_pairs, top_pairs
 from bu_torch.functional.probabilities import brier_score, mixing_weight
 from bu_torch.functional.weights import cluster_sizes, relative_weights
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from bu_torch.neighbors.clusters import divisive_clusters
+from bu_torch.neighbors.k_means import divisive_clusters
 
 
 def sizes(clusters):

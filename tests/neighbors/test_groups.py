@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from bu_torch.neighbors.groups import nearest_of_groups
+from bu_torch.neighbors.graph import nearest_of_groups
 
 
 def given(dtype=torch.float64, offset=0.0):

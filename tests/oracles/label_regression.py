@@ -4,8 +4,7 @@ from functools import partial
 
 import torch
 
-from bu_torch.functional.probabilities import as_probabilities
-from bu_torch.functional.regression import tangent_kernel
+from bu_torch.functional.probabilities import as_probabilities, tangent_kernel
 
 
 def by_solving(features, labels, penalty, points, kept=slice(None), weights=None):
