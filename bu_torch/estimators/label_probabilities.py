@@ -321,7 +321,7 @@ class LabelProbabilities:
             counts[place[rows], labels[others]] += weights[others]
         self.copy_weight_ = self._weight_of_copies(counts, labels)
         counts[torch.arange(len(counts), device=counts.device), labels[self._copied]] += weights[self._copied]
-        self._copy_shares = _rows_to_one(counts).float()
+        self._copy_shares = as_probabilities(counts).float()
 
     def _weight_of_copies(self, counts: Tensor, labels: Tensor) -> float:
         """Weight of the copies that predicts best, by samples that the regression has left out too."""
@@ -334,7 +334,7 @@ class LabelProbabilities:
             return 0.0
         mixture = torch.lerp(self.votes.left_out[copied], self.regression.left_out[read[copied]], self.weight_)
         weights = None if self._weights is None else self._weights[copied]
-        others = _rows_to_one(counts[is_read]).to(mixture)
+        others = as_probabilities(counts[is_read]).to(mixture)
         return float(mixing_weight(mixture, others, labels[copied], weights=weights))
 
     def predict_proba(self, perturbed: Any) -> Tensor:
@@ -362,7 +362,3 @@ class LabelProbabilities:
         predictions = as_labels(predictions, len(probabilities), "predictions").to(probabilities.device)
         weights = None if self._weights is None else self._weights.repeat(len(probabilities) // len(self._weights))
         return functional.expected_accuracy(probabilities, predictions, weights=weights)
-
-
-def _rows_to_one(counts: Tensor) -> Tensor:
-    return counts / counts.sum(dim=1, keepdim=True)

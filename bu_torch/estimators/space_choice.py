@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bu_torch.estimators.label_probabilities import Honest, LabelRegression, LabelVotes
 from bu_torch.functional.probabilities import best_candidate, count_votes, mixing_weight
-from bu_torch.functional.weights import mean_of
+from bu_torch.functional.weights import mean_and_error
 from bu_torch.internal.printing import uncounted
 from bu_torch.samples.balance import weights_of
 from bu_torch.samples.subset import stratified_rows
@@ -19,7 +19,8 @@ from bu_torch.space.layers import LayerFeatures
 from bu_torch.space.metric import LabelMetric, MetricSpace
 from bu_torch.space.mixed import MixedFeatures
 
-SpaceName = Literal["inputs", "patches", "tokens", "metric"]  # that follows from the samples alone
+_Base = Literal["inputs", "patches", "tokens"]
+SpaceName = Literal[_Base, "metric"]  # that follows from the samples alone
 FeatureExtractor = SpaceName | Literal["module"] | Callable[[Tensor], Any] | MixedFeatures
 
 _log = logging.getLogger(__name__)
@@ -110,10 +111,8 @@ class MetricTrial:
         """True if the Brier score of the second is less by more than so many standard errors."""
         one_hot = torch.nn.functional.one_hot(self.labels, first.shape[1])
         distances = [(one - one_hot).double().square().sum(dim=1) for one in (first, second)]
-        gains = distances[0] - distances[1]
-        gain = mean_of(gains, self.weights)
-        deviations = gains - gain if self.weights is None else (gains - gain) * self.weights
-        return bool(gain > n_errors * deviations.square().sum().sqrt() / len(gains))
+        gain, error = mean_and_error(distances[0] - distances[1], self.weights)
+        return bool(gain > n_errors * error)
 
 
 class MetricRegression:
@@ -135,37 +134,36 @@ class MetricRegression:
         self.parts = (LabelRegression(seed=seed), LabelRegression(seed=seed))
 
     def fit(self, features: Tensor, labels: Tensor, sample_weight: Tensor | None = None) -> Self:
-        """Fit both to points (N, d) of the space, labels (N,) and weights (N,)."""
+        """Fit both to points (N, d) of the space, labels (N,) and weights (N,); a part of weight 0 is left out."""
         if not self.has_votes_in_metric:
             self.metric.fit(features, labels, sample_weight)
         self.weight_ = self.trial.regression_weight
-        first, second = self.parts
-        if self.weight_ < 1:
-            left_out = first.fit(features, labels, sample_weight).left_out
-        if self.weight_ > 0:
-            in_metric = second.fit(self.metric.transform(features), labels, sample_weight).left_out
-        self.rows_ = (first if self.weight_ < 1 else second).rows_
+        used = [part for part, weight in enumerate((1 - self.weight_, self.weight_)) if weight > 0]
+        for part in used:
+            self.parts[part].fit(self._moved(features, part), labels, sample_weight)
+        self.rows_ = self.parts[used[0]].rows_
         untaught = ~torch.isin(self.rows_, self.metric.rows_)
         self._untaught = untaught if int(untaught.sum()) >= _LEAST_UNTAUGHT else None
-        if self._untaught is not None and 0 < self.weight_ < 1:
+        if self._untaught is not None and len(used) > 1:
             rows = self.rows_[untaught]
             weights = None if sample_weight is None else sample_weight[rows]
-            both = left_out[untaught], in_metric[untaught]
-            self.weight_ = float(mixing_weight(*both, labels[rows], weights=weights))
-        self.left_out = self._mixed(lambda: left_out, lambda: in_metric)
+            first, second = (regression.left_out[untaught] for regression in self.parts)
+            self.weight_ = float(mixing_weight(first, second, labels[rows], weights=weights))
+        self.left_out = self._mixed(lambda part: self.parts[part].left_out)
         return self
 
     def predict_proba(self, features: Tensor) -> Tensor:
         """Class probabilities (P, J), float32, at points (P, d) of the space."""
-        first, second = self.parts
-        return self._mixed(
-            lambda: first.predict_proba(features), lambda: second.predict_proba(self.metric.transform(features))
-        )
+        return self._mixed(lambda part: self.parts[part].predict_proba(self._moved(features, part)))
 
-    def _mixed(self, first: Callable[[], Tensor], second: Callable[[], Tensor]) -> Tensor:
+    def _moved(self, features: Tensor, part: int) -> Tensor:
+        return self.metric.transform(features) if part else features
+
+    def _mixed(self, made: Callable[[int], Tensor]) -> Tensor:
+        """Mix what is made by part; one of weight 0 is not made."""
         if self.weight_ in (0, 1):
-            return second() if self.weight_ else first()
-        return torch.lerp(first(), second(), self.weight_)
+            return made(int(self.weight_))
+        return torch.lerp(made(0), made(1), self.weight_)
 
     def honest(self, votes: LabelVotes, labels: Tensor, weights: Tensor | None) -> Honest:
         """Predictions of votes and of the mixture for labels that have not taught the metric."""
@@ -184,7 +182,7 @@ class ChosenSpace(NamedTuple):
     name: str
     space: FeatureSpace | MetricSpace
     skills: dict[str, float]  # skill of each candidate, if there were several
-    points: Tensor | None = None  # all samples in the space, if they were computed
+    points: Tensor  # all samples in the space
     trial: MetricTrial | None = None  # trial of the metric, if it was a candidate
 
 
@@ -196,9 +194,8 @@ class SpaceChoice:
     n_components: int | None
     seed: int
     module: nn.Module | None
-    known: SpaceName | None = None
-    takes_integers: bool = False  # if the inputs are some
-    learns_metric: bool = False  # if a metric is a candidate, where no space is asked for
+    takes_integers: bool  # if the inputs are some
+    learns_metric: bool  # if a metric is a candidate, where no space is asked for
 
     def may_use_module(self, inputs: Tensor) -> bool:
         """Return True if the space of these inputs depends on the network."""
@@ -206,7 +203,7 @@ class SpaceChoice:
             return False
         if self.feature_extractor is None:
             return inputs.ndim != 2 or not inputs.is_floating_point()
-        return self._is_of_module() or self.extracts_by_module()
+        return self.feature_extractor == "module" or self.extracts_by_module()
 
     def extracts_by_module(self) -> bool:
         """Return True if the extractor has weights that training changes."""
@@ -216,62 +213,49 @@ class SpaceChoice:
         trained = {id(parameter) for parameter in self.module.parameters() if parameter.requires_grad}
         return any(id(parameter) in trained for parameter in extractor.parameters())
 
-    def choose(self, inputs: Tensor, labels: Tensor, weights: Tensor | None, *, is_of_tokens: bool) -> ChosenSpace:
-        """Space of neighbours, the one asked for or the best."""
-        candidates = self._candidates(inputs, is_of_tokens)
-        with uncounted():
-            if len(candidates) == 1:
-                chosen = ChosenSpace(*next(iter(candidates.items())), {})
-            else:
-                name, skills, points = choose_space(inputs, labels, candidates, weights=weights, seed=self.seed)
-                chosen = ChosenSpace(name, candidates[name], skills, points)
-            return self._with_metric(chosen, inputs, labels, weights, is_of_tokens=is_of_tokens)
-
-    def _with_metric(
-        self, chosen: ChosenSpace, inputs: Tensor, labels: Tensor, weights: Tensor | None, *, is_of_tokens: bool
+    def choose(
+        self, inputs: Tensor, labels: Tensor, weights: Tensor | None, *, is_of_tokens: bool, known: SpaceName | None
     ) -> ChosenSpace:
-        """Put the metric on a space if it is asked for, or clearly better; a trial says which."""
-        is_forced = self.known == "metric" or self._asks_for_metric()
-        is_open = self.learns_metric and (self.feature_extractor is None or name_of(self.feature_extractor) == "mixed")
-        is_base = chosen.name in (_base_of(inputs, is_of_tokens=is_of_tokens), "mixed")
-        if not (is_forced or (is_open and is_base)):
-            return chosen
-        space = chosen.space
-        assert isinstance(space, FeatureSpace)  # noqa: S101
-        points = space.fit_transform(inputs) if chosen.points is None else chosen.points
-        trial = None
-        if self.learns_metric and _is_worth_trying(points, labels):
-            trial = MetricTrial.of(points, labels, weights, self.seed)
-        is_preferred = trial is not None and trial.prefers_metric and self.known in (None, "metric")
-        if not (is_forced or is_preferred):
-            return chosen._replace(points=points, trial=trial)
-        moved = MetricSpace(space, self.seed)
-        points = moved.metric.fit(points, labels, weights).transform(points)
-        skills = {} if trial is None else dict(zip((chosen.name, "metric"), trial.vote_skills, strict=True))
-        return ChosenSpace("metric", moved, skills, points, trial)
+        """Space of neighbours, the one asked for or the best, or the `known` one that was chosen before.
 
-    def _asks_for_metric(self) -> bool:
-        return isinstance(self.feature_extractor, str) and self.feature_extractor == "metric"
+        A metric is put on it if it is asked for or clearly better; a trial says which.
+        """
+        is_image = inputs.ndim == 4 and inputs.is_floating_point() and inputs.shape[1] <= _MOST_CHANNELS
+        base: _Base = "tokens" if is_of_tokens else "patches" if is_image else "inputs"
+        candidates = self._candidates(inputs, base, known)
+        with uncounted():
+            name, skills, points = next(iter(candidates)), dict[str, float](), None
+            if len(candidates) > 1:
+                name, skills, points = choose_space(inputs, labels, candidates, weights=weights, seed=self.seed)
+            space = candidates[name]
+            points = space.fit_transform(inputs) if points is None else points
+            is_forced = "metric" in (known, self.feature_extractor)
+            is_open = self.learns_metric and (name == "mixed" or (name == base and self.feature_extractor is None))
+            trial = None
+            if self.learns_metric and (is_forced or is_open) and _is_worth_trying(points, labels):
+                trial = MetricTrial.of(points, labels, weights, self.seed)
+            is_better = trial is not None and trial.prefers_metric and known in (None, "metric")
+            if not (is_forced or is_better):
+                return ChosenSpace(name, space, skills, points, trial)
+            moved = MetricSpace(space, self.seed)
+            points = moved.metric.fit(points, labels, weights).transform(points)
+            skills = {} if trial is None else dict(zip((name, "metric"), trial.vote_skills, strict=True))
+            return ChosenSpace("metric", moved, skills, points, trial)
 
-    def _is_of_module(self) -> bool:
-        return isinstance(self.feature_extractor, str) and self.feature_extractor == "module"
-
-    def _candidates(self, inputs: Tensor, is_of_tokens: bool) -> dict[str, FeatureSpace]:
+    def _candidates(self, inputs: Tensor, base: _Base, known: SpaceName | None) -> dict[str, FeatureSpace]:
+        """Spaces to compare; a metric is learnt among the features `base`."""
         settings = (self.n_components, self.seed)
-        if self._is_of_module():
+        if self.feature_extractor == "module":
             return {"module": self._module_space(inputs)}
-        if self._asks_for_metric() or self.known == "metric":
-            base: Any = _base_of(inputs, is_of_tokens=is_of_tokens)
+        if known == "metric" or self.feature_extractor == "metric":
             return {base: FeatureSpace(base, *settings)}
         if self.feature_extractor is not None:
             extractor: Any = self.feature_extractor
             return {name_of(extractor): FeatureSpace(extractor, *settings, self.module)}
-        if self.known is not None:
-            return {self.known: FeatureSpace(self.known, *settings)}
-        first: Literal["tokens", "inputs"] = "tokens" if is_of_tokens else "inputs"
-        candidates: dict[str, FeatureSpace] = {first: FeatureSpace(first, *settings)}
-        if _base_of(inputs, is_of_tokens=is_of_tokens) == "patches":
-            candidates["patches"] = FeatureSpace("patches", *settings)
+        if known is not None:
+            return {known: FeatureSpace(known, *settings)}
+        names: tuple[_Base, ...] = ("inputs", "patches") if base == "patches" else (base,)
+        candidates: dict[str, FeatureSpace] = {name: FeatureSpace(name, *settings) for name in names}
         if self.may_use_module(inputs):
             candidates["module"] = self._module_space(inputs)
         return candidates
@@ -282,14 +266,6 @@ class SpaceChoice:
         takes_integers = self.takes_integers and not inputs.is_floating_point()
         features = LayerFeatures(self.module, batch_size=_MODULE_BATCH, keep_integers=takes_integers)
         return FeatureSpace(features.transform, self.n_components, self.seed)
-
-
-def _base_of(inputs: Tensor, *, is_of_tokens: bool) -> Literal["inputs", "patches", "tokens"]:
-    """Features among which a metric is learnt."""
-    if is_of_tokens:
-        return "tokens"
-    is_image = inputs.ndim == 4 and inputs.is_floating_point() and inputs.shape[1] <= _MOST_CHANNELS
-    return "patches" if is_image else "inputs"
 
 
 def _is_worth_trying(points: Tensor, labels: Tensor) -> bool:

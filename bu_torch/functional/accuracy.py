@@ -5,7 +5,7 @@ from torch import Tensor
 
 from bu_torch.functional.checks import check_draws, check_floating, check_not_negative
 from bu_torch.functional.trust import mean_trust_score, trust_score
-from bu_torch.functional.weights import mean_of, relative_weights
+from bu_torch.functional.weights import mean_and_error, mean_of, relative_weights
 
 _LEAST_LOG = 1e-6  # below this logarithm of the highest trust, distances differ by rounding
 
@@ -58,11 +58,7 @@ def standard_error_of_gain(
     sample is drawn once and perturbed D times, so the draws of a sample are averaged first. Weights (N,) have mean 1.
     """
     found, before = (_of_predicted(probabilities, columns.unsqueeze(1)) for columns in (predictions, others))
-    gains = (found - before).view(n_draws, -1).mean(dim=0)
-    deviations = gains - mean_of(gains, weights)
-    if weights is not None:
-        deviations = deviations * weights
-    return deviations.square().sum().sqrt() / len(gains)
+    return mean_and_error((found - before).view(n_draws, -1).mean(dim=0), weights)[1]
 
 
 def _of_predicted(probabilities: Tensor, predictions: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import check_index, check_integer, check_not_negative, check_range
+from bu_torch.functional.checks import check_index, check_not_negative, check_range
 from bu_torch.functional.weights import mean_of, relative_weights
 
 _BLOCK_ELEMENTS = 2**20  # copied at once
@@ -130,7 +130,6 @@ def label_votes(
         raise ValueError(f"`neighbors` must have shape (N, M) with N >= 1, M >= 2, got {tuple(neighbors.shape)}.")
     check_not_negative("decay", decay)
     n_classes = int(labels.max()) + 1 if n_classes is None else n_classes
-    check_integer("n_classes", n_classes, 1)
     check_range("labels", labels, n_classes, "classes")
     check_range("neighbors", neighbors, labels.shape[0], "rows of `labels`")
     weights = relative_weights(weights, (labels.shape[0],), labels.device)

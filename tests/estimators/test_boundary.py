@@ -191,33 +191,6 @@ def images(seed, n=90):
     return noise + labels.view(-1, 1, 1, 1), labels
 
 
-def test_a_space_that_was_settled_is_for_those_samples_alone():
-    inputs, labels = images(0)
-    others, _ = images(1)
-    fitted = BoundaryUncertainty(n_neighbors=10)
-    fitted.settle_space(inputs, labels, None)
-    fitted.fit(others, labels)
-    alone = BoundaryUncertainty(n_neighbors=10).fit(others, labels)
-    torch.testing.assert_close(fitted.nearest_distance, alone.nearest_distance, rtol=0, atol=0)
-    torch.testing.assert_close(fitted.perturbed_inputs, alone.perturbed_inputs, rtol=0, atol=0)
-    fitted.settle_space(inputs, labels, None)
-    weights = torch.linspace(1, 2, len(labels))
-    fitted.fit(inputs, labels, weights)
-    assert fitted.weights is not None
-    torch.testing.assert_close(fitted.weights / fitted.weights[0], weights.double())
-
-
-def test_labels_that_are_refused_leave_the_space_of_the_samples_before_as_it_was():
-    inputs, labels = images(0)
-    estimator = BoundaryUncertainty(n_neighbors=10)
-    name = estimator.settle_space(inputs, labels, None)
-    with pytest.raises(ValueError, match="class"):
-        estimator.settle_space(inputs, torch.zeros_like(labels), None)
-    alone = BoundaryUncertainty(n_neighbors=10).fit(inputs, labels)
-    assert estimator.fit(inputs, labels).space_name_ == alone.space_name_ == name
-    torch.testing.assert_close(estimator.perturbed_inputs, alone.perturbed_inputs, rtol=0, atol=0)
-
-
 def test_features_of_a_module_that_are_asked_for_win_over_a_space_that_is_known():
     inputs, labels = images(0)
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 3))
