@@ -214,7 +214,7 @@ BAD_LABELS = {
         "no missing values, got 40 among 120 in column 'churn'. Leave these rows out",
     ),
     "numbers that are no classes": (Y * 10**9, "below 100000, got 2000000000: if they are classes, number them"),
-    "unsigned beyond int64": (Y.numpy().astype("u8") * (2**63 - 1), "below 100000, got 18446744073709551614"),
+    "unsigned beyond int64": (Y.numpy().astype("u8") * (2**63 - 1), r"below 100000, got 1\.84467e\+19"),
     "far below 0": (Y * -1e30, r"classes 0, 1, ..., got -2e\+30: if they are classes, number them"),
     "integers of more than 64 bits": ([2**64] * 120, "hold numbers of at most 64 bits, got a larger one"),
     "one-hot": (torch.eye(3)[Y].long(), r"got \(120, 3\)\. For one-hot labels or probabilities, pass `labels.argmax"),

@@ -188,12 +188,9 @@ def _as_array(value: Any) -> Any:
 
 def _check_range(labels: Tensor, name: str, are_classes: bool) -> None:
     """Raise unless whole-numbered labels are in range, before a conversion to int64 wraps them around."""
-    if labels.dtype == torch.uint64:  # torch finds no maximum of these
-        array = labels.cpu().numpy()
-        least, largest = array.min().item(), array.max().item()
-    else:
-        values = labels if labels.is_floating_point() else labels.long()
-        least, largest = values.min().item(), values.max().item()
+    if not labels.is_floating_point():
+        labels = labels.double() if labels.dtype == torch.uint64 else labels.long()
+    least, largest = labels.min().item(), labels.max().item()
     if least < 0:
         way_out = f": {_NUMBER_THEM}" if are_classes else ""
         raise ValueError(f"`{name}` must hold classes 0, 1, ..., got {_as_written(least)}{way_out}.")
@@ -236,10 +233,9 @@ class PresentClasses:
         self.classes = torch.unique(labels)
         self.n_classes = int(self.classes[-1]) + 1
         # Present classes come first, in order, then absent ones, so that each class has a column of its own.
-        is_present = torch.zeros(self.n_classes, dtype=torch.bool, device=labels.device)
-        is_present[self.classes] = True
-        order = torch.cat((self.classes, (~is_present).nonzero().squeeze(1)))
-        self._columns = order.argsort()
+        is_absent = torch.ones(self.n_classes, dtype=torch.uint8, device=labels.device)
+        is_absent[self.classes] = 0
+        self._columns = is_absent.argsort(stable=True).argsort()
 
     def __len__(self) -> int:
         return len(self.classes)

@@ -47,7 +47,6 @@ def read_logits(
     output_key: str | int | None = None,
 ) -> Tensor:
     """Logits (n, J) of a copy of any callable at `inputs` (n, ...), on the model's device and in its precision."""
-    check_callable(model)
     with looking_at(model) as network:
         logits = logits_at(network, inputs, batch_size, output_key=output_key)
     if check_finite and not bool(torch.stack(torch.aminmax(logits)).isfinite().all()):

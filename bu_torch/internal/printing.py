@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol, TextIO
 
+_UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode
 _JOINERS = "\u200c\u200d"  # belong to words of some scripts, and to emojis
 _FIRST_PART, _LONG = 1.0, 10.0  # seconds
 
@@ -16,7 +17,7 @@ _FIRST_PART, _LONG = 1.0, 10.0  # seconds
 def cleaned(value: Any) -> str:
     """Text of `value` in one line, without control characters, text reversal or surrogates."""
     text = str(value).replace("\n", " ").replace("\t", " ")
-    return "".join("\ufffd" if _is_unseen(character) else character for character in text)
+    return "".join("\ufffd" if unicodedata.category(c) in _UNSEEN and c not in _JOINERS else c for c in text)
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
@@ -34,10 +35,6 @@ def tell(line: str) -> None:
         log.addHandler(logging.StreamHandler())
         log.setLevel(logging.INFO if log.level == logging.NOTSET else log.level)
     log.info("%s", cleaned(line))
-
-
-def _is_unseen(character: str) -> bool:
-    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in _JOINERS
 
 
 class Bar(Protocol):
@@ -76,20 +73,18 @@ class Forecast:
                 self._tell(kind, seconds)
 
 
-_forecast: ContextVar[Forecast | None] = ContextVar("forecast", default=None)
-_bar: ContextVar[Bar | None] = ContextVar("bar", default=None)
+_shown: ContextVar[tuple[Bar, Forecast | None] | None] = ContextVar("shown", default=None)
 _is_counted = ContextVar("is_counted", default=True)
 
 
 @contextmanager
 def shown_on(bar: Bar, forecast: Forecast | None = None) -> Iterator[None]:
     """Let `advance` move `bar` within, and count for a forecast."""
-    tokens = _bar.set(bar), _forecast.set(forecast)
+    token = _shown.set((bar, forecast))
     try:
         yield
     finally:
-        _bar.reset(tokens[0])
-        _forecast.reset(tokens[1])
+        _shown.reset(token)
 
 
 @contextmanager
@@ -100,14 +95,14 @@ def uncounted() -> Iterator[None]:
         yield
     finally:
         _is_counted.reset(token)
-        if (forecast := _forecast.get()) is not None:
-            forecast.start("comparisons")
+        start_clock("comparisons")
 
 
-def start_passes() -> None:
-    """Begin to time passes through a network, unless some have been counted."""
-    if (forecast := _forecast.get()) is not None:
-        forecast.start("passes")
+def start_clock(kind: str) -> None:
+    """Begin to time work of a kind, `"comparisons"` or `"passes"` through a network, unless some has been counted."""
+    _, forecast = _shown.get() or (None, None)
+    if forecast is not None:
+        forecast.start(kind)
 
 
 def advance(n: float = 0, n_passes: int = 0) -> None:
@@ -115,9 +110,11 @@ def advance(n: float = 0, n_passes: int = 0) -> None:
 
     Does nothing without a bar.
     """
-    bar, forecast, n = _bar.get(), _forecast.get(), n if _is_counted.get() else 0
-    if bar is not None:
-        bar.update(n)
+    if (shown := _shown.get()) is None:
+        return
+    bar, forecast = shown
+    n = n if _is_counted.get() else 0
+    bar.update(n)
     if forecast is not None:
         forecast.count("comparisons", n)
         forecast.count("passes", n_passes)

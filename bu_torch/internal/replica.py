@@ -16,41 +16,8 @@ from bu_torch.internal.global_state import preserved_random_state
 _MOST_COPIED = 2**26  # bytes of frozen parameters
 
 
-class Replica:
-    """A copy of a network in eval mode, whose weights, buffers and attributes are its own.
-
-    Frozen parameters share their memory if they are most of the network and more than 64 MiB, for a large network that
-    is fine-tuned should not be held twice; but those below a module with a `train` or `eval` of its own, which may
-    merge weights, and of embeddings with `max_norm` are copied. Containers, arrays, generators, hooks, closures and
-    plain objects are copied to any depth; datasets, loaders, optimisers, files and what belongs to a trainer are the
-    same objects. Compiled modules and wrappers for several processes are copied as the networks within, under the names
-    that weights have there.
-
-    Args:
-        network: The network, without lazy layers and without shards.
-        values: Values of parameters and buffers by name that replace the network's own.
-
-    Raises:
-        CopyError: If a module cannot be copied; the message names it.
-    """
-
-    def __init__(self, network: nn.Module, values: Mapping[str, Tensor] | None = None) -> None:
-        made, shared = _copied(network, values)
-        self._versions = {name: (one, one._version) for name, one in shared.items() if not one.is_inference()}
-        self.network: nn.Module = made.eval()
-
-    def check_shared(self) -> None:
-        """Raise a `CopyError` if a parameter that the network shares with this copy was changed in place."""
-        for name, (parameter, version) in self._versions.items():
-            if parameter._version != version:
-                raise CopyError(
-                    f"A look at a copy of the network has changed its frozen parameter `{name}`, which is not copied:"
-                    " `forward` and `eval` must not write to it. Register it as a buffer, or let it require a gradient."
-                )
-
-
 def copy_of(value: Any, values: Mapping[str, Tensor] | None = None) -> Any:
-    """Copy an object by the rules of `Replica`, in the modes that it has; itself if it cannot be copied."""
+    """Copy an object by the rules of `looking_at`, in the modes that it has; itself if it cannot be copied."""
     return _copied(value, values)[0]
 
 
@@ -77,11 +44,26 @@ def looking_at(
     *,
     is_sharded: bool = False,
 ) -> Iterator[Any]:
-    """Give a copy of a model to look at, without gradient; random states are put back on leaving.
+    """Give a copy of a network in eval mode, without gradient; random states are put back on leaving.
+
+    Weights, buffers and attributes of the copy are its own. Frozen parameters share their memory if they are most of
+    the network and more than 64 MiB, for a large network that is fine-tuned should not be held twice; but those below a
+    module with a `train` or `eval` of its own, which may merge weights, and of embeddings with `max_norm` are copied.
+    Containers, arrays, generators, hooks, closures and plain objects are copied to any depth; datasets, loaders,
+    optimisers, files and what belongs to a trainer are the same objects. Compiled modules and wrappers for several
+    processes are copied as the networks within, under the names that weights have there.
 
     A bound method of a module becomes that of the copy. A model that is no module is given as it is. A sharded network
-    cannot be copied: its modes, its buffers and what `values` replaces are put back on leaving instead. (`is_sharded`
-    says so if its parameters do not show it.) Arguments and errors are those of `Replica`.
+    cannot be copied: its modes, its buffers and what `values` replaces are put back on leaving instead.
+
+    Args:
+        model: The network, without lazy layers, a bound method of one, or any other callable.
+        values: Values of parameters and buffers by name that replace the network's own.
+        is_sharded: True for a sharded network whose parameters do not show it.
+
+    Raises:
+        CopyError: If a module cannot be copied, or a parameter that the copy shares was changed in place; the message
+            names it.
     """
     owner = model.__self__ if isinstance(model, types.MethodType) else model
     with preserved_random_state(), torch.no_grad():
@@ -91,9 +73,17 @@ def looking_at(
             with replaced_in_place(owner, values or {}), evaluated_in_place(owner):
                 yield model
         else:
-            replica = Replica(owner, values)
-            yield replica.network if owner is model else types.MethodType(model.__func__, replica.network)
-            replica.check_shared()
+            made, shared = _copied(owner, values)
+            versions = {name: one._version for name, one in shared.items() if not one.is_inference()}
+            network = made.eval()
+            yield network if owner is model else types.MethodType(model.__func__, network)
+            for name, version in versions.items():
+                if shared[name]._version != version:
+                    raise CopyError(
+                        f"A look at a copy of the network has changed its frozen parameter `{name}`, which is not"
+                        " copied: `forward` and `eval` must not write to it. Register it as a buffer, or let it require"
+                        " a gradient."
+                    )
 
 
 def has_lazy_layers(module: nn.Module) -> bool:

@@ -65,7 +65,9 @@ def _lloyd(points: Tensor, centers: Tensor, n_steps: int) -> tuple[Tensor, Tenso
         counts = points.new_zeros(k, 1, dtype=torch.float64)
         found = []
         for block in points.split(max(1, _BLOCK_ELEMENTS // max(k, n_features))):
-            squared, nearest = _squared_distances(block, centers).min(dim=1)
+            # A product of matrices would lose small distances.
+            distances = torch.cdist(block, centers, compute_mode="donot_use_mm_for_euclid_dist")
+            squared, nearest = distances.double().square_().min(dim=1)
             is_member = (nearest.unsqueeze(1) == numbers).double()
             sums += is_member.T @ block.double()
             counts += is_member.sum(dim=0).unsqueeze(1)
@@ -75,11 +77,6 @@ def _lloyd(points: Tensor, centers: Tensor, n_steps: int) -> tuple[Tensor, Tenso
         far = points[squared.topk(k).indices[(is_empty.squeeze(1).cumsum(0) - 1).clamp(min=0)]]
         centers = torch.where(is_empty, far, (sums / counts.clamp(min=1)).to(centers))
     return centers, error
-
-
-def _squared_distances(points: Tensor, centers: Tensor) -> Tensor:
-    """Squared distances (N, K), float64, without the product of matrices, which loses small ones."""
-    return torch.cdist(points, centers, compute_mode="donot_use_mm_for_euclid_dist").double().square_()
 
 
 def divisive_clusters(points: Tensor, max_size: int, n_repeats: int, seed: int) -> Tensor:
