@@ -115,7 +115,7 @@ class ClusterScores:
         narrow = self.labels.to(dtype_of_labels(self._n_classes))
         self._member_labels = narrow[self.neighbors].repeat(n_stacked, 1)
         self._pair_of_draw = self._pair_index.repeat(n_stacked) + draw * len(self._pairs)
-        self.reset()
+        self.logits = None
         return self
 
     def _terms_of_part(self, logits: Tensor, predicted_pairs: Tensor | None) -> list[PairTerms]:

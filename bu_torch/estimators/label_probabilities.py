@@ -173,7 +173,11 @@ class LabelRegression:
         # Least squares with weights is least squares of rows that are multiplied by their roots.
         root = None if weights is None else weights.sqrt().unsqueeze(1)
         self._center, self._scale = common_standardization(points)
-        self._landmarks = self._choose_landmarks(points)
+        self._landmarks = standardize(points.double(), self._center, self._scale)  # (L, d)
+        if len(points) > self.n_landmarks:
+            rows = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed))[: self.n_landmarks]
+            single = self._landmarks.float()
+            self._landmarks = lloyd(single, single[rows.to(points.device)], _LLOYD_STEPS)[0].to(self._landmarks)
         self._shares = shares_of(labels, weights)
         targets = torch.nn.functional.one_hot(labels, n_classes).double() - self._shares
         targets = targets if root is None else targets * root
@@ -198,14 +202,6 @@ class LabelRegression:
         for block, kernel in zip(self._blocks(probabilities), kernels, strict=True):
             block.copy_(as_probabilities(kernel @ self._weights + self._shares))
         return probabilities
-
-    def _choose_landmarks(self, points: Tensor) -> Tensor:  # (S, d) -> (L, d)
-        points = standardize(points.double(), self._center, self._scale)
-        if len(points) <= self.n_landmarks:
-            return points
-        rows = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed))[: self.n_landmarks]
-        single = points.float()
-        return lloyd(single, single[rows.to(points.device)], _LLOYD_STEPS)[0].to(points)
 
     def _orthogonal_basis(self, points: Tensor, root: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Coordinates B (S, L) of points, times `root` (S, 1), so that B'B = diag(e); e (L,); P (L, L)."""
@@ -319,23 +315,19 @@ class LabelProbabilities:
                 self._copied, counts = rows, weights.new_zeros((len(rows), counts.shape[1]))
                 place[rows] = torch.arange(len(rows), device=rows.device)
             counts[place[rows], labels[others]] += weights[others]
-        self.copy_weight_ = self._weight_of_copies(counts, labels)
+        # The weight that predicts best, by samples that the regression has left out too.
+        read = torch.full_like(labels, -1)  # the row of each sample among them
+        read[self.regression.rows_] = torch.arange(len(self.regression.rows_), device=labels.device)
+        is_read = read[self._copied] >= 0
+        judged = self._copied[is_read]
+        self.copy_weight_ = 0.0
+        if len(judged):
+            mixture = torch.lerp(self.votes.left_out[judged], self.regression.left_out[read[judged]], self.weight_)
+            others = as_probabilities(counts[is_read]).to(mixture)
+            given = None if self._weights is None else self._weights[judged]
+            self.copy_weight_ = float(mixing_weight(mixture, others, labels[judged], weights=given))
         counts[torch.arange(len(counts), device=counts.device), labels[self._copied]] += weights[self._copied]
         self._copy_shares = as_probabilities(counts).float()
-
-    def _weight_of_copies(self, counts: Tensor, labels: Tensor) -> float:
-        """Weight of the copies that predicts best, by samples that the regression has left out too."""
-        rows = self.regression.rows_
-        read = torch.full_like(labels, -1)  # the row of each sample among them
-        read[rows] = torch.arange(len(rows), device=rows.device)
-        is_read = read[self._copied] >= 0
-        copied = self._copied[is_read]
-        if not len(copied):
-            return 0.0
-        mixture = torch.lerp(self.votes.left_out[copied], self.regression.left_out[read[copied]], self.weight_)
-        weights = None if self._weights is None else self._weights[copied]
-        others = as_probabilities(counts[is_read]).to(mixture)
-        return float(mixing_weight(mixture, others, labels[copied], weights=weights))
 
     def predict_proba(self, perturbed: Any) -> Tensor:
         """Class probabilities (D * N, J) at perturbed samples, float32, rows sum to 1; J is the largest label + 1.

@@ -269,6 +269,7 @@ class SpaceChoice:
 
 
 def _is_worth_trying(points: Tensor, labels: Tensor) -> bool:
+    """Return True if there are enough samples for a metric, and it takes no more than some seconds to learn."""
     metric = LabelMetric()
     n_samples, n_landmarks = min(len(points), metric.max_samples), min(len(points), metric.n_landmarks)
     n_operations = n_samples * n_landmarks * points.shape[1] * len(labels.unique())

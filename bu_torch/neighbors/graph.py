@@ -2,13 +2,13 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import check_index, check_range
+from bu_torch.functional.checks import check_choice, check_index, check_range
 from bu_torch.internal.inputs import as_flat_features, as_tensor, check_fitted, check_integer, safe_unit
 from bu_torch.internal.printing import advance
 from bu_torch.neighbors.search import Backend, nearest, resolve_backend
@@ -58,12 +58,8 @@ class NeighborGraph:
 
     def __init__(self, n_neighbors: int = 40, backend: Backend = "auto", exact: bool | None = None) -> None:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
-        if backend not in ("auto", "faiss", "torch"):
-            raise ValueError(f"`backend` must be 'auto', 'faiss' or 'torch', got {backend!r}.")
-        self.backend = backend
-        if exact not in (None, True, False):
-            raise ValueError(f"`exact` must be True, False or None, got {exact!r}.")
-        self.exact = exact
+        self.backend = check_choice("backend", backend, get_args(Backend))
+        self.exact = check_choice("exact", exact, (True, False, None))
 
     def fit(self, features: Any) -> Self:
         """Find the clusters of features (N, d), N >= n_neighbors, tensor, array or frame of finite numbers.

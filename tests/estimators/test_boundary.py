@@ -56,7 +56,7 @@ def test_draws_measured_at_once_are_the_draws_one_by_one(n_draws, monkeypatch):
     features, labels = gaussians(n=300)
     labels = labels + 2 * (torch.arange(300) % 3 == 0)
     model = nn.Linear(3, 4)
-    rows = [300 * n for n in (1, 3, 100)]  # of clusters in a call
+    rows = [300 * n for n in (1, 3, 100)]  # clusters in a call
     found = []
     for n_rows in rows:
         monkeypatch.setattr("bu_torch.estimators.cluster_scores._STACKED_ELEMENTS", 40 * n_rows)

@@ -221,7 +221,7 @@ class TestProbabilities:
     def test_labels_of_exact_copies_count_as_they_predict_labels_that_are_left_out(self, device, with_weights, n_read):
         generator = torch.Generator().manual_seed(0)
         features = torch.randn(60, 3, generator=generator).repeat(2, 1)[:90]
-        features[80:] = features[20:30]  # of ten samples there are three
+        features[80:] = features[20:30]  # ten samples are there three times
         labels = torch.randint(3, (60,), generator=generator).repeat(2)[:90]
         labels[80:] = labels[20:30]
         labels[:12] = torch.randint(3, (12,), generator=generator)  # not all copies agree
@@ -229,7 +229,7 @@ class TestProbabilities:
         graph = NeighborGraph(10).fit(features)
         given = [part.to(device) for part in (features, labels, graph.neighbors)]
         on_device = None if weights is None else weights.to(device)
-        regression = LabelRegression(n_landmarks=10, max_samples=n_read)  # which sees no copies
+        regression = LabelRegression(n_landmarks=10, max_samples=n_read)  # it sees no copies
         found = LabelProbabilities(regression=regression).fit(*given, on_device)
 
         counted = torch.ones(90) if weights is None else weights / weights.mean()

@@ -111,7 +111,7 @@ def test_silverman_bandwidth(problem):
     found = in_units(silverman_bandwidth(rows), exponent)
     expected = torch.tensor([proposal2.bandwidth(row) for row in exact.tolist()], dtype=torch.float64)
     dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
-    # Of subnormal numbers the last bit is as large as a unit.
+    # The last bit of a subnormal number is as large as a unit.
     smallest = 2.0 ** max(EXPONENTS[dtype][0] - exponent, -60)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 + smallest)
     assert torch.equal(found == 0, expected == 0) or smallest > 1e-3

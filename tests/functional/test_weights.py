@@ -25,7 +25,7 @@ def problem(seed=0, dtype=torch.float64, n=N, j=J, m=M):
     logits = torch.randn(n, j, generator=g, dtype=torch.float64)
     logits[torch.arange(n), labels] += 1.0
     predictions = torch.randint(0, j + 1, (D, n), generator=g)  # a class more than there are
-    predictions[0] = along // 2 * 2  # which leaves out every second class
+    predictions[0] = along // 2 * 2  # every second class is left out
     return {
         "logits": logits.to(dtype),
         "labels": labels,

@@ -42,7 +42,7 @@ def test_agrees_with_sorting(backend, kind, dtype):
     """Far from the origin, float32 arithmetic on squares loses every digit."""
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(120, 4, dtype=torch.float64, generator=generator)
-    if kind == "a lattice":  # of duplicates and equal distances
+    if kind == "a lattice":  # with duplicates and equal distances
         features = torch.randint(0, 3, (200, 3), generator=generator).double()
     elif kind != "at random":
         dtype = torch.float64

@@ -22,7 +22,7 @@ def inertia(samples, centers):
 def test_centres_are_those_of_another_library(n_steps, device):
     samples = points()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of convergence
+        warnings.simplefilter("ignore")  # it warns of convergence
         theirs = KMeans(7, init=samples[:7].numpy(), n_init=1, max_iter=n_steps, tol=0).fit(samples.numpy())
     centers, error = lloyd(samples.to(device), samples[:7].to(device), n_steps)
     assert centers.dtype == torch.float32
