@@ -130,9 +130,14 @@ class BoundaryUncertainty(ClusterScores):
         self.class_weight = check_class_weight(class_weight)
         extractor: Any = None if feature_extractor in ("module", "metric") else feature_extractor
         self.space: FeatureSpace | MetricSpace = FeatureSpace(extractor, n_components, seed, module)
-        takes_integers = keeps_integers(perturbation)
-        learns_metric = check_flag("learns_metric", learns_metric)
-        self._choice = SpaceChoice(feature_extractor, n_components, seed, module, takes_integers, learns_metric)
+        self._choice = SpaceChoice(
+            feature_extractor,
+            self.space.n_components,
+            self.seed,
+            module,
+            takes_integers=keeps_integers(perturbation),
+            learns_metric=check_flag("learns_metric", learns_metric),
+        )
         self.known_space: SpaceName | None = None  # chosen before, by a run that resumes
         self.space_name_ = ""
         self.skills_: dict[str, float] = {}
