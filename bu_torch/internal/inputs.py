@@ -1,4 +1,4 @@
-"""Checks of features, labels and options, and their errors."""
+"""Checks of features, labels and options, with their errors, and the classes among labels."""
 
 import math
 from numbers import Integral, Real

@@ -1,4 +1,7 @@
-"""Copies of a network to look at: the user's own network is never run, so nothing of it needs to be put back."""
+"""Copies of a network to look at: the user's own network is never run, so nothing of it needs to be put back.
+
+A sharded network, whose tensors are `DTensor` (`fully_shard`, tensor parallelism), is looked at in place.
+"""
 
 import sys
 import types

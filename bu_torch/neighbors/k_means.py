@@ -1,4 +1,4 @@
-"""K-means where the points are: by FAISS on the CPU, in torch on an accelerator."""
+"""K-means where the points are: by FAISS on the CPU, in torch on an accelerator; and 2-means, again and again."""
 
 from collections.abc import Iterator, Sequence
 
