@@ -43,8 +43,8 @@ from bu_torch import (
     perturb,
 )
 from bu_torch.functional import boundary as stages
+from bu_torch.functional.boundary import index_pairs, top_pairs
 from bu_torch.functional.omission import cluster_counts, omission_of_counts
-from bu_torch.functional.pairs import index_pairs, top_pairs
 from bu_torch.functional.parzen import bandwidth_of_scaled
 from bu_torch.internal.replica import copy_of
 from bu_torch.run.settings import AVERAGING

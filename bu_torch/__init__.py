@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
     from bu_torch.estimators.boundary import BoundaryUncertainty
     from bu_torch.estimators.label_probabilities import LabelProbabilities
-    from bu_torch.estimators.label_regression import LabelRegression as LabelRegression
-    from bu_torch.estimators.label_votes import LabelVotes as LabelVotes
+    from bu_torch.estimators.label_probabilities import LabelRegression as LabelRegression
+    from bu_torch.estimators.label_probabilities import LabelVotes as LabelVotes
     from bu_torch.estimators.trust import KNNConfidence as KNNConfidence
     from bu_torch.estimators.trust import TrustScore
     from bu_torch.neighbors.graph import NeighborGraph
@@ -82,9 +82,7 @@ _MODULES = {
     "callbacks": ("BoundaryUncertaintyMonitor", "BoundaryUncertaintyStopping"),
     "ranking.checkpoints": ("Checkpoint", "load_checkpoint"),
     "neighbors.graph": ("NeighborGraph",),
-    "estimators.label_probabilities": ("LabelProbabilities",),
-    "estimators.label_regression": ("LabelRegression",),
-    "estimators.label_votes": ("LabelVotes",),
+    "estimators.label_probabilities": ("LabelProbabilities", "LabelRegression", "LabelVotes"),
     "space.layers": ("LayerFeatures",),
     "rule.rules": ("Rule", "SelectionRule"),
     "run.stopper": ("BoundaryUncertaintyStopper",),

@@ -30,9 +30,9 @@ from bu_torch.callbacks.lightning_tree import (
     average_model,
 )
 from bu_torch.callbacks.weights import RAW_WEIGHTS, SHARDED, has_modes, training_weights
+from bu_torch.internal.global_state import preserved_random_state
 from bu_torch.internal.printing import cleaned
-from bu_torch.internal.random_state import preserved_random_state
-from bu_torch.internal.shards import gathered, replaced_in_place
+from bu_torch.internal.replica import gathered, replaced_in_place
 from bu_torch.run.weights import BestWeights
 
 _BEST = ("best_", "kth_", "current_")  # beginnings of the attributes that tell what is the best

@@ -26,8 +26,7 @@ from bu_torch.callbacks.weights import SHARDED, WRAPPING
 from bu_torch.internal.copying import CopyError, settle
 from bu_torch.internal.logits import dtype_of, joined, logits_of
 from bu_torch.internal.packing import Packing, call
-from bu_torch.internal.replica import has_lazy_layers, looking_at
-from bu_torch.internal.shards import is_sharded
+from bu_torch.internal.replica import has_lazy_layers, is_sharded, looking_at
 from bu_torch.perturbation.draws import PerturbedInputs, keeps_integers
 from bu_torch.run.budget import count_operations
 from bu_torch.samples.samples import IGNORED

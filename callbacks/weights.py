@@ -14,7 +14,7 @@ from bu_torch.callbacks.lightning_tree import (
     WeightAveraging,
     misconfigured,
 )
-from bu_torch.internal.shards import gathered
+from bu_torch.internal.replica import gathered
 from bu_torch.run.state import read_weights
 from bu_torch.run.weights import put_back, weights_of
 

@@ -32,8 +32,7 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
 from bu_torch import BoundaryUncertainty
-from bu_torch.functional.boundary import pair_terms
-from bu_torch.functional.pairs import index_pairs, sum_by_pair, top_pairs
+from bu_torch.functional.boundary import index_pairs, pair_terms, sum_by_pair, top_pairs
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

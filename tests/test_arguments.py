@@ -37,7 +37,7 @@ SETTINGS = {name: wrong for name, wrong in MEASURED.items() if name != "n_compon
 }
 REFUSED = {
     bu_torch.NeighborGraph: NEIGHBORS
-    | {"backend": ("be 'auto', 'faiss'", "annoy"), "exact": ("be True, False or None", "no")},
+    | {"backend": ("be one of 'auto', 'faiss', 'torch'", "annoy"), "exact": ("be one of True, False, None", "no")},
     bu_torch.BoundaryUncertainty: MEASURED,
     bu_torch.Signals: MEASURED,
     bu_torch.FeatureSpace: SPACE | SEED,
@@ -45,7 +45,7 @@ REFUSED = {
     bu_torch.TokenFeatures: {"n_components": SIZE} | SEED,
     bu_torch.PrototypeClassifier: {"n_prototypes": ("be an integer >= 1", 0, "bic")} | SEED,
     bu_torch.TrustScore: {
-        "filtering": ("be None, 'density' or 'disagreement'", "uncertainty"),
+        "filtering": ("be one of None, 'density', 'disagreement'", "uncertainty"),
         "alpha": ("", 1.0, -0.1, NAN, "0.1"),
         "n_neighbors": SIZE,
     },

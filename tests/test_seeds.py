@@ -51,8 +51,10 @@ def test_a_seed_out_of_range_is_refused_at_once(take):
 
 @pytest.mark.parametrize(("take", "find"), TAKING.values(), ids=TAKING)
 @pytest.mark.parametrize("seed", [2**32 - 1, 2**32, np.uint64(2**64 - 1)])
-def test_a_seed_in_range_says_what_comes_out(take, find, seed):
+def test_a_seed_in_range_says_what_comes_out_and_global_random_states_stay(take, find, seed, random_states):
+    before = random_states()
     first, second = (find(take(seed=seed)) for _ in range(2))
+    assert random_states() == before
     assert bool(first.isfinite().all())
     assert torch.equal(first, second)
 

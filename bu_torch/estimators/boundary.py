@@ -3,13 +3,11 @@
 from collections.abc import Callable
 from typing import Any, Self, get_args
 
-import torch
 from torch import Tensor, nn
 
 from bu_torch import functional
 from bu_torch.estimators.cluster_scores import ClusterScores, PairsAt
-from bu_torch.estimators.metric_choice import MetricTrial
-from bu_torch.estimators.space_choice import FeatureExtractor, SpaceChoice, SpaceName
+from bu_torch.estimators.space_choice import FeatureExtractor, MetricTrial, SpaceChoice, SpaceName
 from bu_torch.functional.checks import check_choice
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
 from bu_torch.internal.inputs import (
@@ -125,27 +123,30 @@ class BoundaryUncertainty(ClusterScores):
         self.seed = check_seed(seed)
         if isinstance(feature_extractor, str):
             check_choice("feature_extractor", feature_extractor, _NAMED_SPACES)
-        self.feature_extractor = feature_extractor
-        self.module = module
-        self.learns_metric = check_flag("learns_metric", learns_metric)
-        is_learnt = isinstance(feature_extractor, str) and feature_extractor in ("module", "metric")
-        extractor: Any = None if is_learnt else feature_extractor
-        self.space: FeatureSpace | MetricSpace = FeatureSpace(extractor, n_components, seed, module)
-        self.known_space: SpaceName | None = None  # chosen before, by a run that resumes
-        self.space_name_ = ""
-        self.skills_: dict[str, float] = {}
-        self.trial_: MetricTrial | None = None
-        self._settled: tuple[Tensor, Tensor, Tensor | None] | None = None  # samples that the space was chosen for
-        self._points: Tensor | None = None  # all of them in that space, if the choice has computed them
-        self.pairs_at: PairsAt = check_choice("pairs_at", pairs_at, get_args(PairsAt))
-        self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)
         self.perturbation = check_perturbation(perturbation)
-        if isinstance(feature_extractor, str) and feature_extractor == "tokens" and not keeps_integers(perturbation):
+        if feature_extractor == "tokens" and not keeps_integers(perturbation):
             raise ValueError(
                 "`feature_extractor='tokens'` needs `perturbation='tokens'` or a callable that keeps token ids"
                 f" integers, got {perturbation!r}."
             )
+        self.feature_extractor = feature_extractor
+        self.pairs_at: PairsAt = check_choice("pairs_at", pairs_at, get_args(PairsAt))
+        self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)
         self.class_weight = check_class_weight(class_weight)
+        extractor: Any = None if feature_extractor in ("module", "metric") else feature_extractor
+        self.space: FeatureSpace | MetricSpace = FeatureSpace(extractor, n_components, seed, module)
+        self._choice = SpaceChoice(
+            feature_extractor,
+            self.space.n_components,
+            self.seed,
+            module,
+            takes_integers=keeps_integers(perturbation),
+            learns_metric=check_flag("learns_metric", learns_metric),
+        )
+        self.known_space: SpaceName | None = None  # chosen before, by a run that resumes
+        self.space_name_ = ""
+        self.skills_: dict[str, float] = {}
+        self.trial_: MetricTrial | None = None
         self.has_known_neighbors = False
 
     def fit(self, features: Any, labels: Any, sample_weight: Any = None, neighbors: Any = None) -> Self:
@@ -174,9 +175,13 @@ class BoundaryUncertainty(ClusterScores):
 
     def fit_points(self, inputs: Tensor, labels: Tensor, sample_weight: Any, neighbors: Any = None) -> Tensor:
         """Fit to checked samples and return them as points (N, k) of the space, which are not kept."""
-        self.settle_space(inputs, labels, sample_weight)
-        points = self.space.fit_transform(inputs) if self._points is None else self._points  # type: ignore[call-arg]
-        self._points = self._settled = None
+        check_two_classes(labels)
+        is_of_tokens = self.kind_of_perturbation(inputs) == "tokens"
+        if is_of_tokens:
+            check_tokens(inputs, "features")
+        self.weights = weights_of(labels, self.class_weight, sample_weight)
+        choice = self._choice.choose(inputs, labels, self.weights, is_of_tokens=is_of_tokens, known=self.known_space)
+        self.space_name_, self.space, self.skills_, points, self.trial_ = choice
         self.has_known_neighbors = neighbors is not None
         graph = NeighborGraph(self.n_neighbors)
         graph = graph.fit(points) if neighbors is None else graph.take(points, neighbors)
@@ -192,39 +197,14 @@ class BoundaryUncertainty(ClusterScores):
         self._index()
         return points
 
-    def settle_space(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> str:
-        """Choose the space for checked samples, unless it is chosen for these, and return its name."""
-        check_two_classes(labels)
-        is_of_tokens = self.kind_of_perturbation(inputs) == "tokens"
-        if is_of_tokens:
-            check_tokens(inputs, "features")
-        self.weights = weights_of(labels, self.class_weight, sample_weight)
-        samples = (inputs, labels, self.weights)
-        if self._settled is None or not all(map(_are_equal, samples, self._settled)):
-            choice = self._choice().choose(*samples, is_of_tokens=is_of_tokens)
-            self.space_name_, self.space, self.skills_, self._points, self.trial_ = choice
-            self._settled = samples
-        return self.space_name_
-
-    def _choice(self) -> SpaceChoice:
-        return SpaceChoice(
-            self.feature_extractor,
-            self.space.n_components,
-            self.seed,
-            self.module,
-            self.known_space,
-            takes_integers=keeps_integers(self.perturbation),
-            learns_metric=self.learns_metric,
-        )
-
     def may_use_module(self, inputs: Tensor) -> bool:
         """Return True if the space of these inputs depends on `module`."""
-        return self._choice().may_use_module(inputs)
+        return self._choice.may_use_module(inputs)
 
     @property
     def is_of_module(self) -> bool:
         """True if neighbours were found among features that training `module` changes."""
-        return self.space_name_ == "module" or (self.space_name_ == "custom" and self._choice().extracts_by_module())
+        return self.space_name_ == "module" or (self.space_name_ == "custom" and self._choice.extracts_by_module())
 
     def kind_of_perturbation(self, inputs: Tensor) -> PerturbationKind:
         """Name of the perturbation of inputs of this shape."""
@@ -289,15 +269,8 @@ class BoundaryUncertainty(ClusterScores):
     def _restore(self, tensors: dict[str, Tensor], weights: Tensor | None, inputs: Tensor, space: str) -> Self:
         """Take the fitted tensors from elsewhere; perturbed inputs are drawn anew, from the same samples and seed."""
         self.weights, self.has_known_neighbors = weights, False
-        self._points = self._settled = None
         for name, tensor in tensors.items():
             setattr(self, name, tensor)
         self.space_name_ = space
         self._perturb(inputs)
         return self._index()
-
-
-def _are_equal(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return one is other or (one.device == other.device and one.dtype == other.dtype and torch.equal(one, other))

@@ -5,9 +5,8 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from bu_torch.functional.boundary import PairTerms, dtype_of_labels, pair_terms
+from bu_torch.functional.boundary import PairTerms, dtype_of_labels, index_pairs, pair_terms, top_pairs
 from bu_torch.functional.checks import as_logits
-from bu_torch.functional.pairs import index_pairs, top_pairs
 from bu_torch.functional.parzen import Bandwidth
 from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.perturbation.draws import PerturbedInputs
@@ -116,7 +115,7 @@ class ClusterScores:
         narrow = self.labels.to(dtype_of_labels(self._n_classes))
         self._member_labels = narrow[self.neighbors].repeat(n_stacked, 1)
         self._pair_of_draw = self._pair_index.repeat(n_stacked) + draw * len(self._pairs)
-        self.reset()
+        self.logits = None
         return self
 
     def _terms_of_part(self, logits: Tensor, predicted_pairs: Tensor | None) -> list[PairTerms]:

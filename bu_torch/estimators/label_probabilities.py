@@ -1,18 +1,244 @@
-"""Class probabilities at perturbed samples: votes of the nearest labels and a regression on all, mixed."""
+"""Class probabilities from the training labels: votes of those near a sample, a kernel regression, their mixture."""
 
-from typing import Any, Self
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from bu_torch import functional
-from bu_torch.estimators.label_regression import LabelRegression
-from bu_torch.estimators.label_votes import LabelVotes
-from bu_torch.estimators.metric_choice import Honest, MetricRegression
-from bu_torch.functional.probabilities import mixing_weight
-from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted
-from bu_torch.samples.balance import weights_of
+from bu_torch.functional.probabilities import (
+    as_probabilities,
+    best_candidate,
+    brier_score,
+    count_votes,
+    landmark_factor,
+    left_out_predictions,
+    mixing_weight,
+    shares_of,
+    skill,
+    tangent_kernel,
+)
+from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_seed
+from bu_torch.internal.printing import advance
+from bu_torch.neighbors.k_means import lloyd
+from bu_torch.samples.balance import stratified_rows, weights_of
 from bu_torch.samples.samples import copies
+from bu_torch.space.features import common_standardization, standardize
+
+if TYPE_CHECKING:
+    from bu_torch.estimators.space_choice import MetricRegression
+
+_MOST_VOTES = 100_000  # samples to choose the decay by
+_BLOCK_ELEMENTS = 2**18  # kernel entries at once: 2 MB, which a processor keeps at hand
+_LEAST_PENALTY = 1e-8  # with a smaller one, leave-one-out predictions are lost in rounding
+_LLOYD_STEPS = 4  # K-means for landmarks gains nothing by more
+
+
+class LabelVotes:
+    """Class probabilities at each training sample: fit once on labels and neighbours, then score many classifiers.
+
+    The m-th nearest sample of a cluster votes for its label with weight m^-decay. The decay is the one whose votes
+    predict left-out labels best (smallest Brier score): small if labels are noisy or classes overlap, large if classes
+    are finely shaped but well separated. Of more than 100,000 samples, a stratified subset of so many chooses. This
+    estimate is this project's own.
+
+    Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
+
+    Args:
+        decays: The decays to choose from, at least one, each >= 0; the first of equally good ones is taken.
+
+    Attributes:
+        decay_: The chosen decay.
+        votes: Class probabilities with the sample's own vote, shape (N, J), float32; J is the largest label + 1.
+        left_out: Class probabilities without the sample's own vote, shape (N, J), float32.
+        skill_: Skill of `left_out`: 1 minus its Brier score over that of as many labels drawn at random. 1 is certain
+            and 0 is chance; 0 also if there is a single class.
+
+    Example:
+        >>> labels, neighbors = torch.tensor([0, 0, 1, 1]), torch.tensor([[0, 1], [1, 0], [2, 3], [3, 2]])
+        >>> float(LabelVotes().fit(labels, neighbors).score(torch.tensor([0, 0, 1, 0])))
+        0.75
+    """
+
+    def __init__(self, decays: Sequence[float] = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)) -> None:
+        if len(decays) == 0 or not all(decay >= 0 for decay in decays):
+            raise ValueError(f"`decays` must hold at least one number, all >= 0, got {decays!r}.")
+        self.decays = tuple(decays)
+
+    def fit(self, labels: Any, neighbors: Tensor, sample_weight: Any = None) -> Self:
+        """Choose the decay and count the votes.
+
+        Takes classes (N,), integers >= 0; clusters (N, M) with M >= 2, the sample itself first
+        (`NeighborGraph.neighbors`); and how often training draws each sample, (N,), positive: a vote counts by it.
+        """
+        labels = as_labels(labels, neighbors.shape[0]).to(neighbors.device)
+        self._weights = weights = weights_of(labels, None, sample_weight)
+        decays: Sequence[float] = self.decays
+        if len(labels) > _MOST_VOTES and len(decays) > 1:
+            rows = stratified_rows(len(labels), _MOST_VOTES, 0, labels).to(labels.device)
+            voters, n_classes = neighbors[rows, 1:].long(), int(labels.max()) + 1
+            of_rows = ((decay, count_votes(labels, voters, decay, n_classes, weights)) for decay in decays)
+            decays = [best_candidate(of_rows, labels[rows], None if weights is None else weights[rows])[1]]
+        candidates = (
+            (decay, functional.label_votes(labels, neighbors, decay, leave_one_out=True, weights=weights))
+            for decay in decays
+        )
+        brier_score, self.decay_, self.left_out = best_candidate(candidates, labels, weights)
+        # The mean of M - 1 labels drawn at random is off by the error of the shares, and by its own variance.
+        n_voters = float(neighbors.shape[1] - 1)
+        if weights is not None:  # worth so many of equal weight (Kish 1965)
+            n_voters *= float(weights.sum().square() / weights.square().sum() / len(weights))
+        self.skill_ = skill(brier_score, shares_of(labels, weights), n_voters)
+        self.votes = functional.label_votes(labels, neighbors, self.decay_, weights=weights)
+        return self
+
+    def score(self, predictions: Any) -> Tensor:
+        """Mean share (float64) of the votes that predictions (D * N,) got, one draw of all N samples after another.
+
+        A class that `fit` never saw has no votes.
+        """
+        check_fitted(self, "votes")
+        predictions = torch.as_tensor(predictions)
+        predictions = as_labels(predictions, predictions.shape[0] if predictions.ndim else 1, "predictions")
+        return functional.expected_accuracy(self.votes, predictions.to(self.votes.device), weights=self._weights)
+
+
+class LabelRegression:
+    """Class probabilities by ridge regression of one-hot labels with the kernel of a wide ReLU network.
+
+    Regression with a neural tangent kernel is what an infinitely wide network learns, and does well on small tables
+    (Arora et al. 2020). It sees shapes that the nearest neighbours do not: a plane through many features, or a rule of
+    a few. The penalty is the one that predicts left-out labels best (smallest Brier score, leave-one-out in closed
+    form). Points are centred and divided by their root mean square, so shift, scale and rotation do not matter. Of more
+    than `n_landmarks` samples, centres of K-means span the solution (Nystroem; Zhang, Tsang, Kwok 2008), which is
+    fitted to all samples, or to `max_samples` random ones, with the share of each class kept.
+
+    Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
+
+    Args:
+        n_landmarks: The largest number of points that span the solution, >= 1; time grows with its cube.
+        penalties: The penalties to choose from, each >= 1e-8, in units of the kernel's mean diagonal; the first of
+            equally good ones is taken.
+        max_samples: The largest number of samples to fit to, >= 1.
+        seed: Seed of the random choices, 0 <= seed < 2**64.
+
+    Attributes:
+        penalty_: The chosen penalty.
+        rows_: The S samples that it is fitted to, shape (S,), int64; all N if they are not more than `max_samples`.
+        left_out: Class probabilities of each of them by a fit to the others, (S, J), float32; J is the largest label +
+            1. Centre, scale and shares of the classes are those of all S.
+        skill_: Skill of `left_out`: 1 minus its Brier score over that of the shares of the classes. 1 is certain and 0
+            is chance; 0 also if there is a single class.
+
+    Example:
+        >>> features = torch.linspace(-1, 1, 40).unsqueeze(1)
+        >>> regression = LabelRegression().fit(features, (features > 0).long())
+        >>> regression.predict_proba([[-0.5], [0.5]]).argmax(dim=1)
+        tensor([0, 1])
+    """
+
+    def __init__(
+        self,
+        n_landmarks: int = 500,
+        penalties: Sequence[float] = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1, 3, 10, 30),
+        max_samples: int = 10_000,
+        seed: int = 0,
+    ) -> None:
+        self.n_landmarks = check_integer("n_landmarks", n_landmarks, 1)
+        if len(penalties) == 0 or not all(_LEAST_PENALTY <= penalty < math.inf for penalty in penalties):
+            raise ValueError(
+                f"`penalties` must hold at least one number, all finite and >= {_LEAST_PENALTY}, got {penalties!r}."
+            )
+        self.penalties = tuple(penalties)
+        self.max_samples = check_integer("max_samples", max_samples, 1)
+        self.seed = check_seed(seed)
+
+    def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
+        """Choose the penalty and solve, for features (N, d) or (N, ...), finite, and labels (N,), integers >= 0.
+
+        The squared error of a sample counts by `sample_weight` (N,), positive: how often training draws it.
+        """
+        points = as_flat_features(features)
+        labels = as_labels(labels, points.shape[0]).to(points.device)
+        weights = weights_of(labels, None, sample_weight)
+        n_classes = int(labels.max()) + 1
+        self.rows_ = torch.arange(len(points), device=points.device)
+        if len(points) > self.max_samples:
+            self.rows_ = stratified_rows(len(points), self.max_samples, self.seed, labels).to(points.device)
+            points, labels = points[self.rows_], labels[self.rows_]
+            weights = None if weights is None else weights_of(labels, None, weights[self.rows_])
+        # Least squares with weights is least squares of rows that are multiplied by their roots.
+        root = None if weights is None else weights.sqrt().unsqueeze(1)
+        self._center, self._scale = common_standardization(points)
+        self._landmarks = standardize(points.double(), self._center, self._scale)  # (L, d)
+        if len(points) > self.n_landmarks:
+            rows = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed))[: self.n_landmarks]
+            single = self._landmarks.float()
+            self._landmarks = lloyd(single, single[rows.to(points.device)], _LLOYD_STEPS)[0].to(self._landmarks)
+        self._shares = shares_of(labels, weights)
+        targets = torch.nn.functional.one_hot(labels, n_classes).double() - self._shares
+        targets = targets if root is None else targets * root
+        basis, eigenvalues, projection = self._orthogonal_basis(points, root)
+        left_out = left_out_predictions(basis, eigenvalues, targets, self.penalties)
+        if root is not None:
+            left_out = (predicted / root for predicted in left_out)
+        probabilities = (as_probabilities(predicted + self._shares) for predicted in left_out)
+        candidates = zip(self.penalties, probabilities, strict=True)
+        brier_score, self.penalty_, self.left_out = best_candidate(candidates, labels, weights)
+        self._weights = projection / (eigenvalues + self.penalty_) @ (basis.T @ targets)  # (L, J)
+        self.skill_ = skill(brier_score, self._shares)
+        return self
+
+    def predict_proba(self, features: Any) -> Tensor:
+        """Class probabilities (P, J), float32, rows sum to 1, at points (P, d) or (P, ...), as in `fit`."""
+        check_fitted(self, "_weights")
+        points = as_flat_features(features, n_features=len(self._center)).to(self._center.device)
+        # All blocks go into one tensor. Small tensors that outlive the large temporary ones would scatter the heap.
+        probabilities = torch.empty(len(points), len(self._shares), device=points.device, dtype=torch.float32)
+        kernels = self._kernel_blocks(points)
+        for block, kernel in zip(self._blocks(probabilities), kernels, strict=True):
+            block.copy_(as_probabilities(kernel @ self._weights + self._shares))
+        return probabilities
+
+    def _orthogonal_basis(self, points: Tensor, root: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Coordinates B (S, L) of points, times `root` (S, 1), so that B'B = diag(e); e (L,); P (L, L)."""
+        kernel = tangent_kernel(self._landmarks, self._landmarks)
+        factor, unit = landmark_factor(kernel).T, kernel.diagonal().mean()
+        basis = torch.empty(len(points), len(factor), dtype=factor.dtype, device=factor.device)
+        for block, of_block in zip(self._blocks(basis), self._kernel_blocks(points), strict=True):
+            block.copy_(torch.linalg.solve_triangular(factor, of_block / unit, upper=True, left=False))
+        if root is not None:
+            basis *= root
+        squared_lengths, rotation = torch.linalg.eigh(basis.T @ basis)
+        for block in self._blocks(basis):
+            block.copy_(block @ rotation)
+        projection = torch.linalg.solve_triangular(factor, rotation, upper=True) / unit
+        return basis, squared_lengths.clamp(min=0), projection
+
+    def _kernel_blocks(self, points: Tensor) -> Iterator[Tensor]:
+        """Kernel of points and landmarks, (S, L), block by block of the points."""
+        for block in self._blocks(points):
+            yield tangent_kernel(standardize(block.double(), self._center, self._scale), self._landmarks)
+            advance(len(block) * len(self._landmarks))
+
+    def _blocks(self, rows: Tensor) -> tuple[Tensor, ...]:
+        return rows.split(max(1, _BLOCK_ELEMENTS // max(self._landmarks.shape)))
+
+
+class Honest(NamedTuple):
+    """Class probabilities (n, C) of samples by others alone, with labels (n,) and weights (n,) to judge them by."""
+
+    votes: Tensor
+    regression: Tensor
+    labels: Tensor
+    weights: Tensor | None
+
+    def skill(self, probabilities: Tensor) -> float:
+        """Brier skill score of one of them: 1 is certain, 0 chance."""
+        score = float(brier_score(probabilities, self.labels, weights=self.weights))
+        return skill(score, shares_of(self.labels, self.weights))
 
 
 class LabelProbabilities:
@@ -48,7 +274,7 @@ class LabelProbabilities:
     """
 
     def __init__(
-        self, votes: LabelVotes | None = None, regression: LabelRegression | MetricRegression | None = None
+        self, votes: LabelVotes | None = None, regression: "LabelRegression | MetricRegression | None" = None
     ) -> None:
         self.votes = LabelVotes() if votes is None else votes
         self.regression = LabelRegression() if regression is None else regression
@@ -64,16 +290,16 @@ class LabelProbabilities:
         self._weights = weights_of(labels, None, sample_weight)
         self.votes.fit(labels, neighbors, self._weights)
         self.regression.fit(features, labels, self._weights)
-        if isinstance(self.regression, MetricRegression):
-            honest = self.regression.honest(self.votes, labels, self._weights)
-            self.skills_ = self.votes.skill_, honest.skill(honest.regression)
-            if self.regression.has_votes_in_metric:
-                self.skills_ = honest.skill(honest.votes), self.skills_[1]
-        else:
+        if isinstance(self.regression, LabelRegression):
             rows = self.regression.rows_
             weights = None if self._weights is None else self._weights[rows]
             honest = Honest(self.votes.left_out[rows], self.regression.left_out, labels[rows], weights)
             self.skills_ = self.votes.skill_, self.regression.skill_
+        else:
+            honest = self.regression.honest(self.votes, labels, self._weights)
+            self.skills_ = self.votes.skill_, honest.skill(honest.regression)
+            if self.regression.has_votes_in_metric:
+                self.skills_ = honest.skill(honest.votes), self.skills_[1]
         self.weight_ = float(mixing_weight(honest.votes, honest.regression, honest.labels, weights=honest.weights))
         self._fit_copies(as_flat_features(features).to(labels.device), labels, neighbors)
         return self
@@ -88,23 +314,19 @@ class LabelProbabilities:
                 self._copied, counts = rows, weights.new_zeros((len(rows), counts.shape[1]))
                 place[rows] = torch.arange(len(rows), device=rows.device)
             counts[place[rows], labels[others]] += weights[others]
-        self.copy_weight_ = self._weight_of_copies(counts, labels)
-        counts[torch.arange(len(counts), device=counts.device), labels[self._copied]] += weights[self._copied]
-        self._copy_shares = _rows_to_one(counts).float()
-
-    def _weight_of_copies(self, counts: Tensor, labels: Tensor) -> float:
-        """Weight of the copies that predicts best, by samples that the regression has left out too."""
-        rows = self.regression.rows_
+        # The weight that predicts best, by samples that the regression has left out too.
         read = torch.full_like(labels, -1)  # the row of each sample among them
-        read[rows] = torch.arange(len(rows), device=rows.device)
+        read[self.regression.rows_] = torch.arange(len(self.regression.rows_), device=labels.device)
         is_read = read[self._copied] >= 0
-        copied = self._copied[is_read]
-        if not len(copied):
-            return 0.0
-        mixture = torch.lerp(self.votes.left_out[copied], self.regression.left_out[read[copied]], self.weight_)
-        weights = None if self._weights is None else self._weights[copied]
-        others = _rows_to_one(counts[is_read]).to(mixture)
-        return float(mixing_weight(mixture, others, labels[copied], weights=weights))
+        judged = self._copied[is_read]
+        self.copy_weight_ = 0.0
+        if len(judged):
+            mixture = torch.lerp(self.votes.left_out[judged], self.regression.left_out[read[judged]], self.weight_)
+            others = as_probabilities(counts[is_read]).to(mixture)
+            given = None if self._weights is None else self._weights[judged]
+            self.copy_weight_ = float(mixing_weight(mixture, others, labels[judged], weights=given))
+        counts[torch.arange(len(counts), device=counts.device), labels[self._copied]] += weights[self._copied]
+        self._copy_shares = as_probabilities(counts).float()
 
     def predict_proba(self, perturbed: Any) -> Tensor:
         """Class probabilities (D * N, J) at perturbed samples, float32, rows sum to 1; J is the largest label + 1.
@@ -131,7 +353,3 @@ class LabelProbabilities:
         predictions = as_labels(predictions, len(probabilities), "predictions").to(probabilities.device)
         weights = None if self._weights is None else self._weights.repeat(len(probabilities) // len(self._weights))
         return functional.expected_accuracy(probabilities, predictions, weights=weights)
-
-
-def _rows_to_one(counts: Tensor) -> Tensor:
-    return counts / counts.sum(dim=1, keepdim=True)

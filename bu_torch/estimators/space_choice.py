@@ -3,20 +3,22 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from bu_torch.estimators.label_regression import LabelRegression
-from bu_torch.estimators.metric_choice import MetricTrial
-from bu_torch.internal.progress import uncounted
-from bu_torch.samples.balance import stratified_rows
+from bu_torch.estimators.label_probabilities import Honest, LabelRegression, LabelVotes
+from bu_torch.functional.probabilities import best_candidate, count_votes, mixing_weight
+from bu_torch.functional.weights import mean_and_error
+from bu_torch.internal.printing import uncounted
+from bu_torch.samples.balance import stratified_rows, weights_of
 from bu_torch.space.features import FeatureSpace, MixedFeatures, name_of
 from bu_torch.space.layers import LayerFeatures
 from bu_torch.space.metric import LabelMetric, MetricSpace
 
-SpaceName = Literal["inputs", "patches", "tokens", "metric"]  # that follows from the samples alone
+_Base = Literal["inputs", "patches", "tokens"]
+SpaceName = Literal[_Base, "metric"]  # that follows from the samples alone
 FeatureExtractor = SpaceName | Literal["module"] | Callable[[Tensor], Any] | MixedFeatures
 
 _log = logging.getLogger(__name__)
@@ -27,6 +29,149 @@ _MOST_FEATURES = 1024  # the cost of a metric grows with their square
 _MOST_OPERATIONS = 1e10  # to learn a metric once: some seconds
 _LEAST_SAMPLES = 150  # to try one: with fewer, it gains next to nothing
 _MODULE_BATCH = 64  # no more than a training batch mostly is: a network needs more memory for more
+_FOLDS = 3
+_IN_TRIAL = 1200  # samples
+_VOTERS = 39  # nearest samples, as many as a cluster has by default
+_DECAYS = LabelVotes().decays
+_LANDMARKS = 200  # fewer than later: time grows with the cube
+_LEAST_UNTAUGHT = 1000  # samples that tell more than the folds
+_NEIGHBORS, _REGRESSION = 1.0, 2.0  # standard errors that a gain must exceed
+_NEARLY_ALL = 0.95  # with so much of the weight here, the other regression is not worth its time
+
+
+@dataclass(frozen=True)
+class MetricTrial:
+    """Class probabilities (n, C) of n samples in a space and in the metric, made of other samples alone.
+
+    Three folds are made of at most 1200 samples. The metric, a regression and the votes of the nearest see two of them,
+    and predict the third. (Leave-one-out predictions given the metric promise too much, because it has seen the label.)
+    """
+
+    labels: Tensor  # (n,)
+    weights: Tensor | None  # (n,)
+    votes: tuple[Tensor, Tensor]  # in the space, in the metric
+    regressions: tuple[Tensor, Tensor]
+
+    @classmethod
+    def of(cls, points: Tensor, labels: Tensor, weights: Tensor | None = None, seed: int = 0) -> Self:
+        """Try both with points (N, d), labels (N,), integers >= 0, and weights (N,) of the samples."""
+        labels = torch.unique(labels, return_inverse=True)[1]
+        rows = stratified_rows(len(points), _IN_TRIAL, seed, labels).to(points.device)
+        points, labels = points[rows], labels[rows]
+        weights = None if weights is None else weights_of(labels, None, weights[rows])
+        n_classes = int(labels.max()) + 1
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).to(labels.device)
+        order = order[labels[order].argsort(stable=True)]
+        fold = torch.empty_like(labels)
+        fold[order] = torch.arange(len(labels), device=labels.device) % _FOLDS  # each class is spread over all
+        votes = points.new_zeros(2, len(_DECAYS), len(points), n_classes, dtype=torch.float32)
+        regressions = torch.zeros_like(votes[:, 0])
+        for number in range(_FOLDS):
+            seen, held = fold != number, fold == number
+            own = None if weights is None else weights[seen]
+            metric = LabelMetric(n_landmarks=_LANDMARKS, seed=seed).fit(points[seen], labels[seen], own)
+            for place, space in enumerate((points, metric.transform(points))):
+                n_voters = min(_VOTERS, int(seen.sum()))
+                voters = torch.cdist(space[held], space[seen]).topk(n_voters, largest=False).indices
+                for column, decay in enumerate(_DECAYS):
+                    votes[place, column, held] = count_votes(labels[seen], voters, decay, n_classes, own)
+                regression = LabelRegression(_LANDMARKS, seed=seed).fit(space[seen], labels[seen], own)
+                predicted = regression.predict_proba(space[held])
+                regressions[place, held] = torch.nn.functional.pad(predicted, (0, n_classes - predicted.shape[1]))
+        first, second = (best_candidate(zip(_DECAYS, of_space, strict=True), labels, weights)[2] for of_space in votes)
+        return cls(labels, weights, (first, second), (regressions[0], regressions[1]))
+
+    @property
+    def prefers_metric(self) -> bool:
+        """True if the votes of the nearest are better in the metric by more than a standard error (Brier score)."""
+        return self._is_better(*self.votes, _NEIGHBORS)
+
+    @property
+    def vote_skills(self) -> tuple[float, float]:
+        """Skill of the votes in the space and in the metric: 1 is certain, 0 chance."""
+        honest = Honest(*self.votes, self.labels, self.weights)
+        return honest.skill(self.votes[0]), honest.skill(self.votes[1])
+
+    @property
+    def regression_weight(self) -> float:
+        """Weight in [0, 1] of the regression in the metric beside that in the space.
+
+        It is 0 unless the mixture is better than the regression in the space by more than two standard errors, and 1 if
+        it is near 1.
+        """
+        weight = float(mixing_weight(*self.regressions, self.labels, weights=self.weights))
+        mixture = torch.lerp(*self.regressions, weight)
+        if not self._is_better(self.regressions[0], mixture, _REGRESSION):
+            return 0.0
+        return 1.0 if weight > _NEARLY_ALL else weight
+
+    def _is_better(self, first: Tensor, second: Tensor, n_errors: float) -> bool:
+        """True if the Brier score of the second is less by more than so many standard errors."""
+        one_hot = torch.nn.functional.one_hot(self.labels, first.shape[1])
+        distances = [(one - one_hot).double().square().sum(dim=1) for one in (first, second)]
+        gain, error = mean_and_error(distances[0] - distances[1], self.weights)
+        return bool(gain > n_errors * error)
+
+
+class MetricRegression:
+    """Two regressions of the labels, in a space and in the metric that labels teach in it, mixed.
+
+    Used as `LabelRegression`, on points of the space. The weights of the mixture, beside votes too, and the skills come
+    of predictions that are honest: those of samples that have not taught the metric, if they are 1000 or more, and else
+    those of the trial.
+
+    Args:
+        trial: The trial.
+        metric: The fitted metric, if the votes are those of neighbours in it; None to learn it, for the regression.
+        seed: Seed of the random choices.
+    """
+
+    def __init__(self, trial: MetricTrial, metric: LabelMetric | None, *, seed: int = 0) -> None:
+        self.trial, self.has_votes_in_metric = trial, metric is not None
+        self.metric = LabelMetric(seed=seed) if metric is None else metric
+        self.parts = (LabelRegression(seed=seed), LabelRegression(seed=seed))
+
+    def fit(self, features: Tensor, labels: Tensor, sample_weight: Tensor | None = None) -> Self:
+        """Fit both to points (N, d) of the space, labels (N,) and weights (N,); a part of weight 0 is left out."""
+        if not self.has_votes_in_metric:
+            self.metric.fit(features, labels, sample_weight)
+        self.weight_ = self.trial.regression_weight
+        used = [part for part, weight in enumerate((1 - self.weight_, self.weight_)) if weight > 0]
+        for part in used:
+            self.parts[part].fit(self._moved(features, part), labels, sample_weight)
+        self.rows_ = self.parts[used[0]].rows_
+        untaught = ~torch.isin(self.rows_, self.metric.rows_)
+        self._untaught = untaught if int(untaught.sum()) >= _LEAST_UNTAUGHT else None
+        if self._untaught is not None and len(used) > 1:
+            rows = self.rows_[untaught]
+            weights = None if sample_weight is None else sample_weight[rows]
+            first, second = (regression.left_out[untaught] for regression in self.parts)
+            self.weight_ = float(mixing_weight(first, second, labels[rows], weights=weights))
+        self.left_out = self._mixed(lambda part: self.parts[part].left_out)
+        return self
+
+    def predict_proba(self, features: Tensor) -> Tensor:
+        """Class probabilities (P, J), float32, at points (P, d) of the space."""
+        return self._mixed(lambda part: self.parts[part].predict_proba(self._moved(features, part)))
+
+    def _moved(self, features: Tensor, part: int) -> Tensor:
+        return self.metric.transform(features) if part else features
+
+    def _mixed(self, made: Callable[[int], Tensor]) -> Tensor:
+        """Mix what is made by part; one of weight 0 is not made."""
+        if self.weight_ in (0, 1):
+            return made(int(self.weight_))
+        return torch.lerp(made(0), made(1), self.weight_)
+
+    def honest(self, votes: LabelVotes, labels: Tensor, weights: Tensor | None) -> Honest:
+        """Predictions of votes and of the mixture for labels that have not taught the metric."""
+        if self._untaught is None:
+            trial = self.trial
+            mixture = torch.lerp(*trial.regressions, self.weight_)
+            return Honest(trial.votes[self.has_votes_in_metric], mixture, trial.labels, trial.weights)
+        rows = self.rows_[self._untaught]
+        of_rows = None if weights is None else weights_of(labels[rows], None, weights[rows])
+        return Honest(votes.left_out[rows], self.left_out[self._untaught], labels[rows], of_rows)
 
 
 class ChosenSpace(NamedTuple):
@@ -35,7 +180,7 @@ class ChosenSpace(NamedTuple):
     name: str
     space: FeatureSpace | MetricSpace
     skills: dict[str, float]  # skill of each candidate, if there were several
-    points: Tensor | None = None  # all samples in the space, if they were computed
+    points: Tensor  # all samples in the space
     trial: MetricTrial | None = None  # trial of the metric, if it was a candidate
 
 
@@ -47,9 +192,8 @@ class SpaceChoice:
     n_components: int | None
     seed: int
     module: nn.Module | None
-    known: SpaceName | None = None
-    takes_integers: bool = False  # if the inputs are some
-    learns_metric: bool = False  # if a metric is a candidate, where no space is asked for
+    takes_integers: bool  # if the inputs are some
+    learns_metric: bool  # if a metric is a candidate, where no space is asked for
 
     def may_use_module(self, inputs: Tensor) -> bool:
         """Return True if the space of these inputs depends on the network."""
@@ -57,7 +201,7 @@ class SpaceChoice:
             return False
         if self.feature_extractor is None:
             return inputs.ndim != 2 or not inputs.is_floating_point()
-        return self._is_of_module() or self.extracts_by_module()
+        return self.feature_extractor == "module" or self.extracts_by_module()
 
     def extracts_by_module(self) -> bool:
         """Return True if the extractor has weights that training changes."""
@@ -67,62 +211,49 @@ class SpaceChoice:
         trained = {id(parameter) for parameter in self.module.parameters() if parameter.requires_grad}
         return any(id(parameter) in trained for parameter in extractor.parameters())
 
-    def choose(self, inputs: Tensor, labels: Tensor, weights: Tensor | None, *, is_of_tokens: bool) -> ChosenSpace:
-        """Space of neighbours, the one asked for or the best."""
-        candidates = self._candidates(inputs, is_of_tokens)
-        with uncounted():
-            if len(candidates) == 1:
-                chosen = ChosenSpace(*next(iter(candidates.items())), {})
-            else:
-                name, skills, points = choose_space(inputs, labels, candidates, weights=weights, seed=self.seed)
-                chosen = ChosenSpace(name, candidates[name], skills, points)
-            return self._with_metric(chosen, inputs, labels, weights, is_of_tokens=is_of_tokens)
-
-    def _with_metric(
-        self, chosen: ChosenSpace, inputs: Tensor, labels: Tensor, weights: Tensor | None, *, is_of_tokens: bool
+    def choose(
+        self, inputs: Tensor, labels: Tensor, weights: Tensor | None, *, is_of_tokens: bool, known: SpaceName | None
     ) -> ChosenSpace:
-        """Put the metric on a space if it is asked for, or clearly better; a trial says which."""
-        is_forced = self.known == "metric" or self._asks_for_metric()
-        is_open = self.learns_metric and (self.feature_extractor is None or name_of(self.feature_extractor) == "mixed")
-        is_base = chosen.name in (_base_of(inputs, is_of_tokens=is_of_tokens), "mixed")
-        if not (is_forced or (is_open and is_base)):
-            return chosen
-        space = chosen.space
-        assert isinstance(space, FeatureSpace)  # noqa: S101
-        points = space.fit_transform(inputs) if chosen.points is None else chosen.points
-        trial = None
-        if self.learns_metric and _is_worth_trying(points, labels):
-            trial = MetricTrial.of(points, labels, weights, self.seed)
-        is_preferred = trial is not None and trial.prefers_metric and self.known in (None, "metric")
-        if not (is_forced or is_preferred):
-            return chosen._replace(points=points, trial=trial)
-        moved = MetricSpace(space, self.seed)
-        points = moved.metric.fit(points, labels, weights).transform(points)
-        skills = {} if trial is None else dict(zip((chosen.name, "metric"), trial.vote_skills, strict=True))
-        return ChosenSpace("metric", moved, skills, points, trial)
+        """Space of neighbours, the one asked for or the best, or the `known` one that was chosen before.
 
-    def _asks_for_metric(self) -> bool:
-        return isinstance(self.feature_extractor, str) and self.feature_extractor == "metric"
+        A metric is put on it if it is asked for or clearly better; a trial says which.
+        """
+        is_image = inputs.ndim == 4 and inputs.is_floating_point() and inputs.shape[1] <= _MOST_CHANNELS
+        base: _Base = "tokens" if is_of_tokens else "patches" if is_image else "inputs"
+        candidates = self._candidates(inputs, base, known)
+        with uncounted():
+            name, skills, points = next(iter(candidates)), dict[str, float](), None
+            if len(candidates) > 1:
+                name, skills, points = choose_space(inputs, labels, candidates, weights=weights, seed=self.seed)
+            space = candidates[name]
+            points = space.fit_transform(inputs) if points is None else points
+            is_forced = "metric" in (known, self.feature_extractor)
+            is_open = self.learns_metric and (name == "mixed" or (name == base and self.feature_extractor is None))
+            trial = None
+            if self.learns_metric and (is_forced or is_open) and _is_worth_trying(points, labels):
+                trial = MetricTrial.of(points, labels, weights, self.seed)
+            is_better = trial is not None and trial.prefers_metric and known in (None, "metric")
+            if not (is_forced or is_better):
+                return ChosenSpace(name, space, skills, points, trial)
+            moved = MetricSpace(space, self.seed)
+            points = moved.metric.fit(points, labels, weights).transform(points)
+            skills = {} if trial is None else dict(zip((name, "metric"), trial.vote_skills, strict=True))
+            return ChosenSpace("metric", moved, skills, points, trial)
 
-    def _is_of_module(self) -> bool:
-        return isinstance(self.feature_extractor, str) and self.feature_extractor == "module"
-
-    def _candidates(self, inputs: Tensor, is_of_tokens: bool) -> dict[str, FeatureSpace]:
+    def _candidates(self, inputs: Tensor, base: _Base, known: SpaceName | None) -> dict[str, FeatureSpace]:
+        """Spaces to compare; a metric is learnt among the features `base`."""
         settings = (self.n_components, self.seed)
-        if self._is_of_module():
+        if self.feature_extractor == "module":
             return {"module": self._module_space(inputs)}
-        if self._asks_for_metric() or self.known == "metric":
-            base: Any = _base_of(inputs, is_of_tokens=is_of_tokens)
+        if known == "metric" or self.feature_extractor == "metric":
             return {base: FeatureSpace(base, *settings)}
         if self.feature_extractor is not None:
             extractor: Any = self.feature_extractor
             return {name_of(extractor): FeatureSpace(extractor, *settings, self.module)}
-        if self.known is not None:
-            return {self.known: FeatureSpace(self.known, *settings)}
-        first: Literal["tokens", "inputs"] = "tokens" if is_of_tokens else "inputs"
-        candidates: dict[str, FeatureSpace] = {first: FeatureSpace(first, *settings)}
-        if _base_of(inputs, is_of_tokens=is_of_tokens) == "patches":
-            candidates["patches"] = FeatureSpace("patches", *settings)
+        if known is not None:
+            return {known: FeatureSpace(known, *settings)}
+        names: tuple[_Base, ...] = ("inputs", "patches") if base == "patches" else (base,)
+        candidates: dict[str, FeatureSpace] = {name: FeatureSpace(name, *settings) for name in names}
         if self.may_use_module(inputs):
             candidates["module"] = self._module_space(inputs)
         return candidates
@@ -135,15 +266,8 @@ class SpaceChoice:
         return FeatureSpace(features.transform, self.n_components, self.seed)
 
 
-def _base_of(inputs: Tensor, *, is_of_tokens: bool) -> Literal["inputs", "patches", "tokens"]:
-    """Features among which a metric is learnt."""
-    if is_of_tokens:
-        return "tokens"
-    is_image = inputs.ndim == 4 and inputs.is_floating_point() and inputs.shape[1] <= _MOST_CHANNELS
-    return "patches" if is_image else "inputs"
-
-
 def _is_worth_trying(points: Tensor, labels: Tensor) -> bool:
+    """Return True if there are enough samples for a metric, and it takes no more than some seconds to learn."""
     metric = LabelMetric()
     n_samples, n_landmarks = min(len(points), metric.max_samples), min(len(points), metric.n_landmarks)
     n_operations = n_samples * n_landmarks * points.shape[1] * len(labels.unique())

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
+from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_number
-from bu_torch.neighbors.groups import nearest_of_groups
+from bu_torch.neighbors.graph import nearest_of_groups
 from bu_torch.neighbors.search import is_large, nearest
 
 _TOLERANCE = 0.05  # relative error of distances if there are too many for an exact search
@@ -54,9 +55,7 @@ class TrustScore:
     def __init__(
         self, filtering: Literal["density", "disagreement"] | None = None, alpha: float = 0.0, n_neighbors: int = 10
     ) -> None:
-        if filtering not in (None, "density", "disagreement"):
-            raise ValueError(f"`filtering` must be None, 'density' or 'disagreement', got {filtering!r}.")
-        self.filtering = filtering
+        self.filtering = check_choice("filtering", filtering, (None, "density", "disagreement"))
         self.alpha = check_number("alpha", alpha, 0, 1)
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 1)
 

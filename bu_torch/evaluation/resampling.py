@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bu_torch.internal.global_state import preserved_random_state
 from bu_torch.internal.inputs import as_features, as_labels, check_integer, check_two_classes, scikit_learn_seed
-from bu_torch.internal.random_state import preserved_random_state
 
 
 class ErrorEstimate(NamedTuple):

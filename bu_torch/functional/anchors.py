@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from bu_torch.functional.boundary import top_pairs
 from bu_torch.functional.checks import as_logits
-from bu_torch.functional.pairs import top_pairs
 from bu_torch.functional.parzen import Bandwidth, boundary_kernel
 
 Measure = Literal["entropy", "triangle"]

@@ -11,10 +11,7 @@ _INDEX_DTYPES = (torch.int16, torch.int32, torch.int64, torch.uint8, torch.int8)
 
 def as_logits(logits: Tensor) -> Tensor:
     """Return logits of shape (N, J), J >= 2, in float32 or float64; one column z becomes the two classes [0, z]."""
-    if not isinstance(logits, Tensor):
-        raise TypeError(f"`logits` must be a tensor of shape (N, J), got {type(logits).__name__}.")
-    if not logits.is_floating_point():
-        raise TypeError(f"`logits` must have a floating-point dtype, got {logits.dtype}.")
+    check_floating("logits", logits)
     if logits.layout != torch.strided:
         raise TypeError(f"`logits` must be dense, got a tensor of layout {logits.layout}.")
     if logits.ndim == 1:
@@ -30,20 +27,8 @@ def as_logits(logits: Tensor) -> Tensor:
 
 def check_floating(name: str, value: Tensor, shape: tuple[int | str, ...] | None = None) -> None:
     """Raise unless `value` is a floating-point tensor of `shape` (a str in it is a free length), None for any."""
-    expected = "" if shape is None else f" of shape {_show(shape)}"
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"`{name}` must be a floating-point tensor{expected}, got {got}.")
-    if shape is not None and not _fits(value, shape):
-        raise ValueError(f"`{name}` must have shape {_show(shape)}, got {tuple(value.shape)}.")
-
-
-def check_integer(name: str, value: Any, low: int) -> None:
-    """Raise unless `value` is an integer of at least `low`."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"`{name}` must be an integer >= {low}, got {value!r}.")
-    if value < low:
-        raise ValueError(f"`{name}` must be >= {low}, got {value}.")
+    is_floating = isinstance(value, Tensor) and value.is_floating_point()
+    _check_tensor(name, value, "a floating-point tensor", is_floating, shape)
 
 
 def check_not_negative(name: str, value: Any) -> None:
@@ -56,12 +41,8 @@ def check_not_negative(name: str, value: Any) -> None:
 
 def check_index(name: str, value: Tensor, shape: tuple[int | str, ...], device: torch.device) -> None:
     """Raise unless `value` is an integer tensor of `shape` (a str in `shape` is a free length) on `device`."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"`{name}` must be an integer tensor of shape {_show(shape)}, got {type(value).__name__}.")
-    if value.dtype not in _INDEX_DTYPES:
-        raise TypeError(f"`{name}` must have an integer dtype, got {value.dtype}.")
-    if not _fits(value, shape):
-        raise ValueError(f"`{name}` must have shape {_show(shape)}, got {tuple(value.shape)}.")
+    is_integer = isinstance(value, Tensor) and value.dtype in _INDEX_DTYPES
+    _check_tensor(name, value, "an integer tensor", is_integer, shape)
     if value.device != device:
         raise ValueError(f"`{name}` must be on {device}, like the values it indexes, got {value.device}.")
 
@@ -90,11 +71,19 @@ def check_choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
     return value
 
 
-def _fits(value: Tensor, shape: tuple[int | str, ...]) -> bool:
-    return value.ndim == len(shape) and all(
-        isinstance(want, str) or have == want for have, want in zip(value.shape, shape, strict=True)
-    )
+def _check_tensor(
+    name: str, value: Tensor, expected: str, is_expected: bool, shape: tuple[int | str, ...] | None
+) -> None:
+    if not is_expected:
+        of_shape = "" if shape is None else f" of shape {_show(shape)}"
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"`{name}` must be {expected}{of_shape}, got {got}.")
+    if shape is not None and not (
+        value.ndim == len(shape)
+        and all(isinstance(want, str) or have == want for have, want in zip(value.shape, shape, strict=True))
+    ):
+        raise ValueError(f"`{name}` must have shape {_show(shape)}, got {tuple(value.shape)}.")
 
 
 def _show(shape: tuple[int | str, ...]) -> str:
-    return "(" + ", ".join(str(size) for size in shape) + ("," if len(shape) == 1 else "") + ")"
+    return str(shape).replace("'", "")

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from bu_torch.functional.regression import left_out_predictions
+from bu_torch.functional.probabilities import left_out_predictions
 
 _JITTER = 1e-3  # added to the diagonal of the landmarks' kernel, because tables repeat their rows
 _BLOCK_ELEMENTS = 2**20  # gradients at once take 4 MB
@@ -30,28 +30,29 @@ def kernel_ridge(
     Args:
         kernel: Kernel of N points and L landmarks, (N, L), floating point, 1 at distance 0.
         own: Kernel of the landmarks, (L, L).
-        targets: Targets (N, J), centred.
+        targets: Targets (N, J), centred, of the dtype of `kernel`.
         penalties: The penalties to choose from, each > 0.
         weights: Weight of each point in the squared error, (N,) with mean 1; None if all count alike.
 
     Returns:
         The coefficients, (L, J), of the dtype of `kernel`.
     """
-    root = None if weights is None else weights.to(kernel).sqrt().unsqueeze(1)
     identity = torch.eye(len(own), dtype=torch.float64, device=own.device)
     factor = torch.linalg.cholesky(own.double() + _JITTER * identity)
     projection = torch.linalg.solve_triangular(factor, identity, upper=False).T.to(kernel)
     basis = kernel @ projection
-    basis, targets = (basis, targets) if root is None else (basis * root, targets * root)
+    if weights is not None:
+        root = weights.to(kernel).sqrt().unsqueeze(1)
+        basis, targets = basis * root, targets * root
     eigenvalues, rotation = torch.linalg.eigh((basis.T @ basis).double())
     eigenvalues, rotation = eigenvalues.clamp(min=0).to(kernel), rotation.to(kernel)
     basis = basis @ rotation
     errors = [
         float((targets - left_out).square().sum())
-        for left_out in left_out_predictions(basis, eigenvalues, targets.to(kernel), penalties)
+        for left_out in left_out_predictions(basis, eigenvalues, targets, penalties)
     ]
     penalty = penalties[errors.index(min(errors))]
-    return projection @ (rotation @ ((basis.T @ targets.to(kernel)) / (eigenvalues + penalty).unsqueeze(1)))
+    return projection @ (rotation @ ((basis.T @ targets) / (eigenvalues + penalty).unsqueeze(1)))
 
 
 def average_gradient_outer_product(

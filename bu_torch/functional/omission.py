@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import check_draws, check_floating, check_index, check_range
+from bu_torch.functional.checks import check_draws, check_floating, check_index, check_not_negative, check_range
 from bu_torch.functional.weights import cluster_sizes, mean_of, relative_weights
 
 
@@ -54,9 +54,8 @@ def omission(
     check_draws(predictions, n_samples, shares.device)
     check_range("neighbors", neighbors, n_samples, "sample indices")
     size = neighbors.shape[1]
-    if isinstance(significance, bool) or not isinstance(significance, int | float):
-        raise TypeError(f"`significance` must be a number, got {significance!r}.")
-    if not 0 <= significance < size**0.5:
+    check_not_negative("significance", significance)
+    if not significance < size**0.5:
         raise ValueError(f"`significance` must satisfy 0 <= z < sqrt(M) with M = {size}, got {significance}.")
     weights = relative_weights(weights, (n_samples,), shares.device)
     counts = cluster_counts(shares, neighbors, weights)

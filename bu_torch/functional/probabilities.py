@@ -1,12 +1,17 @@
-"""Class probabilities: made of raw predictions, scored against labels, and mixed."""
+"""Class probabilities: from raw predictions, votes of near labels and kernel regression; scored and mixed."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from bu_torch.functional.checks import check_index, check_not_negative, check_range
 from bu_torch.functional.weights import mean_of, relative_weights
+
+_BLOCK_ELEMENTS = 2**20  # copied at once
+_JITTERS = 1e-7, 1e-5, 1e-3  # relative to the mean diagonal of a kernel
+_COSINE_ROUNDING = 8  # epsilons
 
 
 def as_probabilities(predictions: Tensor) -> Tensor:
@@ -83,3 +88,126 @@ def skill(brier_score: float, shares: Tensor, n_drawn: float = math.inf) -> floa
     """
     by_chance = float(1 - shares.square().sum()) * (1 + 1 / n_drawn)
     return 1 - brier_score / by_chance if by_chance else 0.0
+
+
+def label_votes(
+    labels: Tensor,
+    neighbors: Tensor,
+    decay: float,
+    n_classes: int | None = None,
+    *,
+    leave_one_out: bool = False,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Share of each class in the votes of a sample's neighbourhood, where the m-th nearest weighs m^-decay.
+
+    A weighted nearest-neighbour estimate of the class probabilities at each sample. With a large decay the sample's own
+    label decides alone; with decay 0 all members of the cluster weigh the same.
+
+    Args:
+        labels: Classes, shape (N,), integer, >= 0.
+        neighbors: Clusters, the sample itself first, shape (N, M) with M >= 2, integer (`NeighborGraph.neighbors`).
+        decay: Exponent of the rank, >= 0.
+        n_classes: J; None for the largest label + 1.
+        leave_one_out: Leave the sample's own vote out; its nearest other sample then ranks first.
+        weights: Frequency of each sample in training, by which its vote counts, shape (N,), > 0; None if all are alike.
+
+    Returns:
+        Shape (N, J), in [0, 1], rows sum to 1, float32.
+
+    Raises:
+        TypeError, ValueError: If an argument has the wrong dtype, shape, device or values.
+
+    Example:
+        >>> label_votes(torch.tensor([0, 1, 1]), torch.tensor([[0, 1, 2], [1, 2, 0], [2, 1, 0]]), decay=0.0)
+        tensor([[0.3333, 0.6667],
+                [0.3333, 0.6667],
+                [0.3333, 0.6667]])
+    """
+    check_index("labels", labels, ("N",), labels.device if isinstance(labels, Tensor) else torch.device("cpu"))
+    check_index("neighbors", neighbors, (labels.shape[0], "M"), labels.device)
+    if labels.numel() == 0 or neighbors.shape[1] < 2:
+        raise ValueError(f"`neighbors` must have shape (N, M) with N >= 1, M >= 2, got {tuple(neighbors.shape)}.")
+    check_not_negative("decay", decay)
+    n_classes = int(labels.max()) + 1 if n_classes is None else n_classes
+    check_range("labels", labels, n_classes, "classes")
+    check_range("neighbors", neighbors, labels.shape[0], "rows of `labels`")
+    weights = relative_weights(weights, (labels.shape[0],), labels.device)
+    voters = (neighbors[:, 1:] if leave_one_out else neighbors).long()  # uint8 would count as a mask
+    return count_votes(labels, voters, decay, n_classes, weights)
+
+
+def count_votes(labels: Tensor, voters: Tensor, decay: float, n_classes: int, weights: Tensor | None) -> Tensor:
+    """The votes of `label_votes`, of some samples, whose voters (n, M) are given; nothing is checked."""
+    of_rank = torch.arange(1, voters.shape[1] + 1, dtype=torch.float64, device=labels.device).pow(-decay)
+    of_rank /= of_rank.sum()
+    columns = labels[voters].long()
+    shares = of_rank.float().expand(columns.shape) if weights is None else of_rank * weights[voters]
+    votes = shares.new_zeros(len(voters), n_classes)
+    if votes.device.type == "cpu":
+        votes.scatter_add_(1, columns, shares)
+    else:  # one rank at a time, because an accelerator adds in any order
+        for column, share in zip(columns.split(1, dim=1), shares.split(1, dim=1), strict=True):
+            votes.scatter_(1, column, votes.gather(1, column) + share)
+    return votes if weights is None else (votes / votes.sum(dim=1, keepdim=True)).float()
+
+
+def tangent_kernel(first: Tensor, second: Tensor) -> Tensor:
+    """Neural tangent kernel (N, P) of an infinitely wide ReLU network with one hidden layer (Jacot et al. 2018).
+
+    Regression with it is what such a network learns by gradient descent on the squared error. The formula is that of
+    Arora et al. (2019, section 3.1), the bias of the first layer being a further feature of 1.
+
+    Example:
+        >>> tangent_kernel(torch.tensor([[1.0], [-1.0]]), torch.tensor([[1.0]]))
+        tensor([[2.0000],
+                [0.3183]])
+    """
+    ones = [torch.cat((points, torch.ones_like(points[:, :1])), dim=1) for points in (first, second)]
+    norms = [points.norm(dim=1, keepdim=True) for points in ones]
+    cosine = (ones[0] / norms[0]) @ (ones[1] / norms[1]).T
+    # Rounding must not tell a point from its copy: the angle is the root of the error.
+    cosine.clamp_(-1, 1).masked_fill_(cosine > 1 - _COSINE_ROUNDING * torch.finfo(cosine.dtype).eps, 1)
+    # In place, because most of the time is that of memory.
+    kernel = cosine.arccos().neg_().add_(math.pi).mul_(cosine).mul_(2)
+    kernel += cosine.square_().neg_().add_(1).sqrt_()
+    return kernel.mul_(norms[0] / (math.pi * ones[0].shape[1])).mul_(norms[1].T)
+
+
+def landmark_factor(kernel: Tensor) -> Tensor:
+    """Triangular factor C (L, L), CC' the kernel of the landmarks (L, L) in units of its mean diagonal (Nystroem).
+
+    A point with kernel values k (L,) in these units has the coordinates k C'^-1, whose products are the kernel. The
+    diagonal is raised by 1e-7, because landmarks may fall together, and by more if rounding asks for it.
+    """
+    unit = kernel.diagonal().mean()
+    identity = torch.eye(len(kernel)).to(kernel)
+    for jitter in _JITTERS:
+        factor, info = torch.linalg.cholesky_ex(kernel / unit + jitter * identity)
+        if not bool(info):
+            break
+    return factor
+
+
+def left_out_predictions(
+    basis: Tensor, eigenvalues: Tensor, targets: Tensor, penalties: Sequence[float]
+) -> Iterator[Tensor]:
+    """Leave-one-out predictions of ridge regression, (N, J) for each penalty, without fitting N times.
+
+    With the hat matrix H = B diag(1 / (e + penalty)) B' the prediction is y_i - (y_i - (H y)_i) / (1 - H_ii), as in
+    PRESS (Allen 1974). The basis B (N, R) holds the features rotated so that B'B = diag(e); H must leave each sample
+    some residual.
+
+    Example:
+        >>> basis = torch.tensor([[1.0], [1.0]])
+        >>> next(left_out_predictions(basis, torch.tensor([2.0]), torch.tensor([[3.0], [5.0]]), [1.0]))
+        tensor([[2.5000],
+                [1.5000]])
+    """
+    shrinkage = 1 / (eigenvalues.unsqueeze(1) + eigenvalues.new_tensor(penalties))  # (R, P)
+    moments = basis.T @ targets
+    blocks = basis.split(max(1, _BLOCK_ELEMENTS // max(1, basis.shape[1])))
+    leverages = torch.cat([block.square() @ shrinkage for block in blocks])  # (N, P)
+    for shrunk, leverage in zip(shrinkage.T, leverages.T, strict=True):
+        residuals = targets - basis @ (shrunk.unsqueeze(1) * moments)
+        yield targets - residuals / (1 - leverage).unsqueeze(1)

@@ -76,12 +76,9 @@ def mean_trust_score(scores: Tensor, weights: Tensor | None = None, *, validate_
         >>> mean_trust_score(torch.tensor([4.0, 0.25]))
         tensor(1., dtype=torch.float64)
     """
-    weights = _checked_weights(scores, weights) if validate_args else weights
+    if validate_args:
+        check_floating("scores", scores)
+        if scores.numel() == 0:
+            raise ValueError("`scores` must hold at least one trust score, got none.")
+        weights = relative_weights(weights, tuple(scores.shape), scores.device)
     return mean_of(scores.double().clamp(1e-3, 1e3).log(), weights).exp()
-
-
-def _checked_weights(scores: Tensor, weights: Tensor | None) -> Tensor | None:
-    check_floating("scores", scores)
-    if scores.numel() == 0:
-        raise ValueError("`scores` must hold at least one trust score, got none.")
-    return relative_weights(weights, tuple(scores.shape), scores.device)

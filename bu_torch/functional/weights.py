@@ -39,6 +39,13 @@ def cluster_sizes(neighbors: Tensor, weights: Tensor) -> Tensor:
     return total.square() / squares
 
 
+def mean_and_error(values: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Mean of values (N,) as `mean_of` gives it, and its standard error; without checks."""
+    mean = mean_of(values, weights)
+    deviations = values - mean if weights is None else (values - mean) * weights
+    return mean, deviations.square().sum().sqrt() / len(values)
+
+
 def mean_of(values: Tensor, weights: Tensor | None) -> Tensor:
     """Mean of values (float64), each as often as its weight, with mean 1, says; without checks."""
     return values.mean() if weights is None else (values * weights).mean()

@@ -10,7 +10,6 @@ from functools import singledispatch
 from io import IOBase
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -23,7 +22,7 @@ _WORLD_PACKAGES = ("lightning.", "pytorch_lightning.", "torch._dynamo.", "torch.
 # Objects that lead to others in a way of their own.
 _WEAK = (weakref.ref, weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 _CACHED = type(functools.lru_cache(lambda: None))
-_REFERRING = (types.MethodType, types.FunctionType, *_WEAK, _CACHED, np.memmap, torch.Generator)
+_REFERRING = (types.MethodType, types.FunctionType, *_WEAK, _CACHED)
 _MOST_SPARE = 2  # bytes of a storage that several parameters share, for each byte of theirs
 
 
@@ -105,13 +104,9 @@ class Copying:
             return types.MethodType(value.__func__, self(value.__self__))
         if isinstance(value, types.FunctionType):
             return self._function(value)
-        if isinstance(value, _WEAK):
-            return self._keep(value, self._weak(value))
         if isinstance(value, _CACHED):
             return self._keep(value, functools.lru_cache(**value.cache_parameters())(self(value.__wrapped__)))
-        if isinstance(value, np.memmap):
-            return self._keep(value, np.array(value))
-        return self._keep(value, value.clone_state())
+        return self._keep(value, self._weak(value))
 
     def _held(self, value: Any) -> Any:
         """Copy what is referred to weakly, and may be held by nothing else that is copied."""
@@ -212,10 +207,6 @@ class Copying:
             state = vars(module) if is_plain else module.__getstate__()
             state = {name: one for name, one in state.items() if name != "_compiled_call_impl"}
             made = self._rebuilt(module, kind.__new__, (kind,), state)
-            for name in (
-                one for base in kind.__mro__ for one in getattr(base, "__slots__", ()) if hasattr(module, one)
-            ):
-                setattr(made, name, self(getattr(module, name)))
         else:
             made = self._keep(module, module.__deepcopy__(self._copies))
         if made is module:

@@ -1,8 +1,8 @@
-"""Checks of features, labels and options, and their errors."""
+"""Checks of features, labels and options, with their errors, and the classes among labels."""
 
 import math
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -188,12 +188,9 @@ def _as_array(value: Any) -> Any:
 
 def _check_range(labels: Tensor, name: str, are_classes: bool) -> None:
     """Raise unless whole-numbered labels are in range, before a conversion to int64 wraps them around."""
-    if labels.dtype == torch.uint64:  # torch finds no maximum of these
-        array = labels.cpu().numpy()
-        least, largest = array.min().item(), array.max().item()
-    else:
-        values = labels if labels.is_floating_point() else labels.long()
-        least, largest = values.min().item(), values.max().item()
+    if not labels.is_floating_point():
+        labels = labels.double() if labels.dtype == torch.uint64 else labels.long()
+    least, largest = labels.min().item(), labels.max().item()
     if least < 0:
         way_out = f": {_NUMBER_THEM}" if are_classes else ""
         raise ValueError(f"`{name}` must hold classes 0, 1, ..., got {_as_written(least)}{way_out}.")
@@ -224,3 +221,41 @@ def _hint(labels: Tensor) -> str:
     if is_share and bool(((values.sum(dim=1) - 1).abs() < 1e-2).all()):
         return " For one-hot labels or probabilities, pass `labels.argmax(dim=1)`."
     return " A sample must have one label: multi-label classification and several targets are not supported."
+
+
+class PresentClasses:
+    """Classes among labels (N,), ascending, and their columns; `n_classes` is the largest label + 1.
+
+    Public shapes have `n_classes` columns; cost and memory depend only on the classes that have samples.
+    """
+
+    def __init__(self, labels: Tensor) -> None:
+        self.classes = torch.unique(labels)
+        self.n_classes = int(self.classes[-1]) + 1
+        # Present classes come first, in order, then absent ones, so that each class has a column of its own.
+        is_absent = torch.ones(self.n_classes, dtype=torch.uint8, device=labels.device)
+        is_absent[self.classes] = 0
+        self._columns = is_absent.argsort(stable=True).argsort()
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    def columns(self, classes: Tensor) -> Tensor:
+        """Columns of classes, (n,) int64: below C for those present, from C on for all others."""
+        if len(self) == self.n_classes:
+            return classes
+        return torch.where(classes < self.n_classes, self._columns[classes.clamp(max=self.n_classes - 1)], classes)
+
+    def spread(self, columns: Tensor, fill: float) -> Tensor:
+        """Expand an array (n, C), or wider, to a column for each class, (n, J); absent classes get `fill`."""
+        if len(self) == self.n_classes:
+            return columns[:, : self.n_classes]
+        spread = columns.new_full((len(columns), self.n_classes), fill)
+        spread[:, self.classes] = columns[:, : len(self)]
+        return spread
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the mapping, in place."""
+        self.classes = self.classes.to(device)
+        self._columns = self._columns.to(device)
+        return self

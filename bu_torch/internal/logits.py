@@ -44,12 +44,10 @@ def read_logits(
     batch_size: int = _BATCH,
     *,
     check_finite: bool = True,
-    output_key: str | int | None = None,
 ) -> Tensor:
     """Logits (n, J) of a copy of any callable at `inputs` (n, ...), on the model's device and in its precision."""
-    check_callable(model)
     with looking_at(model) as network:
-        logits = logits_at(network, inputs, batch_size, output_key=output_key)
+        logits = logits_at(network, inputs, batch_size)
     if check_finite and not bool(torch.stack(torch.aminmax(logits)).isfinite().all()):
         n_bad = int((~logits.isfinite().all(dim=1)).sum())
         raise ValueError(f"`model` must give finite logits, got NaN or infinity for {n_bad} of {len(logits)} inputs.")

@@ -1,18 +1,24 @@
-"""Each sample with its nearest others."""
+"""Each sample with its nearest others, and the distance of points to the nearest of each group."""
 
 import logging
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any, Self, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import check_index, check_range
-from bu_torch.internal.inputs import as_flat_features, as_tensor, check_fitted, check_integer
+from bu_torch.functional.checks import check_choice, check_index, check_range
+from bu_torch.internal.inputs import as_flat_features, as_tensor, check_fitted, check_integer, safe_unit
+from bu_torch.internal.printing import advance
 from bu_torch.neighbors.search import Backend, nearest, resolve_backend
 
 _log = logging.getLogger(__name__)
 _BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
+_ON_CPU = (512, 256)  # members x points at once: 1 MB, which a processor keeps at hand
+_ELSEWHERE = (4096, 4096)
+_SMALL = 1e-8  # times the squares that a squared distance is the difference of
+_RECOMPUTED_ELEMENTS = 2**18  # at once
 
 
 class NeighborGraph:
@@ -52,12 +58,8 @@ class NeighborGraph:
 
     def __init__(self, n_neighbors: int = 40, backend: Backend = "auto", exact: bool | None = None) -> None:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
-        if backend not in ("auto", "faiss", "torch"):
-            raise ValueError(f"`backend` must be 'auto', 'faiss' or 'torch', got {backend!r}.")
-        self.backend = backend
-        if exact not in (None, True, False):
-            raise ValueError(f"`exact` must be True, False or None, got {exact!r}.")
-        self.exact = exact
+        self.backend = check_choice("backend", backend, get_args(Backend))
+        self.exact = check_choice("exact", exact, (True, False, None))
 
     def fit(self, features: Any) -> Self:
         """Find the clusters of features (N, d), N >= n_neighbors, tensor, array or frame of finite numbers.
@@ -145,3 +147,75 @@ def first_positive(features: Tensor, distances: Tensor, backend: str = "auto") -
     of_distinct[own] = found.distances[:, 0]
     positive[left] = of_distinct[row[left]]
     return positive
+
+
+def nearest_of_groups(points: Tensor, groups: Sequence[Tensor], left_out: Tensor | None = None) -> Tensor:
+    """Distance of points (n, d) to the nearest member of each of G groups, (n, G) float64, each column contiguous.
+
+    Squared distances are |x|^2 - 2 x.y + |y|^2 in float64, which is exact enough but for the smallest; those are
+    computed from differences. A progress bar that is shown moves by points x members.
+
+    Args:
+        points: Points, floating point.
+        groups: Members (m, d) of each group, at least one, of the dtype and on the device of the points.
+        left_out: The member that a point must not find, counted through all groups, -1 for none, (n,) int64; or None. A
+            group that is left without members is infinitely far.
+    """
+    n_members, n_points = _ON_CPU if points.device.type == "cpu" else _ELSEWHERE
+    members = torch.cat(list(groups))
+    unit = safe_unit(points, members) if points.dtype == torch.float64 else 1.0
+    members = members.double() / unit
+    centre = members.median(dim=0).values
+    members -= centre
+    norms = members.square().sum(dim=1, keepdim=True)
+    largest = norms.max()
+    group_of = torch.repeat_interleave(torch.tensor([len(group) for group in groups]))
+    runs = [[one.tolist() for one in part.unique_consecutive(return_counts=True)] for part in group_of.split(n_members)]
+    parts = list(zip(members.split(n_members), norms.split(n_members), runs, strict=True))
+    found = torch.empty((len(groups), len(points)), dtype=torch.float64, device=points.device)
+    for start in range(0, len(points), n_points):
+        rows = slice(start, start + n_points)
+        block = points[rows].double() / unit - centre
+        own = torch.full_like(block[:, 0], -1, dtype=torch.int64) if left_out is None else left_out[rows]
+        norm = block.square().sum(dim=1)
+        least = _least_squares(block, parts, len(groups), own).add_(norm)
+        small = (least.amin(dim=0) < _SMALL * (norm + largest)).nonzero().squeeze(1)
+        if len(small):
+            least[:, small] = _least_squares(block[small], parts, len(groups), own[small], is_small=True)
+        found[:, rows] = least
+        advance(len(block) * len(members))
+    return found.sqrt_().mul_(unit).T
+
+
+def _least_squares(
+    points: Tensor,
+    parts: list[tuple[Tensor, Tensor, list[list[int]]]],
+    n_groups: int,
+    own: Tensor,
+    *,
+    is_small: bool = False,
+) -> Tensor:
+    """Least squared distance of points (n, d) to each group, (G, n), without their own members (n,).
+
+    It lacks the points' own squares; if it is small, it has them and is computed from differences. A part holds members
+    (m, d), their squares (m, 1), and which groups they are of and how many of each.
+    """
+    norm = points.square().sum(dim=1)
+    found = norm.new_full((n_groups, len(points)), torch.inf)
+    columns = points.T.contiguous()
+    first = 0
+    for members, norms, (groups, sizes) in parts:
+        squared = torch.addmm(norms, members, columns, alpha=-2)
+        if is_small:
+            squared += norm
+            limit = _SMALL * (norm + norms)
+            for pairs in (squared < limit).nonzero().split(max(1, _RECOMPUTED_ELEMENTS // points.shape[1])):
+                rows, near = pairs.unbind(dim=1)
+                squared[rows, near] = (members[rows] - points[near]).square().sum(dim=1)
+        place = own - first
+        is_here = (place >= 0) & (place < len(members))
+        squared[place[is_here], is_here.nonzero().squeeze(1)] = torch.inf
+        for group, part in zip(groups, squared.split(sizes), strict=True):
+            torch.minimum(found[group], part.amin(dim=0), out=found[group])
+        first += len(members)
+    return found

@@ -1,4 +1,4 @@
-"""K-means where the points are: by FAISS on the CPU, in torch on an accelerator."""
+"""K-means where the points are: by FAISS on the CPU, in torch on an accelerator; and 2-means, again and again."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,6 +7,7 @@ from torch import Tensor
 
 _BLOCK_ELEMENTS = 2**23  # points x centres at once, 64 MB
 _CANDIDATES = 16  # for a new centre
+_STEPS_OF_TWO = 20  # i_K of Ha et al. (2021), section 6.10
 
 
 def grown(points: Tensor, numbers: Sequence[int], n_steps: int) -> Iterator[tuple[Tensor, float]]:
@@ -64,7 +65,9 @@ def _lloyd(points: Tensor, centers: Tensor, n_steps: int) -> tuple[Tensor, Tenso
         counts = points.new_zeros(k, 1, dtype=torch.float64)
         found = []
         for block in points.split(max(1, _BLOCK_ELEMENTS // max(k, n_features))):
-            squared, nearest = _squared_distances(block, centers).min(dim=1)
+            # A product of matrices would lose small distances.
+            distances = torch.cdist(block, centers, compute_mode="donot_use_mm_for_euclid_dist")
+            squared, nearest = distances.double().square_().min(dim=1)
             is_member = (nearest.unsqueeze(1) == numbers).double()
             sums += is_member.T @ block.double()
             counts += is_member.sum(dim=0).unsqueeze(1)
@@ -76,6 +79,68 @@ def _lloyd(points: Tensor, centers: Tensor, n_steps: int) -> tuple[Tensor, Tenso
     return centers, error
 
 
-def _squared_distances(points: Tensor, centers: Tensor) -> Tensor:
-    """Squared distances (N, K), float64, without the product of matrices, which loses small ones."""
-    return torch.cdist(points, centers, compute_mode="donot_use_mm_for_euclid_dist").double().square_()
+def divisive_clusters(points: Tensor, max_size: int, n_repeats: int, seed: int) -> Tensor:
+    """Divide points (n, d) by 2-means until no cluster has more than `max_size`, in several independent repeats.
+
+    Ha (2019), Algorithm 3, but for the clusters that are too small, which are left to the caller. The first centre of
+    a split is a random point of the cluster, the second another, more likely the farther it is (k-means++). A cluster
+    of equal points, which cannot be split, stays as it is. Returns the cluster of each point in each repeat,
+    (n_repeats, n) int64, numbered from 0 through all repeats.
+    """
+    n_points = len(points)
+    generator = torch.Generator().manual_seed(seed)
+    points = points.double()
+    cluster = torch.arange(n_repeats, device=points.device).repeat_interleave(n_points)
+    which = torch.arange(n_points, device=points.device).repeat(n_repeats)  # the point of each entry of `cluster`
+    is_whole = torch.zeros(n_repeats, dtype=torch.bool, device=points.device)  # clusters that cannot be split
+    while True:
+        n_clusters = len(is_whole)
+        is_large = torch.bincount(cluster, minlength=n_clusters) > max_size
+        is_open = is_large & ~is_whole
+        rows = is_open[cluster].nonzero().squeeze(1)
+        if not len(rows):
+            return cluster.view(n_repeats, n_points)
+        number = is_open.cumsum(0) - 1  # counts open clusters
+        group = number[cluster[rows]]
+        n_groups = int(is_open.sum())
+        draws = torch.rand(2, len(rows), dtype=torch.float64, generator=generator).to(points.device)
+        is_second = _split_in_two(points[which[rows]], group, n_groups, draws)
+        size = torch.bincount(group, minlength=n_groups)
+        n_second = torch.bincount(group[is_second], minlength=n_groups)
+        is_split = (n_second > 0) & (n_second < size)
+        is_whole[is_open.nonzero().squeeze(1)[~is_split]] = True
+        new = n_clusters + is_split.cumsum(0) - 1
+        moves = is_second & is_split[group]
+        cluster[rows[moves]] = new[group[moves]]
+        is_whole = torch.cat((is_whole, is_whole.new_zeros(int(is_split.sum()))))
+
+
+def _split_in_two(points: Tensor, group: Tensor, n_groups: int, draws: Tensor) -> Tensor:
+    """True for each point (n,) that goes to the second of the two clusters of its group, by Lloyd's algorithm."""
+    first = points[_first_of(draws[0], group, n_groups)]
+    # The smallest of exponential variables of these rates belongs to each point with a chance like its rate.
+    rate = (points - first[group]).square().sum(dim=1)
+    second = points[_first_of(torch.where(rate > 0, -torch.log1p(-draws[1]) / rate, torch.inf), group, n_groups)]
+    is_second = torch.zeros_like(group, dtype=torch.bool)
+    for _ in range(_STEPS_OF_TWO):
+        nearer = (points - second[group]).square().sum(dim=1) < (points - first[group]).square().sum(dim=1)
+        if torch.equal(nearer, is_second):
+            break
+        is_second = nearer
+        first, second = _mean(points, group, ~is_second, first), _mean(points, group, is_second, second)
+    return is_second
+
+
+def _first_of(keys: Tensor, group: Tensor, n_groups: int) -> Tensor:
+    """Row of the smallest key in each group."""
+    order = keys.argsort(stable=True)
+    order = order[group[order].argsort(stable=True)]
+    size = torch.bincount(group, minlength=n_groups)
+    return order[size.cumsum(0) - size]
+
+
+def _mean(points: Tensor, group: Tensor, chosen: Tensor, otherwise: Tensor) -> Tensor:
+    """Mean of the chosen points of each group, (n_groups, d); the row of `otherwise` where none is."""
+    total = torch.zeros_like(otherwise).index_add_(0, group[chosen], points[chosen])
+    size = torch.bincount(group[chosen], minlength=len(otherwise)).unsqueeze(1)
+    return torch.where(size > 0, total / size.clamp(min=1), otherwise)

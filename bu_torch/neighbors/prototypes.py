@@ -6,9 +6,9 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from bu_torch.functional.pairs import top_pairs
-from bu_torch.internal.classes import PresentClasses
+from bu_torch.functional.boundary import top_pairs
 from bu_torch.internal.inputs import (
+    PresentClasses,
     as_flat_features,
     as_labels,
     check_fitted,
@@ -17,8 +17,8 @@ from bu_torch.internal.inputs import (
     check_two_classes,
     safe_unit,
 )
-from bu_torch.internal.progress import uncounted
-from bu_torch.neighbors.groups import nearest_of_groups
+from bu_torch.internal.printing import uncounted
+from bu_torch.neighbors.graph import nearest_of_groups
 from bu_torch.neighbors.k_means import grown, lloyd
 
 _MAX_SAMPLES = 10_000  # for K-means of one class

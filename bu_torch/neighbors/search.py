@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.internal.inputs import safe_unit
-from bu_torch.internal.progress import advance
+from bu_torch.internal.printing import advance
 from bu_torch.neighbors.inverted import InvertedFile, few_axes
 
 _log = logging.getLogger(__name__)
@@ -179,22 +179,20 @@ class _Question(NamedTuple):
         size = max(1, _RANKED_ELEMENTS // (candidates.shape[1] * self.base.shape[1]))
         for start in range(0, len(part), size):
             block = slice(start, start + size)
-            distances[block], rows[block] = self._answer_block(part[block], candidates[block])
+            # A stable sort by distance then leaves ties in order of the rows.
+            some = candidates[block].sort(dim=1).values
+            # This is several times as fast as `base[some]`.
+            vectors = self.base.index_select(0, some.clamp(min=0).view(-1))
+            difference = vectors.view(*some.shape, self.base.shape[1]).double()  # (q, c, d)
+            difference -= self.queries[part[block]].double().unsqueeze(1)
+            if self.unit != 1:
+                difference /= self.unit
+            exact = difference.square_().sum(dim=2).sqrt_().mul_(self.unit).masked_fill_(some < 0, torch.inf)
+            if self.exclude is not None:
+                exact.masked_fill_(some == self.exclude[part[block]].unsqueeze(1), torch.inf)
+            exact, order = exact.sort(dim=1, stable=True)
+            distances[block], rows[block] = exact[:, : self.k], some.gather(1, order[:, : self.k])
         return distances, rows
-
-    def _answer_block(self, part: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-        candidates = candidates.sort(dim=1).values  # a stable sort by distance then leaves ties in order of the rows
-        # Several times as fast as `base[candidates]`.
-        vectors = self.base.index_select(0, candidates.clamp(min=0).view(-1))
-        difference = vectors.view(*candidates.shape, self.base.shape[1]).double()  # (q, c, d)
-        difference -= self.queries[part].double().unsqueeze(1)
-        if self.unit != 1:
-            difference /= self.unit
-        exact = difference.square_().sum(dim=2).sqrt_().mul_(self.unit).masked_fill_(candidates < 0, torch.inf)
-        if self.exclude is not None:
-            exact.masked_fill_(candidates == self.exclude[part].unsqueeze(1), torch.inf)
-        exact, order = exact.sort(dim=1, stable=True)
-        return exact[:, : self.k], candidates.gather(1, order[:, : self.k])
 
 
 def _is_proven(kth: Tensor, last_squared: Tensor, queries32: Tensor) -> Tensor:

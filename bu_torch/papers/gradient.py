@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional.anchors import GAPS, MEASURES, Gap, Measure, anchor_uncertainty, near_boundary_ness
+from bu_torch.functional.boundary import top_pairs
 from bu_torch.functional.checks import as_logits, check_choice
-from bu_torch.functional.pairs import top_pairs
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
 from bu_torch.internal.inputs import check_fitted, check_integer
 from bu_torch.internal.logits import as_taken, check_callable

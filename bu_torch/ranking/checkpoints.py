@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bu_torch.internal.global_state import preserved_random_state
 from bu_torch.internal.printing import cleaned
-from bu_torch.internal.random_state import preserved_random_state
 
 SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors")  # endings of checkpoints in a folder
 _STATES = ("state_dict", "model_state_dict", "model")  # Lightning's key, PyTorch's tutorials', torchvision's and timm's

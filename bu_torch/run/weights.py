@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from bu_torch.internal.replica import copy_of
-from bu_torch.internal.shards import (
+from bu_torch.internal.replica import (
+    copy_of,
     gathered,
     has_shards,
     largest_of_all,

@@ -31,8 +31,8 @@ from torch.utils.data import (
     default_collate,
 )
 
+from bu_torch.internal.global_state import preserved_random_state
 from bu_torch.internal.inputs import check_integer
-from bu_torch.internal.random_state import preserved_random_state
 from bu_torch.samples.balance import stratified_rows
 from bu_torch.samples.batches import (
     NO_KEYS,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bu_torch.functional.pairs import sum_by_pair
+from bu_torch.functional.boundary import sum_by_pair
 from bu_torch.functional.weights import mean_of
 from bu_torch.samples.balance import class_shares
 from bu_torch.signals.catalogue import SignalInputs

@@ -13,11 +13,10 @@ from bu_torch import functional
 from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.estimators.cluster_scores import PairsAt
 from bu_torch.estimators.space_choice import FeatureExtractor, SpaceName
+from bu_torch.functional.accuracy import standard_error_of_gain
 from bu_torch.functional.checks import as_logits, check_index
-from bu_torch.functional.expected_accuracy import standard_error_of_gain
 from bu_torch.functional.omission import cluster_counts
-from bu_torch.internal.classes import PresentClasses
-from bu_torch.internal.inputs import as_labels, check_fitted
+from bu_torch.internal.inputs import PresentClasses, as_labels, check_fitted
 from bu_torch.perturbation.draws import Perturbation, PerturbedInputs
 from bu_torch.samples.balance import ClassWeight, weights_of
 from bu_torch.signals.catalogue import SIGNALS, SignalInputs

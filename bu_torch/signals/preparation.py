@@ -15,14 +15,12 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from bu_torch.estimators.boundary import BoundaryUncertainty
-from bu_torch.estimators.label_probabilities import LabelProbabilities
-from bu_torch.estimators.label_regression import LabelRegression
-from bu_torch.estimators.metric_choice import MetricRegression
+from bu_torch.estimators.label_probabilities import LabelProbabilities, LabelRegression
+from bu_torch.estimators.space_choice import MetricRegression
 from bu_torch.estimators.trust import TrustScore
-from bu_torch.internal.classes import PresentClasses
 from bu_torch.internal.files import open_whole, regular_file
-from bu_torch.internal.printing import cleaned
-from bu_torch.internal.progress import Forecast, shown_on
+from bu_torch.internal.inputs import PresentClasses
+from bu_torch.internal.printing import Forecast, cleaned, shown_on
 from bu_torch.perturbation.draws import MixedMove
 from bu_torch.samples.samples import copies
 from bu_torch.space.features import FeatureSpace, MixedFeatures

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.functional.checks import check_choice
+from bu_torch.internal.global_state import full_precision
 from bu_torch.internal.inputs import (
     as_flat_features,
     as_floats,
@@ -21,9 +22,7 @@ from bu_torch.internal.inputs import (
 )
 from bu_torch.internal.logits import as_taken
 from bu_torch.internal.packing import Packing
-from bu_torch.internal.precision import full_precision
-from bu_torch.internal.replica import looking_at
-from bu_torch.internal.shards import evaluated_in_place
+from bu_torch.internal.replica import evaluated_in_place, looking_at
 from bu_torch.space.patches import PatchFeatures
 from bu_torch.space.tokens import TokenFeatures
 

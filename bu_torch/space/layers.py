@@ -5,10 +5,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from bu_torch.internal.global_state import full_precision
 from bu_torch.internal.inputs import as_features, as_floats, check_fitted, check_flag, check_integer
 from bu_torch.internal.logits import as_taken
-from bu_torch.internal.precision import full_precision
-from bu_torch.internal.progress import advance, start_passes
+from bu_torch.internal.printing import advance, start_clock
 from bu_torch.internal.replica import looking_at
 from bu_torch.space.features import principal_components
 
@@ -105,7 +105,7 @@ class LayerFeatures:
             outputs[:] = [(*given, *named.values())[0] if is_input else output]
 
         rows = []
-        start_passes()
+        start_clock("passes")
         with looking_at(self.model) as network:
             hooked = [network.get_submodule("" if self.layer in ("logits", "penultimate") else self.layer)]
             if is_input:

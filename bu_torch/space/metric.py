@@ -7,9 +7,9 @@ from torch import Tensor
 
 from bu_torch.functional.metric import average_gradient_outer_product, kernel_ridge, laplace_kernel, metric_root
 from bu_torch.functional.probabilities import shares_of
+from bu_torch.internal.global_state import full_precision
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_seed
-from bu_torch.internal.precision import full_precision
-from bu_torch.internal.progress import advance
+from bu_torch.internal.printing import advance
 from bu_torch.samples.balance import stratified_rows, weights_of
 from bu_torch.space.features import FeatureSpace
 

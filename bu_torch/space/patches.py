@@ -5,9 +5,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from bu_torch.internal.global_state import full_precision
 from bu_torch.internal.inputs import check_fitted, check_integer, check_seed
-from bu_torch.internal.precision import full_precision
-from bu_torch.internal.progress import advance
+from bu_torch.internal.printing import advance
 
 _CONTRAST = 0.01  # added to the variance of a patch, relative to that of all pixels
 _WHITENING = 0.1  # added to the eigenvalues, relative to their mean

@@ -339,7 +339,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from bu_torch.internal.shards import gathered, is_sharded
+from bu_torch.internal.replica import gathered, is_sharded
 
 way = {way!r}
 n_shares, n_devices = 2 if way == "samples" else 1, 2 if way else 1

@@ -1,10 +1,178 @@
+import faiss
 import pytest
 import torch
-from oracles.label_regression import by_refitting, by_solving
+from oracles.labels import by_refitting, by_solving, votes
 from problems import blobs
 
 from bu_torch import LabelProbabilities, LabelRegression, LabelVotes, NeighborGraph
+from bu_torch.functional import label_votes
 from bu_torch.functional.probabilities import brier_score, mixing_weight
+from bu_torch.samples.balance import stratified_rows
+
+WEIGHTS = (torch.randn(60, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 0.8).exp()
+
+
+class TestVotes:
+    def test_the_decay_predicts_left_out_labels_best(self):
+        features, labels = blobs()
+        labels = torch.where(torch.rand(len(labels), generator=torch.Generator().manual_seed(0)) < 0.3, 0, labels)
+        neighbors = NeighborGraph(20).fit(features).neighbors
+        votes = LabelVotes().fit(labels, neighbors)
+        scores = {
+            decay: float(brier_score(label_votes(labels, neighbors, decay, leave_one_out=True), labels))
+            for decay in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
+        }
+        assert scores[votes.decay_] == min(scores.values())
+        assert torch.equal(votes.votes, label_votes(labels, neighbors, votes.decay_))
+        assert torch.equal(votes.left_out, label_votes(labels, neighbors, votes.decay_, leave_one_out=True))
+
+    def test_skill_is_what_the_votes_of_the_others_gain_on_labels_drawn_at_random(self):
+        labels = torch.tensor([0, 0, 0, 1, 1, 1])
+        of_own_class = torch.tensor([[0, 1], [1, 2], [2, 0], [3, 4], [4, 5], [5, 3]])
+        assert LabelVotes().fit(labels, of_own_class).skill_ == 1
+        of_other_class = torch.tensor([[0, 3], [1, 4], [2, 5], [3, 0], [4, 1], [5, 2]])
+        assert LabelVotes().fit(labels, of_other_class).skill_ == pytest.approx(1 - 2 / (0.5 * 2))
+        assert LabelVotes().fit(torch.zeros(6, dtype=torch.int64), of_own_class).skill_ == 0
+        labels, others = torch.tensor([0, 0, 0, 1]), torch.tensor([[0, 3], [1, 3], [2, 3], [3, 0]])
+        assert LabelVotes().fit(labels, others).skill_ == pytest.approx(1 - 2 / (2 * (1 - 0.75**2 - 0.25**2)))
+
+    def test_score_counts_the_votes_of_the_predicted_classes(self):
+        labels, neighbors = torch.tensor([0, 0, 1, 1]), torch.tensor([[0, 1], [1, 2], [2, 1], [3, 2]])
+        votes = LabelVotes().fit(labels, neighbors)
+        predictions = torch.tensor([0, 0, 1, 1, 1, 1, 1, 9])
+        expected = sum(float(votes.votes[i % 4, p]) for i, p in enumerate(predictions.tolist()) if p < 2) / 8
+        assert float(votes.score(predictions)) == pytest.approx(expected)
+        assert float(votes.score(predictions.numpy())) == pytest.approx(expected)
+
+    def test_of_very_many_a_subset_chooses_the_decay(self, monkeypatch):
+        generator = torch.Generator().manual_seed(0)
+        labels = torch.randint(0, 3, (600,), generator=generator)
+        neighbors = torch.cat(
+            (torch.arange(600).unsqueeze(1), torch.randint(0, 600, (600, 9), generator=generator)), dim=1
+        )
+        weights = 0.5 + torch.rand(600, generator=generator)
+        monkeypatch.setattr("bu_torch.estimators.label_probabilities._MOST_VOTES", 90)
+        votes = LabelVotes().fit(labels, neighbors, weights)
+        rows = stratified_rows(600, 90, 0, labels)
+        scores = {}
+        for decay in votes.decays:
+            left_out = label_votes(labels, neighbors, decay, leave_one_out=True, weights=weights)
+            scores[decay] = float(brier_score(left_out[rows], labels[rows], weights=weights[rows]))
+        assert scores[votes.decay_] == min(scores.values())
+        expected = label_votes(labels, neighbors, votes.decay_, leave_one_out=True, weights=weights)
+        torch.testing.assert_close(votes.left_out, expected)
+        assert votes.skill_ == pytest.approx(LabelVotes([votes.decay_]).fit(labels, neighbors, weights).skill_)
+
+
+class TestRegression:
+    @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["alike", "weighted"])
+    def test_left_out_probabilities_are_those_of_as_many_fits(self, weights, device):
+        features, labels = blobs(n=60)
+        regression = LabelRegression().fit(features.to(device), labels.to(device), weights)
+        assert (regression.left_out.dtype, regression.left_out.device.type) == (torch.float32, device.type)
+        expected = by_refitting(features, labels, regression.penalty_, weights)
+        torch.testing.assert_close(regression.left_out.cpu(), expected.float(), atol=2e-4, rtol=0)
+
+    @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["alike", "weighted"])
+    def test_the_penalty_predicts_left_out_labels_best(self, weights):
+        features, labels = blobs(n=60)
+        labels = torch.where(torch.rand(60, generator=torch.Generator().manual_seed(0)) < 0.3, 0, labels)
+        regression = LabelRegression(penalties=(0.01, 0.3, 10)).fit(features, labels, weights)
+        given = {} if weights is None else {"weights": weights / weights.mean()}
+        left_out = {p: by_refitting(features, labels, p, weights) for p in (0.01, 0.3, 10)}
+        scores = {p: float(brier_score(found, labels, **given)) for p, found in left_out.items()}
+        assert scores[regression.penalty_] == min(scores.values())
+        if weights is None:
+            shares = labels.bincount() / len(labels)
+            by_chance = float(brier_score(shares.expand(60, -1), labels))
+            assert regression.skill_ == pytest.approx(1 - min(scores.values()) / by_chance, abs=1e-4)
+
+    def test_shift_scale_rotation_and_order_do_not_matter(self):
+        features, labels = blobs(n=80)
+        features = features.double()
+        elsewhere = torch.randn(50, features.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        expected = LabelRegression().fit(features, labels).predict_proba(elsewhere)
+        generator = torch.Generator().manual_seed(1)
+        rotation = torch.linalg.qr(torch.randn(*[features.shape[1]] * 2, generator=generator, dtype=torch.float64)).Q
+        order = torch.randperm(80, generator=generator)
+        changed = LabelRegression().fit(1000 * features[order] @ rotation + 5, labels[order])
+        found = changed.predict_proba(1000 * elsewhere @ rotation + 5)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+    @pytest.mark.parametrize("scale", [1e-200, 1e200])
+    def test_extreme_scales_do_not_matter(self, scale):
+        features, labels = blobs(n=80)
+        expected = LabelRegression().fit(features.double(), labels)
+        found = LabelRegression().fit(scale * features.double(), labels)
+        torch.testing.assert_close(found.left_out, expected.left_out)
+        torch.testing.assert_close(
+            found.predict_proba(scale * features.double()), expected.predict_proba(features.double())
+        )
+
+    def test_landmarks_come_near_to_all_samples(self):
+        features, labels = blobs(n=400)
+        exact = LabelRegression(penalties=(0.1,)).fit(features, labels)
+        nearly = LabelRegression(n_landmarks=399, penalties=(0.1,)).fit(features, labels)
+        torch.testing.assert_close(nearly.left_out, exact.left_out, atol=0.01, rtol=0)
+        few = LabelRegression(n_landmarks=100, penalties=(0.1,)).fit(features, labels)
+        elsewhere = features + 0.5 * torch.randn(features.shape, generator=torch.Generator().manual_seed(0))
+        for found, expected in (
+            (few.left_out, exact.left_out),
+            (few.predict_proba(elsewhere), exact.predict_proba(elsewhere)),
+        ):
+            assert (found - expected).abs().mean() < 0.02
+        one = LabelRegression(n_landmarks=1, penalties=(0.1,)).fit(features, labels)
+        assert one.skill_ < few.skill_ < exact.skill_ + 0.01
+
+    def test_landmarks_do_not_depend_on_the_number_of_threads(self):
+        features, labels = blobs(n=600)
+        found = []
+        for n_threads in (1, 2):
+            before = torch.get_num_threads(), faiss.omp_get_max_threads()
+            torch.set_num_threads(n_threads)
+            faiss.omp_set_num_threads(n_threads)
+            try:
+                found.append(LabelRegression(n_landmarks=50).fit(features, labels).predict_proba(features))
+            finally:
+                torch.set_num_threads(before[0])
+                faiss.omp_set_num_threads(before[1])
+        torch.testing.assert_close(*found, atol=1e-6, rtol=0)
+
+    @pytest.mark.parametrize("n_landmarks", [300, 40])
+    def test_copies_do_no_harm(self, n_landmarks):
+        """The same points twice are the same solution with half of the penalty, wherever landmarks fall together."""
+        features, labels = blobs(n=150)
+        exact = LabelRegression(penalties=(0.2,)).fit(features, labels).predict_proba(features)
+        twice = LabelRegression(n_landmarks, penalties=(0.4,)).fit(features.repeat(2, 1), labels.repeat(2))
+        atol = 1e-5 if n_landmarks == 300 else 0.1
+        torch.testing.assert_close(twice.predict_proba(features), exact, atol=atol, rtol=0)
+
+    def test_of_many_samples_some_of_each_class_are_taken(self):
+        features, labels = blobs(n=300)
+        labels[7] = 5
+        part = LabelRegression(max_samples=120, seed=1).fit(features, labels)
+        assert part.rows_.tolist() == sorted(set(part.rows_.tolist()))
+        assert (len(part.rows_), part.left_out.shape) == (120, (120, 6))
+        assert labels[part.rows_].bincount().tolist() == [40, 39, 40, 0, 0, 1]
+        alone = LabelRegression(seed=1).fit(features[part.rows_], labels[part.rows_])
+        torch.testing.assert_close(part.predict_proba(features), alone.predict_proba(features))
+        assert LabelRegression().fit(features, labels).rows_.tolist() == list(range(300))
+
+    @pytest.mark.parametrize("features", [torch.zeros(30, 2), torch.ones(30, 1, 4, 4) * 1e20, torch.eye(30)])
+    def test_degenerate_points_give_probabilities(self, features):
+        labels = torch.arange(30) % 2
+        regression = LabelRegression().fit(features, labels)
+        for probabilities in (regression.left_out, regression.predict_proba(features)):
+            torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(30))
+        one_class = LabelRegression().fit(features, torch.zeros(30))
+        assert one_class.skill_ == 0
+        assert bool((one_class.predict_proba(features) == 1).all())
+
+    def test_chunks_do_not_matter(self, monkeypatch):
+        features, labels = blobs(n=100)
+        expected = LabelRegression().fit(features, labels).predict_proba(features)
+        monkeypatch.setattr("bu_torch.estimators.label_probabilities._BLOCK_ELEMENTS", 700)
+        torch.testing.assert_close(LabelRegression().fit(features, labels).predict_proba(features), expected)
 
 
 def noisy_blobs(n=60, n_draws=2, **kwargs):
@@ -16,29 +184,20 @@ def noisy_blobs(n=60, n_draws=2, **kwargs):
     return features, labels, NeighborGraph(10).fit(features).neighbors, perturbed
 
 
-def votes_one_by_one(labels, neighbors, decay, first):
-    """Shares of the votes of each cluster from its member number `first` on."""
-    votes = torch.zeros(len(labels), int(labels.max()) + 1, dtype=torch.float64)
-    for row, members in enumerate(neighbors.tolist()):
-        for rank, member in enumerate(members[first:], start=1):
-            votes[row, labels[member]] += rank**-decay
-    return votes / votes.sum(dim=1, keepdim=True)
-
-
 class TestProbabilities:
     def test_agree_with_a_slow_reference(self, device):
         features, labels, neighbors, perturbed = noisy_blobs()
         on_device = (part.to(device) for part in (features, labels, neighbors))
         probabilities = LabelProbabilities().fit(*on_device)
         penalty, decay = probabilities.regression.penalty_, probabilities.votes.decay_
-        by_votes = votes_one_by_one(labels, neighbors, decay, first=1)
+        by_votes = votes(labels, neighbors, decay, 3, first=1)
         by_regression = by_refitting(features, labels, penalty)
         scores = [float(brier_score(torch.lerp(by_votes, by_regression, w / 1000), labels)) for w in range(1001)]
         weight = scores.index(min(scores)) / 1000
         assert 0 < weight < 1
         assert probabilities.weight_ == pytest.approx(weight, abs=2e-3)
-        votes = votes_one_by_one(labels, neighbors, decay, first=0).repeat(2, 1)
-        expected = (1 - weight) * votes + weight * by_solving(features, labels, penalty, perturbed)
+        own_too = votes(labels, neighbors, decay, 3).repeat(2, 1)
+        expected = (1 - weight) * own_too + weight * by_solving(features, labels, penalty, perturbed)
         found = probabilities.predict_proba(perturbed.to(device))
         assert (found.dtype, found.device.type) == (torch.float32, device.type)
         torch.testing.assert_close(found.cpu().double(), expected, atol=3e-3, rtol=0)
@@ -62,7 +221,7 @@ class TestProbabilities:
     def test_labels_of_exact_copies_count_as_they_predict_labels_that_are_left_out(self, device, with_weights, n_read):
         generator = torch.Generator().manual_seed(0)
         features = torch.randn(60, 3, generator=generator).repeat(2, 1)[:90]
-        features[80:] = features[20:30]  # of ten samples there are three
+        features[80:] = features[20:30]  # ten samples are there three times
         labels = torch.randint(3, (60,), generator=generator).repeat(2)[:90]
         labels[80:] = labels[20:30]
         labels[:12] = torch.randint(3, (12,), generator=generator)  # not all copies agree
@@ -70,7 +229,7 @@ class TestProbabilities:
         graph = NeighborGraph(10).fit(features)
         given = [part.to(device) for part in (features, labels, graph.neighbors)]
         on_device = None if weights is None else weights.to(device)
-        regression = LabelRegression(n_landmarks=10, max_samples=n_read)  # which sees no copies
+        regression = LabelRegression(n_landmarks=10, max_samples=n_read)  # it sees no copies
         found = LabelProbabilities(regression=regression).fit(*given, on_device)
 
         counted = torch.ones(90) if weights is None else weights / weights.mean()

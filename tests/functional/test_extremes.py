@@ -12,8 +12,16 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracles import anchors, proposal2
+from oracles.labels import votes
 
-from bu_torch.functional import boundary_uncertainty, label_votes, omission, silverman_bandwidth, trust_score
+from bu_torch.functional import (
+    boundary_uncertainty,
+    label_votes,
+    local_uncertainty,
+    omission,
+    silverman_bandwidth,
+    trust_score,
+)
 
 # Smallest and largest power of two by which a whole number of up to 7 bits stays exact.
 EXPONENTS = {
@@ -93,6 +101,8 @@ def test_boundary_uncertainty_of_a_logit_that_is_not_finite(problem, bad, place)
     logits, _, *samples = problem
     logits.view(-1)[place % logits.numel()] = bad
     assert boundary_uncertainty(logits, *samples).isnan()
+    counts = local_uncertainty(logits, *samples)[1]
+    assert torch.equal(counts.isnan(), (samples[1] == place % logits.numel() // logits.shape[1]).any(dim=1))
 
 
 @given(values(6, 2, 41))
@@ -101,7 +111,7 @@ def test_silverman_bandwidth(problem):
     found = in_units(silverman_bandwidth(rows), exponent)
     expected = torch.tensor([proposal2.bandwidth(row) for row in exact.tolist()], dtype=torch.float64)
     dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
-    # Of subnormal numbers the last bit is as large as a unit.
+    # The last bit of a subnormal number is as large as a unit.
     smallest = 2.0 ** max(EXPONENTS[dtype][0] - exponent, -60)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 + smallest)
     assert torch.equal(found == 0, expected == 0) or smallest > 1e-3
@@ -143,12 +153,6 @@ def test_omission(problem, part_of_the_most, dtype):
 @given(clusters(), st.sampled_from([0.0, 1e-300, 0.5, 1.0, 30.0, 1e300, math.inf]), st.booleans())
 def test_label_votes(problem, decay, leave_one_out):
     labels, neighbors, _, j = problem
-    expected = torch.zeros(len(labels), j, dtype=torch.float64)
-    given = labels.tolist()
-    for row, members in enumerate(neighbors.tolist()):
-        voters = members[leave_one_out:]
-        weights = [1.0 if rank == 1 else float(rank) ** -decay for rank in range(1, len(voters) + 1)]
-        for member, weight in zip(voters, weights, strict=True):
-            expected[row, given[member]] += weight / math.fsum(weights)
+    expected = votes(labels, neighbors, decay, j, first=leave_one_out)
     found = label_votes(labels, neighbors, decay, n_classes=j, leave_one_out=leave_one_out)
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)

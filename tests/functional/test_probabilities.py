@@ -1,11 +1,6 @@
 import torch
 
-from bu_torch.functional.probabilities import as_probabilities, brier_score, mixing_weight
-
-
-def test_probabilities_are_positive_and_sum_to_one():
-    found = as_probabilities(torch.tensor([[0.2, 0.8, 0.0], [-1.0, 1.5, 0.5], [0.4, 0.4, 0.2]]))
-    torch.testing.assert_close(found, torch.tensor([[0.2, 0.8, 0.0], [0.0, 0.75, 0.25], [0.4, 0.4, 0.2]]))
+from bu_torch.functional.probabilities import brier_score, left_out_predictions, mixing_weight, tangent_kernel
 
 
 def test_closed_forms_of_the_brier_score():
@@ -14,7 +9,63 @@ def test_closed_forms_of_the_brier_score():
     assert float(brier_score(torch.eye(3), torch.arange(3))) == 0.0
 
 
-class TestMixingWeight:
-    def test_is_zero_where_there_is_nothing_to_mix(self):
-        votes = torch.rand(10, 2).softmax(dim=1)
-        assert mixing_weight(votes, votes, torch.zeros(10, dtype=torch.int64)) == 0
+def test_of_equal_probabilities_the_second_have_no_weight():
+    votes = torch.rand(10, 2).softmax(dim=1)
+    assert mixing_weight(votes, votes, torch.zeros(10, dtype=torch.int64)) == 0
+
+
+def by_sampling(first, second, n_weights=400_000):
+    """Expected products of gradients of a wide network, its weights drawn at random: one kernel entry."""
+    generator = torch.Generator().manual_seed(0)
+    points = torch.stack([torch.cat([point, torch.ones(1)]) for point in (first, second)]).double()
+    covariance = points @ points.T / points.shape[1]
+    root = torch.linalg.cholesky(covariance)
+    before = torch.randn(n_weights, 2, generator=generator, dtype=torch.float64) @ root.T
+    after, slopes = before.relu(), (before > 0).double()
+    return 2 * (after[:, 0] * after[:, 1]).mean() + covariance[0, 1] * 2 * (slopes[:, 0] * slopes[:, 1]).mean()
+
+
+class TestTangentKernel:
+    def test_is_what_random_networks_have_on_average(self):
+        first, second = torch.tensor([1.0, -0.5, 2.0]), torch.tensor([-0.3, 0.4, 1.0])
+        found = tangent_kernel(first[None].double(), second[None].double())
+        torch.testing.assert_close(found[0, 0], by_sampling(first, second), rtol=0.01, atol=0)
+
+    def test_of_a_point_with_itself_grows_with_its_norm(self):
+        points = torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=torch.float64)
+        expected = (points.square().sum(dim=1) + 1) / 3 * 2
+        torch.testing.assert_close(tangent_kernel(points, points).diagonal(), expected)
+
+    def test_is_symmetric_positive_and_blind_to_rotation(self, device):
+        generator = torch.Generator().manual_seed(0)
+        points = torch.randn(50, 4, generator=generator, dtype=torch.float64).to(device)
+        kernel = tangent_kernel(points, points)
+        assert kernel.device.type == device.type
+        torch.testing.assert_close(kernel, kernel.T)
+        assert torch.linalg.eigvalsh(kernel).min() > -1e-9
+        rotation = torch.linalg.qr(torch.randn(4, 4, generator=generator, dtype=torch.float64)).Q.to(device)
+        torch.testing.assert_close(tangent_kernel(points @ rotation, points @ rotation), kernel)
+
+    def test_keeps_the_dtype(self):
+        assert tangent_kernel(torch.ones(2, 1), torch.ones(3, 1)).dtype == torch.float32
+
+
+def left_out(*arguments):
+    return next(left_out_predictions(*arguments))
+
+
+def test_left_out_predictions_are_those_of_as_many_fits():
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(30, 5, generator=generator, dtype=torch.float64)
+    targets = torch.randn(30, 2, generator=generator, dtype=torch.float64)
+    eigenvalues, vectors = torch.linalg.eigh(features.T @ features)
+    found = left_out(features @ vectors, eigenvalues, targets, [0.7])
+    for row in range(30):
+        others = torch.arange(30) != row
+        part, wanted = features[others], targets[others]
+        weights = torch.linalg.solve(part.T @ part + 0.7 * torch.eye(5, dtype=torch.float64), part.T @ wanted)
+        torch.testing.assert_close(found[row], features[row] @ weights)
+
+
+def test_with_no_feature_left_out_predictions_are_zero():
+    assert torch.equal(left_out(torch.ones(3, 0), torch.ones(0), torch.ones(3, 2), [1.0]), torch.zeros(3, 2))

@@ -1,17 +1,16 @@
 """Samples that do not count alike: each formula with weights beside a slow reference and beside itself."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from oracles import proposal2
+from oracles import anchors, proposal2
+from oracles.labels import votes as oracle_votes
 
 from bu_torch import functional as F
+from bu_torch.functional.boundary import index_pairs, top_pairs
 from bu_torch.functional.boundary import pair_terms as of_pairs
-from bu_torch.functional.pairs import index_pairs, top_pairs
 from bu_torch.functional.probabilities import brier_score, mixing_weight
 from bu_torch.functional.weights import cluster_sizes, relative_weights
 
@@ -26,7 +25,7 @@ def problem(seed=0, dtype=torch.float64, n=N, j=J, m=M):
     logits = torch.randn(n, j, generator=g, dtype=torch.float64)
     logits[torch.arange(n), labels] += 1.0
     predictions = torch.randint(0, j + 1, (D, n), generator=g)  # a class more than there are
-    predictions[0] = along // 2 * 2  # which leaves out every second class
+    predictions[0] = along // 2 * 2  # every second class is left out
     return {
         "logits": logits.to(dtype),
         "labels": labels,
@@ -159,13 +158,6 @@ def test_boundary_uncertainty_agrees_one_sample_at_a_time(seed, n, j, m, dtype):
     np.testing.assert_allclose(local.numpy()[counted], np.asarray(u)[counted], atol=tolerance)
 
 
-def test_blocks_do_not_matter(monkeypatch):
-    p = problem()
-    whole = FORMULAS["boundary_uncertainty"](p, {"weights": p["weights"]})
-    monkeypatch.setitem(F.boundary._BLOCK_ELEMENTS, "cpu", 50)
-    assert FORMULAS["boundary_uncertainty"](p, {"weights": p["weights"]}) == whole
-
-
 def test_means_agree_with_numpy():
     p = problem()
     w = p["weights"].numpy()
@@ -201,11 +193,7 @@ def test_the_mixing_weight_has_the_least_brier_score(scale):
 @pytest.mark.parametrize("decay", [0.0, 1.5])
 def test_votes_agree_with_a_loop(decay, leave_one_out):
     p = problem()
-    expected = np.zeros((N, J))
-    for row, members in enumerate(p["neighbors"].tolist()):
-        for rank, member in enumerate(members[leave_one_out:], start=1):
-            expected[row, p["labels"][member]] += float(p["weights"][member]) * rank**-decay
-    expected /= expected.sum(axis=1, keepdims=True)
+    expected = oracle_votes(p["labels"], p["neighbors"], decay, J, first=leave_one_out, weights=p["weights"])
     votes = F.label_votes(
         p["labels"], p["neighbors"], decay, J, leave_one_out=leave_one_out, weights=p["weights"].float()
     )
@@ -213,27 +201,13 @@ def test_votes_agree_with_a_loop(decay, leave_one_out):
     np.testing.assert_allclose(votes, expected, atol=1e-6)
 
 
-def omission_one_by_one(p, significance):
-    w, labels, neighbors = p["weights"].tolist(), p["labels"].tolist(), p["neighbors"].tolist()
-    total = 0.0
-    for predictions in p["predictions"].view(D, N).tolist():
-        for n, members in enumerate(neighbors):
-            size = sum(w[m] for m in members) ** 2 / sum(w[m] ** 2 for m in members)
-            counts = [sum(w[m] for m in members if labels[m] == c) for c in range(J)]
-            counts = [count * size / sum(counts) for count in counts] + [0.0]
-            own = counts[predictions[n]]
-            other = max(count for c, count in enumerate(counts) if c != predictions[n])
-            is_one = len({predictions[m] for m in members}) == 1
-            total += w[n] * (is_one and other - own > significance * math.sqrt(other + own))
-    return total / sum(w) / D
-
-
 @pytest.mark.parametrize("significance", [0.0, 1.0, 1.5])
 def test_omission_agrees_with_a_loop(significance):
     p = problem()
     w = {"weights": p["weights"]}
     found = F.omission(shares(p, w), p["predictions"], p["neighbors"], significance=significance, **w)
-    expected = omission_one_by_one(p, significance)
+    listed = [p[name].tolist() for name in ("labels", "predictions", "neighbors")]
+    expected = anchors.omission(*listed, significance, p["weights"].tolist())
     assert expected > 0
     close(found, expected, 1e-9)
 
@@ -247,8 +221,7 @@ def test_gradients_pass(name):
     )
 
 
-class TestHelpers:
-    def test_a_cluster_is_worth_at_most_its_members(self):
-        weights = torch.tensor([1.0, 1.0, 1e-200, 1e-200, 3.0], dtype=torch.float64)
-        sizes = cluster_sizes(torch.tensor([[0, 1], [2, 3], [0, 4], [4, 2]]), weights)
-        assert sizes.tolist() == pytest.approx([2.0, 2.0, 1.6, 1.0])
+def test_a_cluster_is_worth_at_most_its_members():
+    weights = torch.tensor([1.0, 1.0, 1e-200, 1e-200, 3.0], dtype=torch.float64)
+    sizes = cluster_sizes(torch.tensor([[0, 1], [2, 3], [0, 4], [4, 2]]), weights)
+    assert sizes.tolist() == pytest.approx([2.0, 2.0, 1.6, 1.0])

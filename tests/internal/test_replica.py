@@ -18,7 +18,7 @@ from torchmetrics import CatMetric, MeanMetric
 
 from bu_torch.internal import replica
 from bu_torch.internal.copying import CopyError
-from bu_torch.internal.replica import Replica, copy_of, looking_at
+from bu_torch.internal.replica import copy_of, looking_at
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
@@ -193,19 +193,6 @@ class Passing:
         return self._module(x)
 
 
-class Slotted(nn.Linear):
-    __slots__ = ("scale",)
-
-    def forward(self, x):
-        return super().forward(x) * self.scale
-
-
-def slotted():
-    module = Slotted(4, 3)
-    object.__setattr__(module, "scale", 2.0)
-    return module
-
-
 class Fusing(nn.Module):
     """Has another part in eval mode."""
 
@@ -309,7 +296,6 @@ MODULES = {
     "weights that merge": Merged,
     "weights that forward replaces": lambda: Normalising(4, 3),
     "indirect references": Referring,
-    "slots": slotted,
     "another part in eval mode": Fusing,
     "a module that closes": Closing,
     "a twin that is moved by its data": Momentum,
@@ -376,7 +362,7 @@ def test_many_frozen_parameters_are_shared_and_a_change_of_one_is_refused_by_nam
         network(X)
     assert module.scale.tolist() == [1] * 4
     monkeypatch.setattr(replica, "_MOST_COPIED", 0)
-    assert Replica(module).network.scale.data_ptr() == module.scale.data_ptr()
+    assert copy_of(module).scale.data_ptr() == module.scale.data_ptr()
     with pytest.raises(CopyError, match="frozen parameter `scale`"), looking_at(module) as network:
         network(X)
     module = Writing(frozen=False)
@@ -420,7 +406,7 @@ def test_a_module_that_cannot_be_copied_is_refused_by_name():
             raise ValueError("there can be only one")
 
     with pytest.raises(CopyError, match=r"Single cannot be copied.*ValueError: there can be only one"):
-        Replica(nn.Sequential(Single(4, 3)))
+        copy_of(nn.Sequential(Single(4, 3)))
 
 
 def test_parameters_of_one_storage_stay_in_one():

@@ -13,6 +13,7 @@ from oracles import proposal2
 
 from bu_torch import NeighborGraph
 from bu_torch.neighbors import search as implementation
+from bu_torch.neighbors.graph import nearest_of_groups
 
 
 def check_against_sorting(features, size, backend):
@@ -41,7 +42,7 @@ def test_agrees_with_sorting(backend, kind, dtype):
     """Far from the origin, float32 arithmetic on squares loses every digit."""
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(120, 4, dtype=torch.float64, generator=generator)
-    if kind == "a lattice":  # of duplicates and equal distances
+    if kind == "a lattice":  # with duplicates and equal distances
         features = torch.randint(0, 3, (200, 3), generator=generator).double()
     elif kind != "at random":
         dtype = torch.float64
@@ -265,6 +266,14 @@ class TestLists:
         finally:
             torch.set_default_dtype(torch.float32)
 
+    def test_is_taken_of_many_samples_and_nearly_all_neighbours_are_found(self, monkeypatch):
+        features = torch.randn(6000, 4, generator=torch.Generator().manual_seed(0))
+        assert NeighborGraph(20).fit(features).recall_ == 1
+        monkeypatch.setattr("bu_torch.neighbors.search._EXACT_PAIRS", 1e6)
+        found = NeighborGraph(20).fit(features)
+        assert found.recall_ >= 0.99
+        assert 0.98 < self.share_found(found, features) < 1
+
     def test_is_taken_where_an_exact_search_takes_long(self, monkeypatch):
         features = torch.randn(2000, 16, generator=torch.Generator().manual_seed(0))
         asked = []
@@ -275,3 +284,61 @@ class TestLists:
         NeighborGraph(20).fit(features)
         NeighborGraph(20, exact=True).fit(features)
         assert asked == [1]
+
+
+def members_and_points(dtype=torch.float64, offset=0.0):
+    """Groups of other sizes than the blocks, and points of which some are copies of members, or nearly so."""
+    generator = torch.Generator().manual_seed(0)
+    groups = [offset + torch.randn(size, 5, generator=generator, dtype=torch.float64) for size in (700, 1, 40, 600)]
+    copies = torch.cat(groups)[::50]
+    near = copies + 1e-6 * torch.randn(copies.shape, generator=generator, dtype=torch.float64)
+    others = offset + torch.randn(300, 5, generator=generator, dtype=torch.float64)
+    return torch.cat((copies, near, others)).to(dtype), [group.to(dtype) for group in groups]
+
+
+def by_differences(points, groups):
+    return torch.stack([(points.unsqueeze(1) - group).double().norm(dim=2).amin(dim=1) for group in groups], dim=1)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_distances_are_those_of_all_differences(device, offset):
+    points, groups = members_and_points(offset=offset)
+    found = nearest_of_groups(points.to(device), [group.to(device) for group in groups])
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found.cpu(), by_differences(points, groups), rtol=1e-7, atol=0)
+
+
+def test_single_precision_loses_no_small_distance():
+    points, groups = members_and_points(torch.float32)
+    points[-1] = 1e20  # its square is none of float32
+    expected = by_differences(points.double(), [group.double() for group in groups])
+    torch.testing.assert_close(nearest_of_groups(points, groups), expected, rtol=1e-7, atol=0)
+
+
+def test_a_member_far_away_blurs_no_distance():
+    points, groups = members_and_points()
+    groups[1] += 1e9
+    torch.testing.assert_close(nearest_of_groups(points, groups), by_differences(points, groups), rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize("unit", [1e-200, 1e200])
+def test_squares_neither_overflow_nor_vanish(unit):
+    points, groups = members_and_points()
+    found = nearest_of_groups(points * unit, [group * unit for group in groups])
+    torch.testing.assert_close(found / unit, by_differences(points, groups), rtol=1e-7, atol=1e-12)
+
+
+def test_a_point_does_not_find_the_member_that_is_left_out(device):
+    _, groups = members_and_points()
+    members = torch.cat(groups)
+    own = torch.arange(len(members))
+    own[::3] = -1
+    found = nearest_of_groups(members.to(device), [group.to(device) for group in groups], own.to(device)).cpu()
+    first = 0
+    for number, group in enumerate(groups):
+        distances = (members.unsqueeze(1) - group).norm(dim=2)
+        is_out = own.unsqueeze(1) == torch.arange(first, first + len(group))
+        expected = distances.masked_fill(is_out, torch.inf).amin(dim=1)
+        torch.testing.assert_close(found[:, number], expected, rtol=1e-7, atol=0)
+        first += len(group)
+    assert int(found[:, 1].isinf().sum()) == int(own[700] == 700)

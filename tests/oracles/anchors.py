@@ -157,16 +157,21 @@ def wanted(logits, labels, n_classes):
     return counts
 
 
-def omission(labels, predictions, neighbors, significance):
-    """Share of samples whose cluster is predicted as one class while its labels contradict that, one at a time."""
+def omission(labels, predictions, neighbors, significance, weights=None):
+    """Share of samples whose cluster is predicted as one class while its labels contradict that, one at a time.
+
+    With weights, a cluster counts as many members as Kish's effective sample size says.
+    """
     n = len(labels)
-    draws = [predictions[start : start + n] for start in range(0, len(predictions), n)]
-    omitted = 0
-    for draw in draws:
-        for i in range(n):
-            if len({draw[m] for m in neighbors[i]}) == 1:
-                given = [labels[m] for m in neighbors[i]]
-                own = given.count(draw[i])
-                other = max(given.count(c) for c in {*given, -1} - {draw[i]})
-                omitted += other - own > significance * math.sqrt(other + own)
-    return omitted / (n * len(draws))
+    w = [1.0] * n if weights is None else weights
+    omitted = 0.0
+    for start in range(0, len(predictions), n):
+        draw = predictions[start : start + n]
+        for i, members in enumerate(neighbors):
+            size = sum(w[m] for m in members) ** 2 / sum(w[m] ** 2 for m in members)
+            classes = {draw[i], *(labels[m] for m in members), -1}
+            given = {c: sum(w[m] for m in members if labels[m] == c) for c in classes}
+            own, *others = (given[c] * size / sum(given.values()) for c in (draw[i], *(classes - {draw[i]})))
+            is_one = len({draw[m] for m in members}) == 1
+            omitted += w[i] * (is_one and max(others) - own > significance * math.sqrt(max(others) + own))
+    return omitted / (sum(w) * len(predictions) / n)

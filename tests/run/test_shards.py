@@ -17,7 +17,9 @@ from problems import blobs
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from bu_torch import BoundaryUncertaintyStopper
-from bu_torch.internal.shards import gathered, is_sharded
+from bu_torch.internal.replica import gathered, is_sharded
+from bu_torch.run.weights import WeightAverage
+from bu_torch.internal.replica import gathered, is_sharded
 from bu_torch.run.weights import WeightAverage
 
 dist.init_process_group("gloo")

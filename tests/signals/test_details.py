@@ -7,7 +7,7 @@ import torch
 
 from bu_torch import Signals, functional
 from bu_torch.functional import local_uncertainty
-from bu_torch.functional.pairs import top_pairs
+from bu_torch.functional.boundary import top_pairs
 
 
 def samples():

@@ -7,7 +7,7 @@ from problems import blobs
 from torch import nn
 
 from bu_torch import BoundaryUncertainty, LabelRegression, LabelVotes, Signals, TrustScore, functional
-from bu_torch.internal.progress import shown_on
+from bu_torch.internal.printing import shown_on
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.preparation import n_comparisons
 

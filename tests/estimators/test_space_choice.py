@@ -1,8 +1,7 @@
 import torch
 
-from bu_torch.estimators.label_regression import LabelRegression
-from bu_torch.estimators.label_votes import LabelVotes
-from bu_torch.estimators.metric_choice import MetricRegression, MetricTrial
+from bu_torch.estimators.label_probabilities import LabelRegression, LabelVotes
+from bu_torch.estimators.space_choice import MetricRegression, MetricTrial
 from bu_torch.functional.probabilities import brier_score
 from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.space.metric import LabelMetric
@@ -49,7 +48,7 @@ def test_equal_weights_are_none_and_labels_may_have_gaps():
 
 
 def test_the_mixture_is_that_of_both_spaces_and_judged_by_labels_the_metric_has_not_seen(monkeypatch):
-    monkeypatch.setattr("bu_torch.estimators.metric_choice._LEAST_UNTAUGHT", 100)
+    monkeypatch.setattr("bu_torch.estimators.space_choice._LEAST_UNTAUGHT", 100)
     points, labels = noisy(400)
     trial = MetricTrial.of(points, labels)
     metric = LabelMetric(max_samples=250).fit(points, labels)

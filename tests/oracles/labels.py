@@ -1,11 +1,20 @@
-"""Regression on one-hot labels by one system of equations a fit."""
+"""Class probabilities from labels: votes by a loop, regression by one system of equations a fit."""
 
 from functools import partial
 
 import torch
 
-from bu_torch.functional.probabilities import as_probabilities
-from bu_torch.functional.regression import tangent_kernel
+from bu_torch.functional.probabilities import as_probabilities, tangent_kernel
+
+
+def votes(labels, neighbors, decay, n_classes, first=0, weights=None):
+    """Shares of the votes of each cluster from its member number `first` on, float64."""
+    found = torch.zeros(len(labels), n_classes, dtype=torch.float64)
+    for row, members in enumerate(neighbors.tolist()):
+        for rank, member in enumerate(members[first:], start=1):
+            vote = 1.0 if rank == 1 else float(rank) ** -decay
+            found[row, int(labels[member])] += vote * (1.0 if weights is None else float(weights[member]))
+    return found / found.sum(dim=1, keepdim=True)
 
 
 def by_solving(features, labels, penalty, points, kept=slice(None), weights=None):

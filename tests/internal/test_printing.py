@@ -1,9 +1,10 @@
 """Forecasts of a long computation from the pace of its first part."""
 
+import time
+
 import pytest
 
-from bu_torch.internal import progress
-from bu_torch.internal.progress import Forecast, advance, shown_on, uncounted
+from bu_torch.internal.printing import Forecast, advance, shown_on, uncounted
 
 
 class Bar:
@@ -16,7 +17,7 @@ def clock(monkeypatch):
     class Clock:
         now = 0.0
 
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: Clock.now)
+    monkeypatch.setattr(time, "perf_counter", lambda: Clock.now)
     return Clock
 
 

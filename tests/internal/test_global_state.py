@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from bu_torch.internal.precision import _ROUNDING, full_precision
+from bu_torch.internal.global_state import _ROUNDING, full_precision
 from bu_torch.space.features import FeatureSpace
 from bu_torch.space.layers import LayerFeatures
 from bu_torch.space.patches import PatchFeatures
