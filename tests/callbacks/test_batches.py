@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from bu_torch import Signals
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-from bu_torch.callbacks.watch import Watch, can_be_watched, difference
-from bu_torch.internal.replica import looking_at
+from bu_torch.callbacks.watch import can_be_watched, difference
 
 X, Y = blobs()
 BYTES = (X * 25 + 128).clamp(0, 255).byte()
@@ -224,21 +223,20 @@ class TestWitness:
         for module in (scripted, compiled, within, by_itself):
             assert not can_be_watched(module)
 
-    def rehearse(self, watch, module):
-        with looking_at(module) as network:
-            watch.rehearse(network, module, Y)
-            network(X)
+    def test_a_module_can_be_copied_and_pickled_while_it_is_watched(self, tmp_path):
+        class Copied(Classifier):
+            def training_step(self, batch, batch_idx):
+                if batch_idx == 0:
+                    seen.append(has_ears(self))
+                    twin = copy.deepcopy(self.net)
+                    twin(batch[0] / 255)  # is none of the training's calls
+                    assert pickle.dumps(self.net)
+                return super().training_step(batch, batch_idx)
 
-    def test_a_copy_made_while_training_is_watched_has_no_ears(self):
-        module, watch = Classifier(), Watch(None, None)
-        self.rehearse(watch, module)
-        watch.listen()
-        twin = copy.deepcopy(module)
-        assert pickle.dumps(module)
-        got = watch.got
-        watch.end()
-        twin(X)
-        assert not got
+        seen = []
+        monitor, _ = monitored(tmp_path, Copied, loader(X * 20 + 100, Y))
+        assert seen == [True]
+        assert len(monitor.history) == 1
 
 
 def test_numbers_of_tokens_have_no_units():

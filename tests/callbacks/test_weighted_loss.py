@@ -9,7 +9,7 @@ from problems import Classifier, blobs, loader, trainer
 from torch import nn
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-from bu_torch.callbacks.loss_weights import weights_of_loss
+from bu_torch.callbacks.samples import weights_of_loss
 
 X, Y = blobs()
 WEIGHTS = [1.0, 4.0, 2.0]
