@@ -111,7 +111,7 @@ def restore(trainer: Trainer, keeper: Keeper) -> str:
     before = {n: copy.deepcopy(value) for n, value in module.state_dict().items()} if is_read_by_all else {}
     try:
         if isinstance(keeper, MemoryKeeper):
-            return _load(trainer, keeper.best.weights, "", is_own=not keeper.has_resumed)
+            return _load(trainer, keeper.best.weights, "", is_own=True)
         assert isinstance(keeper, FileKeeper)  # noqa: S101  (there is no third kind)
         return _load_file(trainer, keeper, is_read_by_all=is_read_by_all)
     except Exception as error:  # what a damaged or crafted file raises is not documented, and may not end the fit

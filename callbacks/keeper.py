@@ -303,7 +303,7 @@ class MemoryKeeper(Keeper, Checkpoint):
 
     def __init__(self, fit: Fit, key: str) -> None:
         super().__init__(fit, key)
-        self.best, self.has_resumed = BestWeights(), False  # with the best weights of an earlier part of the run
+        self.best = BestWeights()
 
     def keep_if_best(self, trainer: Trainer) -> None:
         check = self.fit.check
@@ -314,7 +314,7 @@ class MemoryKeeper(Keeper, Checkpoint):
             weights = check.weights
             state = tracker.state_to_keep(trainer.lightning_module) if weights is None else weights.state_dict()
             self.best.keep(state, trainer.current_epoch, trainer.global_step)
-        self.best_epoch, self.best_step, self.has_resumed = self.best.epoch, self.best.step, False
+        self.best_epoch, self.best_step = self.best.epoch, self.best.step
 
     def state_dict(self) -> dict[str, Any]:
         return self.best.state_dict()
@@ -322,7 +322,7 @@ class MemoryKeeper(Keeper, Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.takes_states:
             self.best.load_state_dict(state_dict)
-            self.best_epoch, self.best_step, self.has_resumed = self.best.epoch, self.best.step, True
+            self.best_epoch, self.best_step = self.best.epoch, self.best.step
 
 
 def claim(path: str) -> bool:

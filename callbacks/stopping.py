@@ -212,22 +212,20 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         the file is to hold, and behind the keepers of stopping callbacks before this one.
         """
         owners = [one for one in trainer.callbacks if isinstance(one, BoundaryUncertaintyStopping)]
-        of_others, first = ([one._fit for one in some] for some in (owners, owners[: owners.index(self)]))
-        of_others.remove(self._fit)
+        of_others = [one._fit for one in owners if one is not self]
+        of_earlier = [one._fit for one in owners[: owners.index(self)]]
         present = [one for one in trainer.callbacks if not isinstance(one, Companion) or one.fit in of_others]
-        writes = any(isinstance(one, Checkpoint) and not isinstance(one, MemoryKeeper) for one in present)
         options = {name: getattr(self, name) for name in ("dirpath", "filename", "save_weights_only")}
         keeper: Keeper
-        if writes:
+        if any(isinstance(one, Checkpoint) and not isinstance(one, MemoryKeeper) for one in present):
             keeper = FileKeeper(self._fit, self.state_key, self._written, verbose=self.verbose, **options)
         else:
             keeper = MemoryKeeper(self._fit, self.state_key)
             if given := [f"`{name}`" for name, value in options.items() if value]:
                 rank_zero_warn(f"The trainer writes no checkpoints: {', '.join(given)} has no effect.")
-        before = [present.index(self)]
-        others = []
+        before, others = [present.index(self)], []
         for n, one in enumerate(present):
-            if isinstance(one, EarlyStopping) or (isinstance(one, Keeper) and one.fit in first):
+            if isinstance(one, EarlyStopping) or (isinstance(one, Keeper) and one.fit in of_earlier):
                 before.append(n)
             elif isinstance(one, Checkpoint) and not isinstance(one, Keeper):
                 others.append(n)
@@ -265,8 +263,11 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         """Stop training if the check of this hook says so, or an earlier one did and now it is allowed."""
         check = self._fit.check
         if check is not None and check.score is not None and not trainer.fast_dev_run:
-            if self.verbose:
-                self._tell_news()
+            best = self.tracker.verdict.best
+            if self.verbose and best > self._highest:
+                gain = "" if self._highest == -float("inf") else f" by {best - self._highest:.4f}"
+                rank_zero_info(f"Metric {self.score_name} improved{gain}. New best score: {best:.4f}")
+                self._highest = best
             # All processes stop, or none.
             self._is_due = trainer.strategy.reduce_boolean_decision(self.tracker.verdict.should_stop, all=False)
         elif may_wait:
@@ -279,14 +280,6 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             step = trainer.global_step if self._fit.is_by_steps else None
             self.stopping_reason = self.tracker.checks.why_stopped(trainer.current_epoch, step)
 
-    def _tell_news(self) -> None:
-        """Log a score that is higher than all before."""
-        best = self.tracker.verdict.best
-        if best > self._highest:
-            gain = "" if self._highest == -float("inf") else f" by {best - self._highest:.4f}"
-            rank_zero_info(f"Metric {self.score_name} improved{gain}. New best score: {best:.4f}")
-            self._highest = best
-
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Nothing: all other callbacks have their turn before the fit is concluded."""
 
@@ -297,11 +290,9 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         """Restore the kept epoch, and say in a line what was kept and why training ended."""
         tracker, kept, keeper = self.tracker, self._kept, self._keeper
         if exception is not None or self.stopped_epoch is None:
-            stopped = (
-                one for one in trainer.callbacks if isinstance(one, type(self)) and one.stopped_epoch is not None
-            )
-            other = next(stopped, None) if exception is None else None
-            self.stopping_reason = why_ended(trainer, exception) if other is None else other.stopping_reason
+            others = [one for one in trainer.callbacks if isinstance(one, type(self)) and one.stopped_epoch is not None]
+            is_theirs = bool(others) and exception is None
+            self.stopping_reason = others[0].stopping_reason if is_theirs else why_ended(trainer, exception)
         cost = tracker.account.cost()
         if self.stopped_epoch is not None and trainer.max_epochs is not None:
             cost += tracker.account.saved(self._first_epoch, trainer.current_epoch, trainer.max_epochs)

@@ -107,27 +107,17 @@ def test_a_torn_file_falls_back_to_the_best_before(tmp_path, values, torn):
     assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == 1
 
 
-def no_such_folder(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("no folder")
-    return tmp_path / "file" / "cache.npz", "Not a directory|File exists"
-
-
-def full_disk(tmp_path, monkeypatch):
+def test_a_cache_that_cannot_be_written_costs_nothing_but_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr("numpy.savez", no_space)
-    return tmp_path / "cache.npz", "No space left on device"
-
-
-@pytest.mark.parametrize("spoil", [no_such_folder, full_disk])
-def test_a_cache_that_cannot_be_written_costs_nothing_but_a_warning(tmp_path, monkeypatch, spoil):
-    cache, reason = spoil(tmp_path, monkeypatch)
+    cache, reason = tmp_path / "cache.npz", "No space left on device"
     stopping = ours(cache=cache)
-    with pytest.warns(UserWarning, match=f"cache {cache} cannot be written: .*({reason})"):
+    with pytest.warns(UserWarning, match=f"cache {cache} cannot be written: .*{reason}"):
         run_of(tmp_path, stopping, max_epochs=2)
     assert len(stopping.history) == 2
     stopper = BoundaryUncertaintyStopper(*blobs(), n_neighbors=20, cache=cache)
     with pytest.warns(UserWarning, match="cannot be written"):
         stopper.check(Plain())
-    with pytest.warns(UserWarning, match=f"cache {cache} cannot be written: .*({reason})"):
+    with pytest.warns(UserWarning, match=f"cache {cache} cannot be written: .*{reason}"):
         fit_signals(signals := Signals(20), blobs(), cache)
     assert signals.is_fitted
     assert not list(tmp_path.glob("cache*"))
