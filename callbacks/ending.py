@@ -36,8 +36,7 @@ class Ending(Companion):
     on_train_batch_start = on_train_batch_end = None
 
     def __init__(self, fit: Fit, conclude: Callable[[Trainer, BaseException | None], None]) -> None:
-        super().__init__(fit)
-        self._conclude, self._is_concluded = conclude, False
+        self.fit, self._conclude, self._is_concluded = fit, conclude, False
         self._has_others = False  # checkpoint callbacks that the user has made
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -185,8 +185,7 @@ class Fit:
         self.check, every = None, self._every_n_steps
         # A batch may make no step, or several: with accumulated gradients, with several optimisers.
         if every is not None and trainer.global_step // every > self._step_before // every:
-            with self.watch.paused():
-                self._make_check(trainer, pl_module)
+            self._make_check(trainer, pl_module)
 
     def end_epoch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by epochs."""
@@ -318,7 +317,7 @@ class Board:
             dashboard.lay_out()
 
     def dashboards(self, trainer: Trainer) -> list[TensorBoard]:
-        """Those of the trainer's loggers, in the process that writes, for the callback whose names have no suffix."""
+        """Dashboards among the trainer's loggers: in the process that writes, if the names have no suffix."""
         if self._suffix or trainer.fast_dev_run or not trainer.is_global_zero:
             return []
         return [

@@ -52,10 +52,8 @@ class Companion(Callback):
     Lightning passes over a hook that is None, which is cheaper in each batch than to call one with nothing to do.
     """
 
+    fit: Fit
     on_before_zero_grad = on_before_backward = on_after_backward = on_before_optimizer_step = None
-
-    def __init__(self, fit: Fit) -> None:
-        self.fit = fit
 
 
 class Keeper(Companion):
@@ -66,8 +64,7 @@ class Keeper(Companion):
     best_step: int | None
 
     def __init__(self, fit: Fit, key: str) -> None:
-        Companion.__init__(self, fit)
-        self._key = key
+        self.fit, self._key = fit, key
         self.best_epoch = self.best_step = None
 
     @property

@@ -50,13 +50,7 @@ class Source(NamedTuple):
 class CheckSamples:
     """Reads the samples of a trainer, plans how many are looked at, and has them prepared."""
 
-    def __init__(
-        self,
-        settings: MeasurementSettings,
-        source: Source,
-        tracker: Tracker,
-        network: NetworkReader,
-    ) -> None:
+    def __init__(self, settings: MeasurementSettings, source: Source, tracker: Tracker, network: NetworkReader) -> None:
         self._settings, self._source, self._tracker, self._network = settings, source, tracker, network
         self._n_batches = math.inf  # from one check to the next
         self._samples: Samples | None = None  # while they are prepared; in the first process
@@ -131,8 +125,12 @@ class CheckSamples:
                     rank_zero_info(line)
             # Samples that are not used can be freed now.
             self._samples = samples = fewer_of(samples, groundwork.plan.n_samples, self._settings.seed)
+            chosen = f"{len(samples.inputs)} samples"
+            if samples.is_stratified is not None:
+                kind = "stratified random" if samples.is_stratified else "random"
+                chosen = f"a {kind} {len(samples.inputs)} of {samples.n_training} training samples"
             draws = "1 draw" if groundwork.plan.n_draws == 1 else f"{groundwork.plan.n_draws} draws"
-            rank_zero_info(f"Boundary uncertainty measures at {_describe(samples)}, {draws} each, {when}.")
+            rank_zero_info(f"Boundary uncertainty measures at {chosen}, {draws} each, {when}.")
             if samples.packing is not None and self._source.input_key is None:
                 rank_zero_info(
                     f"Boundary uncertainty takes these as inputs: {', '.join(samples.packing.names)}. To change it:"
@@ -289,13 +287,6 @@ def users_sampler(sampler: Any) -> Any:
     while isinstance(sampler, wrapper):
         sampler = sampler.dataset._sampler
     return sampler
-
-
-def _describe(samples: Samples) -> str:
-    if samples.is_stratified is None:
-        return f"{len(samples.inputs)} samples"
-    kind = "stratified random" if samples.is_stratified else "random"
-    return f"a {kind} {len(samples.inputs)} of {samples.n_training} training samples"
 
 
 def _is_pair(value: Any) -> TypeGuard[tuple[Any, Any]]:

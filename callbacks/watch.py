@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -65,20 +65,16 @@ class Watch:
                     part.register_forward_pre_hook(listener, with_kwargs=True, prepend=True)
                     part.register_forward_hook(listener.end)
                 self._network.read(trainer, network, inputs, packing, is_whole=True)
-            self._listen()
+            hook = _Listener(self._got, self._labels, most=_MOST_CALLS)
+            self._handles = [
+                module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True) for module in self._expected
+            ]
 
     def end(self) -> None:
         """Stop watching."""
-        self._remove_hooks()
-        self._is_on, self._expected, self._got, self._labels = False, {}, {}, None
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Pause during a check, whose calls are none of training's."""
-        self._remove_hooks()
-        yield
-        if self._is_on:
-            self._listen()
+        for handle in self._handles:
+            handle.remove()
+        self._is_on, self._handles, self._expected, self._got, self._labels = False, [], {}, {}, None
 
     def end_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compare the calls of the batch that has ended; all processes together, whatever each has seen."""
@@ -110,14 +106,6 @@ class Watch:
             )
         self.end()
 
-    def _listen(self) -> None:
-        """Look at the next calls in training."""
-        self._got.clear()
-        hook = _Listener(self._got, self._labels, most=_MOST_CALLS)
-        self._handles = [
-            module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True) for module in self._expected
-        ]
-
     def _objection(self) -> str:
         """Say how the calls in training differed from that of a check; "" if one did not, or if none was seen."""
         of_bytes = ""
@@ -135,11 +123,6 @@ class Watch:
             # What takes bytes may scale them, and leave numbers as they are: its parts tell.
             of_bytes = _AFTER_BYTES
         return ""
-
-    def _remove_hooks(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
 
 
 def can_be_watched(module: nn.Module) -> bool:
