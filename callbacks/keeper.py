@@ -23,6 +23,7 @@ from bu_torch.callbacks.trainer import (
     FITTING,
     RAW_WEIGHTS,
     SHARDED,
+    AsyncCheckpointIO,
     Callback,
     Checkpoint,
     LightningModule,
@@ -207,7 +208,8 @@ class FileKeeper(Keeper, ModelCheckpoint):
                 super()._save_checkpoint(saver, filepath)
         finally:
             self.is_saving, self._raw = False, {}
-        self._written[filepath] = identity(filepath)
+        is_there = not isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO)  # the whole file
+        self._written[filepath] = identity(filepath) if is_there else None
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if not self.is_saving:
@@ -222,7 +224,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
     def settle(self, trainer: Trainer, is_in_all: bool = True) -> None:
         """Delete the best file before the newest, or take the newest back if it is not whole."""
         if self._before is not None:
-            is_sound = is_whole(self.best_model_path)
+            is_sound = self._written.get(self.best_model_path) is None or is_whole(self.best_model_path)
             if is_in_all:  # after an exception the other processes may not be here
                 is_sound = trainer.strategy.broadcast(is_sound)
             if not is_sound:

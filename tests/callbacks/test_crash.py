@@ -2,10 +2,13 @@
 
 import errno
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from problems import Augmented, Plain, blobs, cut, fit, in_order, same, scripted, trainer
 from problems import fit_again as run_of
 from torch.utils.data import DataLoader
@@ -132,6 +135,24 @@ def test_a_file_of_one_s_own_kind_is_not_called_damaged(tmp_path):
     stopping = ours()
     run_of(tmp_path, stopping, max_epochs=4, plugins=[Legacy()])
     assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == stopping.best_epoch
+
+
+def test_a_file_that_another_thread_still_writes_is_not_called_damaged(tmp_path, recwarn):
+    def before(epoch):
+        if epoch == 0:
+            Path(stopping.best_model_path).parent.mkdir(exist_ok=True)
+            Path(stopping.best_model_path).write_bytes(b"PK and half of the rest")
+            has_begun.set()
+            assert may_end.wait(60)
+
+    has_begun, may_end, stopping = Event(), Event(), scripted((0.9, 0.1))
+    look = LambdaCallback(
+        on_train_epoch_start=lambda made, _: made.current_epoch == 1 and has_begun.wait(60),
+        on_train_epoch_end=lambda made, _: made.current_epoch == 1 and may_end.set(),
+    )
+    fit(tmp_path, look, stopping, plugins=[AsyncCheckpointIO(Disk(before))])
+    assert stopping.best_epoch == torch.load(stopping.best_model_path, weights_only=True)["epoch"] == 0
+    assert not [one for one in recwarn if "checkpoint" in str(one.message) and "damaged" in str(one.message)]
 
 
 def test_sharded_weights_are_left_and_the_file_is_named(tmp_path):
