@@ -102,6 +102,7 @@ class CheckSamples:
             is_reference, way_out = self._source.reference is not None, ""
             source = "`reference`" if is_reference else "the training data"
             shape = () if self._samples is None else self._samples.labels.shape
+            self._samples = None
             # Labels are shares of classes if samples were mixed.
             if len(shape) == 2 and shape[1] > 1 and not is_reference:
                 way_out = (
