@@ -1,34 +1,48 @@
-"""One `trainer.fit`: made in `setup`, released in `teardown`; its results stay."""
+"""One `trainer.fit`: made in `setup`, released in `teardown`; its results stay. Its checks are made and shown here."""
 
+import math
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
-from torch import nn
+from torch import Tensor, nn
 
-from bu_torch.callbacks.board import Board
-from bu_torch.callbacks.lightning_tree import (
-    LightningModule,
-    Trainer,
-    is_average_untouched,
-    measured_module,
-    misconfigured,
-)
 from bu_torch.callbacks.network import NetworkReader, copied, in_first
 from bu_torch.callbacks.samples import CheckSamples, Source
-from bu_torch.callbacks.schedule import Schedule
+from bu_torch.callbacks.trainer import (
+    OUT_OF_REACH,
+    LightningModule,
+    StochasticWeightAveraging,
+    Trainer,
+    WeightAveraging,
+    average_model,
+    evaluation_weights,
+    misconfigured,
+)
 from bu_torch.callbacks.watch import Watch
-from bu_torch.callbacks.weights import evaluation_weights, why_not_averaged
 from bu_torch.internal.replica import copy_of, has_lazy_layers
+from bu_torch.rule.rules import STANDARD_ERROR
+from bu_torch.run.account import HISTOGRAMS
 from bu_torch.run.budget import describe_slow_check
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.batches import Keys
 from bu_torch.samples.reading import seeded
+from bu_torch.signals.catalogue import SIGNALS
+from bu_torch.signals.details import Details, Histogram
 
 LOSSES = ("train_loss", "training_loss", "train/loss", "loss/train", "loss")  # the first that is logged counts
+_LEFT_OUT = ("epoch", "step", STANDARD_ERROR)
+_SHARES = [f"^{signal.name}$" for signal in SIGNALS.values() if signal.panel == "shares"]
+_OTHERS = [f"^{signal.name}$" for signal in SIGNALS.values() if signal.panel != "shares"]
+_LAYOUT = {
+    "boundary uncertainty": {
+        "U, trust score and training loss": ["Multiline", [*_OTHERS, "^(?!val).*loss"]],
+        "expected accuracy and agreement": ["Multiline", _SHARES],
+    }
+}
 
 
 class Check(NamedTuple):
@@ -43,43 +57,94 @@ class Check(NamedTuple):
 class Fit:
     """One training: prepared, checked when that is due, and ended."""
 
-    def __init__(self, settings: MeasurementSettings, schedule: Schedule, source: Source) -> None:
-        self.settings, self.schedule, self.source = settings, schedule, source
+    def __init__(
+        self, settings: MeasurementSettings, source: Source, every_n_epochs: int, every_n_train_steps: int | None
+    ) -> None:
+        self.settings, self.source = settings, source
+        self._every_n_epochs, self._every_n_steps = every_n_epochs, every_n_train_steps
+        self.is_by_steps = every_n_train_steps is not None
+        self._step_before = 0  # the batch that runs
         self.tracker = Tracker(settings, rank_zero_warn)
         self._network = NetworkReader(settings.perturbation, settings.output_key)
-        self._samples = CheckSamples(settings, source, schedule, self.tracker, self._network)
+        self._samples = CheckSamples(settings, source, self.tracker, self._network)
         self.watch = Watch(self._network, Keys(source.input_key, source.label_key))
         self.board = Board()
         self.check: Check | None = None  # in the hook that runs
         self.waits_for_average = False  # `WeightAveraging` had not updated its average at the last check
+        self.is_comparable = True  # checks of before a resume count
         self.is_over = False
 
     def set_up(self, trainer: Trainer) -> None:
         """Find out whether weights can be averaged here."""
         tracker, device = self.tracker, self.settings.averaging_device
-        if tracker.average is not None and (why := why_not_averaged(trainer)):
+        if tracker.average is None:
+            return
+        theirs = [one for one in trainer.callbacks if isinstance(one, WeightAveraging | StochasticWeightAveraging)]
+        strategy = type(trainer.strategy).__name__
+        if theirs or strategy in OUT_OF_REACH:
             tracker.give_up_average()
+            why = f"{type(theirs[0]).__name__} does so" if theirs else f"{strategy} shards them"
             rank_zero_info(f"Boundary uncertainty averages no weights: {why}.")
-        if tracker.average is not None and device is not None:
+        elif device is not None:
             before = f"`averaging_device` must be a device of this machine, got {device!r}: "
             with misconfigured(RuntimeError, AssertionError, before=before):
                 torch.zeros(1, device=device).cpu()
 
-    def start(self, trainer: Trainer, pl_module: LightningModule, fits: list["Fit"]) -> bool:
-        """Prepare, and open the record; False if the checks of before a resume count no more."""
+    def start(self, trainer: Trainer, pl_module: LightningModule, fits: list["Fit"]) -> None:
+        """Prepare, and open the record; `fits` are those of the trainer's callbacks, in their order."""
         started = time.perf_counter()
+        n, unit = (self._every_n_epochs, "epoch") if self._every_n_steps is None else (self._every_n_steps, "step")
+        when = f"after every {unit}" if n == 1 else f"every {n} {unit}s"
         with seeded(self.settings.seed):  # a `perturbation` draws the same random numbers each time
-            is_comparable = self._samples.prepare(trainer, pl_module)
+            self.is_comparable = self._samples.prepare(trainer, pl_module, self._batches_between(trainer), when)
         self.board.set_up(trainer, self.suffix(fits))
-        self.schedule.warn(trainer, self.tracker.history)
+        self._warn_of_checks_not_made(trainer)
         # Arguments as they turned out.
-        given = {**vars(self.settings), **self.schedule.settings(), **self.source._asdict()}
+        given = {**vars(self.settings), **self.source._asdict()}
+        given |= {"every_n_epochs": self._every_n_epochs, "every_n_train_steps": self._every_n_steps}
         if self.tracker.average is None:
             given["averaging"] = None
         if self._samples.loss_weights is not None:
             given["class_weight"] = self._samples.loss_weights
         self.tracker.begin(started, record_folder(trainer), given)
-        return is_comparable
+
+    def _batches_between(self, trainer: Trainer) -> float:
+        """Batches of one process from one check by steps to the next, or in an epoch."""
+        n_batches: float = trainer.num_training_batches
+        if self._every_n_steps is None:
+            return n_batches
+        steps_of_batch = len(trainer.optimizers) / trainer.accumulate_grad_batches  # each of several optimisers steps
+        return min(n_batches, math.ceil(self._every_n_steps / max(steps_of_batch, 1e-9)))
+
+    def _warn_of_checks_not_made(self, trainer: Trainer) -> None:
+        """Warn before training if no check will be made, or if a run resumes without one."""
+        # A checkpoint saved on the last batch of an epoch resumes behind that epoch's end and its check.
+        history, epochs, steps = self.tracker.history, trainer.max_epochs, trainer.max_steps
+        n_batches, is_trial = trainer.num_training_batches, bool(trainer.fast_dev_run)
+        if (every := self._every_n_steps) is not None:
+            n_steps = math.inf if steps == -1 else float(steps)
+            if epochs not in (None, -1) and n_batches != math.inf:
+                n_steps = min(n_steps, epochs * math.ceil(n_batches / trainer.accumulate_grad_batches))
+            if 0 < n_steps < every and not is_trial and trainer.lightning_module.automatic_optimization:
+                rank_zero_warn(f"No check is made in {n_steps:.0f} steps with `every_n_train_steps={every}`.")
+            due = trainer.global_step // every * every
+            if history and history[-1].get("step", due) < due:
+                rank_zero_warn(f"The run resumes after step {due}, which was not checked: that step cannot be kept.")
+            return
+        if n_batches == math.inf and steps != -1:
+            rank_zero_warn(
+                "The length of the training data is not known, and boundary uncertainty is measured at the end of an"
+                f" epoch. If no epoch ends before `max_steps={steps}`, the only check comes after training. To change"
+                " it: `every_n_train_steps=` checks within epochs."
+            )
+        if epochs is not None and 0 < epochs < self._every_n_epochs and not is_trial:
+            rank_zero_warn(f"No check is made in {epochs} epochs with `every_n_epochs={self._every_n_epochs}`.")
+        due = trainer.current_epoch // self._every_n_epochs * self._every_n_epochs - 1
+        if history and history[-1]["epoch"] < due:
+            rank_zero_warn(
+                f"The run resumes after epoch {due}, which was not checked: the checkpoint was saved before the check,"
+                " and Lightning does not end the epoch again. That epoch cannot be kept."
+            )
 
     def suffix(self, fits: list["Fit"]) -> str:
         """End of the names that are logged: "" for the first of these fits, "_2" for the next with other settings."""
@@ -93,20 +158,16 @@ class Fit:
 
     def measures_as(self, other: "Fit") -> bool:
         """Return True if another fit in the same trainer gets the same numbers."""
-        same_source = all(one is two or _is_equal(one, two) for one, two in zip(self.source, other.source, strict=True))
-        is_alike = self.schedule.settings() == other.schedule.settings()
-        return same_source and is_alike and self.settings.measures_as(other.settings)
-
-    def start_epoch(self) -> bool:
-        """Forget the check of the epoch before; True if no batch needs to be looked at from now on."""
-        self.check = None
-        return self._network.is_tried and not self.schedule.is_by_steps
+        own, theirs = self.source, other.source
+        is_alike = own.reference is theirs.reference and own[1:] == theirs[1:]
+        every, of_other = ((one._every_n_epochs, one._every_n_steps) for one in (self, other))
+        return is_alike and every == of_other and self.settings.measures_as(other.settings)
 
     def start_batch(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         """Read a batch as a check will, before the first one trains."""
         self.check = None
-        self.schedule.start_batch(trainer)
-        if self.schedule.is_by_steps:
+        if self.is_by_steps:
+            self._step_before = trainer.global_step
             self.board.withdraw(trainer)
         # Not in `on_train_start`: the module's own comes after it, and may make the module ready. The first batch of
         # training makes lazy layers.
@@ -121,44 +182,54 @@ class Fit:
     def end_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by steps."""
         self.watch.end_batch(trainer, pl_module)
-        self.check = None
-        if self.schedule.is_due_after_batch(trainer):
-            with self.watch.paused():
-                self._make_check(trainer, pl_module)
+        self.check, every = None, self._every_n_steps
+        # A batch may make no step, or several: with accumulated gradients, with several optimisers.
+        if every is not None and trainer.global_step // every > self._step_before // every:
+            self._make_check(trainer, pl_module)
 
     def end_epoch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by epochs."""
         self.check = None
         self.watch.end()
-        self.schedule.warn_of_uncounted_steps(trainer)
-        if self.schedule.is_due_after_epoch(trainer):
-            self._make_check(trainer, pl_module)
-        elif not self.schedule.is_by_steps:
-            self.board.withdraw(trainer)
-        elif self.tracker.history and self.tracker.history[-1]["epoch"] == trainer.current_epoch:
+        epoch, history = trainer.current_epoch, self.tracker.history
+        if not self.is_by_steps:
+            if (epoch + 1) % self._every_n_epochs == 0:
+                self._make_check(trainer, pl_module)
+            else:
+                self.board.withdraw(trainer)
+        elif history and history[-1]["epoch"] == epoch:
             self.board.show_again(trainer)
+        elif trainer.global_step == 0 and epoch == 0 and not trainer.fast_dev_run:
+            rank_zero_warn(
+                "An epoch has ended and `trainer.global_step` is 0, so no check is made by steps. Lightning counts only"
+                " steps of `self.optimizers()`. To change it: `every_n_epochs=` counts no steps."
+            )
 
     def release(self) -> None:
         """Free what was prepared; results stay."""
         self.is_over, self.check = True, None
         self.tracker.release()
-        self._network.release()
+        self._network.inputs = torch.empty(0)
         self.watch.end()
 
     def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        started, tracker = time.perf_counter(), self.tracker
-        has_waited, self.waits_for_average = self.waits_for_average, is_average_untouched(trainer)
+        started, tracker, average = time.perf_counter(), self.tracker, average_model(trainer)
+        has_waited = self.waits_for_average
+        # Until its first update, the average is the network before training.
+        self.waits_for_average = average is not None and int(average.n_averaged) == 0
         if self.waits_for_average and not has_waited:
             rank_zero_info(
                 "Boundary uncertainty measures the average of WeightAveraging, as checkpoints hold it. Checks before"
                 " its first update do not count and are not kept."
             )
-        module, epoch, step = measured_module(trainer, pl_module), trainer.current_epoch, trainer.global_step
+        module, epoch, step = average.module if average else pl_module, trainer.current_epoch, trainer.global_step
         with evaluation_weights(trainer):
             tracker.update_average(pl_module, epoch, step)
             averages = tracker.averages(pl_module)
             with copied(trainer, module, averages) as network:
-                values = self._measure(trainer, network)
+                logits = self._network.logits(trainer, network)
+                with misconfigured(ValueError, before="The module's `forward` does not fit the labels: "):
+                    values = in_first(trainer, lambda: tracker.measure(logits))
             entry = tracker.add(epoch, values, step, is_counted=not self.waits_for_average)
             is_kept, is_sharded = tracker.checks.is_kept_new, network is module
             # Another copy: the look may have moved what the first one holds, and `eval` may have merged its weights.
@@ -166,18 +237,9 @@ class Fit:
         self.check = Check(entry, tracker.checks.last_score, is_kept, weights)
         self._show(trainer, started)
 
-    def _measure(self, trainer: Trainer, network: nn.Module) -> dict[str, float]:
-        logits = self._network.logits(trainer, network)
-
-        def work() -> dict[str, float]:
-            with misconfigured(ValueError, before="The module's `forward` does not fit the labels: "):
-                return self.tracker.measure(logits)
-
-        return in_first(trainer, work)
-
     def _show(self, trainer: Trainer, started: float) -> None:
         """Log the check that was made, and write it to the record."""
-        tracker, is_by_steps = self.tracker, self.schedule.is_by_steps
+        tracker, is_by_steps = self.tracker, self.is_by_steps
         # Where Lightning logs the scalars of the last batch, too; it counts that batch after `on_train_batch_end`.
         step = trainer.fit_loop.epoch_loop._batches_that_stepped - (0 if is_by_steps else 1)
         dashboards = self.board.dashboards(trainer)
@@ -196,9 +258,98 @@ class Fit:
             rank_zero_info(f"{line} To change it: `n_draws=`, `max_samples=`, `{option}=`.")
 
 
-def _is_equal(one: Any, other: Any) -> bool:
-    is_plain = all(isinstance(value, bool | int | float | str | dict | list | None) for value in (one, other))
-    return is_plain and bool(one == other)
+class TensorBoard:
+    """Histograms, a table of pairs, and panels in the tab "Custom Scalars", by `logger.experiment`."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def lay_out(self) -> None:
+        """Arrange the curves, once, before training."""
+        self._writer.add_custom_scalars(_LAYOUT)
+
+    def show(self, details: Details, step: int) -> None:
+        """Show what is behind the numbers of a check, at the step of its epoch's scalars."""
+        for name in HISTOGRAMS:
+            histogram: Histogram = getattr(details, name)
+            edges, counts = histogram.edges, histogram.counts
+            bins = [((low + high) / 2, n) for low, high, n in zip(edges, edges[1:], counts, strict=False)]
+            self._writer.add_histogram_raw(
+                f"boundary/{name}",
+                min=edges[0],
+                max=edges[-1],
+                num=sum(counts),
+                sum=sum(n * middle for middle, n in bins),
+                sum_squares=sum(n * middle**2 for middle, n in bins),
+                bucket_limits=edges[1:],
+                bucket_counts=counts,
+                global_step=step,
+            )
+        rows = ["| classes | U | share of samples | sum of kernel weights near the boundary |", "|---|---|---|---|"]
+        rows += [
+            f"| {pair.first} - {pair.second} | {pair.uncertainty:.3f} | {pair.share:.3f} | {pair.weight:.1f} |"
+            for pair in details.pairs
+        ]
+        if details.n_pairs_left_out:
+            rows.append(f"| and {details.n_pairs_left_out} more | | | |")
+        self._writer.add_text("boundary/pairs", "\n".join(rows), step)
+
+
+class Board:
+    """Shows the values of checks to loggers, the progress bar, and callbacks that read `callback_metrics`.
+
+    Their names are those of no other callback's values.
+    """
+
+    def __init__(self) -> None:
+        self._suffix = ""  # ends the names
+        self._values: dict[str, Tensor] = {}  # last check
+
+    def set_up(self, trainer: Trainer, suffix: str) -> None:
+        """Take the end of the names, and arrange the curves of loggers that can."""
+        self._suffix = suffix
+        if suffix:
+            rank_zero_info(
+                f"The names that this boundary uncertainty logs end in {suffix}, because an earlier callback measures"
+                " with other settings."
+            )
+        for dashboard in self.dashboards(trainer):
+            dashboard.lay_out()
+
+    def dashboards(self, trainer: Trainer) -> list[TensorBoard]:
+        """Dashboards among the trainer's loggers: in the process that writes, if the names have no suffix."""
+        if self._suffix or trainer.fast_dev_run or not trainer.is_global_zero:
+            return []
+        return [
+            TensorBoard(logger.experiment)
+            for logger in trainer.loggers
+            if any(cls.__name__ == "TensorBoardLogger" for cls in type(logger).__mro__)
+        ]
+
+    def show(self, trainer: Trainer, check: dict[str, Any], step: int) -> None:
+        """Log a check, at the step of its epoch's other values or at one of its own.
+
+        `log_dict` is slow; within an epoch it skips steps, and keeps the values in `callback_metrics` to the end of it.
+        """
+        shown = {f"{name}{self._suffix}": value for name, value in check.items() if name not in _LEFT_OUT}
+        for logger in trainer.loggers:
+            logger.log_metrics({**shown, "epoch": trainer.current_epoch}, step)
+            logger.save()
+        self._values = {name: torch.tensor(value) for name, value in shown.items()}
+        trainer.callback_metrics.update(self._values)
+        trainer.logged_metrics.update(self._values)
+        in_bar = {f"{signal.name}{self._suffix}" for signal in SIGNALS.values() if signal.is_in_progress_bar}
+        trainer.progress_bar_metrics.update({name: value for name, value in shown.items() if name in in_bar})
+
+    def withdraw(self, trainer: Trainer) -> None:
+        """Take the last check's values from `callback_metrics`: they are not those of the weights to come."""
+        for name in self._values:
+            trainer.callback_metrics.pop(name, None)
+
+    def show_again(self, trainer: Trainer) -> None:
+        """Undo `withdraw` for callbacks that look when an epoch or the training ends."""
+        for name, value in self._values.items():
+            trainer.callback_metrics.setdefault(name, value)
 
 
 def record_folder(trainer: Trainer) -> Path | None:

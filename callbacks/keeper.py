@@ -19,27 +19,45 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from bu_torch.callbacks.fit import Fit
-from bu_torch.callbacks.lightning_tree import (
+from bu_torch.callbacks.trainer import (
     FITTING,
+    RAW_WEIGHTS,
+    SHARDED,
+    AsyncCheckpointIO,
     Callback,
     Checkpoint,
     LightningModule,
+    MisconfigurationException,
     ModelCheckpoint,
     TorchCheckpointIO,
     Trainer,
+    WeightAveraging,
     average_model,
+    misconfigured,
+    optimizers_in_training,
+    training_weights,
 )
-from bu_torch.callbacks.weights import RAW_WEIGHTS, SHARDED, has_modes, training_weights
 from bu_torch.internal.global_state import preserved_random_state
 from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import gathered, replaced_in_place
 from bu_torch.run.weights import BestWeights
+from bu_torch.signals.catalogue import SIGNALS
 
 _BEST = ("best_", "kth_", "current_")  # beginnings of the attributes that tell what is the best
 Identity = tuple[int, ...]
 
 
-class Keeper(Callback):
+class Companion(Callback):
+    """Base of the callbacks that a stopping callback puts beside itself for one fit.
+
+    Lightning passes over a hook that is None, which is cheaper in each batch than to call one with nothing to do.
+    """
+
+    fit: Fit
+    on_before_zero_grad = on_before_backward = on_after_backward = on_before_optimizer_step = None
+
+
+class Keeper(Companion):
     """Base of those that keep the best weights: the hooks in which they do so."""
 
     best_model_path: str
@@ -97,14 +115,20 @@ class FileKeeper(Keeper, ModelCheckpoint):
     """Lightning's `ModelCheckpoint` on the score of each check; one file, with a name of its own."""
 
     def __init__(self, fit: Fit, key: str, written: dict[str, Identity | None], **options: Any) -> None:
+        filename = options["filename"]
         ModelCheckpoint.__init__(
             self,
             monitor=fit.tracker.checks.score_name,
             mode="max",
             save_on_train_epoch_end=True,
-            **options | {"filename": options["filename"] or "boundary-{epoch}-{step}"},
+            **options | {"filename": filename or "boundary-{epoch}-{step}"},
         )
         Keeper.__init__(self, fit, key)
+        places = dict.fromkeys(("epoch", "step"), torch.tensor(0))
+        example = "'{epoch}-{expected_accuracy:.3f}'"
+        before = f"`filename` must be a template as `ModelCheckpoint` takes, such as {example}, got {filename!r}: "
+        with misconfigured(AttributeError, IndexError, KeyError, TypeError, ValueError, before=before):
+            self.format_checkpoint_name(places | dict.fromkeys(SIGNALS, torch.tensor(0.5).double()))
         self._written = written  # files of this process, in all fits of the callback; None is known by its name alone
         self._before: dict[str, Any] | None = None  # what was the best before the newest file was written
         self._obsolete: str | None = None  # its file, once the newest is written
@@ -119,6 +143,11 @@ class FileKeeper(Keeper, ModelCheckpoint):
         folder = str(self.dirpath).removeprefix("file://")
         if self.dirpath is not None and "://" not in folder:  # a logger or the user may give a relative one
             self.dirpath: Any = str(Path(folder).absolute())
+        if self.save_weights_only and any(isinstance(one, WeightAveraging) for one in trainer.callbacks):
+            raise MisconfigurationException(
+                "`save_weights_only=True` cannot be used beside WeightAveraging: such a checkpoint lacks the average,"
+                " which is measured."
+            )
 
     def keep_if_best(self, trainer: Trainer) -> None:
         check = self.fit.check
@@ -127,15 +156,25 @@ class FileKeeper(Keeper, ModelCheckpoint):
             return
         with self.fit.tracker.account.saving():
             candidates = self._monitor_candidates(trainer)
-            if trainer.strategy.reduce_boolean_decision(check.is_to_be_kept, all=False):
-                self._update_best_and_save(candidates[self.monitor], trainer, candidates)
-
-    def _monitor_candidates(self, trainer: Trainer) -> dict[str, Tensor]:
-        candidates = super()._monitor_candidates(trainer)
-        if self.fit.check is not None:
-            own = {name: value for name, value in self.fit.check.entry.items() if name not in ("epoch", "step")}
+            own = {name: value for name, value in check.entry.items() if name not in ("epoch", "step")}
             candidates |= {name: torch.tensor(value, dtype=torch.float64) for name, value in own.items()}
-        return candidates
+            if trainer.strategy.reduce_boolean_decision(check.is_to_be_kept, all=False):
+                self._keep(trainer, candidates)
+
+    def _keep(self, trainer: Trainer, candidates: dict[str, Tensor]) -> None:
+        self._before = {name: copy.copy(value) for name, value in vars(self).items() if name.startswith(_BEST)}
+        self._obsolete = None
+        self.best_epoch, self.best_step = trainer.current_epoch, trainer.global_step  # the file holds them, too
+        try:
+            self._update_best_and_save(candidates[self.monitor], trainer, candidates)
+        except OSError as error:
+            if trainer.world_size > 1:  # the others wait for this one within Lightning
+                raise
+            self._take_back()
+            rank_zero_warn(
+                f"The checkpoint of epoch {trainer.current_epoch} cannot be written: {error}. Training continues, and"
+                f" the best earlier one stays{f': {cleaned(self.best_model_path)}' if self.best_model_path else ''}."
+            )
 
     def _get_metric_interpolated_filepath_name(
         self, monitor_candidates: dict[str, Tensor], trainer: Trainer, del_filepath: str | None = None
@@ -149,21 +188,6 @@ class FileKeeper(Keeper, ModelCheckpoint):
                 return path
             if trainer.strategy.broadcast(not trainer.is_global_zero or claim(path)):
                 return path
-
-    def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
-        self._before = {name: copy.copy(value) for name, value in vars(self).items() if name.startswith(_BEST)}
-        self._obsolete = None
-        self.best_epoch, self.best_step = trainer.current_epoch, trainer.global_step  # the file holds them, too
-        try:
-            super()._update_best_and_save(current, trainer, monitor_candidates)
-        except OSError as error:
-            if trainer.world_size > 1:  # the others wait for this one within Lightning
-                raise
-            self._take_back()
-            rank_zero_warn(
-                f"The checkpoint of epoch {trainer.current_epoch} cannot be written: {error}. Training continues, and"
-                f" the best earlier one stays{f': {cleaned(self.best_model_path)}' if self.best_model_path else ''}."
-            )
 
     @preserved_random_state()  # the module's hook that completes a checkpoint may draw numbers
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
@@ -179,21 +203,19 @@ class FileKeeper(Keeper, ModelCheckpoint):
                     super()._save_checkpoint(saver, filepath)
             else:
                 connector._get_lightning_module_state_dict = weights.state_dict
-                if tracker.average is not None or has_modes(trainer):
+                if tracker.average is not None or optimizers_in_training(trainer):
                     self._raw = training_weights(module)
                 super()._save_checkpoint(saver, filepath)
         finally:
             self.is_saving, self._raw = False, {}
-        self._written[filepath] = identity(filepath)
+        is_there = not isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO)  # the whole file
+        self._written[filepath] = identity(filepath) if is_there else None
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if not self.is_saving:
             self._named_elsewhere = self.best_model_path
         elif self._raw:
             checkpoint[RAW_WEIGHTS] = self._raw
-
-    def _should_remove_checkpoint(self, trainer: Trainer, previous: str, current: str) -> bool:
-        return previous != current  # `settle` looks closer
 
     def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         # Not yet: checkpoints that others save after this check must not name a file that is gone.
@@ -202,40 +224,38 @@ class FileKeeper(Keeper, ModelCheckpoint):
     def settle(self, trainer: Trainer, is_in_all: bool = True) -> None:
         """Delete the best file before the newest, or take the newest back if it is not whole."""
         if self._before is not None:
-            self._settle_newest(trainer, is_in_all)
+            is_sound = self._written.get(self.best_model_path) is None or is_whole(self.best_model_path)
+            if is_in_all:  # after an exception the other processes may not be here
+                is_sound = trainer.strategy.broadcast(is_sound)
+            if not is_sound:
+                path = cleaned(self.best_model_path)
+                rank_zero_warn(f"The checkpoint {path} is damaged: the best earlier one is kept instead.")
+                self._take_back()
+            elif self._obsolete is not None and self.is_own(self._obsolete):
+                self._replaced.append(self._obsolete)
+            elif self._obsolete is not None:
+                left = cleaned(self._obsolete)
+                rank_zero_info(f"Boundary uncertainty leaves the best checkpoint of an earlier run where it is: {left}")
+            self._before = self._obsolete = None
         # A run that resumes from the newest checkpoint that another callback has saved, perhaps in the middle of an
         # epoch, needs the file that was best then.
         for path in [path for path in self._replaced if path != self._named_elsewhere]:
             self._replaced.remove(path)
-            if self.is_own(path) and super()._should_remove_checkpoint(trainer, path, self.best_model_path):
+            if self.is_own(path):
                 super()._remove_checkpoint(trainer, path)
-
-    def _settle_newest(self, trainer: Trainer, is_in_all: bool) -> None:
-        is_sound = is_whole(self.best_model_path)
-        if is_in_all:  # after an exception the other processes may not be here
-            is_sound = trainer.strategy.broadcast(is_sound)
-        if not is_sound:
-            path = cleaned(self.best_model_path)
-            rank_zero_warn(f"The checkpoint {path} is damaged: the best earlier one is kept instead.")
-            self._take_back()
-        elif self._obsolete is not None and self.is_own(self._obsolete):
-            self._replaced.append(self._obsolete)
-        elif self._obsolete is not None:
-            left = cleaned(self._obsolete)
-            rank_zero_info(f"Boundary uncertainty leaves the best checkpoint of an earlier run where it is: {left}")
-        self._before = self._obsolete = None
 
     def is_own(self, path: str) -> bool:
         """Return True if the file that is there now was written by this process."""
         return path in self._written and self._written[path] in (None, identity(path))
 
-    def is_best_readable(self) -> bool:
-        """Return True if there is a file of the best check, of this process or of the run that it resumes."""
-        return self.is_own(self.best_model_path) or is_regular(self.best_model_path)
-
-    def has_been_replaced(self) -> bool:
-        """Return True if this process wrote the file of the best check, and another one is in its place."""
-        return self.best_model_path in self._written and not self.is_own(self.best_model_path)
+    def why_not_read(self) -> str:
+        """Say why the best file, of this process or of the run that it resumes, is not read; "" if it is."""
+        path = self.best_model_path
+        if not (self.is_own(path) or is_regular(path)):
+            return "The checkpoint of the kept epoch is missing"
+        if path in self._written and not self.is_own(path):
+            return "Another run or program has written over the checkpoint of the kept epoch, which is not restored"
+        return ""
 
     def _take_back(self) -> None:
         newest = self.best_model_path
@@ -282,7 +302,7 @@ class MemoryKeeper(Keeper, Checkpoint):
 
     def __init__(self, fit: Fit, key: str) -> None:
         super().__init__(fit, key)
-        self.best, self.has_resumed = BestWeights(), False  # with the best weights of an earlier part of the run
+        self.best = BestWeights()
 
     def keep_if_best(self, trainer: Trainer) -> None:
         check = self.fit.check
@@ -293,7 +313,7 @@ class MemoryKeeper(Keeper, Checkpoint):
             weights = check.weights
             state = tracker.state_to_keep(trainer.lightning_module) if weights is None else weights.state_dict()
             self.best.keep(state, trainer.current_epoch, trainer.global_step)
-        self.best_epoch, self.best_step, self.has_resumed = self.best.epoch, self.best.step, False
+        self.best_epoch, self.best_step = self.best.epoch, self.best.step
 
     def state_dict(self) -> dict[str, Any]:
         return self.best.state_dict()
@@ -301,7 +321,7 @@ class MemoryKeeper(Keeper, Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.takes_states:
             self.best.load_state_dict(state_dict)
-            self.best_epoch, self.best_step, self.has_resumed = self.best.epoch, self.best.step, True
+            self.best_epoch, self.best_step = self.best.epoch, self.best.step
 
 
 def claim(path: str) -> bool:

@@ -5,19 +5,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bu_torch.callbacks.fit import Fit
-from bu_torch.callbacks.lightning_tree import (
+from bu_torch.callbacks.samples import Reference, Source, check_reference
+from bu_torch.callbacks.trainer import (
     FITTING,
+    RAW_WEIGHTS,
     Callback,
     LightningModule,
     Trainer,
-    bring_back,
     check_trainer,
+    go_on_from_raw_weights,
     misconfigured,
-    put_aside,
+    stand_behind_averaging,
 )
-from bu_torch.callbacks.samples import Reference, Source, check_reference
-from bu_torch.callbacks.schedule import Schedule
-from bu_torch.callbacks.weights import RAW_WEIGHTS, go_on_from_raw_weights, stand_behind_averaging
 from bu_torch.estimators.cluster_scores import PairsAt
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_integer
@@ -137,10 +136,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
             check_reference(given["reference"])
         self.every_n_epochs, self.every_n_train_steps = every_n_epochs, every_n_train_steps
         self.source = Source(given["reference"], given["input_key"], given["label_key"])
-        self._fit = self._new_fit()
-
-    def _new_fit(self) -> Fit:
-        return Fit(self.settings, Schedule(self.every_n_epochs, self.every_n_train_steps), self.source)
+        self._fit = Fit(self.settings, self.source, every_n_epochs, every_n_train_steps)
 
     @property
     def tracker(self) -> Tracker:
@@ -152,24 +148,14 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         check_trainer(trainer)
-        bring_back(self)  # after a fit that broke off
         if stage == FITTING:
-            self._fit = self._new_fit()
-            put_aside(self, Callback)
+            self._fit = Fit(self.settings, self.source, self.every_n_epochs, self.every_n_train_steps)
             stand_behind_averaging(trainer, BoundaryUncertaintyMonitor)
             self._fit.set_up(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._start(trainer, pl_module)
-
-    def _start(self, trainer: Trainer, pl_module: LightningModule) -> bool:
-        """Prepare; False if the checks of before a resume count no more."""
         fits = [one._fit for one in trainer.callbacks if isinstance(one, BoundaryUncertaintyMonitor)]
-        return self._fit.start(trainer, pl_module, fits)
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._fit.start_epoch():
-            put_aside(self, BoundaryUncertaintyMonitor)
+        self._fit.start(trainer, pl_module, fits)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._fit.start_batch(trainer, pl_module, batch)
@@ -191,7 +177,6 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
         self.tracker.end(describe_exception(exception))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        bring_back(self)
         self._fit.release()
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -15,14 +15,14 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bu_torch.callbacks.lightning_tree import (
+from bu_torch.callbacks.trainer import (
+    SHARDED,
+    WRAPPING,
     LightningModule,
     MisconfigurationException,
     Trainer,
     library,
-    measured_module,
 )
-from bu_torch.callbacks.weights import SHARDED, WRAPPING
 from bu_torch.internal.copying import CopyError, settle
 from bu_torch.internal.logits import dtype_of, joined, logits_of
 from bu_torch.internal.packing import Packing, call
@@ -49,7 +49,7 @@ class NetworkReader:
 
     def __init__(self, perturbation: Any, output_key: str | int | None) -> None:
         self._perturbation, self._output_key = perturbation, output_key
-        self._inputs: Inputs | None = None  # this process's share
+        self.inputs: Inputs = torch.empty(0)  # this process's share
         self._n_rows = 0  # inputs of all processes together
         self.takes_integers = False  # as samples, before they are perturbed
         self.passes_alone = True  # this process may call `forward` without the others
@@ -62,14 +62,11 @@ class NetworkReader:
         if trainer.world_size > 1:
             placed = trainer.strategy.distributed_sampler_kwargs  # processes that split layers have the same samples
             inputs = share(inputs, placed["rank"], placed["num_replicas"]).to(pl_module.device)
-        self._inputs = inputs
-
-    def release(self) -> None:
-        self._inputs = None
+        self.inputs = inputs
 
     def logits(self, trainer: Trainer, network: nn.Module) -> Tensor:
         """Logits (n, J) of a copy of the network."""
-        part = in_each(trainer, lambda: self.read(trainer, network, self._taken, self.packing))
+        part = in_each(trainer, lambda: self.read(trainer, network, self.inputs, self.packing))
         if trainer.world_size == 1:
             return part
         if part.dtype not in (torch.float32, torch.float64):
@@ -80,8 +77,8 @@ class NetworkReader:
 
     def try_out(self, trainer: Trainer, pl_module: LightningModule, n_classes: int | None) -> None:
         """Read one batch as a check will, to refuse a module before it trains; the first process knows `n_classes`."""
-        batch = next(iter(self._taken.split(self._batch_size(trainer, self._taken))))
-        with copied(trainer, measured_module(trainer, pl_module)) as network:
+        batch = next(iter(self.inputs.split(self._batch_size(trainer, self.inputs))))
+        with copied(trainer, pl_module) as network:
             logits = in_each(trainer, lambda: self.read(trainer, network, batch, self.packing))
         in_first(trainer, lambda: _check_columns(logits, n_classes or 0))
         self.is_tried = True
@@ -136,12 +133,6 @@ class NetworkReader:
                 f" {type(error).__name__}: {str(error).removesuffix('.')}"
                 f"{self._remedy(error)}"
             ) from error
-
-    @property
-    def _taken(self) -> Inputs:
-        if self._inputs is None:
-            raise RuntimeError("The training samples are read in `on_train_start`, which has not run.")
-        return self._inputs
 
     def _batch_size(self, trainer: Trainer, inputs: Inputs) -> int:
         of_training: int = getattr(trainer.train_dataloader, "batch_size", None) or 1

@@ -12,16 +12,14 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from bu_torch.callbacks.lightning_tree import (
+from bu_torch.callbacks.network import Inputs, NetworkReader, can_be_passed, in_first
+from bu_torch.callbacks.trainer import (
     LightningModule,
     MisconfigurationException,
     Trainer,
     library,
     misconfigured,
 )
-from bu_torch.callbacks.loss_weights import listed, weights_of_loss
-from bu_torch.callbacks.network import Inputs, NetworkReader, can_be_passed, in_first
-from bu_torch.callbacks.schedule import Schedule
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.replica import copy_of
@@ -52,28 +50,25 @@ class Source(NamedTuple):
 class CheckSamples:
     """Reads the samples of a trainer, plans how many are looked at, and has them prepared."""
 
-    def __init__(
-        self,
-        settings: MeasurementSettings,
-        source: Source,
-        schedule: Schedule,
-        tracker: Tracker,
-        network: NetworkReader,
-    ) -> None:
-        self._settings, self._source, self._schedule = settings, source, schedule
-        self._tracker, self._network = tracker, network
+    def __init__(self, settings: MeasurementSettings, source: Source, tracker: Tracker, network: NetworkReader) -> None:
+        self._settings, self._source, self._tracker, self._network = settings, source, tracker, network
+        self._n_batches = math.inf  # from one check to the next
+        self._samples: Samples | None = None  # while they are prepared; in the first process
         self.loss_weights: list[float] | None = None  # class weights of the module's loss; in the first process
 
-    def prepare(self, trainer: Trainer, pl_module: LightningModule) -> bool:
-        """Compute all that does not depend on the network; False if a run resumes with other samples than before."""
+    def prepare(self, trainer: Trainer, pl_module: LightningModule, n_batches: float, when: str) -> bool:
+        """Compute all that does not depend on the network; False if a run resumes with other samples than before.
+
+        Checks are `n_batches` of a process apart, `when` in words.
+        """
+        self._n_batches = n_batches
         if trainer.reload_dataloaders_every_n_epochs and self._source.reference is None:
             rank_zero_warn("Boundary uncertainty uses the training data as first loaded and ignores reloads.")
-        found: list[Samples] = []  # in the first process alone
-        one, self._network.packing = in_first(trainer, lambda: self._read_here(trainer, pl_module, found))
+        one, self._network.packing = in_first(trainer, lambda: self._read_here(trainer, pl_module))
         n_operations = self._network.count_operations(trainer, pl_module, one)
         groundwork = self._tracker.groundwork
         inputs, groundwork.plan, compared = in_first(
-            trainer, lambda: self._prepare_here(trainer, pl_module, found, n_operations)
+            trainer, lambda: self._prepare_here(trainer, pl_module, n_operations, when)
         )
         if groundwork.is_prepared:
             groundwork.signals.to(pl_module.device)
@@ -87,15 +82,10 @@ class CheckSamples:
             )
         return is_comparable
 
-    def _read_here(
-        self, trainer: Trainer, pl_module: LightningModule, found: list[Samples]
-    ) -> tuple[Tensor | None, Packing | None]:
-        """Add the samples to `found`; the input of one of them, to count operations by, and its packing."""
-        labels: list[Tensor] = []
-        with self._explained(labels):
-            samples = self._read(trainer, pl_module)
-            found.append(samples)
-            labels.append(samples.labels)
+    def _read_here(self, trainer: Trainer, pl_module: LightningModule) -> tuple[Tensor | None, Packing | None]:
+        """Read the samples; the input of one of them, to count operations by, and its packing."""
+        with self._explained():
+            self._samples = samples = self._read(trainer, pl_module)
             self._settings.refuse_too_few(len(samples.inputs), "it")
             self._network.takes_integers = not samples.inputs.is_floating_point()
         # A resumed run has a plan; where several processes train, it has yet to be seen whether one may pass alone.
@@ -104,15 +94,17 @@ class CheckSamples:
         return one, samples.packing
 
     @contextmanager
-    def _explained(self, labels: list[Tensor]) -> Iterator[None]:
-        """Name what cannot be used, in errors within; `labels` holds those of the samples, once they are read."""
+    def _explained(self) -> Iterator[None]:
+        """Name what cannot be used, in errors within."""
         try:
             yield
         except (TypeError, ValueError) as error:
             is_reference, way_out = self._source.reference is not None, ""
             source = "`reference`" if is_reference else "the training data"
+            shape = () if self._samples is None else self._samples.labels.shape
+            self._samples = None
             # Labels are shares of classes if samples were mixed.
-            if labels and labels[0].ndim == 2 and labels[0].shape[1] > 1 and not is_reference:
+            if len(shape) == 2 and shape[1] > 1 and not is_reference:
                 way_out = (
                     " If `collate_fn` or a hook mixes samples (mixup, CutMix), pass unmixed samples as a pair,"
                     " `reference=(inputs, labels)`."
@@ -120,21 +112,26 @@ class CheckSamples:
             raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}{way_out}") from error
 
     def _prepare_here(
-        self, trainer: Trainer, pl_module: LightningModule, found: list[Samples], n_operations: int
+        self, trainer: Trainer, pl_module: LightningModule, n_operations: int, when: str
     ) -> tuple[Inputs, Plan | None, tuple[str, bool]]:
         """Perturbed inputs, plan, and what `Tracker.go_on` takes."""
-        groundwork = self._tracker.groundwork
-        samples = found.pop()  # the only reference: unused samples can be freed
-        with self._explained([samples.labels]):
+        groundwork, samples = self._tracker.groundwork, self._samples
+        assert samples is not None  # noqa: S101  (the same process has read them)
+        with self._explained():
             if groundwork.plan is None:  # a resumed run has one
                 wanted = self._planned(trainer, samples.n_training, n_operations)
                 n_bytes = samples.inputs[:1].nbytes
                 groundwork.plan = self._planned(trainer, samples.n_training, n_operations, n_bytes)
                 if line := bound_in_bytes(wanted, groundwork.plan, self._settings.max_bytes):
                     rank_zero_info(line)
-            samples = fewer_of(samples, groundwork.plan.n_samples, self._settings.seed)
+            # Samples that are not used can be freed now.
+            self._samples = samples = fewer_of(samples, groundwork.plan.n_samples, self._settings.seed)
+            chosen = f"{len(samples.inputs)} samples"
+            if samples.is_stratified is not None:
+                kind = "stratified random" if samples.is_stratified else "random"
+                chosen = f"a {kind} {len(samples.inputs)} of {samples.n_training} training samples"
             draws = "1 draw" if groundwork.plan.n_draws == 1 else f"{groundwork.plan.n_draws} draws"
-            rank_zero_info(f"Boundary uncertainty measures at {_describe(samples)}, {draws} each, {self._schedule}.")
+            rank_zero_info(f"Boundary uncertainty measures at {chosen}, {draws} each, {when}.")
             if samples.packing is not None and self._source.input_key is None:
                 rank_zero_info(
                     f"Boundary uncertainty takes these as inputs: {', '.join(samples.packing.names)}. To change it:"
@@ -145,9 +142,11 @@ class CheckSamples:
                 n_classes = int(labels.max()) + 1
                 if (of_loss := weights_of_loss(pl_module, n_classes)) is not None:
                     name, self.loss_weights = of_loss
+                    first = ", ".join(f"{weight:.4g}" for weight in self.loss_weights[:10])
                     rank_zero_info(
-                        f"Boundary uncertainty weighs the classes by {listed(self.loss_weights)}, as the module's"
-                        f" `{name}` does. To change it: `class_weight=[1.0] * {n_classes}` counts all samples alike."
+                        f"Boundary uncertainty weighs the classes by {first}{', ...' * (n_classes > 10)}, as the"
+                        f" module's `{name}` does. To change it: `class_weight=[1.0] * {n_classes}` counts all samples"
+                        " alike."
                     )
             fingerprint = self._tracker.prepare(
                 samples,
@@ -159,6 +158,7 @@ class CheckSamples:
             )
             for line in groundwork.lines():
                 rank_zero_info(line)
+        self._samples = None
         inputs: Inputs = groundwork.signals.perturbed
         if trainer.world_size > 1:
             inputs = inputs[torch.arange(len(inputs), device=inputs.device)].to("cpu")  # a copy for all processes
@@ -198,7 +198,7 @@ class CheckSamples:
         takes_all = self._settings.max_samples is None and _is_pair(self._source.reference)
         batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
         # Different samples that all processes train on between two checks.
-        n_visited = int(min(n_training, self._schedule.n_batches(trainer) * batch_size * trainer.world_size))
+        n_visited = int(min(n_training, self._n_batches * batch_size * trainer.world_size))
         max_samples = n_training if takes_all else None
         return plan(self._tracker.settings, n_training, n_visited, n_operations, n_bytes, max_samples)
 
@@ -290,13 +290,6 @@ def users_sampler(sampler: Any) -> Any:
     return sampler
 
 
-def _describe(samples: Samples) -> str:
-    if samples.is_stratified is None:
-        return f"{len(samples.inputs)} samples"
-    kind = "stratified random" if samples.is_stratified else "random"
-    return f"a {kind} {len(samples.inputs)} of {samples.n_training} training samples"
-
-
 def _is_pair(value: Any) -> TypeGuard[tuple[Any, Any]]:
     return isinstance(value, tuple | list) and len(value) == 2
 
@@ -308,3 +301,23 @@ def check_reference(value: Any) -> None:
         raise TypeError(
             f"`reference` must be a pair (inputs, labels), a Dataset or a DataLoader, got {type(value).__name__}."
         )
+
+
+def weights_of_loss(module: nn.Module, n_classes: int) -> tuple[str, list[float]] | None:
+    """Find the loss of a module, and the weights that it gives the classes: its name in the module, and one a class.
+
+    None if no loss has weights for so many classes, if all of them are alike or one is not positive, or if there are
+    several such losses: which of them is the main one, nobody can tell.
+    """
+    found = []
+    for name, part in module.named_modules():
+        weights = part.weight if isinstance(part, nn.CrossEntropyLoss | nn.NLLLoss) else None
+        if isinstance(part, nn.BCEWithLogitsLoss) and part.pos_weight is not None and part.pos_weight.numel() == 1:
+            of_second = part.pos_weight.detach().flatten()  # two classes share one logit
+            weights = torch.cat((torch.ones_like(of_second), of_second))
+        if weights is None or weights.shape != (n_classes,) or weights.is_meta:
+            continue
+        weights = weights.detach().cpu().double()
+        if bool(((weights > 0) & weights.isfinite()).all()):
+            found.append((name, weights.tolist()))
+    return found[0] if len(found) == 1 and len(set(found[0][1])) > 1 else None

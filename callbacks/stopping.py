@@ -4,27 +4,21 @@ import sys
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
-from bu_torch.callbacks.ending import Ending, why_ended
-from bu_torch.callbacks.keeper import FileKeeper, Identity, Keeper, MemoryKeeper
-from bu_torch.callbacks.lightning_tree import (
+from bu_torch.callbacks.ending import Ending, restore, why_ended
+from bu_torch.callbacks.keeper import Companion, FileKeeper, Identity, Keeper, MemoryKeeper
+from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
+from bu_torch.callbacks.samples import Reference
+from bu_torch.callbacks.trainer import (
     FITTING,
-    Callback,
     Checkpoint,
     EarlyStopping,
     LightningModule,
-    MisconfigurationException,
     StochasticWeightAveraging,
     Trainer,
-    WeightAveraging,
     misconfigured,
-    put_aside,
 )
-from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
-from bu_torch.callbacks.restoring import restore
-from bu_torch.callbacks.samples import Reference
 from bu_torch.estimators.cluster_scores import PairsAt
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
@@ -35,7 +29,6 @@ from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import KeptResults
 from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.batches import InputKey
-from bu_torch.signals.catalogue import SIGNALS
 
 
 class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
@@ -183,7 +176,6 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         """Begin with no result."""
         self.stopping_reason, self.stopped_epoch = "", None
         self._keeper: Keeper | None = None
-        self._ending: Ending | None = None
         self._first_epoch = 0  # since the start or the last resume
         self._is_due = False  # the verdict is to stop, and `min_epochs` or `min_steps` does not allow it yet
         self._highest = -float("inf")  # score so far, for what is told of improvements
@@ -211,70 +203,38 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
                 " but one."
             )
         self._install(trainer, pl_module)
-        self._check_saving(trainer)
 
     def _install(self, trainer: Trainer, pl_module: LightningModule) -> Keeper:
         """Put a keeper and what ends the fit into `trainer.callbacks`, in place of those of an earlier fit.
 
         Lightning walks over the list meanwhile, so it is replaced. The keeper stands before any other checkpoint
         callback: `ckpt_path="best"` is its file. It stands behind each `EarlyStopping`, whose state of the same epoch
-        the file is to hold.
+        the file is to hold, and behind the keepers of stopping callbacks before this one.
         """
-        owners = [one for one in trainer.callbacks if isinstance(one, BoundaryUncertaintyStopping) and one is not self]
-        theirs = [part for one in owners for part in (one._keeper, one._ending)]
-        present = [
-            one for one in trainer.callbacks if not isinstance(one, Keeper | Ending) or any(one is x for x in theirs)
-        ]
-        self._keeper, self._ending = keeper, ending = self._new_keeper(present), Ending(self._conclude)
-        for companion in (keeper, ending):
-            put_aside(companion, Callback)
-        if self.every_n_train_steps is None:
-            put_aside(keeper, Keeper)
-        own = present.index(self)
-        before = (
-            n for n, one in enumerate(present) if isinstance(one, EarlyStopping) or one in _keepers(present[:own])
-        )
-        place = 1 + max(own, *before, -1)
-        others = (n for n, one in enumerate(present) if isinstance(one, Checkpoint) and not isinstance(one, Keeper))
-        present.insert(min([place, *others]), keeper)
-        trainer.callbacks = [*present, ending]
-        for companion in (keeper, ending):
-            companion.setup(trainer, pl_module, FITTING)
-        return keeper
-
-    def _new_keeper(self, callbacks: list[Any]) -> Keeper:
-        if not any(isinstance(one, Checkpoint) and not isinstance(one, MemoryKeeper) for one in callbacks):
-            return MemoryKeeper(self._fit, self.state_key)
-        return FileKeeper(
-            self._fit,
-            self.state_key,
-            self._written,
-            dirpath=self.dirpath,
-            filename=self.filename,
-            save_weights_only=self.save_weights_only,
-            verbose=self.verbose,
-        )
-
-    def _check_saving(self, trainer: Trainer) -> None:
-        """Refuse or warn of what cannot be saved as asked for."""
-        if isinstance(self._keeper, MemoryKeeper):
-            given = [f"`{name}`" for name in ("dirpath", "filename", "save_weights_only") if getattr(self, name)]
-            if given:
+        owners = [one for one in trainer.callbacks if isinstance(one, BoundaryUncertaintyStopping)]
+        of_others = [one._fit for one in owners if one is not self]
+        of_earlier = [one._fit for one in owners[: owners.index(self)]]
+        present = [one for one in trainer.callbacks if not isinstance(one, Companion) or one.fit in of_others]
+        options = {name: getattr(self, name) for name in ("dirpath", "filename", "save_weights_only")}
+        keeper: Keeper
+        if any(isinstance(one, Checkpoint) and not isinstance(one, MemoryKeeper) for one in present):
+            keeper = FileKeeper(self._fit, self.state_key, self._written, verbose=self.verbose, **options)
+        else:
+            keeper = MemoryKeeper(self._fit, self.state_key)
+            if given := [f"`{name}`" for name, value in options.items() if value]:
                 rank_zero_warn(f"The trainer writes no checkpoints: {', '.join(given)} has no effect.")
-            return
-        if self.save_weights_only and any(isinstance(one, WeightAveraging) for one in trainer.callbacks):
-            raise MisconfigurationException(
-                "`save_weights_only=True` cannot be used beside WeightAveraging: such a checkpoint lacks the average,"
-                " which is measured."
-            )
-        if self._keeper is not None and self.filename is not None:
-            places = dict.fromkeys(("epoch", "step"), torch.tensor(0))
-            example = "'{epoch}-{expected_accuracy:.3f}'"
-            before = (
-                f"`filename` must be a template as `ModelCheckpoint` takes, such as {example}, got {self.filename!r}"
-            )
-            with misconfigured(AttributeError, IndexError, KeyError, TypeError, ValueError, before=f"{before}: "):
-                self._keeper.format_checkpoint_name(places | dict.fromkeys(SIGNALS, torch.tensor(0.5).double()))
+        before, others = [present.index(self)], []
+        for n, one in enumerate(present):
+            if isinstance(one, EarlyStopping) or (isinstance(one, Keeper) and one.fit in of_earlier):
+                before.append(n)
+            elif isinstance(one, Checkpoint) and not isinstance(one, Keeper):
+                others.append(n)
+        present.insert(min([1 + max(before), *others]), keeper)
+        self._keeper, ending = keeper, Ending(self._fit, self._conclude)
+        trainer.callbacks = [*present, ending]
+        keeper.setup(trainer, pl_module, FITTING)
+        ending.setup(trainer, pl_module, FITTING)
+        return keeper
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
@@ -283,16 +243,12 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         return state
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._start(trainer, pl_module):
+        super().on_train_start(trainer, pl_module)
+        if not self._fit.is_comparable:
             rank_zero_warn("Patience and the best epoch start anew.")
             self._install(trainer, pl_module).on_train_start(trainer, pl_module)
         self._first_epoch, verdict = trainer.current_epoch, self.tracker.verdict
         self._is_due, self._highest = verdict.should_stop and not _may_stop(trainer), verdict.best
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._fit.start_epoch():
-            # `min_steps` can end training mid-epoch.
-            put_aside(self, BoundaryUncertaintyStopping if not trainer.min_steps else Callback)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         super().on_train_batch_end(trainer, pl_module)
@@ -307,8 +263,11 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         """Stop training if the check of this hook says so, or an earlier one did and now it is allowed."""
         check = self._fit.check
         if check is not None and check.score is not None and not trainer.fast_dev_run:
-            if self.verbose:
-                self._tell_news()
+            best = self.tracker.verdict.best
+            if self.verbose and best > self._highest:
+                gain = "" if self._highest == -float("inf") else f" by {best - self._highest:.4f}"
+                rank_zero_info(f"Metric {self.score_name} improved{gain}. New best score: {best:.4f}")
+                self._highest = best
             # All processes stop, or none.
             self._is_due = trainer.strategy.reduce_boolean_decision(self.tracker.verdict.should_stop, all=False)
         elif may_wait:
@@ -318,16 +277,8 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         if self._is_due and _may_stop(trainer):
             trainer.should_stop, self._is_due = True, False
             self.stopped_epoch = trainer.current_epoch
-            step = trainer.global_step if self._is_by_steps else None
+            step = trainer.global_step if self._fit.is_by_steps else None
             self.stopping_reason = self.tracker.checks.why_stopped(trainer.current_epoch, step)
-
-    def _tell_news(self) -> None:
-        """Log a score that is higher than all before."""
-        best = self.tracker.verdict.best
-        if best > self._highest:
-            gain = "" if self._highest == -float("inf") else f" by {best - self._highest:.4f}"
-            rank_zero_info(f"Metric {self.score_name} improved{gain}. New best score: {best:.4f}")
-            self._highest = best
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Nothing: all other callbacks have their turn before the fit is concluded."""
@@ -339,11 +290,9 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         """Restore the kept epoch, and say in a line what was kept and why training ended."""
         tracker, kept, keeper = self.tracker, self._kept, self._keeper
         if exception is not None or self.stopped_epoch is None:
-            stopped = (
-                one for one in trainer.callbacks if isinstance(one, type(self)) and one.stopped_epoch is not None
-            )
-            other = next(stopped, None) if exception is None else None
-            self.stopping_reason = why_ended(trainer, exception) if other is None else other.stopping_reason
+            others = [one for one in trainer.callbacks if isinstance(one, type(self)) and one.stopped_epoch is not None]
+            is_theirs = bool(others) and exception is None
+            self.stopping_reason = others[0].stopping_reason if is_theirs else why_ended(trainer, exception)
         cost = tracker.account.cost()
         if self.stopped_epoch is not None and trainer.max_epochs is not None:
             cost += tracker.account.saved(self._first_epoch, trainer.current_epoch, trainer.max_epochs)
@@ -358,25 +307,22 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         if keeper is not None and kept is not None:
             how = restore(trainer, keeper) if is_graceful and self.restore_best_weights else "not "
             is_open = self.stopped_epoch is None and exception is None
-            is_averaged, path, reason = tracker.average is not None, self.best_model_path, self.stopping_reason
+            path, reason = self.best_model_path, self.stopping_reason
+            is_averaged, is_by_steps = tracker.average is not None, self._fit.is_by_steps
             line = tracker.checks.describe_kept(
-                path, how, reason, is_averaged=is_averaged, is_by_steps=self._is_by_steps, is_open=is_open
+                path, how, reason, is_averaged=is_averaged, is_by_steps=is_by_steps, is_open=is_open
             )
             rank_zero_info(f"{line} {cost}")
             for line in tracker.remarks:
                 rank_zero_info(line)
         elif trainer.current_epoch or is_graceful:
             why = tracker.checks.why_none_kept()
-            name = "every_n_train_steps" if self._is_by_steps else "every_n_epochs"
+            name = "every_n_train_steps" if self._fit.is_by_steps else "every_n_epochs"
             if not self.history and (every := getattr(self, name)) > 1:
                 why += f" (`{name}={every}`)"
             if self._fit.waits_for_average:
                 why += ": the average of WeightAveraging was not updated before it"
             rank_zero_info(describe_none_kept(why, self.stopping_reason))
-
-    @property
-    def _is_by_steps(self) -> bool:
-        return self.every_n_train_steps is not None
 
     @property
     def _kept(self) -> dict[str, Any] | None:
@@ -385,11 +331,6 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
     @property
     def best_model_path(self) -> str:
         return "" if self._keeper is None else self._keeper.best_model_path
-
-
-def _keepers(callbacks: list[Any]) -> list[Any]:
-    """Keepers of the stopping callbacks among these: the first owner's keeper is "best"."""
-    return [one._keeper for one in callbacks if isinstance(one, BoundaryUncertaintyStopping)]
 
 
 def _may_stop(trainer: Trainer) -> bool:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -10,9 +10,8 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
-from bu_torch.callbacks.lightning_tree import LightningModule, MisconfigurationException, Trainer
 from bu_torch.callbacks.network import CHANGE_INPUTS, SEVERAL_TENSORS, NetworkReader, copied
-from bu_torch.callbacks.weights import SHARDED
+from bu_torch.callbacks.trainer import SHARDED, LightningModule, MisconfigurationException, Trainer
 from bu_torch.samples.batches import Keys, split_batch
 from bu_torch.samples.samples import UnreadableError, packed
 
@@ -45,8 +44,8 @@ class Watch:
         self._n_batches = 0
         self._labels: Tensor | None = None
         self._handles: list[Any] = []
-        self.expected: dict[nn.Module, list[_Call]] = {}  # the call of a check
-        self.got: dict[nn.Module, list[_Call]] = {}  # calls in training
+        self._expected: dict[nn.Module, list[_Call]] = {}  # the call of a check
+        self._got: dict[nn.Module, list[_Call]] = {}  # calls in training
 
     def begin(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         """Prepare to compare what the network gets in this step."""
@@ -57,30 +56,32 @@ class Watch:
         with suppress(UnreadableError, TypeError, MisconfigurationException):
             several, labels = split_batch(batch, self._keys._replace(network=pl_module))
             inputs, packing = packed(several)
+            self._labels = labels.detach().to("cpu", copy=True)
             with copied(trainer, pl_module) as network:
-                self.rehearse(network, pl_module, labels)
+                names = dict(pl_module.named_modules())  # `eval` may take parts out of the copy
+                parts = {part: names[name] for name, part in network.named_modules() if name in names}
+                listener = _Listener(self._expected, self._labels, parts)
+                for part in parts:
+                    part.register_forward_pre_hook(listener, with_kwargs=True, prepend=True)
+                    part.register_forward_hook(listener.end)
                 self._network.read(trainer, network, inputs, packing, is_whole=True)
-            self.listen()
+            hook = _Listener(self._got, self._labels, most=_MOST_CALLS)
+            self._handles = [
+                module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True) for module in self._expected
+            ]
 
     def end(self) -> None:
         """Stop watching."""
-        self._remove_hooks()
-        self._is_on, self.expected, self.got, self._labels = False, {}, {}, None
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Pause during a check, whose calls are none of training's."""
-        self._remove_hooks()
-        yield
-        if self._is_on:
-            self.listen()
+        for handle in self._handles:
+            handle.remove()
+        self._is_on, self._handles, self._expected, self._got, self._labels = False, [], {}, {}, None
 
     def end_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compare the calls of the batch that has ended; all processes together, whatever each has seen."""
         if not self._is_on:
             return
         self._n_batches += 1
-        objection = self.objection()
+        objection = self._objection()
         if trainer.strategy.reduce_boolean_decision(bool(objection), all=False):
             self.end()
             way_out = CHANGE_INPUTS
@@ -94,10 +95,10 @@ class Watch:
                 " so it would measure at inputs that the network never gets."
                 f" {way_out}"
             )
-        has_seen = trainer.strategy.reduce_boolean_decision(bool(self.got), all=False)
+        has_seen = trainer.strategy.reduce_boolean_decision(bool(self._got), all=False)
         if not (has_seen or self._n_batches == _MOST_BATCHES or trainer.is_last_batch):
             return
-        if not has_seen and self.expected:
+        if not has_seen and self._expected:
             rank_zero_warn(
                 f"Training has not called `{type(pl_module).__name__}` or its first layers, but a check calls"
                 " `forward`. If `training_step` takes another path through the network, the scores do not describe the"
@@ -105,29 +106,11 @@ class Watch:
             )
         self.end()
 
-    def rehearse(self, network: nn.Module, module: nn.Module, labels: Tensor) -> None:
-        """Let a copy of the module remember what it and its first parts get in its next call, but for the labels."""
-        self._labels = labels.detach().to("cpu", copy=True)
-        names = dict(module.named_modules())  # `eval` may take parts out of the copy
-        parts = {part: names[name] for name, part in network.named_modules() if name in names}
-        listener = _Listener(self.expected, self._labels, parts)
-        for part in parts:
-            part.register_forward_pre_hook(listener, with_kwargs=True, prepend=True)
-            part.register_forward_hook(listener.end)
-
-    def listen(self) -> None:
-        """Look at the next calls in training."""
-        self.got.clear()
-        hook = _Listener(self.got, self._labels, most=_MOST_CALLS)
-        self._handles = [
-            module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True) for module in self.expected
-        ]
-
-    def objection(self) -> str:
+    def _objection(self) -> str:
         """Say how the calls in training differed from that of a check; "" if one did not, or if none was seen."""
         of_bytes = ""
-        for module, (expected,) in self.expected.items():  # the module itself comes first
-            calls = self.got.get(module)
+        for module, (expected,) in self._expected.items():  # the module itself comes first
+            calls = self._got.get(module)
             if not calls:
                 continue
             # A batch may be passed in parts, and a dummy or another kind of samples before it.
@@ -140,11 +123,6 @@ class Watch:
             # What takes bytes may scale them, and leave numbers as they are: its parts tell.
             of_bytes = _AFTER_BYTES
         return ""
-
-    def _remove_hooks(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
 
 
 def can_be_watched(module: nn.Module) -> bool:
@@ -218,7 +196,7 @@ def difference(expected: _Call, got: _Call, labels: Tensor | None) -> str:
         return ""
     if len(got) != len(expected):
         return f"{_named(got)}, but a check passes {_named(expected)}"
-    names = list(expected) if expected.keys() == got.keys() else list(got)  # by name, or else by place
+    names = expected if expected.keys() == got.keys() else got  # by name, or else by place
     pairs = zip(expected.values(), (got[name] for name in names), strict=True)
     return next((found for first, second in pairs if (found := _difference(first, second))), "")
 

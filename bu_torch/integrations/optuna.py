@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from bu_torch.callbacks.lightning_tree import Callback, MisconfigurationException
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
+from bu_torch.callbacks.trainer import Callback, MisconfigurationException
 from bu_torch.functional.checks import check_choice
 from bu_torch.integrations.loaders import missing
 from bu_torch.signals.catalogue import SIGNALS

@@ -11,7 +11,7 @@ from problems import fit_again as fit
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-from bu_torch.callbacks.weights import RAW_WEIGHTS
+from bu_torch.callbacks.trainer import RAW_WEIGHTS
 from bu_torch.report import read_record
 
 PAST = 0.6

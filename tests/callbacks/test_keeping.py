@@ -12,7 +12,6 @@ from problems import Classifier, Weights, blobs, cut, loader, same, scripted, we
 from problems import fit as trained
 from torch import nn
 
-from bu_torch.report import read_record
 from bu_torch.run.weights import changed_by_training, listed
 
 
@@ -206,19 +205,6 @@ class TestFolders:
         with pytest.warns(UserWarning, match="missing, damaged"):
             fit(tmp_path / "rest", again, max_epochs=4, ckpt_path=path)
         assert again.best_epoch == torch.load(again.best_model_path, weights_only=True)["epoch"] == 3
-
-
-def test_a_module_that_fails_at_the_very_end_is_told_of_once(tmp_path, log):
-    class Failing(Classifier):
-        def on_fit_end(self):
-            raise RuntimeError("trouble")
-
-    own = scripted()
-    with pytest.raises(RuntimeError, match="trouble"):
-        fit(tmp_path, own, module=Failing())
-    assert log.text.count("Boundary uncertainty kept epoch") == 1
-    assert own.stopping_reason == "Training ran until `max_epochs=3`."
-    assert read_record(own.record_path).end.reason == own.stopping_reason
 
 
 class TestWeightsOnly:

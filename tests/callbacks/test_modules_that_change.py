@@ -6,7 +6,7 @@ from functools import cache
 import loralib
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, LambdaCallback
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import CSVLogger
 from problems import Given, blobs, fit_again, in_order, loader, same, weights_of
 from scenarios import Model, ScheduleFree, perceptron
@@ -196,19 +196,6 @@ def test_weights_that_change_after_a_check_are_kept_as_they_were_measured(tmp_pa
 
 
 class TestOptimizersWithModes:
-    def test_the_weights_that_are_kept_are_those_of_evaluation(self, tmp_path):
-        evaluated = {}
-
-        class Look(Callback):
-            def on_train_epoch_end(self, trainer, pl_module):
-                trainer.optimizers[0].eval()
-                evaluated[trainer.current_epoch] = weights_of(pl_module)
-                trainer.optimizers[0].train()
-
-        stopping = BoundaryUncertaintyStopping(averaging=None)
-        model = trained(tmp_path, lambda: ScheduleFree(perceptron()), Look(), stopping)
-        torch.testing.assert_close(dict(model.state_dict()), evaluated[stopping.best_epoch])
-
     @pytest.mark.parametrize("options", [{}, {"enable_checkpointing": False}], ids=["on disk", "in memory"])
     def test_a_later_eval_does_not_move_the_restored_weights(self, tmp_path, options):
         stopping = BoundaryUncertaintyStopping()

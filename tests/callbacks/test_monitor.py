@@ -1,11 +1,10 @@
 import pytest
 import torch
-from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from problems import Classifier, Weights, blobs, fit, in_order, loader, trainer, weights_of
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from bu_torch import Signals
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
@@ -76,11 +75,6 @@ def read_reference(trainer, data, most=None):
 
 
 class TestFindingTheData:
-    def test_lightning_s_wrapper_of_a_sampler_is_taken_off(self, tmp_path):
-        wrapped = DistributedSamplerWrapper(SubsetRandomSampler(range(60)), num_replicas=2, rank=0)
-        data = DataLoader(TensorDataset(*blobs()), sampler=wrapped, batch_size=30)
-        assert read_reference(trainer(tmp_path), data).rows.tolist() == list(range(60))
-
     @pytest.mark.parametrize(("most", "n_read"), [(300, 300), (None, 10_000)])
     def test_endless_stream_is_cut_off(self, tmp_path, log, most, n_read):
         samples = read_reference(trainer(tmp_path), Endless(), most)

@@ -13,7 +13,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from problems import Classifier, blobs, loader, trainer
 
 from bu_torch import BoundaryUncertaintyStopping
-from bu_torch.callbacks.network import share
 
 COMMON = """
 import json, os, sys, warnings
@@ -24,7 +23,6 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from problems import Classifier, blobs, loader, trainer
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 from bu_torch import BoundaryUncertaintyStopping, Signals
-from bu_torch.callbacks.network import in_each, in_first
 folder = Path({folder!r})
 
 class Weights(Callback):
@@ -72,21 +70,11 @@ with warnings.catch_warnings(record=True) as said:
 said = [str(warning.message) for warning in said if "sync_dist" in str(warning.message)]
 rank = made.global_rank
 
-def fails():
-    raise OSError(f"no such file for {{rank}}")
-
-def caught(call, work):
-    try:
-        call(made, work)
-    except Exception as error:
-        return f"{{type(error).__name__}}: {{error}}"
-
-errors = [caught(in_first, fails), caught(in_each, fails if rank == 1 else int)]
 again = measured(weights.of_epoch, n_draws=3) if rank == 0 else []
 restored = {{name: value.double().sum().item() for name, value in module.state_dict().items()}}
 done(rank, history=stopping.history, again=again, best=stopping.best_epoch, path=stopping.best_model_path,
      reason=stopping.stopping_reason, stopped=stopping.stopped_epoch, record=stopping.record_path, restored=restored,
-     said=said, errors=errors)
+     said=said)
 """
 
 FAIL = """
@@ -147,11 +135,6 @@ def test_two_processes_agree_with_one_on_the_same_weights_and_decide_alike(tmp_p
     assert Path(first["record"]).read_text().count("\n") == len(first["history"]) + 1
     assert found.stderr.count("Boundary uncertainty kept " + ("epoch" if steps is None else "step")) == 1
     assert not any("boundary_uncertainty" in line or "agreement" in line for line in first["said"])
-    of_the_first, of_each = zip(first["errors"], second["errors"], strict=True)
-    assert of_the_first[0] == "OSError: no such file for 0"
-    assert "The first process failed: OSError: no such file for 0" in of_the_first[1]
-    assert "Another process could not read" in of_each[0]
-    assert of_each[1] == "OSError: no such file for 1"
 
 
 @pytest.mark.parametrize(
@@ -274,15 +257,6 @@ def test_operations_are_counted_by_all_processes_at_once(tmp_path, speaks, plan,
     compared = found.stderr.split("predicted best there (")[1].split(")")[0]
     assert [part.split()[0] for part in compared.split(", ")] == spaces
     assert first["history"] == second["history"]
-
-
-@pytest.mark.parametrize(("n", "world_size"), [(7, 2), (8, 4), (3, 5), (1, 3), (5, 1)])
-def test_shares_are_equally_long_and_hold_every_row(n, world_size):
-    rows = torch.arange(n).unsqueeze(1)
-    shares = [share(rows, rank, world_size) for rank in range(world_size)]
-    assert len({len(one) for one in shares}) == 1
-    assert len(shares[0]) == -(-n // world_size)
-    assert torch.equal(torch.cat(shares)[:n], rows)
 
 
 SPAWN = """

@@ -1,7 +1,5 @@
 """A loss module that weighs its classes: the callbacks measure with its weights."""
 
-import re
-
 import lightning.pytorch as pl
 import pytest
 import torch
@@ -9,7 +7,7 @@ from problems import Classifier, blobs, loader, trainer
 from torch import nn
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-from bu_torch.callbacks.loss_weights import weights_of_loss
+from bu_torch.callbacks.samples import weights_of_loss
 
 X, Y = blobs()
 WEIGHTS = [1.0, 4.0, 2.0]
@@ -84,37 +82,3 @@ W, OTHERS = torch.tensor(WEIGHTS), torch.tensor([1.0, 2.0, 4.0])
 )
 def test_weights_are_those_of_the_one_loss_that_has_some_for_these_classes(losses, n_classes, expected):
     assert weights_of_loss(nn.ModuleList(losses), n_classes) == expected
-
-
-class Moved(Classifier):
-    """Has its boundary at 2, then at 1."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.ParameterList([torch.zeros(())])
-
-    def on_train_epoch_start(self):
-        nn.init.constant_(self.net[0], 2.0 - self.current_epoch)
-
-    def forward(self, x):
-        return torch.stack((torch.zeros(len(x)), x[:, 0] - self.net[0]), dim=1)
-
-    def training_step(self, batch, batch_idx):
-        return 0 * self(batch[0]).sum()
-
-
-@pytest.mark.parametrize(("share", "is_said"), [(0.2, True), (0.5, False)])
-def test_a_class_that_loses_by_what_is_kept_is_named_at_the_end(tmp_path, log, share, is_said):
-    labels = (torch.arange(400) < share * 400).long()
-    features = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
-    features[:, 0] += 2 * labels
-    stopping = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=2, averaging=None, rule="expected_accuracy")
-    trainer(tmp_path, stopping, max_epochs=2).fit(Moved(), loader(features, labels))
-    said = [line for line in log.messages if line.startswith("By the given labels")]
-    assert len(said) == is_said
-    if is_said:
-        assert re.match(
-            r"By the given labels, the kept epoch 0 recognises \d\d% of the perturbed samples of class 1, but epoch 1"
-            r" recognises \d\d%\. To change it: `class_weight='balanced'`, which may cost accuracy\.",
-            said[0],
-        )

@@ -1,0 +1,177 @@
+"""The trainer: whose Lightning it is, and which weights it trains, averages and saves.
+
+`lightning.pytorch` and `pytorch_lightning` have classes of their own. The one that was imported first counts, or else
+`lightning.pytorch`.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from packaging.version import Version
+from torch import Tensor, nn
+
+from bu_torch.internal.replica import gathered
+from bu_torch.run.state import read_weights
+from bu_torch.run.weights import put_back, weights_of
+
+_TREES = ("lightning.pytorch", "pytorch_lightning")
+FITTING = "fit"  # `TrainerFn.FITTING`
+# The requirements of this package name `lightning` alone; an installed `pytorch_lightning` may be older.
+_OLDEST = "2.6.6"
+
+
+def _choose() -> str:
+    """Choose the tree that is imported, or else the first that is installed; refuse versions with known holes."""
+    imported = [name for name in sys.modules if name in _TREES]  # in the order of their import
+    installed = (tree for tree in _TREES if find_spec(tree.split(".")[0]) is not None)
+    chosen = next(iter(imported), None) or next(installed, None)
+    if chosen is None:
+        raise ImportError("The callbacks need Lightning: `pip install lightning`.")
+    package = chosen.split(".")[0]
+    name = package.replace("_", "-")
+    try:
+        found = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return chosen  # part of another package, whose requirements hold
+    if Version(found) < Version(_OLDEST):  # before any of it runs
+        raise ImportError(
+            f"`{package}` must be {_OLDEST} or newer, got {found}: older versions can run code from a checkpoint"
+            " (GHSA-qqmf-gpg7-g8gw), and 2.6.2 and 2.6.3 carried malware (GHSA-w37p-236h-pfx3). Install it with"
+            f" `pip install --upgrade {name}`."
+        )
+    return chosen
+
+
+TREE = _choose()
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+    from lightning.pytorch import Callback as Callback
+    from lightning.pytorch import LightningModule as LightningModule
+    from lightning.pytorch import Trainer as Trainer
+    from lightning.pytorch.callbacks import Checkpoint as Checkpoint
+    from lightning.pytorch.callbacks import EarlyStopping as EarlyStopping
+    from lightning.pytorch.callbacks import ModelCheckpoint as ModelCheckpoint
+    from lightning.pytorch.callbacks import StochasticWeightAveraging as StochasticWeightAveraging
+    from lightning.pytorch.callbacks import WeightAveraging as WeightAveraging
+    from lightning.pytorch.plugins.io import AsyncCheckpointIO as AsyncCheckpointIO
+    from lightning.pytorch.plugins.io import TorchCheckpointIO as TorchCheckpointIO
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException as MisconfigurationException
+else:
+    pl = import_module(TREE)
+    Callback, LightningModule, Trainer = pl.Callback, pl.LightningModule, pl.Trainer
+    Checkpoint, ModelCheckpoint = pl.callbacks.Checkpoint, pl.callbacks.ModelCheckpoint
+    EarlyStopping = pl.callbacks.EarlyStopping
+    StochasticWeightAveraging = pl.callbacks.StochasticWeightAveraging
+    WeightAveraging = pl.callbacks.WeightAveraging
+    AsyncCheckpointIO = pl.plugins.io.AsyncCheckpointIO
+    TorchCheckpointIO = pl.plugins.io.TorchCheckpointIO
+    MisconfigurationException = import_module(f"{TREE}.utilities.exceptions").MisconfigurationException
+
+library: Any = pl
+
+WRAPPING = ("FSDPStrategy", "DeepSpeedStrategy")
+OUT_OF_REACH = (*WRAPPING, "XLAFSDPStrategy")  # these hide the weights' places in their shards
+SHARDED = (*OUT_OF_REACH, "ModelParallelStrategy")  # where no process has the whole network
+RAW_WEIGHTS = "raw_state_dict"  # weights of training beside the measured ones in a checkpoint
+_MODE = "train_mode"  # key in a Schedule-Free optimiser's group of parameters
+
+
+@contextmanager
+def misconfigured(*kinds: type[Exception], before: str = "", after: str = "") -> Iterator[None]:
+    """Raise errors of these kinds as Lightning's, with some words before and after theirs."""
+    try:
+        yield
+    except kinds as error:
+        raise MisconfigurationException(f"{before}{error}{after}") from error
+
+
+def check_trainer(trainer: Any) -> None:
+    """Raise unless this is a trainer of the tree that was chosen."""
+    if isinstance(trainer, Trainer):
+        return
+    kind = f"{type(trainer).__module__}.{type(trainer).__qualname__}"
+    of = [cls.__module__ for cls in type(trainer).__mro__ if cls.__name__ == "Trainer"]
+    other = next((tree for tree in _TREES if any(one.startswith(f"{tree}.") for one in of)), None)
+    way_out = "" if other is None else f" Import `{other}` before `bu_torch.callbacks`, and not `{TREE}`."
+    raise MisconfigurationException(f"This callback works with a `Trainer` of `{TREE}`, got {kind}.{way_out}")
+
+
+def average_model(trainer: Trainer) -> Any:
+    """The `AveragedModel` of the first `WeightAveraging` that has one, as checkpoints hold it; None without one."""
+    found = (one._average_model for one in trainer.callbacks if isinstance(one, WeightAveraging))
+    return next((average for average in found if average is not None), None)
+
+
+def stand_behind_averaging(trainer: Trainer, kind: type) -> None:
+    """Move callbacks of a kind behind `WeightAveraging`, so that they measure the average that a checkpoint holds."""
+    callbacks = trainer.callbacks
+    end = max((n + 1 for n, one in enumerate(callbacks) if isinstance(one, WeightAveraging)), default=0)
+    if any(isinstance(one, kind) for one in callbacks[:end]):
+        trainer.callbacks = [*sorted(callbacks[:end], key=lambda one: isinstance(one, kind)), *callbacks[end:]]
+
+
+def go_on_from_raw_weights(pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    """Resume from a checkpoint of an average: training goes on from its own weights, and the average from the rest."""
+    with misconfigured(ValueError):
+        raw = read_weights(checkpoint.pop(RAW_WEIGHTS))
+    # Strategies that shard weights have loaded them, and taken them out.
+    loaded = checkpoint["state_dict"] if "state_dict" in checkpoint else pl_module.state_dict()
+    average = {name: gathered(value) for name, value in loaded.items() if name in raw}
+    if not put_back(pl_module, raw, may_lack=not pl_module.strict_loading):
+        average = {}
+        rank_zero_warn(
+            "The checkpoint holds training weights beside their average, and they do not fit the module: training"
+            " continues from the average, and a new average begins."
+        )
+    for state in (checkpoint.get("callbacks") or {}).values():
+        own = state.get("average") if isinstance(state, dict) else None
+        if isinstance(own, dict) and own.get("weights") == {}:  # the callback that saved the file has left it out
+            own["weights"] = average
+
+
+def training_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Weights of training by name, as a checkpoint holds them beside an average; all processes of shards take part."""
+    frozen = {name for name, one in module.named_parameters() if not one.requires_grad}
+    return {name: gathered(one.detach()) for name, one in weights_of(module).items() if name not in frozen}
+
+
+def optimizers_in_training(trainer: Trainer) -> list[Any]:
+    """Optimisers that train at other weights than they are evaluated at, and have those of training in the network.
+
+    A Schedule-Free optimiser (Defazio et al. 2024, arXiv 2405.15682) steps at y, and `eval` puts the average x into the
+    parameters. Unless an optimiser with such modes tells which one it is in, it is in that of training.
+    """
+    found = []
+    optimizers: list[Any] = trainer.optimizers
+    for optimizer in optimizers:
+        if all(callable(getattr(optimizer, name, None)) for name in ("eval", "train")):
+            modes = [group[_MODE] for group in optimizer.param_groups if _MODE in group]
+            if any(modes) if modes else getattr(optimizer, _MODE, True):
+                found.append(optimizer)
+    return found
+
+
+@contextmanager
+def evaluation_weights(trainer: Trainer) -> Iterator[None]:
+    """Have the weights in the network at which its optimisers are evaluated; on leaving, those of training.
+
+    `train` goes back to those of training, but not to the bit: the bits are copied before.
+    """
+    optimizers = optimizers_in_training(trainer)
+    groups = [group for one in optimizers for group in one.param_groups]
+    values = [(one, one.detach().clone()) for group in groups for one in group["params"]]
+    try:
+        for optimizer in optimizers:
+            optimizer.eval()
+        yield
+    finally:
+        for optimizer in optimizers:
+            optimizer.train()
+        for parameter, before in values:
+            parameter.data.copy_(before)
