@@ -81,7 +81,8 @@ class Curves(L.Callback):
 
 @torch.no_grad()
 def test_error(module: nn.Module, test: Split) -> float:
-    return error(torch.cat([module(batch) for batch in test[0].split(250)]), test[1])
+    device = next(module.parameters()).device
+    return error(torch.cat([module(batch.to(device)).cpu() for batch in test[0].split(250)]), test[1])
 
 
 def silent_trainer(max_epochs: int, callbacks: list[L.Callback], accelerator: str = "cpu") -> L.Trainer:
@@ -100,13 +101,18 @@ def silent_trainer(max_epochs: int, callbacks: list[L.Callback], accelerator: st
 
 
 def fit(
-    module: nn.Module, split: Split, n_epochs: int, callbacks: list[L.Callback], held_out: Split | None = None
+    module: nn.Module,
+    split: Split,
+    n_epochs: int,
+    callbacks: list[L.Callback],
+    held_out: Split | None = None,
+    accelerator: str = "cpu",
 ) -> None:
     """Train in batches of 32, and validate on the samples that are held out."""
     loaders = [DataLoader(TensorDataset(*split), batch_size=32, shuffle=True)]
     if held_out is not None:
         loaders.append(DataLoader(TensorDataset(*held_out), batch_size=len(held_out[1])))
-    silent_trainer(n_epochs, callbacks).fit(module, *loaders)
+    silent_trainer(n_epochs, callbacks, accelerator).fit(module, *loaders)
 
 
 def train_part(case: Case, split: Split, train: Callable[..., Any]) -> Any:
