@@ -42,7 +42,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
     - `expected_accuracy`, in [0, 1]: what accuracy do the training labels predict for these outputs?
       (`bu_torch.Signals.probabilities`; this project's own)
     - `accuracy_and_trust`, at most 1: expected accuracy and the logarithm of trust, each as a share of what any
-      predictions can reach, and their weighted mean (`bu_torch.functional.accuracy`; this project's own)
+      predictions can reach, and their weighted mean (`bu_torch.functional.accuracy_and_trust`; this project's own)
 
     and four more in [0, 1], which the progress bar leaves out, read from the same predictions at the perturbed samples:
 
