@@ -95,6 +95,7 @@ class BoundaryUncertainty(ClusterScores):
         logits: Logits given to `update`, (n_draws * N, J); missing rows hold NaN. None before the first update.
 
     Example:
+        >>> import torch
         >>> generator = torch.Generator().manual_seed(0)
         >>> labels = torch.arange(400) % 2
         >>> features = torch.randn(400, 1, generator=generator) + labels.unsqueeze(1)

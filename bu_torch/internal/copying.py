@@ -125,6 +125,8 @@ class Copying:
         if type(value) in (tuple, set):
             return self._keep(value, type(value)(map(self, value)))
         made = self._keep(value, type(value)())
+        if not value:  # as most of a module's are
+            return made
         if type(value) is list:
             made.extend(map(self, value))
         else:

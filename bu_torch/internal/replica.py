@@ -27,14 +27,16 @@ def copy_of(value: Any, values: Mapping[str, Tensor] | None = None) -> Any:
 def _copied(value: Any, values: Mapping[str, Tensor] | None) -> tuple[Any, dict[str, Any]]:
     """Copy of an object, and the parameters whose memory it shares."""
     network = value if isinstance(value, nn.Module) else nn.Module()
-    replaced = {n: one for n, one in _named(network) if values and n in values and one.shape == values[n].shape}
+    values = values or {}
+    named = _named(network) if values else ()
+    replaced = {n: one for n, one in named if n in values and one.shape == values[n].shape}
     shared = _shareable(network, replaced)
     with torch.no_grad(), torch.inference_mode(False):
         copying = Copying(network, shared.values(), {id(one) for one in replaced.values()})
         made = copying.root(value)
         if copying.held:
             vars(made)["_held_by_copy"] = copying.held
-        if values and replaced:
+        if replaced:
             own = {name: one for name, one in _named(made) if name in replaced}
             torch._foreach_copy_([one.data for one in own.values()], [values[name] for name in own])
     return made, shared
@@ -99,6 +101,9 @@ def _shareable(network: nn.Module, replaced: Collection[str]) -> dict[str, Any]:
 
     Those in the memory of trained or `replaced` ones are copied with these.
     """
+    frozen = [(name, one) for name, one in network.named_parameters() if not one.requires_grad]
+    if not frozen:
+        return {}
     own: set[int] = set()
     for part in network.modules():
         modes = ("train", "eval")
@@ -110,10 +115,9 @@ def _shareable(network: nn.Module, replaced: Collection[str]) -> dict[str, Any]:
         if is_merging or is_renorming:
             own.update(map(id, part.parameters(recurse=is_merging)))
     trained = {place_of_storage(one) for one in network.parameters() if one.requires_grad}
-    named = [(name, one) for name, one in network.named_parameters() if not one.requires_grad]
     found = {
         name: one
-        for name, one in named
+        for name, one in frozen
         if not (name in replaced or id(one) in own or is_lazy(one) or place_of_storage(one) in trained)
     }
     n_trained = sum(one.nbytes for one in network.parameters() if one.requires_grad and not is_lazy(one))

@@ -162,7 +162,7 @@ class Settings(MeasurementSettings):
             the patience nor as best.
         rule: The score, of which the first largest is kept. `"accuracy_and_trust"` is the mean of two shares: of the
             expected accuracy, and of the logarithm of trust, that any predictions can reach; trust counts by the skill
-            of predicting left-out labels (`bu_torch.functional.accuracy`). Expected accuracy is the mean
+            of predicting left-out labels (`bu_torch.functional.accuracy_and_trust`). Expected accuracy is the mean
             probability of the predicted class. These probabilities, `Signals.probabilities`, come once from the
             training labels: votes of the nearest samples, mixed with a kernel regression on all. Or one signal alone:
             `"expected_accuracy"`, `"trust_score"` or `"boundary_uncertainty"`. Or a `bu_torch.Rule` of your own.
