@@ -115,7 +115,7 @@ bench-text: .venv/demo
 
 bench-finetune: .venv-integrations/installed
 	test -d benchmarks/data/text/fonts || .venv-integrations/bin/python benchmarks/finetune.py --fetch
-	.venv-integrations/bin/python benchmarks/finetune.py
+	.venv-integrations/bin/python benchmarks/finetune.py $(if $(FOLDER),--folder $(FOLDER))
 
 # The quick form of the first above, beside the results that are committed.
 bench-check: .venv/demo

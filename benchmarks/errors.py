@@ -1,9 +1,11 @@
-"""Test errors by kind of data and of labels, from the results of `quality.py`: the table in README.
+"""Test errors by kind of data and of labels, from the results of `quality.py` and `finetune.py`: the table in README.
 
 python benchmarks/errors.py
 """
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,6 +28,13 @@ RULES = {
     "last epoch, averaged (0.97)": "last, averaged",
     "last epoch": "last",
     "best epoch": "best",
+}
+FINE_TUNING = {
+    "default": "bu-torch",
+    "hold-out accuracy": "hold-out 25 %",
+    "averaged last": "last, averaged",
+    "last": "last",
+    "best": "best",
 }
 EPOCHS = "epochs: bu-torch, hold-out"
 
@@ -61,7 +70,25 @@ def table(results: Path = RESULTS) -> pd.DataFrame:
                 epochs = f"{ran['bu-torch']:.0f}, {ran['hold-out accuracy, 25 %']:.0f} of {planned[is_of_row][0]}"
                 means = part["test_error"].mean(skipna=False).reindex(list(RULES)).rename(RULES)
                 rows[f"{title}, {said} ({len(part)})"] = {**means, EPOCHS: epochs}
+    rows |= fine_tuned(results / "finetune.json")
     return pd.DataFrame(rows).T
+
+
+def fine_tuned(file: Path) -> dict[str, dict[str, Any]]:
+    """The same of pretrained networks, all of which are trained to the last epoch."""
+    if not file.exists():
+        return {}
+    runs = json.loads(file.read_text())["rows"]
+    cases = pd.DataFrame([run["case"] for run in runs])
+    errors = pd.DataFrame([run["errors"] for run in runs]).rename(columns=FINE_TUNING).reindex(columns=RULES.values())
+    n_epochs = cases["epochs"].max()
+    return {
+        f"pretrained networks, {said} ({is_part.sum()})": {
+            **errors[is_part].mean(skipna=False),
+            EPOCHS: f"{n_epochs}, {n_epochs} of {n_epochs}",
+        }
+        for said, is_part in {"clean": cases["noise"] == 0, "wrong": cases["noise"] > 0}.items()
+    }
 
 
 def main(results: Path = RESULTS) -> None:

@@ -354,7 +354,8 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame | None:
         train_both = partial(run, folder=folder, n_test=n_test, photographed=options.folder)
         records.append(recall(case, folder, train_both, kind="row"))
         print(*vars(case).values(), {rule: round(value, 4) for rule, value in errors(records[-1]).items()}, flush=True)
-        content = {"environment": environment(), "rows": [record | {"errors": errors(record)} for record in records]}
+        where = environment() | ({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})
+        content = {"environment": where, "rows": [record | {"errors": errors(record)} for record in records]}
         (options.results / f"{name}.json").write_text(json.dumps(content))
     found = table(records)
     with pd.option_context("display.width", 200, "display.max_columns", None):

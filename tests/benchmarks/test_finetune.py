@@ -2,11 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
+pytest.importorskip("efficientnet_lite_pytorch")
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +30,11 @@ def test_a_quick_run_trains_what_it_says_and_is_resumed(finetune, made, tmp_path
     tokens = finetune.tokens([("w1", "w2", "unheard")])
     assert tokens[0, :, :5].tolist() == [[len(known) + 2, known["w1"], known["w2"], 1, 0], [1, 1, 1, 1, 0]]
 
-    table = finetune.main(["--quick", "--results", str(tmp_path)])
+    photographs = {name: np.random.default_rng(0).bytes(200 * 32 * 32 * 3) for name in ("train", "test")}
+    images = {name: np.frombuffer(value, np.uint8).reshape(200, 32, 32, 3) for name, value in photographs.items()}
+    np.savez(tmp_path / "cifar10n.npz", worst=np.arange(200) % 10, test_labels=np.arange(200) % 10, **images)
+    options = ["--quick", "--results", str(tmp_path), "--folder", str(tmp_path)]
+    table = finetune.main(options)
     content = json.loads((tmp_path / "finetune-quick.json").read_text())
     assert len(content["rows"]) == len(table) == len(finetune.RATES)
     for row in content["rows"]:
@@ -37,5 +43,5 @@ def test_a_quick_run_trains_what_it_says_and_is_resumed(finetune, made, tmp_path
         assert row["errors"]["last"] == row["all"]["test_error"][1]
 
     monkeypatch.setattr(finetune, "run", pytest.fail)  # nothing is trained again
-    finetune.main(["--quick", "--results", str(tmp_path)])
+    finetune.main(options)
     assert json.loads((tmp_path / "finetune-quick.json").read_text()) == content
