@@ -361,6 +361,20 @@ def trainings_on_a_gpu(quick: bool) -> dict[str, tuple[Callable[[], nn.Module], 
     return cases
 
 
+def prepared_images(count: int, side: int, device: str) -> dict[str, float | str]:
+    """Seconds of a preparation of images that lie on a device, beside a network there whose features are compared."""
+    from torchvision.models import resnet18
+
+    images, labels = random_images(count, side)
+    signals = Signals(N_NEIGHBORS, n_draws=1, module=resnet18(num_classes=10).to(device))
+
+    def prepare() -> float:
+        return signals.fit(images.to(device), labels.to(device)).skill  # waits for the device
+
+    prepare()
+    return {"images": count, "pixels a side": side, "on": device, "prepared, s": once(prepare)[0]}
+
+
 def random_images(count: int, side: int) -> tuple[Tensor, Tensor]:
     """Noise around a picture of each of ten classes."""
     generator = torch.Generator().manual_seed(0)
@@ -544,6 +558,16 @@ def main(arguments: list[str] | None = None) -> None:
             f"epoch on {options.device}": (
                 "A Lightning epoch on the device",
                 lambda: compare_trainings(options.quick, options.device).reset_index(),
+            ),
+            f"images on {options.device}": (
+                "Preparation of images where they lie",
+                lambda: pd.DataFrame(
+                    [
+                        prepared_images(*size, device)
+                        for size in (((100, 32),) if options.quick else ((2_000, 32), (5_000, 32), (500, 224)))
+                        for device in ("cpu", options.device)
+                    ]
+                ),
             ),
         }
     options.results.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
 """Small data, modules and trainers for tests that train for real."""
 
 import random
+from unittest import mock
 
 import lightning.pytorch as pl
 import numpy as np
@@ -10,6 +11,12 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from bu_torch import BoundaryUncertaintyStopping, Rule
+
+
+def data_parallel(network):
+    """Wrap a network on the CPU, also where there is a GPU, to which the wrapper would move it."""
+    with mock.patch("torch.nn.parallel.data_parallel._get_available_device_type", return_value=None):
+        return nn.DataParallel(network)
 
 
 def blobs(n=120, d=4, n_classes=3, seed=0):

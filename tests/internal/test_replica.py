@@ -11,6 +11,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from problems import data_parallel
 from torch import nn
 from torch.nn.utils import prune
 from torch.utils.data import TensorDataset
@@ -313,7 +314,7 @@ MODULES = {
     "batch norm": lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5)),
     "scripted": lambda: nn.Sequential(torch.jit.script(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))),
     "compiled": lambda: nn.Sequential(torch.compile(nn.Linear(4, 3), backend="eager")),
-    "parallel": lambda: nn.DataParallel(nn.Sequential(nn.BatchNorm1d(4))),
+    "parallel": lambda: data_parallel(nn.Sequential(nn.BatchNorm1d(4))),
 }
 
 
@@ -336,6 +337,7 @@ def test_a_look_changes_nothing_and_gives_what_the_network_gives_in_eval_mode(na
     assert module.training
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Python 3.12 for a copy of `itertools.count`
 def test_bound_methods_are_those_of_the_copy_and_functions_stay():
     module = Counting()
     before = state(module)

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from problems import blobs
+from problems import blobs, data_parallel
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper
@@ -144,7 +144,7 @@ def test_a_stopper_is_pickled_and_copied_with_what_it_keeps():
     assert len(stopper.history) == 1
 
 
-@pytest.mark.parametrize("wrap", [nn.DataParallel, lambda model: torch.compile(model, backend="eager")])
+@pytest.mark.parametrize("wrap", [data_parallel, lambda model: torch.compile(model, backend="eager")])
 def test_weights_are_restored_into_a_wrapper_and_out_of_one(wrap):
     plain, wrapped = nn.Linear(4, 3), wrap(nn.Linear(4, 3))
     for checked, restored in ((plain, wrapped), (wrapped, plain)):
