@@ -1,4 +1,4 @@
-"""Copies of objects of any kind and depth, for looks at a network; what belongs to the whole training is shared."""
+"""Deep copies of objects of any kind, so that a check can run a copy; what belongs to the whole training is shared."""
 
 import functools
 import threading
@@ -19,7 +19,7 @@ _ATOMIC = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dt
 # Objects of the process or of the whole training: a copy refers to the same ones.
 _WORLD = (Dataset, DataLoader, Sampler, torch.optim.Optimizer, types.ModuleType, threading.Thread, IOBase)
 _WORLD_PACKAGES = ("lightning.", "pytorch_lightning.", "torch._dynamo.", "torch.distributed.", "bu_torch.")
-# Objects that lead to others in a way of their own.
+# Objects that refer to others in a way of their own.
 _WEAK = (weakref.ref, weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 _CACHED = type(functools.lru_cache(lambda: None))
 _REFERRING = (types.MethodType, types.FunctionType, *_WEAK, _CACHED)
@@ -32,7 +32,7 @@ class CopyError(RuntimeError):
 
 @singledispatch
 def settle(module: nn.Module) -> None:
-    """Prepare a module that was copied; the callbacks register what a module of Lightning's needs."""
+    """Prepare a copied module; the callbacks register what a Lightning module needs."""
 
 
 class _Bare(nn.Module):
@@ -55,7 +55,7 @@ class _Bare(nn.Module):
 
 
 class Copying:
-    """Copies objects as `copy.deepcopy` does; closures and methods too, but tensors and shared objects by the rules."""
+    """Copies objects as `copy.deepcopy` does, closures and methods too; tensors and shared objects have other rules."""
 
     def __init__(self, network: nn.Module, shared: Iterable[Any], replaced: set[int]) -> None:
         self._replaced = replaced  # ids of tensors that get other values later
@@ -109,7 +109,7 @@ class Copying:
         return self._keep(value, self._weak(value))
 
     def _held(self, value: Any) -> Any:
-        """Copy what is referred to weakly, and may be held by nothing else that is copied."""
+        """Copy the target of a weak reference, and hold the copy, because nothing else may."""
         self.held.append(self(value))
         return self.held[-1]
 
@@ -182,7 +182,7 @@ class Copying:
         return made
 
     def _object(self, value: Any) -> Any:
-        """Copy an object in its own way to be pickled; share a plain object that has none."""
+        """Copy an object as it would be pickled; share one that cannot be, unless it is a module."""
         try:
             if isinstance(value, nn.Module):
                 return self._module(value)
@@ -252,13 +252,13 @@ def place_of_storage(tensor: Any) -> int:
 
 
 def _sharing(parameter: Any) -> Any:
-    """Another parameter in the same memory, so that a new `data` is not the original's."""
+    """Another parameter in the same memory, so that the original keeps its `data` if the copy gets a new one."""
     is_usual = type(parameter) is nn.Parameter and _is_plain(parameter)
     return nn.Parameter(parameter.detach(), requires_grad=False) if is_usual else parameter
 
 
 def _wrapped(module: nn.Module) -> str:
-    """Name of the network in a wrapper that compiles it or shares it out; "" for other modules."""
+    """Name of the network in a wrapper that compiles or distributes it; "" for other modules."""
     if type(module).__name__ == "OptimizedModule":
         return "_orig_mod"
     return "module" if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel) else ""

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-FORMAT = 2  # raise it when the lines beside the table change their meaning
+FORMAT = 2  # raise it when the meaning of the lines beside the table changes
 HISTOGRAMS = ("near_boundary", "local_uncertainty", "log_trust")
 _NAME = "boundary_uncertainty"
 # Do not follow a link or wait for a pipe that has replaced the file.
@@ -147,7 +147,7 @@ class Account:
         return f" {n_trained} of {n_planned} epochs were trained; the rest would have taken about {seconds:.1f} s."
 
     def leave_out(self, seconds: float) -> None:
-        """Count the last `seconds` neither as training nor as checks, because something else took them."""
+        """Count the last `seconds` neither as training nor as checks."""
         self._seconds_elsewhere += seconds
 
     @contextmanager

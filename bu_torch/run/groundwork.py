@@ -1,4 +1,4 @@
-"""Samples that checks look at, their number, and the signals fitted to them."""
+"""Samples that checks use, their number, and the signals fitted to them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -245,7 +245,7 @@ class Tracker:
         self.account.record.tell(line | {"remarks": self.remarks})
 
     def _judge(self, check: Mapping[str, Any]) -> tuple[Confidence, list[str]]:
-        """Judge the kept check, and say it; name classes that are never predicted, and one that loses much."""
+        """Judge the kept check in words; name classes that are never predicted, and one that loses much."""
         signals, named, selection = self.groundwork.signals, self.groundwork.about["classes"], self.checks.selection
         counted = [one for one in self.checks.compared if selection is None or selection.score(one) is not None]
         finite = [accuracy for one in counted if math.isfinite(accuracy := one["expected_accuracy"])]
@@ -276,7 +276,7 @@ class Tracker:
         state = self.checks.state_dict() | self.predictions.state_dict() | self.groundwork.state_dict()
         if self.average is not None:
             state["average"] = self.average.state_dict()
-        # Tables of numbers, one for each run of checks with the same entries: many numbers are slow to save.
+        # Tables of numbers, one for each run of checks with the same entries: single numbers are slow to save.
         state["history"] = [
             {"names": list(names), "values": torch.tensor([[*check.values()] for check in checks], dtype=torch.float64)}
             for names, checks in itertools.groupby(self.history, key=tuple)
@@ -299,7 +299,7 @@ class Tracker:
         self.checks.load(state["history"], state["n_not_compared"], None if changed else state["rule"])
         if changed:
             self.predictions.forget()
-            self.groundwork.fingerprint = None  # no check is left to compare
+            self.groundwork.fingerprint = None  # no check is left to compare with
             was = ", ".join(f"{name}={before.get(name)!r:.100}" for name in changed)
             is_now = ", ".join(f"{name}={value!r:.100}" for name, value in changed.items())
             self.warn(
@@ -343,7 +343,7 @@ class MeasurementResults:
 
 
 class KeptResults(MeasurementResults):
-    """Results of measuring, and of the kept check."""
+    """Results of measuring, and those of the kept check."""
 
     @property
     def _kept(self) -> dict[str, Any] | None:

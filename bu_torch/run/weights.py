@@ -1,4 +1,4 @@
-"""Weights of a network: their average over the checks, those of the kept check, and how saved ones go back."""
+"""Weights of a network: their average over the checks, those of the kept check, and loading them again."""
 
 import copy
 import math
@@ -35,12 +35,12 @@ class Averaged(NamedTuple):
 
 
 class WeightAverage:
-    """The average of the weights that a module had at its checks; the last check counts most.
+    """Average of the weights that a module had at its checks; the last check counts most.
 
     At each check the weights w enter the average a, after n checks before, as a <- p a + (1 - p) w, with
-    p = min(past, n / (n + 10)). So the average begins at the first check, not at the weights before training, and with
-    a short memory, because early weights are soon outdated. (With p = past from the second check on, trainings of 10
-    epochs kept worse weights than without any average, and those of 150 no better ones.)
+    p = min(past, n / (n + 10)). So the average begins at the first check, not at the weights before training, and its
+    memory is short at first, because early weights are soon outdated. (With p = past from the second check on,
+    trainings of 10 epochs kept worse weights than without any average, and those of 150 no better ones.)
 
     The average covers trainable parameters and the running statistics of normalising layers (`running_mean`,
     `running_var`). Other buffers stay as the module has them at the check, because the mean of a count or of a queue of

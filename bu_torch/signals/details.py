@@ -1,4 +1,4 @@
-"""Details behind the numbers of a check: by pair of classes, by sample, by class; and lines on classes at the end."""
+"""Details behind the numbers of a check, by pair of classes, sample and class; and log lines when training ends."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from bu_torch.signals.measuring import Signals
 
 _MOST_PAIRS = 400
-# From these losses on, and beyond two standard errors, weighting classes alike also improved the mean recall on test
-# data, and data with equal classes gave no line, with or without wrong labels.
+# Above these losses and two standard errors, weighting classes alike also improved the mean recall on test data, and
+# data with equal classes gave no line, with or without wrong labels.
 _MATERIAL = 0.05  # loss of recall of a class
 _MATERIAL_MEAN = 0.01  # loss of recall, mean over the classes
-_LEAST_GAIN = 0.01  # share of what one class alone leaves to gain
+_LEAST_GAIN = 0.01  # share of the accuracy that always predicting one class leaves to gain
 _LEAST_SKILL = 0.05
 _MOST_NAMED = 5  # classes
 
@@ -149,7 +149,7 @@ class Recognition:
             self.balanced = recalls
 
     def line(self, check: Mapping[str, Any], classes: Tensor, counts: Tensor) -> str:
-        """Log line on the class that loses most by the kept `check`; "" if none loses much or another check is kept."""
+        """Log line on the class that loses most in the kept `check`; "" if none loses much or another check is kept."""
         kept, balanced = self.kept, self.balanced
         if kept is None or balanced is None or (kept.epoch, kept.step) != (check["epoch"], check.get("step")):
             return ""
@@ -226,7 +226,7 @@ def blindness(highest: float, alone: float, name: str, skills: tuple[float, floa
     has_gain = highest - alone > _LEAST_GAIN * (1 - alone)
     if has_gain and max(skills) >= _LEAST_SKILL:
         return ""
-    why = "hardly anything is known of left-out labels"
+    why = "left-out labels can hardly be predicted"
     if not has_gain:
         why = f"its highest value is {highest:.3f}, and always predicting {name} scores {alone:.3f}"
     return (
@@ -238,7 +238,7 @@ def blindness(highest: float, alone: float, name: str, skills: tuple[float, floa
 
 
 def blindness_of(signals: "Signals", named: Sequence[str] | None, highest: float) -> str:
-    """`blindness` of checks on fitted signals; classes are `named` by their labels."""
+    """`blindness` of checks on fitted signals; `named` holds the names of the classes."""
     labels, weights, prepared = signals.boundary.labels, signals.boundary.weights, signals.preparation
     column, alone = accuracy_alone(prepared.probabilities, len(labels), weights)
     names, _ = _described(signals, named)

@@ -1,4 +1,4 @@
-"""All that does not depend on the network in training: computed once, and kept in files and in states of runs."""
+"""Results that do not depend on the network in training: computed once, and kept in files and in states of runs."""
 
 import hashlib
 import io
@@ -45,7 +45,7 @@ _SKILLS = ("vote_skill", "regression_skill")
 
 @dataclass(frozen=True, eq=False)
 class Preparation:
-    """Results of N samples, D times perturbed, of C classes that have samples, beside those in `boundary`.
+    """Results for N samples, each perturbed D times, of C classes that have samples; `boundary` holds some of them.
 
     `save` and `packed` write one format, a zip of plain arrays and the fingerprint, which `load` checks. No inputs are
     among them: perturbed inputs are drawn again from samples and seed.
@@ -68,7 +68,7 @@ class Preparation:
         sample_weight: Tensor | None = None,
         known_neighbors: Any = None,
     ) -> Self:
-        """Fit `boundary` to checked samples, and compute all else; errors as of `BoundaryUncertainty.fit`."""
+        """Fit `boundary` to checked samples, and compute the rest; errors as in `BoundaryUncertainty.fit`."""
         classes = PresentClasses(labels)
         n_entries = boundary.n_draws * len(inputs) * len(classes)
         if n_entries > MOST_ENTRIES:
@@ -113,9 +113,9 @@ class Preparation:
         labels: Tensor,
         weights: Tensor | None,
     ) -> Self:
-        """Read what `save` or `packed` wrote in place of `make`, and hand `boundary` its part.
+        """Load what `save` or `packed` wrote, instead of `make`, and give `boundary` its part.
 
-        Samples are checked ones, `boundary.class_weight` is in `weights` already; all else is as in `Signals.load`.
+        Samples are checked, and `weights` include `boundary.class_weight`; otherwise as in `Signals.load`.
         """
         fingerprint = fingerprint_of(boundary, inputs, labels, weights)
         if isinstance(source, Tensor):
@@ -141,7 +141,7 @@ class Preparation:
         return torch.frombuffer(content.getbuffer(), dtype=torch.uint8)
 
     def to(self, device: torch.device | str) -> Self:
-        """Copy on a device; `boundary` moves by itself."""
+        """Copy on a device; `boundary` is moved separately."""
         return replace(self, **{name: getattr(self, name).to(device) for name in _OF_CLASSES})
 
     def _write(self, file: BinaryIO) -> None:
@@ -214,7 +214,7 @@ def _with_absent_column(distances: Tensor) -> Tensor:
 
 
 def warn_of(preparation: Preparation, inputs: Tensor) -> None:
-    """Warn if most samples have an exact copy of their label, or if the others tell no more of a label than chance."""
+    """Warn if most samples have an exact copy with the same label, or if neighbours predict labels like chance."""
     labels = preparation.boundary.labels
     is_copied = torch.zeros_like(labels, dtype=torch.bool)
     for rows, others in copies(inputs, preparation.boundary.neighbors):
@@ -262,20 +262,20 @@ def fit_or_load(
     has_progress_bar: bool = False,
     tell: Callable[[str], None] | None = None,
 ) -> Cached:
-    """Read what an earlier run has kept of the same samples and settings, or fit and keep it.
+    """Load what an earlier run has kept for the same samples and settings, or fit and keep the result.
 
     Args:
         signals: Signals to fit or to load, in place.
         inputs: Samples (N, ...), as `Signals.fit` takes them.
         labels: Their classes (N,).
-        cache: A file (npz), which is refused if it is of other samples or settings; or a folder, in which samples and
-            settings name the file. If neither can be written, a warning says so. None keeps nothing.
+        cache: A file (npz), which is refused if it is for other samples or settings; or a folder, in which samples and
+            settings give the file its name. If it cannot be written, a warning says so. None keeps nothing.
         sample_weight: Weights of the samples (N,), or None.
         has_progress_bar: Show a bar if the fit takes some seconds.
         tell: Takes a line with the expected time of a long fit.
 
     Raises:
-        ValueError: If the file is damaged or of other samples or settings; others as in `Signals.fit`.
+        ValueError: If the file is damaged, or for other samples or settings; others as in `Signals.fit`.
     """
     inputs = signals.boundary.as_inputs(inputs)
     samples = inputs, labels, sample_weight
@@ -287,7 +287,7 @@ def fit_or_load(
 
 
 def _by_file(signals: "Signals", samples: tuple[Any, ...], cache: Path) -> Cached:
-    # A name without an ending is a folder that is yet to be made.
+    # A name without a suffix is a folder to be made.
     if cache.is_dir() or not (cache.suffix or cache.exists()):
         cache = cache / f"{signals.fingerprint_of(*samples)}.npz"
     try:
@@ -308,7 +308,7 @@ def _by_file(signals: "Signals", samples: tuple[Any, ...], cache: Path) -> Cache
 
 @contextmanager
 def _bar(signals: "Signals", inputs: Tensor, is_shown: bool, tell: Callable[[str], None] | None) -> Iterator[None]:
-    """Show a progress bar of what `signals` does within, after a few seconds, and tell how long it will take."""
+    """Show a progress bar for the work of `signals` within, after a few seconds, and tell its expected time."""
 
     def tell_forecast(kind: str, seconds: float) -> None:
         if tell is None:
