@@ -298,7 +298,7 @@ class Board:
     """Shows the values of checks to loggers, the progress bar, and callbacks that read `callback_metrics`."""
 
     def __init__(self) -> None:
-        self._suffix = ""  # of the names, to tell callbacks apart
+        self._suffix = ""  # ends the names, to tell callbacks apart
         self._values: dict[str, Tensor] = {}  # last check
 
     def set_up(self, trainer: Trainer, suffix: str) -> None:

@@ -53,7 +53,7 @@ class RunVerdict:
 
     @property
     def why_not_highest(self) -> str:
-        """Epoch of the highest score if another one is kept, as after weights were lost; "" otherwise."""
+        """Say where the highest score is if another check is kept, as after weights were lost; "" otherwise."""
         finite = {place: value for place, value in self.scores.items() if math.isfinite(value)}
         if self.kept not in finite or finite[self.kept] == max(finite.values()):
             return ""

@@ -23,12 +23,12 @@ _APPEND = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os,
 
 
 class Record:
-    """A CSV file with one row a check, each written before training goes on, so that a killed run keeps them all.
+    """A CSV file with one row a check, each written before training continues, so that a killed run keeps them all.
 
     A file of the same name with `.jsonl` holds what does not fit a table: a line with the settings, one for each check,
     and one for the end. If the name is taken, it gets a version. A run that resumes may end an epoch a second time: the
     later of two rows with the same epoch and step counts. If a file can no longer be written, a warning says so and
-    training goes on without it.
+    training continues without it.
     """
 
     def __init__(
@@ -94,7 +94,8 @@ class Record:
     def _give_up(self, path: Path, error: OSError) -> None:
         self.path = None
         warnings.warn(
-            f"The record of the checks cannot be written to {path}: {error}. Training goes on without it.", stacklevel=2
+            f"The record of the checks cannot be written to {path}: {error}. Training continues without it.",
+            stacklevel=2,
         )
 
 

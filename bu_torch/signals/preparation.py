@@ -202,7 +202,7 @@ def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor
 
 
 def n_comparisons(n_samples: int, n_draws: int) -> int:
-    """Length of the progress bar of `Preparation.make`: the pairs of N samples that it looks at."""
+    """Length of the progress bar of `Preparation.make`: the pairs of N samples that it compares."""
     regression = LabelRegression()
     n_read = min(n_samples, regression.max_samples) + n_draws * n_samples
     return (1 + n_draws) * n_samples**2 + n_read * min(n_samples, regression.n_landmarks)
