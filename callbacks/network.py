@@ -84,7 +84,7 @@ class NetworkReader:
         self.is_tried = True
         is_moved = self.takes_integers and self.packing is None and self._perturbation is None
         embeds = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in pl_module.modules())
-        if is_moved and embeds:  # and its `forward` rounds
+        if is_moved and embeds:  # its `forward` must round them
             rank_zero_warn(
                 "The samples are integers, and the network has an `nn.Embedding`. If they are token ids, pass"
                 " `perturbation='tokens'`: otherwise they are moved like numbers, to ids of unrelated tokens."

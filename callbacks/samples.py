@@ -52,7 +52,7 @@ class CheckSamples:
 
     def __init__(self, settings: MeasurementSettings, source: Source, tracker: Tracker, network: NetworkReader) -> None:
         self._settings, self._source, self._tracker, self._network = settings, source, tracker, network
-        self._n_batches = math.inf  # from one check to the next
+        self._n_batches = math.inf  # for one process, between two checks
         self._samples: Samples | None = None  # while they are prepared; in the first process
         self.loss_weights: list[float] | None = None  # class weights of the module's loss; in the first process
 
@@ -197,7 +197,7 @@ class CheckSamples:
     def _planned(self, trainer: Trainer, n_training: int, n_operations: int, n_bytes: int = 0) -> Plan:
         takes_all = self._settings.max_samples is None and _is_pair(self._source.reference)
         batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
-        # Different samples that all processes train on between two checks.
+        # Distinct samples that all processes together train on between two checks.
         n_visited = int(min(n_training, self._n_batches * batch_size * trainer.world_size))
         max_samples = n_training if takes_all else None
         return plan(self._tracker.settings, n_training, n_visited, n_operations, n_bytes, max_samples)

@@ -113,7 +113,7 @@ class Watch:
             calls = self._got.get(module)
             if not calls:
                 continue
-            # A batch may be passed in parts, and a dummy or another kind of samples before it.
+            # Training may pass a batch in parts, or other samples or a dummy before it.
             found = [difference(expected, call, self._labels) for call in calls]
             if all(found):
                 return f"{found[0]}{of_bytes}"
@@ -212,12 +212,12 @@ def _difference(expected: Tensor, got: Tensor) -> str:
     if expected.shape[1:] != got.shape[1:]:
         return f"shape {tuple(got.shape)} instead of {tuple(expected.shape)}"
     if not expected.is_floating_point() and not got.is_floating_point():
-        return ""  # numbers of tokens have no units
+        return ""  # token ids have no units
     before, after = expected.double(), got.double()
     if _has_rows_of(before, after):
         return ""
     if before.shape == after.shape and (
-        _is_close(before.mean(dim=0), after.mean(dim=0))  # mixed with one another
+        _is_close(before.mean(dim=0), after.mean(dim=0))  # samples are mixed with one another
         or _is_partly_kept(before, after)  # masked, or erased in parts
     ):
         return ""

@@ -144,7 +144,7 @@ class BoundaryUncertainty(ClusterScores):
             takes_integers=keeps_integers(perturbation),
             learns_metric=check_flag("learns_metric", learns_metric),
         )
-        self.known_space: SpaceName | None = None  # chosen before, by a run that resumes
+        self.known_space: SpaceName | None = None  # chosen before a run was resumed
         self.space_name_ = ""
         self.skills_: dict[str, float] = {}
         self.trial_: MetricTrial | None = None

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bu_torch.estimators.space_choice import MetricRegression
 
 _MOST_VOTES = 100_000  # samples to choose the decay by
-_BLOCK_ELEMENTS = 2**18  # kernel entries at once: 2 MB, which a processor keeps at hand
+_BLOCK_ELEMENTS = 2**18  # kernel entries at once: 2 MB, which fit into a processor's cache
 _LEAST_PENALTY = 1e-8  # with a smaller one, leave-one-out predictions are lost in rounding
 _LLOYD_STEPS = 4  # more gain nothing when K-means places landmarks
 

@@ -18,7 +18,7 @@ from bu_torch.space.layers import LayerFeatures
 from bu_torch.space.metric import LabelMetric, MetricSpace
 
 _Base = Literal["inputs", "patches", "tokens"]
-SpaceName = Literal[_Base, "metric"]  # that follows from the samples alone
+SpaceName = Literal[_Base, "metric"]  # spaces that follow from the samples alone
 FeatureExtractor = SpaceName | Literal["module"] | Callable[[Tensor], Any] | MixedFeatures
 
 _log = logging.getLogger(__name__)

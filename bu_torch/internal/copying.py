@@ -85,7 +85,7 @@ class Copying:
         return made
 
     def _copy(self, value: Any) -> Any:
-        if type(value) in weakref.ProxyTypes:  # proxies pass for their target
+        if type(value) in weakref.ProxyTypes:  # `isinstance` below sees the target
             return self._keep(value, weakref.proxy(self._held(value.__reduce_ex__.__self__)))
         if isinstance(value, Tensor):
             return self._keep(value, self._tensor(value))
@@ -155,7 +155,7 @@ class Copying:
         n_bytes = self._bytes_of_parameters[place]
         if n_bytes == tensor.nbytes or storage.nbytes() > _MOST_SPARE * n_bytes:
             return torch.empty_like(detached) if id(tensor) in self._replaced else detached.clone()
-        # Parameters in one storage stay together: tied ones by their place, and those of recurrent layers for cuDNN.
+        # Parameters that share a storage still do in the copy: tied ones must, and recurrent layers need it for cuDNN.
         if place not in self._storages:
             self._storages[place] = storage.clone()
         empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
@@ -205,7 +205,7 @@ class Copying:
         if isinstance(module, torch.jit.ScriptModule):
             return self._keep(module, module.__deepcopy__({}))
         if nn.utils.parametrize.is_parametrized(module) or not hasattr(kind, "__deepcopy__"):
-            is_plain = kind.__setstate__ is nn.Module.__setstate__  # others may leave out what refers to themselves
+            is_plain = kind.__setstate__ is nn.Module.__setstate__  # others may omit references to themselves
             state = vars(module) if is_plain else module.__getstate__()
             state = {name: one for name, one in state.items() if name != "_compiled_call_impl"}
             made = self._rebuilt(module, kind.__new__, (kind,), state)

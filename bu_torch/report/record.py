@@ -20,7 +20,7 @@ from bu_torch.run.account import FORMAT, HISTOGRAMS
 from bu_torch.signals.details import Details, Doubtful, Histogram, Pair
 
 # A row of a run has some 300 bytes, and the line of a check at most some 30,000. A line is parsed as a whole and can
-# take 50 times its bytes in memory, so it may have a sixteenth of this.
+# take 50 times its bytes in memory, so a line may have only a sixteenth of this.
 MOST_BYTES = 2**24
 _NAME = re.compile(r"boundary_uncertainty(-v\d+)?\.csv")
 _REQUIRED = ("epoch", "boundary_uncertainty", "trust_score")

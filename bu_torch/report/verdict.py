@@ -19,7 +19,7 @@ class RunVerdict:
     record: RunRecord
     rule: str | None  # rule that decided; None if none did, or if the record does not tell
     kept: int | None  # epoch or step; if nothing decided, the one that the default would have kept
-    by_rule: dict[str, dict[str, Any] | None]  # check that each rule would have kept; rules whose signals are there
+    by_rule: dict[str, dict[str, Any] | None]  # check that each rule would have kept, if its signals are recorded
     scores: dict[int, float]  # scores of checks that count, by epoch or step, by the rule or the default
 
     @classmethod

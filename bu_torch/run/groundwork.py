@@ -209,7 +209,7 @@ class Groundwork:
         boundary, prepared = self.signals.boundary, self.signals.preparation
         space, trial, skills = boundary.space_name_, boundary.trial_, boundary.skills_
         if space == "metric" and boundary.feature_extractor is None:
-            skills = skills or {"metric": prepared.vote_skill}  # found in a file
+            skills = skills or {"metric": prepared.vote_skill}  # a loaded preparation has this one
         if not skills and trial is not None and space in _SPACES:
             before, after = trial.vote_skills
             return (

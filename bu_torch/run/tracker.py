@@ -219,7 +219,7 @@ class Tracker:
                 "step": entry.get("step"),
                 "kept_epoch": kept.get("epoch"),
                 "kept_step": kept.get("step"),
-                "n_not_compared": self.checks.n_not_compared,  # the header may be of a time when all checks counted
+                "n_not_compared": self.checks.n_not_compared,  # the header may be older, when all checks counted
                 "agreeing_pairs": details.agreeing_pairs,
                 "pairs": details.pairs,
                 "n_pairs_left_out": details.n_pairs_left_out,

@@ -251,11 +251,11 @@ def load(module: nn.Module, saved: Mapping[str, Any], *, may_lack: bool) -> Fitt
         name: one.detach().cpu().clone() if isinstance(one := now[name], Tensor) else copy.deepcopy(one)
         for name in kept.state
     }
-    watched = nn.Module() if isinstance(module, torch.jit.ScriptModule) else module  # takes no such hook
+    watched = nn.Module() if isinstance(module, torch.jit.ScriptModule) else module  # a script takes no such hook
     handle = watched.register_load_state_dict_post_hook(lambda _, keys: told.extend(keys.missing_keys))
     try:
         module.load_state_dict(kept.state, strict=False)
-        # A `state_dict` of the module's own may hide weights, which `load_state_dict` looks for.
+        # An overridden `state_dict` may omit weights that `load_state_dict` expects.
         absent = [*kept.missing, *kept.left_out, *(name for name in told if name not in now)]
         missing = changed_by_training(module, absent)
         kept = kept._replace(missing=missing, left_out=[name for name in absent if name not in missing])

@@ -13,7 +13,7 @@ from bu_torch.internal.inputs import as_tensor
 # As in scikit-learn: "balanced" makes all classes weigh the same, a dict names them. A list is a loss's `weight`.
 ClassWeight = Literal["balanced"] | dict[int, float] | list[float]
 
-_RARE = 0.5  # share of an equal share; the kept check recognised rarer classes clearly less often
+_RARE = 0.5  # part of an equal share; the kept check recognised rarer classes clearly less often
 
 
 def check_class_weight(class_weight: Any) -> ClassWeight | None:

@@ -226,7 +226,7 @@ def _read_at(
         check_bytes(inputs, len(indices), max_bytes)
         return *pytree.tree_map(lambda tensor: tensor.detach()[rows], (inputs, labels)), False
     size = loader.batch_size or READ_BATCH
-    twice = indices[:_READ_TWICE] if looks_for_augmentation else []  # by the same worker, whose own generators go on
+    twice = indices[:_READ_TWICE] if looks_for_augmentation else []  # by the same worker: its generators move on
     lists = [part[i : i + size] for part in (indices, twice) for i in range(0, len(part), size)]
     n_lists = math.ceil(len(indices) / size)
     order = {"sampler": lists, "batch_size": None} if loader.batch_sampler is None else {"batch_sampler": lists}

@@ -94,7 +94,7 @@ def _explained(dataset: Dataset[Any], place: str) -> Iterator[None]:
 
 
 def _described(error: Exception) -> str:
-    """Type and text of an exception, in one line; torch gives that of a worker with a traceback, which is cut off."""
+    """Type and text of an exception, in one line, without the traceback that torch adds to a worker's."""
     said = f"{type(error).__name__}: {error}"
     if "Original Traceback" in said:
         said = _FRAMES.split(said)[-1]

@@ -89,7 +89,7 @@ class Preparation:
         own, read = points, perturbed
         regression: LabelRegression | MetricRegression = LabelRegression(seed=boundary.seed)
         if trial is not None and (metric is not None or trial.regression_weight):
-            # Votes are those of the neighbours; the regression is a mixture of both spaces.
+            # Votes stay in the space of the neighbours; the regression mixes both spaces.
             own, read = points if metric is None else base.transform(inputs), features
             regression = MetricRegression(trial, metric, seed=boundary.seed)
         expected = LabelProbabilities(regression=regression)
