@@ -52,7 +52,7 @@ class RunRecord:
             settings or samples, or before the first update of an average of the weights.
         setup_seconds: Time spent before the first epoch; NaN if unknown.
         started: Start of the run in ISO format; "" if unknown.
-        details: Details by epoch or step, if written and read. Their `row` is a place in the data set.
+        details: Details by epoch or step, if written and read. Their `row` is a place in the dataset.
         kept: Epoch or step of the check that is kept, by the last line that tells; None if none is, or if unknown.
         end: None if the run has not ended, or was killed.
         notes: Sentences on what the page cannot show and why, and on the kept check, as the run said them.

@@ -69,7 +69,7 @@ def bound_in_bytes(wanted: Plan, made: Plan, max_bytes: int | None) -> str:
     if made.n_samples >= wanted.n_samples:
         return ""
     return (
-        f"Boundary uncertainty holds {made.n_samples} samples and not {wanted.n_samples}, to take no more than"
+        f"Boundary uncertainty holds {made.n_samples} samples instead of {wanted.n_samples}, to take no more than"
         f" {max_bytes} bytes. To change it: `max_bytes`."
     )
 

@@ -49,7 +49,7 @@ class Groundwork:
         self.found_in: Path | None = None  # file that `prepare` has read
         self.kept_in: Path | None = None  # file that `prepare` has written
         self.about: dict[str, Any] = {"data": {}, "classes": None}  # samples and classes in words, for the record
-        self.rows = torch.empty(0, dtype=torch.int64)  # places of the samples in the data set, (N,)
+        self.rows = torch.empty(0, dtype=torch.int64)  # places of the samples in the dataset, (N,)
         self._signals: Signals | None = None  # only in the process that has prepared
         # Settings that determine the samples and perturbations: with others, a resumed run plans anew.
         self._asked = [settings.budget, settings.n_draws, settings.max_samples, settings.n_neighbors, settings.seed]
@@ -214,7 +214,7 @@ class Groundwork:
             before, after = trial.vote_skills
             return (
                 f"Neighbours are found in {_SPACES[space]}: in a metric that is learnt from the labels, the nearest do"
-                f" not predict left-out labels clearly better (skill {after:.2f}, not {before:.2f})."
+                f" not predict left-out labels clearly better (skill {after:.2f}, without it {before:.2f})."
             )
         listed = ", ".join(f"{name} {skill:.2f}" for name, skill in skills.items())
         change = " To change it: `feature_extractor='inputs'`." if space == "metric" else ""
