@@ -1,4 +1,4 @@
-"""The end of a fit, after all other callbacks: why it ended, and the weights of the kept check put back."""
+"""The end of a fit, after all other callbacks: why it ended, and restoring the kept weights."""
 
 import copy
 import os
@@ -31,7 +31,7 @@ _AS_THEY_ARE = "The weights stay as training left them."
 
 
 class Ending(Companion):
-    """Calls `conclude(trainer, exception)` once when a fit has ended, last of all: others save training's weights."""
+    """Calls `conclude(trainer, exception)` once, after all other callbacks, which still save the training weights."""
 
     on_train_batch_start = on_train_batch_end = None
 
@@ -44,15 +44,14 @@ class Ending(Companion):
         self._has_others = any(_arguments(one) != lightnings for one in others if not isinstance(one, Keeper))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # The module's own hook comes next, which may export it. Files that are written asynchronously are there only in
-        # `on_fit_end`.
+        # The module's own hook, which may export the network, comes next. Asynchronous writes end only in `on_fit_end`.
         if not isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO):
             self._end(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._end(trainer)
-        # The parent of a spawned process, whose list lacks keepers, takes the best path of the first checkpoint
-        # callback here for that of the first one there.
+        # The parent of a spawned process gets the best path of this list's first checkpoint callback, and gives it to
+        # the first one of its own list, which has no keepers.
         if self._has_others and hasattr(trainer.strategy.launcher, "get_extra_results"):
             trainer.callbacks = sorted(trainer.callbacks, key=lambda one: isinstance(one, Keeper))
 
@@ -70,13 +69,13 @@ def _arguments(callback: Any) -> dict[str, Any]:
 
 
 def why_ended(trainer: Trainer, exception: BaseException | None) -> str:
-    """Name the reason for which training ended, if no callback of this package has stopped it."""
+    """Say why training ended, if no callback of this package stopped it."""
     if exception is not None:
         return describe_exception(exception)
     timers = [one for one in trainer.callbacks if isinstance(one, library.callbacks.Timer)]
     if any(left is not None and left <= 0 for left in (one.time_remaining() for one in timers)):
         return "Training ran until `max_time`."
-    now = trainer.current_epoch - 1  # or later; what stopped an earlier fit keeps its words
+    now = trainer.current_epoch - 1  # or later; a callback that stopped an earlier fit keeps its message
     stopped = (one for one in trainer.callbacks if isinstance(one, EarlyStopping) and one.stopping_reason_message)
     who = next((one for one in stopped if trainer.should_stop and one.stopped_epoch >= now), None)
     if who is not None:
@@ -92,13 +91,13 @@ def why_ended(trainer: Trainer, exception: BaseException | None) -> str:
 
 
 def restore(trainer: Trainer, keeper: Keeper) -> str:
-    """Put the weights of the kept check back; "", "partly " or "not ", as they are in the module then.
+    """Put the weights of the kept check back; return how they are in the module: "", "partly " or "not ".
 
-    Whatever cannot be put back ends in a warning: the training is over, and has succeeded.
+    A failure is only a warning: the training is over, and has succeeded.
     """
     module, name = trainer.lightning_module, type(trainer.strategy).__name__
     path = cleaned(keeper.best_model_path)
-    is_read_by_all = name in SHARDED and isinstance(keeper, FileKeeper)  # together, so not after a Ctrl-C
+    is_read_by_all = name in SHARDED and isinstance(keeper, FileKeeper)  # collectively, so not after Ctrl-C
     if name in OUT_OF_REACH or (is_read_by_all and trainer.interrupted):
         rank_zero_warn(f"{name} shards the weights, so those of the kept epoch are not restored: they are in {path}.")
         return "not "
@@ -113,7 +112,7 @@ def restore(trainer: Trainer, keeper: Keeper) -> str:
             return _load(trainer, keeper.best.weights, "", is_own=True)
         assert isinstance(keeper, FileKeeper)  # noqa: S101  (there is no third kind)
         return _load_file(trainer, keeper, is_read_by_all=is_read_by_all)
-    except Exception as error:  # what a damaged or crafted file raises is not documented, and may not end the fit
+    except Exception as error:  # a damaged or crafted file may raise anything, and must not end the fit
         if before:
             module.load_state_dict(before, strict=False)
         refusal, remedy = f"The weights of the kept epoch{f', {path},' if path else ''} cannot be put back", ""
@@ -131,7 +130,7 @@ def restore(trainer: Trainer, keeper: Keeper) -> str:
 
 
 def _load_file(trainer: Trainer, keeper: FileKeeper, *, is_read_by_all: bool) -> str:
-    """Load the weights of a file; that of an earlier process as plain data."""
+    """Load the weights of a file; a file of an earlier process only as plain data."""
     path, is_own, strategy = keeper.best_model_path, keeper.is_own(keeper.best_model_path), trainer.strategy
     if Path(path).is_dir() and not (is_own or Path(trainer.ckpt_path or os.devnull).is_dir()):
         raise ValueError("the list of shards in a folder may run code, and training did not resume from a folder")
@@ -143,7 +142,7 @@ def _load_file(trainer: Trainer, keeper: FileKeeper, *, is_read_by_all: bool) ->
     if not (is_own or is_read_by_all):
         place = checkpoint.get("epoch"), checkpoint.get("global_step")
         if place != (keeper.best_epoch, keeper.best_step):
-            raise ValueError(f"it is of epoch {place[0]} and step {place[1]}, another one than the state says")
+            raise ValueError(f"it is of epoch {place[0]} and step {place[1]}, not those that the state names")
     trainer.lightning_module.on_load_checkpoint(checkpoint)
     if is_read_by_all:
         strategy.load_model_state_dict(checkpoint, strict=False)
@@ -152,7 +151,7 @@ def _load_file(trainer: Trainer, keeper: FileKeeper, *, is_read_by_all: bool) ->
 
 
 def _load(trainer: Trainer, saved: dict[str, Any], path: str, *, is_own: bool) -> str:
-    """Load weights of which some may be left out: those stay as they are in the module, and a line says so."""
+    """Load weights; those that were not saved stay as they are in the module, and a line says so."""
     module = trainer.lightning_module
     try:
         found = load(module, saved, may_lack=is_own or not module.strict_loading)

@@ -1,4 +1,4 @@
-"""One `trainer.fit`: made in `setup`, released in `teardown`; its results stay. Its checks are made and shown here."""
+"""One `trainer.fit`, from `setup` to `teardown`: when checks are due, what they measure, and where they are logged."""
 
 import math
 import time
@@ -46,16 +46,16 @@ _LAYOUT = {
 
 
 class Check(NamedTuple):
-    """A check that has just been made, for those that keep weights, stop, and log."""
+    """A check that has just been made, for the code that keeps weights, stops and logs."""
 
     entry: dict[str, Any]  # its numbers, the last of the history
-    score: float | None  # by which it is compared; None if it is not
+    score: float | None  # None if the check does not count
     is_to_be_kept: bool  # it is the best so far, and its weights are not saved yet
-    weights: nn.Module | None  # a copy to be kept, with the average; None if it is not to be kept, or of shards
+    weights: nn.Module | None  # a copy with the average; None if not to be kept, or sharded
 
 
 class Fit:
-    """One training: prepared, checked when that is due, and ended."""
+    """One training: its preparation, and its checks when they are due; results outlive `release`."""
 
     def __init__(
         self, settings: MeasurementSettings, source: Source, every_n_epochs: int, every_n_train_steps: int | None
@@ -63,19 +63,19 @@ class Fit:
         self.settings, self.source = settings, source
         self._every_n_epochs, self._every_n_steps = every_n_epochs, every_n_train_steps
         self.is_by_steps = every_n_train_steps is not None
-        self._step_before = 0  # the batch that runs
+        self._step_before = 0  # `trainer.global_step` before the running batch
         self.tracker = Tracker(settings, rank_zero_warn)
         self._network = NetworkReader(settings.perturbation, settings.output_key)
         self._samples = CheckSamples(settings, source, self.tracker, self._network)
         self.watch = Watch(self._network, Keys(source.input_key, source.label_key))
         self.board = Board()
-        self.check: Check | None = None  # in the hook that runs
+        self.check: Check | None = None  # made in the running hook
         self.waits_for_average = False  # `WeightAveraging` had not updated its average at the last check
-        self.is_comparable = True  # checks of before a resume count
+        self.is_comparable = True  # checks made before a resume still count
         self.is_over = False
 
     def set_up(self, trainer: Trainer) -> None:
-        """Find out whether weights can be averaged here."""
+        """Give up the average if this trainer averages or shards the weights itself."""
         tracker, device = self.tracker, self.settings.averaging_device
         if tracker.average is None:
             return
@@ -99,7 +99,7 @@ class Fit:
             self.is_comparable = self._samples.prepare(trainer, pl_module, self._batches_between(trainer), when)
         self.board.set_up(trainer, self.suffix(fits))
         self._warn_of_checks_not_made(trainer)
-        # Arguments as they turned out.
+        # The record shows the arguments in effect.
         given = {**vars(self.settings), **self.source._asdict()}
         given |= {"every_n_epochs": self._every_n_epochs, "every_n_train_steps": self._every_n_steps}
         if self.tracker.average is None:
@@ -109,16 +109,16 @@ class Fit:
         self.tracker.begin(started, record_folder(trainer), given)
 
     def _batches_between(self, trainer: Trainer) -> float:
-        """Batches of one process from one check by steps to the next, or in an epoch."""
+        """Batches of one process between two checks by steps, or in an epoch."""
         n_batches: float = trainer.num_training_batches
         if self._every_n_steps is None:
             return n_batches
-        steps_of_batch = len(trainer.optimizers) / trainer.accumulate_grad_batches  # each of several optimisers steps
+        steps_of_batch = len(trainer.optimizers) / trainer.accumulate_grad_batches  # one step of each optimiser
         return min(n_batches, math.ceil(self._every_n_steps / max(steps_of_batch, 1e-9)))
 
     def _warn_of_checks_not_made(self, trainer: Trainer) -> None:
-        """Warn before training if no check will be made, or if a run resumes without one."""
-        # A checkpoint saved on the last batch of an epoch resumes behind that epoch's end and its check.
+        """Warn before training if no check will be made, or if a resumed run has missed one."""
+        # A checkpoint saved on an epoch's last batch resumes after that epoch, whose check was never made.
         history, epochs, steps = self.tracker.history, trainer.max_epochs, trainer.max_steps
         n_batches, is_trial = trainer.num_training_batches, bool(trainer.fast_dev_run)
         if (every := self._every_n_steps) is not None:
@@ -147,7 +147,7 @@ class Fit:
             )
 
     def suffix(self, fits: list["Fit"]) -> str:
-        """End of the names that are logged: "" for the first of these fits, "_2" for the next with other settings."""
+        """Suffix of the logged names: "" for the first of these fits, "_2" for the next with other settings."""
         others: list[Fit] = []
         for fit in fits:
             n_before = next((n for n, one in enumerate(others) if fit.measures_as(one)), len(others))
@@ -169,8 +169,7 @@ class Fit:
         if self.is_by_steps:
             self._step_before = trainer.global_step
             self.board.withdraw(trainer)
-        # Not in `on_train_start`: the module's own comes after it, and may make the module ready. The first batch of
-        # training makes lazy layers.
+        # Not in `on_train_start`: the module's own comes later and may set it up. Lazy layers need a first batch.
         if self._network.is_tried or has_lazy_layers(pl_module):
             return
         started, groundwork = time.perf_counter(), self.tracker.groundwork
@@ -183,7 +182,7 @@ class Fit:
         """Check if that is due by steps."""
         self.watch.end_batch(trainer, pl_module)
         self.check, every = None, self._every_n_steps
-        # A batch may make no step, or several: with accumulated gradients, with several optimisers.
+        # A batch makes no step while gradients accumulate, and several steps with several optimisers.
         if every is not None and trainer.global_step // every > self._step_before // every:
             self._make_check(trainer, pl_module)
 
@@ -232,15 +231,15 @@ class Fit:
                     values = in_first(trainer, lambda: tracker.measure(logits))
             entry = tracker.add(epoch, values, step, is_counted=not self.waits_for_average)
             is_kept, is_sharded = tracker.checks.is_kept_new, network is module
-            # Another copy: the look may have moved what the first one holds, and `eval` may have merged its weights.
+            # A fresh copy: the pass may have changed the first one's buffers, and `eval` may have merged its weights.
             weights = copy_of(module, averages) if is_kept and not is_sharded else None
         self.check = Check(entry, tracker.checks.last_score, is_kept, weights)
         self._show(trainer, started)
 
     def _show(self, trainer: Trainer, started: float) -> None:
-        """Log the check that was made, and write it to the record."""
+        """Log the check, and write it to the record."""
         tracker, is_by_steps = self.tracker, self.is_by_steps
-        # Where Lightning logs the scalars of the last batch, too; it counts that batch after `on_train_batch_end`.
+        # The step at which Lightning logs the last batch; it counts that batch after `on_train_batch_end`.
         step = trainer.fit_loop.epoch_loop._batches_that_stepped - (0 if is_by_steps else 1)
         dashboards = self.board.dashboards(trainer)
         account = tracker.account
@@ -269,7 +268,7 @@ class TensorBoard:
         self._writer.add_custom_scalars(_LAYOUT)
 
     def show(self, details: Details, step: int) -> None:
-        """Show what is behind the numbers of a check, at the step of its epoch's scalars."""
+        """Show the details of a check at the step of its scalars."""
         for name in HISTOGRAMS:
             histogram: Histogram = getattr(details, name)
             edges, counts = histogram.edges, histogram.counts
@@ -296,22 +295,19 @@ class TensorBoard:
 
 
 class Board:
-    """Shows the values of checks to loggers, the progress bar, and callbacks that read `callback_metrics`.
-
-    Their names are those of no other callback's values.
-    """
+    """Shows the values of checks to loggers, the progress bar, and callbacks that read `callback_metrics`."""
 
     def __init__(self) -> None:
-        self._suffix = ""  # ends the names
+        self._suffix = ""  # ends the names, to tell callbacks apart
         self._values: dict[str, Tensor] = {}  # last check
 
     def set_up(self, trainer: Trainer, suffix: str) -> None:
-        """Take the end of the names, and arrange the curves of loggers that can."""
+        """Set the suffix of the names, and arrange the curves of loggers that can."""
         self._suffix = suffix
         if suffix:
             rank_zero_info(
-                f"The names that this boundary uncertainty logs end in {suffix}, because an earlier callback measures"
-                " with other settings."
+                f"The names that this callback logs end in {suffix}, because an earlier callback measures with other"
+                " settings."
             )
         for dashboard in self.dashboards(trainer):
             dashboard.lay_out()
@@ -327,9 +323,9 @@ class Board:
         ]
 
     def show(self, trainer: Trainer, check: dict[str, Any], step: int) -> None:
-        """Log a check, at the step of its epoch's other values or at one of its own.
+        """Log a check at a step.
 
-        `log_dict` is slow; within an epoch it skips steps, and keeps the values in `callback_metrics` to the end of it.
+        `log_dict` would be slow, skip steps within an epoch, and keep values in `callback_metrics` until its end.
         """
         shown = {f"{name}{self._suffix}": value for name, value in check.items() if name not in _LEFT_OUT}
         for logger in trainer.loggers:
@@ -342,12 +338,12 @@ class Board:
         trainer.progress_bar_metrics.update({name: value for name, value in shown.items() if name in in_bar})
 
     def withdraw(self, trainer: Trainer) -> None:
-        """Take the last check's values from `callback_metrics`: they are not those of the weights to come."""
+        """Remove the last check's values from `callback_metrics`, because they do not describe the weights to come."""
         for name in self._values:
             trainer.callback_metrics.pop(name, None)
 
     def show_again(self, trainer: Trainer) -> None:
-        """Undo `withdraw` for callbacks that look when an epoch or the training ends."""
+        """Undo `withdraw` for callbacks that read values when an epoch or the training ends."""
         for name, value in self._values.items():
             trainer.callback_metrics.setdefault(name, value)
 
@@ -365,8 +361,8 @@ def record_folder(trainer: Trainer) -> Path | None:
 def training_loss(trainer: Trainer, *, is_within_epoch: bool) -> float | None:
     """The training loss that the module has logged; None if there is none.
 
-    It is the mean of the epoch if the module logs it (`on_epoch=True`), else, and within an epoch, the last batch's.
-    All processes read it, as it may be their mean. `trainer.callback_metrics` also has validation's and older values.
+    It is the epoch's mean if the module logs that (`on_epoch=True`); otherwise, and within an epoch, the last batch's.
+    All processes must read it: it may be their mean. (`trainer.callback_metrics` also has older and validation values.)
     """
     results = trainer._results
     if results is None:

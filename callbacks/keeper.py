@@ -1,8 +1,7 @@
 """The weights of the best check: in a file of this run's own, or in memory for a trainer that writes none.
 
-The keeper of files is a subclass of Lightning's `ModelCheckpoint`, which would not do as it is: it reads
-`callback_metrics`, which is stale between checks, shares a state key with the user's own, and forgets the best score
-when a resumed run writes to a new folder.
+`FileKeeper` is a subclass of Lightning's `ModelCheckpoint`, which by itself would read stale values between checks,
+share a state key with the user's own, and forget the best score when a resumed run writes to a new folder.
 """
 
 import copy
@@ -43,14 +42,14 @@ from bu_torch.internal.replica import gathered, replaced_in_place
 from bu_torch.run.weights import BestWeights
 from bu_torch.signals.catalogue import SIGNALS
 
-_BEST = ("best_", "kth_", "current_")  # beginnings of the attributes that tell what is the best
+_BEST = ("best_", "kth_", "current_")  # prefixes of the attributes of `ModelCheckpoint` that describe the best file
 Identity = tuple[int, ...]
 
 
 class Companion(Callback):
     """Base of the callbacks that a stopping callback puts beside itself for one fit.
 
-    Lightning passes over a hook that is None, which is cheaper in each batch than to call one with nothing to do.
+    Lightning skips hooks that are None, which is cheaper in each batch than calling an empty one.
     """
 
     fit: Fit
@@ -58,7 +57,7 @@ class Companion(Callback):
 
 
 class Keeper(Companion):
-    """Base of those that keep the best weights: the hooks in which they do so."""
+    """Base of both keepers: the hooks in which they keep and settle."""
 
     best_model_path: str
     best_epoch: int | None  # epoch of the kept weights; None before the first
@@ -82,16 +81,16 @@ class Keeper(Companion):
         raise NotImplementedError
 
     def settle(self, trainer: Trainer, is_in_all: bool = True) -> None:
-        """Finish what keeping began, once all callbacks have had their turn; `is_in_all` processes, or in this one."""
+        """Finish keeping, after all other callbacks; `is_in_all` is False if this process alone calls it."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        if stage == FITTING and self.fit.is_over:  # its owner, which would have made another, has left the trainer
+        if stage == FITTING and self.fit.is_over:  # its owner has left the trainer, or would have made a new keeper
             trainer.callbacks = [one for one in trainer.callbacks if one is not self]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        if not self.fit.is_over:  # a run that resumes may have lost a check that is later than the kept one
+        if not self.fit.is_over:  # a resumed run may have lost the weights of a later check
             self.fit.tracker.checks.fall_back(self.best_epoch, self.best_step)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
@@ -112,7 +111,7 @@ class Keeper(Companion):
 
 
 class FileKeeper(Keeper, ModelCheckpoint):
-    """Lightning's `ModelCheckpoint` on the score of each check; one file, with a name of its own."""
+    """Lightning's `ModelCheckpoint` by the score of each check, with one file under a name of its own."""
 
     def __init__(self, fit: Fit, key: str, written: dict[str, Identity | None], **options: Any) -> None:
         filename = options["filename"]
@@ -129,12 +128,12 @@ class FileKeeper(Keeper, ModelCheckpoint):
         before = f"`filename` must be a template as `ModelCheckpoint` takes, such as {example}, got {filename!r}: "
         with misconfigured(AttributeError, IndexError, KeyError, TypeError, ValueError, before=before):
             self.format_checkpoint_name(places | dict.fromkeys(SIGNALS, torch.tensor(0.5).double()))
-        self._written = written  # files of this process, in all fits of the callback; None is known by its name alone
-        self._before: dict[str, Any] | None = None  # what was the best before the newest file was written
-        self._obsolete: str | None = None  # its file, once the newest is written
-        self._replaced: list[str] = []  # best files to delete as soon as the newest other checkpoint names none of them
+        self._written = written  # files of this process, in all fits of the callback; None: compare by name only
+        self._before: dict[str, Any] | None = None  # attributes of the best before the newest file was written
+        self._obsolete: str | None = None  # the earlier best file, once the newest is written
+        self._replaced: list[str] = []  # earlier best files to delete once `_named_elsewhere` is another
         self._folders: list[str] = []  # folders of the runs that this one resumes
-        self._named_elsewhere = ""  # the best file by the newest checkpoint that another callback has saved
+        self._named_elsewhere = ""  # the best file that another callback's newest checkpoint names
         self.is_saving = False
         self._raw: dict[str, Tensor] = {}  # weights of training, while a file is written
 
@@ -151,7 +150,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
 
     def keep_if_best(self, trainer: Trainer) -> None:
         check = self.fit.check
-        # Without Lightning's comparison of step counts, which stand still if a module steps its optimiser itself.
+        # Lightning's comparison of step counts is left out: they stand still if a module steps its optimiser itself.
         if check is None or check.score is None or not math.isfinite(check.score) or trainer.fast_dev_run:
             return
         with self.fit.tracker.account.saving():
@@ -179,8 +178,8 @@ class FileKeeper(Keeper, ModelCheckpoint):
     def _get_metric_interpolated_filepath_name(
         self, monitor_candidates: dict[str, Tensor], trainer: Trainer, del_filepath: str | None = None
     ) -> str:
-        # Never over the best so far, whose name a template without the epoch gives again: checkpoints name that file.
-        # Another run in the same folder may take the name at any time, so it is claimed before anything is written.
+        # A template without the epoch gives the name of the best file again, which must stay, because checkpoints name
+        # it. Another run in the same folder may take a name at any time, so it is claimed before anything is written.
         while True:
             path: str = super()._get_metric_interpolated_filepath_name(monitor_candidates, trainer)
             is_plain = type(trainer.strategy.checkpoint_io) is TorchCheckpointIO  # writes a file, and writes it now
@@ -189,11 +188,11 @@ class FileKeeper(Keeper, ModelCheckpoint):
             if trainer.strategy.broadcast(not trainer.is_global_zero or claim(path)):
                 return path
 
-    @preserved_random_state()  # the module's hook that completes a checkpoint may draw numbers
+    @preserved_random_state()  # the module's `on_save_checkpoint` may draw random numbers
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         tracker, module, check = self.fit.tracker, trainer.lightning_module, self.fit.check
         weights = None if check is None or average_model(trainer) is not None else check.weights
-        saver = copy.copy(trainer)  # hands over the weights that were measured
+        saver = copy.copy(trainer)  # saves the measured weights in place of the module's
         saver._checkpoint_connector = connector = copy.copy(trainer._checkpoint_connector)
         self.is_saving = True
         try:
@@ -208,7 +207,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
                 super()._save_checkpoint(saver, filepath)
         finally:
             self.is_saving, self._raw = False, {}
-        is_there = not isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO)  # the whole file
+        is_there = not isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO)  # complete by now
         self._written[filepath] = identity(filepath) if is_there else None
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -222,10 +221,10 @@ class FileKeeper(Keeper, ModelCheckpoint):
         self._obsolete = filepath
 
     def settle(self, trainer: Trainer, is_in_all: bool = True) -> None:
-        """Delete the best file before the newest, or take the newest back if it is not whole."""
+        """Delete the earlier best file, or take the newest back if it is damaged."""
         if self._before is not None:
             is_sound = self._written.get(self.best_model_path) is None or is_whole(self.best_model_path)
-            if is_in_all:  # after an exception the other processes may not be here
+            if is_in_all:  # after an exception the other processes may not take part
                 is_sound = trainer.strategy.broadcast(is_sound)
             if not is_sound:
                 path = cleaned(self.best_model_path)
@@ -237,8 +236,8 @@ class FileKeeper(Keeper, ModelCheckpoint):
                 left = cleaned(self._obsolete)
                 rank_zero_info(f"Boundary uncertainty leaves the best checkpoint of an earlier run where it is: {left}")
             self._before = self._obsolete = None
-        # A run that resumes from the newest checkpoint that another callback has saved, perhaps in the middle of an
-        # epoch, needs the file that was best then.
+        # A run that resumes from another callback's newest checkpoint, perhaps mid-epoch, needs the file that was best
+        # then.
         for path in [path for path in self._replaced if path != self._named_elsewhere]:
             self._replaced.remove(path)
             if self.is_own(path):
@@ -264,7 +263,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
         self._before = self._obsolete = None
         self.fit.tracker.checks.fall_back(self.best_epoch, self.best_step)
         if newest != self.best_model_path:
-            with suppress(OSError):  # what was claimed and never written
+            with suppress(OSError):  # the name was claimed, and nothing written
                 if Path(newest).stat().st_size == 0:
                     Path(newest).unlink()
 
@@ -283,7 +282,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
             return
         self._named_elsewhere = path
         # A resumed run usually writes to a new folder; the best so far stays the one to beat. Nothing else in the state
-        # is needed, and nothing else is believed.
+        # is needed or trusted.
         self.best_model_path = self.kth_best_model_path = path
         self.best_model_score = self.kth_value = torch.tensor(float(score), dtype=torch.float64)
         self.best_k_models = {path: self.best_model_score}
@@ -325,10 +324,10 @@ class MemoryKeeper(Keeper, Checkpoint):
 
 
 def claim(path: str) -> bool:
-    """Create an empty file, so that no other run takes the name; False if there is one by now."""
+    """Create an empty file, so that no other run takes the name; False if it is taken already."""
     if "://" in path:
         return True
-    with suppress(OSError):  # if nothing can be written there, what saves the file will say so
+    with suppress(OSError):  # if nothing can be written there, saving the file raises the error
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         try:
             Path(path).open("x").close()
@@ -348,7 +347,7 @@ def identity(path: str) -> Identity | None:
 
 
 def is_regular(path: str) -> bool:
-    """Return True for a local file or folder of shards by an absolute path, and for an address of a remote store."""
+    """Return True for the absolute path of a local file or folder of shards, and for an address of a remote store."""
     if "://" in path:
         return not path.startswith("http")
     return Path(path).is_absolute() and (os.path.isfile(path) or os.path.isdir(path))  # noqa: PTH112, PTH113
@@ -357,8 +356,8 @@ def is_regular(path: str) -> bool:
 def may_be_named(path: Any, folders: tuple[str, ...]) -> bool:
     """Return True if a resumed state may name this as the best checkpoint of a run that wrote to one of `folders`.
 
-    A local run has written a regular file, or a folder of shards. Lightning would take other spellings for addresses to
-    download from, or wait for a pipe.
+    A local run writes a regular file or a folder of shards. Given anything else, Lightning might download it, or wait
+    for a pipe.
     """
     if not isinstance(path, str) or "::" in path or "\0" in path:
         return False

@@ -62,7 +62,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
     network gets them are refused after the first batch.
 
     Args:
-        every_n_epochs: Check at the end of every n-th epoch, >= 1. After the others `trainer.callback_metrics` lacks
+        every_n_epochs: Check at the end of every n-th epoch, >= 1. After other epochs `trainer.callback_metrics` lacks
             the names above.
         every_n_train_steps: Check after every n-th optimiser step (`trainer.global_step`) instead, >= 1, for trainings
             of few epochs. The budget of a check is then a share of the samples that n steps visit. The names above are
@@ -74,7 +74,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
             list of these if `forward` takes several tensors. None takes those that `forward` has arguments for: all
             but the last of a tuple, or by their names in a dict.
         label_key: Key or place of the labels; None for "labels", "label", "targets", "target" or "y" in a dict.
-        **settings: All others are fields of `bu_torch.run.settings.MeasurementSettings`, which explains them.
+        **settings: All other arguments are fields of `bu_torch.run.settings.MeasurementSettings`, which explains them.
             `averaging` is None by default.
 
     Attributes:
@@ -120,7 +120,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
         self._take(MeasurementSettings, locals())
 
     def _take(self, kind: type[MeasurementSettings], given: dict[str, Any]) -> None:
-        """Check the arguments by name, and keep them: settings in one object, of this `kind`."""
+        """Check and keep the arguments; the settings become one object of this `kind`."""
         Callback.__init__(self)
         every_n_epochs, every_n_train_steps = given["every_n_epochs"], given["every_n_train_steps"]
         with misconfigured(TypeError, ValueError):
@@ -184,8 +184,8 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
             return
         if RAW_WEIGHTS in checkpoint:
             go_on_from_raw_weights(pl_module, checkpoint)
-        # Lightning skips a state whose key it does not know, and the key holds settings. The state of other settings is
-        # passed on under today's key: the tracker warns of what has changed.
+        # The key holds settings, and Lightning skips a state with an unknown key. So the state of other settings is
+        # passed on under the current key, and the tracker warns of what has changed.
         states = checkpoint.get("callbacks", {})
         if self.state_key not in states:
             claimed = {one.state_key for one in trainer.callbacks}
@@ -197,6 +197,6 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
         return self.tracker.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if not self._fit.is_over:  # a test of a checkpoint does not take back what this run has measured since
+        if not self._fit.is_over:  # `trainer.test` of a checkpoint must not undo later checks of this run
             with misconfigured(ValueError):
                 self.tracker.load_state_dict(state_dict)

@@ -1,6 +1,6 @@
 """Reading a copy of the network: in the trainer's precision, by all processes.
 
-Each process reaches every collective, in the same order, even if one of them fails.
+Every process reaches every collective, in the same order, even if one process fails.
 """
 
 import copy
@@ -40,7 +40,7 @@ CHANGE_INPUTS = (
 )
 SEVERAL_TENSORS = (
     "Name the tensors of a batch that `forward` takes, and no others, in its order: `input_key=[...]`, their keys or"
-    " places. What batches lack comes from `reference=(inputs, labels)`, inputs a dict or a tuple of tensors."
+    " places. If batches lack one, pass `reference=(inputs, labels)`, with inputs in a dict or a tuple of tensors."
 )
 
 
@@ -54,7 +54,7 @@ class NetworkReader:
         self.takes_integers = False  # as samples, before they are perturbed
         self.passes_alone = True  # this process may call `forward` without the others
         self.is_tried = False  # a batch was read as a check reads it
-        self.packing: Packing | None = None  # how several tensors a sample lie in one
+        self.packing: Packing | None = None  # layout of several tensors a sample in one; None if there is one
 
     def take(self, trainer: Trainer, pl_module: LightningModule, inputs: Inputs) -> None:
         """Read the network at these inputs (n, ...) from now on, shared out among the processes."""
@@ -84,14 +84,14 @@ class NetworkReader:
         self.is_tried = True
         is_moved = self.takes_integers and self.packing is None and self._perturbation is None
         embeds = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in pl_module.modules())
-        if is_moved and embeds:  # and its `forward` rounds
+        if is_moved and embeds:  # its `forward` must round them
             rank_zero_warn(
                 "The samples are integers, and the network has an `nn.Embedding`. If they are token ids, pass"
                 " `perturbation='tokens'`: otherwise they are moved like numbers, to ids of unrelated tokens."
             )
 
     def count_operations(self, trainer: Trainer, pl_module: LightningModule, one: Tensor | None) -> int:
-        """Count those of a forward pass of one sample, which all processes make; see if one could make it alone."""
+        """Count the operations of one sample's forward pass by all processes; find out if one could make it alone."""
         self.passes_alone = trainer.world_size == 1
         if one is None or not can_be_passed(trainer, pl_module):
             return count_operations(pl_module)
@@ -108,14 +108,14 @@ class NetworkReader:
     def read(
         self, trainer: Trainer, module: nn.Module, inputs: Inputs, packing: Packing | None, *, is_whole: bool = False
     ) -> Tensor:
-        """Logits (n, J) of a copy of a module at `inputs` (n, ...), in batches, or in one of the whole."""
+        """Logits (n, J) of a copy of a module at `inputs` (n, ...), in batches, or in one if `is_whole`."""
         dtype = dtype_of(module, inputs)
         if packing is not None or not (inputs.is_floating_point() or keeps_integers(self._perturbation)):
-            dtype = dtype_of(module, torch.empty(0, dtype=torch.float32))  # as samples of integers are perturbed
+            dtype = dtype_of(module, torch.empty(0, dtype=torch.float32))  # perturbed integers are floats
         n_rows = len(inputs) if is_whole else self._batch_size(trainer, inputs)
         parts = []
         pl_module, precision = trainer.lightning_module, trainer.precision_plugin
-        # Weights that are sharded are put together by what these strategies have wrapped around the module.
+        # The wrappers of these strategies gather the sharded weights.
         is_wrapped = type(trainer.strategy).__name__ in WRAPPING and module is pl_module
         forward: Callable[[Any], Any] = trainer.model if is_wrapped else module
         try:
@@ -139,7 +139,7 @@ class NetworkReader:
         return max(1, _BATCH_ELEMENTS // inputs.shape[1:].numel(), of_training)
 
     def _remedy(self, error: Exception) -> str:
-        """Say what helps, if it is known what is wrong."""
+        """Suggest a remedy."""
         if "_forward_unimplemented" in str(error) or 'required "forward"' in str(error):
             return ". Define `forward`: it gives the logits, as a check and a prediction need them."
         if "does not require grad" in str(error):
@@ -161,7 +161,7 @@ class NetworkReader:
 
 
 def can_be_passed(trainer: Trainer, pl_module: LightningModule) -> bool:
-    """Tell if the module may pass samples before training."""
+    """Return True if the module can be run before training."""
     return type(trainer.strategy).__name__ not in SHARDED and not has_lazy_layers(pl_module)
 
 
@@ -198,7 +198,7 @@ def copied(trainer: Trainer, module: nn.Module, values: Mapping[str, Tensor] | N
 
 @settle.register
 def _(module: LightningModule) -> None:
-    """Let a copy ignore what it logs: it would enter the epoch's mean, or be refused in the hook of a check."""
+    """Stop a copy from logging: its values would enter the epoch's mean, or be refused in the hook of a check."""
     vars(module)["log"] = _log_nothing
     if module._trainer is not None:
         module._trainer = silent = copy.copy(module._trainer)
@@ -227,14 +227,14 @@ def in_first(trainer: Trainer, work: Callable[[], T]) -> T:
 
 
 def share(inputs: Inputs, rank: int, world_size: int) -> Inputs:
-    """Rows that one process looks at: as many in each, for as many forward passes; the last row is repeated to fill."""
+    """Rows for one process, equally many in each, for as many forward passes; the last row is repeated to fill them."""
     n_rows = -(-len(inputs) // world_size)
     places = torch.arange(rank * n_rows, (rank + 1) * n_rows, device=inputs.device)
     return inputs[places.clamp(max=len(inputs) - 1)]
 
 
 def in_each(trainer: Trainer, read: Callable[[], Tensor]) -> Tensor:
-    """The logits that this process has read; where one process fails, all raise."""
+    """Logits that this process reads; if one process fails, all raise."""
     if trainer.world_size == 1:
         return read()
     part: Any = None
@@ -249,7 +249,7 @@ def in_each(trainer: Trainer, read: Callable[[], Tensor]) -> Tensor:
 
 
 class Collectives(TorchDispatchMode):
-    """Within, notices what only several processes together can compute."""
+    """Mode that notices operations which need several processes."""
 
     supports_higher_order_operators = True  # as the mode that counts operations does
 

@@ -48,18 +48,18 @@ class Source(NamedTuple):
 
 
 class CheckSamples:
-    """Reads the samples of a trainer, plans how many are looked at, and has them prepared."""
+    """Reads a trainer's samples, plans how many of them a check uses, and prepares these."""
 
     def __init__(self, settings: MeasurementSettings, source: Source, tracker: Tracker, network: NetworkReader) -> None:
         self._settings, self._source, self._tracker, self._network = settings, source, tracker, network
-        self._n_batches = math.inf  # from one check to the next
+        self._n_batches = math.inf  # for one process, between two checks
         self._samples: Samples | None = None  # while they are prepared; in the first process
         self.loss_weights: list[float] | None = None  # class weights of the module's loss; in the first process
 
     def prepare(self, trainer: Trainer, pl_module: LightningModule, n_batches: float, when: str) -> bool:
         """Compute all that does not depend on the network; False if a run resumes with other samples than before.
 
-        Checks are `n_batches` of a process apart, `when` in words.
+        One process has `n_batches` between two checks; `when` says in words when checks are due.
         """
         self._n_batches = n_batches
         if trainer.reload_dataloaders_every_n_epochs and self._source.reference is None:
@@ -83,19 +83,19 @@ class CheckSamples:
         return is_comparable
 
     def _read_here(self, trainer: Trainer, pl_module: LightningModule) -> tuple[Tensor | None, Packing | None]:
-        """Read the samples; the input of one of them, to count operations by, and its packing."""
+        """Read the samples; return the input of one, to count operations, and the packing."""
         with self._explained():
             self._samples = samples = self._read(trainer, pl_module)
             self._settings.refuse_too_few(len(samples.inputs), "it")
             self._network.takes_integers = not samples.inputs.is_floating_point()
-        # A resumed run has a plan; where several processes train, it has yet to be seen whether one may pass alone.
+        # A resumed run has a plan; several processes must still find out if one can run the network alone.
         is_needless = trainer.world_size == 1 and self._tracker.groundwork.plan is not None
         one = None if is_needless or not len(samples.inputs) else samples.inputs[:1].cpu().clone()
         return one, samples.packing
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Name what cannot be used, in errors within."""
+        """Raise errors within as Lightning's, naming the samples that cannot be used."""
         try:
             yield
         except (TypeError, ValueError) as error:
@@ -114,7 +114,7 @@ class CheckSamples:
     def _prepare_here(
         self, trainer: Trainer, pl_module: LightningModule, n_operations: int, when: str
     ) -> tuple[Inputs, Plan | None, tuple[str, bool]]:
-        """Perturbed inputs, plan, and what `Tracker.go_on` takes."""
+        """Perturbed inputs, plan, and the arguments of `Tracker.go_on`."""
         groundwork, samples = self._tracker.groundwork, self._samples
         assert samples is not None  # noqa: S101  (the same process has read them)
         with self._explained():
@@ -180,7 +180,7 @@ class CheckSamples:
 
     def _module_as_space(self, trainer: Trainer, pl_module: LightningModule) -> nn.Module | None:
         """The network, if its features may be a space."""
-        # Features of a network that has learnt these labels already would tell them by heart.
+        # Features of a network that has already learnt these labels would leak them.
         is_asked_for = self._settings.feature_extractor == "module"
         is_new = trainer.global_step == 0 or bool(self._tracker.history) or is_asked_for
         if self._network.passes_alone and can_be_passed(trainer, pl_module):
@@ -197,7 +197,7 @@ class CheckSamples:
     def _planned(self, trainer: Trainer, n_training: int, n_operations: int, n_bytes: int = 0) -> Plan:
         takes_all = self._settings.max_samples is None and _is_pair(self._source.reference)
         batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
-        # Different samples that all processes train on between two checks.
+        # Distinct samples that all processes together train on between two checks.
         n_visited = int(min(n_training, self._n_batches * batch_size * trainer.world_size))
         max_samples = n_training if takes_all else None
         return plan(self._tracker.settings, n_training, n_visited, n_operations, n_bytes, max_samples)
@@ -211,7 +211,7 @@ def read_training_data(
     how_many: Callable[[int], int],
     most: int | None,
 ) -> Samples:
-    """Read the trainer's training samples, or those of `reference`; of a stream the first `most`, or 10,000."""
+    """Read the trainer's training samples, or those of `reference`; only the first `most`, or 10,000, of a stream."""
     reference: Any = source.reference
     loader, n_batches, name = trainer.train_dataloader, trainer.num_training_batches, "Training data"
     if reference is not None:
@@ -257,9 +257,9 @@ def read_training_data(
 
 
 def _batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any], Any] | None:
-    """Function that does to a batch what the trainer does before the module gets it; None if no hook is the user's.
+    """Function that applies the trainer's batch hooks; None if no hook is the user's.
 
-    The hooks are those of copies of the module and the data module, so that theirs draw no random number meanwhile.
+    It calls copies of the module and the data module, so that their own random generators do not move.
     """
     selector = trainer._data_connector._datahook_selector
     if selector is None or not any(_is_users(selector.get_instance(name), name) for name in _BATCH_HOOKS):
@@ -277,13 +277,13 @@ def _batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any]
 
 
 def _is_users(owner: Any, name: str) -> bool:
-    """Tell if a method is not Lightning's own."""
+    """Return True if a method is the user's, not Lightning's."""
     defining = next(one for one in (owner, *type(owner).__mro__) if name in vars(one))
     return defining is owner or defining.__module__.split(".")[0] not in ("lightning", "pytorch_lightning")
 
 
 def users_sampler(sampler: Any) -> Any:
-    """The user's own sampler, if Lightning has wrapped it to share it among processes."""
+    """Unwrap a sampler that Lightning has distributed among processes."""
     wrapper = library.trainer.connectors.data_connector.DistributedSamplerWrapper
     while isinstance(sampler, wrapper):
         sampler = sampler.dataset._sampler
@@ -295,7 +295,7 @@ def _is_pair(value: Any) -> TypeGuard[tuple[Any, Any]]:
 
 
 def check_reference(value: Any) -> None:
-    """Raise unless `value` is None, a pair, a loader, or a dataset: what has a length and samples by number."""
+    """Raise unless `value` is None, a pair, a loader, or a dataset, which may be anything with length and indices."""
     is_alike = hasattr(value, "__getitem__") and hasattr(value, "__len__") and not isinstance(value, _NO_DATASETS)
     if not (value is None or _is_pair(value) or is_alike or isinstance(value, Dataset | DataLoader)):
         raise TypeError(
@@ -304,10 +304,10 @@ def check_reference(value: Any) -> None:
 
 
 def weights_of_loss(module: nn.Module, n_classes: int) -> tuple[str, list[float]] | None:
-    """Find the loss of a module, and the weights that it gives the classes: its name in the module, and one a class.
+    """Find a loss with class weights: its name in the module, and one weight for each class.
 
-    None if no loss has weights for so many classes, if all of them are alike or one is not positive, or if there are
-    several such losses: which of them is the main one, nobody can tell.
+    None if no loss has weights for so many classes, if they are all equal or one is not positive, or if several losses
+    have weights, because nothing tells the main one.
     """
     found = []
     for name, part in module.named_modules():

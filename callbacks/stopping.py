@@ -35,7 +35,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
     """Stop a training when its decision boundary gets no better, and keep the best epoch, without validation data.
 
     `Trainer(callbacks=[BoundaryUncertaintyStopping()])` is all there is to it. The callback measures what
-    `BoundaryUncertaintyMonitor` measures, of a moving average of the weights at the checks (`averaging`). By default
+    `BoundaryUncertaintyMonitor` measures, on a moving average of the weights at the checks (`averaging`). By default
     the score is expected accuracy and trust at the perturbed samples, each as a share of what can be reached (`rule`).
     Training stops after `patience` checks without a larger score, and the epoch (with `every_n_train_steps`, the step)
     of the largest is kept. Whether patience, `max_epochs`, `max_time` or Ctrl-C ends training, the module
@@ -43,10 +43,9 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
     `raw_state_dict`; after any other exception the weights stay as they are and a line says where the checkpoint is.
     Training itself is the same to the bit with and without this callback.
 
-    The callback decides when an epoch ends, or a batch, after its check. Saving is Lightning's: a private subclass of
-    `ModelCheckpoint` is put behind this callback in `trainer.callbacks` when a fit begins. Its checkpoint is the
-    trainer's first, so `ckpt_path="best"` loads it. `Trainer(enable_checkpointing=False)` keeps the best weights in
-    memory.
+    The callback decides after each check, when an epoch or a batch ends. A private subclass of `ModelCheckpoint` saves:
+    it is put behind this callback in `trainer.callbacks` when a fit begins. Its checkpoint is the trainer's first, so
+    `ckpt_path="best"` loads it. `Trainer(enable_checkpointing=False)` keeps the best weights in memory.
 
     Args:
         restore_best_weights: Load the kept epoch's weights into the module when training ends.
@@ -59,8 +58,8 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             `fit(ckpt_path=...)` refuses such a file. Refused beside `WeightAveraging`, whose average it would lack.
         verbose: Log improvements, and checkpoints in the words of `ModelCheckpoint`.
         **settings: `bu_torch.run.settings.Settings` explains `patience`, `min_delta`, `stopping_threshold`,
-            `check_finite`, `start_from_epoch` and `rule`, `MeasurementSettings` beside it the fields that it shares
-            with `BoundaryUncertaintyMonitor`, which explains the rest. `averaging` is 0.7 by default.
+            `check_finite`, `start_from_epoch` and `rule`; its base `MeasurementSettings` explains how to measure, and
+            `BoundaryUncertaintyMonitor` the rest. `averaging` is 0.7 by default.
 
     Attributes:
         best_epoch: The kept epoch (`trainer.current_epoch`, 0-based, equal to `checkpoint["epoch"]`); None before the
@@ -158,9 +157,9 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
     def as_published(cls, **overrides: Any) -> Self:
         """Callback that selects as Ha et al. (2021) do: the largest boundary uncertainty of the weights as they are.
 
-        One draw of all training samples, classes i and j of Eq. 27 at the samples themselves: a check passes all of
-        them twice. The paper looks through one whole training, so nothing ends it early. This keeps worse epochs than
-        the default (`docs/limits.md`). `overrides` take the place of these arguments.
+        It makes one draw of all training samples, and reads classes i and j of Eq. 27 at the samples themselves, so a
+        check passes all of them twice. The paper searches one whole training, so nothing ends it early. This keeps
+        worse epochs than the default (`docs/limits.md`). `overrides` take the place of these arguments.
 
         Departures: a sample moves by the distance to its nearest in a random direction (`perturb`); the paper's words,
         "uniform across the features", can be read in other ways. The kernel width is Silverman's rule; Eq. 32 as
@@ -178,7 +177,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         self._keeper: Keeper | None = None
         self._first_epoch = 0  # since the start or the last resume
         self._is_due = False  # the verdict is to stop, and `min_epochs` or `min_steps` does not allow it yet
-        self._highest = -float("inf")  # score so far, for what is told of improvements
+        self._highest = -float("inf")  # score so far, to log improvements
 
     @property
     def state_key(self) -> str:
@@ -205,11 +204,11 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         self._install(trainer, pl_module)
 
     def _install(self, trainer: Trainer, pl_module: LightningModule) -> Keeper:
-        """Put a keeper and what ends the fit into `trainer.callbacks`, in place of those of an earlier fit.
+        """Put a keeper and an `Ending` into `trainer.callbacks`, in place of those of an earlier fit.
 
-        Lightning walks over the list meanwhile, so it is replaced. The keeper stands before any other checkpoint
-        callback: `ckpt_path="best"` is its file. It stands behind each `EarlyStopping`, whose state of the same epoch
-        the file is to hold, and behind the keepers of stopping callbacks before this one.
+        The list is replaced, because Lightning is iterating over it. The keeper stands before any other checkpoint
+        callback, so that `ckpt_path="best"` is its file; behind each `EarlyStopping`, so that the file holds the state
+        of the same epoch; and behind the keepers of earlier stopping callbacks.
         """
         owners = [one for one in trainer.callbacks if isinstance(one, BoundaryUncertaintyStopping)]
         of_others = [one._fit for one in owners if one is not self]
@@ -252,7 +251,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         super().on_train_batch_end(trainer, pl_module)
-        # After the last batch the epoch's own check decides.
+        # After the last batch of an epoch, `on_train_epoch_end` decides.
         self._decide(trainer, may_wait=trainer.is_last_batch)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -260,7 +259,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         self._decide(trainer, may_wait=False)
 
     def _decide(self, trainer: Trainer, *, may_wait: bool) -> None:
-        """Stop training if the check of this hook says so, or an earlier one did and now it is allowed."""
+        """Stop training if the check of this hook says so, or if an earlier one did and a stop is allowed by now."""
         check = self._fit.check
         if check is not None and check.score is not None and not trainer.fast_dev_run:
             best = self.tracker.verdict.best
@@ -272,8 +271,8 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             self._is_due = trainer.strategy.reduce_boolean_decision(self.tracker.verdict.should_stop, all=False)
         elif may_wait:
             return
-        # `trainer.should_stop` is never taken back, so it is not set before `min_epochs` and `min_steps` allow a stop:
-        # the score may recover by then.
+        # Nothing resets `trainer.should_stop`, so it is not set before `min_epochs` and `min_steps` allow a stop: the
+        # score may recover by then.
         if self._is_due and _may_stop(trainer):
             trainer.should_stop, self._is_due = True, False
             self.stopped_epoch = trainer.current_epoch
@@ -281,7 +280,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             self.stopping_reason = self.tracker.checks.why_stopped(trainer.current_epoch, step)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Nothing: all other callbacks have their turn before the fit is concluded."""
+        """Leave the end to `Ending`, which comes after all other callbacks."""
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._fit.watch.end()

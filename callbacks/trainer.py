@@ -1,7 +1,7 @@
-"""The trainer: whose Lightning it is, and which weights it trains, averages and saves.
+"""The Lightning in use, and the weights that its trainer trains, averages and saves.
 
-`lightning.pytorch` and `pytorch_lightning` have classes of their own. The one that was imported first counts, or else
-`lightning.pytorch`.
+`lightning.pytorch` and `pytorch_lightning` have classes of their own. The namespace that was imported first is used, or
+else `lightning.pytorch`.
 """
 
 import sys
@@ -26,7 +26,7 @@ _OLDEST = "2.6.6"
 
 
 def _choose() -> str:
-    """Choose the tree that is imported, or else the first that is installed; refuse versions with known holes."""
+    """Choose the namespace imported first, or else the first installed; refuse versions with known vulnerabilities."""
     imported = [name for name in sys.modules if name in _TREES]  # in the order of their import
     installed = (tree for tree in _TREES if find_spec(tree.split(".")[0]) is not None)
     chosen = next(iter(imported), None) or next(installed, None)
@@ -76,15 +76,15 @@ else:
 library: Any = pl
 
 WRAPPING = ("FSDPStrategy", "DeepSpeedStrategy")
-OUT_OF_REACH = (*WRAPPING, "XLAFSDPStrategy")  # these hide the weights' places in their shards
+OUT_OF_REACH = (*WRAPPING, "XLAFSDPStrategy")  # their shards do not show which weights they hold
 SHARDED = (*OUT_OF_REACH, "ModelParallelStrategy")  # where no process has the whole network
 RAW_WEIGHTS = "raw_state_dict"  # weights of training beside the measured ones in a checkpoint
-_MODE = "train_mode"  # key in a Schedule-Free optimiser's group of parameters
+_MODE = "train_mode"  # key in the parameter groups of a Schedule-Free optimiser
 
 
 @contextmanager
 def misconfigured(*kinds: type[Exception], before: str = "", after: str = "") -> Iterator[None]:
-    """Raise errors of these kinds as Lightning's, with some words before and after theirs."""
+    """Raise errors of these kinds as Lightning's, with text before and after their message."""
     try:
         yield
     except kinds as error:
@@ -92,7 +92,7 @@ def misconfigured(*kinds: type[Exception], before: str = "", after: str = "") ->
 
 
 def check_trainer(trainer: Any) -> None:
-    """Raise unless this is a trainer of the tree that was chosen."""
+    """Raise unless this is a trainer of the chosen namespace."""
     if isinstance(trainer, Trainer):
         return
     kind = f"{type(trainer).__module__}.{type(trainer).__qualname__}"
@@ -117,10 +117,10 @@ def stand_behind_averaging(trainer: Trainer, kind: type) -> None:
 
 
 def go_on_from_raw_weights(pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-    """Resume from a checkpoint of an average: training goes on from its own weights, and the average from the rest."""
+    """Resume from a checkpoint of an average: training continues from its own weights, the average from the others."""
     with misconfigured(ValueError):
         raw = read_weights(checkpoint.pop(RAW_WEIGHTS))
-    # Strategies that shard weights have loaded them, and taken them out.
+    # Strategies that shard weights have loaded them already, and removed them from the checkpoint.
     loaded = checkpoint["state_dict"] if "state_dict" in checkpoint else pl_module.state_dict()
     average = {name: gathered(value) for name, value in loaded.items() if name in raw}
     if not put_back(pl_module, raw, may_lack=not pl_module.strict_loading):
@@ -136,16 +136,16 @@ def go_on_from_raw_weights(pl_module: LightningModule, checkpoint: dict[str, Any
 
 
 def training_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Weights of training by name, as a checkpoint holds them beside an average; all processes of shards take part."""
+    """Weights of training by name, as a checkpoint holds them beside an average; with shards, all processes call it."""
     frozen = {name for name, one in module.named_parameters() if not one.requires_grad}
     return {name: gathered(one.detach()) for name, one in weights_of(module).items() if name not in frozen}
 
 
 def optimizers_in_training(trainer: Trainer) -> list[Any]:
-    """Optimisers that train at other weights than they are evaluated at, and have those of training in the network.
+    """Optimisers that must be put in evaluation mode, because the network holds the weights at which they train.
 
     A Schedule-Free optimiser (Defazio et al. 2024, arXiv 2405.15682) steps at y, and `eval` puts the average x into the
-    parameters. Unless an optimiser with such modes tells which one it is in, it is in that of training.
+    parameters. An optimiser with such modes is taken to be in that of training unless it tells its mode.
     """
     found = []
     optimizers: list[Any] = trainer.optimizers
@@ -159,9 +159,9 @@ def optimizers_in_training(trainer: Trainer) -> list[Any]:
 
 @contextmanager
 def evaluation_weights(trainer: Trainer) -> Iterator[None]:
-    """Have the weights in the network at which its optimisers are evaluated; on leaving, those of training.
+    """Put the evaluation weights of the optimisers into the network; on leaving, put those of training back.
 
-    `train` goes back to those of training, but not to the bit: the bits are copied before.
+    `train` restores them only up to rounding, so they are copied before.
     """
     optimizers = optimizers_in_training(trainer)
     groups = [group for one in optimizers for group in one.param_groups]

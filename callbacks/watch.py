@@ -1,4 +1,4 @@
-"""Watching the first batches: a module that prepares inputs in `training_step` gets others than a check gives it."""
+"""Comparison of the first batches with a check, to refuse a module that prepares inputs in `training_step`."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from bu_torch.callbacks.trainer import SHARDED, LightningModule, Misconfiguratio
 from bu_torch.samples.batches import Keys, split_batch
 from bu_torch.samples.samples import UnreadableError, packed
 
-# The tensors that a module was called with, by the names of the keywords or their places.
+# Tensors that a module was called with, by keyword or position.
 _Call = dict[str | int, Tensor]
 _MOST_BATCHES = 5  # until the network has been called
 _MOST_CALLS = 64  # calls of a module in a batch
@@ -23,7 +23,7 @@ _OF_BYTES = (
     "A check calls `forward` with floating-point numbers: let it scale them as it scales bytes, or scale them in"
     " `on_after_batch_transfer`."
 )
-_CLOSE = 1e-3  # relative to the spread of the values, in which autocast may round them
+_CLOSE = 1e-3  # share of the spread of the values, to allow for the rounding of autocast
 _SHIFTED = 0.5  # standard deviations
 _STRETCHED = 2.0
 _KEPT = 0.2  # share of values
@@ -32,10 +32,10 @@ _AFTER_BYTES = ", behind a layer that takes integers"
 
 
 class Watch:
-    """Compares the calls of a batch in training with that of a check of the same batch.
+    """Compares the network's inputs in training with those in a check of the same batch.
 
-    The module itself is looked at where the step calls it (`self(x)`), else the first of its parts that a check calls
-    (`self.net(x)`), or the first part of that one, and so on: they get their inputs before any layer has run.
+    It compares the calls of the module itself if the step calls it (`self(x)`), else of the first part that a check
+    calls (`self.net(x)`), or of the first part of that one, and so on: these get their inputs before any layer has run.
     """
 
     def __init__(self, network: NetworkReader, keys: Keys) -> None:
@@ -48,7 +48,7 @@ class Watch:
         self._got: dict[nn.Module, list[_Call]] = {}  # calls in training
 
     def begin(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
-        """Prepare to compare what the network gets in this step."""
+        """Prepare to compare the network's inputs in this step."""
         if type(trainer.strategy).__name__ in SHARDED or not can_be_watched(pl_module):
             return
         self._is_on = True  # in each process: all decide together
@@ -58,7 +58,7 @@ class Watch:
             inputs, packing = packed(several)
             self._labels = labels.detach().to("cpu", copy=True)
             with copied(trainer, pl_module) as network:
-                names = dict(pl_module.named_modules())  # `eval` may take parts out of the copy
+                names = dict(pl_module.named_modules())  # `eval` may remove parts of the copy
                 parts = {part: names[name] for name, part in network.named_modules() if name in names}
                 listener = _Listener(self._expected, self._labels, parts)
                 for part in parts:
@@ -77,7 +77,7 @@ class Watch:
         self._is_on, self._handles, self._expected, self._got, self._labels = False, [], {}, {}, None
 
     def end_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Compare the calls of the batch that has ended; all processes together, whatever each has seen."""
+        """Compare the calls of the last batch; all processes must call this."""
         if not self._is_on:
             return
         self._n_batches += 1
@@ -113,20 +113,20 @@ class Watch:
             calls = self._got.get(module)
             if not calls:
                 continue
-            # A batch may be passed in parts, and a dummy or another kind of samples before it.
+            # Training may pass a batch in parts, or other samples or a dummy before it.
             found = [difference(expected, call, self._labels) for call in calls]
             if all(found):
                 return f"{found[0]}{of_bytes}"
             pairs = zip(expected.values(), calls[found.index("")].values(), strict=False)
             if not any(first.is_floating_point() and not second.is_floating_point() for first, second in pairs):
                 return ""
-            # What takes bytes may scale them, and leave numbers as they are: its parts tell.
+            # A layer that takes bytes may scale them but not floats, so its parts decide.
             of_bytes = _AFTER_BYTES
         return ""
 
 
 def can_be_watched(module: nn.Module) -> bool:
-    """Tell if hooks would not change how this module runs: it is not compiled."""
+    """Return True if hooks do not change how this module runs, because no part of it is compiled."""
     return getattr(module, "_compiler_ctx", None) is None and not any(
         type(part).__name__ == "OptimizedModule"
         or getattr(part, "_compiled_call_impl", None) is not None
@@ -136,9 +136,9 @@ def can_be_watched(module: nn.Module) -> bool:
 
 
 class _Listener:
-    """A hook that remembers the first calls of each module, at `most` so many; in copies of a module it does nothing.
+    """Hook that records the first calls of each module, at `most` so many; copies of a module get a no-op.
 
-    It stops once one of `parts`, copies in whose place it remembers the originals, returns.
+    `parts` maps copied modules to their originals, under which calls are recorded until one of the copies returns.
     """
 
     def __init__(
@@ -156,11 +156,11 @@ class _Listener:
         if len(self._seen.get(module, ())) >= self._most:
             return
         named: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
-        tensors = {  # on the CPU, where all numbers of all devices have their place
+        tensors = {  # on the CPU, which holds the dtypes of all devices
             name: value.detach().to("cpu", copy=True) for name, value in _flat(named) if isinstance(value, Tensor)
         }
-        # A batch with its labels is none of inputs: DistributedDataParallel calls the module with the arguments of
-        # `training_step`.
+        # A call with a whole batch, labels included, does not count: DistributedDataParallel calls the module with the
+        # arguments of `training_step`.
         is_nested = len(tensors) > sum(isinstance(value, Tensor) for _, value in named)
         is_batch = is_nested and any(_is_of(one, self._labels) for one in tensors.values())
         if tensors and not is_batch:
@@ -174,7 +174,7 @@ class _Listener:
 
 
 def _flat(named: list[tuple[str | int, Any]]) -> Iterator[tuple[str | int, Any]]:
-    """Arguments, and what is in those that are dicts and tuples."""
+    """Arguments, with dicts and tuples flattened."""
     for name, value in named:
         if isinstance(value, Mapping):
             yield from _flat(list(value.items()))
@@ -212,12 +212,12 @@ def _difference(expected: Tensor, got: Tensor) -> str:
     if expected.shape[1:] != got.shape[1:]:
         return f"shape {tuple(got.shape)} instead of {tuple(expected.shape)}"
     if not expected.is_floating_point() and not got.is_floating_point():
-        return ""  # numbers of tokens have no units
+        return ""  # token ids have no units
     before, after = expected.double(), got.double()
     if _has_rows_of(before, after):
         return ""
     if before.shape == after.shape and (
-        _is_close(before.mean(dim=0), after.mean(dim=0))  # mixed with one another
+        _is_close(before.mean(dim=0), after.mean(dim=0))  # samples are mixed with one another
         or _is_partly_kept(before, after)  # masked, or erased in parts
     ):
         return ""
@@ -230,7 +230,7 @@ def _difference(expected: Tensor, got: Tensor) -> str:
 
 
 def _has_rows_of(expected: Tensor, got: Tensor) -> bool:
-    """Return True if some rows are rows of the batch, and not the same number throughout."""
+    """Return True if some rows, other than constant ones, are rows of the batch."""
     batch, rows = expected.flatten(1), got.flatten(1)
     rows = rows[rows.amax(dim=1) > rows.amin(dim=1)] if rows.shape[1] > 1 else rows
     if not rows.numel():
@@ -240,16 +240,16 @@ def _has_rows_of(expected: Tensor, got: Tensor) -> bool:
 
 
 def _is_partly_kept(expected: Tensor, got: Tensor) -> bool:
-    """Tell if many of the values that are not 0 are what they were."""
+    """Return True if many of the nonzero values are unchanged, or 0 now."""
     is_told = expected.abs() > _CLOSE * expected.abs().max()  # 0 is 0 in any unit
     is_kept = (expected - got).abs() <= _CLOSE * expected.abs()
-    # Dropout stretches what it leaves; no change of units makes a 0 of another value.
+    # Dropout scales what it keeps; no change of units turns another value into 0.
     is_masked = _KEPT < float((got == 0)[is_told].double().mean()) < _MASKED
     return is_masked or bool(is_kept[is_told].double().mean() > _KEPT)
 
 
 def _is_of(value: Tensor, labels: Tensor | None) -> bool:
-    """Tell if a tensor holds the labels: as they are, as a column, or one-hot."""
+    """Return True if a tensor holds the labels: as they are, as a column, or one-hot."""
     if labels is None:
         return False
     flat = labels.flatten()

@@ -33,7 +33,7 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("tables", nargs="+", type=Path, metavar="CSV", help="a file, or a folder of them")
-    add("--seeds", type=int, default=2, metavar="N", help="trainings of each table, of other halves (%(default)s)")
+    add("--seeds", type=int, default=2, metavar="N", help="trainings of each table, on different halves (%(default)s)")
     add("--epochs", type=int, default=150, metavar="N", help="length of a whole training (%(default)s)")
     add("--noise", type=float, default=0.0, metavar="P", help="share of training labels that is drawn anew (0)")
     parser.set_defaults(run=_run)

@@ -71,13 +71,13 @@ class BoundaryUncertainty(ClusterScores):
             `"sample"` itself as in the paper, for one more pass over the N samples.
         bandwidth: Width of the kernel that counts samples near the boundary, `"silverman"` as in the paper or `"cvml"`
             (`bu_torch.functional.cvml_bandwidth`), which costs many times more.
-        class_weight: For losses with weights, in scikit-learn's words: `"balanced"`, a dict of weights by class (1 for
-            those that are not in it), or one weight for each class; positive. The weights of a sampler are given to
-            `fit`. None takes samples as they are.
+        class_weight: Positive weights of the classes, in scikit-learn's words: `"balanced"`, a dict of weights by class
+            (1 for missing ones), or one weight for each class. The weights of a sampler are given to `fit`. None takes
+            samples as they are.
         module: A network whose own features, the inputs of the `nn.Linear` that runs last, are a space to choose. They
             are read in `fit`: useful if it is pretrained.
         learns_metric: True if the metric is one more space to choose where `feature_extractor` is None: it is taken if
-            the nearest samples predict labels that it has not seen clearly better there (`MetricTrial`).
+            the nearest samples in it predict unseen labels clearly better (`MetricTrial`).
 
     Attributes:
         perturbed_inputs: Points at which a classifier is read, (n_draws, N, ...), in the units of the inputs. With
@@ -87,8 +87,8 @@ class BoundaryUncertainty(ClusterScores):
         bayes_pairs: (N, 2) int64, ascending.
         space_name_: Space of neighbours, `"inputs"`, `"patches"`, `"tokens"`, `"mixed"`, `"metric"`, `"module"` or
             `"custom"`.
-        skills_: Skill of predicting left-out labels in each space that was compared, 1 is certain and 0 chance; that of
-            the nearest samples if one is `"metric"`.
+        skills_: Skill of predicting left-out labels in each space that was compared, 1 is certain and 0 chance; if
+            `"metric"` is among them, the skill of the nearest samples alone.
         trial_: The trial of the metric; None if it was no candidate.
         weights: Weight of each sample, (N,) float64 with mean 1; None if all count alike.
         mean_, scale_: Mean and scale of each feature, (d,) float64; a constant feature has scale 1.
@@ -144,7 +144,7 @@ class BoundaryUncertainty(ClusterScores):
             takes_integers=keeps_integers(perturbation),
             learns_metric=check_flag("learns_metric", learns_metric),
         )
-        self.known_space: SpaceName | None = None  # chosen before, by a run that resumes
+        self.known_space: SpaceName | None = None  # chosen before a run was resumed
         self.space_name_ = ""
         self.skills_: dict[str, float] = {}
         self.trial_: MetricTrial | None = None
@@ -214,7 +214,7 @@ class BoundaryUncertainty(ClusterScores):
     def _perturb(self, inputs: Tensor) -> None:
         """Draw the perturbed inputs, which follow from neighbours, distances and seed."""
         self.mean_, self.scale_ = standardization(inputs.flatten(1))
-        # A metric of the trace d leaves a step in a random direction as long as it is, on average.
+        # A metric of trace d keeps the mean length of a step in a random direction.
         is_metric_of_inputs = self.space_name_ == "metric" and inputs.ndim == 2 and inputs.is_floating_point()
         self.perturbed = draw_perturbed(
             inputs,
@@ -257,9 +257,10 @@ class BoundaryUncertainty(ClusterScores):
         return self.score_logits(logits.to(self.labels.device))
 
     def omission(self, model: Callable[[Tensor], Any]) -> Tensor:
-        """Share of the Bayes boundary that the boundary of a classifier leaves out: the check beside a high score.
+        """Share of the Bayes boundary that a classifier's boundary leaves out, which `score` cannot see.
 
-        As `score`; a scalar in [0, 1], float64, mean over the draws, 0 is best (`bu_torch.functional.omission`).
+        Takes what `score` takes; a scalar in [0, 1], float64, mean over the draws, 0 is best
+        (`bu_torch.functional.omission`).
         """
         check_fitted(self, "mean_")
         logits = self._as_class_logits(read_logits(model, self.perturbed))[: self.n_draws * len(self.labels)]
@@ -268,7 +269,7 @@ class BoundaryUncertainty(ClusterScores):
         return functional.omission(shares, predictions, self.neighbors, weights=self.weights)
 
     def _restore(self, tensors: dict[str, Tensor], weights: Tensor | None, inputs: Tensor, space: str) -> Self:
-        """Take the fitted tensors from elsewhere; perturbed inputs are drawn anew, from the same samples and seed."""
+        """Take fitted tensors from a file or state; draw the perturbed inputs again, from the same samples and seed."""
         self.weights, self.has_known_neighbors = weights, False
         for name, tensor in tensors.items():
             setattr(self, name, tensor)

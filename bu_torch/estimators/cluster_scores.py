@@ -13,7 +13,6 @@ from bu_torch.perturbation.draws import PerturbedInputs
 
 _STACKED_ELEMENTS = 2**18  # members of clusters in one call: with fewer, the calls take longer than the arithmetic
 
-
 PairsAt = Literal["perturbed", "sample"]
 
 
@@ -71,7 +70,7 @@ class ClusterScores:
         return torch.stack([torch.dot(of_draw.values, of_draw.shares) for of_draw in terms]).mean()
 
     def update(self, logits: Tensor, index: Tensor) -> None:
-        """Take in logits (n, J) at some rows (n,) of `perturbed_inputs.flatten(0, 1)`; the later of a row counts."""
+        """Take in logits (n, J) at some rows (n,) of `perturbed_inputs.flatten(0, 1)`; they replace earlier ones."""
         logits = self._as_class_logits(logits)
         index = as_labels(index, logits.shape[0], "index", are_classes=False).to(logits.device)
         n_rows = len(self.perturbed)

@@ -1,8 +1,8 @@
-"""Class probabilities from the training labels: votes of those near a sample, a kernel regression, their mixture."""
+"""Class probabilities from the training labels: votes of the nearest samples, a kernel regression, their mixture."""
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -27,13 +27,10 @@ from bu_torch.samples.balance import stratified_rows, weights_of
 from bu_torch.samples.samples import copies
 from bu_torch.space.features import common_standardization, standardize
 
-if TYPE_CHECKING:
-    from bu_torch.estimators.space_choice import MetricRegression
-
 _MOST_VOTES = 100_000  # samples to choose the decay by
-_BLOCK_ELEMENTS = 2**18  # kernel entries at once: 2 MB, which a processor keeps at hand
+_BLOCK_ELEMENTS = 2**18  # kernel entries at once: 2 MB, which fit into a processor's cache
 _LEAST_PENALTY = 1e-8  # with a smaller one, leave-one-out predictions are lost in rounding
-_LLOYD_STEPS = 4  # K-means for landmarks gains nothing by more
+_LLOYD_STEPS = 4  # more gain nothing when K-means places landmarks
 
 
 class LabelVotes:
@@ -41,8 +38,8 @@ class LabelVotes:
 
     The m-th nearest sample of a cluster votes for its label with weight m^-decay. The decay is the one whose votes
     predict left-out labels best (smallest Brier score): small if labels are noisy or classes overlap, large if classes
-    are finely shaped but well separated. Of more than 100,000 samples, a stratified subset of so many chooses. This
-    estimate is this project's own.
+    are finely shaped but well separated. Above 100,000 samples, a stratified subset of that size chooses. This estimate
+    is this project's own.
 
     Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
@@ -88,7 +85,7 @@ class LabelVotes:
         brier_score, self.decay_, self.left_out = best_candidate(candidates, labels, weights)
         # The mean of M - 1 labels drawn at random is off by the error of the shares, and by its own variance.
         n_voters = float(neighbors.shape[1] - 1)
-        if weights is not None:  # worth so many of equal weight (Kish 1965)
+        if weights is not None:  # number of voters of equal weight (Kish 1965)
             n_voters *= float(weights.sum().square() / weights.square().sum() / len(weights))
         self.skill_ = skill(brier_score, shares_of(labels, weights), n_voters)
         self.votes = functional.label_votes(labels, neighbors, self.decay_, weights=weights)
@@ -228,7 +225,7 @@ class LabelRegression:
 
 
 class Honest(NamedTuple):
-    """Class probabilities (n, C) of samples by others alone, with labels (n,) and weights (n,) to judge them by."""
+    """Class probabilities (n, C) of samples, from others alone, with the labels (n,) and weights (n,) to judge them."""
 
     votes: Tensor
     regression: Tensor
@@ -245,16 +242,17 @@ class LabelProbabilities:
     """Class probabilities at perturbed samples: fit once on the training labels, then score many classifiers.
 
     Two estimates are mixed: the votes of the labels near a sample (`LabelVotes`), and a regression on all labels
-    (`LabelRegression`), by the weight that predicts left-out labels best (smallest Brier score). For samples with exact
-    copies, as measurements in whole numbers often have, that is mixed once more with the shares of their labels, in the
-    same way. The score of a classifier is its expected accuracy, the mean probability of the classes that it predicts,
-    which needs no labels beyond those of the training samples. This estimate is this project's own.
+    (`LabelRegression`), with the weight that predicts left-out labels best (smallest Brier score). For samples with
+    exact copies, common among whole-numbered measurements, that mixture is mixed in the same way with the shares of the
+    copies' labels. The score of a classifier is its expected accuracy, the mean probability of the classes that it
+    predicts, which needs no labels but those of the training samples. This estimate is this project's own.
 
     Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
     Args:
         votes: Estimator of the votes, fitted in place; None for `LabelVotes()`.
-        regression: Estimator of the regression, fitted in place; None for `LabelRegression()`.
+        regression: Estimator of the regression, `LabelRegression` or one with its methods, fitted in place; None for
+            `LabelRegression()`.
 
     Attributes:
         votes, regression: The fitted estimators.
@@ -273,9 +271,7 @@ class LabelProbabilities:
         True
     """
 
-    def __init__(
-        self, votes: LabelVotes | None = None, regression: "LabelRegression | MetricRegression | None" = None
-    ) -> None:
+    def __init__(self, votes: LabelVotes | None = None, regression: Any = None) -> None:
         self.votes = LabelVotes() if votes is None else votes
         self.regression = LabelRegression() if regression is None else regression
 
@@ -305,7 +301,7 @@ class LabelProbabilities:
         return self
 
     def _fit_copies(self, features: Tensor, labels: Tensor, neighbors: Tensor) -> None:
-        """Rows of the R samples with copies, the weight of these, and shares of the labels of each and its copies."""
+        """Find the R samples with copies, the weight of the copies, and the shares of labels of each and its copies."""
         weights = torch.ones_like(labels, dtype=torch.float64) if self._weights is None else self._weights
         self._copied, place = labels[:0], torch.empty_like(labels)
         counts = weights.new_zeros((0, self.votes.votes.shape[1]))
@@ -314,7 +310,7 @@ class LabelProbabilities:
                 self._copied, counts = rows, weights.new_zeros((len(rows), counts.shape[1]))
                 place[rows] = torch.arange(len(rows), device=rows.device)
             counts[place[rows], labels[others]] += weights[others]
-        # The weight that predicts best, by samples that the regression has left out too.
+        # Only samples that the regression has left out too can judge the weight.
         read = torch.full_like(labels, -1)  # the row of each sample among them
         read[self.regression.rows_] = torch.arange(len(self.regression.rows_), device=labels.device)
         is_read = read[self._copied] >= 0

@@ -18,30 +18,30 @@ from bu_torch.space.layers import LayerFeatures
 from bu_torch.space.metric import LabelMetric, MetricSpace
 
 _Base = Literal["inputs", "patches", "tokens"]
-SpaceName = Literal[_Base, "metric"]  # that follows from the samples alone
+SpaceName = Literal[_Base, "metric"]  # spaces that follow from the samples alone
 FeatureExtractor = SpaceName | Literal["module"] | Callable[[Tensor], Any] | MixedFeatures
 
 _log = logging.getLogger(__name__)
 _COMPARED = 1500  # samples
-_ALL_COMPARED = 2000  # up to here all are, and no copy of most of them is made
+_ALL_COMPARED = 2000  # up to so many, all are compared, without a copy
 _MOST_CHANNELS = 16  # more are feature maps, and patches of them are too many numbers to whiten
 _MOST_FEATURES = 1024  # the cost of a metric grows with their square
 _MOST_OPERATIONS = 1e10  # to learn a metric once: some seconds
-_LEAST_SAMPLES = 150  # to try one: with fewer, it gains next to nothing
-_MODULE_BATCH = 64  # no more than a training batch mostly is: a network needs more memory for more
+_LEAST_SAMPLES = 150  # to try a metric: with fewer, it gains next to nothing
+_MODULE_BATCH = 64  # as a usual training batch, so that memory suffices
 _FOLDS = 3
 _IN_TRIAL = 1200  # samples
 _VOTERS = 39  # nearest samples, as many as a cluster has by default
 _DECAYS = LabelVotes().decays
-_LANDMARKS = 200  # fewer than later: time grows with the cube
-_LEAST_UNTAUGHT = 1000  # samples that tell more than the folds
+_LANDMARKS = 200  # fewer in the trial than later: time grows with their cube
+_LEAST_UNTAUGHT = 1000  # from so many samples on, they judge better than the folds
 _NEIGHBORS, _REGRESSION = 1.0, 2.0  # standard errors that a gain must exceed
-_NEARLY_ALL = 0.95  # with so much of the weight here, the other regression is not worth its time
+_NEARLY_ALL = 0.95  # weight of one regression beside which the other is not worth its time
 
 
 @dataclass(frozen=True)
 class MetricTrial:
-    """Class probabilities (n, C) of n samples in a space and in the metric, made of other samples alone.
+    """Class probabilities (n, C) of n samples in a space and in the metric, from other samples alone.
 
     Three folds are made of at most 1200 samples. The metric, a regression and the votes of the nearest see two of them,
     and predict the third. (Leave-one-out predictions given the metric promise too much, because it has seen the label.)
@@ -116,8 +116,8 @@ class MetricTrial:
 class MetricRegression:
     """Two regressions of the labels, in a space and in the metric that labels teach in it, mixed.
 
-    Used as `LabelRegression`, on points of the space. The weights of the mixture, beside votes too, and the skills come
-    of predictions that are honest: those of samples that have not taught the metric, if they are 1000 or more, and else
+    It is used as `LabelRegression` is, on points of the space. Skills and weights, also of the mixture with votes,
+    follow from honest predictions: for samples that have not taught the metric if there are 1000 or more, otherwise
     those of the trial.
 
     Args:
@@ -158,7 +158,7 @@ class MetricRegression:
         return self.metric.transform(features) if part else features
 
     def _mixed(self, made: Callable[[int], Tensor]) -> Tensor:
-        """Mix what is made by part; one of weight 0 is not made."""
+        """Mix the results of both parts; one of weight 0 is not computed."""
         if self.weight_ in (0, 1):
             return made(int(self.weight_))
         return torch.lerp(made(0), made(1), self.weight_)
@@ -192,8 +192,8 @@ class SpaceChoice:
     n_components: int | None
     seed: int
     module: nn.Module | None
-    takes_integers: bool  # if the inputs are some
-    learns_metric: bool  # if a metric is a candidate, where no space is asked for
+    takes_integers: bool  # if integer inputs stay integers
+    learns_metric: bool  # if a metric is a candidate where no space is asked for
 
     def may_use_module(self, inputs: Tensor) -> bool:
         """Return True if the space of these inputs depends on the network."""
@@ -241,7 +241,7 @@ class SpaceChoice:
             return ChosenSpace("metric", moved, skills, points, trial)
 
     def _candidates(self, inputs: Tensor, base: _Base, known: SpaceName | None) -> dict[str, FeatureSpace]:
-        """Spaces to compare; a metric is learnt among the features `base`."""
+        """Spaces to compare by name; a metric is learnt on the features `base`."""
         settings = (self.n_components, self.seed)
         if self.feature_extractor == "module":
             return {"module": self._module_space(inputs)}

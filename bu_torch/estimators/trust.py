@@ -29,9 +29,9 @@ class TrustScore:
       largest share of other labels among their k nearest other samples leave, of equal shares the largest radius first;
       one whose neighbours all agree stays. (Both others let a sample vote for itself and rank class probabilities.)
 
-    Distances are to the nearest sample of a class, as in Algorithm 2; both others take the second nearest, which
-    `left_out` is for here, and add 1e-12 to the divisor. The score is one of new points, so checks of a training leave
-    out the sample that was perturbed. Distances are exact up to 1e12 points x samples x features. Beyond that about
+    Distances are to the nearest sample of a class, as in Algorithm 2; both others take the second nearest (here
+    `left_out` excludes a sample), and add 1e-12 to the divisor. The paper scores new points, so a check leaves out the
+    sample that was perturbed. Distances are exact up to 1e12 points x samples x features. Beyond that about
     one in twenty is more than 5 % too large, among those to the nearest classes up to one in ten, and some are several
     times too large. `bu_torch.evaluation.select_alpha` chooses alpha.
 

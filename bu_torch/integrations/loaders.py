@@ -21,7 +21,7 @@ from bu_torch.samples.samples import Samples, UnreadableError
 def make_stopper(
     network: nn.Module, loader: DataLoader[Any], options: dict[str, Any], keys: Keys = NO_KEYS
 ) -> BoundaryUncertaintyStopper:
-    """Stopper on the samples that a loader visits; only those that a check looks at are read, and one more.
+    """Stopper on the samples that a loader visits; only those that a check uses are read, and one more.
 
     By default token ids are exchanged.
     """

@@ -16,7 +16,7 @@ except ImportError as error:
 class BoundaryUncertaintyTrialStopper(Stopper):
     """Stop each trial of Ray Tune by the scores that it reports, with the rule and patience of the callbacks.
 
-    A trial reports its checks, `tune.report(stopper.history[-1])`, and leaves the decision to Tune: patience stands in
+    A trial reports its checks, `tune.report(stopper.history[-1])`, and leaves the decision to Tune: patience is set in
     one place for all trials, whatever trains them, and other stoppers and schedulers see the same results.
 
     Args:
@@ -33,15 +33,15 @@ class BoundaryUncertaintyTrialStopper(Stopper):
         self._trials: dict[str, History] = {}
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """True if a trial, decided on its own, should stop after a check with `epoch`, the rule's signals and score."""
+        """True if this trial should stop; its `result` is a check with `epoch`, the rule's signals and the score."""
         checks = self._trials.setdefault(trial_id, History(self._settings))
         name = checks.score_name
-        signals = as_rule(self._settings.rule).signals if STANDARD_ERROR in result else ()  # ties are broken by these
+        signals = as_rule(self._settings.rule).signals if STANDARD_ERROR in result else ()  # a whole check has these
         if absent := [one for one in ("epoch", name, *signals) if one not in result]:
             raise ValueError(f"A result must be a check with `{absent[0]}`, got {', '.join(result)}.")
         if odd := [one for one in ("epoch", name, *signals) if not hasattr(result[one], "__float__")]:
             raise ValueError(f"A result must hold a number as `{odd[0]}`, got {result[odd[0]]!r:.100}.")
-        # A trial that goes on from a checkpoint reports some checks again.
+        # A trial that resumes from a checkpoint reports some checks again.
         place = result["epoch"], result.get("step", -1)
         before = [one for one in checks.entries if (one["epoch"], one.get("step", -1)) < place]
         checks.load([*before, result], 0, checks.state_dict()["rule"])

@@ -58,7 +58,7 @@ class BoundaryUncertaintyEarlyStopping(Callback):
         for name in ("boundary_uncertainty", as_rule(self.rule).name):
             net.history.record(name, self.stopper_.history[-1][name])
         if should_stop:
-            raise KeyboardInterrupt  # skorch's callbacks end a training so
+            raise KeyboardInterrupt  # as skorch's own callbacks do
 
     def on_train_end(self, net: Any, X: Any = None, y: Any = None, **kwargs: Any) -> None:
         if self.stopper_ is not None:
@@ -66,9 +66,9 @@ class BoundaryUncertaintyEarlyStopping(Callback):
 
 
 class CalledNetwork(nn.Module):
-    """The module of a net, called as skorch does; of probabilities it gives the logarithm, as skorch's loss reads.
+    """The module of a net, called as skorch calls it; probabilities become their logarithm, as in skorch's loss.
 
-    Of several outputs it gives that of `output_key`, or as skorch does the first.
+    With several outputs, it returns the one that `output_key` names, or the first, as skorch does.
     """
 
     def __init__(self, network: nn.Module, gives_probabilities: bool, output_key: str | int | None) -> None:

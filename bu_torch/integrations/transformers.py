@@ -26,8 +26,8 @@ class BoundaryUncertaintyCallback(TrainerCallback):
     """Stop a `Trainer` when the decision boundary gets no better, and load the best model at the end.
 
     It reads training samples once, with the `Trainer`'s own collator. Each checkpoint holds its state, so that
-    `train(resume_from_checkpoint=True)` goes on. Its numbers are in the `Trainer`'s `log_history`. The last check comes
-    at the end of training, also if that is within an epoch.
+    `train(resume_from_checkpoint=True)` continues it. Its numbers are in the `Trainer`'s `log_history`. The last check
+    comes at the end of training, even within an epoch.
 
     Args:
         load_best_model_at_end: Load the weights of the best check when training ends.
@@ -70,7 +70,7 @@ class BoundaryUncertaintyCallback(TrainerCallback):
         named = [self.input_key] if isinstance(self.input_key, str) else self.input_key
         keys = Keys(named, self.label_key, model)
         own = getattr(loader, "base_dataloader", loader)
-        if own is not loader and args.world_size > 1:  # its batches are one process's
+        if own is not loader and args.world_size > 1:  # its batches are only one process's
             sampler, collate = loader.get_sampler(), loader.collate_fn
             own = DataLoader(dataset, args.eval_batch_size, sampler=sampler, collate_fn=collate)
         self.stopper = make_stopper(model, own, self.options, keys)
@@ -95,7 +95,7 @@ class BoundaryUncertaintyCallback(TrainerCallback):
             self._check(kwargs["model"], state, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # Training may end within an epoch, and an epoch early or after a number of steps that was not known.
+        # Training may end within an epoch, and an epoch may have fewer steps than expected, or an unknown number.
         if self.check_steps is None or control.should_training_stop:
             self._check(kwargs["model"], state, control)
 

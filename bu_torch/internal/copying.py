@@ -1,4 +1,4 @@
-"""Copies of objects of any kind and depth, for looks at a network; what belongs to the whole training is shared."""
+"""Deep copies of objects of any kind, so that a check can run a copy; what belongs to the whole training is shared."""
 
 import functools
 import threading
@@ -19,7 +19,7 @@ _ATOMIC = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dt
 # Objects of the process or of the whole training: a copy refers to the same ones.
 _WORLD = (Dataset, DataLoader, Sampler, torch.optim.Optimizer, types.ModuleType, threading.Thread, IOBase)
 _WORLD_PACKAGES = ("lightning.", "pytorch_lightning.", "torch._dynamo.", "torch.distributed.", "bu_torch.")
-# Objects that lead to others in a way of their own.
+# Objects that refer to others in a way of their own.
 _WEAK = (weakref.ref, weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 _CACHED = type(functools.lru_cache(lambda: None))
 _REFERRING = (types.MethodType, types.FunctionType, *_WEAK, _CACHED)
@@ -32,7 +32,7 @@ class CopyError(RuntimeError):
 
 @singledispatch
 def settle(module: nn.Module) -> None:
-    """Prepare a module that was copied; the callbacks register what a module of Lightning's needs."""
+    """Prepare a copied module; the callbacks register what a Lightning module needs."""
 
 
 class _Bare(nn.Module):
@@ -55,7 +55,7 @@ class _Bare(nn.Module):
 
 
 class Copying:
-    """Copies objects as `copy.deepcopy` does; closures and methods too, but tensors and shared objects by the rules."""
+    """Copies objects as `copy.deepcopy` does, closures and methods too; tensors and shared objects have other rules."""
 
     def __init__(self, network: nn.Module, shared: Iterable[Any], replaced: set[int]) -> None:
         self._replaced = replaced  # ids of tensors that get other values later
@@ -85,7 +85,7 @@ class Copying:
         return made
 
     def _copy(self, value: Any) -> Any:
-        if type(value) in weakref.ProxyTypes:  # proxies pass for their target
+        if type(value) in weakref.ProxyTypes:  # `isinstance` below sees the target
             return self._keep(value, weakref.proxy(self._held(value.__reduce_ex__.__self__)))
         if isinstance(value, Tensor):
             return self._keep(value, self._tensor(value))
@@ -109,7 +109,7 @@ class Copying:
         return self._keep(value, self._weak(value))
 
     def _held(self, value: Any) -> Any:
-        """Copy what is referred to weakly, and may be held by nothing else that is copied."""
+        """Copy the target of a weak reference, and hold the copy, because nothing else may."""
         self.held.append(self(value))
         return self.held[-1]
 
@@ -155,7 +155,7 @@ class Copying:
         n_bytes = self._bytes_of_parameters[place]
         if n_bytes == tensor.nbytes or storage.nbytes() > _MOST_SPARE * n_bytes:
             return torch.empty_like(detached) if id(tensor) in self._replaced else detached.clone()
-        # Parameters in one storage stay together: tied ones by their place, and those of recurrent layers for cuDNN.
+        # Parameters that share a storage still do in the copy: tied ones must, and recurrent layers need it for cuDNN.
         if place not in self._storages:
             self._storages[place] = storage.clone()
         empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
@@ -182,7 +182,7 @@ class Copying:
         return made
 
     def _object(self, value: Any) -> Any:
-        """Copy an object in its own way to be pickled; share a plain object that has none."""
+        """Copy an object as it would be pickled; share one that cannot be, unless it is a module."""
         try:
             if isinstance(value, nn.Module):
                 return self._module(value)
@@ -205,7 +205,7 @@ class Copying:
         if isinstance(module, torch.jit.ScriptModule):
             return self._keep(module, module.__deepcopy__({}))
         if nn.utils.parametrize.is_parametrized(module) or not hasattr(kind, "__deepcopy__"):
-            is_plain = kind.__setstate__ is nn.Module.__setstate__  # others may leave out what refers to themselves
+            is_plain = kind.__setstate__ is nn.Module.__setstate__  # others may omit references to themselves
             state = vars(module) if is_plain else module.__getstate__()
             state = {name: one for name, one in state.items() if name != "_compiled_call_impl"}
             made = self._rebuilt(module, kind.__new__, (kind,), state)
@@ -252,13 +252,13 @@ def place_of_storage(tensor: Any) -> int:
 
 
 def _sharing(parameter: Any) -> Any:
-    """Another parameter in the same memory, so that a new `data` is not the original's."""
+    """Another parameter in the same memory, so that the original keeps its `data` if the copy gets a new one."""
     is_usual = type(parameter) is nn.Parameter and _is_plain(parameter)
     return nn.Parameter(parameter.detach(), requires_grad=False) if is_usual else parameter
 
 
 def _wrapped(module: nn.Module) -> str:
-    """Name of the network in a wrapper that compiles it or shares it out; "" for other modules."""
+    """Name of the network in a wrapper that compiles or distributes it; "" for other modules."""
     if type(module).__name__ == "OptimizedModule":
         return "_orig_mod"
     return "module" if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel) else ""

@@ -37,10 +37,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def regular_file(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a regular file to read, and no pipe that would have to be waited for.
-
-    Raises `OSError` for all else, as for a file that cannot be read.
-    """
+    """Open a regular file to read; raise `OSError` for all else, such as a pipe that would have to be waited for."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
     with os.fdopen(os.open(path, flags), "rb") as file:
         found = os.fstat(file.fileno())

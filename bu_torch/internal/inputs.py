@@ -215,7 +215,7 @@ def exceeds_float32(features: Tensor) -> bool:
 
 
 def _hint(labels: Tensor) -> str:
-    """Guess the meaning of labels of two dimensions."""
+    """Guess the meaning of two-dimensional labels."""
     values = labels.double()
     is_share = bool(((values >= 0) & (values <= 1)).all())
     if is_share and bool(((values.sum(dim=1) - 1).abs() < 1e-2).all()):

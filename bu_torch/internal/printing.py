@@ -89,7 +89,7 @@ def shown_on(bar: Bar, forecast: Forecast | None = None) -> Iterator[None]:
 
 @contextmanager
 def uncounted() -> Iterator[None]:
-    """Let `advance` refresh the bar within, and not move it."""
+    """Let `advance` refresh the bar within, without moving it."""
     token = _is_counted.set(False)
     try:
         yield

@@ -52,8 +52,8 @@ def looking_at(
     """Give a copy of a network in eval mode, without gradient; random states are put back on leaving.
 
     Weights, buffers and attributes of the copy are its own. Frozen parameters share their memory if they are most of
-    the network and more than 64 MiB, for a large network that is fine-tuned should not be held twice; but those below a
-    module with a `train` or `eval` of its own, which may merge weights, and of embeddings with `max_norm` are copied.
+    the network and more than 64 MiB, so that a large network that is fine-tuned is not held twice. They are copied all
+    the same in embeddings with `max_norm`, and below a module with its own `train` or `eval`, which may merge weights.
     Containers, arrays, generators, hooks, closures and plain objects are copied to any depth; datasets, loaders,
     optimisers, files and what belongs to a trainer are the same objects. Compiled modules and wrappers for several
     processes are copied as the networks within, under the names that weights have there.

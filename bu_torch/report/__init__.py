@@ -1,4 +1,4 @@
-"""From the record that a run leaves beside its checkpoints to a page that shows it; reads records alone."""
+"""Pages that show runs, from the records that they leave beside their checkpoints, and from nothing else."""
 
 from bu_torch.report.page import render as render
 from bu_torch.report.page import write_report

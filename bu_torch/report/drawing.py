@@ -46,7 +46,7 @@ def figure(
         "margin": {"l": 8, "r": 12, "t": 24, "b": 8},
         "hovermode": "closest" if scale else "x unified",
         "legend": {"orientation": "h", "yref": "container", "yanchor": "bottom", "y": 0, "xanchor": "left", "x": 0},
-        "uirevision": "kept",  # a page that is drawn again keeps what was zoomed to
+        "uirevision": "kept",  # a redrawn page keeps its zoom
     } | layout
     if verdict is not None and (kept := verdict.kept) is not None:
         drawn["shapes"] = [{"type": "line", "x0": kept, "x1": kept, "y0": 0, "y1": 1, "yref": "paper"}]

@@ -71,7 +71,7 @@ def with_room(low: float, high: float) -> tuple[float, float]:
 
 
 def _upper_range(values: list[float], kept: list[float], least_span: float = 0.0) -> tuple[float, float]:
-    """Limits of an axis that shows the largest values; early ones lie far below and are cut off."""
+    """Limits of an axis that shows the largest values and cuts off early ones far below."""
     low, high = float(np.quantile(values, 0.25 if len(values) > 8 else 0)), max(values)
     return with_room(min([low, *within_reach(kept), high - least_span]), high)
 

@@ -1,4 +1,4 @@
-"""The page: one file with its figures, its style and all it runs in it, so that nothing is fetched."""
+"""Pages in one file that holds figures, style and scripts and fetches nothing, and `bu-torch report`."""
 
 import argparse
 import base64
@@ -19,7 +19,7 @@ from bu_torch.report.sections import Content, content
 
 
 def render(records: RunRecord | Sequence[RunRecord]) -> str:
-    """Give the page of a record, or of several side by side: HTML that fetches nothing; raises as `write_report`."""
+    """Render the page of a record, or of several side by side, in HTML that fetches nothing."""
     return page(content(records) if isinstance(records, RunRecord) else comparison(records))
 
 
@@ -35,7 +35,7 @@ def write_report(records: RunRecord | Sequence[RunRecord], path: str | PathLike[
 
     Raises:
         OSError: If it cannot be written, or another file is there.
-        ValueError: If several are not 2 to 10 different ones.
+        ValueError: If a list does not hold 2 to 10 different records.
     """
     text, path = render(records), Path(path)
     if path.is_file() and path.stat().st_size:

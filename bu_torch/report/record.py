@@ -1,7 +1,7 @@
-"""The record of a run, as far as it was written: a table of checks and, beside it, the details of each.
+"""Reading the record of a run, as far as it was written: a table of checks and, beside it, the details of each.
 
-Both files are text that is parsed and checked; nothing in them is executed. They may come from anyone: what no run can
-have written is refused, and no more than `MOST_BYTES` of a file are read, line by line.
+Both files may come from anyone. They are parsed and checked, never executed: what no run can have written is refused,
+and no more than `MOST_BYTES` of a file are read, line by line.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from bu_torch.run.account import FORMAT, HISTOGRAMS
 from bu_torch.signals.details import Details, Doubtful, Histogram, Pair
 
 # A row of a run has some 300 bytes, and the line of a check at most some 30,000. A line is parsed as a whole and can
-# take 50 times its bytes in memory, so it may have a sixteenth of this.
+# take 50 times its bytes in memory, so a line may have only a sixteenth of this.
 MOST_BYTES = 2**24
 _NAME = re.compile(r"boundary_uncertainty(-v\d+)?\.csv")
 _REQUIRED = ("epoch", "boundary_uncertainty", "trust_score")
@@ -48,13 +48,13 @@ class RunRecord:
         versions: Versions of the packages it ran with.
         data: Sizes of the data, and how training draws it.
         classes: Names of the classes, empty if they have none.
-        n_not_compared: Number of first checks that do not count: made before a resume with other settings or samples,
-            or before the first update of an average of the weights.
+        n_not_compared: Number of first checks that do not count, because they were made before a resume with other
+            settings or samples, or before the first update of an average of the weights.
         setup_seconds: Time spent before the first epoch; NaN if unknown.
         started: Start of the run in ISO format; "" if unknown.
-        details: Details by epoch or step, if written and read. Their `row` is a place in the data set.
+        details: Details by epoch or step, if written and read. Their `row` is a place in the dataset.
         kept: Epoch or step of the check that is kept, by the last line that tells; None if none is, or if unknown.
-        end: None if the run still goes on, or was killed.
+        end: None if the run has not ended, or was killed.
         notes: Sentences on what the page cannot show and why, and on the kept check, as the run said them.
         axis: `"epoch"`, or `"step"` if checks are within epochs.
     """
@@ -118,7 +118,7 @@ class RunRecord:
 
 
 def find_records(folder: str | PathLike[str]) -> list[Path]:
-    """Find tables of checks in a folder and all folders beneath, the one written to last first.
+    """Find tables of checks in a folder and all folders beneath, the latest first.
 
     Raises:
         NotADirectoryError: If there is no such folder.
@@ -134,8 +134,8 @@ def find_records(folder: str | PathLike[str]) -> list[Path]:
 def read_record(path: str | PathLike[str]) -> RunRecord:
     """Read the record of a run: its table of checks, and the details beside it if there are any.
 
-    A last line that was not written to its end is left out: the run was killed, or still goes on. Of more than 16 MiB
-    of details, the first line and the last 16 MiB are read. `RunRecord.notes` says what was left out.
+    An incomplete last line is left out: the run was killed, or has not ended. Of more than 16 MiB of details, the first
+    line and the last 16 MiB are read. `RunRecord.notes` says what was left out.
 
     Args:
         path: The table (`boundary_uncertainty.csv`, or one with a version), the details beside it, or any folder above:
@@ -265,7 +265,7 @@ def _read_entry(line: str, is_first: bool, record: RunRecord) -> None:
     try:
         if isinstance(kind, str) and kind in _READERS:
             _READERS[kind](entry, record)
-            # More checks may turn out not to count as the run goes on: the largest number is the last one.
+            # More checks may turn out not to count during the run, so the largest number is the latest.
             record.n_not_compared = max(record.n_not_compared, _integer(entry.get("n_not_compared", 0)))
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"[:200]

@@ -70,7 +70,7 @@ def assembled(window: str, title: str, text: str, parts: Mapping[str, Section | 
 
 
 def _above(verdict: RunVerdict) -> str:
-    """Notes on what is missing, and a tile for each of the most important numbers."""
+    """Notes on what is missing, and tiles with the most important numbers."""
     record = verdict.record
     notes, n_checks = [*record.notes], len(record.checks)
     if n_bad := sum(not math.isfinite(value) for value in record.values("boundary_uncertainty")):
@@ -178,7 +178,7 @@ def _doubtful(verdict: RunVerdict) -> Section | None:
     most = f": {n_most} have the label {shortened(record.class_name(label), 60)}" if n_most > len(rows) / 2 else ""
     reading = (
         f"{len(rows)} samples, by the trust in their label or in the prediction, whichever is lower{most}. The"
-        " nearest samples contradict one of both, as they often do in a rare class: that alone makes no label wrong."
+        " nearest samples contradict one of them, as is common in a rare class: a listed label need not be wrong."
     )
     body = f"{button}{table(head, rows, numbers=(0, 4, 5), is_tall=True)}{indices if suspects else ''}"
     return Section("doubtful", f"Samples unlike those nearby, at {record.axis} {place}", reading, body)

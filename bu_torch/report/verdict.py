@@ -19,7 +19,7 @@ class RunVerdict:
     record: RunRecord
     rule: str | None  # rule that decided; None if none did, or if the record does not tell
     kept: int | None  # epoch or step; if nothing decided, the one that the default would have kept
-    by_rule: dict[str, dict[str, Any] | None]  # check that each rule would have kept; rules whose signals are there
+    by_rule: dict[str, dict[str, Any] | None]  # check that each rule would have kept, if its signals are recorded
     scores: dict[int, float]  # scores of checks that count, by epoch or step, by the rule or the default
 
     @classmethod
@@ -53,7 +53,7 @@ class RunVerdict:
 
     @property
     def why_not_highest(self) -> str:
-        """Epoch of the highest score if another one is kept, as after weights were lost; "" otherwise."""
+        """Say where the highest score is if another check is kept, as after weights were lost; "" otherwise."""
         finite = {place: value for place, value in self.scores.items() if math.isfinite(value)}
         if self.kept not in finite or finite[self.kept] == max(finite.values()):
             return ""

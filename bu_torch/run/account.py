@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-FORMAT = 2  # raise it when the lines beside the table change their meaning
+FORMAT = 2  # raise it when the meaning of the lines beside the table changes
 HISTOGRAMS = ("near_boundary", "local_uncertainty", "log_trust")
 _NAME = "boundary_uncertainty"
 # Do not follow a link or wait for a pipe that has replaced the file.
@@ -23,12 +23,12 @@ _APPEND = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os,
 
 
 class Record:
-    """A CSV file with one row a check, each written before training goes on, so that a killed run keeps them all.
+    """A CSV file with one row a check, each written before training continues, so that a killed run keeps them all.
 
     A file of the same name with `.jsonl` holds what does not fit a table: a line with the settings, one for each check,
     and one for the end. If the name is taken, it gets a version. A run that resumes may end an epoch a second time: the
     later of two rows with the same epoch and step counts. If a file can no longer be written, a warning says so and
-    training goes on without it.
+    training continues without it.
     """
 
     def __init__(
@@ -94,7 +94,8 @@ class Record:
     def _give_up(self, path: Path, error: OSError) -> None:
         self.path = None
         warnings.warn(
-            f"The record of the checks cannot be written to {path}: {error}. Training goes on without it.", stacklevel=2
+            f"The record of the checks cannot be written to {path}: {error}. Training continues without it.",
+            stacklevel=2,
         )
 
 
@@ -147,7 +148,7 @@ class Account:
         return f" {n_trained} of {n_planned} epochs were trained; the rest would have taken about {seconds:.1f} s."
 
     def leave_out(self, seconds: float) -> None:
-        """Count the last `seconds` neither as training nor as checks, because something else took them."""
+        """Count the last `seconds` neither as training nor as checks."""
         self._seconds_elsewhere += seconds
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Number of samples that a check looks at, by a price in forward passes; not timed, so that runs repeat."""
+"""Number of samples that a check uses, by its price in forward passes; not timed, so that runs repeat."""
 
 import logging
 import math
@@ -27,7 +27,7 @@ _MUCH = 0.25  # share of the training between two checks; a smaller one is not m
 
 
 class Plan(NamedTuple):
-    """Numbers of samples that a check looks at, and of perturbations of each."""
+    """Number of samples that a check uses, and of perturbations of each."""
 
     n_samples: int
     n_draws: int
@@ -44,8 +44,8 @@ def plan(
     """Bound the forward passes of one check by a share of the samples that an epoch visits.
 
     Another sample says more than another draw of the same one, so only small data, where single predictions make the
-    signals jump, gets several draws. An epoch visits `n_visited` of `n_training` samples; one takes `n_operations` in a
-    forward pass and `n_bytes` in memory, 0 if that is not known. `max_samples` takes the place of the setting.
+    signals jump, gets several draws. An epoch visits `n_visited` of `n_training` samples; each takes `n_operations` in
+    a forward pass and `n_bytes` in memory, 0 if unknown. `max_samples` replaces the setting.
     """
     max_samples, n_draws = max_samples or settings.max_samples, settings.n_draws
     n_unmoved = int(settings.pairs_at == "sample")  # passes of each sample beside those of its draws
@@ -69,7 +69,7 @@ def bound_in_bytes(wanted: Plan, made: Plan, max_bytes: int | None) -> str:
     if made.n_samples >= wanted.n_samples:
         return ""
     return (
-        f"Boundary uncertainty holds {made.n_samples} samples and not {wanted.n_samples}, to take no more than"
+        f"Boundary uncertainty holds {made.n_samples} samples instead of {wanted.n_samples}, to take no more than"
         f" {max_bytes} bytes. To change it: `max_bytes`."
     )
 

@@ -1,6 +1,8 @@
-"""Samples that checks look at, their number, and the signals fitted to them."""
+"""Samples that checks use, their number, and the signals fitted to them."""
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,21 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from tqdm.auto import tqdm
 
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.logits import as_taken, packed_model
 from bu_torch.internal.packing import Packing
-from bu_torch.internal.printing import cleaned
+from bu_torch.internal.printing import Forecast, cleaned, shown_on
 from bu_torch.perturbation.draws import MixedMove
 from bu_torch.run.budget import Plan, ignored, plan
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.samples.balance import ClassWeight, class_shares, rare_class, stratified_rows
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.measuring import Signals
-from bu_torch.signals.preparation import MOST_ENTRIES, fit_or_load
+from bu_torch.signals.preparation import MOST_ENTRIES, n_comparisons
 from bu_torch.space.features import MixedFeatures
 
+_BAR_DELAY = 3  # seconds of preparation before a progress bar is shown
 _MOST_CLASSES_A_SAMPLE = 1 / 3
 _SPACES = {
     "inputs": "the inputs",
@@ -49,7 +53,7 @@ class Groundwork:
         self.found_in: Path | None = None  # file that `prepare` has read
         self.kept_in: Path | None = None  # file that `prepare` has written
         self.about: dict[str, Any] = {"data": {}, "classes": None}  # samples and classes in words, for the record
-        self.rows = torch.empty(0, dtype=torch.int64)  # places of the samples in the data set, (N,)
+        self.rows = torch.empty(0, dtype=torch.int64)  # places of the samples in the dataset, (N,)
         self._signals: Signals | None = None  # only in the process that has prepared
         # Settings that determine the samples and perturbations: with others, a resumed run plans anew.
         self._asked = [settings.budget, settings.n_draws, settings.max_samples, settings.n_neighbors, settings.seed]
@@ -110,11 +114,9 @@ class Groundwork:
                 elif signals.boundary.feature_extractor is not None and cache is not None:
                     warn(f"Features of a network differ from run to run: they are not kept in the cache {cache}.")
                     cache = None
-            self.found_in, self.kept_in, refusal = fit_or_load(
+            self.found_in, self.kept_in = fit_or_load(
                 signals, samples.inputs, samples.labels, cache, samples.weights, has_progress_bar, tell
             )
-            if refusal:
-                warn(f"{refusal} To turn the cache off: `cache=None`.")
             self._packed = self._space = None
             if signals.boundary.may_use_module(samples.inputs):
                 match signals.boundary.space_name_:
@@ -209,12 +211,12 @@ class Groundwork:
         boundary, prepared = self.signals.boundary, self.signals.preparation
         space, trial, skills = boundary.space_name_, boundary.trial_, boundary.skills_
         if space == "metric" and boundary.feature_extractor is None:
-            skills = skills or {"metric": prepared.vote_skill}  # found in a file
+            skills = skills or {"metric": prepared.vote_skill}  # a loaded preparation has this one
         if not skills and trial is not None and space in _SPACES:
             before, after = trial.vote_skills
             return (
                 f"Neighbours are found in {_SPACES[space]}: in a metric that is learnt from the labels, the nearest do"
-                f" not predict left-out labels clearly better (skill {after:.2f}, not {before:.2f})."
+                f" not predict left-out labels clearly better (skill {after:.2f}, without it {before:.2f})."
             )
         listed = ", ".join(f"{name} {skill:.2f}" for name, skill in skills.items())
         change = " To change it: `feature_extractor='inputs'`." if space == "metric" else ""
@@ -309,3 +311,90 @@ class _Extractor:
     def __call__(self, inputs: Tensor) -> Any:
         tree = self._packing.unpack(inputs)
         return self._extractor(pytree.tree_map(lambda tensor: as_taken(self.__self__, tensor), tree))
+
+
+def fit_or_load(
+    signals: Signals,
+    inputs: Tensor,
+    labels: Tensor,
+    cache: str | Path | None,
+    sample_weight: Tensor | None = None,
+    has_progress_bar: bool = False,
+    tell: Callable[[str], None] | None = None,
+) -> tuple[Path | None, Path | None]:
+    """Load what an earlier run has kept for the same samples and settings, or fit and keep the result.
+
+    Args:
+        signals: Signals to fit or to load, in place.
+        inputs: Samples (N, ...), as `Signals.fit` takes them.
+        labels: Their classes (N,).
+        cache: A file (npz), which is refused if it is for other samples or settings; or a folder, in which samples and
+            settings give the file its name. If it cannot be written, a warning says so. None keeps nothing.
+        sample_weight: Weights of the samples (N,), or None.
+        has_progress_bar: Show a bar if the fit takes some seconds.
+        tell: Takes a line with the expected time of a long fit.
+
+    Returns:
+        The file that was read, and the file that was written, or None.
+
+    Raises:
+        ValueError: If the file is damaged, or for other samples or settings; others as in `Signals.fit`.
+    """
+    inputs = signals.boundary.as_inputs(inputs)
+    with _bar(signals, inputs, has_progress_bar, tell):
+        if cache is None:
+            signals.fit(inputs, labels, sample_weight)
+            return None, None
+        return _by_file(signals, (inputs, labels, sample_weight), Path(cache))
+
+
+def _by_file(signals: Signals, samples: tuple[Any, ...], cache: Path) -> tuple[Path | None, Path | None]:
+    # A name without a suffix is a folder to be made.
+    if cache.is_dir() or not (cache.suffix or cache.exists()):
+        cache = cache / f"{signals.fingerprint_of(*samples)}.npz"
+    try:
+        signals.load(cache, *samples)
+        return cache, None
+    except (FileNotFoundError, NotADirectoryError):
+        signals.fit(*samples)
+    except OSError as error:
+        line = f"The cache {cache} cannot be read: {error.strerror}. Its contents are computed anew."
+        warnings.warn(f"{line} To turn the cache off: `cache=None`.", stacklevel=3)
+        signals.fit(*samples)
+        return None, None
+    try:
+        signals.save(cache)
+        return None, cache
+    except OSError as error:
+        warnings.warn(f"The cache {cache} cannot be written: {error}. It is not kept.", stacklevel=3)
+        return None, None
+
+
+@contextmanager
+def _bar(signals: Signals, inputs: Tensor, is_shown: bool, tell: Callable[[str], None] | None) -> Iterator[None]:
+    """Show a progress bar for the work of `signals` within, after a few seconds, and tell its expected time."""
+
+    def tell_forecast(kind: str, seconds: float) -> None:
+        line = {
+            "comparisons": f"compares samples for about {seconds:.0f} s first. To change it: `max_samples`.",
+            "passes": f"passes samples through the network for up to {seconds:.0f} s first, to find near ones by its"
+            " features. To change it: `feature_extractor`, or `max_samples`.",
+        }[kind]
+        if tell is not None:
+            tell(f"Boundary uncertainty {line}")
+
+    totals = {"comparisons": n_comparisons(len(inputs), signals.boundary.n_draws)}
+    if signals.boundary.may_use_module(inputs):
+        totals["passes"] = (1 + signals.boundary.n_draws) * len(inputs)
+    with (
+        tqdm(
+            desc="Boundary uncertainty prepares",
+            total=totals["comparisons"],
+            delay=_BAR_DELAY,
+            disable=not is_shown,
+            leave=False,
+            bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
+        ) as bar,
+        shown_on(bar, Forecast(totals, tell_forecast)),
+    ):
+        yield

@@ -19,7 +19,7 @@ _BELOW_CHANCE = 0.8
 
 
 class History:
-    """Checks in order, and what was decided after the last one: a fold over plain numbers.
+    """Checks in order, and the decision after the last one, computed from plain numbers alone.
 
     With `MeasurementSettings` alone, nothing is decided.
     """
@@ -113,10 +113,10 @@ class History:
     ) -> str:
         """Say what was kept, where it is, and why training ended; whether longer training may help, if `is_open`.
 
-        `how` the weights are in the model is "", "partly " or "not ".
+        `how` says if its weights are in the model: "", "partly " or "not ".
         """
         kept, selection = self.kept, self.selection
-        assert kept is not None  # noqa: S101  (the caller asks of a kept check)
+        assert kept is not None  # noqa: S101  (the caller has seen one)
         assert selection is not None  # noqa: S101  (there is a rule)
         rule, score = selection.rule, kept[selection.score_name]
         place = f"step {kept['step']} of " if is_by_steps and "step" in kept else ""
@@ -236,7 +236,7 @@ def confidence_in(
 ) -> Confidence:
     """Judge the choice of the `kept` check among those that count.
 
-    The standard error is the median of those of the checks, each of a gain over the highest expected accuracy before.
+    The standard error is the median over the checks; each is that of a gain over the highest expected accuracy before.
     """
     errors = [error for check in checks if (error := check.get("standard_error", 0.0)) > 0]
     error, at_kept = median(errors) if errors else 0.0, kept["expected_accuracy"]

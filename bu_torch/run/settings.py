@@ -24,7 +24,7 @@ AVERAGING = 0.7  # about the last three checks
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class MeasurementSettings:
-    """Samples that a check looks at, and its price.
+    """Samples that a check uses, and its price.
 
     Args:
         n_neighbors: Size M of a cluster of neighbours, the sample itself included, >= 2. Training data with fewer
@@ -55,8 +55,8 @@ class MeasurementSettings:
             training. None takes vectors (N, d) of numbers as they are, and otherwise the space that predicts left-out
             labels best, or the metric if it is clearly better.
         perturbation: Way to perturb samples: `"random"`, in a random direction by the distance to the nearest
-            neighbour; `"neighbors"`, a part of the way to a sample near by; `"tokens"`, for token ids, by tokens of a
-            text near by; or a callable for what else cannot be moved along a straight line, see `BoundaryUncertainty`.
+            neighbour; `"neighbors"`, a part of the way to a nearby sample; `"tokens"`, for token ids, by tokens of a
+            nearby text; or a callable for what else cannot be moved along a straight line, see `BoundaryUncertainty`.
             None takes the first for vectors (N, d) and the second for images and other inputs of more dimensions.
         pairs_at: Place where boundary uncertainty reads the two likeliest classes of a sample: `"perturbed"`, or the
             `"sample"` itself as in its paper, for one more pass over the samples.
@@ -134,7 +134,7 @@ class MeasurementSettings:
         class_weight: ClassWeight | None = None,
         known_space: SpaceName | None = None,
     ) -> Signals:
-        """`Signals` to be fitted, other arguments as there; `class_weight` if the settings have none."""
+        """`Signals` with these settings, not fitted yet; `class_weight` applies if the settings have none."""
         return Signals(
             self.n_neighbors,
             n_draws,
@@ -155,7 +155,7 @@ class Settings(MeasurementSettings):
     Args:
         patience: Stop after so many checks in a row without improvement, >= 0. As with Lightning's `EarlyStopping`, 0
             stops at the first check without improvement, and so does 1.
-        min_delta: An improvement exceeds the best by more than this, >= 0. What is kept does not depend on it.
+        min_delta: Least amount by which an improvement must exceed the best, >= 0. The choice does not depend on it.
         stopping_threshold: Stop as soon as the score exceeds this; None for never.
         check_finite: Stop when the score is NaN or infinite. Such a check never is the best.
         start_from_epoch: First epoch that counts, >= 0. Earlier checks are measured and logged, but count neither for
@@ -199,7 +199,7 @@ def _check_device(name: str, device: Any) -> str:
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError):
-        found = torch.device("meta")  # the meta device, which holds no values, is refused below
+        found = torch.device("meta")  # refused below, as the meta device itself is
     if found.type == "meta":
         raise ValueError(f"`{name}` must be a device such as 'cpu' or 'cuda:0', got {device!r}.")
     return str(found)

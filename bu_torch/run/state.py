@@ -1,4 +1,4 @@
-"""The state of a tracker in a checkpoint, which may come from anywhere: checked before any of it is used."""
+"""Checks of a tracker's state in a checkpoint, which may come from anywhere, before any of it is used."""
 
 import itertools
 from collections.abc import Mapping

@@ -43,8 +43,8 @@ class BoundaryUncertaintyStopper(KeptResults):
             of the N samples once), `cache` and `averaging` (0.7).
 
     Attributes:
-        best_epoch: Epoch of the kept check, as `check` is told; None before the first that counts.
-        best_step: Step of the kept check, as `check` is told; None if it is not known.
+        best_epoch: Epoch of the kept check, as given to `check`; None before the first that counts.
+        best_step: Step of the kept check, as given to `check`; None if none was given.
         best_score: The rule's score there.
         stopped_epoch: Epoch of the check that said to stop; None before.
         stopping_reason: Reason to stop, in words; "Training ended." if the loop ended by itself, or the exception that
@@ -131,12 +131,12 @@ class BoundaryUncertaintyStopper(KeptResults):
                 are passed by name from a dict, in order from a tuple. Only a `torch.nn.Module` has weights that are
                 averaged and kept.
             epoch: Number of this epoch, larger than the last one's; None counts on from it.
-            step: Number of optimiser steps so far, larger than at the last check, for checks within an epoch, which
-                `epoch` then may repeat, and None does. None if checks are known by their epochs.
+            step: Number of optimiser steps so far, larger than at the last check, for checks within an epoch: `epoch`
+                may then repeat the last one, and None does so. None if epochs identify the checks.
 
         Returns:
-            True if training may end: no score was higher than the highest for `patience` checks, or a threshold or
-            a value that is not finite ends it. Each later call says so again, until one finds a higher score.
+            True if training may end, because the score has not improved for `patience` checks, or exceeds the
+            threshold, or is not finite. Later calls return it again, until one finds a higher score.
 
         Raises:
             ValueError: If the model gives too few outputs, the samples are not fit for the method, or `epoch` or `step`
@@ -194,7 +194,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         self.close()
 
     def _conclude(self, how: str) -> None:
-        """Write and say the end once; `how` the kept weights are in the model: "" or "not "."""
+        """Record and report the end, once; `how` is "" if the kept weights are in the model, else "not "."""
         if self._is_concluded:
             return
         self._is_concluded = True

@@ -219,7 +219,7 @@ class Tracker:
                 "step": entry.get("step"),
                 "kept_epoch": kept.get("epoch"),
                 "kept_step": kept.get("step"),
-                "n_not_compared": self.checks.n_not_compared,  # the header may be of a time when all checks counted
+                "n_not_compared": self.checks.n_not_compared,  # the header may be older, when all checks counted
                 "agreeing_pairs": details.agreeing_pairs,
                 "pairs": details.pairs,
                 "n_pairs_left_out": details.n_pairs_left_out,
@@ -245,16 +245,16 @@ class Tracker:
         self.account.record.tell(line | {"remarks": self.remarks})
 
     def _judge(self, check: Mapping[str, Any]) -> tuple[Confidence, list[str]]:
-        """Judge the kept check, and say it; name classes that are never predicted, and one that loses much."""
+        """Judge the kept check in words; name classes that are never predicted, and one that loses much."""
         signals, named, selection = self.groundwork.signals, self.groundwork.about["classes"], self.checks.selection
         counted = [one for one in self.checks.compared if selection is None or selection.score(one) is not None]
         finite = [accuracy for one in counted if math.isfinite(accuracy := one["expected_accuracy"])]
-        blind, labels = blindness_of(signals, named, max(finite, default=math.nan)), signals.boundary.labels
+        blind, labels = blindness_of(signals.preparation, named, max(finite, default=math.nan)), signals.boundary.labels
         confidence = confidence_in(check, counted, signals.skill, len(labels), is_blind=bool(blind))
         lines = [blind or confidence.line()]
         recalls = self.predictions.recognition.kept
         if recalls is not None and (recalls.epoch, recalls.step) == place_of(check):
-            lines.append(unpredicted_of(signals, named, recalls.expected))
+            lines.append(unpredicted_of(signals.preparation, named, recalls.expected))
         return confidence, [line for line in (*lines, self.unrecognised(check)) if line]
 
     def unrecognised(self, check: Mapping[str, Any]) -> str:
@@ -276,7 +276,7 @@ class Tracker:
         state = self.checks.state_dict() | self.predictions.state_dict() | self.groundwork.state_dict()
         if self.average is not None:
             state["average"] = self.average.state_dict()
-        # Tables of numbers, one for each run of checks with the same entries: many numbers are slow to save.
+        # Tables of numbers, one for each run of checks with the same entries: single numbers are slow to save.
         state["history"] = [
             {"names": list(names), "values": torch.tensor([[*check.values()] for check in checks], dtype=torch.float64)}
             for names, checks in itertools.groupby(self.history, key=tuple)
@@ -299,7 +299,7 @@ class Tracker:
         self.checks.load(state["history"], state["n_not_compared"], None if changed else state["rule"])
         if changed:
             self.predictions.forget()
-            self.groundwork.fingerprint = None  # no check is left to compare
+            self.groundwork.fingerprint = None  # no check is left to compare with
             was = ", ".join(f"{name}={before.get(name)!r:.100}" for name in changed)
             is_now = ", ".join(f"{name}={value!r:.100}" for name, value in changed.items())
             self.warn(
@@ -343,7 +343,7 @@ class MeasurementResults:
 
 
 class KeptResults(MeasurementResults):
-    """Results of measuring, and of the kept check."""
+    """Results of measuring, and those of the kept check."""
 
     @property
     def _kept(self) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Weights of a network: their average over the checks, those of the kept check, and how saved ones go back."""
+"""Weights of a network: their average over the checks, those of the kept check, and loading them again."""
 
 import copy
 import math
@@ -35,12 +35,12 @@ class Averaged(NamedTuple):
 
 
 class WeightAverage:
-    """The average of the weights that a module had at its checks; the last check counts most.
+    """Average of the weights that a module had at its checks; the last check counts most.
 
     At each check the weights w enter the average a, after n checks before, as a <- p a + (1 - p) w, with
-    p = min(past, n / (n + 10)). So the average begins at the first check, not at the weights before training, and with
-    a short memory, because early weights are soon outdated. (With p = past from the second check on, trainings of 10
-    epochs kept worse weights than without any average, and those of 150 no better ones.)
+    p = min(past, n / (n + 10)). So the average begins at the first check, not at the weights before training, and its
+    memory is short at first, because early weights are soon outdated. (With p = past from the second check on,
+    trainings of 10 epochs kept worse weights than without any average, and those of 150 no better ones.)
 
     The average covers trainable parameters and the running statistics of normalising layers (`running_mean`,
     `running_var`). Other buffers stay as the module has them at the check, because the mean of a count or of a queue of
@@ -251,11 +251,11 @@ def load(module: nn.Module, saved: Mapping[str, Any], *, may_lack: bool) -> Fitt
         name: one.detach().cpu().clone() if isinstance(one := now[name], Tensor) else copy.deepcopy(one)
         for name in kept.state
     }
-    watched = nn.Module() if isinstance(module, torch.jit.ScriptModule) else module  # takes no such hook
+    watched = nn.Module() if isinstance(module, torch.jit.ScriptModule) else module  # a script takes no such hook
     handle = watched.register_load_state_dict_post_hook(lambda _, keys: told.extend(keys.missing_keys))
     try:
         module.load_state_dict(kept.state, strict=False)
-        # A `state_dict` of the module's own may hide weights, which `load_state_dict` looks for.
+        # An overridden `state_dict` may omit weights that `load_state_dict` expects.
         absent = [*kept.missing, *kept.left_out, *(name for name in told if name not in now)]
         missing = changed_by_training(module, absent)
         kept = kept._replace(missing=missing, left_out=[name for name in absent if name not in missing])

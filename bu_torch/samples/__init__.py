@@ -1,1 +1,1 @@
-"""Choice of the training samples to measure at, and their weights."""
+"""Training samples to measure at: reading, choosing and weighting them."""

@@ -1,4 +1,4 @@
-"""Weights of samples and of their classes, in scikit-learn's words, and subsets in which each class keeps its share."""
+"""Weights of samples and classes, in scikit-learn's words, and random subsets in which each class keeps its share."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from bu_torch.internal.inputs import as_tensor
 # As in scikit-learn: "balanced" makes all classes weigh the same, a dict names them. A list is a loss's `weight`.
 ClassWeight = Literal["balanced"] | dict[int, float] | list[float]
 
-_RARE = 0.5  # share of an equal share; below it, the kept check recognised such a class clearly less often
+_RARE = 0.5  # part of an equal share; the kept check recognised rarer classes clearly less often
 
 
 def check_class_weight(class_weight: Any) -> ClassWeight | None:

@@ -73,7 +73,7 @@ class TooManyBytesError(Exception):
 
 
 def check_bytes(inputs: Any, n_wanted: int, max_bytes: int | None) -> None:
-    """Raise if so many samples like the first of `inputs` take more than `max_bytes`."""
+    """Raise if `n_wanted` samples like the first of `inputs` take more than `max_bytes`."""
     if max_bytes is None:
         return
     n_bytes = sum(tensor[:1].nbytes for tensor in pytree.tree_leaves(inputs))
@@ -188,7 +188,7 @@ def _entries_of_dict(batch: Mapping[Any, Any], keys: Keys) -> tuple[Any, Any]:
     if input_key is None and network is not None and label_key is not None:
         others = [key for key, value in batch.items() if isinstance(value, Tensor) and key != label_key]
         input_key = names_taken(network, others) or (others[0] if len(others) == 1 else None)
-        if input_key is None and others and takes(network, batch):  # one argument: the dict
+        if input_key is None and others and takes(network, batch):  # `forward` takes the dict itself
             input_key = others
     has = ", ".join(repr(key) for key in batch)
     if input_key is None or label_key is None:

@@ -1,6 +1,6 @@
-"""The one reader of training samples: arrays, datasets, samplers, loaders and their batches become tensors.
+"""Reading training samples: arrays, datasets, samplers, loaders and their batches become tensors.
 
-It leaves no trace: a worker process or a deep copy reads, and a deep copy of the sampler gives the indices. Global
+Reading leaves no trace: a worker process or a deep copy reads, and a deep copy of the sampler gives the indices. Global
 random states are put back.
 """
 
@@ -128,10 +128,10 @@ def read_loader(
 
     Samples that a sampler leaves out may be held out, and are not read. The number of samples of an `IterableDataset`
     and of `DataLoader(dataset, batch_size=None)`, whose items are batches, is not known: a subset is chosen among those
-    read, at most `stream_limit` of a stream. Of `n_batches` a training epoch, only a loader in order leaves out the
-    same samples in every epoch. The first batch shows if the inputs take more than `max_bytes` (`TooManyBytesError`),
-    except for items that are batches. `unwrap` leads from a sampler that a trainer shares among processes to the user's
-    own; `transform` does what a trainer does to each batch, and the samples are then on the CPU.
+    read, at most `stream_limit` of a stream. If an epoch has only `n_batches`, a loader in order leaves out the same
+    samples in every epoch. The first batch shows if the inputs take more than `max_bytes` (`TooManyBytesError`),
+    except for items that are batches. `unwrap` returns the user's own sampler from one that a trainer distributes among
+    processes; `transform` does what a trainer does to each batch, and the samples are then on the CPU.
     `looks_for_augmentation` reads a few samples a second time, to see if they differ.
 
     Raises `UnreadableError` where `read_samples` raises a ValueError.
@@ -191,7 +191,7 @@ def seeded(seed: int) -> Iterator[None]:
 def _with_batches(
     loader: DataLoader[Any], order: dict[str, Any], seed: int, use: Callable[[Iterator[Any]], _Result]
 ) -> _Result:
-    """Result of `use` on batches from a worker; from a copy if none may start, or if it fails and training has none."""
+    """Use batches from a worker, or from a copy if no worker may start, or if it fails and training has none."""
     failure = ""
     if may_start_worker(loader):
         try:
@@ -226,7 +226,7 @@ def _read_at(
         check_bytes(inputs, len(indices), max_bytes)
         return *pytree.tree_map(lambda tensor: tensor.detach()[rows], (inputs, labels)), False
     size = loader.batch_size or READ_BATCH
-    twice = indices[:_READ_TWICE] if looks_for_augmentation else []  # by the same worker, whose own generators go on
+    twice = indices[:_READ_TWICE] if looks_for_augmentation else []  # by the same worker: its generators move on
     lists = [part[i : i + size] for part in (indices, twice) for i in range(0, len(part), size)]
     n_lists = math.ceil(len(indices) / size)
     order = {"sampler": lists, "batch_size": None} if loader.batch_sampler is None else {"batch_sampler": lists}
@@ -275,7 +275,7 @@ def visited_by(
 ) -> tuple[list[Any], bool, Tensor | None]:
     """Indices that a loader visits, ascending, each once; whether its sampler gives lists; how often each comes.
 
-    Without a batch sampler, `DataLoader(dataset, sampler=BatchSampler(...), batch_size=None)`, lists ask for batches.
+    Without a batch sampler, as in `DataLoader(dataset, sampler=BatchSampler(...), batch_size=None)`, lists are batches.
     """
     dataset: Any = loader.dataset
     sampler: Any = unwrap(loader.sampler) if loader.batch_sampler is None else loader.batch_sampler
@@ -313,9 +313,9 @@ def _indices(entries: list[Any], are_nested: bool) -> list[Any]:
 
 
 def _counted(passes: Iterator[list[Any]]) -> tuple[list[Any], Tensor | None]:
-    """Indices of a sampler's first pass, and of a few more if these give others or repeat some; how often each comes.
+    """Indices of a sampler's first pass, and of a few more if these differ or repeat some; how often each comes.
 
-    None if that is chance alone: then the counts of two halves of the passes are unrelated.
+    The counts are None if they differ by chance alone: those of two halves of the passes are then unrelated.
     """
     first = next(passes)
     halves = Counter(first), Counter(next(passes))
@@ -355,7 +355,7 @@ def _drawn_by(sampler: WeightedRandomSampler) -> Tensor | None:
 
 
 def _n_first(n_samples: int, batches: BatchSampler | None, n_batches: float) -> int:
-    """Number of samples in order that each epoch visits: what comes last is left out in every one."""
+    """Number of samples in order that each epoch visits: every epoch leaves out the last ones."""
     batch_size = 1 if batches is None else batches.batch_size
     if batches is not None and batches.drop_last:
         n_samples -= n_samples % batch_size

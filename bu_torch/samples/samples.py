@@ -38,7 +38,7 @@ class Samples(NamedTuple):
 
 
 class UnreadableError(ValueError):
-    """Samples cannot be read. The message names neither the argument nor the way out: the caller adds both."""
+    """Samples cannot be read. The message names neither the argument nor the remedy: the caller adds both."""
 
 
 def whole_samples(inputs: Any, labels: Any, sample_weight: Any = None, *, keep_integers: bool = False) -> Samples:
@@ -64,7 +64,7 @@ def packed(inputs: Any) -> tuple[Tensor, Packing | None]:
 
 
 def fewer_of(samples: Samples, n_wanted: int, seed: int) -> Samples:
-    """A random part of samples that have been read, each class with its share; all of them if as many are wanted."""
+    """Random subset of samples, in which each class keeps its share; all of them if as many are wanted."""
     n_samples = len(samples.inputs)
     if n_wanted >= n_samples:
         return samples
@@ -120,7 +120,7 @@ def _as_strata(labels: Tensor, n_samples: int) -> Tensor | None:
 
 
 def signed(labels: Tensor) -> Tensor:
-    """Labels in int64 if they are unsigned, because torch computes little with these; others, and larger ones, stay."""
+    """Convert unsigned labels to int64, because torch computes little with these; labels beyond int64 stay."""
     if labels.dtype not in (torch.uint16, torch.uint32, torch.uint64):
         return labels
     whole = labels.long()

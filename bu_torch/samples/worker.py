@@ -1,4 +1,4 @@
-"""Batches of a dataset, read where nothing of the user's moves: in a worker process, or from a deep copy."""
+"""Batches of a dataset, read without changing the user's objects: in a worker process, or from a deep copy."""
 
 import copy
 import gc
@@ -94,7 +94,7 @@ def _explained(dataset: Dataset[Any], place: str) -> Iterator[None]:
 
 
 def _described(error: Exception) -> str:
-    """Type and text of an exception, in one line; torch gives that of a worker with a traceback, which is cut off."""
+    """Type and text of an exception, in one line, without the traceback that torch adds to a worker's."""
     said = f"{type(error).__name__}: {error}"
     if "Original Traceback" in said:
         said = _FRAMES.split(said)[-1]
@@ -104,15 +104,15 @@ def _described(error: Exception) -> str:
 def from_copy(loader: DataLoader[Any], order: dict[str, Any], failure: str) -> Batches:
     """Yield the same batches, read in this process from a deep copy, or from the original if it cannot be copied.
 
-    A warning tells of the latter, after `failure`, the reason why a worker failed.
+    If the original is read, a warning says so, after `failure`, the reason why a worker failed.
     """
     dataset = loader.dataset
-    # Arrays that nobody can write to, such as files mapped into memory, are shared.
+    # Read-only arrays, such as files mapped into memory, are shared.
     memo: dict[int, Any] = {id(array): array for array in _read_only(dataset)}
     try:
         own, collate_fn = copy.deepcopy((dataset, loader.collate_fn), memo)
         for original in memo.get(id(memo), []):
-            if hasattr(type(original), "__del__"):  # it may close what both hold: the copy is kept as long
+            if hasattr(type(original), "__del__"):  # it may close what both hold: the copy lives as long
                 weakref.finalize(original, id, memo[id(original)]).atexit = False
     except Exception as error:  # a user's class may raise anything
         name = type(dataset).__name__
@@ -140,7 +140,7 @@ def _read_only(dataset: Any) -> Iterator[Any]:
 
 
 def _saved(collate_fn: Callable[[Any], Any], places: Iterator[Path] | None, samples: Any) -> Path | bytes:
-    """Save a batch in a file in memory; give its path, or without one the bytes themselves.
+    """Save a batch in a file in memory and return its path; without such a file, return the bytes.
 
     torch's queue would take shared memory, of which containers have little, and a file for each tensor, and would leave
     the other process waiting if a batch cannot be pickled.
@@ -166,7 +166,7 @@ def _stacked(tensors: list[Tensor], *, collate_fn_map: Any) -> Tensor:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes the elements of a tensor alone, not the whole storage that it is a view of, nor its history."""
+    """Writes only the elements of a tensor, not the storage that it is a view of, nor its history."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not Tensor or value.layout != torch.strided or not value.numel():
@@ -200,18 +200,18 @@ def start_from(seed: int) -> None:
 def _begin(
     worker_init_fn: Callable[[int], None] | None, seed: int, files: dict[int, os.stat_result], worker_id: int
 ) -> None:
-    """Part a worker from the files of the process that it was forked from; then begin as the loader's workers do.
+    """Give a forked worker open files of its own; then begin as the loader's workers do.
 
-    A forked process shares the positions in them, so that a read here would move those of training. Pipes and sockets
-    cannot be opened anew: they are cut off, or answers to training would be read here.
+    A forked process shares file positions, so a read in the worker would move those of training. Pipes and sockets
+    cannot be opened anew: they are cut off, or the worker would read answers meant for training.
     """
-    gc.freeze()  # garbage of that process is its own to collect: an object's end may close or delete something
+    gc.freeze()  # never collect the parent's garbage: a finaliser may close or delete something
     for number, status in files.items():
-        with suppress(OSError):  # one that is closed by now, and perhaps a pipe of the worker has its number
+        with suppress(OSError):  # it is closed by now; a pipe of the worker may have its number
             if os.path.samestat(os.fstat(number), status) and (own := _opened_anew(number, status.st_mode)):
                 os.dup2(own, number, inheritable=False)
                 os.close(own)
-    start_from(seed)  # draws are then those of a copy that is read in this process
+    start_from(seed)  # draws are then those of a deep copy that the parent reads
     if worker_init_fn is not None:
         worker_init_fn(worker_id)
 

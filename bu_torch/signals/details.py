@@ -1,9 +1,9 @@
-"""Details behind the numbers of a check: by pair of classes, by sample, by class; and lines on classes at the end."""
+"""Details behind the numbers of a check, by pair of classes, sample and class; and log lines when training ends."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,16 +12,14 @@ from bu_torch.functional.boundary import sum_by_pair
 from bu_torch.functional.weights import mean_of
 from bu_torch.samples.balance import class_shares
 from bu_torch.signals.catalogue import SignalInputs
-
-if TYPE_CHECKING:
-    from bu_torch.signals.measuring import Signals
+from bu_torch.signals.preparation import Preparation
 
 _MOST_PAIRS = 400
-# From these losses on, and beyond two standard errors, weighting classes alike also improved the mean recall on test
-# data, and data with equal classes gave no line, with or without wrong labels.
+# Above these losses and two standard errors, weighting classes alike also improved the mean recall on test data, and
+# data with equal classes gave no line, with or without wrong labels.
 _MATERIAL = 0.05  # loss of recall of a class
 _MATERIAL_MEAN = 0.01  # loss of recall, mean over the classes
-_LEAST_GAIN = 0.01  # share of what one class alone leaves to gain
+_LEAST_GAIN = 0.01  # share of the accuracy that always predicting one class leaves to gain
 _LEAST_SKILL = 0.05
 _MOST_NAMED = 5  # classes
 
@@ -149,7 +147,7 @@ class Recognition:
             self.balanced = recalls
 
     def line(self, check: Mapping[str, Any], classes: Tensor, counts: Tensor) -> str:
-        """Log line on the class that loses most by the kept `check`; "" if none loses much or another check is kept."""
+        """Log line on the class that loses most in the kept `check`; "" if none loses much or another check is kept."""
         kept, balanced = self.kept, self.balanced
         if kept is None or balanced is None or (kept.epoch, kept.step) != (check["epoch"], check.get("step")):
             return ""
@@ -226,7 +224,7 @@ def blindness(highest: float, alone: float, name: str, skills: tuple[float, floa
     has_gain = highest - alone > _LEAST_GAIN * (1 - alone)
     if has_gain and max(skills) >= _LEAST_SKILL:
         return ""
-    why = "hardly anything is known of left-out labels"
+    why = "left-out labels can hardly be predicted"
     if not has_gain:
         why = f"its highest value is {highest:.3f}, and always predicting {name} scores {alone:.3f}"
     return (
@@ -237,20 +235,20 @@ def blindness(highest: float, alone: float, name: str, skills: tuple[float, floa
     )
 
 
-def blindness_of(signals: "Signals", named: Sequence[str] | None, highest: float) -> str:
-    """`blindness` of checks on fitted signals; classes are `named` by their labels."""
-    labels, weights, prepared = signals.boundary.labels, signals.boundary.weights, signals.preparation
-    column, alone = accuracy_alone(prepared.probabilities, len(labels), weights)
-    names, _ = _described(signals, named)
-    return blindness(highest, alone, names[column], (signals.vote_skill, signals.regression_skill))
+def blindness_of(prepared: Preparation, named: Sequence[str] | None, highest: float) -> str:
+    """`blindness` of checks on these samples; `named` holds the names of the classes."""
+    boundary = prepared.boundary
+    column, alone = accuracy_alone(prepared.probabilities, len(boundary.labels), boundary.weights)
+    names, _ = _described(prepared, named)
+    return blindness(highest, alone, names[column], (prepared.vote_skill, prepared.regression_skill))
 
 
-def unpredicted_of(signals: "Signals", named: Sequence[str] | None, expected: Sequence[float]) -> str:
+def unpredicted_of(prepared: Preparation, named: Sequence[str] | None, expected: Sequence[float]) -> str:
     """Name the classes that a network never predicts, with their shares, the largest first; "" if there are none.
 
     `expected` is the recall of each class, 0 for one that is never predicted.
     """
-    names, shares = _described(signals, named)
+    names, shares = _described(prepared, named)
     missing = sorted((place for place, recall in enumerate(expected) if recall == 0), key=lambda place: -shares[place])
     if not missing:
         return ""
@@ -262,7 +260,7 @@ def unpredicted_of(signals: "Signals", named: Sequence[str] | None, expected: Se
     return f"The kept network never predicts {listed}{more}."
 
 
-def _described(signals: "Signals", named: Sequence[str] | None) -> tuple[list[str], list[float]]:
-    present, shares = class_shares(signals.boundary.labels, signals.boundary.weights)
+def _described(prepared: Preparation, named: Sequence[str] | None) -> tuple[list[str], list[float]]:
+    present, shares = class_shares(prepared.boundary.labels, prepared.boundary.weights)
     is_named = named is not None and int(present[-1]) < len(named)
     return [repr(named[c]) if named and is_named else f"class {c}" for c in present.tolist()], shares.tolist()

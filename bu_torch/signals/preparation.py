@@ -1,18 +1,16 @@
-"""All that does not depend on the network in training: computed once, and kept in files and in states of runs."""
+"""Results that do not depend on the network in training: computed once, and kept in files and in states of runs."""
 
 import hashlib
 import io
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.estimators.label_probabilities import LabelProbabilities, LabelRegression
@@ -20,22 +18,17 @@ from bu_torch.estimators.space_choice import MetricRegression
 from bu_torch.estimators.trust import TrustScore
 from bu_torch.internal.files import open_whole, regular_file
 from bu_torch.internal.inputs import PresentClasses
-from bu_torch.internal.printing import Forecast, cleaned, shown_on
+from bu_torch.internal.printing import cleaned
 from bu_torch.perturbation.draws import MixedMove
 from bu_torch.samples.samples import copies
 from bu_torch.space.features import FeatureSpace, MixedFeatures
 from bu_torch.space.metric import MetricSpace
-
-if TYPE_CHECKING:
-    from bu_torch.signals.measuring import Signals
 
 _FORMAT = 13  # raise it if the arrays change, or the way in which they are computed
 _PROBE = 64
 _LEAST_SKILL = 0.01  # votes on 400 random labels or more seldom have a higher skill
 _MOST_COPIES = 0.5
 MOST_ENTRIES = 2**28  # in an array with a column for each class: a gibibyte in float32; there are three such arrays
-
-_BAR_DELAY = 3  # seconds of preparation before a progress bar is shown
 
 _FINGERPRINT = "bu_torch_fingerprint"
 _OF_BOUNDARY = ("labels", "neighbors", "nearest_distance", "bayes_pairs")
@@ -45,7 +38,7 @@ _SKILLS = ("vote_skill", "regression_skill")
 
 @dataclass(frozen=True, eq=False)
 class Preparation:
-    """Results of N samples, D times perturbed, of C classes that have samples, beside those in `boundary`.
+    """Results for N samples, each perturbed D times, of C classes that have samples; `boundary` holds some of them.
 
     `save` and `packed` write one format, a zip of plain arrays and the fingerprint, which `load` checks. No inputs are
     among them: perturbed inputs are drawn again from samples and seed.
@@ -68,7 +61,7 @@ class Preparation:
         sample_weight: Tensor | None = None,
         known_neighbors: Any = None,
     ) -> Self:
-        """Fit `boundary` to checked samples, and compute all else; errors as of `BoundaryUncertainty.fit`."""
+        """Fit `boundary` to checked samples, and compute the rest; errors as in `BoundaryUncertainty.fit`."""
         classes = PresentClasses(labels)
         n_entries = boundary.n_draws * len(inputs) * len(classes)
         if n_entries > MOST_ENTRIES:
@@ -89,7 +82,7 @@ class Preparation:
         own, read = points, perturbed
         regression: LabelRegression | MetricRegression = LabelRegression(seed=boundary.seed)
         if trial is not None and (metric is not None or trial.regression_weight):
-            # Votes are those of the neighbours; the regression is a mixture of both spaces.
+            # Votes stay in the space of the neighbours; the regression mixes both spaces.
             own, read = points if metric is None else base.transform(inputs), features
             regression = MetricRegression(trial, metric, seed=boundary.seed)
         expected = LabelProbabilities(regression=regression)
@@ -113,9 +106,9 @@ class Preparation:
         labels: Tensor,
         weights: Tensor | None,
     ) -> Self:
-        """Read what `save` or `packed` wrote in place of `make`, and hand `boundary` its part.
+        """Load what `save` or `packed` wrote, instead of `make`, and give `boundary` its part.
 
-        Samples are checked ones, `boundary.class_weight` is in `weights` already; all else is as in `Signals.load`.
+        Samples are checked, and `weights` include `boundary.class_weight`; otherwise as in `Signals.load`.
         """
         fingerprint = fingerprint_of(boundary, inputs, labels, weights)
         if isinstance(source, Tensor):
@@ -141,7 +134,7 @@ class Preparation:
         return torch.frombuffer(content.getbuffer(), dtype=torch.uint8)
 
     def to(self, device: torch.device | str) -> Self:
-        """Copy on a device; `boundary` moves by itself."""
+        """Copy on a device; `boundary` is moved separately."""
         return replace(self, **{name: getattr(self, name).to(device) for name in _OF_CLASSES})
 
     def _write(self, file: BinaryIO) -> None:
@@ -202,7 +195,7 @@ def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor
 
 
 def n_comparisons(n_samples: int, n_draws: int) -> int:
-    """Length of the progress bar of `Preparation.make`: the pairs of N samples that it looks at."""
+    """Length of the progress bar of `Preparation.make`: the pairs of N samples that it compares."""
     regression = LabelRegression()
     n_read = min(n_samples, regression.max_samples) + n_draws * n_samples
     return (1 + n_draws) * n_samples**2 + n_read * min(n_samples, regression.n_landmarks)
@@ -214,7 +207,7 @@ def _with_absent_column(distances: Tensor) -> Tensor:
 
 
 def warn_of(preparation: Preparation, inputs: Tensor) -> None:
-    """Warn if most samples have an exact copy of their label, or if the others tell no more of a label than chance."""
+    """Warn if most samples have an exact copy with the same label, or if neighbours predict labels like chance."""
     labels = preparation.boundary.labels
     is_copied = torch.zeros_like(labels, dtype=torch.bool)
     for rows, others in copies(inputs, preparation.boundary.neighbors):
@@ -243,97 +236,3 @@ def warn_of(preparation: Preparation, inputs: Tensor) -> None:
             " about a classifier. A `feature_extractor` may give a space in which distances mean something.",
             stacklevel=4,
         )
-
-
-class Cached(NamedTuple):
-    """Fate of a preparation on disk: found, kept, refused, or none of the three."""
-
-    found_in: Path | None = None
-    kept_in: Path | None = None
-    refusal: str = ""  # reason why a file is not read
-
-
-def fit_or_load(
-    signals: "Signals",
-    inputs: Tensor,
-    labels: Tensor,
-    cache: str | Path | None,
-    sample_weight: Tensor | None = None,
-    has_progress_bar: bool = False,
-    tell: Callable[[str], None] | None = None,
-) -> Cached:
-    """Read what an earlier run has kept of the same samples and settings, or fit and keep it.
-
-    Args:
-        signals: Signals to fit or to load, in place.
-        inputs: Samples (N, ...), as `Signals.fit` takes them.
-        labels: Their classes (N,).
-        cache: A file (npz), which is refused if it is of other samples or settings; or a folder, in which samples and
-            settings name the file. If neither can be written, a warning says so. None keeps nothing.
-        sample_weight: Weights of the samples (N,), or None.
-        has_progress_bar: Show a bar if the fit takes some seconds.
-        tell: Takes a line with the expected time of a long fit.
-
-    Raises:
-        ValueError: If the file is damaged or of other samples or settings; others as in `Signals.fit`.
-    """
-    inputs = signals.boundary.as_inputs(inputs)
-    samples = inputs, labels, sample_weight
-    with _bar(signals, inputs, has_progress_bar, tell):
-        if cache is None:
-            signals.fit(*samples)
-            return Cached()
-        return _by_file(signals, samples, Path(cache))
-
-
-def _by_file(signals: "Signals", samples: tuple[Any, ...], cache: Path) -> Cached:
-    # A name without an ending is a folder that is yet to be made.
-    if cache.is_dir() or not (cache.suffix or cache.exists()):
-        cache = cache / f"{signals.fingerprint_of(*samples)}.npz"
-    try:
-        signals.load(cache, *samples)
-        return Cached(found_in=cache)
-    except (FileNotFoundError, NotADirectoryError):
-        signals.fit(*samples)
-    except OSError as error:
-        signals.fit(*samples)
-        return Cached(refusal=f"The cache {cache} cannot be read: {error.strerror}. Its contents are computed anew.")
-    try:
-        signals.save(cache)
-    except OSError as error:
-        warnings.warn(f"The cache {cache} cannot be written: {error}. It is not kept.", stacklevel=3)
-        return Cached()
-    return Cached(kept_in=cache)
-
-
-@contextmanager
-def _bar(signals: "Signals", inputs: Tensor, is_shown: bool, tell: Callable[[str], None] | None) -> Iterator[None]:
-    """Show a progress bar of what `signals` does within, after a few seconds, and tell how long it will take."""
-
-    def tell_forecast(kind: str, seconds: float) -> None:
-        if tell is None:
-            return
-        if kind == "comparisons":
-            tell(f"Boundary uncertainty compares samples for about {seconds:.0f} s first. To change it: `max_samples`.")
-        else:
-            tell(
-                f"Boundary uncertainty passes samples through the network for up to {seconds:.0f} s first, to find near"
-                " ones by its features. To change it: `feature_extractor`, or `max_samples`."
-            )
-
-    n_draws = signals.boundary.n_draws
-    totals = {"comparisons": n_comparisons(len(inputs), n_draws)}
-    if signals.boundary.may_use_module(inputs):
-        totals["passes"] = (1 + n_draws) * len(inputs)
-    with (
-        tqdm(
-            desc="Boundary uncertainty prepares",
-            total=totals["comparisons"],
-            delay=_BAR_DELAY,
-            disable=not is_shown,
-            leave=False,
-            bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
-        ) as bar,
-        shown_on(bar, Forecast(totals, tell_forecast)),
-    ):
-        yield

@@ -45,7 +45,7 @@ def test_no_more_samples_are_looked_at_and_the_log_and_the_record_say_so(tmp_pat
     if isinstance(data, Stream):
         assert f"reads the first {FITTING} samples of Stream, to take no more than {BOUND} bytes" in caplog.text
     else:
-        assert f"holds {FITTING} samples and not {N}, to take no more than {BOUND} bytes" in caplog.text
+        assert f"holds {FITTING} samples instead of {N}, to take no more than {BOUND} bytes" in caplog.text
     if data is READ:
         assert len(WAS_READ) <= N + 50 + FITTING + 50  # training, the first batch, the samples, and a look for noise
 
@@ -59,7 +59,7 @@ def test_a_plain_loop_is_bound_alike(caplog):
     stopper = BoundaryUncertaintyStopper(IMAGES, LABELS, n_neighbors=10, max_bytes=BOUND, cache=None)
     with caplog.at_level(logging.INFO):
         stopper.check(Classifier(d=3 * SIDE * SIDE))
-    assert f"holds {FITTING} samples and not {N}" in caplog.text
+    assert f"holds {FITTING} samples instead of {N}" in caplog.text
 
 
 def test_a_network_gets_few_large_inputs_at_a_time():

@@ -272,7 +272,7 @@ class TestNamesOfSeveral:
                 assert seen[f"{name}{suffix}"] == pytest.approx(one.history[0][name], abs=1e-6)
         assert first.history[0]["boundary_uncertainty"] != third.history[0]["boundary_uncertainty"]
         assert float(users.best_score) == pytest.approx(first.history[0]["boundary_uncertainty"], abs=1e-6)
-        assert "The names that this boundary uncertainty logs end in _3" in log.text
+        assert "The names that this callback logs end in _3" in log.text
 
     def test_equal_measurements_share_their_names(self, tmp_path):
         kwargs = {"averaging": 0.7, "reference": blobs()}

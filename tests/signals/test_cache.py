@@ -12,7 +12,7 @@ import torch
 from problems import blobs
 
 from bu_torch import Signals
-from bu_torch.signals.preparation import fit_or_load
+from bu_torch.run.groundwork import fit_or_load
 
 X, Y = blobs()
 N, M, D = 120, 10, 2
@@ -185,6 +185,6 @@ def test_a_pipe_is_not_waited_for(tmp_path):
 def test_a_cache_that_may_not_be_read_is_told_of_and_computed_anew(tmp_path, monkeypatch):
     monkeypatch.setattr(Signals, "load", mock.Mock(side_effect=PermissionError(13, "Permission denied")))
     file = tmp_path / "own.npz"
-    cached = fit_or_load(Signals(5, 1), *blobs(), file)
-    assert cached.refusal == f"The cache {file} cannot be read: Permission denied. Its contents are computed anew."
+    with pytest.warns(UserWarning, match=f"^The cache {file} cannot be read: Permission denied. Its contents are"):
+        assert fit_or_load(Signals(5, 1), *blobs(), file) == (None, None)
     assert not file.exists()
