@@ -23,7 +23,7 @@ from bu_torch.callbacks.trainer import (
     Trainer,
     library,
 )
-from bu_torch.internal.copying import CopyError, settle
+from bu_torch.internal.copying import CopyError, prepare_copy
 from bu_torch.internal.logits import dtype_of, joined, logits_of
 from bu_torch.internal.packing import Packing, call
 from bu_torch.internal.replica import has_lazy_layers, is_sharded, looking_at
@@ -196,8 +196,8 @@ def copied(trainer: Trainer, module: nn.Module, values: Mapping[str, Tensor] | N
         raise MisconfigurationException(str(error)) from error
 
 
-@settle.register
-def _(module: LightningModule) -> None:
+@prepare_copy.register
+def _ignore_logs(module: LightningModule) -> None:
     """Let a copy ignore what it logs: it would enter the epoch's mean, or be refused in the hook of a check."""
     vars(module)["log"] = _log_nothing
     if module._trainer is not None:
