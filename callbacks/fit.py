@@ -48,10 +48,10 @@ _LAYOUT = {
 class Check(NamedTuple):
     """A check that has just been made, for the code that keeps weights, stops and logs."""
 
-    entry: dict[str, Any]  # its numbers, the last of the history
-    score: float | None  # None if the check does not count
-    is_to_be_kept: bool  # it is the best so far, and its weights are not saved yet
-    weights: nn.Module | None  # a copy with the average; None if not to be kept, or sharded
+    entry: dict[str, Any]  # its numbers, the last entry of the history
+    score: float | None  # by which it is compared; None if it is not
+    is_kept_new: bool  # as in `History`: it is the one to keep, and its weights are not saved yet
+    weights: nn.Module | None  # a copy to be kept, with the average; None if not to be kept, or sharded
 
 
 class Fit:
@@ -71,18 +71,18 @@ class Fit:
         self.board = Board()
         self.check: Check | None = None  # made in the running hook
         self.waits_for_average = False  # `WeightAveraging` had not updated its average at the last check
-        self.is_comparable = True  # checks made before a resume still count
+        self.is_comparable = True  # False if a run resumes with other samples: no earlier check counts
         self.is_over = False
 
-    def set_up(self, trainer: Trainer) -> None:
-        """Give up the average if this trainer averages or shards the weights itself."""
+    def decide_on_average(self, trainer: Trainer) -> None:
+        """Find out whether weights can be averaged here."""
         tracker, device = self.tracker, self.settings.averaging_device
         if tracker.average is None:
             return
         theirs = [one for one in trainer.callbacks if isinstance(one, WeightAveraging | StochasticWeightAveraging)]
         strategy = type(trainer.strategy).__name__
         if theirs or strategy in OUT_OF_REACH:
-            tracker.give_up_average()
+            tracker.average = None
             why = f"{type(theirs[0]).__name__} does so" if theirs else f"{strategy} shards them"
             rank_zero_info(f"Boundary uncertainty averages no weights: {why}.")
         elif device is not None:
@@ -93,10 +93,14 @@ class Fit:
     def start(self, trainer: Trainer, pl_module: LightningModule, fits: list["Fit"]) -> None:
         """Prepare, and open the record; `fits` are those of the trainer's callbacks, in their order."""
         started = time.perf_counter()
-        n, unit = (self._every_n_epochs, "epoch") if self._every_n_steps is None else (self._every_n_steps, "step")
+        n, unit, n_batches = self._every_n_epochs, "epoch", float(trainer.num_training_batches)
+        if self._every_n_steps is not None:
+            n, unit = self._every_n_steps, "step"
+            steps_of_batch = len(trainer.optimizers) / trainer.accumulate_grad_batches  # one step of each optimiser
+            n_batches = min(n_batches, math.ceil(n / max(steps_of_batch, 1e-9)))
         when = f"after every {unit}" if n == 1 else f"every {n} {unit}s"
         with seeded(self.settings.seed):  # a `perturbation` draws the same random numbers each time
-            self.is_comparable = self._samples.prepare(trainer, pl_module, self._batches_between(trainer), when)
+            self.is_comparable = self._samples.prepare(trainer, pl_module, n_batches, when)
         self.board.set_up(trainer, self.suffix(fits))
         self._warn_of_checks_not_made(trainer)
         # The record shows the arguments in effect.
@@ -107,14 +111,6 @@ class Fit:
         if self._samples.loss_weights is not None:
             given["class_weight"] = self._samples.loss_weights
         self.tracker.begin(started, record_folder(trainer), given)
-
-    def _batches_between(self, trainer: Trainer) -> float:
-        """Batches of one process between two checks by steps, or in an epoch."""
-        n_batches: float = trainer.num_training_batches
-        if self._every_n_steps is None:
-            return n_batches
-        steps_of_batch = len(trainer.optimizers) / trainer.accumulate_grad_batches  # one step of each optimiser
-        return min(n_batches, math.ceil(self._every_n_steps / max(steps_of_batch, 1e-9)))
 
     def _warn_of_checks_not_made(self, trainer: Trainer) -> None:
         """Warn before training if no check will be made, or if a resumed run has missed one."""
@@ -172,11 +168,11 @@ class Fit:
         # Not in `on_train_start`: the module's own comes later and may set it up. Lazy layers need a first batch.
         if self._network.is_tried or has_lazy_layers(pl_module):
             return
-        started, groundwork = time.perf_counter(), self.tracker.groundwork
-        self._network.try_out(trainer, pl_module, groundwork.n_classes if groundwork.is_prepared else None)
+        started = time.perf_counter()
+        self._network.try_out(trainer, pl_module, self.tracker.groundwork.about["data"].get("n_classes"))
         if self.source.reference is None:
             self.watch.begin(trainer, pl_module, batch)
-        self.tracker.account.leave_out(time.perf_counter() - started)
+        self.tracker.account.seconds_elsewhere += time.perf_counter() - started
 
     def end_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by steps."""
@@ -230,10 +226,10 @@ class Fit:
                 with misconfigured(ValueError, before="The module's `forward` does not fit the labels: "):
                     values = in_first(trainer, lambda: tracker.measure(logits))
             entry = tracker.add(epoch, values, step, is_counted=not self.waits_for_average)
-            is_kept, is_sharded = tracker.checks.is_kept_new, network is module
+            is_kept_new, is_sharded = tracker.checks.is_kept_new, network is module
             # A fresh copy: the pass may have changed the first one's buffers, and `eval` may have merged its weights.
-            weights = copy_of(module, averages) if is_kept and not is_sharded else None
-        self.check = Check(entry, tracker.checks.last_score, is_kept, weights)
+            weights = copy_of(module, averages) if is_kept_new and not is_sharded else None
+        self.check = Check(entry, tracker.checks.last_score, is_kept_new, weights)
         self._show(trainer, started)
 
     def _show(self, trainer: Trainer, started: float) -> None:
@@ -243,7 +239,8 @@ class Fit:
         step = trainer.fit_loop.epoch_loop._batches_that_stepped - (0 if is_by_steps else 1)
         dashboards = self.board.dashboards(trainer)
         account = tracker.account
-        details = tracker.predictions.details() if dashboards or account.path else None
+        measured = tracker.last_check.measurement  # None in other processes than the first
+        details = measured.details() if measured is not None and (dashboards or account.path) else None
         if details is not None:
             for dashboard in dashboards:
                 dashboard.show(details, step)

@@ -34,12 +34,11 @@ from bu_torch.callbacks.trainer import (
     average_model,
     misconfigured,
     optimizers_in_training,
-    training_weights,
 )
 from bu_torch.internal.global_state import preserved_random_state
 from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import gathered, replaced_in_place
-from bu_torch.run.weights import BestWeights
+from bu_torch.run.weights import BestWeights, weights_of
 from bu_torch.signals.catalogue import SIGNALS
 
 _BEST = ("best_", "kth_", "current_")  # prefixes of the attributes of `ModelCheckpoint` that describe the best file
@@ -157,7 +156,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
             candidates = self._monitor_candidates(trainer)
             own = {name: value for name, value in check.entry.items() if name not in ("epoch", "step")}
             candidates |= {name: torch.tensor(value, dtype=torch.float64) for name, value in own.items()}
-            if trainer.strategy.reduce_boolean_decision(check.is_to_be_kept, all=False):
+            if trainer.strategy.reduce_boolean_decision(check.is_kept_new, all=False):
                 self._keep(trainer, candidates)
 
     def _keep(self, trainer: Trainer, candidates: dict[str, Tensor]) -> None:
@@ -203,7 +202,10 @@ class FileKeeper(Keeper, ModelCheckpoint):
             else:
                 connector._get_lightning_module_state_dict = weights.state_dict
                 if tracker.average is not None or optimizers_in_training(trainer):
-                    self._raw = training_weights(module)
+                    # The weights of training lie beside the average; all processes of shards take part.
+                    frozen = {name for name, one in module.named_parameters() if not one.requires_grad}
+                    trained = {name: one for name, one in weights_of(module).items() if name not in frozen}
+                    self._raw = {name: gathered(one.detach()) for name, one in trained.items()}
                 super()._save_checkpoint(saver, filepath)
         finally:
             self.is_saving, self._raw = False, {}
@@ -305,7 +307,7 @@ class MemoryKeeper(Keeper, Checkpoint):
 
     def keep_if_best(self, trainer: Trainer) -> None:
         check = self.fit.check
-        if check is None or not check.is_to_be_kept or trainer.fast_dev_run:
+        if check is None or not check.is_kept_new or trainer.fast_dev_run:
             return
         tracker = self.fit.tracker
         with tracker.account.saving():

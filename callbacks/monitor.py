@@ -151,7 +151,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
         if stage == FITTING:
             self._fit = Fit(self.settings, self.source, self.every_n_epochs, self.every_n_train_steps)
             stand_behind_averaging(trainer, BoundaryUncertaintyMonitor)
-            self._fit.set_up(trainer)
+            self._fit.decide_on_average(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         fits = [one._fit for one in trainer.callbacks if isinstance(one, BoundaryUncertaintyMonitor)]

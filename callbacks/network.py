@@ -23,7 +23,7 @@ from bu_torch.callbacks.trainer import (
     Trainer,
     library,
 )
-from bu_torch.internal.copying import CopyError, settle
+from bu_torch.internal.copying import CopyError, prepare_copy
 from bu_torch.internal.logits import dtype_of, joined, logits_of
 from bu_torch.internal.packing import Packing, call
 from bu_torch.internal.replica import has_lazy_layers, is_sharded, looking_at
@@ -196,9 +196,9 @@ def copied(trainer: Trainer, module: nn.Module, values: Mapping[str, Tensor] | N
         raise MisconfigurationException(str(error)) from error
 
 
-@settle.register
-def _(module: LightningModule) -> None:
-    """Stop a copy from logging: its values would enter the epoch's mean, or be refused in the hook of a check."""
+@prepare_copy.register
+def _ignore_logs(module: LightningModule) -> None:
+    """Let a copy ignore what it logs: it would enter the epoch's mean, or be refused in the hook of a check."""
     vars(module)["log"] = _log_nothing
     if module._trainer is not None:
         module._trainer = silent = copy.copy(module._trainer)

@@ -246,7 +246,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         if not self._fit.is_comparable:
             rank_zero_warn("Patience and the best epoch start anew.")
             self._install(trainer, pl_module).on_train_start(trainer, pl_module)
-        self._first_epoch, verdict = trainer.current_epoch, self.tracker.verdict
+        self._first_epoch, verdict = trainer.current_epoch, self.tracker.checks.verdict
         self._is_due, self._highest = verdict.should_stop and not _may_stop(trainer), verdict.best
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
@@ -262,13 +262,13 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         """Stop training if the check of this hook says so, or if an earlier one did and a stop is allowed by now."""
         check = self._fit.check
         if check is not None and check.score is not None and not trainer.fast_dev_run:
-            best = self.tracker.verdict.best
+            best = self.tracker.checks.verdict.best
             if self.verbose and best > self._highest:
                 gain = "" if self._highest == -float("inf") else f" by {best - self._highest:.4f}"
                 rank_zero_info(f"Metric {self.score_name} improved{gain}. New best score: {best:.4f}")
                 self._highest = best
             # All processes stop, or none.
-            self._is_due = trainer.strategy.reduce_boolean_decision(self.tracker.verdict.should_stop, all=False)
+            self._is_due = trainer.strategy.reduce_boolean_decision(self.tracker.checks.verdict.should_stop, all=False)
         elif may_wait:
             return
         # Nothing resets `trainer.should_stop`, so it is not set before `min_epochs` and `min_steps` allow a stop: the
@@ -280,10 +280,10 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             self.stopping_reason = self.tracker.checks.why_stopped(trainer.current_epoch, step)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the end to `Ending`, which comes after all other callbacks."""
+        """Nothing here: `Ending` calls `_conclude`, when all other callbacks have had their turn."""
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._fit.watch.end()
+        self._fit.watch.end()  # all else is for `Ending`
 
     def _conclude(self, trainer: Trainer, exception: BaseException | None) -> None:
         """Restore the kept epoch, and say in a line what was kept and why training ended."""
@@ -325,7 +325,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
 
     @property
     def _kept(self) -> dict[str, Any] | None:
-        return None if self._keeper is None or self._keeper.best_epoch is None else self.tracker.kept
+        return None if self._keeper is None or self._keeper.best_epoch is None else self.tracker.checks.kept
 
     @property
     def best_model_path(self) -> str:

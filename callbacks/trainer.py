@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from packaging.version import Version
-from torch import Tensor, nn
 
 from bu_torch.internal.replica import gathered
 from bu_torch.run.state import read_weights
-from bu_torch.run.weights import put_back, weights_of
+from bu_torch.run.weights import put_back
 
 _TREES = ("lightning.pytorch", "pytorch_lightning")
 FITTING = "fit"  # `TrainerFn.FITTING`
@@ -133,12 +132,6 @@ def go_on_from_raw_weights(pl_module: LightningModule, checkpoint: dict[str, Any
         own = state.get("average") if isinstance(state, dict) else None
         if isinstance(own, dict) and own.get("weights") == {}:  # the callback that saved the file has left it out
             own["weights"] = average
-
-
-def training_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Weights of training by name, as a checkpoint holds them beside an average; with shards, all processes call it."""
-    frozen = {name for name, one in module.named_parameters() if not one.requires_grad}
-    return {name: gathered(one.detach()) for name, one in weights_of(module).items() if name not in frozen}
 
 
 def optimizers_in_training(trainer: Trainer) -> list[Any]:

@@ -25,7 +25,6 @@ from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.neighbors.prototypes import PrototypeClassifier
 from bu_torch.perturbation.draws import (
     Perturbation,
-    PerturbationKind,
     check_perturbation,
     draw_perturbed,
     keeps_integers,
@@ -177,7 +176,7 @@ class BoundaryUncertainty(ClusterScores):
     def fit_points(self, inputs: Tensor, labels: Tensor, sample_weight: Any, neighbors: Any = None) -> Tensor:
         """Fit to checked samples and return them as points (N, k) of the space, which are not kept."""
         check_two_classes(labels)
-        is_of_tokens = self.kind_of_perturbation(inputs) == "tokens"
+        is_of_tokens = kind_of(self.perturbation, inputs) == "tokens"
         if is_of_tokens:
             check_tokens(inputs, "features")
         self.weights = weights_of(labels, self.class_weight, sample_weight)
@@ -206,10 +205,6 @@ class BoundaryUncertainty(ClusterScores):
     def is_of_module(self) -> bool:
         """True if neighbours were found among features that training `module` changes."""
         return self.space_name_ == "module" or (self.space_name_ == "custom" and self._choice.extracts_by_module())
-
-    def kind_of_perturbation(self, inputs: Tensor) -> PerturbationKind:
-        """Name of the perturbation of inputs of this shape."""
-        return kind_of(self.perturbation, inputs)
 
     def _perturb(self, inputs: Tensor) -> None:
         """Draw the perturbed inputs, which follow from neighbours, distances and seed."""

@@ -117,7 +117,12 @@ def bandwidth_of_scaled(values: Tensor) -> Tensor:
     ordered = sort_rows(values)
     centred = values - values.mean(dim=1, keepdim=True)
     sigma = (centred.square_().sum(dim=1) / (n_members - 1)).sqrt_()
-    spread = (_quantile(ordered, 0.75) - _quantile(ordered, 0.25)) / 1.34
+    quartiles = []
+    for position in (0.25 * (n_members - 1), 0.75 * (n_members - 1)):
+        low = int(position)
+        high = min(low + 1, n_members - 1)
+        quartiles.append(torch.lerp(ordered[:, low], ordered[:, high], position - low))
+    spread = (quartiles[1] - quartiles[0]) / 1.34
     return 0.9 * n_members**-0.2 * torch.minimum(sigma, spread)
 
 
@@ -183,13 +188,6 @@ def sort_rows(values: Tensor) -> Tensor:
         ordered.numpy().sort(axis=1)
         return ordered
     return values.sort(dim=1).values
-
-
-def _quantile(ordered: Tensor, q: float) -> Tensor:
-    position = q * (ordered.shape[1] - 1)
-    low = int(position)
-    high = min(low + 1, ordered.shape[1] - 1)
-    return torch.lerp(ordered[:, low], ordered[:, high], position - low)
 
 
 def _as_rows(values: Tensor) -> Tensor:

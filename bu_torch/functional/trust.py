@@ -38,17 +38,9 @@ def trust_score(class_distances: Tensor, predictions: Tensor, *, validate_args: 
         check_range("predictions", predictions, class_distances.shape[1], "classes")
         if bool((class_distances < 0).any()):
             raise ValueError(f"`class_distances` must be >= 0, got {float(class_distances.nan_to_num().min())}.")
-    return _ratio(*_own_and_other(class_distances, predictions))
-
-
-def _own_and_other(class_distances: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
-    """Distances to the predicted class and to the nearest other one, (N,) each."""
     column = predictions.long().unsqueeze(1)
     own = class_distances.gather(1, column).squeeze(1)
-    return own, class_distances.clone().scatter_(1, column, math.inf).amin(dim=1)  # a clone lies in memory as they do
-
-
-def _ratio(own: Tensor, other: Tensor) -> Tensor:
+    other = class_distances.clone().scatter_(1, column, math.inf).amin(dim=1)  # a clone lies in memory as they do
     score = other / own
     score = torch.where((own == 0) & (other == 0), torch.ones_like(score), score)
     return torch.where(own.isinf(), torch.zeros_like(score), score)

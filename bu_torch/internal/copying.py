@@ -31,8 +31,8 @@ class CopyError(RuntimeError):
 
 
 @singledispatch
-def settle(module: nn.Module) -> None:
-    """Prepare a copied module; the callbacks register what a Lightning module needs."""
+def prepare_copy(module: nn.Module) -> None:
+    """Prepare a module that was copied; the callbacks register what a module of Lightning's needs."""
 
 
 class _Bare(nn.Module):
@@ -213,7 +213,7 @@ class Copying:
             made = self._keep(module, module.__deepcopy__(self._copies))
         if made is module:
             raise TypeError("its `__deepcopy__` gives the module itself")
-        settle(made)
+        prepare_copy(made)
         return made
 
     def _rebuilt(

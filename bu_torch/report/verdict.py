@@ -27,7 +27,8 @@ class RunVerdict:
         """Judge a record."""
         rule, counted = record.settings.get("rule"), record.checks[record.n_not_compared :]
         first = record.settings.get("start_from_epoch") or 0
-        replayed = {name: SelectionRule(name, start_from_epoch=first) for name in RULE_NAMES if record.has(name)}
+        rules = {name: SelectionRule(name, start_from_epoch=first) for name in RULE_NAMES}
+        replayed = {name: one for name, one in rules.items() if all(map(record.has, one.rule.signals))}
         by_rule: dict[str, Any] = {name: selection.replay(counted) for name, selection in replayed.items()}
         decided = rule or DEFAULT_RULE
         judged = replayed[decided].judged(counted) if decided in replayed else counted

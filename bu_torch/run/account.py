@@ -103,7 +103,8 @@ class Account:
     """The seconds of one training so far, and its record, if there is one."""
 
     def __init__(self) -> None:
-        self.setup_seconds = self.check_seconds = self.saving_seconds = self._seconds_elsewhere = 0.0
+        self.setup_seconds = self.check_seconds = self.saving_seconds = 0.0
+        self.seconds_elsewhere = 0.0  # neither of training nor of checks
         self.has_resumed = False  # checks were made before this run began
         self._began = time.perf_counter()
         self.record = Record()
@@ -111,7 +112,7 @@ class Account:
     def start_clock(self, started: float, *, has_resumed: bool) -> None:
         """Count the time of training from now on; preparation began at `started` (`time.perf_counter`)."""
         self._began = time.perf_counter()
-        self._seconds_elsewhere = 0.0
+        self.seconds_elsewhere = 0.0
         self.setup_seconds = self._began - started
         self.has_resumed = has_resumed
 
@@ -122,8 +123,8 @@ class Account:
 
     @property
     def training_seconds(self) -> float:
-        """Seconds since `start_clock`, without checks, saving, and what `leave_out` took out."""
-        beside = self._seconds_elsewhere + self.check_seconds + self.saving_seconds
+        """Seconds since `start_clock`, without checks, saving, and `seconds_elsewhere`."""
+        beside = self.seconds_elsewhere + self.check_seconds + self.saving_seconds
         return time.perf_counter() - self._began - beside
 
     def cost(self) -> str:
@@ -147,10 +148,6 @@ class Account:
         seconds = self.training_seconds / (n_trained - first) * (n_planned - n_trained)
         return f" {n_trained} of {n_planned} epochs were trained; the rest would have taken about {seconds:.1f} s."
 
-    def leave_out(self, seconds: float) -> None:
-        """Count the last `seconds` neither as training nor as checks."""
-        self._seconds_elsewhere += seconds
-
     @contextmanager
     def saving(self) -> Iterator[None]:
         """Count the time within as saving."""
@@ -164,7 +161,7 @@ class Account:
         """Count the time of a check, and add its row to the table."""
         now = time.perf_counter()
         self.check_seconds += now - started
-        seconds = now - self._began - self._seconds_elsewhere
+        seconds = now - self._began - self.seconds_elsewhere
         self.record.append(row(check, seconds, self.check_seconds, train_loss))
 
 

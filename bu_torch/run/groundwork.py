@@ -18,7 +18,7 @@ from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.logits import as_taken, packed_model
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.printing import Forecast, cleaned, shown_on
-from bu_torch.perturbation.draws import MixedMove
+from bu_torch.perturbation.draws import MixedMove, kind_of
 from bu_torch.run.budget import Plan, ignored, plan
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.samples.balance import ClassWeight, class_shares, rare_class, stratified_rows
@@ -59,7 +59,7 @@ class Groundwork:
         self._asked = [settings.budget, settings.n_draws, settings.max_samples, settings.n_neighbors, settings.seed]
         # A resumed run cannot repeat the choice of a space, because the network has changed. So a state holds the whole
         # preparation if the space is the network's features, and otherwise the name of the space.
-        self._packed: Tensor | None = None
+        self._saved: Tensor | None = None  # bytes of `Preparation.packed`
         self._space: SpaceName | None = None
 
     def plan_checks(self, n_training: int, n_visited: int, n_operations: int, n_bytes: int = 0) -> Plan:
@@ -117,23 +117,23 @@ class Groundwork:
             self.found_in, self.kept_in = fit_or_load(
                 signals, samples.inputs, samples.labels, cache, samples.weights, has_progress_bar, tell
             )
-            self._packed = self._space = None
+            self._saved = self._space = None
             if signals.boundary.may_use_module(samples.inputs):
                 match signals.boundary.space_name_:
                     case "inputs" | "patches" | "tokens" | "metric" as name:
                         self._space = name
                     case _:
-                        self._packed = signals.preparation.packed()
+                        self._saved = signals.preparation.packed()
         self._signals, self.rows = signals, samples.rows
         self.about = self._describe(signals, samples, n_draws)
         return signals.fingerprint
 
     def _takes_back(self, signals: Signals, samples: Samples) -> bool:
         """Load the preparation of a run that resumes, if the network of its start was the space."""
-        if self._packed is None or not signals.boundary.may_use_module(samples.inputs):
+        if self._saved is None or not signals.boundary.may_use_module(samples.inputs):
             return False
         try:
-            signals.load(self._packed, samples.inputs, samples.labels, samples.weights)
+            signals.load(self._saved, samples.inputs, samples.labels, samples.weights)
         except ValueError:  # damaged or for other samples: the caller warns
             self.is_restored = False
         return self.is_restored
@@ -153,7 +153,7 @@ class Groundwork:
             "shape": list(samples.inputs.shape[1:]),
             "space": signals.boundary.space_name_,
             **({"space_skills": skills} if "metric" in skills else {}),
-            "perturbation": signals.boundary.kind_of_perturbation(samples.inputs),
+            "perturbation": kind_of(signals.boundary.perturbation, samples.inputs),
         }
         left_out = {"votes": round(signals.vote_skill, 4), "regression": round(signals.regression_skill, 4)}
         return {"data": data, "classes": samples.classes, "skills": left_out}
@@ -187,11 +187,6 @@ class Groundwork:
         if self._signals is None:
             raise RuntimeError("This Tracker has no samples yet: call `prepare` first.")
         return self._signals
-
-    @property
-    def n_classes(self) -> int:
-        """Number of logits that a network must give at least."""
-        return int(self.about["data"]["n_classes"])
 
     def lines(self) -> list[str]:
         """Lines for the log: which cache, which space, and how classes count."""
@@ -247,13 +242,13 @@ class Groundwork:
             "plan": None if self.plan is None else tuple(self.plan),
             "asked": self._asked,
             "samples": self.fingerprint,
-            "prepared": self._packed,
+            "prepared": self._saved,
             "space": self._space,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a checked state; with other settings, samples are planned anew."""
-        self._packed, self._space = state["prepared"], state["space"]
+        self._saved, self._space = state["prepared"], state["space"]
         if state["plan"] is not None and state["asked"] == self._asked:
             self.plan, self.fingerprint = state["plan"], state["samples"]
 

@@ -9,7 +9,7 @@ from bu_torch.internal.printing import cleaned
 from bu_torch.rule.rules import Reason, SelectionRule, Verdict, decide
 from bu_torch.run.settings import MeasurementSettings, Settings
 
-Check = dict[str, Any]
+Entry = dict[str, Any]  # one check: epoch, step, signals and score
 Word = Literal["clear", "plateau", "unsure", "blind"]
 
 # Chosen on half of the trainings of `benchmarks/quality.py`, and judged on the others.
@@ -24,26 +24,28 @@ class History:
     With `MeasurementSettings` alone, nothing is decided.
     """
 
-    kept: Check | None  # the check whose weights are to be kept
+    kept: Entry | None  # the check whose weights are to be kept
     verdict: Verdict  # decision after the last check
     is_kept_new: bool  # the last check is the one to keep, and its weights are not saved yet
     n_not_compared: int  # checks before the first that counts for the patience or as best
-    _before: tuple[Check | None, Verdict]  # kept check and decision before the last check, which may be made again
+    _before: tuple[Entry | None, Verdict]  # kept check and decision before the last check, which may be made again
 
     def __init__(self, settings: MeasurementSettings) -> None:
         self.settings = settings
         self.selection: SelectionRule | None = None
         if isinstance(settings, Settings):
             self.selection = SelectionRule(settings.rule, start_from_epoch=settings.start_from_epoch)
-        self.entries: list[Check] = []
+        self.entries: list[Entry] = []
         self.reset()
 
     @property
-    def compared(self) -> list[Check]:
+    def compared(self) -> list[Entry]:
+        """Checks since the last `reset`; those of epochs before `start_from_epoch` are among them, without a score."""
         return self.entries[self.n_not_compared :]
 
     @property
     def is_comparable(self) -> bool:
+        """True if there is such a check: then the last one has a score, and a state's best weights are of use."""
         return self.n_not_compared < len(self.entries)
 
     @property
@@ -61,7 +63,7 @@ class History:
     def is_last(self, epoch: int, step: int | None = None) -> bool:
         return bool(self.entries) and place_of(self.entries[-1]) == (epoch, step)
 
-    def is_most_accurate(self, entry: Check) -> bool:
+    def is_most_accurate(self, entry: Entry) -> bool:
         """True if `entry` counts and its expected accuracy is higher than in all other checks that count."""
         first = 0 if self.selection is None else self.selection.start_from_epoch
         accuracy = entry.get("expected_accuracy", math.nan)
@@ -69,7 +71,7 @@ class History:
         is_counted = entry["epoch"] >= first and math.isfinite(accuracy)
         return is_counted and not any(one.get("expected_accuracy", math.nan) >= accuracy for one in others)
 
-    def add(self, entry: Check, *, is_counted: bool = True) -> None:
+    def add(self, entry: Entry, *, is_counted: bool = True) -> None:
         """Add a check, add the rule's values to it, and decide.
 
         A resumed training may end an epoch a second time. Such a check replaces the last one, and stays kept if that
@@ -173,7 +175,7 @@ class History:
         state = {"history": self.entries, "n_not_compared": self.n_not_compared}
         return state if self.selection is None else state | {"rule": self.selection.rule.state_dict()}
 
-    def load(self, entries: Sequence[Check], n_not_compared: int, rule: Mapping[str, Any] | None) -> None:
+    def load(self, entries: Sequence[Entry], n_not_compared: int, rule: Mapping[str, Any] | None) -> None:
         """Continue from a `state_dict`; without a state of this rule (None), no earlier check counts."""
         self.entries = list(entries)
         self.reset()
@@ -185,7 +187,7 @@ class History:
         for entry in self.compared:
             self._decide(entry)
 
-    def _decide(self, entry: Check) -> None:
+    def _decide(self, entry: Entry) -> None:
         self._before = self.kept, self.verdict
         selection, settings = self.selection, self.settings
         if selection is None or not isinstance(settings, Settings) or (score := selection.score(entry)) is None:
@@ -253,7 +255,7 @@ def confidence_in(
     return Confidence(word, skill, gain, n_equals, len(checks))
 
 
-def worse_than_chance(checks: Sequence[Check], n_columns: int, data: Mapping[str, int]) -> str:
+def worse_than_chance(checks: Sequence[Entry], n_columns: int, data: Mapping[str, int]) -> str:
     """Warning that the network, whose logits have `n_columns`, predicts worse than chance; "" if it does not."""
     last, n_present = [check["expected_accuracy"] for check in checks[-_SETTLED:]], data["n_present"]
     is_rising = last[-1] > last[0]  # the network still learns

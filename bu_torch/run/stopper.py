@@ -155,10 +155,11 @@ class BoundaryUncertaintyStopper(KeptResults):
             tracker.add(epoch, tracker.measure(logits.to(inputs.device)), step)
         if tracker.checks.is_kept_new:
             self._best.keep(tracker.state_to_keep(model), epoch, step)
-        tracker.end_check(started, tracker.predictions.details() if tracker.account.path else None)
+        measured = tracker.last_check.measurement
+        tracker.end_check(started, measured.details() if measured is not None and tracker.account.path else None)
         self.stopping_reason = tracker.checks.why_stopped(epoch, step)
-        self.stopped_epoch = epoch if tracker.verdict.should_stop else None
-        return tracker.verdict.should_stop
+        self.stopped_epoch = epoch if tracker.checks.verdict.should_stop else None
+        return tracker.checks.verdict.should_stop
 
     def restore(self, model: nn.Module) -> None:
         """Load the kept epoch's weights into the model, or into the network that it wraps or is wrapped in.

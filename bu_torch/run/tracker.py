@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bu_torch.functional.boundary import dtype_of_labels
 from bu_torch.internal.logits import warn_of_probabilities
 from bu_torch.internal.replica import looking_at
-from bu_torch.rule.rules import STANDARD_ERROR, Verdict
+from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.account import HISTOGRAMS, Account, Record, plain, row
 from bu_torch.run.groundwork import Groundwork
 from bu_torch.run.history import Confidence, History, confidence_in, place_of, worse_than_chance
@@ -30,48 +30,45 @@ from bu_torch.signals.measuring import Measurement, Signals
 _COMPARED = ["start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed", "class_weight", "pairs_at"]
 
 
-class Predictions:
-    """Predictions and recalls that one check leaves for the next."""
+class LastCheck:
+    """Measures a check, and holds what it leaves for the next: predictions, recalls, and its details until it ends."""
 
     def __init__(self) -> None:
         self.recognition = Recognition()
         self.n_columns = 0  # width of the last logits that this process measured
-        self.measurement: Measurement | None = None  # the last check, with its logits until they are dropped
+        self.measurement: Measurement | None = None  # between `measure` and `end_check`, where it was measured
         # The next check is compared with the last and with the most accurate one, (n_draws * N,) each.
-        self.last = self.best = torch.empty(0, dtype=torch.int64)
+        self.predictions = self.best_predictions = torch.empty(0, dtype=torch.int64)
 
     def measure(self, signals: Signals, logits: Tensor, *, has_rule: bool) -> dict[str, float]:
         n_rows = len(signals.preparation.probabilities)
-        before, best = (known.to(logits.device) if len(known) == n_rows else None for known in (self.last, self.best))
+        both = (self.predictions, self.best_predictions)
+        before, best = (known.to(logits.device) if len(known) == n_rows else None for known in both)
         self.n_columns = logits.shape[1]
         self.measurement = signals.measure(logits, before, best)
-        self.last = self.measurement.predictions
+        self.predictions = self.measurement.predictions
         values = {**self.measurement.values, STANDARD_ERROR: self.measurement.standard_error}
         scalars = torch.stack(list(values.values()))
         measured = (torch.cat((scalars, self.measurement.recalls())) if has_rule else scalars).tolist()
         if has_rule:
-            self.recognition.take(measured[len(values) :])
+            self.recognition.last = measured[len(values) :]
         return dict(zip(values, measured[: len(values)], strict=True))
-
-    def details(self) -> Details | None:
-        """Details behind the numbers of the last check; None if it was not measured here."""
-        return None if self.measurement is None else self.measurement.details()
 
     def forget(self) -> None:
         """Compare the next check with none before."""
-        self.last, self.best = self.last[:0], self.best[:0]
+        self.predictions, self.best_predictions = self.predictions[:0], self.best_predictions[:0]
         self.recognition = Recognition()
 
     def state_dict(self) -> dict[str, Any]:
         # On the CPU, in the smallest type that holds all classes.
         narrow = {
             name: one.cpu().to(dtype_of_labels(1 + int(one.max()) if len(one) else 0))
-            for name, one in (("predictions", self.last), ("best_predictions", self.best))
+            for name, one in (("predictions", self.predictions), ("best_predictions", self.best_predictions))
         }
         return narrow | {"recalls": self.recognition.state_dict()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.last, self.best = state["predictions"], state["best_predictions"]
+        self.predictions, self.best_predictions = state["predictions"], state["best_predictions"]
         self.recognition = Recognition()
         self.recognition.load_state_dict(state["recalls"])
 
@@ -92,7 +89,7 @@ class Tracker:
                 tracker.add(epoch, tracker.measure(logits))
             if tracker.checks.is_kept_new:
                 save(tracker.state_to_keep(model))
-            if tracker.verdict.should_stop:
+            if tracker.checks.verdict.should_stop:
                 break
 
     If several processes train, one of them prepares and measures, and all of them `add` the same values. With
@@ -104,7 +101,7 @@ class Tracker:
         self.warn: Callable[[str], None] = warn or partial(warnings.warn, stacklevel=2)
         self.checks = History(settings)  # decides which check is kept, and when to stop
         self.groundwork = Groundwork(settings)  # samples, and what is computed from them before training
-        self.predictions = Predictions()
+        self.last_check = LastCheck()
         self.average: WeightAverage | None = None
         if settings.averaging is not None:
             self.average = WeightAverage(settings.averaging, settings.averaging_device)
@@ -118,16 +115,6 @@ class Tracker:
         """One dict a check, in order, as in `BoundaryUncertaintyMonitor`; `step` only if it is known."""
         return self.checks.entries
 
-    @property
-    def kept(self) -> dict[str, Any] | None:
-        """Check whose weights are to be kept; None if no check counts yet."""
-        return self.checks.kept
-
-    @property
-    def verdict(self) -> Verdict:
-        """Decision after the last check."""
-        return self.checks.verdict
-
     def prepare(self, samples: Samples, **options: Any) -> str:
         """Compute all that does not depend on the network, with options and errors as in `Groundwork.prepare`."""
         return self.groundwork.prepare(samples, self.warn, has_resumed=bool(self.history), **options)
@@ -135,16 +122,13 @@ class Tracker:
     def go_on(self, fingerprint: str, is_restored: bool = True) -> bool:
         """Compare the samples with those of earlier checks; if they differ, start anew and return False."""
         before = self.groundwork.fingerprint
+        # What could not be restored is like no fingerprint: it is compared as "".
         are_the_same = not self.history or before in (None, fingerprint if is_restored else "")
         if not are_the_same:
             self.checks.reset()
-            self.predictions.forget()
+            self.last_check.forget()
         self.groundwork.fingerprint = fingerprint
         return are_the_same
-
-    def give_up_average(self) -> None:
-        """Measure the weights as they are."""
-        self.average = None
 
     def update_average(self, model: object, epoch: int, step: int | None = None) -> None:
         """Add the weights of a check to the average, if there is one; a repeated check is added once."""
@@ -156,7 +140,10 @@ class Tracker:
         return self.average.values(model) if self.average is not None and isinstance(model, nn.Module) else {}
 
     def look(self, model: Any, epoch: int, step: int | None = None) -> AbstractContextManager[Any]:
-        """Context of the network that a check reads: a copy of the model, with averaged weights if there are any."""
+        """Context of the network that a check reads: a copy of the model, with averaged weights if there are any.
+
+        The callbacks do the same in steps, because all processes of a trainer take part (`Fit._make_check`).
+        """
         self.update_average(model, epoch, step)
         return looking_at(model, self.averages(model))
 
@@ -169,7 +156,7 @@ class Tracker:
         if self.account.check_seconds == 0:
             warn_of_probabilities(logits, "The module", self.warn)
         has_rule = self.checks.selection is not None
-        return self.predictions.measure(self.groundwork.signals, logits, has_rule=has_rule)
+        return self.last_check.measure(self.groundwork.signals, logits, has_rule=has_rule)
 
     def add(
         self, epoch: int, values: Mapping[str, float], step: int | None = None, *, is_counted: bool = True
@@ -180,14 +167,14 @@ class Tracker:
         """
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
         if self.checks.is_most_accurate(entry):
-            self.predictions.best = self.predictions.last
+            self.last_check.best_predictions = self.last_check.predictions
         self.checks.add(entry, is_counted=is_counted)
         if self.checks.last_score is not None:
-            self.predictions.recognition.add(epoch, step, is_kept=self.kept is entry)
+            self.last_check.recognition.add(epoch, step, is_kept=self.checks.kept is entry)
         if not is_counted:
-            self.predictions.forget()
+            self.last_check.forget()
         data = self.groundwork.about["data"]
-        line = worse_than_chance(self.history, self.predictions.n_columns, data) if data else ""
+        line = worse_than_chance(self.history, self.last_check.n_columns, data) if data else ""
         if line and not self._has_warned:
             self._has_warned = True
             self.warn(line)  # last, because filters may turn a warning into an error
@@ -212,7 +199,7 @@ class Tracker:
     def end_check(self, started: float, details: Details | None, train_loss: float | None = None) -> None:
         """Count the time of the last check, and write it to the record."""
         if self.account.path and details is not None:
-            entry, kept, rows = self.history[-1], self.kept or {}, self.groundwork.rows
+            entry, kept, rows = self.history[-1], self.checks.kept or {}, self.groundwork.rows
             line = {
                 "kind": "check",
                 "epoch": entry["epoch"],
@@ -227,13 +214,13 @@ class Tracker:
                 "doubtful": [[int(rows[one.row]), *one[1:]] for one in details.doubtful],
             }
             self.account.record.tell(line)
-        self.predictions.measurement = None
+        self.last_check.measurement = None
         self.account.end_check(started, self.history[-1], train_loss)
 
     def end(self, reason: str, **kept: Any) -> None:
         """Judge what was kept, and write the last line of the record."""
         seconds = {name: getattr(self.account, name) for name in ("saving_seconds", "training_seconds")}
-        check = None if kept.get("kept_epoch") is None else self.kept  # weights may be lost
+        check = None if kept.get("kept_epoch") is None else self.checks.kept  # weights may be lost
         confidence, self.remarks = None, []
         if check is not None and self.groundwork.is_prepared:
             confidence, self.remarks = self._judge(check)
@@ -252,7 +239,7 @@ class Tracker:
         blind, labels = blindness_of(signals.preparation, named, max(finite, default=math.nan)), signals.boundary.labels
         confidence = confidence_in(check, counted, signals.skill, len(labels), is_blind=bool(blind))
         lines = [blind or confidence.line()]
-        recalls = self.predictions.recognition.kept
+        recalls = self.last_check.recognition.kept
         if recalls is not None and (recalls.epoch, recalls.step) == place_of(check):
             lines.append(unpredicted_of(signals.preparation, named, recalls.expected))
         return confidence, [line for line in (*lines, self.unrecognised(check)) if line]
@@ -262,18 +249,18 @@ class Tracker:
         boundary = self.groundwork.signals.boundary
         if boundary.class_weight is not None:
             return ""
-        return self.predictions.recognition.line(check, *torch.unique(boundary.labels, return_counts=True))
+        return self.last_check.recognition.line(check, *torch.unique(boundary.labels, return_counts=True))
 
     def release(self) -> None:
         """Free what `prepare` computed, and the average, because training has ended."""
         self.groundwork.release()
         if self.average is not None:
             self.average.forget()
-        self.predictions.measurement = None
+        self.last_check.measurement = None
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed training needs, as plain numbers, strings and tensors on the CPU."""
-        state = self.checks.state_dict() | self.predictions.state_dict() | self.groundwork.state_dict()
+        state = self.checks.state_dict() | self.last_check.state_dict() | self.groundwork.state_dict()
         if self.average is not None:
             state["average"] = self.average.state_dict()
         # Tables of numbers, one for each run of checks with the same entries: single numbers are slow to save.
@@ -292,14 +279,14 @@ class Tracker:
         score = self.checks.score_name
         if score and any(score not in check for check in state["history"]):  # an earlier version had no such score
             changed["rule"] = now["rule"]
-        self.predictions.load(state)
+        self.last_check.load(state)
         self.groundwork.load(state)
         if self.average is not None and state["average"] is not None:
             self.average.load_state_dict(state["average"])
         self.checks.load(state["history"], state["n_not_compared"], None if changed else state["rule"])
         if changed:
-            self.predictions.forget()
-            self.groundwork.fingerprint = None  # no check is left to compare with
+            self.last_check.forget()
+            self.groundwork.fingerprint = None  # no check is left to compare
             was = ", ".join(f"{name}={before.get(name)!r:.100}" for name in changed)
             is_now = ", ".join(f"{name}={value!r:.100}" for name, value in changed.items())
             self.warn(
@@ -347,7 +334,8 @@ class KeptResults(MeasurementResults):
 
     @property
     def _kept(self) -> dict[str, Any] | None:
-        return self.tracker.kept
+        """Check that is kept; None if none counts, or if its weights are lost."""
+        return self.tracker.checks.kept
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -65,7 +65,12 @@ class WeightAverage:
         Returns False if a parameter has become NaN or infinite: the average stays, and `values` are empty until the
         next check.
         """
-        found = {n: one for n, one in weights_of(module).items() if n in self._averages or _enters(n, one)}
+        found = {}
+        for name, weight in weights_of(module).items():
+            is_trained = isinstance(weight, nn.Parameter) and weight.requires_grad
+            is_statistic = not isinstance(weight, nn.Parameter) and name.rpartition(".")[2] in _STATISTICS
+            if name in self._averages or is_trained or is_statistic:
+                found[name] = weight
         sizes = _sizes(found)
         self.is_current = not any(
             isinstance(found[name], nn.Parameter)
@@ -152,11 +157,6 @@ def _can_be_averaged(tensor: Tensor) -> bool:
         stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
     )
     return not (tensor.is_meta or tensor.is_inference() or is_shared)
-
-
-def _enters(name: str, weight: Tensor) -> bool:
-    """True for trainable parameters and running statistics."""
-    return weight.requires_grad if isinstance(weight, nn.Parameter) else name.rpartition(".")[2] in _STATISTICS
 
 
 def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, float]:

@@ -128,15 +128,11 @@ class Recognition:
 
     kept: Recalls | None = None
     balanced: Recalls | None = None
-    _last: list[float] = field(default_factory=list)  # recalls of the check that `add` takes next
-
-    def take(self, measured: list[float]) -> None:
-        """Store the result of `recalls_of` for the check that is added next."""
-        self._last = measured
+    last: list[float] = field(default_factory=list)  # from `recalls_of`, of the check that `add` takes next
 
     def add(self, epoch: int, step: int | None, *, is_kept: bool) -> None:
         """Add a check that counts, if it was measured here."""
-        measured, self._last = self._last, []
+        measured, self.last = self.last, []
         if not measured or not all(map(math.isfinite, measured)):
             return
         half = len(measured) // 2

@@ -19,7 +19,7 @@ from bu_torch.estimators.trust import TrustScore
 from bu_torch.internal.files import open_whole, regular_file
 from bu_torch.internal.inputs import PresentClasses
 from bu_torch.internal.printing import cleaned
-from bu_torch.perturbation.draws import MixedMove
+from bu_torch.perturbation.draws import MixedMove, kind_of
 from bu_torch.samples.samples import copies
 from bu_torch.space.features import FeatureSpace, MixedFeatures
 from bu_torch.space.metric import MetricSpace
@@ -175,7 +175,7 @@ def _read(source: AbstractContextManager[BinaryIO], name: str, fingerprint: str)
 def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> str:
     """Digest of checked samples and of the settings of `boundary`, which need not be fitted."""
     settings = (boundary.n_neighbors, boundary.n_draws, boundary.seed)
-    kind = boundary.kind_of_perturbation(inputs)
+    kind = kind_of(boundary.perturbation, inputs)
     words = [repr((_FORMAT, *settings, boundary.space.n_components))]
     options = (boundary.feature_extractor, boundary.perturbation)
     words += [repr(option) for option in options if isinstance(option, MixedFeatures | MixedMove)]

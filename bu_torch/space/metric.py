@@ -105,11 +105,6 @@ class MetricSpace:
         self.base, self.n_components = base, base.n_components
         self.metric = LabelMetric(seed=seed)
 
-    def fit_transform(self, inputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Fit to inputs (N, ...), labels (N,) and weights (N,), and give the inputs as points (N, k)."""
-        points = self.base.fit_transform(inputs)
-        return self.metric.fit(points, labels, weights).transform(points)
-
     def transform(self, inputs: Tensor) -> Tensor:
         """Inputs (n, ...) as points (n, k), as `FeatureSpace.transform`."""
         return self.metric.transform(self.base.transform(inputs))

@@ -69,8 +69,8 @@ def test_a_replay_is_causal_and_leaves_the_checks_alone():
 @pytest.mark.parametrize("rule", [*RULE_NAMES, Product()], ids=lambda rule: getattr(rule, "name", rule))
 def test_early_and_non_finite_checks_are_not_kept(rule):
     falling = [1.0 / (1 + epoch) for epoch in range(12)]
-    history = checks(**dict.fromkeys(RULE_NAMES, falling))
-    history[4] |= dict.fromkeys(RULE_NAMES, math.nan)
+    history = checks(**dict.fromkeys(SIGNALS, falling))
+    history[4] |= dict.fromkeys(SIGNALS, math.nan)
     assert SelectionRule(rule, start_from_epoch=4).replay(history)["epoch"] == 5
     assert SelectionRule(rule, start_from_epoch=12).replay(history) is None
 

@@ -48,7 +48,7 @@ def test_a_check_of_the_same_epoch_and_step_takes_the_place_of_the_last(again, p
     entry = tracker.add(again[0], VALUES | {"expected_accuracy": 0.4}, again[1])
     assert [(entry["epoch"], entry["step"]) for entry in tracker.history] == places
     assert tracker.history[-1] is entry
-    assert tracker.verdict.wait == len(places) - 1
+    assert tracker.checks.verdict.wait == len(places) - 1
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_with_another_patience_all_before_counts_and_this_run_s_holds():
     first, said = fed(Tracker(Settings(patience=9)), 0.5, 0.1, 0.1), []
     second = Tracker(Settings(patience=4), said.append)
     second.load_state_dict(first.state_dict())
-    assert [fed(second, 0.1).verdict.should_stop for _ in range(2)] == [False, True]
+    assert [fed(second, 0.1).checks.verdict.should_stop for _ in range(2)] == [False, True]
     assert said == []
 
 
@@ -122,7 +122,7 @@ def test_with_other_settings_nothing_before_is_compared(changed):
     second.load_state_dict(first.state_dict())
     assert len(said) == 1
     assert f"resumes with {next(iter(changed))}=" in said[0]
-    assert fed(second, 0.1).kept is second.history[-1]
+    assert fed(second, 0.1).checks.kept is second.history[-1]
     assert [check["epoch"] for check in second.history] == [0, 1]
 
 
@@ -258,5 +258,5 @@ def test_a_state_without_the_score_of_the_rule_starts_anew():
     table["names"], table["values"] = [table["names"][n] for n in keep], table["values"][:, keep]
     state["settings"] |= {"rule": "accuracy_and_trust"}
     tracker.load_state_dict(state)
-    assert (tracker.kept, len(tracker.history)) == (None, 2)
+    assert (tracker.checks.kept, len(tracker.history)) == (None, 2)
     assert "patience and the best epoch start anew" in said[0]

@@ -36,8 +36,8 @@ def tracked(share, *thresholds, noise=0.0, tracker=None, first=0, **settings):
 
 def test_a_class_that_loses_by_what_is_kept_is_named():
     tracker = tracked(0.2, HIGH, LOW)
-    assert tracker.kept["epoch"] == 0
-    line = tracker.unrecognised(tracker.kept)
+    assert tracker.checks.kept["epoch"] == 0
+    line = tracker.unrecognised(tracker.checks.kept)
     labelled = []
     for threshold in (HIGH, LOW):
         features = tracker.groundwork.signals.perturbed_inputs.view(2, -1, 2)[:, :80, 0]
@@ -62,7 +62,7 @@ def test_a_class_that_loses_by_what_is_kept_is_named():
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 def test_otherwise_nothing_is_said(share, thresholds, settings, noise):
     tracker = tracked(share, *thresholds, noise=noise, **settings)
-    assert tracker.unrecognised(tracker.kept) == ""
+    assert tracker.unrecognised(tracker.checks.kept) == ""
 
 
 def test_a_resumed_run_knows_the_checks_before(tmp_path):
@@ -73,12 +73,12 @@ def test_a_resumed_run_knows_the_checks_before(tmp_path):
     second.load_state_dict(state)
     tracked(0.2, LOW, tracker=second, first=1)
     whole = tracked(0.2, HIGH, LOW)
-    assert second.unrecognised(second.kept) == whole.unrecognised(whole.kept) != ""
+    assert second.unrecognised(second.checks.kept) == whole.unrecognised(whole.checks.kept) != ""
     del state["recalls"]  # as of an older version
     older = Tracker(Settings(**SETTINGS))
     older.load_state_dict(state)
     tracked(0.2, LOW, tracker=older, first=1)
-    assert older.unrecognised(older.kept) == ""
+    assert older.unrecognised(older.checks.kept) == ""
 
 
 @pytest.mark.parametrize(
