@@ -174,6 +174,11 @@ class Fit:
             self.watch.begin(trainer, pl_module, batch)
         self.tracker.account.seconds_elsewhere += time.perf_counter() - started
 
+    @property
+    def reads_batches(self) -> bool:
+        """True while batch hooks have something to do: in the first epoch, and if checks go by steps."""
+        return self.is_by_steps or not self._network.is_tried
+
     def end_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by steps."""
         self.watch.end_batch(trainer, pl_module)

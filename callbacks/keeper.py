@@ -34,6 +34,7 @@ from bu_torch.callbacks.trainer import (
     average_model,
     misconfigured,
     optimizers_in_training,
+    set_batch_hooks,
 )
 from bu_torch.internal.global_state import preserved_random_state
 from bu_torch.internal.printing import cleaned
@@ -64,6 +65,7 @@ class Keeper(Companion):
 
     def __init__(self, fit: Fit, key: str) -> None:
         self.fit, self._key = fit, key
+        set_batch_hooks(self, are_called=fit.is_by_steps)
         self.best_epoch = self.best_step = None
 
     @property

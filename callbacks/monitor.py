@@ -15,6 +15,7 @@ from bu_torch.callbacks.trainer import (
     check_trainer,
     go_on_from_raw_weights,
     misconfigured,
+    set_batch_hooks,
     stand_behind_averaging,
 )
 from bu_torch.estimators.cluster_scores import PairsAt
@@ -157,6 +158,9 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
         fits = [one._fit for one in trainer.callbacks if isinstance(one, BoundaryUncertaintyMonitor)]
         self._fit.start(trainer, pl_module, fits)
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        set_batch_hooks(self, are_called=self._fit.reads_batches)
+
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._fit.start_batch(trainer, pl_module, batch)
 
@@ -178,6 +182,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._fit.release()
+        set_batch_hooks(self, are_called=True)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != FITTING:

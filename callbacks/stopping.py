@@ -18,6 +18,7 @@ from bu_torch.callbacks.trainer import (
     StochasticWeightAveraging,
     Trainer,
     misconfigured,
+    set_batch_hooks,
 )
 from bu_torch.estimators.cluster_scores import PairsAt
 from bu_torch.estimators.space_choice import FeatureExtractor
@@ -248,6 +249,10 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             self._install(trainer, pl_module).on_train_start(trainer, pl_module)
         self._first_epoch, verdict = trainer.current_epoch, self.tracker.checks.verdict
         self._is_due, self._highest = verdict.should_stop and not _may_stop(trainer), verdict.best
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # A stop that is due may be allowed within the epoch.
+        set_batch_hooks(self, are_called=self._fit.reads_batches or self._is_due)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         super().on_train_batch_end(trainer, pl_module)
