@@ -1,5 +1,6 @@
 """Early stopping and the best model for Hugging Face's `Trainer`, without an evaluation set."""
 
+import inspect
 import math
 import warnings
 from pathlib import Path
@@ -68,12 +69,13 @@ class BoundaryUncertaintyCallback(TrainerCallback):
                 " no `IterableDataset`."
             )
         named = [self.input_key] if isinstance(self.input_key, str) else self.input_key
-        keys = Keys(named, self.label_key, model)
+        keys = Keys(named, self.label_key, _with_names_alone(model))
         own = getattr(loader, "base_dataloader", loader)
         if own is not loader and args.world_size > 1:  # its batches are only one process's
             sampler, collate = loader.get_sampler(), loader.collate_fn
             own = DataLoader(dataset, args.eval_batch_size, sampler=sampler, collate_fn=collate)
         self.stopper = make_stopper(model, own, self.options, keys)
+        self.stopper.has_progress_bar = not args.disable_tqdm
         if state.global_step:
             self._resume(_file(args, state))
 
@@ -114,6 +116,20 @@ class BoundaryUncertaintyCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         conclude(self.stopper, kwargs["model"] if self.load_best_model_at_end else None)
+
+
+def _with_names_alone(model: Any) -> Any:
+    """Function with the named arguments of a model's `forward`: as for the `Trainer`, a `**kwargs` names no column."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    signature = inspect.signature(base.forward)
+    named = [one for one in signature.parameters.values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    if not named:
+        return model
+
+    def taker() -> None: ...
+
+    vars(taker)["__signature__"] = signature.replace(parameters=named)
+    return taker
 
 
 def _file(args: Any, state: Any) -> Path:

@@ -214,7 +214,8 @@ class Groundwork:
                 f" not predict left-out labels clearly better (skill {after:.2f}, without it {before:.2f})."
             )
         listed = ", ".join(f"{name} {skill:.2f}" for name, skill in skills.items())
-        change = " To change it: `feature_extractor='inputs'`." if space == "metric" else ""
+        base = next((name for name in skills if name != "metric"), "inputs")
+        change = f" To change it: `feature_extractor={base!r}`." if space == "metric" else ""
         why = f"Neighbours are found in {_SPACES.get(space)}: left-out labels are predicted best there ({listed})."
         return why + change if skills else ""
 

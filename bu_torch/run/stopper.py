@@ -53,6 +53,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         setup_seconds: Time spent before the first check, in seconds.
         check_seconds: Time spent in checks so far, in seconds.
         record_path: The table of checks; "" if there is none.
+        has_progress_bar: Show a bar if the preparation takes some seconds; True unless set.
 
     Raises:
         ValueError: If an argument is out of range or the samples are not fit for the method.
@@ -114,6 +115,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         if folder is not None and not isinstance(folder, str | Path):
             raise TypeError(f"`folder` must be a path or None, got {type(folder).__name__}.")
         self.folder = folder
+        self.has_progress_bar = True
         self._tracker = Tracker(self.settings)
         self._best = BestWeights()
         self.stopped_epoch: int | None = None
@@ -263,7 +265,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         # The first check mostly comes after some training, so the network's features are a space only on request.
         module = model if isinstance(model, nn.Module) and self.settings.feature_extractor is not None else None
         fingerprint = tracker.prepare(
-            samples, module=module, cache=self.settings.cache, has_progress_bar=True, tell=tell
+            samples, module=module, cache=self.settings.cache, has_progress_bar=self.has_progress_bar, tell=tell
         )
         draws = "1 draw" if made.n_draws == 1 else f"{made.n_draws} draws"
         tell(f"Boundary uncertainty measures at {len(samples.inputs)} of {n_training} samples, {draws} each.")

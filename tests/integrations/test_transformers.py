@@ -96,6 +96,24 @@ def test_it_stops_without_an_evaluation_and_loads_the_best_model(tmp_path):
     assert same(run.model.state_dict(), again.model.state_dict())
 
 
+def test_a_column_that_only_the_loss_reads_is_no_input(tmp_path):
+    def with_rows(samples):
+        return pad_to_longest(samples) | {"row": torch.arange(len(samples))}
+
+    class Dropping(CountingTrainer):
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            inputs.pop("row", None)
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    histories = []
+    for collate in (pad_to_longest, with_rows):
+        run = trainer(tmp_path, ours := callback(), collate=collate, epochs=2, remove_unused_columns=False)
+        run.__class__ = Dropping
+        run.train()
+        histories.append(ours.stopper.history)
+    assert histories[0] == histories[1]
+
+
 def test_of_several_processes_the_first_decides(tmp_path, monkeypatch):
     monkeypatch.setattr(integration, "broadcast_object_list", lambda decisions: [True for _ in decisions])
     run = trainer(tmp_path, ours := callback())
