@@ -16,6 +16,7 @@ from bu_torch.run.weights import WeightAverage
 from bu_torch.space.features import standardization, standardize
 
 LEAST_ROWS = 80
+_MOST_CLASSES_A_ROW = 1 / 3
 _MOST_TRAINED, _MOST_TESTED = 2500, 4000
 _PATIENCE = 20
 _BATCH = 32
@@ -41,9 +42,13 @@ def read_table(path: Path) -> Split:
         import pandas as pd
     except ImportError as error:
         raise ImportError("Tables are read with pandas: `pip install pandas`.") from error
-    frame = pd.read_csv(path)
+    try:
+        frame = pd.read_csv(path)
+    except ValueError as error:
+        raise ValueError(f"`{path}` cannot be read: {error}.") from error
     if "label" not in frame:
-        raise ValueError(f"`{path}` must have a column `label`, got {', '.join(map(str, frame.columns))}.")
+        named = ", ".join(map(str, frame.columns[:5])) + ", ..." * (len(frame.columns) > 5)
+        raise ValueError(f"`{path}` must have commas between columns, and one that is called `label`, got {named}.")
     labels = frame.pop("label")
     if labels.isna().any():
         raise ValueError(f"`{path}` must have a label in each row, got {labels.isna().sum()} rows without one.")
@@ -53,10 +58,14 @@ def read_table(path: Path) -> Split:
     if not np.isfinite(features).all():
         raise ValueError(f"`{path}` must hold finite numbers, got an infinite one.")
     codes, classes = pd.factorize(labels, sort=True)
+    if len(classes) > _MOST_CLASSES_A_ROW * len(frame) >= _MOST_CLASSES_A_ROW * LEAST_ROWS:
+        raise ValueError(
+            f"`{path}` must hold classes in `label`, got {len(classes)} in {len(frame)} rows (a regression?)."
+        )
     if len(frame) < LEAST_ROWS or len(classes) < 2:
         raise ValueError(
             f"`{path}` must have at least {LEAST_ROWS} rows, half of them for training, and two classes, got"
-            f" {len(frame)} rows and {len(classes)} classes."
+            f" rows: {len(frame)}, classes: {len(classes)}."
         )
     return torch.from_numpy(features), torch.from_numpy(codes).long()
 
@@ -71,6 +80,7 @@ def compare(table: Split, seed: int, n_epochs: int, noise: float = 0.0) -> Compa
     (inputs, labels), test = _split(table, seed, noise)
     n_classes = int(table[1].max()) + 1
     stopper = BoundaryUncertaintyStopper(inputs, labels, seed=seed, patience=_PATIENCE)
+    stopper.has_progress_bar = False
     average = WeightAverage(AVERAGING)
     of_all, is_over = [], False
     with stopper:
@@ -91,9 +101,10 @@ def compare(table: Split, seed: int, n_epochs: int, noise: float = 0.0) -> Compa
         "last epoch": of_all[-1],
         "averaged": _error(averaged, test),
         "best epoch": min(of_all),
+        "one class": float((test[1] != labels.mode().values).double().mean()),
     }
     ran = {"bu-torch": n_ours, "hold-out 25 %": quarter.n_epochs, "refit 20 %": fifth.n_epochs + fifth.epoch + 1}
-    return Comparison(errors, {name: ran.get(name, n_epochs) for name in errors})
+    return Comparison(errors, {name: ran.get(name, n_epochs) for name in errors if name != "one class"})
 
 
 class _HeldOut(NamedTuple):

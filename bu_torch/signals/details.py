@@ -220,16 +220,17 @@ def blindness(highest: float, alone: float, name: str, skills: tuple[float, floa
     has_gain = highest - alone > _LEAST_GAIN * (1 - alone)
     if has_gain and max(skills) >= _LEAST_SKILL:
         return ""
-    why, way_out = "left-out labels can hardly be predicted", "Choose the epoch by some held-out samples"
-    if max(skills) >= _LEAST_SKILL:  # the network could have learnt more
-        way_out = "Train longer or at a larger learning rate"
-    if not has_gain:
-        why = f"its highest value is {highest:.3f}, and always predicting {name} scores {alone:.3f}"
+    skill = f"skill {nearest:.2f} by the nearest samples, {regression:.2f} by regression; 1 is certain, 0 chance"
+    if max(skills) < _LEAST_SKILL:
+        return (
+            f"Expected accuracy cannot tell these epochs apart: left-out labels can hardly be predicted ({skill})."
+            " Choose the epoch by some held-out samples, or pass a `feature_extractor` in whose space near samples are"
+            " alike."
+        )
     return (
-        f"Expected accuracy cannot tell these epochs apart: {why} (skill {nearest:.2f} by the nearest samples,"
-        f" {regression:.2f} by regression; 1 is certain, 0 chance). {way_out}, pass a"
-        " `feature_extractor` in whose space near samples are alike, or `class_weight='balanced'` if a rare class"
-        " matters."
+        f"No check is clearly better than one class alone: the highest expected accuracy is {highest:.3f}, and always"
+        f" predicting {name} scores {alone:.3f} ({skill}). Train longer; or pass `class_weight=` if the loss weighs the"
+        " classes, `class_weight='balanced'` if a rare one matters."
     )
 
 

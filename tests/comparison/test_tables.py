@@ -24,14 +24,15 @@ def test_a_file_of_one_s_own_is_a_table(tmp_path):
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ({"a": [1.0, 2.0]}, "must have a column `label`, got a"),
+        ({"a": [1.0, 2.0]}, "one that is called `label`, got a"),
         ({"a": [1.0, 2.0], "b": ["x", "y"], "label": [0, 1]}, "must hold numbers, got text in column 'b'"),
         ({"a": [1.0, None], "label": [0, 1]}, "must have no missing values, got 1 among 2 in column 'a'"),
         ({"a": [1.0, float("inf")], "label": [0, 1]}, "must hold finite numbers"),
         ({"a": [1.0, 2.0], "label": ["x", None]}, "a label in each row, got 1 rows without one"),
         ({"a": [1.0, 2.0], "label": [0.5, 1.0]}, "must hold classes in `label`, got fractions"),
-        ({"a": [1.0, 2.0], "label": [0, 1]}, "at least 80 rows, .* got 2 rows and 2 classes"),
-        ({"a": [1.0] * 80, "label": [0] * 80}, "two classes, got 80 rows and 1 classes"),
+        ({"a": [1.0, 2.0], "label": [0, 1]}, "at least 80 rows, .* got rows: 2, classes: 2"),
+        ({"a": [1.0] * 90, "label": range(90)}, "must hold classes in `label`, got 90 in 90 rows"),
+        ({"a": [1.0] * 80, "label": [0] * 80}, "two classes, got rows: 80, classes: 1"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused(tmp_path, table, said):
@@ -61,10 +62,14 @@ def test_the_command_prints_a_row_for_each_table_and_leaves_logs_and_threads(tmp
     inputs, labels = problems.blobs(200)
     for name in ("few", "more"):
         pd.DataFrame(inputs).assign(label=labels).to_csv(tmp_path / f"{name}.csv", index=False)
+    (tmp_path / "none.csv").write_text("")
+    (tmp_path / "other.csv").write_text("a;label\n1;0\n")
     before = logging.getLogger("bu_torch").level, torch.get_num_threads()
     assert main(["compare", str(tmp_path), "--seeds", "1", "--epochs", "3"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[:5]] == ["test", "few", "more", "mean", "epochs"]
+    first, second, *lines = capsys.readouterr().out.splitlines()
+    assert re.match(r"Left out: .*none\.csv` cannot be read: No columns", first)
+    assert re.match(r"Left out: .*other\.csv` must have commas between columns, .* got a;label\.", second)
+    assert [line.split()[0] for line in lines[:6]] == ["test", "few", "more", "mean", "less", "epochs"]
     rows = [[float(cell) for cell in re.findall(r"0\.\d{3}", line)] for line in lines[1:4]]
     assert rows[2] == pytest.approx([(one + two) / 2 for one, two in zip(*rows[:2], strict=True)], abs=1e-3)
     assert (logging.getLogger("bu_torch").level, torch.get_num_threads()) == before

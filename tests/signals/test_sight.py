@@ -31,10 +31,10 @@ def test_one_class_alone_scores_what_predicting_it_everywhere_scores(generator):
     [
         (0.95, (0.4, 0.3), ""),
         (0.95, (0.01, 0.3), ""),
-        (0.861, (0.4, 0.3), "its highest value is 0.861, and always predicting 'no' scores 0.860"),
-        (0.80, (0.4, 0.3), "its highest value is 0.800"),
+        (0.861, (0.4, 0.3), "accuracy is 0.861, and always predicting 'no' scores 0.860"),
+        (0.80, (0.4, 0.3), "accuracy is 0.800"),
         (0.95, (0.01, 0.04), "left-out labels can hardly be predicted (skill 0.01 by the nearest"),
-        (float("nan"), (0.4, 0.3), "its highest value is nan"),
+        (float("nan"), (0.4, 0.3), "accuracy is nan"),
     ],
 )
 def test_a_score_that_cannot_see_is_told_of(highest, skills, said):
