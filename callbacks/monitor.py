@@ -150,6 +150,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         check_trainer(trainer)
         if stage == FITTING:
+            set_batch_hooks(self, are_called=True)  # a failed fit may have left some skipped
             self._fit = Fit(self.settings, self.source, self.every_n_epochs, self.every_n_train_steps)
             stand_behind_averaging(trainer, BoundaryUncertaintyMonitor)
             self._fit.decide_on_average(trainer)
