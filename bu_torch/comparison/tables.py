@@ -58,14 +58,14 @@ def read_table(path: Path) -> Split:
     if not np.isfinite(features).all():
         raise ValueError(f"`{path}` must hold finite numbers, got an infinite one.")
     codes, classes = pd.factorize(labels, sort=True)
-    if len(classes) > _MOST_CLASSES_A_ROW * len(frame) >= _MOST_CLASSES_A_ROW * LEAST_ROWS:
-        raise ValueError(
-            f"`{path}` must hold classes in `label`, got {len(classes)} in {len(frame)} rows (a regression?)."
-        )
     if len(frame) < LEAST_ROWS or len(classes) < 2:
         raise ValueError(
             f"`{path}` must have at least {LEAST_ROWS} rows, half of them for training, and two classes, got"
             f" rows: {len(frame)}, classes: {len(classes)}."
+        )
+    if len(classes) > _MOST_CLASSES_A_ROW * len(frame):
+        raise ValueError(
+            f"`{path}` must hold classes in `label`, got {len(classes)} in {len(frame)} rows (a regression?)."
         )
     return torch.from_numpy(features), torch.from_numpy(codes).long()
 
