@@ -71,7 +71,6 @@ class CheckSamples:
             trainer, lambda: self._prepare_here(trainer, pl_module, n_operations, when)
         )
         if groundwork.is_prepared:
-            groundwork.signals.to(pl_module.device)
             inputs = groundwork.signals.perturbed if trainer.world_size == 1 else inputs
         self._network.take(trainer, pl_module, inputs)
         is_comparable = self._tracker.go_on(*compared)
@@ -150,6 +149,7 @@ class CheckSamples:
                     )
             fingerprint = self._tracker.prepare(
                 samples,
+                device=pl_module.device,
                 module=self._module_as_space(trainer, pl_module),
                 cache=None if trainer.fast_dev_run else self._settings.cache,
                 has_progress_bar=trainer.progress_bar_callback is not None,

@@ -73,6 +73,7 @@ class Groundwork:
         warn: Callable[[str], None],
         *,
         has_resumed: bool,
+        device: torch.device | None = None,
         module: nn.Module | None = None,
         cache: str | Path | None = None,
         has_progress_bar: bool = False,
@@ -81,9 +82,10 @@ class Groundwork:
     ) -> str:
         """Fit the signals, or load them; return the fingerprint of samples and settings, for `Tracker.go_on`.
 
-        If earlier checks were made (`has_resumed`), the space of neighbours stays. It may be the features of `module`
-        before training. `class_weight` applies if the settings have none. `tell` receives a forecast of a long
-        preparation. Errors are those of `Signals.fit` and `Signals.load`.
+        Checks will be made on `device`; None stands for that of the samples. If earlier checks were made
+        (`has_resumed`), the space of neighbours stays. It may be the features of `module` before training.
+        `class_weight` applies if the settings have none. `tell` receives a forecast of a long preparation. Errors are
+        those of `Signals.fit` and `Signals.load`.
         """
         if line := ignored(samples.n_ignored):
             warn(line)
@@ -114,8 +116,9 @@ class Groundwork:
                 elif signals.boundary.feature_extractor is not None and cache is not None:
                     warn(f"Features of a network differ from run to run: they are not kept in the cache {cache}.")
                     cache = None
+            inputs = samples.inputs.to(self._faster(samples, device))
             self.found_in, self.kept_in = fit_or_load(
-                signals, samples.inputs, samples.labels, cache, samples.weights, has_progress_bar, tell
+                signals, inputs, samples.labels, cache, samples.weights, has_progress_bar, tell
             )
             self._saved = self._space = None
             if signals.boundary.may_use_module(samples.inputs):
@@ -124,9 +127,17 @@ class Groundwork:
                         self._space = name
                     case _:
                         self._saved = signals.preparation.packed()
-        self._signals, self.rows = signals, samples.rows
+        self._signals, self.rows = signals.to(device or samples.inputs.device), samples.rows
         self.about = self._describe(signals, samples, n_draws)
         return signals.fingerprint
+
+    def _faster(self, samples: Samples, device: torch.device | None) -> torch.device:
+        """Device on which preparation is faster: that of the checks for images, else that of the samples."""
+        is_image = samples.packing is None and samples.inputs.ndim == 4
+        has_own_code = callable(self.settings.feature_extractor) or callable(self.settings.perturbation)
+        if device is None or device.type == "mps" or has_own_code or not is_image:  # MPS has no float64
+            return samples.inputs.device
+        return device
 
     def _takes_back(self, signals: Signals, samples: Samples) -> bool:
         """Load the preparation of a run that resumes, if the network of its start was the space."""
@@ -320,32 +331,25 @@ def fit_or_load(
 ) -> tuple[Path | None, Path | None]:
     """Load what an earlier run has kept for the same samples and settings, or fit and keep the result.
 
-    Args:
-        signals: Signals to fit or to load, in place.
-        inputs: Samples (N, ...), as `Signals.fit` takes them.
-        labels: Their classes (N,).
-        cache: A file (npz), which is refused if it is for other samples or settings; or a folder, in which samples and
-            settings give the file its name. If it cannot be written, a warning says so. None keeps nothing.
-        sample_weight: Weights of the samples (N,), or None.
-        has_progress_bar: Show a bar if the fit takes some seconds.
-        tell: Takes a line with the expected time of a long fit.
-
-    Returns:
-        The file that was read, and the file that was written, or None.
-
-    Raises:
-        ValueError: If the file is damaged, or for other samples or settings; others as in `Signals.fit`.
+    Samples are those of `Signals.fit`, whose errors are raised. `cache` is a file (npz), which is refused if it is
+    damaged or for other samples or settings (ValueError); or a folder, in which samples and settings give the file its
+    name. If it cannot be written, a warning says so. `tell` takes a line with the expected time of a long fit. Returns
+    the file that was read, and the file that was written, or None.
     """
     inputs = signals.boundary.as_inputs(inputs)
     with _bar(signals, inputs, has_progress_bar, tell):
-        if cache is None:
-            signals.fit(inputs, labels, sample_weight)
-            return None, None
-        return _by_file(signals, (inputs, labels, sample_weight), Path(cache))
+        try:
+            return _by_file(signals, (inputs, labels, sample_weight), cache)
+        except torch.OutOfMemoryError:  # of a device: training may still fit there
+            return _by_file(signals, (inputs.cpu(), labels, sample_weight), cache)
 
 
-def _by_file(signals: Signals, samples: tuple[Any, ...], cache: Path) -> tuple[Path | None, Path | None]:
+def _by_file(signals: Signals, samples: tuple[Any, ...], cache: str | Path | None) -> tuple[Path | None, Path | None]:
+    if cache is None:
+        signals.fit(*samples)
+        return None, None
     # A name without a suffix is a folder to be made.
+    cache = Path(cache)
     if cache.is_dir() or not (cache.suffix or cache.exists()):
         cache = cache / f"{signals.fingerprint_of(*samples)}.npz"
     try:

@@ -265,13 +265,17 @@ class BoundaryUncertaintyStopper(KeptResults):
         # The first check mostly comes after some training, so the network's features are a space only on request.
         module = model if isinstance(model, nn.Module) and self.settings.feature_extractor is not None else None
         fingerprint = tracker.prepare(
-            samples, module=module, cache=self.settings.cache, has_progress_bar=self.has_progress_bar, tell=tell
+            samples,
+            device=device_of(model, samples.inputs),
+            module=module,
+            cache=self.settings.cache,
+            has_progress_bar=self.has_progress_bar,
+            tell=tell,
         )
         draws = "1 draw" if made.n_draws == 1 else f"{made.n_draws} draws"
         tell(f"Boundary uncertainty measures at {len(samples.inputs)} of {n_training} samples, {draws} each.")
         for line in groundwork.lines():
             tell(line)
-        groundwork.signals.to(device_of(model, groundwork.signals.perturbed))
         if not tracker.go_on(fingerprint, groundwork.is_restored):
             self._best = BestWeights()
             tracker.warn(

@@ -5,8 +5,12 @@ import torch
 from emulation import came_back, emulated
 from problems import blobs
 from scenarios import tokens
+from torch import nn
 
 from bu_torch import Signals
+from bu_torch.run.groundwork import Groundwork
+from bu_torch.run.settings import MeasurementSettings
+from bu_torch.samples.samples import whole_samples
 
 pytestmark = pytest.mark.gpu
 
@@ -79,3 +83,36 @@ def test_tokens_agree(accelerator):
     logits = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
     for name, value in on_cpu.measure(logits).values.items():
         assert float(on_gpu.measure(logits.to(accelerator)).values[name]) == pytest.approx(float(value), abs=1e-5), name
+
+
+def prepared(samples, device, **settings):
+    groundwork = Groundwork(MeasurementSettings(n_neighbors=20, n_draws=2, **settings))
+    groundwork.prepare(samples, pytest.fail, has_resumed=False, device=device)
+    return groundwork.signals
+
+
+def test_images_are_prepared_where_they_will_be_checked(accelerator, monkeypatch):
+    images, labels = whole_samples(*IMAGES), IMAGES[1]
+    on_cpu = prepared(images, torch.device("cpu")).preparation
+    places, fit = [], Signals.fit
+    monkeypatch.setattr(Signals, "fit", lambda self, *given: places.append(given[0].device.type) or fit(self, *given))
+    signals = prepared(images, accelerator)
+    assert torch.allclose(signals.preparation.probabilities.cpu(), on_cpu.probabilities, atol=1e-5)
+    identity = nn.Flatten()
+    for samples, settings in ((whole_samples(*VECTORS), {}), (images, {"feature_extractor": identity})):
+        assert prepared(samples, accelerator, **settings).perturbed_inputs.device.type == accelerator.type
+    assert places == [accelerator.type, "cpu", "cpu"]
+    assert torch.equal(signals.boundary.labels.cpu(), labels)
+
+
+def test_images_that_do_not_fit_on_the_device_are_prepared_where_they_are(accelerator, monkeypatch):
+    fit = Signals.fit
+
+    def only_on_the_cpu(self, inputs, *others):
+        if inputs.device.type != "cpu":
+            raise torch.OutOfMemoryError
+        return fit(self, inputs, *others)
+
+    monkeypatch.setattr(Signals, "fit", only_on_the_cpu)
+    signals = prepared(whole_samples(*IMAGES), accelerator)
+    assert signals.perturbed_inputs.device.type == accelerator.type
