@@ -1,4 +1,4 @@
-"""The command `bu-torch`: what is done with a run from outside of it."""
+"""Compare ways to stop a training, choose among checkpoints, and show a run."""
 
 import argparse
 import sys
