@@ -72,7 +72,9 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         stopping_reason: Reason for the end of training, in words; "" while it runs.
         summary: Result as plain data, empty while training runs: what was kept, and whether to trust it. `word` is
             `"clear"`, `"plateau"`, `"unsure"` or `"blind"` (docs/choosing-checkpoints.md); `skill`, `gain` and
-            `n_equals` of `n_checks` are the numbers behind it (`bu_torch.run.history.Confidence`).
+            `n_equals` of `n_checks` are the numbers behind it (`bu_torch.run.history.Confidence`). These are None if
+            `rule` is neither `"accuracy_and_trust"` nor `"expected_accuracy"`, and after an exception in all processes
+            but the first.
         history: As in `BoundaryUncertaintyMonitor`, and the score of a rule that is not a signal, under its name.
         record_path, setup_seconds, check_seconds: As in `BoundaryUncertaintyMonitor`.
 
@@ -307,6 +309,8 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             stopped_epoch=self.stopped_epoch,
             best_model_path=self.best_model_path,
         )
+        if exception is None:  # after one, the other processes may not come here
+            tracker.summary = trainer.strategy.broadcast(tracker.summary)
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
         if keeper is not None and kept is not None:
             how = restore(trainer, keeper) if is_graceful and self.restore_best_weights else "not "

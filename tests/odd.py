@@ -81,7 +81,7 @@ class Ending(NamedTuple):
 
     kept: str
     warned: str = ""
-    reason: str = "Training (ended|ran until `max_epochs=4`)"
+    reason: str = "Training (ended|ran until `(max|num_train)_epochs=4`)"
     happen: Callable[..., None] = lambda layers, epoch: None
     settings: Mapping[str, Any] = MappingProxyType({})
     scores: tuple[float, ...] = (0.1, 0.9, 0.5)

@@ -54,8 +54,12 @@ def make_stopper(
     return BoundaryUncertaintyStopper(inputs, samples.labels, **options)
 
 
-def conclude(stopper: BoundaryUncertaintyStopper, network: nn.Module | None) -> None:
-    """Say what was kept, and load it into `network`, if any; a warning says if it does not fit."""
+def conclude(stopper: BoundaryUncertaintyStopper, network: nn.Module | None, reason: str = "") -> None:
+    """Say what was kept, and load it into `network`, if any; a warning says if it does not fit.
+
+    `reason` is why training ended if the stopper did not end it.
+    """
+    stopper.stopping_reason = stopper.stopping_reason or reason
     if network is not None and stopper.best_epoch is not None:
         try:
             stopper.restore(network)

@@ -115,7 +115,12 @@ class BoundaryUncertaintyCallback(TrainerCallback):
                 torch.save(self.stopper.state_dict(), part)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        conclude(self.stopper, kwargs["model"] if self.load_best_model_at_end else None)
+        reason = f"Training ran until `num_train_epochs={args.num_train_epochs:g}`."
+        if control.should_training_stop and state.global_step < state.max_steps:
+            reason = "Other code stopped training (`control.should_training_stop`)."
+        elif args.max_steps > 0:
+            reason = f"Training ran until `max_steps={args.max_steps}`."
+        conclude(self.stopper, kwargs["model"] if self.load_best_model_at_end else None, reason)
 
 
 def _with_names_alone(model: Any) -> Any:

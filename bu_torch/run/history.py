@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any, Literal, NamedTuple
 
 from bu_torch.internal.printing import cleaned
-from bu_torch.rule.rules import Reason, SelectionRule, Verdict, decide
+from bu_torch.rule.rules import Reason, RuleName, SelectionRule, Verdict, decide
 from bu_torch.run.settings import MeasurementSettings, Settings
 
 Entry = dict[str, Any]  # one check: epoch, step, signals and score
@@ -15,6 +15,8 @@ Word = Literal["clear", "plateau", "unsure", "blind"]
 # Chosen on half of the trainings of `benchmarks/quality.py`, and judged on the others.
 _LEAST_SKILL, _LEAST_SAMPLES, _MOST_EQUALS = 0.2, 500, 20
 _SETTLED = 3  # checks
+# Expected accuracy is all of their score, or half of it and more; other scores have no standard error.
+JUDGED_RULES: tuple[RuleName, ...] = ("accuracy_and_trust", "expected_accuracy")
 _BELOW_CHANCE = 0.8
 
 
@@ -210,7 +212,7 @@ def place_of(entry: Mapping[str, Any]) -> tuple[int, int | None]:
 
 
 class Confidence(NamedTuple):
-    """Confidence in the choice of a check."""
+    """Confidence in the choice of a check, for the rules whose score is mostly expected accuracy."""
 
     word: Word
     skill: float  # skill of predicting left-out labels, by neighbours or by regression: 1 is certain, 0 chance

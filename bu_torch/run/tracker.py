@@ -18,7 +18,7 @@ from bu_torch.internal.replica import looking_at
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.account import HISTOGRAMS, Account, Record, plain, row
 from bu_torch.run.groundwork import Groundwork
-from bu_torch.run.history import Confidence, History, confidence_in, place_of, worse_than_chance
+from bu_torch.run.history import JUDGED_RULES, Confidence, History, confidence_in, place_of, worse_than_chance
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.state import read_state
 from bu_torch.run.weights import WeightAverage, state_to_keep
@@ -231,14 +231,16 @@ class Tracker:
         line = {"kind": "end", "reason": reason, "n_not_compared": self.checks.n_not_compared, **kept, **seconds}
         self.account.record.tell(line | {"remarks": self.remarks})
 
-    def _judge(self, check: Mapping[str, Any]) -> tuple[Confidence, list[str]]:
+    def _judge(self, check: Mapping[str, Any]) -> tuple[Confidence | None, list[str]]:
         """Judge the kept check in words; name classes that are never predicted, and one that loses much."""
         signals, named, selection = self.groundwork.signals, self.groundwork.about["classes"], self.checks.selection
         counted = [one for one in self.checks.compared if selection is None or selection.score(one) is not None]
         finite = [accuracy for one in counted if math.isfinite(accuracy := one["expected_accuracy"])]
         blind, labels = blindness_of(signals.preparation, named, max(finite, default=math.nan)), signals.boundary.labels
-        confidence = confidence_in(check, counted, signals.skill, len(labels), is_blind=bool(blind))
-        lines = [blind or confidence.line()]
+        confidence = None
+        if selection is not None and selection.rule.name in JUDGED_RULES:
+            confidence = confidence_in(check, counted, signals.skill, len(labels), is_blind=bool(blind))
+        lines = [blind or ("" if confidence is None else confidence.line())]
         recalls = self.last_check.recognition.kept
         if recalls is not None and (recalls.epoch, recalls.step) == place_of(check):
             lines.append(unpredicted_of(signals.preparation, named, recalls.expected))

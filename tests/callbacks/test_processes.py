@@ -74,7 +74,7 @@ again = measured(weights.of_epoch, n_draws=3) if rank == 0 else []
 restored = {{name: value.double().sum().item() for name, value in module.state_dict().items()}}
 done(rank, history=stopping.history, again=again, best=stopping.best_epoch, path=stopping.best_model_path,
      reason=stopping.stopping_reason, stopped=stopping.stopped_epoch, record=stopping.record_path, restored=restored,
-     said=said)
+     said=said, summary=stopping.summary)
 """
 
 FAIL = """
@@ -126,8 +126,9 @@ def test_two_processes_agree_with_one_on_the_same_weights_and_decide_alike(tmp_p
     first, second = ranks
     assert len(first["history"]) > 3
     assert_as_alone(first, second)
-    for name in ("best", "path", "reason", "stopped"):
+    for name in ("best", "path", "reason", "stopped", "summary"):
         assert first[name] == second[name], name
+    assert first["summary"]["word"] is not None
     assert first["restored"] == pytest.approx(second["restored"])
     assert first["stopped"] is not None
     assert Path(first["path"]).exists()

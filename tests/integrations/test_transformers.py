@@ -2,6 +2,8 @@
 
 import functools
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from bu_torch.integrations import transformers as integration  # noqa: E402
 from bu_torch.integrations.transformers import BoundaryUncertaintyCallback  # noqa: E402
 
 PAD, LENGTH = 0, 8
+PAGE = Path(__file__).parents[2] / "docs/recipes/huggingface.md"
 
 
 def texts(n=120):
@@ -285,11 +288,48 @@ def test_epochs_and_training_end_with_a_check(tmp_path, monkeypatch, loader, opt
     assert len(ours.stopper.labels) == (120 if steps != [5, 8] else 100)
 
 
+class Stop(transformers.TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = True
+
+
+@pytest.mark.parametrize(
+    ("options", "others", "reason"),
+    [
+        ({"epochs": 2}, [], "Training ran until `num_train_epochs=2`."),
+        ({"epochs": 0.5}, [], "Training ran until `num_train_epochs=0.5`."),
+        ({"max_steps": 4}, [], "Training ran until `max_steps=4`."),
+        ({}, [Stop()], "Other code stopped training (`control.should_training_stop`)."),
+    ],
+)
+def test_the_reason_says_what_ended_training(tmp_path, options, others, reason):
+    trainer(tmp_path, ours := callback(), *others, **options).train()
+    assert (ours.stopper.stopping_reason, ours.stopper.stopped_epoch) == (reason, None)
+    assert ours.stopper.summary["reason"] == reason
+
+
 def test_a_run_that_ended_within_an_epoch_goes_on_in_it(tmp_path):
     for max_steps, steps in ((4, [4]), (9, [4, 6, 9])):
         run = trainer(tmp_path, ours := callback(), max_steps=max_steps, save_strategy="epoch")
         run.train(resume_from_checkpoint=max_steps == 9)
         assert [check["step"] for check in ours.stopper.history] == steps
+
+
+def test_the_example_on_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+    """A small BERT and its words are on the disk, where the page names one that is fetched."""
+    monkeypatch.chdir(tmp_path)
+    letters = "abcdefghijklmno"
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters]))
+    tokenizer = transformers.BertTokenizerFast(str(tmp_path / "vocab.txt"), model_max_length=LENGTH)
+    tokenizer.save_pretrained("bert-base-uncased")
+    bert().save_pretrained("bert-base-uncased")
+    read = [(" ".join(letters[one % 15] for one in text["input_ids"]), text["labels"]) for text in texts()]
+    ((code, _),) = re.findall(r"```python\n(.*?)(```)", PAGE.read_text(), re.DOTALL)
+    given = dict(zip(("texts", "labels"), zip(*read, strict=True), strict=True))
+    exec(code, given)  # noqa: S102  (our own page)
+    assert "Training ran until `num_train_epochs=5`. " in capsys.readouterr().out
+    assert len(given["callback"].stopper.history) == 5
+    assert given["callback"].stopper.inputs.keys() == {"input_ids", "attention_mask", "token_type_ids"}
 
 
 @pytest.mark.parametrize(("options", "fsdp"), [({"samples": Stream(), "max_steps": 6}, []), ({}, ["full_shard"])])

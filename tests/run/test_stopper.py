@@ -8,8 +8,9 @@ import torch
 from problems import blobs, data_parallel
 from torch import nn
 
-from bu_torch import BoundaryUncertaintyStopper
+from bu_torch import BoundaryUncertaintyStopper, Rule
 from bu_torch.report import read_record
+from bu_torch.run.history import Confidence
 
 
 def stopper_of(features, labels, **settings):
@@ -131,6 +132,38 @@ def test_a_reason_holds_until_a_better_epoch():
     assert not stopper.check(steps.model)
     assert stopper.stopping_reason == ""
     assert stopper.stopped_epoch is None
+
+
+class Accurate(Rule):
+    """Expected accuracy under another name: its standard error is not known."""
+
+    name, signals = "accurate", ("expected_accuracy",)
+
+    def score(self, values):
+        return values["expected_accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_judged"),
+    [
+        ("accuracy_and_trust", True),
+        ("expected_accuracy", True),
+        ("trust_score", False),
+        ("boundary_uncertainty", False),
+        (Accurate(), False),
+    ],
+)
+def test_a_choice_is_judged_if_expected_accuracy_has_made_it(caplog, rule, is_judged):
+    caplog.set_level("INFO", logger="bu_torch")
+    steps = Steps()
+    stopper = stopper_of(*steps.samples, rule=rule)
+    for _ in range(3):
+        steps.epoch()
+        stopper.check(steps.model)
+    stopper.close()
+    assert {stopper.summary[name] is not None for name in Confidence._fields} == {is_judged}
+    assert ("The choice is" in caplog.text) == is_judged
+    assert stopper.summary["score"] == stopper.best_score
 
 
 def test_a_stopper_is_pickled_and_copied_with_what_it_keeps():
