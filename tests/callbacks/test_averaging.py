@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
+from lightning.pytorch.callbacks import BackboneFinetuning, EMAWeightAveraging, StochasticWeightAveraging
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Plain, Weights, blobs, cut, in_order, same, state_of
+from problems import Plain, Weights, blobs, cut, in_order, same, scripted, state_of
 from problems import fit_again as fit
 from torch import nn
 
@@ -137,3 +137,30 @@ def test_crafted_weights_are_refused_and_those_that_do_not_fit_are_warned_of(tmp
     torch.save(content, tmp_path / "crafted.ckpt")
     with expected:
         fit(tmp_path, stopping(), ckpt_path=tmp_path / "crafted.ckpt")
+
+
+class Thawed(Plain):
+    """A head on a backbone, which `BackboneFinetuning` freezes until an epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone, self.net = self.net[:-1], self.net[-1]
+
+    def forward(self, x):
+        return self.net(self.backbone(x))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+
+def test_a_backbone_enters_the_average_at_the_check_after_it_is_unfrozen(tmp_path):
+    weights, alone = Weights(), Weights()
+    for seen, *ours in ((weights, scripted([0.1, 0.2, 0.3, 0.9], averaging=PAST)), (alone,)):
+        module, _ = fit(tmp_path, *ours, BackboneFinetuning(2), seen, module=Thawed, max_epochs=4)
+        if ours:
+            kept = module.backbone[0].weight.detach()
+    before, second, third = (weights.of_epoch[epoch]["backbone.0.weight"] for epoch in (1, 2, 3))
+    assert torch.equal(before, weights.of_epoch[0]["backbone.0.weight"])
+    assert not torch.allclose(before, second)
+    torch.testing.assert_close(kept, second / 11 + third * 10 / 11)
+    assert same(weights.of_epoch[3], alone.of_epoch[3])
