@@ -15,7 +15,7 @@ Word = Literal["clear", "plateau", "unsure", "blind"]
 # Chosen on half of the trainings of `benchmarks/quality.py`, and judged on the others.
 _LEAST_SKILL, _LEAST_SAMPLES, _MOST_EQUALS = 0.2, 500, 20
 _SETTLED = 3  # checks
-# Expected accuracy is all of their score, or half of it and more; other scores have no standard error.
+# Expected accuracy is at least half of their score. No standard error is known of other scores.
 JUDGED_RULES: tuple[RuleName, ...] = ("accuracy_and_trust", "expected_accuracy")
 _BELOW_CHANCE = 0.8
 
