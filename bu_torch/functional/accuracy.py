@@ -1,4 +1,4 @@
-"""The accuracy that class probabilities let one expect of predictions, alone and beside trust."""
+"""Accuracy to expect of predictions, given class probabilities: alone, and combined with trust."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from bu_torch.functional.checks import check_draws, check_floating, check_not_ne
 from bu_torch.functional.trust import mean_trust_score, trust_score
 from bu_torch.functional.weights import mean_and_error, mean_of, relative_weights
 
-_LEAST_LOG = 1e-6  # below this logarithm of the highest trust, distances differ by rounding
+_LEAST_LOG = 1e-6  # if the logarithm of the highest trust is smaller, distances differ by rounding alone
 
 
 def expected_accuracy(
@@ -15,17 +15,17 @@ def expected_accuracy(
 ) -> Tensor:
     """Mean probability of the predicted class: the accuracy to expect if the probabilities are right.
 
-    Points without a label can be scored in this way, such as the perturbed samples: the probabilities stand in for
-    their labels. The score is this project's own.
+    It needs no labels, so it can score unlabelled points such as the perturbed samples. The score is this project's
+    own.
 
     Args:
         probabilities: Class probabilities at the points, shape (N, J), floating point, rows sum to 1.
-        predictions: Predicted classes at the same points, shape (N,), integer, >= 0; a class from J on has probability
-            0. Shape (D * N,) holds those of D copies of the points, one copy of all after another.
-        weights: Relative weight of each point, shape (N,), > 0, floating point; None if all count alike. Points of rare
-            classes that weigh more make it a balanced accuracy.
+        predictions: Predicted classes at the same points, shape (N,), integer, >= 0; a class >= J has probability 0.
+            For D copies of the points the shape is (D * N,), copy after copy.
+        weights: Relative weight of each point, shape (N,), > 0, floating point; None for equal weights. Larger weights
+            for rare classes give a balanced accuracy.
         validate_args: Check the values of `predictions` and scale the weights to a mean of 1, which waits for the
-            device. False takes weights that have this mean.
+            device. If False, the weights must have this mean.
 
     Returns:
         Scalar in [0, 1], float64.
@@ -45,7 +45,7 @@ def expected_accuracy(
     check_draws(predictions, n_points, probabilities.device, validate_args)
     if validate_args:
         weights = relative_weights(weights, (n_points,), probabilities.device)
-    found = _of_predicted(probabilities, predictions.view(-1, n_points).T)
+    found = _predicted_probabilities(probabilities, predictions.view(-1, n_points).T)
     return mean_of(found, None if weights is None else weights.unsqueeze(1))
 
 
@@ -54,43 +54,43 @@ def standard_error_of_gain(
 ) -> Tensor:
     """Standard error of the difference between the expected accuracies of two sets of predictions (D * N,), unchecked.
 
-    The differences are paired: two networks that predict alike have none, however unsure their accuracies are. A
-    sample is drawn once and perturbed D times, so the draws of a sample are averaged first. Weights (N,) have mean 1.
+    The differences are paired, so the error is 0 for two networks that predict alike. The D perturbed copies of a
+    sample are not independent, so they are averaged first. Weights (N,) have mean 1.
     """
-    found, before = (_of_predicted(probabilities, columns.unsqueeze(1)) for columns in (predictions, others))
+    found, before = (_predicted_probabilities(probabilities, some.unsqueeze(1)) for some in (predictions, others))
     return mean_and_error((found - before).view(n_draws, -1).mean(dim=0), weights)[1]
 
 
-def _of_predicted(probabilities: Tensor, predictions: Tensor) -> Tensor:
-    """Probabilities (N, J) of predictions (N, D), float64; classes from J on have probability 0."""
+def _predicted_probabilities(probabilities: Tensor, predictions: Tensor) -> Tensor:
+    """Probability of each prediction (N, D) by probabilities (N, J), float64; classes >= J have probability 0."""
     n_classes = probabilities.shape[1]
     columns = predictions.long()
-    of_predicted = probabilities.gather(1, columns.clamp(max=n_classes - 1))
-    return torch.where(columns < n_classes, of_predicted, torch.zeros_like(of_predicted)).double()
+    found = probabilities.gather(1, columns.clamp(max=n_classes - 1))
+    return torch.where(columns < n_classes, found, torch.zeros_like(found)).double()
 
 
 def accuracy_and_trust(
     accuracy: Tensor, trust: Tensor, best_accuracy: Tensor, best_trust: Tensor, skill: float = 1.0
 ) -> Tensor:
-    """Mean of two shares: expected accuracy, and the logarithm of trust, each of the most that any predictions reach.
+    """Mean of two ratios: expected accuracy, and the logarithm of trust, each to the best that predictions can reach.
 
-    1 if every prediction is the most probable class and the nearest one. The share of trust is negative if the
-    predicted classes are farther away than others; it is 0 if no class is nearer than another, so that nothing can be
-    reached. It counts by the skill of predicting left-out labels: under much noise the nearest class misleads. The
-    score is this project's own.
+    The value is 1 if every prediction is both the most probable and the nearest class. The ratio of trust is negative
+    if the predicted classes are farther away than others, and 0 if all classes are equally near. Its weight is the
+    skill of predicting left-out labels, because the nearest class misleads if many labels are wrong. The score is this
+    project's own.
 
     Args:
         accuracy: Expected accuracy of the predictions (`expected_accuracy`), in [0, 1].
         trust: Their trust score (`mean_trust_score`), > 0.
         best_accuracy: Expected accuracy of the most probable classes, in (0, 1] (`best_accuracy_and_trust`).
         best_trust: Trust score of the nearest classes, >= 1.
-        skill: Weight of the share of trust beside 1 for that of accuracy, >= 0.
+        skill: Weight of the ratio of trust, >= 0; the ratio of accuracy has weight 1.
 
     Returns:
-        Scalar, at most 1 but for rounding, float64. All arguments are floating-point scalars of one device.
+        Scalar, at most 1 up to rounding, float64. All tensors are floating-point scalars on one device.
 
     Raises:
-        TypeError, ValueError: If `skill` is no number >= 0.
+        TypeError, ValueError: If `skill` is not a number >= 0.
 
     Example:
         >>> half = torch.tensor(0.5)
@@ -106,15 +106,15 @@ def accuracy_and_trust(
 def best_accuracy_and_trust(
     probabilities: Tensor, class_distances: Tensor, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Most that expected accuracy and trust reach, whatever is predicted.
+    """Highest expected accuracy and highest trust that any predictions reach.
 
     Args:
         probabilities: Class probabilities at the points, shape (N, J), floating point, rows sum to 1.
         class_distances: Distance from each point to each class, shape (N, J), >= 0, floating point.
-        weights: Relative weight of each point, shape (N,), > 0, floating point; None if all count alike.
+        weights: Relative weight of each point, shape (N,), > 0, floating point; None for equal weights.
 
     Returns:
-        Expected accuracy of the most probable classes, and trust score of the nearest: scalars, float64.
+        Expected accuracy of the most probable classes, and trust score of the nearest classes: scalars, float64.
 
     Raises:
         TypeError, ValueError: If an argument has the wrong dtype, shape, device or values.

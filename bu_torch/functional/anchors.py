@@ -1,8 +1,8 @@
 """Boundary uncertainty at anchors: points on the decision boundary, and how evenly two classes mix around them.
 
-Two estimators came before the one of `bu_torch.functional.boundary`: "Proposal 1" of Ha (2019), "A classifier
-evaluation method based on boundary uncertainty", chapter 2 (also section 3 of Ha et al. 2021), and the variant of
-chapter 4. Equations and algorithms with a dot in their number, and Algorithms 2 to 8, are those of the thesis.
+Two estimators preceded the one in `bu_torch.functional.boundary`: "Proposal 1" of the thesis of Ha (2019), "A
+classifier evaluation method based on boundary uncertainty", chapter 2 (also section 3 of Ha et al. 2021), and the
+variant of chapter 4. Numbers of equations with a dot, and Algorithms 2 to 8, are those of the thesis.
 """
 
 import math
@@ -29,11 +29,10 @@ def bisect_segments(
 ) -> tuple[Tensor, Tensor]:
     """Points of the decision boundary on segments (n, d) whose ends are predicted differently, and the two classes.
 
-    The dichotomy of Algorithm 2 with the segment rule of Algorithm 4: if the middle is predicted as the start, the
-    start moves there, else the end does. The ends stay predicted differently, so the predicted class really changes at
-    the point found (Ha et al. 2021, section 3.3). Algorithm 4 as printed always moves the end, also to a middle
-    predicted as the start, and then no boundary need be left. The first of the classes (n, 2) is that of `start`, the
-    second the one it changes to.
+    The dichotomy of Algorithm 2 with the segment rule of Algorithm 4: if the middle is predicted like the start, the
+    start moves there, else the end does. The ends stay predicted differently, so the predicted class changes at the
+    point found (Ha et al. 2021, section 3.3). Algorithm 4 as printed always moves the end, even to a middle predicted
+    like the start; the segment may then hold no boundary. The classes (n, 2) are that of `start` and the one beyond.
 
     Example:
         >>> bisect_segments(lambda x: (x[:, 0] > 1).long(), torch.zeros(1, 2), torch.ones(1, 2) * 4)
@@ -59,15 +58,16 @@ def bisect_segments(
 def class_uncertainty(
     counts: Tensor, pairs: Tensor, *, priors: Tensor | None = None, measure: Measure = "triangle"
 ) -> Tensor:
-    """Local uncertainty of groups of samples: 1 if the two classes of a boundary are equally many in them.
+    """Local uncertainty of groups of samples: 1 if both classes of the pair are equally common in the group.
 
-    Section 2.3.5: if another class is more frequent than one of the two, the boundary is not theirs and the value is 0;
-    else it is the measure of p = P_i / (P_i + P_j), scaled to [0, 1]: the binary entropy of p over ln 2 (Eq. 2.4), or
-    the triangle 1 - |2 p - 1|, which the thesis draws in Fig. 4.6 and calls Gini impurity (that would be 4 p (1 - p)).
+    Section 2.3.5: if a third class is more frequent than one of the pair, the boundary is not theirs and the value is
+    0. Otherwise it is a measure of p = P_i / (P_i + P_j), scaled to [0, 1]: the binary entropy of p over ln 2 (Eq.
+    2.4), or the triangle 1 - |2 p - 1|, which the thesis draws in Fig. 4.6 and calls Gini impurity (that would be
+    4 p (1 - p)).
 
-    `counts` (n, J) holds the (effective) number of samples of each class in each group, `pairs` (n, 2) the two classes,
-    and `priors` (J,) the shares P(C_j), which divide posteriors in the measure alone (section 2.4.4); a class with
-    share 0 has no counts. The value is 0 if neither class of the pair has counts, NaN if its counts are NaN.
+    `counts` (n, J) holds the (effective) number of samples of each class in each group, `pairs` (n, 2) the two classes.
+    `priors` (J,) holds the shares P(C_j); they divide the posteriors in the measure alone (section 2.4.4), and a class
+    with share 0 has no counts. The value is 0 if neither class of the pair has counts, NaN if its counts are NaN.
 
     Example:
         >>> counts = torch.tensor([[3.0, 1.0, 0.0], [3.0, 1.0, 2.0]])
@@ -97,19 +97,19 @@ def anchor_uncertainty(
 ) -> Tensor:
     """Local uncertainty (S,) of each anchor from a smooth count of the labels around it (section 4.5).
 
-    The classes i and j of an anchor are the two that most of its M neighbours are labelled as; of equally many the
-    nearer one. Each neighbour lies on one axis at its near-boundary-ness (section 4.3): the gap between its own two
-    largest logits, negative where it is predicted as labelled. Neighbours labelled j are mirrored (Fig. 4.5); the
+    The classes i and j of an anchor are the two commonest labels of its M neighbours; of equally common ones, the
+    nearer. All neighbours are placed on one axis by their near-boundary-ness (section 4.3): the gap between their own
+    two largest logits, negative if the prediction is the label. Neighbours labelled j are mirrored (Fig. 4.5), so the
     boundary is at zero. Each neighbour labelled i or j counts exp(-(gap / h)^2 / 2) for its label (Eq. 4.4), a count
     and not a density, and the value is the measure of k_i / (k_i + k_j). U is the mean over the anchors (Eq. 4.5).
 
-    Neighbours of a third class, whose place the thesis leaves open, are not mirrored; they have a part in the widths
-    and none in the counts. With many classes a neighbour's own gap may be that of another boundary; `gap="pair"` takes
-    g_j - g_i for all, as Ha et al. (2021) do in Eq. 27 (the same with two classes). Chapter 4 does not ask if the
-    boundary runs between i and j: a classifier that exchanges classes is not told from the right one.
+    The thesis does not say where neighbours of a third class lie: here they are not mirrored, and they affect the
+    widths but not the counts. With many classes a neighbour's own gap may belong to another boundary; `gap="pair"`
+    takes g_j - g_i for all, as Ha et al. (2021) do in Eq. 27 (the same for two classes). Chapter 4 does not check that
+    the boundary runs between i and j, so a classifier that swaps two classes scores like the right one.
 
     `neighbors` (S, M), M >= 2, holds the samples around each anchor, nearest first. The value is 0 if all of them
-    are labelled alike, NaN if the logits (N, J) of one are NaN.
+    have one label, NaN if the logits (N, J) of one are NaN.
 
     Example:
         >>> logits = torch.tensor([-2.0, -1.0, 1.0, 2.0])
@@ -138,7 +138,7 @@ def anchor_uncertainty(
 
 
 def _representation(labels: Tensor, n_classes: int) -> Tensor:
-    """Rank of each class in rows of labels (n, M): by how often it occurs, of equal ones the first is larger."""
+    """Rank of each class in rows of labels (n, M): larger for commoner ones; among equals, for the first to occur."""
     n_members = labels.shape[1]
     counts = labels.new_zeros(len(labels), n_classes).scatter_add_(1, labels, torch.ones_like(labels))
     place = torch.arange(n_members, device=labels.device).expand_as(labels)
@@ -147,6 +147,6 @@ def _representation(labels: Tensor, n_classes: int) -> Tensor:
 
 
 def near_boundary_ness(logits: Tensor, labels: Tensor) -> Tensor:
-    """Gap between the two largest logits (N, J), negative where the prediction is the label (N,): section 4.3."""
+    """Gap between the two largest logits (N, J), negative if the prediction is the label (N,): section 4.3."""
     gap = logits.gather(1, top_pairs(logits)).diff(dim=1).abs().squeeze(1)
     return torch.where(logits.argmax(dim=1) == labels, -gap, gap)

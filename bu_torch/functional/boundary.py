@@ -14,7 +14,7 @@ from bu_torch.functional.parzen import Bandwidth, boundary_kernel
 from bu_torch.functional.weights import relative_weights
 
 _MOST_OF_BYTE = 256  # classes
-# Entries of one (rows, M) block, whatever N: on a CPU its temporaries stay in cache, on a GPU it fills the device.
+# Entries of one (rows, M) block, for any N: on a CPU its temporaries stay in cache, on a GPU it fills the device.
 _BLOCK_ELEMENTS = {"cpu": 2**17}
 _BLOCK_ELEMENTS_ELSEWHERE = 2**24
 
@@ -33,10 +33,10 @@ def boundary_uncertainty(
 ) -> Tensor:
     """Boundary uncertainty U of a classifier: 1 if its decision boundary is the Bayes boundary, 0 at worst.
 
-    Eq. 40, with Eq. 39 for classes that are separable. Departures from the paper: the kernel width is Silverman's rule
-    as Silverman states it (`silverman_bandwidth`). A pair of classes counts as separable if fewer than `min_weight`
-    effective samples lie near its boundary; the paper asks for none. Eq. 36 as printed is always true; the condition
-    here is that of Eq. 18. Weights of samples are this project's own.
+    Eq. 40, with Eq. 39 for separable classes. Departures from the paper: the kernel width is Silverman's rule as
+    Silverman states it (`silverman_bandwidth`). A pair of classes counts as separable if fewer than `min_weight`
+    effective samples lie near its boundary; in the paper, if there are none. Eq. 36 as printed is always true; the
+    condition here is that of Eq. 18. Sample weights are this project's own.
 
     Args:
         logits: Classifier outputs at the perturbed samples (Algorithm 1), shape (N, J), floating point, of any scale.
@@ -44,17 +44,18 @@ def boundary_uncertainty(
         labels: Given classes, shape (N,), integer, values in [0, J).
         neighbors: Clusters, the sample itself first (`NeighborGraph.neighbors`), shape (N, M), integer, in [0, N).
         bayes_pairs: Likely Bayes pairs (`PrototypeClassifier.top_pairs`), shape (N, 2), integer, ascending in each row.
-        predicted_pairs: Classes i and j of each sample (Eq. 27), shape (N, 2), integer, ascending in each row; those of
-            the two largest logits, which the paper reads at the sample itself. None reads them from `logits`.
-        min_weight: Effective number of samples near the boundary of a pair under which it is separable, >= 0.
+        predicted_pairs: Classes i and j of each sample (Eq. 27), shape (N, 2), integer, ascending in each row: the two
+            classes with the largest logits at the unperturbed sample, as in the paper. None takes the two largest of
+            `logits`.
+        min_weight: A pair is separable if the effective number of samples near its boundary is below this, >= 0.
         bandwidth: `"silverman"` as in the paper (`silverman_bandwidth`) or `"cvml"` (`cvml_bandwidth`).
-        weights: Relative frequency of each sample in training, shape (N,), > 0, floating point; None if it draws all
-            alike. They weigh members in k, and u and k in sums; the width h depends on the logits alone.
+        weights: Relative frequency of each sample in training, shape (N,), > 0, floating point; None for equal ones.
+            They weight cluster members in k, and samples in sums of u and k; the width h depends on the logits alone.
         validate_args: Check the values of the index tensors, which waits for the device; all else is always checked.
 
     Returns:
-        Scalar in [0, 1], float64 for float64 logits and float32 for all others; NaN if any logit is not finite. It does
-        not depend on the order of the samples.
+        Scalar in [0, 1], float64 for float64 logits and float32 for all others; NaN if any logit is not finite. The
+        order of the samples does not change it.
 
     Raises:
         TypeError, ValueError: If an argument has the wrong dtype, shape, device or values.
@@ -96,19 +97,19 @@ def local_uncertainty(
     weights: Tensor | None = None,
     validate_args: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Local uncertainty u of each sample and the effective number k of samples near the boundary around it.
+    """Local uncertainty u of each sample, and the effective number k of its cluster's members near the boundary.
 
-    Eq. 27, 28, 32 and 36 to 38: u is 1 if both classes of the predicted pair are equally many near the boundary.
-    It is 0 if one is alone, if k = 0, or if the predicted pair is not the sample's likely Bayes pair.
+    Eq. 27, 28, 32 and 36 to 38: u is 1 if both classes of the predicted pair are equally common near the boundary. It
+    is 0 if one of them is absent there, if k = 0, or if the predicted pair is not the sample's likely Bayes pair.
 
     Args:
-        logits: As in `boundary_uncertainty`, like all arguments.
+        logits: As in `boundary_uncertainty`, as are all other arguments.
         labels: Shape (N,).
         neighbors: Shape (N, M).
         bayes_pairs: Shape (N, 2).
         predicted_pairs: Shape (N, 2) or None.
         bandwidth: `"silverman"` or `"cvml"`.
-        weights: Shape (N,) or None; k counts members by their weights, of which the mean is 1.
+        weights: Shape (N,) or None; k is a sum of weights, scaled to a mean of 1.
         validate_args: Check the values of the index tensors.
 
     Returns:
@@ -136,8 +137,8 @@ class PairTerms(NamedTuple):
     local: Tensor  # u of each sample (N,)
     counts: Tensor  # k of each sample (N,)
     nearness: Tensor  # kernel exp(-(F/h)^2 / 2) of each sample in its own cluster (N,): 1 on the boundary
-    agrees: Tensor  # whether the predicted pair is the likely Bayes pair, (N,) bool
-    predictions: Tensor  # class of the largest logit (N,), the lowest of equals
+    agrees: Tensor  # True if the predicted pair is the likely Bayes pair, (N,) bool
+    predictions: Tensor  # class of the largest logit (N,); ties go to the lowest class
 
 
 def pair_terms(
@@ -155,9 +156,9 @@ def pair_terms(
 ) -> PairTerms:
     """Boundary uncertainty U_kl of each pair of classes (Eq. 29, 39) and its parts; values are not checked.
 
-    `pairs` (P, 2) and `pair_index` (N,) are those of `index_pairs`, `predicted_pairs` those of `boundary_uncertainty`.
-    `weights` have mean 1, and `member_labels` is `labels[neighbors]`, if it is known. U_kl is NaN if any logit is not
-    finite; the shares add up to 1.
+    `pairs` (P, 2) and `pair_index` (N,) come from `index_pairs`; `predicted_pairs` is as in `boundary_uncertainty`.
+    `weights` have mean 1. Pass `member_labels`, `labels[neighbors]`, to avoid repeating the lookup. U_kl is NaN if any
+    logit is not finite; the shares add up to 1.
     """
     check_not_negative("min_weight", min_weight)
     logits = as_logits(logits)
@@ -198,18 +199,18 @@ def _local_uncertainty(
     member_labels: Tensor | None = None,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Local uncertainty, counts, own kernel, agreement of the pairs (N,), unchecked, in blocks: no memory of N M."""
-    # Halving keeps differences of huge logits in range, and is exact but for the smallest numbers; nothing here depends
-    # on the scale.
+    """Local uncertainty, counts, own kernel and agreement of the pairs (N,), unchecked; in blocks, to save memory."""
+    # Halving keeps differences of huge logits in range and is exact, except for the smallest numbers. The result does
+    # not depend on the scale.
     low, high = torch.aminmax(logits)
     factor = torch.where(torch.maximum(-low, high) < 1, 1.0, 0.5)
-    zero = (logits * 0).sum(dim=1, keepdim=True)  # NaN where a logit of the row is not finite
+    zero = (logits * 0).sum(dim=1, keepdim=True)  # NaN if a logit of the row is not finite
     scaled = (logits * factor).add_(zero)
-    # Two classes have one difference a sample, which is looked up instead of both logits.
+    # With two classes, the difference of the logits is looked up instead of both.
     flat = scaled[:, 0] - scaled[:, 1] if logits.shape[1] == 2 else scaled.reshape(-1)
     elements = _BLOCK_ELEMENTS.get(logits.device.type, _BLOCK_ELEMENTS_ELSEWHERE)
     rows = max(1, elements // neighbors.shape[1])
-    # 32-bit indices where they reach, for half the traffic.
+    # 32-bit indices, if they suffice, halve the memory traffic.
     dtype = torch.int32 if flat.numel() < 2**31 else torch.int64
     narrow_top = top.to(dtype)
     of_labels = dtype_of_labels(logits.shape[1])
@@ -224,7 +225,7 @@ def _local_uncertainty(
         else:
             of_members = member_labels[part].to(of_labels)
         kernel = boundary_kernel(_gap(flat, logits.shape[1], narrow_top[part], members), bandwidth)
-        nearness = kernel[:, 0].clone()  # not the whole block
+        nearness = kernel[:, 0].clone()  # a view would keep the whole block
         if narrow_weights is not None:
             kernel = kernel * narrow_weights.index_select(0, members.view(-1)).view(members.shape)
         blocks.append((*_count_block(kernel, top_labels[part], of_members), nearness))
@@ -238,12 +239,12 @@ def _local_uncertainty(
 
 
 def dtype_of_labels(n_classes: int) -> torch.dtype:
-    """Narrowest type for labels that are compared: bytes take half the time."""
+    """Narrowest type in which labels can be compared: bytes take half the time."""
     return torch.uint8 if n_classes <= _MOST_OF_BYTE else torch.int32
 
 
 def _gap(flat: Tensor, n_classes: int, top: Tensor, members: Tensor) -> Tensor:
-    """F of Eq. 12 (rows, M); `flat` is the logits in one line, or for two classes their differences."""
+    """F of Eq. 12 (rows, M); `flat` holds all logits in one row, or for two classes their differences."""
     if n_classes == 2:
         return flat.index_select(0, members.view(-1)).view(members.shape)
     start = members * n_classes
@@ -254,7 +255,7 @@ def _gap(flat: Tensor, n_classes: int, top: Tensor, members: Tensor) -> Tensor:
 
 def _count_block(kernel: Tensor, top: Tensor, member_labels: Tensor) -> list[Tensor]:
     """k_i and k_j of Eq. 27 (rows,) for one block."""
-    # Equal shapes are compared faster than a column with a block, and bytes multiply faster than truth values do.
+    # Tensors of equal shape are compared faster than a column with a block; bytes multiply faster than booleans.
     columns = (column.expand(member_labels.shape).contiguous() for column in top.split(1, dim=1))
     return [(kernel * (member_labels == column).view(torch.uint8)).sum(dim=1) for column in columns]
 
@@ -282,9 +283,7 @@ def _check_samples(
     for name, given in pairs.items():
         check_range(name, given, n_classes, "classes that `logits` has a column for,")
         if not bool((given[:, 0] < given[:, 1]).all()):
-            raise ValueError(
-                f"`{name}` must hold two different classes in ascending order in each row, got a row that does not."
-            )
+            raise ValueError(f"`{name}` must hold two classes in ascending order in each row, got a row that does not.")
 
 
 def top_pairs(scores: Tensor) -> Tensor:
@@ -298,7 +297,7 @@ def top_pairs(scores: Tensor) -> Tensor:
     first = scores.max(dim=1, keepdim=True).indices  # in half the time of `argmax` on a CPU
     lowest = -torch.inf if scores.is_floating_point() else torch.iinfo(scores.dtype).min
     second = scores.scatter(1, first, lowest).max(dim=1, keepdim=True).indices
-    # All others may be as low as the fill value itself: then the second is the lowest index that is not the first.
+    # If all other scores equal the fill value, the second is the lowest index that is not the first.
     second = torch.where(second == first, (first == 0).long(), second)
     return torch.cat((torch.minimum(first, second), torch.maximum(first, second)), dim=1)
 
@@ -314,8 +313,8 @@ def index_pairs(bayes_pairs: Tensor) -> tuple[Tensor, Tensor]:
 def sum_by_pair(values: Tensor, pair_index: Tensor, n_pairs: int) -> Tensor:
     """Sum of non-negative `values` (N,) within each pair, (n_pairs,) float64, the same for every order of the samples.
 
-    Floating-point addition depends on the order, integer addition does not: values become 62-bit fixed point, with a
-    power of two as the unit of each pair.
+    Floating-point addition depends on the order, integer addition does not. So values are added as 62-bit fixed-point
+    numbers, whose unit is a power of two for each pair.
     """
     values = values.double().nan_to_num(nan=0.0)
     peak = torch.zeros(n_pairs, dtype=torch.float64, device=values.device)

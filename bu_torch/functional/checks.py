@@ -1,4 +1,4 @@
-"""Argument checks shared by the functional core; each names the argument, what was expected and what came."""
+"""Argument checks of the functional core; each error names the argument, what was expected and what came."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -26,7 +26,7 @@ def as_logits(logits: Tensor) -> Tensor:
 
 
 def check_floating(name: str, value: Tensor, shape: tuple[int | str, ...] | None = None) -> None:
-    """Raise unless `value` is a floating-point tensor of `shape` (a str in it is a free length), None for any."""
+    """Raise unless `value` is a floating-point tensor of `shape` (None: any; a str in it: any length)."""
     is_floating = isinstance(value, Tensor) and value.is_floating_point()
     _check_tensor(name, value, "a floating-point tensor", is_floating, shape)
 
@@ -40,7 +40,7 @@ def check_not_negative(name: str, value: Any) -> None:
 
 
 def check_index(name: str, value: Tensor, shape: tuple[int | str, ...], device: torch.device) -> None:
-    """Raise unless `value` is an integer tensor of `shape` (a str in `shape` is a free length) on `device`."""
+    """Raise unless `value` is an integer tensor of `shape` (a str in it: any length) on `device`."""
     is_integer = isinstance(value, Tensor) and value.dtype in _INDEX_DTYPES
     _check_tensor(name, value, "an integer tensor", is_integer, shape)
     if value.device != device:
@@ -55,7 +55,7 @@ def check_range(name: str, value: Tensor, stop: int, meaning: str) -> None:
 
 
 def check_draws(predictions: Tensor, n_points: int, device: torch.device, validate_args: bool = True) -> None:
-    """Raise unless `predictions` holds classes at one or more copies of `n_points` points; values if asked for."""
+    """Raise unless `predictions` holds classes at one or more copies of `n_points` points."""
     check_index("predictions", predictions, ("D * N",), device)
     if predictions.numel() == 0 or predictions.shape[0] % n_points:
         raise ValueError(f"`predictions` must hold a multiple of the {n_points} points, got {predictions.shape[0]}.")
@@ -64,7 +64,7 @@ def check_draws(predictions: Tensor, n_points: int, device: torch.device, valida
 
 
 def check_choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
-    """Return `value` if it is one of `choices`."""
+    """Return `value`, or raise unless it is one of `choices`."""
     choices = list(choices)
     if value not in choices:
         raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}.")

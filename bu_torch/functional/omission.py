@@ -1,4 +1,4 @@
-"""Does the decision boundary leave out a part of the Bayes boundary?"""
+"""Omission: the part of the Bayes boundary that the decision boundary leaves out."""
 
 import torch
 from torch import Tensor
@@ -10,30 +10,30 @@ from bu_torch.functional.weights import cluster_sizes, mean_of, relative_weights
 def omission(
     shares: Tensor, predictions: Tensor, neighbors: Tensor, *, significance: float = 2.0, weights: Tensor | None = None
 ) -> Tensor:
-    """Share of samples in regions that the decision boundary should have cut off and does not reach.
+    """Share of samples in regions that the decision boundary should have cut off but does not reach.
 
-    A boundary within the Bayes boundary has a high boundary uncertainty even if it misses a part (Ha 2019, section
-    4.6.8; Ha et al. 2021, section 6.9). The sources leave the check open; this is one.
+    A decision boundary that covers only a part of the Bayes boundary still has a high boundary uncertainty (Ha 2019,
+    section 4.6.8; Ha et al. 2021, section 6.9). The sources give no check for the missing part; this is this project's.
 
     A sample is away from the boundary if its whole cluster is predicted as one class. It counts as omitted if the
     labels of the cluster contradict that class beyond chance: with n_p members labelled as predicted and n_c of the
     commonest other class, n_c - n_p > z sqrt(n_c + n_p), a sign test at z = `significance` standard deviations.
 
-    A displaced boundary leaves such a region beside it, too, but has a low boundary uncertainty; a high one with an
-    omission well above 0 is a boundary with a part missing.
+    A displaced boundary leaves such a region beside it too, but has a low boundary uncertainty. A part of the boundary
+    is missing if boundary uncertainty is high and omission is well above 0.
 
     Args:
         shares: Share of each class among the labels of each cluster, shape (N, J) with J >= 2, floating point
             (`label_votes` with decay 0 and the same weights).
-        predictions: Predicted classes at D * N points, one draw of all N samples after another, shape (D * N,),
-            integer, >= 0. A class from J on has no labels.
+        predictions: Predicted classes at D * N points, draw after draw of all N samples, shape (D * N,), integer, >= 0.
+            A class >= J has no labels.
         neighbors: Clusters, shape (N, M), integer, values in [0, N) (`NeighborGraph.neighbors`).
-        significance: z, 0 <= z < sqrt(M), because beyond it no cluster can count.
-        weights: Relative frequency of each sample in training, shape (N,), > 0, floating point; None if it draws all
-            alike. A cluster counts as many members as Kish's effective sample size says.
+        significance: z, 0 <= z < sqrt(M): with a larger z no cluster can count.
+        weights: Relative frequency of each sample in training, shape (N,), > 0, floating point; None for equal ones.
+            The size of a cluster is then Kish's effective sample size.
 
     Returns:
-        Scalar in [0, 1], float64; mean over the draws, 0 is best.
+        Scalar in [0, 1], float64: the mean over the draws; 0 is best.
 
     Raises:
         TypeError, ValueError: If an argument has the wrong dtype, shape, device or range.
@@ -65,7 +65,7 @@ def omission(
 def cluster_counts(shares: Tensor, neighbors: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Labels of each class in each cluster (N, J), and the two largest counts with their classes (N, 2), unchecked.
 
-    With weights they are those of as many equal members as the cluster is worth.
+    With weights the counts of a cluster add up to its effective size (`cluster_sizes`).
     """
     if weights is None:
         counts = (shares * neighbors.shape[1]).round()
@@ -84,18 +84,18 @@ def omission_of_counts(
     significance: float = 2.0,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """`omission` of what `cluster_counts` gave, without checks; weights have a mean of 1.
+    """Compute `omission` from the results of `cluster_counts`, unchecked; weights have a mean of 1.
 
-    `neighbors` may hold the clusters of several draws (n * N, M), which are then looked at in one go.
+    `neighbors` may hold the clusters of several draws (n * N, M); these draws are then processed together.
     """
     n_samples, n_classes = counts.shape
     if neighbors.dtype not in (torch.int32, torch.int64):
         neighbors = neighbors.long()
     is_uniform = []  # the whole cluster is predicted as one class
-    for part in predictions.to(torch.int32).split(len(neighbors)):  # half of what has to be moved
+    for part in predictions.to(torch.int32).split(len(neighbors)):  # int32 halves the memory traffic
         members = neighbors[: len(part)]
         predicted = part.index_select(0, members.reshape(-1)).view(members.shape)
-        is_uniform.append(predicted.amin(dim=1) == predicted.amax(dim=1))  # `aminmax` of rows takes three times as long
+        is_uniform.append(predicted.amin(dim=1) == predicted.amax(dim=1))  # `aminmax` by row takes three times as long
     draws = predictions.long().view(-1, n_samples)
     own = counts.gather(1, draws.clamp(max=n_classes - 1).T).T * (draws < n_classes)
     other = torch.where(commonest[:, 0] == draws, most[:, 1], most[:, 0])

@@ -1,4 +1,4 @@
-"""Widths of the Parzen windows that count samples near the boundary."""
+"""Widths of the Parzen windows with which samples near the boundary are counted."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _REWEIGHTINGS = 3  # k_M
 _STEPS = 10  # l_M of Algorithm 8
 _TOLERANCE = 1e-3  # epsilon
 _FLOOR = 1e-3  # share of the row's range
-# Just above the logarithm of the smallest normal number.
+# Slightly above the logarithm of the smallest normal number.
 _LEAST_EXPONENT = {dtype: 0.999 * math.log(torch.finfo(dtype).tiny) for dtype in (torch.float32, torch.float64)}
 _BLOCK_ELEMENTS = {"cpu": 2**18}  # entries of one (rows, M, M) block
 _BLOCK_ELEMENTS_ELSEWHERE = 2**26
@@ -26,7 +26,7 @@ def silverman_bandwidth(values: Tensor) -> Tensor:
     """Width of the kernel for each row of near-boundary-ness values, by Silverman's rule of thumb.
 
     h = 0.9 min(sigma, IQR / 1.34) M^(-1/5) (Silverman 1986, Eq. 3.31), with M - 1 in the denominator of sigma and
-    quartiles linearly interpolated. Ha et al. (2021), Eq. 32, print M^(-1/5) inside the minimum.
+    linearly interpolated quartiles. Ha et al. (2021), Eq. 32, print M^(-1/5) inside the minimum.
 
     Args:
         values: Near-boundary-ness of the M members of each of N clusters, shape (N, M) with M >= 2, floating point.
@@ -48,15 +48,15 @@ def silverman_bandwidth(values: Tensor) -> Tensor:
 
 
 def cvml_bandwidth(values: Tensor) -> Tensor:
-    """Width of the kernel for each value of each row: sample-dependent Parzen windows of greatest likelihood.
+    """Width of the kernel for each value of each row: sample-dependent Parzen windows of maximum likelihood.
 
-    Ha (2019), section 4.7: the width of value m is h w_m. Algorithm 7 makes w_m wide where values are rare, w_m =
-    (p(z_m) / g)^(-eta) with g the geometric mean of the density p over the row; Algorithm 8 finds the common factor h
+    Ha (2019), section 4.7: the width of value m is h w_m. Algorithm 7 makes w_m large where values are rare, w_m =
+    (p(z_m) / g)^(-eta) with g the geometric mean of the density p over the row. Algorithm 8 finds the common factor h
     that maximises the likelihood of each value under the windows of the others (CVML), by expectation maximisation. As
-    in the thesis k_M = 3, l_M = 10, epsilon = 1e-3; eta = 1/2 is Abramson's (1982), also Silverman's (1986, section
+    in the thesis, k_M = 3, l_M = 10 and epsilon = 1e-3; eta = 1/2 is from Abramson (1982) and Silverman (1986, section
     5.3).
 
-    Five formulas are misprinted there. With phi the standard normal density and M values z a row they read
+    Five formulas are misprinted there. With phi the standard normal density and M values z in a row they read
 
     - Eq. 4.6: p(z) = 1/M sum_n 1/h_n phi((z - z_n) / h_n), where 1/z_n is printed for 1/h_n;
     - Eq. 4.8: p_-n(z_n) = 1/(M - 1) sum_{m != n} 1/(h w_m) phi((z_n - z_m) / (h w_m)), where z is printed for z_n;
@@ -67,8 +67,8 @@ def cvml_bandwidth(values: Tensor) -> Tensor:
     - Eq. 4.20: with q_nm = 1 for the nearest other value k(n), h^2 = 1/M sum_n ((z_n - z_k(n)) / w_k(n))^2, where a
       second sum is printed.
 
-    Departures: steps end where the mean log-likelihood of a value (not its ratio, which depends on the unit) changes by
-    less than epsilon; h is at least 1e-3 of the range of the row, for ties drive it to 0.
+    Departures: steps end when the mean log-likelihood of a value changes by less than epsilon (its ratio, as in the
+    thesis, depends on the unit); h is at least 1e-3 of the range of the row, because ties drive it to 0.
 
     Args:
         values: As in `silverman_bandwidth`, shape (N, M).
@@ -90,7 +90,7 @@ def cvml_bandwidth(values: Tensor) -> Tensor:
 
 
 def boundary_kernel(gap: Tensor, bandwidth: Bandwidth) -> Tensor:
-    """Weights exp(-(F/h)^2 / 2) of rows of near-boundary-ness F (N, M), 0 where h = 0; `gap` is used up.
+    """Weights exp(-(F/h)^2 / 2) for rows of near-boundary-ness F (N, M), 0 if h = 0; `gap` is overwritten.
 
     Weights too small for the dtype (F more than 13 widths in float32, 37 in float64) are 0.
     """
@@ -98,21 +98,21 @@ def boundary_kernel(gap: Tensor, bandwidth: Bandwidth) -> Tensor:
     gap /= row_scale(gap)
     h = BANDWIDTHS[bandwidth](gap)
     gap /= torch.where(h == 0, torch.ones_like(h), h)
-    # A CPU takes many times as long for an exponential too small for the dtype.
+    # On a CPU, exponentials that are too small for the dtype take many times as long.
     least = _LEAST_EXPONENT[gap.dtype]
     kernel = gap.square_().mul_(-0.5).clamp_(min=least).exp_()
     torch.threshold_(kernel, 1.01 * math.exp(least), 0.0)  # NaN passes through
-    return kernel.mul_((h != 0).view(torch.uint8))  # bytes multiply faster than truth values do
+    return kernel.mul_((h != 0).view(torch.uint8))  # bytes multiply faster than booleans
 
 
 def row_scale(values: Tensor) -> Tensor:
-    """Largest magnitude of each row, (N, 1), 1 where a row is all zero: keeps squares in range at any logit scale."""
+    """Largest magnitude of each row, (N, 1), 1 if all are zero: keeps squares in range at any scale of the logits."""
     largest = values.abs().amax(dim=1, keepdim=True)
     return torch.where(largest == 0, torch.ones_like(largest), largest)
 
 
 def bandwidth_of_scaled(values: Tensor) -> Tensor:
-    """`silverman_bandwidth` of rows that are known to lie in [-1, 1]."""
+    """`silverman_bandwidth` for rows in [-1, 1]."""
     n_members = values.shape[1]
     ordered = sort_rows(values)
     centred = values - values.mean(dim=1, keepdim=True)
@@ -127,14 +127,14 @@ def bandwidth_of_scaled(values: Tensor) -> Tensor:
 
 
 def cvml_of_scaled(values: Tensor) -> Tensor:
-    """`cvml_bandwidth` of rows that are known to lie in [-1, 1]; float64 inside, in blocks of rows."""
+    """`cvml_bandwidth` for rows in [-1, 1], computed in float64 and in blocks of rows."""
     elements = _BLOCK_ELEMENTS.get(values.device.type, _BLOCK_ELEMENTS_ELSEWHERE)
     rows = max(1, elements // values.shape[1] ** 2)
     return torch.cat([_cvml_block(block.double()) for block in values.split(rows)]).to(values.dtype)
 
 
 def _cvml_block(z: Tensor) -> Tensor:
-    """Algorithm 7; comments give shapes, with r rows."""
+    """Algorithm 7; comments give shapes, r being the number of rows."""
     n_values = z.shape[1]
     spread = z.amax(dim=1) - z.amin(dim=1)
     floor = _FLOOR * torch.where(spread == 0, torch.ones_like(spread), spread)  # (r,)
@@ -145,7 +145,7 @@ def _cvml_block(z: Tensor) -> Tensor:
     h = torch.maximum(nearest.values.mean(dim=1).sqrt(), floor)
     for _ in range(_REWEIGHTINGS):
         widths = (h.unsqueeze(1) * weights).unsqueeze(1)
-        log_density = (-0.5 * squares / widths.square() - widths.log()).logsumexp(dim=2)  # Eq. 4.6 but for a factor
+        log_density = (-0.5 * squares / widths.square() - widths.log()).logsumexp(dim=2)  # Eq. 4.6 up to a factor
         weights = (-_SENSITIVITY * (log_density - log_density.mean(dim=1, keepdim=True))).exp()
         first = (nearest.values / weights.gather(1, nearest.indices).square()).mean(dim=1).sqrt()
         h = _likeliest_width(squares, weights, torch.maximum(first, floor), floor, own)
@@ -153,7 +153,7 @@ def _cvml_block(z: Tensor) -> Tensor:
 
 
 def _likeliest_width(squares: Tensor, weights: Tensor, h: Tensor, floor: Tensor, own: Tensor) -> Tensor:
-    """Algorithm 8: h (r,) of greatest likelihood; rows leave as they converge."""
+    """Algorithm 8: h (r,) of maximum likelihood; converged rows leave the loop."""
     squares = squares / weights.square().unsqueeze(1)
     offset = (-weights.log()).unsqueeze(1).masked_fill(own, -torch.inf)  # (r, n, m)
     found = h.clone()
@@ -172,7 +172,7 @@ def _likeliest_width(squares: Tensor, weights: Tensor, h: Tensor, floor: Tensor,
 
 
 def _expectation(squares: Tensor, offset: Tensor, h: Tensor, floor: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean log-likelihood of a value but for a constant (Eq. 4.10), and the next h (Eq. 4.11, 4.18); both (r,)."""
+    """Mean log-likelihood of a value up to a constant (Eq. 4.10), and the next h (Eq. 4.11, 4.18); both (r,)."""
     log_kernel = torch.addcmul(offset, squares, (-0.5 / h.square())[:, None, None])
     peak = log_kernel.amax(dim=2, keepdim=True)
     kernel = log_kernel.sub_(peak).exp_()
@@ -197,7 +197,7 @@ def _as_rows(values: Tensor) -> Tensor:
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
-# Rows are in [-1, 1]: one width a row (N, 1), or one a value (N, M).
+# Widths for rows in [-1, 1]: one for each row (N, 1), or one for each value (N, M).
 BANDWIDTHS: dict[str, Callable[[Tensor], Tensor]] = {
     "silverman": lambda values: bandwidth_of_scaled(values).unsqueeze(1),
     "cvml": cvml_of_scaled,

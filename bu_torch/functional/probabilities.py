@@ -1,4 +1,4 @@
-"""Class probabilities: from raw predictions, votes of near labels and kernel regression; scored and mixed."""
+"""Class probabilities from predictions, from votes of nearby labels and from kernel regression; scores and mixtures."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,13 +9,13 @@ from torch import Tensor
 from bu_torch.functional.checks import check_index, check_not_negative, check_range
 from bu_torch.functional.weights import mean_of, relative_weights
 
-_BLOCK_ELEMENTS = 2**20  # copied at once
+_BLOCK_ELEMENTS = 2**20  # entries of one temporary block
 _JITTERS = 1e-7, 1e-5, 1e-3  # relative to the mean diagonal of a kernel
 _COSINE_ROUNDING = 8  # epsilons
 
 
 def as_probabilities(predictions: Tensor) -> Tensor:
-    """Class probabilities of predictions of one-hot labels (N, J): negative values become 0, rows sum to 1.
+    """Class probabilities from regressed one-hot labels (N, J): negative values become 0, rows sum to 1.
 
     Example:
         >>> as_probabilities(torch.tensor([[-0.5, 1.5], [0.5, 1.5]]))
@@ -27,9 +27,9 @@ def as_probabilities(predictions: Tensor) -> Tensor:
 
 
 def brier_score(probabilities: Tensor, labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
-    """Mean squared distance of class probabilities (N, J) from the one-hot labels (Brier 1950). Smaller is better.
+    """Mean squared distance of class probabilities (N, J) from the one-hot labels (Brier 1950), a scalar, float64.
 
-    It is in [0, 2], float64; 0 if every label has probability 1.
+    It is in [0, 2], and 0, the best, if every label has probability 1.
 
     Example:
         >>> brier_score(torch.tensor([[1.0, 0.0], [0.5, 0.5]]), torch.tensor([0, 0]))
@@ -66,7 +66,10 @@ def mixing_weight(first: Tensor, second: Tensor, labels: Tensor, *, weights: Ten
 def best_candidate(
     candidates: Iterable[tuple[float, Tensor]], labels: Tensor, weights: Tensor | None
 ) -> tuple[float, float, Tensor]:
-    """Least Brier score among (parameter, left-out probabilities), with its parameter and float32 probabilities."""
+    """Lowest Brier score among candidates (parameter, left-out probabilities), with its parameter and probabilities.
+
+    The probabilities are returned in float32.
+    """
     scored = (
         (float(brier_score(left_out, labels, weights=weights)), parameter, left_out.float())
         for parameter, left_out in candidates
@@ -82,9 +85,9 @@ def shares_of(labels: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def skill(brier_score: float, shares: Tensor, n_drawn: float = math.inf) -> float:
-    """Brier skill score: 1 is certain, 0 is chance; 0 also if there is a single class.
+    """Brier skill score: 1 is certain and right, 0 is chance; also 0 for a single class.
 
-    The probabilities of chance are the shares of the classes (J,), or the mean of `n_drawn` labels drawn at random.
+    Chance predicts the shares of the classes (J,), or the shares in `n_drawn` labels drawn at random.
     """
     by_chance = float(1 - shares.square().sum()) * (1 + 1 / n_drawn)
     return 1 - brier_score / by_chance if by_chance else 0.0
@@ -99,10 +102,10 @@ def label_votes(
     leave_one_out: bool = False,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Share of each class in the votes of a sample's neighbourhood, where the m-th nearest weighs m^-decay.
+    """Share of each class in the votes of a sample's cluster, where the vote of the m-th nearest weighs m^-decay.
 
     A weighted nearest-neighbour estimate of the class probabilities at each sample. With a large decay the sample's own
-    label decides alone; with decay 0 all members of the cluster weigh the same.
+    label decides alone; with decay 0 all members of the cluster have equal votes.
 
     Args:
         labels: Classes, shape (N,), integer, >= 0.
@@ -110,7 +113,8 @@ def label_votes(
         decay: Exponent of the rank, >= 0.
         n_classes: J; None for the largest label + 1.
         leave_one_out: Leave the sample's own vote out; its nearest other sample then ranks first.
-        weights: Frequency of each sample in training, by which its vote counts, shape (N,), > 0; None if all are alike.
+        weights: Relative frequency of each sample in training, which multiplies its vote, shape (N,), > 0, floating
+            point; None for equal ones.
 
     Returns:
         Shape (N, J), in [0, 1], rows sum to 1, float32.
@@ -138,7 +142,7 @@ def label_votes(
 
 
 def count_votes(labels: Tensor, voters: Tensor, decay: float, n_classes: int, weights: Tensor | None) -> Tensor:
-    """The votes of `label_votes`, of some samples, whose voters (n, M) are given; nothing is checked."""
+    """The votes of `label_votes` for samples with these voters (n, M), unchecked."""
     of_rank = torch.arange(1, voters.shape[1] + 1, dtype=torch.float64, device=labels.device).pow(-decay)
     of_rank /= of_rank.sum()
     columns = labels[voters].long()
@@ -146,7 +150,7 @@ def count_votes(labels: Tensor, voters: Tensor, decay: float, n_classes: int, we
     votes = shares.new_zeros(len(voters), n_classes)
     if votes.device.type == "cpu":
         votes.scatter_add_(1, columns, shares)
-    else:  # one rank at a time, because an accelerator adds in any order
+    else:  # one rank at a time: an accelerator adds in any order
         for column, share in zip(columns.split(1, dim=1), shares.split(1, dim=1), strict=True):
             votes.scatter_(1, column, votes.gather(1, column) + share)
     return votes if weights is None else (votes / votes.sum(dim=1, keepdim=True)).float()
@@ -155,8 +159,8 @@ def count_votes(labels: Tensor, voters: Tensor, decay: float, n_classes: int, we
 def tangent_kernel(first: Tensor, second: Tensor) -> Tensor:
     """Neural tangent kernel (N, P) of an infinitely wide ReLU network with one hidden layer (Jacot et al. 2018).
 
-    Regression with it is what such a network learns by gradient descent on the squared error. The formula is that of
-    Arora et al. (2019, section 3.1), the bias of the first layer being a further feature of 1.
+    Kernel regression with it gives what such a network learns by gradient descent on the squared error. The formula is
+    from Arora et al. (2019, section 3.1); a constant feature of 1 is added for the bias of the first layer.
 
     Example:
         >>> tangent_kernel(torch.tensor([[1.0], [-1.0]]), torch.tensor([[1.0]]))
@@ -166,19 +170,19 @@ def tangent_kernel(first: Tensor, second: Tensor) -> Tensor:
     ones = [torch.cat((points, torch.ones_like(points[:, :1])), dim=1) for points in (first, second)]
     norms = [points.norm(dim=1, keepdim=True) for points in ones]
     cosine = (ones[0] / norms[0]) @ (ones[1] / norms[1]).T
-    # Rounding must not tell a point from its copy: the angle is the root of the error.
+    # The angle between a point and its copy must be 0; rounding would make it the root of the error.
     cosine.clamp_(-1, 1).masked_fill_(cosine > 1 - _COSINE_ROUNDING * torch.finfo(cosine.dtype).eps, 1)
-    # In place, because most of the time is that of memory.
+    # In place, because memory traffic takes most of the time.
     kernel = cosine.arccos().neg_().add_(math.pi).mul_(cosine).mul_(2)
     kernel += cosine.square_().neg_().add_(1).sqrt_()
     return kernel.mul_(norms[0] / (math.pi * ones[0].shape[1])).mul_(norms[1].T)
 
 
 def landmark_factor(kernel: Tensor) -> Tensor:
-    """Triangular factor C (L, L), CC' the kernel of the landmarks (L, L) in units of its mean diagonal (Nystroem).
+    """Triangular factor C (L, L) of the landmarks' kernel: CC' is the kernel (L, L) over its mean diagonal (Nystroem).
 
     A point with kernel values k (L,) in these units has the coordinates k C'^-1, whose products are the kernel. The
-    diagonal is raised by 1e-7, because landmarks may fall together, and by more if rounding asks for it.
+    diagonal is raised by 1e-7, because landmarks may coincide, and by more if rounding requires it.
     """
     unit = kernel.diagonal().mean()
     identity = torch.eye(len(kernel)).to(kernel)
@@ -195,8 +199,7 @@ def left_out_predictions(
     """Leave-one-out predictions of ridge regression, (N, J) for each penalty, without fitting N times.
 
     With the hat matrix H = B diag(1 / (e + penalty)) B' the prediction is y_i - (y_i - (H y)_i) / (1 - H_ii), as in
-    PRESS (Allen 1974). The basis B (N, R) holds the features rotated so that B'B = diag(e); H must leave each sample
-    some residual.
+    PRESS (Allen 1974). The basis B (N, R) holds the features rotated so that B'B = diag(e); H_ii must be below 1.
 
     Example:
         >>> basis = torch.tensor([[1.0], [1.0]])

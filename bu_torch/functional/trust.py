@@ -1,4 +1,4 @@
-"""The trust score, looked up in distances that were computed beforehand."""
+"""Trust score, looked up in precomputed distances."""
 
 import math
 
@@ -13,7 +13,7 @@ def trust_score(class_distances: Tensor, predictions: Tensor, *, validate_args: 
     """Trust score of each prediction: distance to the nearest other class over distance to the predicted class.
 
     Jiang et al. (2018), Algorithm 2, looked up in `TrustScore.class_distances`, which do not depend on the classifier.
-    0 / 0 is 1. A class that holds no sample is infinitely far, and predicting it scores 0.
+    0 / 0 is 1. A class without samples is infinitely far, and predicting it scores 0.
 
     Args:
         class_distances: Distance from each point to each class, shape (N, J), >= 0, inf for an empty class, floating
@@ -23,7 +23,7 @@ def trust_score(class_distances: Tensor, predictions: Tensor, *, validate_args: 
             checked.
 
     Returns:
-        The scores, shape (N,), in [0, inf]; above 1 the prediction is the nearest class.
+        The scores, shape (N,), in [0, inf]; above 1 if the predicted class is the nearest.
 
     Raises:
         TypeError, ValueError: If an argument has the wrong dtype, shape, device or values.
@@ -40,23 +40,23 @@ def trust_score(class_distances: Tensor, predictions: Tensor, *, validate_args: 
             raise ValueError(f"`class_distances` must be >= 0, got {float(class_distances.nan_to_num().min())}.")
     column = predictions.long().unsqueeze(1)
     own = class_distances.gather(1, column).squeeze(1)
-    other = class_distances.clone().scatter_(1, column, math.inf).amin(dim=1)  # a clone lies in memory as they do
+    other = class_distances.clone().scatter_(1, column, math.inf).amin(dim=1)  # a clone keeps the memory layout
     score = other / own
     score = torch.where((own == 0) & (other == 0), torch.ones_like(score), score)
     return torch.where(own.isinf(), torch.zeros_like(score), score)
 
 
 def mean_trust_score(scores: Tensor, weights: Tensor | None = None, *, validate_args: bool = True) -> Tensor:
-    """One number for many trust scores: exp of the mean of ln(score), each score clipped to [1e-3, 1e3] first.
+    """Geometric mean of trust scores, each clipped to [1e-3, 1e3] first.
 
-    A ratio is averaged on the logarithmic scale, where twice as near and twice as far weigh the same; the clipping
-    keeps duplicates (distance 0) and empty classes (infinity) from deciding alone. The mean is taken in float64.
+    Ratios are averaged on the logarithmic scale, where twice as near and twice as far cancel. The clipping keeps
+    duplicates (distance 0) and empty classes (infinity) from deciding alone. The mean is taken in float64.
 
     Args:
         scores: Trust scores, floating point, any shape with at least one entry, in [0, inf].
-        weights: Relative weight of each score, of the shape of `scores`, > 0, floating point; None if all count alike.
-        validate_args: Check the arguments and scale the weights to a mean of 1, which waits for the device. False takes
-            weights that have this mean.
+        weights: Relative weight of each score, of the shape of `scores`, > 0, floating point; None for equal weights.
+        validate_args: Check the arguments and scale the weights to a mean of 1, which waits for the device. If False,
+            the weights must have this mean.
 
     Returns:
         Scalar in [1e-3, 1e3], float64.

@@ -1,4 +1,4 @@
-"""Samples that do not count alike: how often training draws each of them."""
+"""Sample weights: how often training draws each sample."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from bu_torch.functional.checks import check_floating
 
 
 def relative_weights(weights: Tensor | None, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
-    """Weights as float64 with mean 1; None for None, and if all are equal.
+    """Weights as float64 with mean 1; None if there are none, or if all are equal.
 
     Raises `TypeError` or `ValueError` unless they are floating point, of this shape and device, positive and finite.
     """
@@ -24,28 +24,29 @@ def relative_weights(weights: Tensor | None, shape: tuple[int, ...], device: tor
 
 
 def cluster_sizes(neighbors: Tensor, weights: Tensor) -> Tensor:
-    """Members of equal weight that each cluster is worth (N,); without checks.
+    """Effective number of members of each cluster (N,), unchecked.
 
-    A mean over members with weights w is as sure as one over (sum of w)^2 / (sum of w^2) of equal weight (Kish 1965).
+    A mean over members with weights w has the precision of one over (sum of w)^2 / (sum of w^2) members of equal
+    weight (Kish 1965).
     """
-    columns = [members.long() for members in neighbors.unbind(dim=1)]  # one at a time: (N, M) numbers are many
+    columns = [members.long() for members in neighbors.unbind(dim=1)]  # one at a time, to save memory
     largest, total, squares = (torch.zeros_like(weights[columns[0]]) for _ in range(3))
     for members in columns:
         largest = torch.maximum(largest, weights[members])
     for members in columns:
-        relative = weights[members] / largest  # scaled, so that squares do not vanish
+        relative = weights[members] / largest  # scaled, so that squares do not underflow
         total += relative
         squares += relative.square()
     return total.square() / squares
 
 
 def mean_and_error(values: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Mean of values (N,) as `mean_of` gives it, and its standard error; without checks."""
+    """Mean of values (N,) as by `mean_of`, and its standard error; unchecked."""
     mean = mean_of(values, weights)
     deviations = values - mean if weights is None else (values - mean) * weights
     return mean, deviations.square().sum().sqrt() / len(values)
 
 
 def mean_of(values: Tensor, weights: Tensor | None) -> Tensor:
-    """Mean of values (float64), each as often as its weight, with mean 1, says; without checks."""
+    """Mean of values (float64), weighted by weights of mean 1; unchecked."""
     return values.mean() if weights is None else (values * weights).mean()

@@ -1,4 +1,4 @@
-"""Each sample with its nearest others, and the distance of points to the nearest of each group."""
+"""Clusters of samples and their nearest others, and distances from points to groups."""
 
 import logging
 from collections.abc import Sequence
@@ -14,24 +14,24 @@ from bu_torch.internal.printing import advance
 from bu_torch.neighbors.search import Backend, nearest, resolve_backend
 
 _log = logging.getLogger(__name__)
-_BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
-_ON_CPU = (512, 256)  # members x points at once: 1 MB, which a processor keeps at hand
+_BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, for any N
+_ON_CPU = (512, 256)  # members x points in a block: 1 MB, which fits a cache
 _ELSEWHERE = (4096, 4096)
-_SMALL = 1e-8  # times the squares that a squared distance is the difference of
-_RECOMPUTED_ELEMENTS = 2**18  # at once
+_SMALL = 1e-8  # below this, relative to |x|^2 + |y|^2, a squared distance is computed from differences
+_RECOMPUTED_ELEMENTS = 2**18  # differences in one block
 
 
 class NeighborGraph:
     """The cluster of each sample: the sample itself and its nearest other samples.
 
-    Ha et al. (2021), Eq. 26. A sample is left out of its own list by index, never by distance, so duplicates keep their
-    place. FAISS proposes candidates in float32; distances are computed in float64, and the search goes on until no
-    other sample can be nearer, so the result is exact. Equal distances are ordered by index, zero distances in any way.
+    Ha et al. (2021), Eq. 26. A sample is left out of its own list by index, never by distance, so duplicates count as
+    neighbours. FAISS proposes candidates in float32; distances are computed in float64, and the search continues until
+    no other sample can be nearer, so the result is exact. Ties are ordered by index, zero distances arbitrarily.
 
-    Beyond 50,000 samples, or N^2 d = 1e12, samples are put into lists by K-means (FAISS's inverted file), on the few
-    principal axes that hold 99 % of the variance of at most 1024 features, if there are such. As many lists are
-    searched as find 99 % of the true neighbours of some samples, or all samples if that is more than a quarter of the
-    lists. Distances stay those of the vectors.
+    Beyond 50,000 samples, or N^2 d = 1e12, K-means puts the samples into lists (FAISS's inverted file). Lists are
+    compared on a few principal axes if these hold 99 % of the variance of at most 1024 features. The search takes as
+    many lists as are needed to find 99 % of the true neighbours of some samples; if that is more than a quarter of the
+    lists, it takes all samples. Distances are always those of the features.
 
     Raises TypeError or ValueError for an argument of the wrong type, shape or values.
 
@@ -39,16 +39,16 @@ class NeighborGraph:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
         backend: `"faiss"` searches on the CPU, `"torch"` on the device of the features; `"auto"` takes FAISS for
             features on the CPU, elsewhere torch, or FAISS's own kernels (`"faiss-gpu"`) if they are installed.
-        exact: True if FAISS must look at all samples, False if it need not; None decides by size. On an accelerator all
-            are looked at.
+        exact: True if FAISS must compare all samples, False if lists will do; None decides by size. An accelerator
+            always compares all.
 
     Attributes:
         neighbors: Clusters, (N, M) int64: row n is n, then its M - 1 nearest other samples, nearest first.
-        nearest_distance: Distance to the nearest sample at a positive distance, (N,), dtype of the features; 0 without
-            one.
+        nearest_distance: Distance to the nearest sample at a positive distance, (N,), dtype of the features; 0 if there
+            is none.
         backend_: The backend that was used.
-        recall_: Share of the true neighbours that were found, the mean of some samples; 1 for an exact search. For
-            samples that lie apart from the others, fewer may be found.
+        recall_: Share of the true neighbours that were found, a mean over some samples; 1 for an exact search. It may
+            be lower for samples that lie apart from the others.
 
     Example:
         >>> graph = NeighborGraph(n_neighbors=2).fit(torch.tensor([[0.0], [1.0], [3.0]]))
@@ -64,7 +64,7 @@ class NeighborGraph:
     def fit(self, features: Any) -> Self:
         """Find the clusters of features (N, d), N >= n_neighbors, tensor, array or frame of finite numbers.
 
-        Distances are Euclidean in this space, as it comes. The fitted tensors are on the device of the features.
+        Distances are Euclidean; features are not rescaled. The fitted tensors are on the device of the features.
         """
         features = as_flat_features(features)
         n_samples = features.shape[0]
@@ -84,11 +84,11 @@ class NeighborGraph:
         return self
 
     def take(self, features: Tensor, neighbors: Any) -> Self:
-        """Take what another library has found in place of a search in features (N, d).
+        """Take known neighbours instead of searching features (N, d).
 
-        `neighbors` holds rows (N, k) of each sample's nearest others, at least n_neighbors - 1, nearest first, tensor
-        or array, with or without the sample itself; or it is a fitted `NeighborGraph`, or a sparse matrix (N, N) of
-        distances, k in each row (scikit-learn's `kneighbors_graph(mode="distance")`).
+        `neighbors` is a tensor or array of rows (N, k): at least n_neighbors - 1 nearest others of each sample, nearest
+        first, with or without the sample itself. It may also be a fitted `NeighborGraph`, or a sparse matrix (N, N) of
+        distances with k in each row (scikit-learn's `kneighbors_graph(mode="distance")`).
         """
         found = as_tensor(_rows_of(neighbors), "neighbors").to(features.device)
         check_index("neighbors", found, (len(features), "k"), features.device)
@@ -108,7 +108,7 @@ class NeighborGraph:
 
 
 def _rows_of(neighbors: Any) -> Any:
-    """Rows (N, k) of a graph or of a sparse matrix; all else as it is."""
+    """Rows (N, k) of a graph or of a sparse matrix; anything else is returned unchanged."""
     if isinstance(neighbors, NeighborGraph):
         check_fitted(neighbors, "neighbors")
         return neighbors.neighbors
@@ -117,7 +117,7 @@ def _rows_of(neighbors: Any) -> Any:
     matrix = neighbors.tocsr()
     counts = np.diff(matrix.indptr)
     if len(set(counts.tolist())) > 1:
-        raise ValueError(f"`neighbors` must have as many in each row, got {counts.min()} to {counts.max()}.")
+        raise ValueError(f"`neighbors` must have as many entries in each row, got {counts.min()} to {counts.max()}.")
     order = np.argsort(matrix.data.reshape(len(counts), -1), axis=1, kind="stable")
     return np.take_along_axis(matrix.indices.reshape(len(counts), -1), order, axis=1).astype(np.int64)
 
@@ -152,14 +152,14 @@ def first_positive(features: Tensor, distances: Tensor, backend: str = "auto") -
 def nearest_of_groups(points: Tensor, groups: Sequence[Tensor], left_out: Tensor | None = None) -> Tensor:
     """Distance of points (n, d) to the nearest member of each of G groups, (n, G) float64, each column contiguous.
 
-    Squared distances are |x|^2 - 2 x.y + |y|^2 in float64, which is exact enough but for the smallest; those are
-    computed from differences. A progress bar that is shown moves by points x members.
+    Squared distances are computed as |x|^2 - 2 x.y + |y|^2 in float64, and the smallest from differences, because that
+    formula is inexact for them. A visible progress bar moves by points x members.
 
     Args:
         points: Points, floating point.
         groups: Members (m, d) of each group, at least one, of the dtype and on the device of the points.
-        left_out: The member that a point must not find, counted through all groups, -1 for none, (n,) int64; or None. A
-            group that is left without members is infinitely far.
+        left_out: The member that each point must not find, numbered through all groups, -1 for none, (n,) int64; or
+            None. A group left without members is infinitely far.
     """
     n_members, n_points = _ON_CPU if points.device.type == "cpu" else _ELSEWHERE
     members = torch.cat(list(groups))
@@ -195,10 +195,10 @@ def _least_squares(
     *,
     is_small: bool = False,
 ) -> Tensor:
-    """Least squared distance of points (n, d) to each group, (G, n), without their own members (n,).
+    """Smallest squared distance of points (n, d) to each group, (G, n), leaving out their own members (n,).
 
-    It lacks the points' own squares; if it is small, it has them and is computed from differences. A part holds members
-    (m, d), their squares (m, 1), and which groups they are of and how many of each.
+    The points' own squares are not added, unless `is_small`; small distances are then computed from differences. A part
+    holds members (m, d), their squares (m, 1), their groups, and the number of members of each.
     """
     norm = points.square().sum(dim=1)
     found = norm.new_full((n_groups, len(points)), torch.inf)

@@ -1,4 +1,4 @@
-"""Approximate nearest neighbours: an inverted file of FAISS, on few principal axes if those hold the variance."""
+"""Approximate nearest neighbours: an inverted file of FAISS, on a few principal axes if these hold the variance."""
 
 from typing import Any
 
@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 
 _VARIANCE = 0.99
-_SAMPLE = 50_000  # points that say how the others lie
-_MOST_FEATURES = 1024  # principal axes of so many are found in a moment
-_LISTS, _FEWEST_IN_A_LIST = 4, 20  # times sqrt(B)
-_STEPS, _SAMPLES_OF_A_CENTRE = 10, 25  # for K-means
+_SAMPLE = 50_000  # points from which principal axes are found
+_MOST_FEATURES = 1024  # with more features, principal axes take too long
+_LISTS, _FEWEST_IN_A_LIST = 4, 20  # number of lists, times sqrt(B); rows in a list
+_STEPS, _SAMPLES_OF_A_CENTRE = 10, 25  # of K-means
 
 
 class InvertedFile:
     """The rows of a base (B, d), float32 on the CPU, in about 4 sqrt(B) lists around the centres of K-means.
 
-    Coordinates are compared on `axes` (a, d); None for those of the base.
+    Coordinates are compared on `axes` (a, d); None for all coordinates.
     """
 
     def __init__(self, base: Tensor, axes: Tensor | None = None) -> None:
@@ -32,12 +32,12 @@ class InvertedFile:
         self._index.add(points)
 
     def nearest_list(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """Squared distance of queries (q, d), float32, to the centre of the nearest list, (q,), and that list."""
+        """Squared distance of queries (q, d), float32, to the centre of the nearest list (q,), and that list (q,)."""
         squared, lists = self._centres.search(self._coordinates(queries), 1)
         return torch.from_numpy(squared[:, 0]), torch.from_numpy(lists[:, 0])
 
     def search(self, queries: Tensor, k: int, n_probed: int) -> Tensor:
-        """Rows of the base (q, k) nearest to queries (q, d) in so many lists; -1 if these hold fewer."""
+        """Rows of the base (q, k) nearest to queries (q, d) in the `n_probed` nearest lists; -1 if they hold fewer."""
         self._index.nprobe = n_probed
         return torch.from_numpy(self._index.search(self._coordinates(queries), k)[1])
 

@@ -1,23 +1,24 @@
-"""K-means where the points are: by FAISS on the CPU, in torch on an accelerator; and 2-means, again and again."""
+"""K-means by FAISS on the CPU and in torch on an accelerator, and clusters by repeated 2-means."""
 
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-_BLOCK_ELEMENTS = 2**23  # points x centres at once, 64 MB
-_CANDIDATES = 16  # for a new centre
+_BLOCK_ELEMENTS = 2**23  # points x centres in a block, 64 MB
+_CANDIDATES = 16  # for each new centre
 _STEPS_OF_TWO = 20  # i_K of Ha et al. (2021), section 6.10
 
 
 def grown(points: Tensor, numbers: Sequence[int], n_steps: int) -> Iterator[tuple[Tensor, float]]:
-    """Centres (k, d) of centred points (N, d), and their error as `lloyd` gives it, for each of ascending numbers k.
+    """Centres (k, d) of centred points (N, d), and their error as by `lloyd`, for each of ascending numbers k.
 
-    The first start from the mean, all others from the centres before. A new centre is the point that lowers the error
-    most, of some that are spread by their part in it (as in greedy k-means++, without its random numbers).
+    The first centre is the mean; each number starts from the centres of the one before. A new centre is the candidate
+    point that lowers the error most. Candidates are spread by their share of the error, as in greedy k-means++, but
+    without random numbers.
     """
 
-    def squares(others: Tensor) -> Tensor:  # (N, k), by a product of matrices
+    def squares(others: Tensor) -> Tensor:  # (N, k), by a matrix product
         return torch.addmm(others.square().sum(dim=1), points, others.T, alpha=-2).add_(norms).clamp_(min=0)
 
     norms = points.square().sum(dim=1, keepdim=True)
@@ -38,24 +39,24 @@ def grown(points: Tensor, numbers: Sequence[int], n_steps: int) -> Iterator[tupl
 def lloyd(points: Tensor, centers: Tensor, n_steps: int) -> tuple[Tensor, float]:
     """Move centres (K, d) to the means of the points (N, d) that are nearest to them, `n_steps` times; both float32.
 
-    Returns the centres, and the sum of squared distances to the nearest of those of the last step but one.
+    Returns the centres, and the sum of squared distances to the nearest centre before the last step.
     """
     if points.device.type != "cpu":
         moved, error = _lloyd(points, centers, n_steps)
         return moved, float(error)
     import faiss
 
-    options = {"min_points_per_centroid": 1, "max_points_per_centroid": len(points)}  # fewer would be warned of
+    options = {"min_points_per_centroid": 1, "max_points_per_centroid": len(points)}  # FAISS warns of fewer
     k_means = faiss.Kmeans(points.shape[1], len(centers), niter=n_steps, **options)
     k_means.train(points.numpy(), init_centroids=centers.numpy())
     return torch.from_numpy(k_means.centroids), float(k_means.obj[-1])  # type: ignore[index]
 
 
 def _lloyd(points: Tensor, centers: Tensor, n_steps: int) -> tuple[Tensor, Tensor]:
-    """Lloyd's algorithm in torch; gives the centres after the last step and the error before it.
+    """Lloyd's algorithm in torch: the centres after the last step, and the error before it.
 
-    A centre without points goes to a point that is far from its own. Sums are float64 and products of matrices: the
-    same in each run.
+    A centre without points moves to a point that is far from its centre. Sums are matrix products in float64, so the
+    result is the same in each run.
     """
     k, n_features = centers.shape
     numbers = torch.arange(k, device=points.device)
@@ -65,7 +66,7 @@ def _lloyd(points: Tensor, centers: Tensor, n_steps: int) -> tuple[Tensor, Tenso
         counts = points.new_zeros(k, 1, dtype=torch.float64)
         found = []
         for block in points.split(max(1, _BLOCK_ELEMENTS // max(k, n_features))):
-            # A product of matrices would lose small distances.
+            # A matrix product would lose small distances.
             distances = torch.cdist(block, centers, compute_mode="donot_use_mm_for_euclid_dist")
             squared, nearest = distances.double().square_().min(dim=1)
             is_member = (nearest.unsqueeze(1) == numbers).double()
@@ -82,10 +83,10 @@ def _lloyd(points: Tensor, centers: Tensor, n_steps: int) -> tuple[Tensor, Tenso
 def divisive_clusters(points: Tensor, max_size: int, n_repeats: int, seed: int) -> Tensor:
     """Divide points (n, d) by 2-means until no cluster has more than `max_size`, in several independent repeats.
 
-    Ha (2019), Algorithm 3, but for the clusters that are too small, which are left to the caller. The first centre of
-    a split is a random point of the cluster, the second another, more likely the farther it is (k-means++). A cluster
-    of equal points, which cannot be split, stays as it is. Returns the cluster of each point in each repeat,
-    (n_repeats, n) int64, numbered from 0 through all repeats.
+    Ha (2019), Algorithm 3; clusters that are too small are left to the caller. The first centre of a split is a random
+    point of the cluster; the second is another point, more likely a far one (k-means++). A cluster of equal points
+    cannot be split and is kept. Returns the cluster of each point in each repeat, (n_repeats, n) int64, numbered from 0
+    through all repeats.
     """
     n_points = len(points)
     generator = torch.Generator().manual_seed(seed)
@@ -118,7 +119,7 @@ def divisive_clusters(points: Tensor, max_size: int, n_repeats: int, seed: int) 
 def _split_in_two(points: Tensor, group: Tensor, n_groups: int, draws: Tensor) -> Tensor:
     """True for each point (n,) that goes to the second of the two clusters of its group, by Lloyd's algorithm."""
     first = points[_first_of(draws[0], group, n_groups)]
-    # The smallest of exponential variables of these rates belongs to each point with a chance like its rate.
+    # A point has the smallest of exponential variables with a probability proportional to its rate.
     rate = (points - first[group]).square().sum(dim=1)
     second = points[_first_of(torch.where(rate > 0, -torch.log1p(-draws[1]) / rate, torch.inf), group, n_groups)]
     is_second = torch.zeros_like(group, dtype=torch.bool)
@@ -140,7 +141,7 @@ def _first_of(keys: Tensor, group: Tensor, n_groups: int) -> Tensor:
 
 
 def _mean(points: Tensor, group: Tensor, chosen: Tensor, otherwise: Tensor) -> Tensor:
-    """Mean of the chosen points of each group, (n_groups, d); the row of `otherwise` where none is."""
+    """Mean of the chosen points of each group, (n_groups, d); the row of `otherwise` if none is chosen."""
     total = torch.zeros_like(otherwise).index_add_(0, group[chosen], points[chosen])
     size = torch.bincount(group[chosen], minlength=len(otherwise)).unsqueeze(1)
     return torch.where(size > 0, total / size.clamp(min=1), otherwise)

@@ -1,4 +1,4 @@
-"""The rough generative classifier that says between which two classes a sample lies."""
+"""Prototypes of classes, which tell the two classes that a sample lies between."""
 
 import math
 from typing import Any, Literal, Self
@@ -23,22 +23,22 @@ from bu_torch.neighbors.k_means import grown, lloyd
 
 _MAX_SAMPLES = 10_000  # for K-means of one class
 _MOST_PROTOTYPES = 39
-_STEPS, _LAST_STEPS = 2, 25  # Lloyd's algorithm makes so many for each number, and for the chosen one
+_STEPS, _LAST_STEPS = 2, 25  # of Lloyd's algorithm: for each number tried, and for the chosen one
 
 
 class PrototypeClassifier:
-    """Class-wise K-means prototypes; a class scores minus the distance to its nearest prototype.
+    """Class-wise K-means prototypes; the score of a class is minus the distance to its nearest prototype.
 
-    Ha et al. (2021), Eq. 35 and Algorithm 2. The number of prototypes of a class minimises Akaike's information
-    criterion of K-means as a mixture of K spherical Gaussians of one width, among 1, 3, ..., 39: N_j d ln(2 pi s2) +
-    N_j d + 2 N_j ln K + 2 (K d + 1) with s2 = SSE / (N_j d), for K <= N_j / 2 (or K = 1) with SSE > 0. They are
-    compared along one run of K-means that adds two prototypes at a time; the chosen ones are then moved on. Of a class
-    with more than 10,000 samples, a random 10,000 are looked at.
+    Ha et al. (2021), Eq. 35 and Algorithm 2. The number of prototypes of a class, among 1, 3, ..., 39, minimises
+    Akaike's information criterion of K-means as a mixture of K spherical Gaussians of one width: N_j d ln(2 pi s2) +
+    N_j d + 2 N_j ln K + 2 (K d + 1) with s2 = SSE / (N_j d), for K <= N_j / 2 (or K = 1) with SSE > 0. All numbers are
+    tried in one run of K-means that adds two prototypes at a time; the chosen prototypes then take further steps. A
+    class with more than 10,000 samples is represented by a random 10,000 of them.
 
     Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
     Args:
-        n_prototypes: Prototypes of a class, or `"aic"` to choose for each class. A class never gets more than its
+        n_prototypes: Prototypes of a class, >= 1, or `"aic"` to choose for each class. A class never gets more than its
             number of distinct samples.
         seed: Seed of the choice of samples, 0 <= seed < 2**64.
 
@@ -67,7 +67,6 @@ class PrototypeClassifier:
         labels = as_labels(labels, features.shape[0]).to(features.device)
         check_two_classes(labels)
         self._classes = PresentClasses(labels)
-        # Prototypes of the classes that have samples.
         self._present = [self._fit_class(features[labels == c]) for c in self._classes.classes.tolist()]
         counts = torch.tensor([[len(prototypes) for prototypes in self._present]], device=features.device)
         self.n_prototypes_ = self._classes.spread(counts, 0).squeeze(0)
@@ -96,7 +95,7 @@ class PrototypeClassifier:
         return self._classes.classes.to(columns.device)[columns]
 
     def _present_distances(self, features: Any) -> Tensor:
-        """Distances to the classes that have samples alone, (n, C)."""
+        """Distances to the C classes that have samples, (n, C)."""
         check_fitted(self, "_present")
         features = as_flat_features(features, n_features=self._present[0].shape[1])
         groups = [prototypes.to(features) for prototypes in self._present]
@@ -109,7 +108,7 @@ class PrototypeClassifier:
             features = features[order[:_MAX_SAMPLES].to(features.device)]
         n_distinct = len(torch.unique(features, dim=0))
         if self.n_prototypes == "aic":
-            # With as many prototypes as distinct samples the SSE is 0, and such K do not compete.
+            # With as many prototypes as distinct samples the SSE is 0, and the criterion is not defined.
             most = max(1, min(_MOST_PROTOTYPES, len(features) // 2, n_distinct - 1))
             numbers = range(1, most + 1, 2)
         else:

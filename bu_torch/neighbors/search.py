@@ -1,6 +1,6 @@
-"""Nearest neighbours: FAISS on the CPU, its kernels or blocks of torch on an accelerator, exact distances in all.
+"""Nearest neighbours: FAISS on the CPU, its kernels or blocks of torch on an accelerator; distances are exact.
 
-Beyond a size, some lists of an inverted file are searched in place of all samples, with a recall that is measured.
+Above a certain size, some lists of an inverted file are searched instead of all samples, and the recall is measured.
 """
 
 import logging
@@ -22,17 +22,17 @@ _Search = Callable[[Tensor, int], tuple[Tensor, Tensor]]  # queries (q, d), k ->
 _BLOCK_ELEMENTS = 2**22  # entries of one temporary block
 _SEARCHED_ELEMENTS = 2**21  # queries x features, or x candidates, of one search; FAISS is slower below 2**17
 _RANKED_ELEMENTS = 2**20  # candidates x features whose distances are computed at once
-_SPARE_CANDIDATES = 8  # at most; a search for one sample takes three
+_SPARE_CANDIDATES = 8  # at most; a search for one neighbour takes three
 _EXACT_PRODUCTS = 1e12  # base x queries x features: an exact search of this size takes about half a minute on two cores
 _EXACT_PAIRS = 2.5e9  # base x queries: from here on, lists find 99 % of the neighbours in less than half the time
 _RECALL, _RECALL_OF_NEARLY_NEAREST = 0.99, 0.95
 _ROUNDING = 1e-5  # relative difference of equal distances
-_FIRST_LISTS, _MOST_LISTS = 4, 0.25  # the latter as a share
+_FIRST_LISTS, _MOST_LISTS = 4, 0.25  # first number of lists to try; largest share of all lists
 _LEAST_SCALE = 1e-30  # below this, scaling in float32 is not safe
-_SAMPLED = 256  # queries of which a recall is measured
-_NEAR = (1 / 64, 1 / 16, 1 / 4)  # shares of the queries, nearest first, between which recalls are measured apart
-_FAISS_GPU, _MOST_ON_GPU = "cuda", 2048  # the type of its devices, and the most rows that it finds for a query
-_FARTHEST = 1e15  # in units of the base: beyond, squares of float32 do not tell one row from another
+_SAMPLED = 256  # queries on which a recall is measured
+_NEAR = (1 / 64, 1 / 16, 1 / 4)  # the queries, nearest first, are cut at these shares; each part has its own recall
+_FAISS_GPU, _MOST_ON_GPU = "cuda", 2048  # type of its devices; most rows that it can find for a query
+_FARTHEST = 1e15  # in units of the base: farther out, float32 squares do not tell rows apart
 
 
 def resolve_backend(backend: str, device: torch.device) -> str:
@@ -52,7 +52,7 @@ def is_large(n_base: int, n_features: int, n_queries: int) -> bool:
 
 
 class Neighbors(NamedTuple):
-    """Result of a search: distances (Q, k), float64, ascending; rows of the base (Q, k), int64; recall."""
+    """Distances (Q, k), float64, ascending; rows of the base (Q, k), int64; and the recall of a search."""
 
     distances: Tensor
     rows: Tensor
@@ -71,21 +71,22 @@ def nearest(
 ) -> Neighbors:
     """The k rows of a base (B, d) nearest to each query (Q, d); both float32 or both float64, on one device.
 
-    A search in float32 proposes candidates, whose distances are computed anew in float64. A query is settled when no
-    row outside its candidates can be nearer than the k-th found, given the bound of rounding errors; the others are
-    asked again for four times as many. Candidates from lists are taken as they are. A progress bar that is shown moves
-    by B x Q. Equal distances are in order of their rows.
+    A search in float32 proposes candidates, whose distances are recomputed in float64. A query is settled when no row
+    outside its candidates can be nearer than the k-th found, given the bound of rounding errors; the others are
+    searched again with four times as many candidates. Candidates from lists are not checked in this way. Ties are in
+    order of the rows. A visible progress bar moves by B x Q.
 
     Args:
         base: Rows to find.
         queries: Points whose neighbours are wanted.
-        k: 1 <= k <= B.
-        exclude: Row of `base` that a query must not find (itself), -1 for none, shape (Q,), or None. If that leaves
-            fewer than k, the last distances are inf.
+        k: Neighbours of each query, 1 <= k <= B.
+        exclude: Row of `base` that each query must not find (itself), -1 for none, shape (Q,), or None. If fewer than k
+            rows are left, the last distances are inf.
         backend: As in `NeighborGraph`.
-        exact: False allows the `"faiss"` backend to miss some; None does if B x Q or B x Q x d is large.
-        tolerance: If some may be missed, what is to be found: None for rows as near as the k-th nearest, a number
-            for a nearest row at most (1 + tolerance) times as far as the true one.
+        exact: False allows the `"faiss"` backend to miss some neighbours; None allows it if B x Q or B x Q x d is
+            large.
+        tolerance: In an inexact search, a row counts as found if it is at most (1 + tolerance) times as far as the true
+            one; None asks for the true rows.
     """
     backend = resolve_backend(backend, base.device)
     if exact is None:
@@ -93,7 +94,7 @@ def nearest(
         exact = n_base * len(queries) <= _EXACT_PAIRS and not is_large(n_base, n_features, len(queries))
     rounding = _Rounding.around(base)
     base32 = torch.cat([rounding(block) for block in base.split(max(1, _BLOCK_ELEMENTS // base.shape[1]))])
-    # Squares of float32 are in range in float64, those of float64 need a unit.
+    # Squares of float32 values fit in float64; squares of float64 values need a unit.
     unit = safe_unit(base - rounding.centre, queries - rounding.centre) if base.dtype == torch.float64 else 1.0
     question = _Question(base, queries, k, exclude, tolerance, rounding, unit)
     distances = torch.full((queries.shape[0], k), torch.inf, dtype=torch.float64, device=base.device)
@@ -106,11 +107,11 @@ def nearest(
         search = _SEARCHES[backend](base32)
     n_candidates, is_first = question.n_candidates, True
     while unsettled.numel():
-        # One mask for all blocks: small tensors kept between the large ones of each block would scatter the heap.
+        # One mask for all blocks: a small tensor for each would fragment the heap between the large ones.
         is_settled = torch.ones_like(unsettled, dtype=torch.bool)
         block_size = max(1, _SEARCHED_ELEMENTS // max(n_candidates, base.shape[1]))
         for part, is_part_settled in zip(unsettled.split(block_size), is_settled.split(block_size), strict=True):
-            if n_candidates == len(base):  # also what is too far for float32 to find
+            if n_candidates == len(base):  # includes rows that are too far for float32
                 candidates = torch.arange(n_candidates, device=base.device).expand(len(part), -1)
                 distances[part], rows[part] = question.answer(part, candidates)
             else:
@@ -127,11 +128,11 @@ def nearest(
 
 
 class _Rounding(NamedTuple):
-    """Turns points into the float32 coordinates that are searched, scaled so that those of the base are in [-1, 1]."""
+    """Maps points to the float32 coordinates that are searched; those of the base lie in [-1, 1]."""
 
     centre: Tensor  # (d,), float64
     scale: Tensor  # scalar, float64
-    is_single: bool  # whether float32 is enough, as the centre is one of its numbers, and in range
+    is_single: bool  # True if float32 suffices: the centre is exact in it, and the scale is in range
 
     @classmethod
     def around(cls, base: Tensor) -> Self:
@@ -147,7 +148,7 @@ class _Rounding(NamedTuple):
 
 
 class _Question(NamedTuple):
-    """Search for the rows of a base nearest to each query, without the excluded one; a query is named by its row."""
+    """Rows of a base to find for each query, except the excluded one; queries are given by their rows."""
 
     base: Tensor
     queries: Tensor
@@ -166,22 +167,21 @@ class _Question(NamedTuple):
         return _RECALL if self.tolerance is None else _RECALL_OF_NEARLY_NEAREST
 
     def candidates_in(self, lists: InvertedFile, part: Tensor, queries32: Tensor, n_probed: int) -> Tensor:
-        """Candidates (q, c) for some queries, `queries32` after rounding, in the lists nearest to each."""
+        """Candidates (q, c) for the queries of `part`, `queries32` after rounding, in the lists nearest to each."""
         n_candidates = self.n_candidates
         if self.tolerance is not None:
             n_candidates = self.k + (self.exclude is not None and bool((self.exclude[part] >= 0).any()))
         return lists.search(queries32.cpu(), n_candidates, n_probed).to(self.base.device)
 
     def answer(self, part: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-        """Exact distances (q, k) to the k nearest candidates and their rows, ties by row, own rows and -1 left out."""
+        """Exact distances (q, k) to the k nearest candidates and their rows, ties by row, without excluded ones and -1."""
         distances = torch.empty(len(part), self.k, dtype=torch.float64, device=self.base.device)
         rows = torch.empty(len(part), self.k, dtype=torch.int64, device=self.base.device)
         size = max(1, _RANKED_ELEMENTS // (candidates.shape[1] * self.base.shape[1]))
         for start in range(0, len(part), size):
             block = slice(start, start + size)
-            # A stable sort by distance then leaves ties in order of the rows.
-            some = candidates[block].sort(dim=1).values
-            # This is several times as fast as `base[some]`.
+            some = candidates[block].sort(dim=1).values  # the stable sort below keeps ties in this order
+            # `index_select` is several times as fast as `base[some]`.
             vectors = self.base.index_select(0, some.clamp(min=0).view(-1))
             difference = vectors.view(*some.shape, self.base.shape[1]).double()  # (q, c, d)
             difference -= self.queries[part[block]].double().unsqueeze(1)
@@ -198,13 +198,13 @@ class _Question(NamedTuple):
 def _is_proven(kth: Tensor, last_squared: Tensor, queries32: Tensor) -> Tensor:
     """True if no row outside the candidates can be nearer than the k-th found.
 
-    A row y nearer than r to a query x has |y| <= |x| + r; in float32 |x|^2 - 2 x.y + |y|^2 then errs by at most (d + 8)
-    eps (|x|^2 + |y|^2). A row left out has a value of at least the last candidate's, so it is farther than r if that
-    value exceeds r^2 by the error.
+    A row y nearer than r to a query x has |y| <= |x| + r; the float32 error of |x|^2 - 2 x.y + |y|^2 is then at most
+    (d + 8) eps (|x|^2 + |y|^2). This value is no smaller for a row outside the candidates than for the last candidate,
+    so such a row is farther than r if the last candidate's value exceeds r^2 by the error.
     """
     norm = queries32.double().norm(dim=1)
     eps = torch.finfo(torch.float32).eps
-    least = torch.finfo(torch.float32).smallest_normal * eps  # what squares may lose where they are smaller still
+    least = torch.finfo(torch.float32).smallest_normal * eps  # largest error of a square that underflows
     error = (queries32.shape[1] + 8) * (eps * (norm.square() + (norm + kth).square()) + 4 * least)
     return (kth == 0) | (last_squared.double() > kth.square() + error)
 
@@ -223,9 +223,9 @@ def _faiss_search(base32: Tensor) -> _Search:
 
 
 def _answer_from_lists(question: _Question, base32: Tensor, distances: Tensor, rows: Tensor) -> float:
-    """Fill distances (Q, k) and rows (Q, k) with what is found in lists of the base; return the recall.
+    """Search lists of the base, fill distances (Q, k) and rows (Q, k), and return the recall.
 
-    Distances stay inf if lists are not worth it or hold fewer than k rows.
+    Distances stay inf if lists would gain nothing or hold fewer than k rows.
     """
     among_all = _faiss_search(base32)
     axes = few_axes(base32.cpu())
@@ -245,19 +245,19 @@ def _answer_from_lists(question: _Question, base32: Tensor, distances: Tensor, r
                 answers, answer_rows = question.answer(block, question.candidates_in(lists, block, queries32, n_probed))
                 answers[~(queries32.abs().amax(dim=1) < _FARTHEST)] = torch.inf
                 distances[block], rows[block] = answers, answer_rows
-                advance(int(answers[:, -1].isfinite().sum()) * len(base32))  # the others are asked again
+                advance(int(answers[:, -1].isfinite().sum()) * len(base32))  # the others are searched again
             found += len(part) * recall
         if not len(left):
             break
         del lists
     else:
-        text = "%d of %d points are compared with all %d samples: an approximate search would gain nothing."
+        text = "%d of %d points are compared with all %d samples: an approximate search would not be faster."
         _log.info(text, len(left), n_queries, len(base32))
     return (found + len(left)) / n_queries
 
 
 def _by_nearness(lists: InvertedFile, question: _Question, queries: Tensor) -> list[Tensor]:
-    """Queries in parts, those nearest to the base first; all in one if they are the base. Each in order of its list."""
+    """Parts of the queries, nearest to the base first, each in order of its lists; one part if they are the base."""
     blocks = queries.split(max(1, _BLOCK_ELEMENTS // question.base.shape[1]))
     rows = (block.to(question.base.device) for block in blocks)
     found = [lists.nearest_list(question.rounding(question.queries[block]).cpu()) for block in rows]
@@ -268,9 +268,9 @@ def _by_nearness(lists: InvertedFile, question: _Question, queries: Tensor) -> l
 
 
 def _probe_few(lists: InvertedFile, question: _Question, part: Tensor, among_all: _Search) -> tuple[int, float]:
-    """Probe as few lists as the recall allows, at most a quarter of them; gives the recall of some queries too.
+    """Smallest number of lists with the wanted recall, at most a quarter of all, and its recall for some queries.
 
-    `among_all` finds what recall counts.
+    `among_all` finds their true neighbours.
     """
     order = torch.randperm(len(part), generator=torch.Generator().manual_seed(0))
     sample = part[order[:_SAMPLED].to(part.device)]
@@ -307,10 +307,10 @@ def _torch_search(base32: Tensor) -> _Search:
 
 def _faiss_gpu_search(base32: Tensor) -> _Search:
     import faiss
-    import faiss.contrib.torch_utils  # lets FAISS take tensors, where they are
+    import faiss.contrib.torch_utils  # lets FAISS take tensors on their device
 
     resources, in_blocks = faiss.StandardGpuResources(), _torch_search(base32)
-    resources.noTempMemory()  # 1.5 GB, which training may need
+    resources.noTempMemory()  # it would take 1.5 GB, which training may need
     resources.setPinnedMemory(0)  # nothing is copied
 
     def search(queries32: Tensor, k: int) -> tuple[Tensor, Tensor]:

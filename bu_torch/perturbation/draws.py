@@ -1,4 +1,4 @@
-"""Perturbed samples: each training sample moved a little, at random, toward a sample near it, or mixed with one."""
+"""Perturbed samples: each training sample is moved a little at random, moved toward a near sample, or mixed with it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from bu_torch.neighbors.graph import distance_among
 from bu_torch.space.features import standardize
 from bu_torch.space.tokens import check_tokens
 
-NEAREST, LOW, HIGH = 5, 0.3, 0.7  # neighbours to choose from, and the part of the way to the one chosen
+NEAREST, LOW, HIGH = 5, 0.3, 0.7  # neighbours to choose from, and range of the fraction of the way to the chosen one
 
 
 def perturb(features: Any, nearest_distance: Any, generator: torch.Generator | None = None) -> Tensor:
     """Move each sample by the distance to its nearest neighbour, in a random direction.
 
-    Ha et al. (2021), Algorithm 1: x + d(x) r. The paper's text has r uniform across the features, each by itself; the
-    length of a move then grows with their number. Here r is uniform on the unit sphere of the features that vary: the
-    sample moves by exactly d(x), and a constant feature stays as it is. `examples/sensitivity.py` compares both.
+    Ha et al. (2021), Algorithm 1: x + d(x) r. In the paper's text each component of r is uniform, so the length of a
+    move grows with the number of features. Here r is uniform on the unit sphere of the features that vary: the sample
+    moves by exactly d(x), and a constant feature does not change. `examples/sensitivity.py` compares both.
 
     Args:
         features: Samples, shape (N, d), tensor or array of numbers, finite, any device.
@@ -32,7 +32,7 @@ def perturb(features: Any, nearest_distance: Any, generator: torch.Generator | N
         The perturbed samples (N, d), float64 for float64 features and integers beyond 2^24, float32 for all others.
 
     Raises:
-        TypeError, ValueError: If an argument is not made of real numbers, shapes do not fit, a distance is negative or
+        TypeError, ValueError: If an argument does not hold real numbers, shapes do not fit, a distance is negative or
             not finite, or a perturbed sample would leave the range of its dtype.
 
     Example:
@@ -67,20 +67,20 @@ def perturb_toward_neighbors(
     low: float = LOW,
     high: float = HIGH,
 ) -> Tensor:
-    """Move each sample a part of the way to one of the samples nearest to it, whatever their classes.
+    """Move each sample a part of the way to one of its nearest samples, whatever their classes.
 
-    For inputs whose values belong together (images, signals). There a random direction is white noise, which no sample
-    holds; a mixture of two near samples stays near the data. This project's own in place of Algorithm 1 of Ha et al.
-    (2021), who leave the operation open for such inputs (section 4.2.2); compare Natekar and Sharma (2020) and Schiff
-    et al. (2021), who measure generalisation by mixtures of images.
+    For images and signals, whose values depend on each other: a random direction would be white noise, unlike any
+    sample, but a mixture of two near samples stays near the data. This project's own replacement for Algorithm 1 of Ha
+    et al. (2021), who leave the operation open for such inputs (section 4.2.2). Natekar and Sharma (2020) and Schiff et
+    al. (2021) also measure generalisation on mixtures of images.
 
     Args:
         inputs: Samples, shape (N, ...), tensor or array of numbers, finite, any device.
         neighbors: Clusters, the sample itself first (`NeighborGraph.neighbors`), shape (N, M) with M >= 2.
         generator: Source of the choices, the same for all dtypes and devices; None for a CPU generator of seed 0.
-        n_nearest: One of so many nearest others is chosen, >= 1; all of them if a cluster holds fewer.
-        low: Least part of the way, 0 <= low <= high.
-        high: Largest part of the way, <= 1; the part is uniform between the two.
+        n_nearest: Number of nearest others to choose from, >= 1; a smaller cluster offers all its others.
+        low: Smallest fraction of the way, 0 <= low <= high.
+        high: Largest fraction of the way, <= 1; the fraction is uniform between the two.
 
     Returns:
         The perturbed samples (N, ...), float64 for float64 inputs and integers beyond 2^24, float32 for all others.
@@ -108,24 +108,24 @@ def exchange_tokens(
     low: float = LOW,
     high: float = HIGH,
 ) -> Tensor:
-    """Put tokens of one of the texts nearest to it in place of some of each text's own, whatever their classes.
+    """Replace some tokens of each text by those of one of its nearest texts, whatever their classes.
 
-    A text takes a run of its neighbour's tokens, from the same places, so that phrases stay whole. Places in which both
-    hold the same, such as padding, are passed over. The run may begin anywhere, and goes on at the beginning if it
-    reaches the end. This crossover of genetic algorithms is to token ids what `perturb_toward_neighbors` is to images,
-    and as much this project's own.
+    A text takes a run of its neighbour's tokens, from the same places, so that phrases stay whole. Places where both
+    texts agree, such as padding, are skipped. The run may begin anywhere; at the end it continues at the beginning.
+    This crossover of genetic algorithms is to token ids what `perturb_toward_neighbors` is to images, and this
+    project's own too.
 
     Args:
-        tokens: Token ids, shape (N, L) or (N, ..., L), integers, any device. What stands beside the ids (N, 2, L), such
-            as a mask, is exchanged in the same places.
-        neighbors: Clusters, the sample itself first (`NeighborGraph.neighbors`), shape (N, M) with M >= 2.
-        generator: Source of the choices, the same for all dtypes and devices; None for a CPU generator of seed 0.
-        n_nearest: One of so many nearest others is chosen, >= 1; all of them if a cluster holds fewer.
-        low: Least share to exchange, of the places in which the two texts differ, 0 <= low <= high.
+        tokens: Token ids, shape (N, L) or (N, ..., L), integers, any device. Rows beside the ids (N, 2, L), such as a
+            mask, are exchanged in the same places.
+        neighbors: As in `perturb_toward_neighbors`, as are `generator` and `n_nearest`; shape (N, M) with M >= 2.
+        generator: Source of the choices, or None.
+        n_nearest: Number of nearest others to choose from, >= 1.
+        low: Smallest share to exchange, among the places where the two texts differ, 0 <= low <= high.
         high: Largest share, <= 1; the share is uniform between the two, and rounded to whole places.
 
     Returns:
-        The perturbed texts, of the shape and dtype of the tokens: each token is that of the text or of its neighbour.
+        The perturbed texts, with the shape and dtype of `tokens`: each token is that of the text or of its neighbour.
 
     Raises:
         TypeError, ValueError: If the tokens are not integers, or an argument has the wrong shape or values.
@@ -145,12 +145,12 @@ def exchange_tokens(
 
 
 def draw_begin(tokens: Tensor, generator: torch.Generator) -> Tensor:
-    """Beginning of each text's run, (N,) float32 in [0, 1), as a part of the places in which two texts differ."""
+    """Beginning of each text's run, (N,) float32 in [0, 1), as a fraction of the places where two texts differ."""
     return torch.rand((len(tokens), 1), generator=generator, device=generator.device).to(tokens.device).squeeze(1)
 
 
 def exchange_run(tokens: Tensor, others: Tensor, share: Tensor, begin: Tensor) -> Tensor:
-    """Put `share` (n,) of the places in which `others` (n, ..., L) differ in place of those of `tokens`."""
+    """Replace a `share` (n,) of the places where `tokens` and `others` (n, ..., L) differ by those of `others`."""
     length = tokens.shape[-1]
     is_other = (tokens != others).view(len(tokens), -1, length).any(dim=1)
     n_others = is_other.sum(dim=1, keepdim=True)
@@ -161,12 +161,12 @@ def exchange_run(tokens: Tensor, others: Tensor, share: Tensor, begin: Tensor) -
 
 
 def move_toward(inputs: Tensor, others: Tensor, part: Tensor) -> Tensor:
-    """Move `inputs` (n, ...) by `part` (n,) of the way to `others`."""
+    """Move `inputs` (n, ...) by a fraction `part` (n,) of the way to `others`."""
     return torch.lerp(inputs, others, part.view(-1, *[1] * (inputs.ndim - 1)))
 
 
 def between(low: float, high: float, share: Tensor) -> Tensor:
-    """Spread `share` (n,) in [0, 1) over the range from `low` to `high`."""
+    """Map `share` (n,) from [0, 1) to the range from `low` to `high`."""
     if not 0 <= low <= high <= 1:
         raise ValueError(f"`low` and `high` must be fractions of the way, 0 <= low <= high <= 1, got {low} and {high}.")
     return low + (high - low) * share
@@ -175,7 +175,7 @@ def between(low: float, high: float, share: Tensor) -> Tensor:
 def choose_neighbor(
     inputs: Tensor, neighbors: Any, generator: torch.Generator | None, n_nearest: int
 ) -> tuple[Tensor, Tensor]:
-    """Choose one of the nearest others of each sample (N,), and a number in [0, 1) (N,) float32; checks arguments."""
+    """Choose one of the nearest others of each sample (N,), and a number in [0, 1) (N,) float32; check arguments."""
     generator = generator or torch.Generator().manual_seed(0)
     neighbors = as_tensor(neighbors, "neighbors").to(inputs.device)
     check_index("neighbors", neighbors, (len(inputs), "M"), inputs.device)
@@ -195,7 +195,7 @@ def keeps_integers(perturbation: Any) -> bool:
 
 
 def check_perturbed(perturbed: Tensor, features: Tensor) -> Tensor:
-    """Return perturbed samples unless one has left the range of its dtype."""
+    """Return perturbed samples, or raise if one has left the range of its dtype."""
     if not is_finite(perturbed):
         raise ValueError(
             f"`features` must be small enough to be perturbed within the range of {features.dtype}, got a magnitude of"
@@ -206,7 +206,7 @@ def check_perturbed(perturbed: Tensor, features: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MixedMove:
-    """A way to perturb numbers and indices at once: toward a neighbour, whose indices take the place of some.
+    """Perturbation of samples with numbers and indices: numbers move toward a neighbour's, indices are exchanged.
 
     Attributes:
         n_numbers: Columns of a sample that hold numbers; the others hold indices.
@@ -217,7 +217,7 @@ class MixedMove:
     n_rows: int
 
     def between(self, inputs: Tensor, others: Tensor, part: Tensor, begin: Tensor) -> Tensor:
-        """Move `inputs` (n, D) by `part` (n,) of the way to `others`; their runs of indices begin at `begin` (n,)."""
+        """Perturb `inputs` (n, D) by a fraction `part` (n,) toward `others`; runs of indices begin at `begin` (n,)."""
         numbers = move_toward(inputs[:, : self.n_numbers], others[:, : self.n_numbers], part)
         own, theirs = (one[:, self.n_numbers :].reshape(len(one), self.n_rows, -1) for one in (inputs, others))
         return torch.cat((numbers, exchange_run(own, theirs, part, begin).flatten(1)), dim=1)
@@ -228,11 +228,11 @@ Perturbation = (
     Literal["random", "neighbors", "tokens"] | Callable[[Tensor, Tensor, torch.Generator], Tensor] | MixedMove
 )
 PerturbationKind = Literal["random", "neighbors", "tokens", "mixed", "custom"]
-_BATCH, _BATCH_ELEMENTS = 64, 2**24  # a multiple of so many rows, of about so many values
+_BATCH, _BATCH_ELEMENTS = 64, 2**24  # a batch has a multiple of 64 rows and about 2**24 values
 
 
 def check_perturbation(perturbation: Any) -> Perturbation | None:
-    """Return `perturbation` if it is a name, a callable or None."""
+    """Return `perturbation`, or raise unless it is a name, a callable, a `MixedMove` or None."""
     if not (perturbation is None or callable(perturbation) or isinstance(perturbation, str | MixedMove)):
         raise TypeError(
             "`perturbation` must be 'random', 'neighbors', 'tokens', a callable (inputs, nearest_distance,"
@@ -255,10 +255,10 @@ def kind_of(perturbation: Perturbation | None, inputs: Tensor) -> PerturbationKi
 
 
 class PerturbedInputs:
-    """Inputs at which a network is read, (n_draws * N, ...), draw after draw, and perhaps the N samples after them.
+    """Inputs for the network, (n_draws * N, ...), draw after draw; the N unmoved samples may follow.
 
-    Moves toward a neighbour and exchanges of tokens are made batch by batch when they are read, to the same bits each
-    time: only samples and random choices are held. Without choices the inputs themselves are held.
+    Only the samples and the random choices are held. Batches are computed from them when they are read, identically
+    each time. Without choices, the inputs themselves are held.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class PerturbedInputs:
         return self.dtype.is_floating_point
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Make the inputs from row `start` to row `stop`."""
+        """Inputs from row `start` to row `stop`, without the latter."""
         if not self._choices:
             return self._samples[start:stop]
         own, target, part, *begin = (choice[start:stop] for choice in self._choices.values())
@@ -294,16 +294,16 @@ class PerturbedInputs:
         return move_toward(as_floats(inputs), as_floats(others), part)
 
     def split(self, n_rows: int) -> Iterator[Tensor]:
-        """Make them batch by batch."""
+        """Yield the inputs in batches of `n_rows`."""
         return (self.rows(start, start + n_rows) for start in range(0, len(self), n_rows))
 
     def blocks(self) -> Iterator[Tensor]:
-        """Make them in batches of some 64 MB; all at once if they are held."""
+        """Yield the inputs in batches of about 64 MB, or all at once if they are held."""
         n_rows = _BATCH * max(1, _BATCH_ELEMENTS // self.shape[1:].numel() // _BATCH)
         return self.split(n_rows if self._choices else len(self))
 
     def __getitem__(self, rows: Tensor) -> "PerturbedInputs":
-        """Some of the rows, with the samples that these need."""
+        """Some of the rows, with the samples that they need."""
         if not self._choices:
             return PerturbedInputs(self._samples[rows])
         choices = {name: choice[rows] for name, choice in self._choices.items()}
@@ -312,7 +312,7 @@ class PerturbedInputs:
         return PerturbedInputs(self._samples[used], choices, self._mixed)
 
     def whole(self) -> Tensor:
-        """Make all of them."""
+        """All inputs in one tensor."""
         return self.rows(0, len(self))
 
     def to(self, device: torch.device | str) -> Self:
@@ -336,9 +336,9 @@ def draw_perturbed(
 ) -> PerturbedInputs:
     """Draw independent perturbations of each input.
 
-    `nearest_distance` (N,) is measured in the space of `neighbors` (N, M); `is_in_input_space` says that this is the
-    space of inputs standardised by mean and scale (d,), in which random directions are drawn. With `ends_with_samples`
-    the inputs themselves follow.
+    `nearest_distance` (N,) is measured in the space of `neighbors` (N, M). Random directions are drawn in the space of
+    inputs standardised by mean and scale (d,); `is_in_input_space` is True if both spaces are the same. With
+    `ends_with_samples` the unmoved inputs follow.
     """
     generator = torch.Generator().manual_seed(seed)
     kind = kind_of(perturbation, inputs)
@@ -355,7 +355,7 @@ def draw_perturbed(
         points = standardize(flat, *standardization)
         distance = nearest_distance if is_in_input_space else distance_among(points, neighbors)
         scale = standardization[1].to(flat.dtype)
-        # Adding the step, and not mapping the sum back, leaves a constant feature exactly as it was.
+        # The step is added to the raw input, so a constant feature does not change by a bit.
         steps = ((perturb(points, distance, generator) - points) * scale for _ in range(n_draws))
         held = [check_perturbed(flat + step, flat).reshape(inputs.shape) for step in steps]
     else:
@@ -366,7 +366,7 @@ def draw_perturbed(
 
 
 def _choose(inputs: Tensor, neighbors: Tensor, generator: torch.Generator, *, has_run: bool) -> dict[str, Tensor]:
-    """Choose for each sample a neighbour and a part of the way, of tokens also the beginning of the run."""
+    """Choose a neighbour and a fraction of the way for each sample, and for tokens the beginning of the run."""
     target, share = choose_neighbor(inputs, neighbors, generator, NEAREST)
     choices = {"own": torch.arange(len(inputs), device=inputs.device), "target": target}
     floats = as_floats(inputs[:1])
@@ -376,7 +376,7 @@ def _choose(inputs: Tensor, neighbors: Tensor, generator: torch.Generator, *, ha
 
 
 def _check_custom(perturbed: Any, inputs: Tensor) -> Tensor:
-    """Return the result of a user's perturbation, of the dtype and device of the inputs."""
+    """Return the result of a user's perturbation with the dtype and device of the inputs, or raise."""
     if not isinstance(perturbed, Tensor) or perturbed.shape != inputs.shape:
         got = tuple(perturbed.shape) if isinstance(perturbed, Tensor) else type(perturbed).__name__
         raise ValueError(

@@ -71,7 +71,7 @@ def test_signals_of_known_neighbors_are_measured_and_not_saved(tmp_path):
         (KNOWN["rows without the sample"][1:], ValueError, r"`neighbors` must have shape \(60, k\)|`neighbors`"),
         (KNOWN["rows without the sample"] + 55, ValueError, "`neighbors` .*rows of `features`"),
         (KNOWN["rows without the sample"].astype(float), TypeError, "`neighbors`"),
-        (SEARCH.radius_neighbors_graph(radius=1.0, mode="distance"), ValueError, "as many in each row, got"),
+        (SEARCH.radius_neighbors_graph(radius=1.0, mode="distance"), ValueError, "as many entries in each row, got"),
         (NeighborGraph(M), RuntimeError, "NeighborGraph is not fitted"),
     ],
 )
