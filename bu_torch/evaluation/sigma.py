@@ -58,7 +58,7 @@ def sigma_epsilon_of_residuals(z: Any, fitted: Any, sigma_delta: Any, *, n_param
     z = measurements(z)
     fitted = measurements(fitted, "fitted")
     if len(fitted) != len(z):
-        raise ValueError(f"`fitted` must have one entry a sample, {len(z)}, got {len(fitted)}.")
+        raise ValueError(f"`fitted` must have one entry per sample, {len(z)}, got {len(fitted)}.")
     if check_integer("n_parameters", n_parameters, 0) >= len(z):
         raise ValueError(f"`n_parameters` must be less than the number of samples, {len(z)}, got {n_parameters}.")
     variance = ((z - fitted.to(z.device)) ** 2).sum() / (len(z) - n_parameters)
@@ -90,7 +90,7 @@ def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_nei
     z = measurements(z)
     features = as_flat_features(features).to(z.device)
     if len(features) != len(z):
-        raise ValueError(f"`features` must have one row a sample, {len(z)}, got {len(features)}.")
+        raise ValueError(f"`features` must have one row per sample, {len(z)}, got {len(features)}.")
     if check_integer("n_neighbors", n_neighbors, 2) >= len(z):
         raise ValueError(f"`n_neighbors` must be less than the number of samples, {len(z)}, got {n_neighbors}.")
     own = torch.arange(len(z), device=z.device)

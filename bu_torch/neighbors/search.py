@@ -174,7 +174,7 @@ class _Question(NamedTuple):
         return lists.search(queries32.cpu(), n_candidates, n_probed).to(self.base.device)
 
     def answer(self, part: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-        """Exact distances (q, k) to the k nearest candidates and their rows, ties by row, without excluded ones and -1."""
+        """Exact distances (q, k) to the k nearest candidates, and their rows; leaves out -1 and excluded rows."""
         distances = torch.empty(len(part), self.k, dtype=torch.float64, device=self.base.device)
         rows = torch.empty(len(part), self.k, dtype=torch.int64, device=self.base.device)
         size = max(1, _RANKED_ELEMENTS // (candidates.shape[1] * self.base.shape[1]))

@@ -1,4 +1,4 @@
-"""Space in which samples are near or far: standardised inputs, features of them, or a few of their axes."""
+"""Space in which distances are measured: standardised inputs, features of them, or their principal components."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -27,17 +27,17 @@ from bu_torch.space.patches import PatchFeatures
 from bu_torch.space.tokens import TokenFeatures
 
 _BATCH = 1024
-_BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
-_LARGE, _POOLED = 64 * 64, 32 * 32  # pixels of a channel: larger images are pooled, to about so many
-_MOST_CATEGORIES = 100  # the most frequent of each place
-_MOST_PLACES = 50  # a longer row is a text
+_BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, for any N
+_LARGE, _POOLED = 64 * 64, 32 * 32  # pixels: images with more than the first number are pooled to about the second
+_MOST_CATEGORIES = 100  # for each place, the most frequent ones
+_MOST_PLACES = 50  # a longer row of indices is a text
 
 
 class MixedFeatures:
-    """Numbers as they are, images among them pooled, and an indicator for each category.
+    """Features of mixed samples: numbers, pooled images, and an indicator for each category.
 
-    Each place counts alike, as in Gower (1971): the indicators of a place have a variance of 1 together, as a number
-    has. A long row of indices is a text (`TokenFeatures`), which counts as much as all numbers together.
+    All places count the same, as in Gower (1971): the indicators of a place together have a variance of 1, like a
+    number. A long row of indices is a text (`TokenFeatures`), which counts as much as all numbers together.
     """
 
     def __init__(self, packing: Packing) -> None:
@@ -65,13 +65,13 @@ class MixedFeatures:
         return torch.cat(self._parts(inputs), dim=1)
 
     def common_scale(self, inputs: Tensor, scale: Tensor) -> Tensor:
-        """Scale (k,) of each feature, one for all of a place or a text, from the standard deviation of each."""
+        """Scale (k,) of each feature, common to a place or a text, from the standard deviations (k,)."""
         numbers, *others = scale.split([part.shape[1] for part in self._parts(inputs[:1])])
         unit = 1.0 if self._texts is None else max(1, len(numbers)) ** 0.5
         return torch.cat((numbers, *(part.norm().expand(len(part)) / unit for part in others)))
 
     def _parts(self, inputs: Tensor) -> list[Tensor]:
-        """Features of all numbers, and then of each place or of the text."""
+        """Features of all numbers, then of each place or of the text."""
         shapes = self.packing.shapes_of_numbers
         columns = inputs[:, : self.packing.n_numbers].split([shape.numel() for shape in shapes], dim=1)
         numbers = [inputs[:, :0]]
@@ -86,7 +86,7 @@ class MixedFeatures:
         return parts + [(column.unsqueeze(1) == categories).to(inputs.dtype) for column, categories in known]
 
     def _rows(self, inputs: Tensor) -> Tensor:
-        """Indices, of rows of equal length the first alone: ids, and not their mask."""
+        """Indices; if they form several rows, such as ids and their mask, only the first."""
         indices = inputs[:, self.packing.n_numbers :].long()
         return indices[:, : indices.shape[1] // self.packing.n_rows_of_indices]
 
@@ -99,13 +99,14 @@ class FeatureSpace:
 
     Args:
         feature_extractor: Callable from inputs (n, ...) to features (n, k) or (n, ...): a function, or a frozen module,
-            which is run in eval mode, on its own device and in its own precision, without gradient. `"patches"` takes
-            `PatchFeatures` of images (n, C, H, W), `"tokens"` `TokenFeatures` of token ids (n, L), on one scale for all
-            axes; `"inputs"` and None take the inputs themselves. `MixedFeatures` are those of numbers and categories.
+            which runs in eval mode, on its own device and in its own precision, without gradient. `"patches"` takes
+            `PatchFeatures` of images (n, C, H, W); `"tokens"` takes `TokenFeatures` of token ids (n, L), with one scale
+            for all axes; `"inputs"` and None take the inputs themselves; `MixedFeatures` are for numbers and
+            categories.
         n_components: Principal components of the standardised features to keep, >= 1; None for all features.
         seed: Seed of the randomised PCA, 0 <= seed < 2**64.
-        module: A module that the extractor calls: in eval mode meanwhile; its modes and buffers are left as they were.
-            Of an extractor that is a module, or a method of one, a copy runs.
+        module: A module that the extractor function calls: it runs in eval mode, and its modes and buffers are restored
+            afterwards. If the extractor is a module or a method of one, a copy runs.
 
     Attributes:
         name: `"inputs"`, `"patches"`, `"tokens"`, `"mixed"` or `"custom"`.
@@ -152,7 +153,7 @@ class FeatureSpace:
         """Find mean, scale and principal components of the features of `inputs` (N, ...).
 
         Raises:
-            TypeError, ValueError: If the extractor does not give one row of real, finite features a sample.
+            TypeError, ValueError: If the extractor does not give one row of real, finite features for each sample.
         """
         self.fit_transform(inputs)
         return self
@@ -164,7 +165,7 @@ class FeatureSpace:
         if self._features is not None:
             self._features.fit(inputs)
         flat = self.extract(inputs)
-        # The first axes of texts hold most of what there is to tell, the last ones mostly noise.
+        # The first axes of texts hold most of the information, the last ones mostly noise.
         self.mean_, self.scale_ = common_standardization(flat) if self.name == "tokens" else standardization(flat)
         if isinstance(self._features, MixedFeatures):
             self.scale_ = self._features.common_scale(inputs, self.scale_)
@@ -189,7 +190,7 @@ class FeatureSpace:
             return self._features.transform(pooled(inputs) if self.name == "patches" else inputs)
         if self.feature_extractor is None:
             return pooled(inputs).flatten(1)
-        # A function reaches the module by ways of its own, so that no copy can take its place there.
+        # A function holds its own reference to the module, so a copy cannot replace it.
         evaluated = nullcontext() if self.module is None else evaluated_in_place(self.module)
         with looking_at(self.feature_extractor) as extractor, evaluated:
             taker = extractor.__self__ if ismethod(extractor) else extractor
@@ -200,20 +201,20 @@ class FeatureSpace:
         features = as_flat_features(torch.cat(parts).to(inputs.device), "feature_extractor(inputs)")
         if len(features) != len(inputs):
             raise ValueError(
-                f"`feature_extractor` must give one row a sample, got {len(features)} for {len(inputs)} samples."
+                f"`feature_extractor` must give one row per sample, got {len(features)} for {len(inputs)} samples."
             )
         return features
 
 
 def is_pooled(inputs: Tensor) -> bool:
-    """Return True if these are images (N, C, H, W) that are pooled before distances are measured."""
+    """True if these are images (N, C, H, W) that are pooled before distances are measured."""
     return inputs.ndim == 4 and inputs.shape[2] * inputs.shape[3] > _LARGE
 
 
 def pooled(images: Tensor) -> Tensor:
-    """Mean-pool images (N, C, H, W) of more than 64 x 64 pixels to as many as 32 x 32, in their shape; others stay.
+    """Mean-pool images (N, C, H, W) of more than 64 x 64 pixels to about 32 x 32, keeping their aspect ratio.
 
-    Distances tell classes apart as well at this size as at full size, at a cost that does not grow with the pixels.
+    Smaller images and other inputs are not changed. Distances separate classes as well at this size as at full size.
     """
     if not is_pooled(images):
         return as_floats(images)
@@ -225,7 +226,7 @@ def pooled(images: Tensor) -> Tensor:
 
 
 def name_of(feature_extractor: object) -> str:
-    """Name of the space that an extractor makes."""
+    """Name of the space of an extractor."""
     if isinstance(feature_extractor, str):
         return feature_extractor
     if isinstance(feature_extractor, MixedFeatures):
@@ -236,11 +237,11 @@ def name_of(feature_extractor: object) -> str:
 def principal_components(
     points: Tensor, n_components: int, seed: int = 0, *, exact: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Mean (d,) and leading principal axes (n_components, d) of points (n, d); of large data not `exact`, by `seed`."""
+    """Mean (d,) and leading principal axes (n_components, d) of points (n, d); for large data randomised by `seed`."""
     from sklearn.decomposition import PCA
 
     pca = PCA(n_components, svd_solver="full" if exact else "auto", random_state=scikit_learn_seed(seed))
-    with np.errstate(invalid="ignore"):  # shares of a variance of 0, if all points are equal
+    with np.errstate(invalid="ignore"):  # scikit-learn divides by a variance of 0 if all points are equal
         pca.fit(points.cpu().numpy())
     return torch.as_tensor(pca.mean_).to(points), torch.as_tensor(pca.components_).to(points)
 
@@ -248,7 +249,7 @@ def principal_components(
 def moments(flat: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each feature, (d,) float64."""
     unit = torch.ones((), dtype=torch.float64, device=flat.device)
-    if flat.dtype == torch.float64:  # a power of two for each, so that squares stay in range, as those of float32 do
+    if flat.dtype == torch.float64:  # a power of two for each feature keeps squares in range; float32 needs none
         exponent = torch.frexp(flat.abs().amax(dim=0)).exponent
         unit = torch.exp2(exponent.double().clamp(-1000, 1000))
     blocks = flat.split(max(1, _BLOCK_ELEMENTS // flat.shape[1]))
@@ -266,7 +267,7 @@ def standardization(flat: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def common_standardization(flat: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean of each feature, (d,) float64, and one scale for all: their root mean square deviation; 1 if that is 0."""
+    """Mean of each feature, (d,) float64, and a common scale, the root mean square deviation; 1 if that is 0."""
     mean, deviations = moments(flat)
     unit = safe_unit(deviations)
     scale = (deviations / unit).square().mean().sqrt() * unit
@@ -274,7 +275,7 @@ def common_standardization(flat: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def standardize(inputs: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
-    """Inputs (n, ...), flattened, minus mean over scale, (n, d); dtype of the inputs."""
+    """Flatten inputs (n, ...), subtract the mean and divide by the scale: (n, d), dtype of the inputs."""
     flat = inputs.flatten(1)
     blocks = flat.split(max(1, _BLOCK_ELEMENTS // flat.shape[1]))
     return torch.cat([((block.double() - mean) / scale).to(flat.dtype) for block in blocks])

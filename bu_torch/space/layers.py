@@ -17,20 +17,20 @@ class LayerFeatures:
     """Features from inside a network: a layer's activations, read by a hook, or principal components of them.
 
     Jiang et al. (2018), section 5.3, take trust scores in three such spaces: the logits, the fully connected layer
-    before them, and 20 principal components of that. A copy of the network runs, in eval mode.
+    before them, and 20 principal components of that layer. A copy of the network runs in eval mode.
 
     Args:
         model: The network; its `forward` takes a batch of inputs.
         layer: `"logits"`, the output of `model`; `"penultimate"`, the input of the `nn.Linear` that runs last; or the
-            name of a submodule (`model.named_modules()`), whose output is taken, that of its last call if there are
-            several. Activations are flattened to one row a sample.
+            name of a submodule (`model.named_modules()`), for the output of its last call. Activations are flattened to
+            one row for each sample.
         n_components: Principal components to keep, >= 1; None for the activations themselves.
         batch_size: Inputs in a forward pass, >= 1.
         keep_integers: True if the network takes integers (token ids) as they are.
 
     Attributes:
-        mean_: Mean of the activations in `fit`, (d,), of their dtype; this and the next only with `n_components`.
-        components_: Principal axes, (n_components, d), of the same dtype.
+        mean_: Mean of the activations in `fit`, (d,), of their dtype; only with `n_components`.
+        components_: Principal axes, (n_components, d), of the same dtype; only with `n_components`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
@@ -64,9 +64,9 @@ class LayerFeatures:
         self.keep_integers = check_flag("keep_integers", keep_integers)
 
     def fit(self, inputs: Any) -> Self:
-        """Find the principal components of training inputs (N, ...), no more than samples or activations.
+        """Find the principal components of training inputs (N, ...); does nothing without `n_components`.
 
-        Raises as `transform`; does nothing without `n_components`.
+        Raises as `transform`, and a ValueError for more components than samples or activations.
         """
         if self.n_components is None:
             return self
@@ -85,8 +85,8 @@ class LayerFeatures:
 
         Raises:
             RuntimeError: If `n_components` is set and `fit` has not been called.
-            ValueError: If the layer did not run or does not give one row a sample.
-            TypeError: If the inputs are not made of real numbers, or the layer gives no tensor.
+            ValueError: If the layer did not run or does not give one row for each sample.
+            TypeError: If the inputs do not hold real numbers, or the layer does not give a tensor.
         """
         if self.n_components is not None:
             check_fitted(self, "components_")
@@ -126,6 +126,6 @@ class LayerFeatures:
             raise TypeError(f"`layer` must give a tensor, but {self.layer!r} gave {type(outputs[0]).__name__}.")
         if outputs[0].ndim == 0 or outputs[0].shape[0] != n_samples:
             raise ValueError(
-                f"`layer` must give one row a sample, {n_samples}, but {self.layer!r} gave {tuple(outputs[0].shape)}."
+                f"`layer` must give one row per sample, {n_samples}, but {self.layer!r} gave {tuple(outputs[0].shape)}."
             )
         return outputs[0].detach().reshape(n_samples, -1)

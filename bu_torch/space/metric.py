@@ -1,4 +1,4 @@
-"""Metric that is learnt from labels: distances count what changes the class."""
+"""Metric learnt from labels: distances measure the changes of the inputs that change the class."""
 
 from typing import Any, Self
 
@@ -18,21 +18,21 @@ _PAIRS = 2**18  # enough for the median distance
 
 
 class LabelMetric:
-    """Linear map after which distances count what changes the class: the metric of recursive feature machines.
+    """Linear map after which distances measure what changes the class: the metric of recursive feature machines.
 
-    A ridge regression of one-hot labels with the Laplace kernel is fitted, and M is the average gradient outer product
-    of it (`average_gradient_outer_product`; Radhakrishnan, Beaglehole, Pandit, Belkin, Science 2024), scaled to the
-    trace d; then once more among the points times M^(1/2). Features should come on one scale. The regression is smaller
-    than theirs: landmarks span it, and leave-one-out in closed form chooses its penalty.
+    A ridge regression of one-hot labels with the Laplace kernel is fitted, and M is its average gradient outer product
+    (`average_gradient_outer_product`; Radhakrishnan, Beaglehole, Pandit, Belkin, Science 2024), scaled to the trace d.
+    Each further iteration does the same with the points times M^(1/2). Features should have a common scale. The
+    regression is smaller than theirs: landmarks span it, and leave-one-out in closed form chooses its penalty.
 
-    Left-out predictions in this space are no honest measure of it, because the metric has seen the labels.
+    Left-out predictions in this space are too optimistic, because the metric has seen the labels.
 
     Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
     Args:
         n_iterations: Times that the metric is learnt, >= 1.
         n_landmarks: Largest number of samples that span the regression, >= 1.
-        max_samples: Largest number of samples to learn from, >= 2; of more, each class keeps its share.
+        max_samples: Largest number of samples to learn from, >= 2; a subset of more keeps the shares of the classes.
         seed: Seed of the random choices, 0 <= seed < 2**64.
 
     Attributes:
@@ -80,7 +80,7 @@ class LabelMetric:
             among = torch.cdist(landmarks, landmarks, compute_mode="donot_use_mm_for_euclid_dist")  # 0 for copies
             coefficients = kernel_ridge(kernel, laplace_kernel(among, width), targets, _PENALTIES, weights)
             inner = average_gradient_outer_product(moved, landmarks, coefficients, width, weights=weights)
-            # A gradient with respect to the points is the root times that with respect to the moved ones.
+            # A gradient with respect to the points is the root times the gradient with respect to the moved points.
             self.root_ = metric_root(self.root_ @ inner @ self.root_)
             advance()
         return self
@@ -94,10 +94,10 @@ class LabelMetric:
 
 
 class MetricSpace:
-    """Space of features in which distances are those of a `LabelMetric`, and which is not standardised again.
+    """Space of features with the distances of a `LabelMetric`; it is not standardised again.
 
     Args:
-        base: Space of the features, as they are before.
+        base: Space of the features before the metric.
         seed: Seed of the metric.
     """
 

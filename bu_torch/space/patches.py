@@ -1,4 +1,4 @@
-"""Features of images without any training: their likeness to random patches of the training images."""
+"""Features of images without any training: their similarity to random patches of the training images."""
 
 from typing import Self
 
@@ -9,25 +9,25 @@ from bu_torch.internal.global_state import full_precision
 from bu_torch.internal.inputs import check_fitted, check_integer, check_seed
 from bu_torch.internal.printing import advance
 
-_CONTRAST = 0.01  # added to the variance of a patch, relative to that of all pixels
+_CONTRAST = 0.01  # added to the variance of a patch, relative to the variance of all pixels
 _WHITENING = 0.1  # added to the eigenvalues, relative to their mean
 _LEAST = 1e-12
 _THRESHOLD = 0.25
-_SAMPLED = 20_000  # patches to whiten by
-_BLOCK_ELEMENTS = 2**21  # a block's maps take 8 MB, so a cache holds them; 2**24 takes twice as long
+_SAMPLED = 20_000  # patches from which the whitening is estimated
+_BLOCK_ELEMENTS = 2**21  # a block's maps take 8 MB, which fits a cache; 2**24 takes twice as long
 
 
 class PatchFeatures:
     """Soft-thresholded responses to random whitened patches, mean-pooled: the random features of Coates and Ng (2011).
 
-    Distances between such features tell classes of images apart better than distances between pixels. The filters are
-    random patches of the training images, normalised in brightness and contrast and whitened. Each gives two maps,
-    max(0, z - t) and max(0, -z - t), and each map its means over `n_cells` x `n_cells` cells (Coates, Ng and Lee 2011
-    pool sums over four quadrants).
+    Distances between such features separate classes of images better than distances between pixels. The filters are
+    random patches of the training images, normalised in brightness and contrast and whitened. Each filter gives two
+    maps, max(0, z - t) and max(0, -z - t); the features are their means over `n_cells` x `n_cells` cells (Coates, Ng
+    and Lee 2011 pool sums over four quadrants).
 
     Args:
         n_patches: Number of filters, >= 1.
-        size: Side of a patch in pixels, >= 1; smaller images have smaller patches.
+        size: Side of a patch in pixels, >= 1; cut to the size of smaller images.
         n_cells: Cells along each side, >= 1.
         seed: Seed of the choice of patches, 0 <= seed < 2**64.
 
@@ -49,7 +49,7 @@ class PatchFeatures:
         self.seed = check_seed(seed)
 
     def fit(self, images: Tensor) -> Self:
-        """Choose the patches of images (N, C, H, W), floating point, finite; a ValueError for another shape."""
+        """Choose patches of images (N, C, H, W), floating point, finite; raises ValueError for another shape."""
         if images.ndim != 4:
             raise ValueError(f"`images` must have shape (N, C, H, W), got {tuple(images.shape)}.")
         generator = torch.Generator().manual_seed(self.seed)
@@ -74,7 +74,7 @@ class PatchFeatures:
     def transform(self, images: Tensor) -> Tensor:
         """Features (n, 2 * n_patches * n_cells ** 2), float32, of images (n, C, H, W) with the channels of `fit`.
 
-        A RuntimeError says so before `fit`.
+        Raises RuntimeError before `fit`.
         """
         check_fitted(self, "_filters")
         per_image = self.n_patches * images.shape[2] * images.shape[3]
@@ -89,7 +89,7 @@ class PatchFeatures:
         mean = torch.nn.functional.conv2d(images, box)
         variance = torch.nn.functional.conv2d(images.square(), box) - mean.square()
         contrast = (variance.clamp(min=0) + _CONTRAST).rsqrt()
-        # A filter on a patch less its mean equals the filter less its own mean on the patch.
+        # Centring the filter has the same effect as centring each patch.
         responses = torch.nn.functional.conv2d(images, self._filters - self._filters.mean(dim=(1, 2, 3), keepdim=True))
         responses *= contrast
         responses -= self._offsets.view(1, -1, 1, 1)

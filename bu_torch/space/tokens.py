@@ -11,18 +11,19 @@ from bu_torch.internal.inputs import as_features, check_fitted, check_integer, c
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
-_LEAST_TEXTS = 2  # that hold a token: one in a single text says nothing of near texts
+_LEAST_TEXTS = 2  # a token of a single text relates it to no other
 
 
 class TokenFeatures:
     """Latent semantic features of token ids: weighted counts on a few axes (Deerwester et al. 1990).
 
-    A text is the counts of its tokens, log(1 + count), each times log(N / texts that hold the token), of length 1. The
-    axes are the first right singular vectors of these rows of the training texts. The order of tokens does not count,
-    and padding is a token like any other. Tokens of all texts, of a single one, or not seen in `fit` are left out.
+    A text is a row of its token counts, log(1 + count), each times log(N / texts that hold the token), scaled to length
+    1. The axes are the first right singular vectors of the rows of the training texts. The order of tokens does not
+    count, and padding is a token like any other. Tokens in all texts, in a single one, or not seen in `fit` are left
+    out.
 
     Args:
-        n_components: Number of axes, >= 1; if there are no more tokens, each has its own.
+        n_components: Number of axes, >= 1; if there are no more tokens than axes, each token has its own axis.
         seed: Seed of the randomised decomposition, 0 <= seed < 2**64.
 
     Example:
@@ -40,7 +41,7 @@ class TokenFeatures:
         self.seed = check_seed(seed)
 
     def fit(self, tokens: Any) -> Self:
-        """Find weights and axes of tokens (N, L) or (N, ...), else a ValueError; integers, else a TypeError."""
+        """Find weights and axes of tokens (N, L) or (N, ...); raises TypeError unless they are integers."""
         flat = _as_tokens(tokens).flatten(1).cpu().long()
         ids, places = torch.unique(flat, return_inverse=True)
         ordered = places.sort(dim=1).values
@@ -61,7 +62,7 @@ class TokenFeatures:
     def transform(self, tokens: Any) -> Tensor:
         """Features (n, k) of texts (n, ...), float32, on their device; zeros for a text without a known token.
 
-        Raises what `fit` raises, and a RuntimeError before it.
+        Raises as `fit`, and RuntimeError before `fit`.
         """
         check_fitted(self, "_axes")
         tokens = _as_tokens(tokens)

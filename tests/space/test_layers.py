@@ -87,7 +87,7 @@ X = torch.randn(10, 4)
         (lambda m: LayerFeatures(m, "unused").transform(X), ValueError, "'unused' did not: name another"),
         (lambda m: LayerFeatures(m, "pairs").transform(X), TypeError, "must give a tensor, but 'pairs' gave tuple"),
         (lambda m: LayerFeatures(nn.ReLU()).transform(X), ValueError, "'penultimate' did not"),
-        (lambda m: LayerFeatures(nn.Flatten(0), "logits").transform(X), ValueError, "one row a sample, 10, but"),
+        (lambda m: LayerFeatures(nn.Flatten(0), "logits").transform(X), ValueError, "one row per sample, 10, but"),
         (lambda m: LayerFeatures(m).transform(X / 0), ValueError, "`inputs` must be finite"),
     ],
 )

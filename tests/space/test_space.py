@@ -106,7 +106,7 @@ def test_seed_fixes_the_components(random_states):
 @pytest.mark.parametrize(
     ("extract", "message"),
     [
-        (lambda x: x[:7], "one row a sample, got 7 for 120"),
+        (lambda x: x[:7], "one row per sample, got 7 for 120"),
         (lambda x: x / 0, r"`feature_extractor\(inputs\)` must be finite"),
         (lambda x: x[:, 0], r"`feature_extractor\(inputs\)` must have shape"),
     ],
