@@ -1,4 +1,4 @@
-"""Base of the estimators of boundary uncertainty before `BoundaryUncertainty`: they look for points on the boundary."""
+"""Base of the earlier estimators of boundary uncertainty, which look for points on the decision boundary."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
@@ -13,7 +13,7 @@ from bu_torch.space.features import standardization, standardize
 
 
 class Anchors(NamedTuple):
-    """Points on the decision boundary (S, ...), classes on their two sides (S, 2), training sample of each (S,)."""
+    """Points on the decision boundary (S, ...), the classes on their two sides (S, 2), and their samples (S,)."""
 
     points: Tensor
     pairs: Tensor
@@ -21,7 +21,7 @@ class Anchors(NamedTuple):
 
 
 class AnchorEstimator:
-    """Samples of an estimator by anchors, and the reading of a model."""
+    """Base of the estimators by anchors: it holds the samples and reads logits of a model."""
 
     n_halvings: int
     inputs: Tensor
@@ -30,7 +30,7 @@ class AnchorEstimator:
     scale_: Tensor
 
     def fit(self, features: Any, labels: Any) -> Self:
-        """Keep inputs (N, d) or (N, ...), finite, classes (N,), and what does not depend on the classifier.
+        """Keep inputs (N, d) or (N, ...), finite, and classes (N,); compute what does not depend on the classifier.
 
         Raises:
             TypeError, ValueError: If an argument has the wrong type, shape or values, or there are too few samples or
@@ -54,7 +54,7 @@ class AnchorEstimator:
         return self
 
     def _prepare(self) -> None:
-        """Compute what else does not depend on the classifier, before the samples are kept."""
+        """Compute what a subclass needs, before the samples are kept."""
 
     def _read(self, model: Callable[[Tensor], Any], points: Tensor) -> Tensor:
         """Logits (n, J) at flat points (n, d), on the device of the samples."""

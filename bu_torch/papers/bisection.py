@@ -20,30 +20,31 @@ class BisectionAnchorUncertainty(AnchorEstimator):
     """Boundary uncertainty (Proposal 1): label mixtures in small clusters of the samples nearest to the boundary.
 
     Ha (2019), chapter 2, and Ha et al. (2021), section 3. Segments between samples that are predicted differently are
-    bisected down to anchors on the boundary. The samples nearest to these (Algorithms 2, 4, 5) are divided into
+    bisected down to anchors on the boundary. The samples nearest to the anchors (Algorithms 2, 4, 5) are divided into
     clusters (Algorithm 3), whose local uncertainties are averaged with their sizes as weights. With a single feature no
-    cluster fills up: the value is 0. `BoundaryUncertainty` is steadier, and costs one forward pass, not hundreds.
+    cluster is large enough, so the value is 0. `BoundaryUncertainty` varies less, and costs one forward pass instead of
+    hundreds.
 
-    What the sources leave open, and departures:
+    Choices where the sources are silent, and departures:
 
-    - A round takes each sample once as the first end of a segment, the other end at random from its list: the mirrored
-      pair of top classes A_ji, else any other class with i second (Algorithm 5), else all that are predicted
-      differently. A pair of classes stops when a round brings it no new sample.
+    - Each sample is the first end of a segment once in a round. The other end is drawn from its list: samples with the
+      mirrored pair of top classes A_ji, else with i as the second choice (Algorithm 5), else all that are predicted
+      differently. A pair of classes stops when a round finds no new sample for it.
     - The sample nearest to an anchor may be predicted as a third class.
-    - As in Eq. 2.7 the clusters of all repeats make one weighted mean; the paper (Eq. 10 and 11) averages the means of
-      the repeats, but a repeat whose clusters are all too small has none.
-    - A cluster's pair of classes are the two that most of its samples are predicted as, or that one and the commonest
-      second choice. Corrected posteriors are renormalised over the pair.
+    - The clusters of all repeats enter one weighted mean (Eq. 2.7). The paper (Eq. 10 and 11) averages the means of the
+      repeats, but a repeat has no mean if all its clusters are too small.
+    - The pair of a cluster is the two classes most often predicted in it; if all samples are predicted alike, that
+      class and the commonest second choice. Corrected posteriors are renormalised over the pair.
 
     Args:
         measure: Local uncertainty, `"entropy"` (scaled to [0, 1]) as in the sources, or `"triangle"`.
         prior_correction: Divide posteriors by the shares of the classes (thesis, section 2.4.4; paper, 4.4.4).
-        max_anchors: Generate no more anchors than so many, >= 1.
+        max_anchors: Largest number of anchors, >= 1.
         n_halvings: Bisections of a segment, >= 1.
         min_size: N_m, smaller clusters are left out, >= 1.
         max_size: N_M, larger clusters are divided, >= min_size.
         n_repeats: R, independent clusterings, >= 1.
-        seed: Seed of segments and clusterings, 0 <= seed < 2**64. Global random numbers are neither used nor changed.
+        seed: Seed of segments and clusterings, 0 <= seed < 2**64; the global random state is not touched.
 
     Attributes:
         inputs: The samples, (N, ...).
@@ -80,10 +81,10 @@ class BisectionAnchorUncertainty(AnchorEstimator):
         self.seed = check_seed(seed)
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
-        """Boundary uncertainty of a classifier, which may give probabilities; else as `BoundaryUncertainty.score`.
+        """Boundary uncertainty of a classifier; takes models as `BoundaryUncertainty.score` does, and probabilities.
 
-        A scalar in [0, 1], on the device of the samples, float64 for float64 logits and float32 for all others; 0, the
-        worst, if all samples are predicted alike or no cluster is large enough.
+        A scalar in [0, 1], on the device of the samples, float64 for float64 logits and float32 for all others. It is
+        0, the worst, if all samples are predicted alike or no cluster is large enough.
         """
         logits, first, second, found = self._search(model)
         samples = found.samples.unique()
@@ -98,7 +99,7 @@ class BisectionAnchorUncertainty(AnchorEstimator):
             code = clusters * logits.shape[1] + classes[samples]
             return torch.bincount(code.flatten(), minlength=n_clusters * logits.shape[1]).view(n_clusters, -1)
 
-        # Second choices decide between classes that equally many samples are predicted as.
+        # Second choices break ties between equally common predictions.
         pairs = top_pairs(count(first) * (self.max_size + len(samples)) + count(second))
         shares = torch.bincount(self.labels, minlength=logits.shape[1]) / len(self.labels)
         priors = shares if self.prior_correction else None
@@ -107,11 +108,11 @@ class BisectionAnchorUncertainty(AnchorEstimator):
         return ((weight * local).sum() / weight.sum().clamp(min=1)).clamp(max=1).to(logits.dtype)
 
     def anchors(self, model: Callable[[Tensor], Any]) -> Anchors:
-        """Anchors on the boundary of a classifier (Algorithms 2, 4, 5); their `samples` lie near it. As `score`."""
+        """Anchors on the boundary of a classifier, as for `score` (Algorithms 2, 4, 5); their `samples` lie near it."""
         return self._search(model)[-1]
 
     def _search(self, model: Callable[[Tensor], Any]) -> tuple[Tensor, Tensor, Tensor, Anchors]:
-        """Logits (N, J), the class predicted of each sample and its second choice (N,), and the anchors."""
+        """Logits (N, J), first and second choice of each sample (N,), and the anchors."""
         check_fitted(self, "inputs")
         flat = self.inputs.flatten(1)
         logits = self._read(model, flat)
@@ -139,7 +140,7 @@ class BisectionAnchorUncertainty(AnchorEstimator):
 
 
 def _partners(first: Tensor, second: Tensor, starts: Tensor, chance: Tensor) -> Tensor:
-    """The other ends of segments from rows `starts` (n,), drawn from their lists (Algorithm 5) by numbers in [0, 1)."""
+    """Other ends of segments from rows `starts` (n,), drawn from their lists (Algorithm 5) by `chance` in [0, 1)."""
     partners, by_class = torch.empty_like(starts), first.argsort(stable=True)
     chance = chance.to(starts.device)
     for i, j in torch.stack((first[starts], second[starts]), dim=1).unique(dim=0).tolist():

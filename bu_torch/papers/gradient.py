@@ -18,31 +18,32 @@ from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.papers.anchors import AnchorEstimator, Anchors
 
 _BATCH = 4096
-_STEP_RANGE = (2.0**-10, 2.0**5)  # range of the common step in standard deviations
+_STEP_RANGE = (2.0**-10, 2.0**5)  # of the common step, in standard deviations
 _STEP_HALVINGS = 20
 _STEP_TOLERANCE = 10  # anchors
 
 
 class GradientAnchorUncertainty(AnchorEstimator):
-    """Boundary uncertainty at anchors found along the gradient, as many in each class as lie near the boundary.
+    """Boundary uncertainty at anchors found along the gradient; a class gets as many as it has near-boundary samples.
 
-    Ha (2019), chapter 4. A class wants as many anchors as it has samples in the bin at zero of the histogram of their
-    near-boundary-ness (section 4.4.1; NumPy's `"auto"` bins). Each sample is moved by a common step along the gradient
-    of g_D2 - g_D1, bisected until that many cross the boundary, with an anchor between (section 4.4.2). The value is a
-    smooth count of the labels among the neighbours of the anchor's sample (sections 4.5 and 4.6). Nothing is random.
-    The model must be differentiable by autograd with respect to its inputs.
+    Ha (2019), chapter 4. The number of anchors of a class is that of its samples in the bin at zero of the histogram of
+    their near-boundary-ness (section 4.4.1; NumPy's `"auto"` bins). All samples of a class move by a common step along
+    the gradient of g_D2 - g_D1; the step is bisected until that many samples cross the boundary, and an anchor lies on
+    the way of each (section 4.4.2). The value is a smooth count of the labels among the neighbours of the anchor's
+    sample (sections 4.5 and 4.6). Nothing is random. The model must be differentiable by autograd with respect to its
+    inputs.
 
-    What the source leaves open, and departures:
+    Choices where the source is silent, and departures:
 
-    - Steps are in standard deviations of the features, from 2^-10 to 2^5 (20 bisections), and leave a constant feature
-      as it is. Samples whose gradient is 0 or not finite get no anchor.
+    - Steps are in standard deviations of the features, from 2^-10 to 2^5 (20 bisections); a constant feature does not
+      change. Samples whose gradient is 0 or not finite get no anchor.
     - The number of anchors may be off by 10, as in the source, but by no more than a tenth. If no step comes so near,
-      the nearest is taken.
-    - A class without errors has no bin at zero and wants no anchor. If no class wants any, each takes the bin nearest
-      to zero: the thesis gives the worst value only if all samples are predicted alike.
-    - The anchor is found by bisection (`bisect_segments`). Its `pairs` are the classes predicted on its two sides; as
-      in the thesis the value depends on the two classes that most neighbours are labelled as, so that a classifier that
-      exchanges classes is not told from the right one.
+      the closest one is taken.
+    - A class without errors has no bin at zero and gets no anchor. If this holds for all classes, each takes the bin
+      nearest to zero: the thesis gives the worst value only if all samples are predicted alike.
+    - The anchor is found by bisection (`bisect_segments`). Its `pairs` are the classes predicted on its two sides. As
+      in the thesis, the value depends on the two commonest labels of its neighbours, so a classifier that swaps two
+      classes scores like the right one.
 
     Args:
         n_neighbors: Number M of neighbours around an anchor, its sample included, >= 2.
@@ -84,11 +85,11 @@ class GradientAnchorUncertainty(AnchorEstimator):
         self.n_halvings = check_integer("n_halvings", n_halvings, 1)
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
-        """Boundary uncertainty of a classifier that treats samples one by one; else as `BoundaryUncertainty.score`.
+        """Boundary uncertainty of a classifier; takes models as `BoundaryUncertainty.score` does, and probabilities.
 
-        It may give probabilities, and its parameters' gradients stay as they are. A scalar in [0, 1], on the device of
-        the samples, float64 for float64 logits and float32 for all others; 0, the worst, if all samples are predicted
-        alike or there is no anchor. A TypeError says if the model is not differentiable.
+        The output for a sample must not depend on other samples. Gradients of parameters are not changed. A scalar in
+        [0, 1], on the device of the samples, float64 for float64 logits and float32 for all others; 0, the worst, if
+        all samples are predicted alike or there is no anchor. Raises TypeError if the model is not differentiable.
         """
         logits, found = self._anchors(model)
         if not len(found.samples):
@@ -98,7 +99,7 @@ class GradientAnchorUncertainty(AnchorEstimator):
         return values.double().mean().clamp(max=1).to(values.dtype)
 
     def anchors(self, model: Callable[[Tensor], Any]) -> Anchors:
-        """Anchors on the boundary of a classifier in order of their samples (section 4.4); as `score`."""
+        """Anchors on the boundary of a classifier, as for `score`, in order of their samples (section 4.4)."""
         return self._anchors(model)[1]
 
     def _prepare(self) -> None:
@@ -123,7 +124,7 @@ class GradientAnchorUncertainty(AnchorEstimator):
         return logits, Anchors(points.view(-1, *self.inputs.shape[1:]), pairs, samples)
 
     def _wanted(self, logits: Tensor) -> Tensor:
-        """Number of anchors of each class (J,): the histogram of near-boundary-ness at zero, or nearest to it."""
+        """Number of anchors of each class (J,): its near-boundary-ness values in the bin at zero, or nearest to it."""
         signed = near_boundary_ness(logits, self.labels).double().cpu().numpy()
         labels = self.labels.cpu().numpy()
         of_classes = [signed[labels == c] for c in range(int(labels.max()) + 1)]
@@ -133,7 +134,7 @@ class GradientAnchorUncertainty(AnchorEstimator):
         return torch.tensor(counts, device=self.labels.device)
 
     def _direction(self, model: Callable[[Tensor], Any]) -> Tensor:
-        """Unit step of each sample towards the boundary (N, d): unit in standardised features, in input units."""
+        """Step of each sample towards the boundary (N, d), of length 1 in standardised features, in units of inputs."""
         flat = self.inputs.flatten(1)
         varies = (flat != flat[:1]).any(dim=0)
         scale = torch.where(varies, self.scale_, torch.zeros_like(self.scale_))
@@ -142,7 +143,7 @@ class GradientAnchorUncertainty(AnchorEstimator):
             for batch in self.inputs.split(_BATCH):
                 gradients.append(_gap_gradient(network, as_taken(network, batch)).to(flat.device).flatten(1))
         slope = torch.cat(gradients).double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) * scale
-        # Scaled first, so that squares stay in range.
+        # Scaling first keeps squares in range.
         slope = slope / slope.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         norm = slope.norm(dim=1, keepdim=True)
         return (slope / torch.where(norm == 0, torch.ones_like(norm), norm) * scale).to(flat.dtype)
@@ -150,7 +151,7 @@ class GradientAnchorUncertainty(AnchorEstimator):
     def _steps(
         self, model: Callable[[Tensor], Any], flat: Tensor, direction: Tensor, predicted: Tensor, wanted: Tensor
     ) -> Tensor:
-        """The step of each sample (N, 1), common to its class; 0 for a class that wants no anchors."""
+        """Step of each sample (N, 1), common to its class; 0 for a class without anchors."""
         tolerance = (wanted / 10).clamp(max=_STEP_TOLERANCE)
         low, high = (torch.full_like(tolerance, end, dtype=torch.float64) for end in _STEP_RANGE)
         best, miss = torch.zeros_like(low), wanted.double()
@@ -171,7 +172,7 @@ class GradientAnchorUncertainty(AnchorEstimator):
 
 
 def _histogram_at_zero(values: np.ndarray) -> int:
-    """Number of values in the bin that holds zero, or if there is none in the one nearest to it; 0 of no values."""
+    """Number of values in the bin that holds zero, or else in the bin nearest to zero; 0 if there are no values."""
     if not len(values):
         return 0
     counts, edges = np.histogram(values, bins="auto")
@@ -186,6 +187,6 @@ def _gap_gradient(model: Callable[[Tensor], Any], batch: Tensor) -> Tensor:
         return torch.autograd.grad(gap, inputs)[0]
     except RuntimeError as error:
         raise TypeError(
-            "`model` must be differentiable by autograd with respect to its inputs (for other classifiers take"
+            "`model` must be differentiable by autograd with respect to its inputs (for other classifiers use"
             f" `BisectionAnchorUncertainty`), got: {error}"
         ) from error
