@@ -1,17 +1,17 @@
-"""The supremum of the CUD bound over linear classifiers: best-first branch and bound over the samples' sides.
+"""The supremum of the CUD bound over linear classifiers: best-first branch and bound over the sides of the samples.
 
-Within a cell (all coefficients that put every sample on the same side) the errors are fixed and g falls with the loss,
-so a cell is worth its errors times g at the smallest loss on it. With w_i = c_i - 1 and the sign s of the sum chosen,
-each sample has a wanted side, and s sum_i w_i err_i = P - (the |w_i| of the samples on their other side). Samples on
-one line through 0 fall together: they pull it to its sides by w_i times the target, and count as one sample.
+A cell is the set of all coefficients that put every sample on the same side. Within a cell the errors are fixed and g
+falls with the loss, so the value of a cell is its errors times g at its smallest loss. Let w_i = c_i - 1, and choose
+the sign s of the sum. Each sample then has a wanted side, and s sum_i w_i err_i = P - (sum of the |w_i| of the samples
+on their other side). Samples on one line through 0 count as one sample; its pull is the sum of w_i times the target.
 
-A node is a set of samples held to a side, wanted or not, and the point of least loss on the closed cone they leave: a
-projection, whose dual is a non-negative least squares problem. A sample that lies d beyond its wanted side there costs
-at least d^2 more loss if it is held to it (the projection onto a convex set makes an obtuse angle with all that lies in
-the set), so samples that could not pay for that are held to the other side at once, and a node is worth at most the
-best threshold on d. Samples whose boundary holds the point are judged by their open cone alone: Gordan's alternative,
-again by non-negative least squares, says which conflict, and each of some disjoint conflicts costs at least its
-lightest sample.
+A node is a set of samples held to a side, wanted or not, and the point of least loss on the closed cone that these
+constraints leave. This point is a projection, whose dual is a non-negative least squares problem. If the point lies a
+distance d beyond the wanted side of a sample, holding the sample to that side costs at least d^2 more loss, because a
+projection onto a convex set makes an obtuse angle with everything in the set. Samples not worth this cost are held to
+the other side at once, and the best threshold on d bounds the value of a node. Samples whose boundary holds the point
+are judged by their open cone alone. Gordan's alternative, again by non-negative least squares, finds conflicts among
+them, and each of several disjoint conflicts costs at least its lightest sample.
 """
 
 import heapq
@@ -24,28 +24,28 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Rows = NDArray[np.intp]
 
-GAP = 1e-9  # in units of one sample: what a node must promise above the best value to be opened
-TOUCH = 1e-9  # relative distance at which a point lies on a sample's boundary
-NULL = 1e-7  # relative singular value below which a draw says nothing of a direction
-FLAT = 1e-5  # relative singular value such a direction is given: loss is exact to its square
+GAP = 1e-9  # a node is opened if its bound exceeds the best value by this, in units of one sample
+TOUCH = 1e-9  # relative distance below which a point lies on a sample's boundary
+NULL = 1e-7  # relative singular value below which a draw leaves a direction undetermined
+FLAT = 1e-5  # relative singular value that such a direction gets: the loss is exact to its square
 
 
 class Node(NamedTuple):
-    """Samples held to a side, and the least loss there; nodes compare by their promise."""
+    """Samples held to a side, and the least loss there; nodes are ordered by `promise`."""
 
     promise: float  # minus the upper bound
     order: int
-    total: float  # what the sum comes to if every sample not held gets its wanted side
+    total: float  # the sum if every sample that is not held gets its wanted side
     side: NDArray[np.int8]  # 1 held to the wanted side, -1 to the other, 0 free
     rows: Floats  # (d, r) unit normals in the whitened space, pointing to the wanted side
     normals: Floats  # the same in the space of the design
     point: Floats  # (r,)
-    loss: float  # above the least loss of the draw
+    loss: float  # excess over the least loss of the draw
     n_active: int  # rows that carry the point
 
 
 class CellSearch:
-    """Q of one draw; a fresh object for each.
+    """Search for Q of one draw; make a new object for each draw.
 
     Takes orthonormal columns that span the features (n, r), targets -1 or 1 (n,), and multiplicities of the draw (n,).
     """
@@ -100,7 +100,7 @@ class CellSearch:
 
         total, side = node.total, node.side.copy()
         dearer = np.clip(1 + self.slack - node.loss - margins[beyond] ** 2, 0, 1)
-        while len(beyond) and (total - lost) * dearer[0] <= self.best + GAP:  # holding it would not pay
+        while len(beyond) and (total - lost) * dearer[0] <= self.best + GAP:  # not worth holding to the wanted side
             total, side[beyond[0]] = total - self.values[beyond[0]], -1
             beyond, dearer = beyond[1:], dearer[1:]
         if len(beyond):
@@ -114,13 +114,13 @@ class CellSearch:
             self._push((total - lost) * g, total, side, *node[4:])
 
     def _branch(self, node: Node, row: np.intp, total: float, side: NDArray[np.int8], bound: float) -> None:
-        """The child where `row` is on its other side: the node's point lies there already."""
+        """Push the child with `row` on its other side, where the node's point lies already."""
         side = side.copy()
         side[row] = -1
         self._push(bound, total - self.values[row], side, *node[4:])
 
     def _hold(self, node: Node, row: np.intp, total: float, side: NDArray[np.int8], bound: float) -> None:
-        """The child where `row` is held to its wanted side: project the draw's fit onto the smaller cone."""
+        """Push the child with `row` held to its wanted side: project the draw's fit onto the smaller cone."""
         if bound <= self.best + GAP:
             return
         side[row] = 1
@@ -134,9 +134,10 @@ class CellSearch:
         self._push(bound, total, side, node.rows, node.normals, self.center + step, loss, n_active)
 
     def _touching(self, node: Node, rows: Rows, limit: float) -> tuple[float, Rows, Rows]:
-        """Least cost of conflicts among the rows through the node's point, free rows a way out misses, a conflict.
+        """Least cost of conflicts among rows whose boundary holds the node's point; see `_conflicts`.
 
-        The multipliers' rows are independent, so without further rows the open cone is not empty.
+        Also returns the free rows on the wrong side of the direction found, and the free rows of one conflict. The
+        rows of the multipliers are independent, so without further rows the open cone is not empty.
         """
         side = node.side[rows]
         if len(rows) <= node.n_active and side.all():
@@ -147,7 +148,7 @@ class CellSearch:
 
 
 def _merged(normals: Floats, pulls: Floats) -> tuple[Floats, Rows]:
-    """Samples on one line through 0 as one: the first of each line with the sum of their pulls, where that is not 0."""
+    """Merge samples on one line through 0: sums of pulls that are not 0, and the first sample of each such line."""
     cosines = normals @ normals.T
     one, other = np.nonzero(np.triu(np.abs(cosines) > 1 - TOUCH, 1))
     apart = np.linalg.norm(normals[other] - cosines[one, other, None] * normals[one], axis=1)
@@ -160,10 +161,10 @@ def _merged(normals: Floats, pulls: Floats) -> tuple[Floats, Rows]:
 
 
 def _whiten(design: Floats, targets: Floats, counts: Floats) -> tuple[Floats, Floats, float]:
-    """Rows (n, r) and the draw's fit (r,) in coordinates where the loss is a squared distance, and its least value."""
+    """Rows (n, r) and the draw's fit (r,) in coordinates in which loss is squared distance, and the least loss."""
     _, singular, axes = np.linalg.svd(np.sqrt(counts)[:, None] * design)
     singular = np.append(singular, np.zeros(design.shape[1] - len(singular)))
-    largest = singular.max(initial=0) or 1.0  # 0 where the draw holds rows of zeros alone
+    largest = singular.max(initial=0) or 1.0  # 0 if all rows of the draw are zero
     is_null = singular <= NULL * largest
     scale = np.where(is_null, FLAT * largest, singular)
     rows = design @ axes.T / scale
@@ -172,21 +173,22 @@ def _whiten(design: Floats, targets: Floats, counts: Floats) -> tuple[Floats, Fl
 
 
 def _conflicts(normals: Floats, is_held: Bools, values: Floats, limit: float) -> tuple[float, Bools, Rows]:
-    """Disjoint sets of rows that no direction puts all on their positive side.
+    """Find disjoint conflicts: sets of rows that no direction puts all on their positive side.
 
-    0 lies in the convex hull of such a set (Gordan). Each set costs its lightest free row, which is taken from all its
-    rows until some are used up; a set of held rows alone costs infinity. Gives the cost, infinity once it reaches
-    `limit`; the rows that a direction meets that meets all rows left; the free rows of the first set.
+    The convex hull of such a set holds 0 (Gordan). A conflict costs its lightest free row; this cost is subtracted from
+    all its free rows, and those with nothing left are dropped. A conflict of held rows alone costs infinity. Returns
+    the total cost, infinity once it reaches `limit`; the rows on the positive side of a direction that satisfies all
+    rows left; and the free rows of the first conflict.
     """
     values, first, cost = values.copy(), np.arange(0), 0.0
     left = np.flatnonzero(is_held | (values > 0))
-    system = np.vstack((normals.T, np.ones(len(normals))))  # the hull's nearest point to 0
+    system = np.vstack((normals.T, np.ones(len(normals))))  # its solution is the point of the hull nearest to 0
     goal = np.append(np.zeros(normals.shape[1]), 1.0)
     while len(left):
         hull, distance = _nnls(system[:, left], goal)
         if distance > TOUCH:
             way = system[:-1, left] @ hull
-            is_met = normals @ way > TOUCH * np.linalg.norm(way)  # beyond rounding, for both sides of a plane cannot be
+            is_met = normals @ way > TOUCH * np.linalg.norm(way)  # not within rounding of the plane
             is_met[left] = True
             return cost, is_met, first
         free = left[(hull > 0) & ~is_held[left]]

@@ -22,15 +22,15 @@ from bu_torch.space.layers import LayerFeatures
 
 Method = Literal["cud", "bootstrap_quantile", "bootstrap_corrected", "kohavi", "yang", "martin", "langford"]
 
-_UNIQUE = 0.632  # the share of samples a bootstrap draw holds, 1 - 1 / e
+_UNIQUE = 0.632  # share of the samples in a bootstrap draw, 1 - 1 / e
 _INNER_DRAWS = 50  # draws for the .632 estimate of one bootstrap draw
 _FOLDS = 10
 _MOST_TESTED = 1e15
-_TIE = 1e-12  # a score of 0, up to rounding, is of class 1
+_TIE = 1e-12  # a score of 0, up to rounding, means class 1
 
 
 class Interval(NamedTuple):
-    """A confidence set for an error rate, not clipped to [0, 1]: the point estimate it is built on, and its ends."""
+    """Confidence set for an error rate, not clipped to [0, 1]: its point estimate and its ends."""
 
     center: float
     lower: float
@@ -56,23 +56,23 @@ def generalization_interval(
 ) -> Interval:
     """Confidence set for the error rate of the least-squares linear classifier of these samples.
 
-    Laber and Murphy (2008). The classifier is the sign of x beta with beta of least squared loss against -1 and 1; no
-    intercept is added, so pass a column of ones for one. `"cud"` is their constrained uniform deviation bound: the
-    training error plus and minus the quantile of `cud_supremum` over bootstrap draws. The others are centred on the
-    .632 estimate (Efron, 1983), and the paper shows that each fails somewhere:
+    Laber and Murphy (2008). The classifier is the sign of x beta, with beta of least squared loss against -1 and 1. No
+    intercept is added; for one, pass a column of ones. `"cud"` is their constrained uniform deviation bound: the
+    training error plus and minus the quantile of `cud_supremum` over bootstrap draws. The other methods are centred on
+    the .632 estimate (Efron, 1983), and the paper shows that each fails on some data:
 
-    - `"bootstrap_quantile"`: quantiles of the .632 estimates of bootstrap draws, 50 draws in each.
+    - `"bootstrap_quantile"`: quantiles of the .632 estimates of bootstrap draws, each from 50 draws.
     - `"bootstrap_corrected"`: the same, reflected at the estimate.
     - `"kohavi"`: the normal approximation to the error count, solved for the error rate (Kohavi, 1995).
-    - `"yang"`: normal, the standard error that of the errors of ten folds of cross-validation.
+    - `"yang"`: normal, with the standard error of the errors in ten folds of cross-validation.
     - `"martin"`: the posterior under a Beta(1, 1) prior.
-    - `"langford"`: binomial inversion (Clopper and Pearson), the number of errors not rounded.
+    - `"langford"`: binomial inversion (Clopper and Pearson), with a number of errors that is not rounded.
 
-    `"kohavi"`, `"martin"` and `"langford"` act as if the estimate came from a test set of `n_tested` samples. The
-    paper's footnote 3 says the effective sample size n* = 0.632 n, its text on Beta posteriors n - n*; the appendix
-    that defines the methods is lost (`examples/confidence_tables.py --widths`). Kohavi's interval is the one of his
-    paper, which fits the printed widths better than the symmetric one of the text. If a draw leaves some directions
-    open its classifier is the one whose scores are smallest, so no method depends on the basis of the features.
+    `"kohavi"`, `"martin"` and `"langford"` treat the estimate as the result of a test set of `n_tested` samples. The
+    paper gives the effective sample size n* = 0.632 n in footnote 3 and n - n* in its text on Beta posteriors; the
+    appendix that defines the methods is lost (`examples/confidence_tables.py --widths`). Kohavi's interval is that of
+    his paper, which fits the printed widths better than the symmetric one in the text. If a draw does not determine
+    beta, the fit with the smallest scores is taken, so no method depends on the basis of the features.
 
     Args:
         features: Columns the classifier is linear in, shape (n, p), n >= 2, tensor or array of numbers, finite.
@@ -81,16 +81,17 @@ def generalization_interval(
         confidence: Level of the interval, 0 < confidence < 1.
         n_bootstrap: Bootstrap draws, >= 1.
         n_tested: Size of that test set, > 0 and at most 1e15, need not be whole; None for n* = 0.632 n.
-        seed: Seed of the draws, 0 <= seed < 2**64; the global random state is left alone.
+        seed: Seed of the draws, 0 <= seed < 2**64; the global random state is not touched.
 
     Returns:
         center, lower and upper as floats, not clipped to [0, 1], so that widths can be compared.
 
     Raises:
         ValueError: If shapes do not fit, values are out of range or not finite, or the method is unknown.
-        TypeError: If an argument is not made of real numbers.
+        TypeError: If an argument does not hold real numbers.
 
-    Note: `"cud"` is exact and exponential at worst; 50 samples with 500 draws take seconds to minutes on one core.
+    Note: `"cud"` is exact, and takes exponential time at worst; 50 samples with 500 draws take seconds to minutes on
+    one core.
 
     Example:
         >>> x = torch.linspace(-1, 1, 20)
@@ -125,11 +126,11 @@ def network_interval(
 ) -> Interval:
     """Confidence set for the error rate of a network whose last linear layer is refitted to these samples.
 
-    Beyond Laber and Murphy (2008): `generalization_interval` on what the last linear layer receives, its leading
-    principal components beside a column of ones. For small two-class sets that the other layers were not trained on, as
-    for a network taken from elsewhere: those layers count as given. On the samples that trained them the set is far too
-    low: it covered 0 to 95 % on three tables, 50 samples each, and 95 to 100 % on samples that the network had not
-    seen. Its width grows with the number of components.
+    Beyond Laber and Murphy (2008): `generalization_interval` on the leading principal components of the inputs of the
+    last linear layer, and a column of ones. It is for small two-class sets on which the other layers were not trained,
+    such as for a pretrained network. On samples that trained those layers the set is far too low: it covered 0 to 95 %
+    on three tables, 50 samples each, and 95 to 100 % on samples that the network had not seen. Its width grows with the
+    number of components.
 
     Args:
         model: A network that ends in an `nn.Linear`, read as by `LayerFeatures`.
@@ -137,7 +138,7 @@ def network_interval(
         labels: Classes, shape (n,), 0 or 1.
         n_components: Principal components of the features, >= 1, fewer if the samples have no more; None for the
             features themselves.
-        method: As in `generalization_interval`, and so are the arguments that follow.
+        method: As in `generalization_interval`, as are the arguments below.
         confidence: Level of the interval, 0 < confidence < 1.
         n_bootstrap: Bootstrap draws, >= 1.
         seed: Seed of the draws, 0 <= seed < 2**64.
@@ -146,7 +147,7 @@ def network_interval(
         center, lower and upper as floats, not clipped to [0, 1].
 
     Raises:
-        ValueError: If no linear layer is called; as in `generalization_interval`.
+        ValueError: If no linear layer is called, or as in `generalization_interval`.
         TypeError: If an argument has the wrong type.
 
     Example:
@@ -169,12 +170,12 @@ def network_interval(
 def cud_supremum(features: Any, labels: Any, counts: Any) -> float:
     """The supremum of one bootstrap draw in the constrained uniform deviation bound, exactly.
 
-    Laber and Murphy (2008), section 3.1 step 2 and section 4: the largest, over linear classifiers beta, of
-    |sum (c_i - 1) err_i(beta)| / n times g(n (L(D_b, beta_hat) - L(D_b, beta))), where g(x) = min(x + 1, 1) and not
-    below 0, beta_hat is the fit to the samples themselves, and L(D_b, .) the mean squared loss of the draw. (Their
-    section 5 prints a sum, which would change a_n = n by a factor n.) Cells are open: no classifier with a sample on
-    its boundary is looked at, but for samples whose features are all 0, which are of class 1. Branch and bound as in
-    the paper's section 4, with tighter bounds; exact to about 1e-8.
+    Laber and Murphy (2008), section 3.1 step 2 and section 4: the maximum over linear classifiers beta of
+    |sum (c_i - 1) err_i(beta)| / n times g(n (L(D_b, beta_hat) - L(D_b, beta))), where g(x) = max(0, min(x + 1, 1)),
+    beta_hat is the fit to the samples themselves, and L(D_b, .) is the mean squared loss of the draw. (Their section 5
+    prints a sum, which would change a_n = n by a factor n.) Classifiers with a sample on their boundary are excluded;
+    samples whose features are all 0 are predicted as class 1. Branch and bound as in the paper's section 4, with
+    tighter bounds; exact to about 1e-8.
 
     Args:
         features: Columns the classifier is linear in, shape (n, p), n >= 2, tensor or array of numbers, finite.
@@ -186,7 +187,7 @@ def cud_supremum(features: Any, labels: Any, counts: Any) -> float:
 
     Raises:
         ValueError: If shapes do not fit, or values are out of range or not finite.
-        TypeError: If an argument is not made of real numbers.
+        TypeError: If an argument does not hold real numbers.
 
     Example:
         >>> x = torch.tensor([[-2.0], [-1.0], [1.0], [2.0]])
@@ -212,7 +213,7 @@ def _as_sample(features: Any, labels: Any) -> _Sample:
     features = features[:, largest > 0] / largest[largest > 0]
     basis, singular, _ = torch.linalg.svd(features / torch.linalg.vector_norm(features, dim=0), full_matrices=False)
     basis = basis[:, singular > max(features.shape) * torch.finfo(torch.float64).eps * singular[:1]].contiguous()
-    basis[(features == 0).all(dim=1)] = 0  # without rounding
+    basis[(features == 0).all(dim=1)] = 0  # exactly, without rounding errors
     return _Sample(basis, 2.0 * labels.double() - 1)
 
 
@@ -223,7 +224,7 @@ def _draws(n_samples: int, n_draws: int, generator: torch.Generator) -> Tensor:
 
 
 def _wrong(sample: _Sample, counts: Tensor) -> Tensor:
-    """Errors of the fits to draws, (n_draws, n) bool; of several fits, those of the one with the smallest scores."""
+    """Errors of the fits to draws, (n_draws, n) bool; among equally good fits, of the one with the smallest scores."""
     root = counts.double().sqrt().unsqueeze(-1)
     fits = torch.linalg.lstsq(root * sample.design, root * sample.targets.unsqueeze(-1), driver="gelsd").solution
     scores = (sample.design @ fits).squeeze(-1)
@@ -235,7 +236,7 @@ def _training_error(sample: _Sample) -> float:
 
 
 def _estimate_632(sample: _Sample, n_draws: int, generator: torch.Generator) -> float:
-    """Efron's .632 estimate: 0.368 of the training error and 0.632 of the error on what draws leave out."""
+    """Efron's .632 estimate: 0.368 times the training error plus 0.632 times the error on samples left out of draws."""
     counts = _draws(len(sample.targets), n_draws, generator)
     is_out = counts == 0
     training = _training_error(sample)
@@ -251,7 +252,7 @@ def _supremum(sample: _Sample, counts: Tensor) -> float:
 
 
 def _quantile(values: Tensor, level: float) -> float:
-    """The sample quantile: the smallest value that at least a share `level` of the values do not exceed."""
+    """Sample quantile: the smallest value that at least a share `level` of the values do not exceed."""
     place = math.ceil(round(level * len(values), 9))
     return float(values.sort().values[max(place, 1) - 1])
 
@@ -282,7 +283,7 @@ def _reflected(sample: _Sample, confidence: float, n_bootstrap: int, seed: int) 
 
 
 def _beta(center: float, confidence: float, below: tuple[float, float], above: tuple[float, float]) -> Interval:
-    """From the lower quantile of Beta(*below) to the upper one of Beta(*above); a parameter 0 is a mass at 0 or 1."""
+    """From the lower quantile of Beta(*below) to the upper one of Beta(*above); a parameter of 0 gives 0 or 1."""
     from scipy.stats import beta
 
     tail = (1 - confidence) / 2

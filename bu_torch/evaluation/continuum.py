@@ -1,17 +1,18 @@
-"""Error rates where the classes are intervals of a continuous quantity that is measured with error.
+"""Error rates for classes that are intervals of a continuous quantity measured with error.
 
-Mevik (2003): an object with inputs x has the quantity y = f(x) + epsilon, its measurement is z = y + delta, both errors
-normal with standard deviations `sigma_epsilon` and `sigma_delta`. Inner edges b_1 < ... < b_(C-1) cut the line into the
-classes 0 to C - 1, class j being [b_j, b_(j+1)) with infinite ends (the paper counts from 1): a z on an edge belongs to
-the class above, as in `torch.bucketize(z, edges, right=True)`.
+Mevik (2003): an object with inputs x has the quantity y = f(x) + epsilon, and its measurement is z = y + delta. Both
+errors are normal, with standard deviations `sigma_epsilon` and `sigma_delta`. Inner edges b_1 < ... < b_(C-1) cut the
+line into the classes 0 to C - 1; class j is [b_j, b_(j+1)), with infinite ends (the paper counts from 1). A z on an
+edge belongs to the class above, as in `torch.bucketize(z, edges, right=True)`.
 
 The estimators share these conventions:
 
-- `z`, `edges` and `predictions` are tensors or arrays; edges are rounded to the dtype of z, then all is computed in
-  float64, whatever the number of samples, and results are float64 scalars on the device of z.
-- Inner edges may be infinite. The class outside of one is empty: its label is always wrong, infinitely so when squared.
-- A standard deviation of 0 means that there is no such error, so that probabilities are 0 or 1. That is the limit, but
-  for a z that lies on an edge: any error at all, however small, moves half of such objects over it.
+- `z`, `edges` and `predictions` are tensors or arrays. Edges are rounded to the dtype of z; then everything is computed
+  in float64, and results are float64 scalars on the device of z.
+- Inner edges may be infinite. The class beyond an infinite edge is empty: its label is always wrong, and its squared
+  error infinite.
+- A standard deviation of 0 means no error: probabilities are 0 or 1. This is the limit of small errors, except for a z
+  on an edge, where any error, however small, moves half of such objects over it.
 """
 
 import math
@@ -29,14 +30,14 @@ _FAR = 40.0  # standard deviations beyond which float64 holds no normal density
 
 
 class ErrorCountBounds(NamedTuple):
-    """Between which values the share of objects whose true class is missed must lie."""
+    """Bounds of the share of objects whose true class is missed."""
 
     lower: Tensor
     upper: Tensor
 
 
 def data_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
-    """Expected share of wrong class labels, c(z) in place of c(y); Mevik (2003), Eq. 18, with z for the y of Eq. 17.
+    """Expected share of wrong class labels, with c(z) for c(y); Mevik (2003), Eq. 18, with z for the y of Eq. 17.
 
     Args:
         z: Measurements, shape (n,), real, finite.
@@ -47,7 +48,7 @@ def data_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
         Scalar in [0, 1], float64, on the device of z.
 
     Raises:
-        TypeError, ValueError: If an argument is not made of real numbers, or has the wrong shape or values.
+        TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
     """
     cut = _Cut(z, edges, ("sigma_delta", sigma_delta))
     return cut.at_predicted(cut.outside()).mean()
@@ -65,7 +66,7 @@ def data_squared_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
         Scalar >= 0 in squared units of z, float64, on the device of z.
 
     Raises:
-        TypeError, ValueError: If an argument is not made of real numbers, or has the wrong shape or values.
+        TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
     """
     cut = _Cut(z, edges, ("sigma_delta", sigma_delta))
     probability = cut.inside()
@@ -85,17 +86,17 @@ def error_count(predictions: Any, z: Any, edges: Any) -> Tensor:
         Scalar in [0, 1], float64, on the device of z.
 
     Raises:
-        TypeError, ValueError: If an argument is not made of real numbers, or has the wrong shape or values.
+        TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
     """
     cut = _Cut(z, edges, predictions=predictions)
     return (cut.predicted != cut.own).double().mean()
 
 
 def error_count_bounds(count: Any, data_error: Any) -> ErrorCountBounds:
-    """Bounds of the true error count, which no one sees, around the apparent one.
+    """Bounds of the true error count, which is unknown, from the apparent one.
 
-    Mevik (2003), Eq. 24: |count - d| <= true <= count + d for a share d of wrong labels, the lower one exact for two
-    classes. The upper bound stops at 1 here, which the paper does not write.
+    Mevik (2003), Eq. 24: |count - d| <= true <= count + d for a share d of wrong labels. The lower bound is exact for
+    two classes. Here the upper bound is at most 1; the paper does not say so.
 
     Args:
         count: Apparent error count (`error_count`), in [0, 1].
@@ -118,7 +119,7 @@ def error_count_bounds(count: Any, data_error: Any) -> ErrorCountBounds:
 
 
 def adjusted_error_count(predictions: Any, z: Any, edges: Any, sigma_delta: Any) -> Tensor:
-    """Error count in which each sample weighs as much as its label is likely to be right; Mevik (2003), Eq. 25.
+    """Error count that weights each sample by the probability that its label is right; Mevik (2003), Eq. 25.
 
     Args:
         predictions: Predicted classes, shape (n,), integers in [0, C).
@@ -130,7 +131,7 @@ def adjusted_error_count(predictions: Any, z: Any, edges: Any, sigma_delta: Any)
         Scalar in [0, 1], float64, on the device of z.
 
     Raises:
-        TypeError, ValueError: If an argument is not made of real numbers, or has the wrong shape or values.
+        TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
     """
     cut = _Cut(z, edges, ("sigma_delta", sigma_delta), predictions)
     weights = cut.inside().gather(1, cut.own.unsqueeze(1)).squeeze(1)
@@ -152,7 +153,7 @@ def error_rate(predictions: Any, z: Any, edges: Any, sigma_epsilon: Any) -> Tens
         Scalar in [0, 1], float64, on the device of z.
 
     Raises:
-        TypeError, ValueError: If an argument is not made of real numbers, or has the wrong shape or values.
+        TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
 
     Example:
         >>> error_rate(torch.tensor([0]), torch.tensor([0.0]), torch.tensor([1.0]), sigma_epsilon=1.0)
@@ -163,7 +164,7 @@ def error_rate(predictions: Any, z: Any, edges: Any, sigma_epsilon: Any) -> Tens
 
 
 def minimal_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
-    """Error rate that no classifier can go below, as if z were f(x); Mevik (2003), Eq. 27.
+    """Lowest error rate of any classifier, as if z were f(x); Mevik (2003), Eq. 27.
 
     Args:
         z: Measurements, shape (n,), real, finite. With f(x) in their place this is Eq. 7.
@@ -174,7 +175,7 @@ def minimal_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
         Scalar in [0, 1), float64, on the device of z.
 
     Raises:
-        TypeError, ValueError: If an argument is not made of real numbers, or has the wrong shape or values.
+        TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
     """
     return _Cut(z, edges, ("sigma_epsilon", sigma_epsilon)).outside().amin(dim=1).mean()
 
@@ -191,17 +192,17 @@ def squared_error_count(predictions: Any, z: Any, edges: Any) -> Tensor:
         Scalar >= 0 in squared units of z, float64, on the device of z.
 
     Raises:
-        TypeError, ValueError: If an argument is not made of real numbers, or has the wrong shape or values.
+        TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
     """
     cut = _Cut(z, edges, predictions=predictions)
     return cut.at_predicted(cut.penalties()).mean()
 
 
 def adjusted_squared_error_count(predictions: Any, z: Any, edges: Any, sigma_delta: Any) -> Tensor:
-    """Squared error count less what the measurement error adds to the square of each apparent error.
+    """Squared error count minus the amount that the measurement error adds to each apparent error.
 
-    Mevik (2003), Eq. 29. It is not cut off at 0, which would bias it: a classifier whose few errors are all nearer to
-    an edge than sigma_delta comes out slightly negative.
+    Mevik (2003), Eq. 29. The value is not clipped at 0, which would bias it: it is slightly negative for a classifier
+    whose few errors all lie nearer to an edge than sigma_delta.
 
     Args:
         predictions: Predicted classes, shape (n,), integers in [0, C).
@@ -213,7 +214,7 @@ def adjusted_squared_error_count(predictions: Any, z: Any, edges: Any, sigma_del
         Scalar >= -sigma_delta^2 in squared units of z, float64, on the device of z.
 
     Raises:
-        TypeError, ValueError: If an argument is not made of real numbers, or has the wrong shape or values.
+        TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
     """
     sigma = number("sigma_delta", sigma_delta)
     return squared_error_count(predictions, z, edges) - sigma**2 * error_count(predictions, z, edges)
@@ -234,14 +235,14 @@ def squared_error_rate(predictions: Any, z: Any, edges: Any, sigma_epsilon: Any)
         Scalar >= 0 in squared units of z, float64, on the device of z.
 
     Raises:
-        TypeError, ValueError: If an argument is not made of real numbers, or has the wrong shape or values.
+        TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
     """
     cut = _Cut(z, edges, ("sigma_epsilon", sigma_epsilon), predictions)
     return cut.at_predicted(cut.expected_penalties()).mean()
 
 
 def minimal_squared_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
-    """Squared error rate that no classifier can go below, as if z were f(x); Mevik (2003), Eq. 32.
+    """Lowest squared error rate of any classifier, as if z were f(x); Mevik (2003), Eq. 32.
 
     Args:
         z: Measurements, shape (n,), real, finite. With f(x) in their place this is Eq. 12.
@@ -252,19 +253,19 @@ def minimal_squared_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor
         Scalar >= 0 in squared units of z, float64, on the device of z.
 
     Raises:
-        TypeError, ValueError: If an argument is not made of real numbers, or has the wrong shape or values.
+        TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
     """
     return _Cut(z, edges, ("sigma_epsilon", sigma_epsilon)).expected_penalties().amin(dim=1).mean()
 
 
 class _Cut:
-    """Measurements (n,) and the C classes that edges (C - 1,) cut their line into.
+    """Measurements (n,) and the C classes into which edges (C - 1,) cut the line.
 
     Attributes:
-        gaps: Distances b_j - z to all edges, the infinite ends included, (n, C + 1).
+        gaps: Differences b_j - z for all edges, including the infinite ends, (n, C + 1).
         own: The class of each z, (n,).
-        sigma: The standard deviation that the quantity needs, given with its name.
-        predicted: The predicted classes, (n,); those of z without any.
+        sigma: A standard deviation, given with its name.
+        predicted: The predicted classes, (n,); the classes of z if there are no predictions.
     """
 
     def __init__(self, z: Any, edges: Any, sigma: tuple[str, Any] = ("sigma", 0), predictions: Any = None) -> None:
@@ -294,12 +295,12 @@ class _Cut:
         return values.gather(1, self.predicted.unsqueeze(1)).squeeze(1)
 
     def outside(self) -> Tensor:
-        """Probability to fall outside of each class, (n, C), as the sum of two tails: small ones keep their digits."""
+        """Probability of falling outside each class, (n, C), as the sum of two tails, so that small ones stay exact."""
         t = self._standardized()
         return _below(t[:, :-1]) + _below(-t[:, 1:])
 
     def inside(self) -> Tensor:
-        """Probability to fall into each class, (n, C), as a difference of tails of the same side."""
+        """Probability of falling into each class, (n, C), as a difference of two tails on the same side."""
         t = self._standardized()
         low, high = t[:, :-1], t[:, 1:]
         above = low > 0  # such an interval is mirrored
@@ -316,7 +317,7 @@ class _Cut:
         return _expected_square(self.gaps[:, :-1], self.sigma) + _expected_square(-self.gaps[:, 1:], self.sigma)
 
     def _standardized(self) -> Tensor:
-        """Distances to the edges in standard deviations; without any error an edge at z counts as below it."""
+        """Distances to the edges in standard deviations; if sigma is 0, an edge at z counts as below z."""
         if self.sigma > 0:
             return self.gaps / self.sigma
         return torch.where(self.gaps > 0, math.inf, -math.inf).to(self.gaps)
@@ -334,7 +335,7 @@ def measurements(z: Any, name: str = "z") -> Tensor:
 
 
 def as_real(value: Any, name: str) -> Tensor:
-    """`value` as a tensor; plain numbers keep the float64 that Python gave them."""
+    """`value` as a real tensor; Python's numbers become float64."""
     if not isinstance(value, Tensor):
         with suppress(TypeError, ValueError, RuntimeError):
             value = np.array(value, dtype=getattr(value, "dtype", np.float64))
@@ -345,7 +346,7 @@ def as_real(value: Any, name: str) -> Tensor:
 
 
 def number(name: str, value: Any, high: float = math.inf) -> float:
-    """`value`, a number or a tensor or array of one, as a float in [0, high]."""
+    """`value`, a number or a tensor or array with one entry, as a float in [0, high]."""
     kind = f"a number in [0, {high}]" if high < math.inf else "a finite number >= 0"
     try:
         if isinstance(value, bool | str):
@@ -359,14 +360,14 @@ def number(name: str, value: Any, high: float = math.inf) -> float:
 
 
 def _below(t: Tensor) -> Tensor:
-    """Phi(t), to the last digits in both tails, where `torch.special.ndtr` gives 0 below -8.3."""
+    """Phi(t), accurate in both tails, where `torch.special.ndtr` gives 0 below -8.3."""
     return torch.special.erfc(-t / math.sqrt(2)) / 2
 
 
 def _expected_square(gap: Tensor, sigma: float) -> Tensor:
     """E[(gap - e)^2; e < gap] for e ~ N(0, sigma^2): (gap^2 + sigma^2) Phi(t) + gap sigma phi(t) at t = gap / sigma.
 
-    Below 0 the two terms cancel but for one part in t^4, so there phi(t) is taken out of both, which leaves Mills'
+    For t < 0 the two terms cancel up to one part in t^4. There phi(t) is factored out of both, which leaves Mills'
     ratio.
     """
     if sigma == 0:

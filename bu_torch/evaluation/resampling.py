@@ -1,4 +1,4 @@
-"""Error rates of a classifier that is trained again and again on parts of the data, by scikit-learn."""
+"""Error rates of a classifier by resampling: it is trained repeatedly on parts of the data, with scikit-learn."""
 
 from typing import Any, NamedTuple
 
@@ -14,9 +14,9 @@ class ErrorEstimate(NamedTuple):
     """Error rates over resampled trainings.
 
     Args:
-        error: Mean error rate on samples that were not trained on, L_val of Ha et al. (2021).
-        training_error: Mean error rate on those that were, L_tr.
-        errors: Error rate of each training on samples that it did not see, (R,) float64.
+        error: Mean error rate on held-out samples, L_val of Ha et al. (2021).
+        training_error: Mean error rate on training samples, L_tr.
+        errors: Error rate of each training on its held-out samples, (R,) float64.
     """
 
     error: float
@@ -29,18 +29,17 @@ def cross_validation_error(
 ) -> ErrorEstimate:
     """Error rate by stratified cross-validation: trained on all folds but one, tested on that one.
 
-    The reference of Ha (2019), section 2.4.4, and Ha et al. (2021), section 6: the mean over the folds of their error
-    rates, ten folds. The folds are those of scikit-learn's `RepeatedStratifiedKFold`.
+    The reference of Ha (2019), section 2.4.4, and Ha et al. (2021), section 6: the mean error rate over ten folds. The
+    folds are those of scikit-learn's `RepeatedStratifiedKFold`.
 
     Args:
-        estimator: Any object with `fit(features, labels)` and `predict(features)`, given NumPy arrays. Each training
-            starts from a fresh copy (`sklearn.base.clone`, or a deep copy of what it cannot clone).
+        estimator: Any object with `fit(features, labels)` and `predict(features)`, which get NumPy arrays. Each
+            training starts from a fresh copy (`sklearn.base.clone`, or a deep copy if it cannot be cloned).
         features: Inputs, shape (N, d) or (N, ...), tensor or array of numbers, finite.
         labels: Classes, shape (N,), integers >= 0; at least two different ones.
         n_folds: Folds, 2 <= n_folds <= N.
         n_repeats: Independent divisions into folds, >= 1.
-        seed: Seed of the divisions, 0 <= seed < 2**64. Global random numbers are left as they were, whatever the
-            estimator draws.
+        seed: Seed of the divisions, 0 <= seed < 2**64. The global random state is restored after the trainings.
 
     Returns:
         The estimate, with n_repeats * n_folds single errors.
@@ -69,7 +68,7 @@ def holdout_error(
     """Error rate on a stratified part of the data that is held out, by scikit-learn's `StratifiedShuffleSplit`.
 
     Args:
-        estimator: Classifier as in `cross_validation_error`, like `features` and `labels`.
+        estimator: As in `cross_validation_error`, as are `features` and `labels`.
         features: Inputs, shape (N, d) or (N, ...).
         labels: Classes, shape (N,).
         test_size: Share of the samples that is held out, 0 < test_size < 1.
@@ -81,7 +80,7 @@ def holdout_error(
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If an argument is out of range, or a class has too few samples to be split.
+        ValueError: If an argument is out of range, or a class has too few samples to split.
     """
     from sklearn.model_selection import StratifiedShuffleSplit
 

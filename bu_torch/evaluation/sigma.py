@@ -13,18 +13,18 @@ def sigma_epsilon_of_replicates(z: Any, groups: Any, sigma_delta: Any) -> Tensor
     """Estimate sigma_epsilon from objects that share their inputs.
 
     Mevik (2003), section 8.1: the variance of z within a group is that of epsilon + delta. Groups are pooled by their
-    degrees of freedom, which for groups of one size is the paper's average; a group of one says nothing.
+    degrees of freedom, which for groups of equal size gives the paper's average. A group of one object is not used.
 
     Args:
-        z: Measurements, shape (n,), finite, one of each object (repeated ones of an object would give sigma_delta).
-        groups: For each object the number of its inputs x, shape (n,), integers >= 0.
+        z: Measurements, shape (n,), finite, one per object (repeated measurements of an object give sigma_delta).
+        groups: Group of each object, shape (n,), integers >= 0; objects of a group have the same inputs x.
         sigma_delta: Standard deviation of the measurement error, >= 0, in units of z.
 
     Returns:
         Scalar >= 0, float64, on the device of z; 0 if the measurement error alone explains the spread.
 
     Raises:
-        TypeError, ValueError: If an argument is not real or does not fit, or no group has two objects.
+        TypeError, ValueError: If an argument is not real or has the wrong shape or values, or no group has two objects.
     """
     z = measurements(z)
     group = as_labels(groups, len(z), "groups", are_classes=False).to(z.device).unique(return_inverse=True)[1]
@@ -39,8 +39,8 @@ def sigma_epsilon_of_replicates(z: Any, groups: Any, sigma_delta: Any) -> Tensor
 def sigma_epsilon_of_residuals(z: Any, fitted: Any, sigma_delta: Any, *, n_parameters: int = 0) -> Tensor:
     """Estimate sigma_epsilon from the residuals of a regression of z on x.
 
-    Mevik (2003), section 8.1. A model that fits badly makes it too large, one that overfits too small; the paper does
-    not say how to count the fitted parameters, here they lower the degrees of freedom.
+    Mevik (2003), section 8.1. A model that fits badly makes the estimate too large, one that overfits makes it too
+    small. The paper does not say how to count the fitted parameters; here they lower the degrees of freedom.
 
     Args:
         z: Measurements, shape (n,), finite.
@@ -53,7 +53,7 @@ def sigma_epsilon_of_residuals(z: Any, fitted: Any, sigma_delta: Any, *, n_param
         Scalar >= 0, float64, on the device of z; 0 if the measurement error alone explains the residuals.
 
     Raises:
-        TypeError, ValueError: If an argument is not real or does not fit.
+        TypeError, ValueError: If an argument is not real or has the wrong shape or values.
     """
     z = measurements(z)
     fitted = measurements(fitted, "fitted")
@@ -68,10 +68,10 @@ def sigma_epsilon_of_residuals(z: Any, fitted: Any, sigma_delta: Any, *, n_param
 def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_neighbors: int = 10) -> Tensor:
     """Estimate sigma_epsilon from the spread of z among neighbours in x.
 
-    Mevik (2003), section 8.1, names a weighted local estimate and leaves it open. Here each sample and its nearest
-    others give a variance with tricube weights (1 - (r / r_k)^3)^3 of the distances r, r_k that of the farthest, with
-    the divisor that makes it unbiased if f is constant; the variances are averaged. The slope of f makes it too
-    large, the more so the larger the neighbourhoods are.
+    Mevik (2003), section 8.1, names a weighted local estimate without giving one. Here each sample and its nearest
+    others give a variance with tricube weights (1 - (r / r_k)^3)^3, where r is a distance and r_k the distance to the
+    farthest; its divisor makes it unbiased if f is constant. The variances are averaged. A slope of f makes the
+    estimate too large, more so for larger neighbourhoods.
 
     Args:
         z: Measurements, shape (n,), finite.
@@ -83,7 +83,7 @@ def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_nei
         Scalar >= 0, float64, on the device of z; 0 if the measurement error alone explains the spread.
 
     Raises:
-        TypeError, ValueError: If an argument is not real or does not fit.
+        TypeError, ValueError: If an argument is not real or has the wrong shape or values.
     """
     from bu_torch.neighbors.search import nearest  # the other estimators need torch alone
 
@@ -103,7 +103,7 @@ def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_nei
     mean = (weights * z[rows]).sum(dim=1, keepdim=True)
     spread = (weights * (z[rows] - mean) ** 2).sum(dim=1)
     divisor = 1 - (weights**2).sum(dim=1)
-    has_variance = divisor > 0  # one sample does not have all the weight
+    has_variance = divisor > 0  # not all the weight is on one sample
     return _without_measurement_error((spread[has_variance] / divisor[has_variance]).mean(), sigma_delta)
 
 

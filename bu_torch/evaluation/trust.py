@@ -1,4 +1,4 @@
-"""Precision of a score that tells right from wrong predictions, and the trust score's alpha that does it best."""
+"""Precision of scores that tell right from wrong predictions, and the choice of the trust score's alpha by it."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -14,7 +14,7 @@ _ALPHAS = (0.0, *(2.0**-power for power in range(7, 0, -1)))
 
 
 class AlphaChoice(NamedTuple):
-    """The chosen fraction, and what each candidate achieved, (A,) float64."""
+    """The chosen fraction, and the precision of each candidate, (A,) float64."""
 
     alpha: float
     precisions: Tensor
@@ -23,13 +23,13 @@ class AlphaChoice(NamedTuple):
 def trustworthy_precision(scores: Any, is_correct: Any, percentiles: Any = None) -> Tensor:
     """Precision against percentile of the scores: accuracy on the samples that score highest.
 
-    Jiang et al. (2018), section 5. At percentile p the floor(p n / 100) samples with the lowest scores are left out. Of
-    samples with equal scores at the threshold each counts the same fraction, as in a random order on average. No score
-    can do better than accuracy 1 from the percentile of the error rate on.
+    Jiang et al. (2018), section 5. At percentile p the floor(p n / 100) samples with the lowest scores are left out.
+    Samples with equal scores at the threshold count fractionally: the mean over all orders of them. A perfect score
+    reaches accuracy 1 from the percentile of the error rate on.
 
     Args:
-        scores: One a sample, larger where the prediction is more to be trusted, shape (n,), real, may be infinite.
-        is_correct: True where the prediction is right, shape (n,), bool.
+        scores: Score of each sample, larger for more trustworthy predictions, shape (n,), real, may be infinite.
+        is_correct: True if the prediction is right, shape (n,), bool.
         percentiles: Shape (P,), in [0, 100); None for 0, 1, ..., 99.
 
     Returns:
@@ -52,12 +52,12 @@ def suspicious_precision(scores: Any, is_correct: Any, percentiles: Any = None) 
     """Precision against percentile of the negated scores: error rate on the samples that score lowest.
 
     Jiang et al. (2018), section 5. At percentile p the floor(p n / 100) samples with the highest scores are left out;
-    ties as in `trustworthy_precision`. No score can do better than an error rate of 1 from the percentile of the
-    accuracy on.
+    ties as in `trustworthy_precision`. A perfect score reaches an error rate of 1 from the percentile of the accuracy
+    on.
 
     Args:
         scores: As in `trustworthy_precision`, shape (n,).
-        is_correct: True where the prediction is right, shape (n,), bool.
+        is_correct: True if the prediction is right, shape (n,), bool.
         percentiles: Shape (P,), in [0, 100); None for 0, 1, ..., 99.
 
     Returns:
@@ -83,27 +83,27 @@ def select_alpha(
 ) -> AlphaChoice:
     """Choose the fraction that `TrustScore` filters out, by cross-validation on the training samples.
 
-    Jiang et al. (2018), section 5: alpha among 0 and powers of 1/2, k fixed, measured by the precision in finding
-    suspicious examples at the percentile of the classifier's accuracy: of as many lowest-scoring samples as there are
-    errors in a fold, the share that are errors (pooled over the folds). Of equally good fractions the first is taken.
+    Jiang et al. (2018), section 5: alpha is 0 or a power of 1/2, and k is fixed. The criterion is the precision in
+    finding suspicious examples at the percentile of the classifier's accuracy: a fold with m errors contributes its m
+    lowest-scoring samples, and the precision is the share of errors among them, pooled over the folds. The first of
+    equally good fractions is taken.
 
     Args:
         features: Labelled samples, shape (N, d), as in `TrustScore.fit`.
         labels: Classes, shape (N,), integers >= 0.
-        predictions: Predictions of the classifier for each sample when trained without it, shape (N,), integers >= 0,
-            as `sklearn.model_selection.cross_val_predict` gives them. A classifier trained on these samples hardly
-            errs there.
-        filtering: As in `TrustScore`, like `n_neighbors`.
+        predictions: Prediction for each sample by a classifier trained without it, shape (N,), integers >= 0, as by
+            `sklearn.model_selection.cross_val_predict`: on its own training samples a classifier makes few errors.
+        filtering: As in `TrustScore`, as is `n_neighbors`.
         alphas: Candidates, each in [0, 1); by default 0 and 2^-7 to 2^-1.
         n_neighbors: k of the filters, >= 1.
-        n_folds: Stratified folds, >= 2; the trust score is fitted on the others and scores the one.
+        n_folds: Stratified folds, >= 2; each is scored by a trust score fitted on the others.
         seed: Seed of the folds, 0 <= seed < 2**64.
 
     Returns:
         The fraction, and the precision of each candidate.
 
     Raises:
-        TypeError: If an argument is not made of real numbers.
+        TypeError: If an argument does not hold real numbers.
         ValueError: If shapes do not fit, there is no candidate, a candidate is out of range, or no prediction is wrong.
     """
     from sklearn.model_selection import StratifiedKFold
@@ -117,7 +117,7 @@ def select_alpha(
     if len(alphas) == 0:
         raise ValueError("`alphas` must hold at least one fraction, got none.")
     if bool(is_correct.all()):
-        raise ValueError("`predictions` must hold at least one wrong prediction to choose by, got none.")
+        raise ValueError("`predictions` must hold at least one wrong prediction, got none.")
     scorers = [TrustScore(filtering, alpha, n_neighbors) for alpha in alphas]
     folds = StratifiedKFold(check_integer("n_folds", n_folds, 2), shuffle=True, random_state=scikit_learn_seed(seed))
     found = torch.zeros(len(scorers), dtype=torch.float64, device=features.device)
@@ -133,7 +133,7 @@ def select_alpha(
 
 
 def _check(scores: Any, is_correct: Any, percentiles: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores, hits and the number of samples above each percentile; what rounding took from that is given back."""
+    """Checked scores and hits, and the number of samples above each percentile."""
     scores, is_correct = as_tensor(scores, "scores").detach(), as_tensor(is_correct, "is_correct")
     if scores.is_complex():
         raise TypeError(f"`scores` must be real, got {scores.dtype}.")
@@ -149,12 +149,12 @@ def _check(scores: Any, is_correct: Any, percentiles: Any) -> tuple[Tensor, Tens
     percentiles = percentiles.to(scores.device).double()
     if percentiles.ndim != 1 or not bool(((percentiles >= 0) & (percentiles < 100)).all()):
         raise ValueError(f"`percentiles` must have shape (P,) and lie in [0, 100), got {percentiles.tolist()}.")
-    n_kept = len(scores) - (percentiles * len(scores) / 100 + 1e-9).floor().long()
+    n_kept = len(scores) - (percentiles * len(scores) / 100 + 1e-9).floor().long()  # 1e-9 undoes rounding
     return scores if scores.is_floating_point() else scores.double(), is_correct.to(scores.device), n_kept
 
 
 def _precision_of_top(scores: Tensor, is_hit: Tensor, n_top: Tensor) -> Tensor:
-    """Share of hits among the `n_top` highest scores, equal scores in random order on average."""
+    """Share of hits among the `n_top` highest scores, averaged over the orders of equal scores."""
     order = scores.argsort(descending=True)
     _, group, size = scores[order].unique_consecutive(return_inverse=True, return_counts=True)
     share = torch.zeros_like(size, dtype=torch.float64).index_add_(0, group, is_hit[order].double()) / size
