@@ -1,4 +1,4 @@
-"""Checkpoints, read without executing anything in them, and modules that hold their weights for a while."""
+"""Checkpoints, read without executing anything in them, and modules that hold their weights temporarily."""
 
 import copy
 import inspect
@@ -28,9 +28,9 @@ class Checkpoint(NamedTuple):
     Args:
         path: The file.
         state_dict: Weights by name.
-        epoch: Epoch of the file; None if it tells none.
-        step: Optimiser steps until then (`global_step`); None if the file tells none.
-        content: All that the file holds, by name.
+        epoch: Epoch in the file; None if there is none.
+        step: Optimiser steps in the file (`global_step`); None if there are none.
+        content: Everything in the file, by name.
     """
 
     path: Path
@@ -43,20 +43,20 @@ class Checkpoint(NamedTuple):
 def load_checkpoint(path: str | Path, *, weights_only: bool = True) -> Checkpoint:
     """Read a checkpoint of Lightning, a `state_dict` saved by `torch.save`, or a safetensors file.
 
-    Nothing in the file is executed: besides plain data and tensors it may hold only classes that
-    `torch.serialization.add_safe_globals` has been told of.
+    Nothing in the file is executed: besides plain data and tensors it may hold only classes allowed with
+    `torch.serialization.add_safe_globals`.
 
     Args:
-        path: The file. Weights are found under `state_dict` (Lightning), `model_state_dict` or `model`, or are the file
-            itself; `.safetensors` needs the package safetensors.
-        weights_only: False unpickles whatever the file holds, which can run any code: for files you trust.
+        path: The file. Weights are found under `state_dict` (Lightning), `model_state_dict` or `model`, or at the top
+            level; `.safetensors` needs the package safetensors.
+        weights_only: False unpickles everything in the file, which can run any code: use it only for files you trust.
 
     Returns:
         The checkpoint, its tensors on the CPU.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ImportError: If safetensors is needed and not installed.
+        ImportError: If safetensors is needed but not installed.
         ValueError: If the file is damaged, or holds other classes or no weights.
     """
     path = Path(path)
@@ -85,10 +85,10 @@ def load_checkpoint(path: str | Path, *, weights_only: bool = True) -> Checkpoin
 def module_with_weights(
     module: nn.Module | Callable[..., nn.Module], checkpoint: Checkpoint, device: torch.device | str | None = None
 ) -> Iterator[nn.Module]:
-    """Yield a module with the weights of a checkpoint; a given module gets its own back on leaving, to the bit.
+    """Yield a module with the weights of a checkpoint; a module that was passed gets its own back, bit for bit.
 
-    A class is built from the hyperparameters in the file, and a callable without arguments is called; `device` applies
-    to these.
+    A class is built from the hyperparameters in the file; a callable without arguments is called. `device` applies to
+    modules that are built here.
     """
     if isinstance(module, nn.Module):
         with _restoring(module):
@@ -111,8 +111,8 @@ def module_with_weights(
 def _read(path: Path, weights_only: bool) -> Any:
     members: list[zipfile.ZipInfo] = []
     with suppress(zipfile.BadZipFile, ValueError, NotImplementedError), zipfile.ZipFile(path) as file:
-        members = file.infolist()  # torch raises an error for a damaged file or one of another kind
-    if any(member.compress_type != zipfile.ZIP_STORED for member in members):  # a small file may inflate to a huge one
+        members = file.infolist()  # for a file of another kind, torch raises an error below
+    if any(member.compress_type != zipfile.ZIP_STORED for member in members):  # it may inflate to a huge file
         raise ValueError(
             f"`{path}` is compressed, which `torch.save` never does: unpack it and save its content again."
         )
@@ -120,14 +120,14 @@ def _read(path: Path, weights_only: bool) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of a file before it refuses it
             return torch.load(path, map_location="cpu", weights_only=weights_only)
-    except Exception as error:  # a damaged or crafted file may raise anything, even an OSError of torch
+    except Exception as error:  # a damaged or crafted file may raise any error, even an OSError of torch
         if isinstance(error, OSError) and error.filename is not None:
             raise
         if weights_only and (foreign := _foreign_class(error)):
             raise ValueError(
                 f"`{path}` holds an object of {foreign}, which is not read, because unpickling it can run any code. If"
-                " you trust the file, pass `weights_only=False` (on the command line `--no-weights-only`); if you only"
-                " trust the class, allow it with `torch.serialization.add_safe_globals`."
+                " you trust the file, pass `weights_only=False` (on the command line `--no-weights-only`). If you trust"
+                " only the class, allow it with `torch.serialization.add_safe_globals`."
             ) from error
         if "TorchScript" in str(error):
             raise ValueError(f"`{path}` is a TorchScript archive, which is a program: save its state_dict.") from error
@@ -143,7 +143,7 @@ def why_unreadable(error: Exception) -> str:
     if foreign := _foreign_class(error):
         return f"it holds an object of {foreign}"
     if "weights_only" in said or "Weights only" in said:
-        return f"it is a pickle that cannot be read without running what is in it ({type(error).__name__})"
+        return f"it is a pickle that cannot be read without running code in it ({type(error).__name__})"
     return f"{cleaned(said.split('. ')[0][:300])} ({type(error).__name__})"
 
 
@@ -167,10 +167,10 @@ def _read_safetensors(path: Path) -> Any:
 
 
 def _build(build: Callable[..., Any], checkpoint: Checkpoint) -> Any:
-    """Build a module with the hyperparameters of the file, passed as Lightning passes them."""
+    """Build a module with the hyperparameters in the file, passed as Lightning passes them."""
     saved = checkpoint.content.get("hyper_parameters") or {}
     if not isinstance(saved, Mapping) or "_instantiator" in saved:
-        # Lightning's command line saves import paths, which a crafted file could choose.
+        # Lightning's command line saves import paths; a crafted file could name any code.
         raise ValueError(f"`{checkpoint.path}` holds no plain hyperparameters to build the module from. {_WAY_OUT}")
     kinds = {name: parameter.kind for name, parameter in inspect.signature(build).parameters.items()}
     takes_all = inspect.Parameter.VAR_KEYWORD in kinds.values()
@@ -210,7 +210,7 @@ def _call_hook(module: nn.Module, name: str, checkpoint: Checkpoint, *arguments:
 
 @contextmanager
 def _restoring(module: nn.Module) -> Iterator[None]:
-    """Restore the module's parameters and buffers, and their values, on leaving."""
+    """Restore the module's parameters and buffers, and their values, on exit."""
     holders: list[tuple[dict[str, Any], dict[str, Any]]] = [
         (held, dict(held)) for submodule in module.modules() for held in (submodule._parameters, submodule._buffers)
     ]

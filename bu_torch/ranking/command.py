@@ -19,7 +19,7 @@ from bu_torch.signals.measuring import Signals
 
 _PLACE = "PKG.MOD:NAME"
 _DESCRIPTION = """\
-Rank checkpoints by what the stopping callback measures, on the training samples alone, without validation data.
+Rank checkpoints by the measurements of the stopping callback, on training samples alone, without validation data.
 
     bu-torch rank --module my_project.model:Net --data my_project.data:training checkpoints/
 """
@@ -52,7 +52,7 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=int, default=4096, metavar="N", help="samples in a forward pass (%(default)s)")
     add("--device", help="device to run the module on, such as cuda (its own)")
     add("--cache", type=Path, metavar="PATH", help="keep the preparation in this file (npz) or folder")
-    unpickle = "unpickle whatever the checkpoints hold, which can run any code: only for files you trust"
+    unpickle = "unpickle everything in the checkpoints, which can run any code: only for files you trust"
     add("--no-weights-only", action="store_true", help=unpickle)
     parser.set_defaults(run=_run)
 
@@ -91,7 +91,7 @@ def _rank(files: list[Path], options: argparse.Namespace) -> Ranking:
 
 
 def _key(text: str) -> str | int:
-    """A place in a tuple if it is a number, else a key of a dict."""
+    """A place in a tuple if the text is a number, else a key of a dict."""
     try:
         return int(text)
     except ValueError:
@@ -112,9 +112,9 @@ def _find(option: str, place: str) -> Any:
 
 
 def _import(name: str) -> Any:
-    """Import the user's module, an installed one or else one in the current folder.
+    """Import the user's module: an installed one, or else one in the current folder.
 
-    Any file may lie there beside downloaded checkpoints, so the folder is last on the path, and only for this import.
+    The folder may hold downloaded files, so it comes last on the path, and only for this import.
     """
     if not all(part.isidentifier() for part in name.split(".")):
         raise ValueError(f"`{name}` is not the name of a module.")

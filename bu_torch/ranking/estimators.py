@@ -16,12 +16,12 @@ def is_estimator(model: object) -> bool:
 
 
 def encode(labels: Any) -> tuple[np.ndarray, Tensor]:
-    """Distinct labels of any kind (J,), ascending, and each label's place among them (N,)."""
+    """Distinct labels of any kind (J,), ascending, and the index of each label among them (N,)."""
     values = np.asarray(labels)
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim != 1:
-        raise ValueError(f"`labels` must hold one class a sample, shape (N,), got {values.shape}.")
+        raise ValueError(f"`labels` must hold one class per sample, shape (N,), got {values.shape}.")
     if values.dtype.kind == "f" and not bool((values == np.round(values)).all()):
         raise ValueError(f"`labels` must hold classes, got fractional {values.dtype} values (a regression?).")
     classes, places = np.unique(values, return_inverse=True)
@@ -31,9 +31,9 @@ def encode(labels: Any) -> tuple[np.ndarray, Tensor]:
 def estimator_logits(estimator: Any, classes: np.ndarray, frame: Any = None) -> Callable[[Tensor], Tensor]:
     """Return a callable (n, d) -> (n, J) with a column for each of `classes`, then one for each other known class.
 
-    `decision_function` is read if there is one, else the logarithm of `predict_proba`: the logits of a softmax up to
-    a constant. A probability of exactly 0, of trees and neighbours, counts as half the smallest positive one. Inputs
-    get the columns of the pandas `frame` on which the estimator was fitted, if there is one.
+    It reads `decision_function` if there is one, else the logarithm of `predict_proba`: the logits of a softmax up to
+    a constant. A probability of exactly 0, as trees and neighbours give, counts as half the smallest positive one. If
+    the estimator was fitted on a pandas frame, pass `frame`: inputs then get its columns.
     """
     if getattr(estimator, "classes_", None) is None:
         raise ValueError(f"`models` must be fitted, got a {type(estimator).__name__} without `classes_`.")
@@ -64,12 +64,12 @@ def _scores(estimator: Any, rows: Any, classes: np.ndarray) -> np.ndarray:
         return np.column_stack((np.zeros(len(values)), values.reshape(-1)))
     got = f"{values.shape[1]}"
     if values.shape[1] == len(classes):
-        # One-against-one scores of three classes have three columns too, with another meaning.
+        # One-against-one scores of three classes also have three columns, with another meaning.
         agreement = np.mean(classes[values[:200].argmax(axis=1)] == np.asarray(estimator.predict(rows[:200])))
         if not agreement < 0.5:
             return values
         got = f"columns whose largest is the predicted class for {agreement:.0%} of the inputs"
     raise ValueError(
-        f"`decision_function` of {type(estimator).__name__} must have one column for each of its classes,"
-        f" {len(classes)} classes, got {got}: for an SVC, set `decision_function_shape='ovr'`."
+        f"`decision_function` of {type(estimator).__name__} must have one column for each of its {len(classes)}"
+        f" classes, got {got}: for an SVC, set `decision_function_shape='ovr'`."
     )

@@ -24,7 +24,7 @@ from bu_torch.samples.samples import Samples
 from bu_torch.signals.measuring import Signals
 
 Paths = str | Path | Iterable[str | Path]
-_OF_A_RUN = "prediction_changes"  # compares two checks of a run, so one classifier has none
+_OF_A_RUN = "prediction_changes"  # compares two checks of a run; a single classifier has none
 MEASURED = tuple(name for name in Signals.NAMES if name != _OF_A_RUN)
 
 
@@ -39,36 +39,36 @@ def rank_checkpoints(
     batch_size: int = 4096,
     device: torch.device | str | None = None,
 ) -> Ranking:
-    """Rank checkpoints by what the stopping callback measures at each check, on the training samples alone.
+    """Rank checkpoints by the measurements of the stopping callback, on the training samples alone.
 
-    What does not depend on the network is computed once; each checkpoint then costs one forward pass. If several are
-    equally good, the earliest epoch comes first. The order of `paths` does not matter.
+    The preparation does not depend on the network and is done once; each checkpoint then costs one forward pass. Equal
+    scores are ordered by epoch, the earliest first. The order of `paths` does not matter.
 
     Args:
-        paths: Checkpoints as `load_checkpoint` reads them. A folder stands for the checkpoints right in it (`*.ckpt`,
-            `*.pt`, `*.pth`, `*.safetensors`). A file that is named twice counts once, with a warning.
-        module: Takes each checkpoint's weights in turn: a module, which has its own back afterwards, to the bit; a
-            class, which is built from the hyperparameters in each checkpoint as `load_from_checkpoint` does; or a
-            callable of no argument.
+        paths: Checkpoints as `load_checkpoint` reads them. A folder stands for the checkpoints directly in it
+            (`*.ckpt`, `*.pt`, `*.pth`, `*.safetensors`). A file that is named twice counts once, with a warning.
+        module: Takes the weights of each checkpoint in turn. A module gets its own weights back afterwards, bit for
+            bit; a class is built from the hyperparameters in each checkpoint, as by `load_from_checkpoint`; a callable
+            without arguments is called.
         dataset: The training samples: a pair (inputs, labels) of tensors, arrays or pandas frames, a Dataset or
-            DataLoader of (input, label), a LightningDataModule, or what `bu_torch.read_samples` gave. They are read in
-            order, once, without what a sampler leaves out; better pass them without augmentation. Labels are integers
-            from 0.
+            DataLoader of (input, label), a LightningDataModule, or the result of `bu_torch.read_samples`. They are read
+            once, in order; samples that a sampler leaves out are skipped. Pass them without augmentation. Labels are
+            integers from 0.
         rule: `"accuracy_and_trust"`, `"expected_accuracy"`, `"trust_score"`, `"boundary_uncertainty"`, or a
-            `bu_torch.Rule` that does not look at `prediction_changes`, a signal of a run and not of one classifier.
-        signals: Signals with other settings than `Signals()`, fitted or not; fitted here if they are not.
+            `bu_torch.Rule` that does not read `prediction_changes`, which a single classifier does not have.
+        signals: Signals with other settings than `Signals()`; fitted here, unless they are already.
         weights_only: As in `load_checkpoint`.
         batch_size: Samples in a forward pass, >= 1.
-        device: Device for a module that is built here; a module that is passed stays where it is.
+        device: Device of a module that is built here; a module that is passed stays on its device.
 
     Returns:
-        The ranking; nothing is dropped from it.
+        The ranking of all checkpoints.
 
     Raises:
-        FileNotFoundError: If a file is not there, or a folder holds no checkpoint.
+        FileNotFoundError: If a file does not exist, or a folder holds no checkpoint.
         ValueError: If a file cannot be read (`load_checkpoint`) or does not fit the module, an argument is out of
-            range, or the samples are not fit for the method (`BoundaryUncertainty.fit`).
-        TypeError: If `module` or `dataset` is of another type.
+            range, or the method cannot use the samples (`BoundaryUncertainty.fit`).
+        TypeError: If `module` or `dataset` has another type.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -105,9 +105,9 @@ def rank_models(
     """Rank classifiers of any kind that were trained on the same samples, as `rank_checkpoints` does.
 
     Args:
-        models: A list, or a mapping from names: modules, callables (n, ...) -> (n, J), and fitted classifiers of
-            scikit-learn, whose `decision_function` is read, or else the logarithm of `predict_proba`.
-        dataset: As in `rank_checkpoints`; or the inputs alone, (N, ...), with `labels` beside them. A pandas frame of
+        models: A list, or a mapping from names, of modules, callables (n, ...) -> (n, J) and fitted classifiers of
+            scikit-learn. A classifier's `decision_function` is read, or else the logarithm of `predict_proba`.
+        dataset: As in `rank_checkpoints`; or the inputs alone, (N, ...), if `labels` are passed. A pandas frame of
             numbers keeps its columns.
         labels: Classes (N,), integers from 0; of any kind if all models are scikit-learn's. None if `dataset` holds
             them.
@@ -116,11 +116,11 @@ def rank_models(
         batch_size: As in `rank_checkpoints`.
 
     Returns:
-        The ranking; equally good ones keep their order.
+        The ranking; models with equal scores keep their order.
 
     Raises:
-        ValueError: If there is no model, one gives logits of the wrong shape, or as in `rank_checkpoints`.
-        TypeError: If a model is neither a callable nor a classifier, or `dataset` is of another type.
+        ValueError: If there is no model or one gives logits of the wrong shape, or as in `rank_checkpoints`.
+        TypeError: If a model is neither a callable nor a classifier, or `dataset` has another type.
 
     Example:
         >>> from sklearn.neighbors import KNeighborsClassifier
@@ -148,7 +148,7 @@ def rank_models(
 
 
 def find_checkpoints(paths: Paths) -> list[Path]:
-    """Find the files that `paths` name, each once; a folder stands for the checkpoints directly in it."""
+    """Find the files named by `paths`, each once; a folder stands for the checkpoints directly in it."""
     once: dict[Path, Path] = {}
     for path in [Path(paths)] if isinstance(paths, str | Path) else map(Path, paths):
         files = [path]
@@ -202,7 +202,7 @@ class Judge:
             scored.append(one._replace(score=float(self.rule.score(seen)) if is_finite else math.nan))
         scored.sort(key=lambda one: -one.score if math.isfinite(one.score) else math.inf)
         if scored and not math.isfinite(scored[0].score):
-            warnings.warn("No candidate has a finite score, so their order says nothing.", stacklevel=3)
+            warnings.warn("No candidate has a finite score, so their order means nothing.", stacklevel=3)
         return Ranking(self.rule.name, tuple(one._replace(rank=rank) for rank, one in enumerate(scored, 1)))
 
 
@@ -218,7 +218,7 @@ def fit_signals(signals: Signals, dataset: Any, cache: Path | None = None) -> No
     if not signals.is_fitted:
         fit_or_load(signals, inputs, labels, cache, sample_weight=samples.weights)
     elif not signals.is_of(inputs, labels, samples.weights):
-        raise ValueError("`signals` must be fitted on the samples of `dataset`, or on none, got other samples.")
+        raise ValueError("`signals` must be fitted on the samples of `dataset`, or not at all, got other samples.")
 
 
 def _named(models: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:

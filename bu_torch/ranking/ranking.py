@@ -20,12 +20,12 @@ class Candidate(NamedTuple):
     """One classifier of a `Ranking`.
 
     Args:
-        rank: From 1, the best.
+        rank: Rank; 1 is the best.
         name: Its path as given, its name, or its place and type.
-        score: Score of the rule, larger is better; NaN if its logits are not finite, which ranks last.
-        epoch: Epoch of its checkpoint; None if the file tells none.
-        step: Optimiser steps of its checkpoint; None if the file tells none.
-        signals: `boundary_uncertainty`, `trust_score` and all else that `Signals` measures of one classifier.
+        score: Score by the rule, larger is better; NaN if its logits are not finite, which ranks last.
+        epoch: Epoch in its checkpoint; None if there is none.
+        step: Optimiser steps in its checkpoint; None if there are none.
+        signals: All signals that `Signals` measures of one classifier, such as `boundary_uncertainty`.
         path: Its file; None if it has none.
     """
 
@@ -63,12 +63,12 @@ class Ranking(Sequence[Candidate]):
 
     @property
     def best(self) -> Candidate:
-        """The first."""
+        """The first candidate."""
         return self.candidates[0]
 
     @property
     def paths(self) -> list[Path]:
-        """Files in order, of those that have one."""
+        """Files in order; candidates without a file are left out."""
         return [candidate.path for candidate in self.candidates if candidate.path is not None]
 
     @overload
@@ -103,7 +103,7 @@ class Ranking(Sequence[Candidate]):
             part.write_text(text + "\n", encoding="utf-8")
 
     def to_csv(self, path: str | Path) -> None:
-        """Write a header and a row for each candidate; folders are made. Unseen characters of names are replaced."""
+        """Write a header and a row for each candidate; folders are made, unprintable characters of names replaced."""
         with whole_file(Path(path)) as part, part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(self.best.as_record()))
             writer.writeheader()
@@ -118,7 +118,7 @@ class Ranking(Sequence[Candidate]):
         Nothing is overwritten: an existing file must be identical. The folder is made. Returns the copies in order.
 
         Raises:
-            FileExistsError: If another file has the name; then nothing is copied.
+            FileExistsError: If a different file has the name of a copy; nothing is copied then.
             ValueError: If `n_best` is not from 1 to the number of candidates, or a candidate has no file.
         """
         if check_integer("n_best", n_best, 1) > len(self):

@@ -1,4 +1,4 @@
-"""Rules and decision: a rule scores each check, and the first epoch with the largest score is kept."""
+"""Rules, which score each check, and the decision: the first epoch with the largest score is kept."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,8 @@ RuleName = Literal["accuracy_and_trust", "expected_accuracy", "trust_score", "bo
 DEFAULT_RULE: RuleName = "accuracy_and_trust"
 RULE_NAMES: tuple[RuleName, ...] = get_args(RuleName)
 Checks = Sequence[dict[str, Any]]
-STANDARD_ERROR = (
-    "standard_error"  # entry of a check: standard error of the gain in expected accuracy over the highest before
-)
+# Entry of a check: standard error of the gain in expected accuracy over the highest before.
+STANDARD_ERROR = "standard_error"
 # Names of other columns of a history or a record, which no rule may have.
 _RESERVED = ("epoch", "step", "seconds", "check_seconds", "train_loss", STANDARD_ERROR)
 
@@ -23,15 +22,15 @@ _RESERVED = ("epoch", "step", "seconds", "check_seconds", "train_loss", STANDARD
 class Rule:
     """Scores a check by some of its signals; the first epoch with the largest score is kept.
 
-    Pass an instance of a subclass as `rule=`. It sets `name` and `signals`, and defines `score`; `settings` if it has
-    parameters. A rule that remembers something also defines `reset`, `state_dict` and `load_state_dict`, and serves one
-    callback only.
+    Pass an instance of a subclass as `rule=`. A subclass sets `name` and `signals` and defines `score`, and `settings`
+    if it has parameters. A rule with memory also defines `reset`, `state_dict` and `load_state_dict`; such an instance
+    serves one callback only.
 
     Attributes:
         name: Name of the rule in checkpoints, records and messages. Two callbacks of one trainer must have rules of
             different names, and a rule may not have the name of a signal or of another column of a record.
         signals: Names of the signals that `score` reads (`bu_torch.Signals.NAMES`).
-        title: The rule's name in words, for plots and pages; by default its name with spaces.
+        title: Name of the rule in plots and pages; by default `name` with spaces for underscores.
         unit: Unit of the score, `min_delta` and `stopping_threshold`; "" for a plain number.
 
     Example:
@@ -54,26 +53,26 @@ class Rule:
         return self.name.replace("_", " ")
 
     def score(self, values: Mapping[str, float]) -> float:
-        """Score a check by the values of its signals, all finite: larger is better, NaN or infinite is not kept."""
+        """Score a check by its signals, all finite. Larger is better; a check with NaN or infinity is not kept."""
         raise NotImplementedError(f"{type(self).__name__} must define `score`.")
 
     def settings(self) -> dict[str, Any]:
-        """Plain data that scores depend on besides the signals; with other ones, a resumed run starts anew."""
+        """Parameters of the score, as plain data. If they differ, a resumed run does not compare earlier checks."""
         return {}
 
     def reset(self) -> None:
-        """Forget all checks: a training or a replay begins."""
+        """Forget all checks, because a training or a replay begins."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Memory of the checks so far: plain numbers, strings, tensors and containers of them."""
+        """Memory of the checks so far, as numbers, strings, tensors and containers of them."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a `state_dict`."""
+        """Restore the memory from a `state_dict`."""
 
 
 class SignalRule(Rule):
-    """Scores by one signal, of which larger values are better."""
+    """Scores a check by one signal, whose larger values are better."""
 
     def __init__(self, signal: str) -> None:
         self.name = signal
@@ -88,7 +87,7 @@ class SignalRule(Rule):
 
 
 def as_rule(rule: Any) -> Rule:
-    """Rule of a name, or the user's own after checks."""
+    """Rule with a name, or the user's own rule after checks."""
     if isinstance(rule, str):
         if rule not in RULE_NAMES:
             names = ", ".join(map(repr, RULE_NAMES))
@@ -124,7 +123,7 @@ class SelectionRule:
 
     Raises:
         ValueError: If an argument is out of range.
-        TypeError: If an integer is none, or `rule` is no rule.
+        TypeError: If an argument has the wrong type.
 
     Example:
         >>> rule = SelectionRule("trust_score")
@@ -143,11 +142,11 @@ class SelectionRule:
     def complete(self, history: Checks) -> None:
         """Add the score to the last check, unless it is a signal; NaN if a signal is not finite.
 
-        Checks are in order of their epochs, each with `epoch` and the signals looked at, all but the last completed.
+        Checks are in order of their epochs. Each has `epoch` and the rule's signals; all but the last are completed.
 
         Raises:
             KeyError: If a signal is missing.
-            TypeError: If the rule's score is no number.
+            TypeError: If the rule's score is not a number.
         """
         entry = history[-1]
         if self.rule.name not in SIGNALS:
@@ -155,27 +154,27 @@ class SelectionRule:
             entry[self.rule.name] = self._score_of(entry) if is_finite else math.nan
 
     def score(self, entry: Mapping[str, Any]) -> float | None:
-        """The score of a completed check; None if its epoch is too early to count."""
+        """Score of a completed check; None if its epoch is too early to count."""
         return None if entry["epoch"] < self.start_from_epoch else entry[self.score_name]
 
     def kept(self, history: Checks) -> dict[str, Any] | None:
-        """The check whose epoch is kept among completed ones; None if none counts."""
+        """The completed check to keep; None if no check counts."""
         kept = None
         for entry in history:
             kept = entry if self.takes_place(entry, kept) else kept
         return kept
 
     def takes_place(self, entry: Mapping[str, Any], kept: Mapping[str, Any] | None) -> bool:
-        """True if a completed check counts, and its score is larger than that of the `kept` one."""
+        """True if a completed check counts and its score exceeds the score of `kept`."""
         score = self.score(entry)
         if score is None or not math.isfinite(score):
             return False
         return kept is None or score > kept[self.score_name]
 
     def replay(self, history: Checks) -> dict[str, Any] | None:
-        """Replay the rule on checks that another rule, or none, has judged; they are left as they are.
+        """Apply the rule to recorded checks, which are not changed.
 
-        Gives a completed copy of the check that is kept, or None if none counts. Raises as `complete`.
+        Returns a completed copy of the check to keep, or None if no check counts. Raises as `complete`.
         """
         return self.kept(self.judged(history))
 
@@ -188,7 +187,6 @@ class SelectionRule:
         return judged
 
     def _score_of(self, entry: Mapping[str, Any]) -> float:
-        """Score that the rule gives for a check."""
         name = f"`{type(self.rule).__name__}.score`"
         try:
             found = self.rule.score({signal: entry[signal] for signal in self.rule.signals})
@@ -200,7 +198,7 @@ class SelectionRule:
 
 
 class Reason(StrEnum):
-    """Reason to stop, by the names that Lightning's `EarlyStoppingReason` has."""
+    """Reason to stop, with the names of Lightning's `EarlyStoppingReason`."""
 
     NOT_STOPPED = "not_stopped"
     STOPPING_THRESHOLD = "stopping_threshold"
@@ -209,9 +207,9 @@ class Reason(StrEnum):
 
 
 class Verdict(NamedTuple):
-    """Decision after a check, and all that the next decision needs."""
+    """Decision after a check, with the state that the next decision needs."""
 
-    best: float = -math.inf  # score that has to be exceeded
+    best: float = -math.inf  # score to exceed
     wait: int = 0  # checks in a row without improvement
     reason: Reason = Reason.NOT_STOPPED
 
@@ -229,9 +227,9 @@ def decide(
     stopping_threshold: float | None = None,
     check_finite: bool = True,
 ) -> Verdict:
-    """Decide after a check with a score, larger is better, as Lightning's `EarlyStopping(mode="max")` does.
+    """Decide after a check whether to stop, as Lightning's `EarlyStopping(mode="max")` does.
 
-    `before` is the verdict after the check before. `patience` 0 and 1 are alike.
+    `before` is the verdict of the previous check. `patience` 0 means the same as 1.
     """
     if check_finite and not math.isfinite(score):
         return before._replace(reason=Reason.NON_FINITE_METRIC)
