@@ -1,1 +1,1 @@
-"""Comparison of ways to stop a training, on tables of the user's own."""
+"""Comparison of ways to stop a training, on the user's own tables."""

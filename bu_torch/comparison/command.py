@@ -14,7 +14,7 @@ from bu_torch.internal.inputs import check_integer, check_number
 from bu_torch.internal.printing import say
 
 _DESCRIPTION = """\
-Compare ways to stop a training on tables of your own: test errors, and the epochs that are trained.
+Compare ways to stop a training on tables of your own: test errors, and epochs trained.
 
     bu-torch compare FOLDER
 
@@ -22,10 +22,10 @@ Each CSV file holds numbers and a column `label` with classes. Half of its rows 
 the rest (at most 4000) tests it.
 """
 _NOTE = """\
-hold-out 25 %: three quarters train, and the epoch of the highest accuracy on the rest is kept, not averaged. refit
-20 %: a fifth chooses the epoch, and all labels train to it. averaged: the last epoch, with the moving average of
-weights that bu-torch uses. best epoch: in hindsight, not averaged. one class: the commonest, always predicted.
-less bu-torch: mean difference of the trainings, and its standard error."""
+hold-out 25 %: trains on three quarters and keeps the epoch with the highest accuracy on the rest, without averaging.
+refit 20 %: a fifth chooses the epoch, then all labels are used to train up to it. averaged: the last epoch, with the
+moving average of weights that bu-torch uses. best epoch: chosen in hindsight, without averaging. one class: always
+predicts the commonest. minus bu-torch: mean difference over the trainings, and its standard error."""
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
     add("tables", nargs="+", type=Path, metavar="CSV", help="a file, or a folder of them")
     add("--seeds", type=int, default=2, metavar="N", help="trainings of each table, on different halves (%(default)s)")
     add("--epochs", type=int, default=150, metavar="N", help="length of a whole training (%(default)s)")
-    add("--noise", type=float, default=0.0, metavar="P", help="share of training labels that is drawn anew (0)")
+    add("--noise", type=float, default=0.0, metavar="P", help="share of training labels redrawn at random (0)")
     parser.set_defaults(run=_run)
 
 
@@ -49,7 +49,7 @@ def _run(options: argparse.Namespace) -> None:
     level = log.level
     found: list[Comparison] = []
     try:
-        log.setLevel(logging.WARNING)  # each training would log its lines
+        log.setLevel(logging.WARNING)  # hides the messages of each training
         torch.set_num_threads(1)  # enough for a small network
         for path, table in tables.items():
             try:
@@ -65,13 +65,13 @@ def _run(options: argparse.Namespace) -> None:
         torch.set_num_threads(n_threads)
     say(_row("mean", _means([run.errors for run in found])))
     if len(found) > 1:
-        say(_row("less bu-torch", _differences([run.errors for run in found])))
+        say(_row("minus bu-torch", _differences([run.errors for run in found])))
     say(_row("epochs trained", map(round, _means([run.epochs for run in found]))))
     say(f"\n{_NOTE}\nTrainings of each: {len(found)}, in {time.perf_counter() - started:.0f} s.")
 
 
 def _read(files: Sequence[Path]) -> dict[Path, Split]:
-    """Read all tables before the first training; say which are left out, and raise if all are."""
+    """Read all tables before the first training; print why tables are left out, and raise if none remains."""
     tables, refused = {}, []
     for path in files:
         try:
@@ -99,7 +99,7 @@ def _means(rows: Sequence[Mapping[str, float]]) -> list[float]:
 
 
 def _differences(rows: Sequence[Mapping[str, float]]) -> list[str]:
-    """Mean of each column less the first, with the standard error of the mean; "" for the first."""
+    """Mean difference of each column to the first, with its standard error; "" for the first."""
     first, *others = rows[0]
     found = [""]
     for name in others:

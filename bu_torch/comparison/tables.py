@@ -1,4 +1,4 @@
-"""Test errors of a small network on a table, by the way in which its epoch is chosen."""
+"""Test errors of a small network on a table, by several ways to choose the epoch."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ Split = tuple[Tensor, Tensor]  # inputs (n, d) float32, classes (n,) int64
 
 
 class Comparison(NamedTuple):
-    """Test errors on one table, and epochs that were trained."""
+    """Test errors on one table, and the number of epochs trained."""
 
     errors: dict[str, float]  # by the way to choose the epoch
     epochs: dict[str, int]  # by the same names
@@ -36,7 +36,8 @@ def read_table(path: Path) -> Split:
     Raises:
         ImportError: If pandas is not installed.
         OSError: If the file cannot be read.
-        TypeError, ValueError: If a column holds no numbers, values are missing, or rows or classes are too few.
+        TypeError, ValueError: If a column does not hold numbers, values are missing, or there are too few rows or
+            classes.
     """
     try:
         import pandas as pd
@@ -48,7 +49,7 @@ def read_table(path: Path) -> Split:
         raise ValueError(f"`{path}` cannot be read: {error}.") from error
     if "label" not in frame:
         named = ", ".join(map(str, frame.columns[:5])) + ", ..." * (len(frame.columns) > 5)
-        raise ValueError(f"`{path}` must have commas between columns, and one that is called `label`, got {named}.")
+        raise ValueError(f"`{path}` must have columns separated by commas, one of them called `label`, got {named}.")
     labels = frame.pop("label")
     if labels.isna().any():
         raise ValueError(f"`{path}` must have a label in each row, got {labels.isna().sum()} rows without one.")
@@ -73,9 +74,10 @@ def read_table(path: Path) -> Split:
 def compare(table: Split, seed: int, n_epochs: int, noise: float = 0.0) -> Comparison:
     """Train on half of a table, at most 2500 rows, and test on the other half, at most 4000.
 
-    The network has hidden layers of 128 and 64, and trains with AdamW in batches of 32. A share `noise` of the training
-    labels is drawn anew. A hold-out set is a part of the training half; the epoch of the highest accuracy there is
-    kept, of the least loss among equals. "Refit" trains on all labels to the epoch that a fifth has chosen.
+    The network has hidden layers of 128 and 64 units, and trains with AdamW in batches of 32. A share `noise` of the
+    training labels is redrawn at random. A hold-out set is a part of the training half; the epoch with the highest
+    accuracy on it is kept, among ties the one with the least loss. "Refit" trains on all labels up to the epoch that a
+    fifth has chosen.
     """
     (inputs, labels), test = _split(table, seed, noise)
     n_classes = int(table[1].max()) + 1
@@ -156,7 +158,7 @@ def _error(net: Callable[[Tensor], Tensor], test: Split) -> float:
 
 
 def _split(table: Split, seed: int, noise: float) -> tuple[Split, Split]:
-    """Training and test rows, standardised by the former."""
+    """Training and test rows, standardised by the training rows."""
     features, labels = table
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(labels), generator=generator)
