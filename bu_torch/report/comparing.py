@@ -1,4 +1,4 @@
-"""Several runs on one page: their curves, what was kept, what it cost, and the settings that differ."""
+"""Several runs on one page: their curves, kept checks, costs, and the settings that differ."""
 
 import itertools
 import math
@@ -35,7 +35,7 @@ def comparison(records: Sequence[RunRecord]) -> Content:
     runs = list(map(_Run, map(RunVerdict.of, records), _names(paths), COLOURS))
     caution = "A record tells the number of samples, not whether they are the same."
     if any(record.data != records[0].data for record in records):
-        caution = "These runs differ in their data, so compare only their shapes and costs."
+        caution = "These runs differ in their data, so compare only the shapes of their curves, and their costs."
     elif any(record.weighting != records[0].weighting for record in records):
         caution = "Samples count differently in these runs: only runs in one panel can be compared by value."
     same = "Runs on the same samples, measured with the same settings, can be compared value by value."
@@ -45,7 +45,7 @@ def comparison(records: Sequence[RunRecord]) -> Content:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Names that tell the records apart: their paths without a common beginning and end."""
+    """Names that distinguish the records: their paths without the common beginning and end."""
     names = [list(path.with_suffix("").parts) for path in paths]
     for end in (0, -1):
         while len({name[end] for name in names}) == 1 and min(map(len, names)) > 1:
@@ -62,22 +62,19 @@ def _curves(runs: Sequence[_Run]) -> Section | None:
         traces: list[Json] = []
         lows, highs = [], []
         for run in here:
-            column = run.verdict.scores if name == "score" else run.verdict.record.by_place(name)
+            record, kept = run.verdict.record, run.verdict.kept
+            column = run.verdict.scores if name == "score" else record.by_place(name)
             if within := within_reach(column.values()):
                 lows.append(statistics.median(within))  # first checks, far below, are cut off
                 highs.append(max(within))
-            record, kept = run.verdict.record, run.verdict.kept
-            # Some tables have no steps.
-            at = {place: value for place, value in record.by_place(axis).items() if math.isfinite(value)}
-            places = [place for place in at if place in column]
+            at = {place: x for place, x in record.by_place(axis).items() if place in column and math.isfinite(x)}
             legend = {"legendgroup": run.name, "showlegend": run.name not in in_legend}
-            mode = {"mode": "lines" if len(places) > 1 else "markers+lines"}
-            values = [column[place] for place in places]
-            traces.append(curve([at[place] for place in places], values, run.name, run.colour) | legend | mode)
-            if kept is not None and kept in places:
+            mode = {"mode": "lines" if len(at) > 1 else "markers+lines"}
+            values = [column[place] for place in at]
+            traces.append(curve(list(at.values()), values, run.name, run.colour) | legend | mode)
+            if kept in at:
                 lows += within_reach([column[kept]])
-                circle = ring("circle", 12, run.colour)
-                mark = dots([at[kept]], [column[kept]], run.name, circle, hoverinfo="skip")
+                mark = dots([at[kept]], [column[kept]], run.name, ring("circle", 12, run.colour), hoverinfo="skip")
                 traces.append(mark | legend | {"showlegend": False})
         if highs:
             in_legend |= {run.name for run in here}
@@ -86,15 +83,12 @@ def _curves(runs: Sequence[_Run]) -> Section | None:
         return None
     traces, layout = stacked(rows, axis)
     layout["margin"] = layout["margin"] | {"b": 24}
-    reading = (
-        "One colour per run; a circle marks the kept check. Each axis begins above the lowest values, so that the"
-        " largest stand out."
-    )
+    reading = "One colour per run; a circle marks the kept check. Each axis begins above the lowest values."
     return figure("curves", "Curves", reading, traces, layout, 120 + 150 * len(rows) + 22 * len(runs))
 
 
 def _panels(runs: Sequence[_Run]) -> Iterator[tuple[str, str, list[_Run]]]:
-    """Title of each panel, what it shows, and its runs."""
+    """Yield the title of each panel, the name of its column, and its runs."""
     rules = {run.verdict.rule or DEFAULT_RULE for run in runs}
     names = _PANELS if len(rules) > 1 or rules & set(_PANELS) else ("score", *_PANELS)
     weightings = dict.fromkeys(run.verdict.record.weighting for run in runs)
@@ -114,7 +108,7 @@ def _kept(runs: Sequence[_Run]) -> Section:
         rows.append([name, kept, last, *numbers(record.check_at(verdict.kept) or {}, _PANELS)])
         endings.append(f"<li>{name}: {escaped(verdict.headline[1])}</li>")
     head = ("run", "kept", "last check", "accuracy and trust", "expected accuracy", "U", "trust")
-    text = "A run that only measured shows what the default rule would have kept."
+    text = "For a run that only measured, this is the check that the default rule would have kept."
     body = table(head, rows, numbers=(1, 2, 3, 4, 5, 6)) + f"<ul>{''.join(endings)}</ul>"
     return Section("kept", "What was kept", text, body)
 
@@ -127,7 +121,7 @@ def _costs(runs: Sequence[_Run]) -> Section:
         share = f"{spent / training:.0%}" if training > 0 and math.isfinite(spent) else shown_number(math.nan)
         times = (duration(seconds) for seconds in (record.setup_seconds, spent, training))
         rows.append([name, str(len(record.checks)), *times, share])
-    head = ("run", "checks", "preparation", "callback in all", "training beside it", "share")
+    head = ("run", "checks", "preparation", "callback in total", "training without it", "share")
     text = "Time of preparation, checks and saving, as a share of training time."
     return Section("costs", "Costs", text, table(head, rows, numbers=(1, 2, 3, 4, 5, 6)))
 

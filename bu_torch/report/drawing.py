@@ -1,6 +1,6 @@
-"""Figures of a page for plotly.js. `page.js` adds the colours that a light and a dark page do not share.
+"""Figures of a page for plotly.js. `page.js` adds the colours that differ between light and dark pages.
 
-`plotly/` holds the part of plotly.js that draws curves and maps, as npm has it: plotly.js-cartesian-dist-min.
+`plotly/` holds the npm package plotly.js-cartesian-dist-min, the part of plotly.js that draws curves and maps.
 """
 
 import math
@@ -21,9 +21,9 @@ class Section(NamedTuple):
 
     name: str
     title: str
-    reading: str  # one sentence or two on how to read it
+    reading: str  # a sentence or two on how to read it
     body: str  # HTML
-    drawing: Json | None = None  # its figure, as plotly.js takes it
+    drawing: Json | None = None  # its figure for plotly.js
 
 
 def figure(
@@ -40,7 +40,7 @@ def figure(
 ) -> Section:
     """A section with a figure of these traces; the kept check of a `verdict` is marked.
 
-    `scale` names the colours of a map in `page.js`. Sizes are in pixels; `most_width` 0 is that of the page.
+    `scale` names the colours of a map in `page.js`. Sizes are in pixels; `most_width` 0 allows the width of the page.
     """
     drawn: Json = {
         "margin": {"l": 8, "r": 12, "t": 24, "b": 8},
@@ -59,8 +59,8 @@ def figure(
 
 
 def stacked(panels: Sequence[Panel], axis_name: str) -> tuple[list[Json], Json]:
-    """Traces and layout of panels one below another."""
-    height = 1 / (len(panels) + 0.25 * (len(panels) - 1))  # a quarter of a panel lies between two
+    """Traces and layout of panels, one below the other."""
+    height = 1 / (len(panels) + 0.25 * (len(panels) - 1))  # with gaps of a quarter of a panel
     layout: Json = {
         "xaxis": {"title": {"text": axis_name}, "anchor": f"y{len(panels)}" if len(panels) > 1 else "y"},
         "hoversubplots": "axis",
@@ -90,16 +90,16 @@ def curve(x: list[Any], y: Sequence[float], name: str, colour: str) -> Json:
 
 
 def dots(x: list[Any], y: Sequence[float], name: str, marker: Json, **more: Any) -> Json:
-    """A trace of single points, with gaps where a value is not finite; digits that cannot be seen are cut off."""
+    """A trace of points, with gaps for values that are not finite; digits too small to see are cut off."""
     values = [float(f"{value:.7g}") if math.isfinite(value) else None for value in y]
     return {"type": "scatter", "mode": "markers", "x": x, "y": values, "name": name, "marker": marker} | more
 
 
 def ring(symbol: str, size: int, colour: str) -> Json:
-    """An open marker, around a point of a curve."""
+    """An open marker around a point of a curve."""
     return {"symbol": f"{symbol}-open", "size": size, "color": colour, "line": {"width": 2.5}}
 
 
 def within_reach(values: Iterable[float | None]) -> list[float]:
-    """Values that an axis can span: finite, also if some of them are added up."""
+    """Values that an axis can span: they are finite, and so are their sums."""
     return [value for value in values if value is not None and abs(value) < 1e300]

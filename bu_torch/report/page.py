@@ -1,4 +1,4 @@
-"""Pages in one file that holds figures, style and scripts and fetches nothing, and `bu-torch report`."""
+"""Pages in one file, with figures, style and scripts, that fetch nothing; and `bu-torch report`."""
 
 import argparse
 import base64
@@ -15,43 +15,12 @@ from bu_torch.internal.files import whole_file
 from bu_torch.internal.printing import cleaned, say
 from bu_torch.report.comparing import comparison
 from bu_torch.report.record import RunRecord, find_records, read_record
-from bu_torch.report.sections import Content, content
+from bu_torch.report.sections import content
 
 
 def render(records: RunRecord | Sequence[RunRecord]) -> str:
-    """Render the page of a record, or of several side by side, in HTML that fetches nothing."""
-    return page(content(records) if isinstance(records, RunRecord) else comparison(records))
-
-
-def write_report(records: RunRecord | Sequence[RunRecord], path: str | PathLike[str]) -> Path:
-    """Write the page of a run, or of several side by side; an older page is replaced as a whole or not at all.
-
-    Args:
-        records: Record from `read_record`, or 2 to 10 different ones.
-        path: File to write; folders are made if need be.
-
-    Returns:
-        The path.
-
-    Raises:
-        OSError: If it cannot be written, or another file is there.
-        ValueError: If a list does not hold 2 to 10 different records.
-    """
-    text, path = render(records), Path(path)
-    if path.is_file() and path.stat().st_size:
-        with path.open("rb") as file:
-            if b'<meta name="generator" content="bu-torch">' not in file.read(2000):
-                raise FileExistsError(f"{path} exists, and bu-torch has not written it: name another file (`-o`).")
-    try:
-        with whole_file(path) as part:
-            part.write_bytes(text.encode("utf-8"))
-    except OSError as error:
-        raise OSError(f"{path} cannot be written: {error}. Name another file (`-o`).") from error
-    return path
-
-
-def page(shown: Content) -> str:
-    """The whole page in HTML; its policy allows only its own two scripts, and no fetching."""
+    """Render the page of a record, or of several side by side, as HTML that runs only its own scripts."""
+    shown = content(records) if isinstance(records, RunRecord) else comparison(records)
     scripts = resource("plotly/plotly-cartesian.min.js"), resource("page.js")
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
@@ -73,9 +42,36 @@ def page(shown: Content) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], resource("page.html"))
 
 
+def write_report(records: RunRecord | Sequence[RunRecord], path: str | PathLike[str]) -> Path:
+    """Write the page of a run, or of several side by side; an older page is replaced as a whole or not at all.
+
+    Args:
+        records: Record from `read_record`, or a list of 2 to 10 different records.
+        path: File to write; missing folders are made.
+
+    Returns:
+        The path.
+
+    Raises:
+        OSError: If the page cannot be written, or the file exists and is not a page of bu-torch.
+        ValueError: If a list does not hold 2 to 10 different records.
+    """
+    text, path = render(records), Path(path)
+    if path.is_file() and path.stat().st_size:
+        with path.open("rb") as file:
+            if b'<meta name="generator" content="bu-torch">' not in file.read(2000):
+                raise FileExistsError(f"{path} exists and was not written by bu-torch: name another file (`-o`).")
+    try:
+        with whole_file(path) as part:
+            part.write_bytes(text.encode("utf-8"))
+    except OSError as error:
+        raise OSError(f"{path} cannot be written: {error}. Name another file (`-o`).") from error
+    return path
+
+
 @functools.cache
 def resource(name: str) -> str:
-    """Content of a file beside this one."""
+    """Text of a file in this folder."""
     return resources.files("bu_torch.report").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -85,11 +81,10 @@ def add_report(parser: argparse.ArgumentParser) -> None:
         "Write one self-contained page that shows what a run measured, what was kept and why. Several runs are shown"
         " side by side."
     )
-    parser.add_argument(
-        "folders", metavar="RUN_DIR", type=Path, nargs="+", help="any folder above a record, or a record"
-    )
-    where = "(default: beside the record, with its name; of several runs comparison.html)"
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help=where)
+    add = parser.add_argument
+    add("folders", metavar="RUN_DIR", type=Path, nargs="+", help="a record, or any folder above it")
+    where = "(default: beside the record, with its name; for several runs comparison.html)"
+    add("-o", "--output", metavar="FILE", type=Path, help=where)
     parser.set_defaults(run=_report)
 
 

@@ -1,7 +1,7 @@
-"""Reading the record of a run, as far as it was written: a table of checks and, beside it, the details of each.
+"""Reading the record of a run, as far as it was written: a table of checks, and a file of details beside it.
 
-Both files may come from anyone. They are parsed and checked, never executed: what no run can have written is refused,
-and no more than `MOST_BYTES` of a file are read, line by line.
+Both files may come from anyone. They are parsed and checked, never executed; content that no run writes is refused, and
+no more than `MOST_BYTES` of a file are read.
 """
 
 import itertools
@@ -19,15 +19,15 @@ from typing import Any, Literal, NamedTuple
 from bu_torch.run.account import FORMAT, HISTOGRAMS
 from bu_torch.signals.details import Details, Doubtful, Histogram, Pair
 
-# A row of a run has some 300 bytes, and the line of a check at most some 30,000. A line is parsed as a whole and can
-# take 50 times its bytes in memory, so a line may have only a sixteenth of this.
+# A row has about 300 bytes, and a line of details at most about 30,000. Parsing a line can take 50 times its bytes in
+# memory, so a line may have only a sixteenth of this.
 MOST_BYTES = 2**24
 _NAME = re.compile(r"boundary_uncertainty(-v\d+)?\.csv")
 _REQUIRED = ("epoch", "boundary_uncertainty", "trust_score")
 
 
 class End(NamedTuple):
-    """Last line of a run that ended in order."""
+    """Last line of a run that was not killed."""
 
     stopped_epoch: int | None
     reason: str
@@ -42,21 +42,21 @@ class RunRecord:
 
     Attributes:
         path: The table of checks.
-        checks: In order. The one named by `axis` and `epoch` are ints; all else is a float, NaN if the table has none.
-        last_written: Time at which the newest of the files was written.
-        settings: Settings of the callback. Here, in `versions` and `data`, a value that is not plain is its text.
-        versions: Versions of the packages it ran with.
+        checks: In order. `epoch` and the entry named by `axis` are ints; all others are floats, NaN for an empty cell.
+        last_written: Time at which the newer of the two files was written.
+        settings: Settings of the callback; values that are not plain data are text, as in `versions` and `data`.
+        versions: Versions of the packages.
         data: Sizes of the data, and how training draws it.
-        classes: Names of the classes, empty if they have none.
+        classes: Names of the classes; empty if they have none.
         n_not_compared: Number of first checks that do not count, because they were made before a resume with other
             settings or samples, or before the first update of an average of the weights.
         setup_seconds: Time spent before the first epoch; NaN if unknown.
         started: Start of the run in ISO format; "" if unknown.
-        details: Details by epoch or step, if written and read. Their `row` is a place in the dataset.
-        kept: Epoch or step of the check that is kept, by the last line that tells; None if none is, or if unknown.
+        details: Details by epoch or step, if written and read. Their `row` is an index of the dataset.
+        kept: Epoch or step of the kept check, by the last line that tells; None if there is none, or if unknown.
         end: None if the run has not ended, or was killed.
-        notes: Sentences on what the page cannot show and why, and on the kept check, as the run said them.
-        axis: `"epoch"`, or `"step"` if checks are within epochs.
+        notes: Sentences on what the page cannot show and why, and the run's remarks on the kept check.
+        axis: `"epoch"`, or `"step"` if an epoch has several checks.
     """
 
     path: Path
@@ -81,12 +81,12 @@ class RunRecord:
         return [check[self.axis] for check in self.checks]
 
     def check_at(self, place: int | None) -> dict[str, Any] | None:
-        """The check of an epoch, or a step; None if there is none."""
+        """The check at an epoch or a step; None if there is none."""
         return next((check for check in self.checks if check[self.axis] == place), None)
 
     @property
     def costs(self) -> tuple[float, float]:
-        """Seconds that the callback took so far, and those of training beside it, as the log has them at the end."""
+        """Seconds that the callback took so far, and seconds of training without it, as in the log at the end."""
         checks, total = (self.values(name)[-1] if self.checks else math.nan for name in ("check_seconds", "seconds"))
         saving, training = 0.0, total - checks
         if self.end is not None and math.isfinite(self.end.training_seconds):
@@ -95,13 +95,13 @@ class RunRecord:
 
     @property
     def weighting(self) -> str:
-        """Reason why samples count differently in what was measured; "" if all count alike."""
+        """Reason for unequal weights of the samples; "" if all have the same weight."""
         class_weight, is_sampled = self.settings.get("class_weight"), self.data.get("sampling") == "weighted"
         by_class = "" if class_weight is None else f"class_weight={class_weight}"
         return ", ".join(filter(None, (by_class, "weighted sampling" if is_sampled else "")))
 
     def class_name(self, index: int) -> str:
-        """A class in words: its name, or its number if it has none."""
+        """Name of a class, or its number if it has none."""
         return self.classes[index] if index < len(self.classes) else str(index)
 
     def has(self, name: str) -> bool:
@@ -109,7 +109,7 @@ class RunRecord:
         return all(name in check for check in self.checks)
 
     def values(self, name: str) -> list[float]:
-        """One column of the table, NaN where a check has no such value."""
+        """One column of the table; NaN if a check has no such value."""
         return [check.get(name, math.nan) for check in self.checks]
 
     def by_place(self, name: str) -> dict[int, float]:
@@ -118,7 +118,7 @@ class RunRecord:
 
 
 def find_records(folder: str | PathLike[str]) -> list[Path]:
-    """Find tables of checks in a folder and all folders beneath, the latest first.
+    """Find tables of checks in a folder and its subfolders, the latest first.
 
     Raises:
         NotADirectoryError: If there is no such folder.
@@ -134,19 +134,19 @@ def find_records(folder: str | PathLike[str]) -> list[Path]:
 def read_record(path: str | PathLike[str]) -> RunRecord:
     """Read the record of a run: its table of checks, and the details beside it if there are any.
 
-    An incomplete last line is left out: the run was killed, or has not ended. Of more than 16 MiB of details, the first
-    line and the last 16 MiB are read. `RunRecord.notes` says what was left out.
+    An incomplete last line is left out: the run was killed, or has not ended. If there are more than 16 MiB of details,
+    the first line and the last 16 MiB are read. `RunRecord.notes` says what was left out.
 
     Args:
-        path: The table (`boundary_uncertainty.csv`, or one with a version), the details beside it, or any folder above:
-            then the table written to last counts.
+        path: The table (`boundary_uncertainty.csv`, or one with a version), the details beside it, or a folder above
+            them; the latest record in a folder is read.
 
     Returns:
         The record.
 
     Raises:
         FileNotFoundError: If there is no record.
-        ValueError: If a file is not what a run writes, or the table has more than 16 MiB.
+        ValueError: If a run cannot have written a file, or the table has more than 16 MiB.
     """
     path = Path(path)
     if path.is_dir():
@@ -166,16 +166,14 @@ def read_record(path: str | PathLike[str]) -> RunRecord:
     details = path.with_suffix(".jsonl")
     if details.is_file():
         _read_lines(details, record, lambda line, is_first: _read_entry(line, is_first, record))
-        return record
-    record.notes.append(
-        f"There is no {details.name} beside the table, so settings, pairs of classes, doubtful samples and histograms"
-        " are unknown."
-    )
+    else:
+        unknown = "settings, pairs of classes, doubtful samples and histograms are unknown"
+        record.notes.append(f"There is no {details.name} beside the table, so {unknown}.")
     return record
 
 
 def _written(table: Path) -> float | None:
-    """Seconds since 1970 at which the table or its details were last written to; None if there is no table."""
+    """Time of the last change of the table or its details, in seconds since 1970; None if there is no table."""
     files = [path for path in (table, table.with_suffix(".jsonl")) if path.is_file()]
     return max(path.stat().st_mtime for path in files) if table in files else None
 
@@ -184,32 +182,31 @@ def _read_lines(path: Path, record: RunRecord, take: Callable[[str, bool], None]
     """Pass the first line of a file and the last ones to `take`; an incomplete line is left out.
 
     Raises:
-        ValueError: If a line is too long or is no text, or `take` refuses it; names the line among those read.
+        ValueError: If a line is too long or not text, or `take` refuses it.
     """
-    most, number, is_cut = MOST_BYTES // 16, 0, False
+    most, number = MOST_BYTES // 16, 0
     with path.open("rb") as file:
         while line := file.readline(most + 1):
             number += 1
             try:
                 if len(line) > most:
                     raise ValueError(f"a line of a record has at most {most} bytes, and this one has more.")
-                if line.endswith(b"\n") and not is_cut:
+                if line.endswith(b"\n"):
                     take(line.decode("utf-8"), number == 1)
+                else:
+                    record.notes.append(f"The last line of {path.name} is incomplete and is left out.")
+            except UnicodeDecodeError:
+                raise ValueError(f"{path}, line {number}: not a line of a record: it is not text in UTF-8.") from None
             except ValueError as error:
-                is_text = not isinstance(error, UnicodeDecodeError)
-                reason = error if is_text else "not a line of a record: it is not text in UTF-8."
-                raise ValueError(f"{path}, line {number}: {reason}") from None
-            if not line.endswith(b"\n"):
-                record.notes.append(f"The last line of {path.name} is incomplete and is left out.")
-            skipped = os.fstat(file.fileno()).st_size - file.tell() - MOST_BYTES if number == 1 else 0
-            is_cut = skipped > 0  # the next line has lost its beginning
-            if is_cut:
+                raise ValueError(f"{path}, line {number}: {error}") from None
+            if number == 1 and (skipped := os.fstat(file.fileno()).st_size - file.tell() - MOST_BYTES) > 0:
                 record.notes.append(f"Left out of {path.name}: {skipped} bytes before the last {MOST_BYTES}.")
                 file.seek(skipped, os.SEEK_CUR)
+                file.readline(most)  # this line has lost its beginning
 
 
 def _read_table(record: RunRecord) -> None:
-    """Read the table into the record: by epoch, or by step where an epoch has several checks."""
+    """Read the table into the record, by epoch, or by step if an epoch has several checks."""
     if (size := record.path.stat().st_size) > MOST_BYTES:
         raise ValueError(f"{record.path} has {size} bytes; a table of checks has at most {MOST_BYTES}.")
     columns: list[str] = []
@@ -220,18 +217,15 @@ def _read_table(record: RunRecord) -> None:
         if is_first:
             columns.extend(cells)
             if absent := [name for name in _REQUIRED if name not in columns]:
-                raise ValueError(
-                    f"not a record of checks: the first line must name the columns {', '.join(_REQUIRED)}; there is no"
-                    f" {absent[0]}."
-                )
+                needed = f"the first line must name the columns {', '.join(_REQUIRED)}; there is no {absent[0]}."
+                raise ValueError(f"not a record of checks: {needed}")
         if is_first or not line.strip():
             return
         try:
             check: dict[str, Any] = {name: float(cell or "nan") for name, cell in zip(columns, cells, strict=True)}
             check["epoch"] = _integer(int(cells[columns.index("epoch")]))
         except (TypeError, ValueError) as error:
-            reason = f"{error}"[:200]
-            raise ValueError(f"not a row of {len(columns)} numbers, the epoch an integer ({reason}).") from None
+            raise ValueError(f"not a row of {len(columns)} numbers, the epoch an integer ({error!s:.200}).") from None
         step = check.get("step", math.nan)
         by_place[check["epoch"], step if math.isfinite(step) else -1] = check
 
@@ -247,16 +241,14 @@ def _read_table(record: RunRecord) -> None:
         record.checks = [{**check, "step": int(check["step"])} for check in record.checks]
         return
     record.checks = list({check["epoch"]: check for check in record.checks}.values())
-    record.notes.append(
-        f"{n_more} checks were made within epochs, and some of their steps are missing or do not rise: the last check"
-        " of each epoch is shown."
-    )
+    problem = f"{n_more} checks were made within epochs, and some of their steps are missing or do not rise"
+    record.notes.append(f"{problem}: the last check of each epoch is shown.")
 
 
 def _read_entry(line: str, is_first: bool, record: RunRecord) -> None:
     """Read a line of the file beside the table into the record; unknown kinds, of a later version, are skipped."""
     try:
-        entry = json.loads(line, parse_constant=lambda _: None)  # `json` takes NaN and Infinity, which are no JSON
+        entry = json.loads(line, parse_constant=lambda _: None)  # for NaN and Infinity, which JSON does not have
     except (ValueError, RecursionError):
         raise ValueError("not a line of JSON.") from None
     kind = entry.get("kind") if isinstance(entry, dict) else None
@@ -265,7 +257,7 @@ def _read_entry(line: str, is_first: bool, record: RunRecord) -> None:
     try:
         if isinstance(kind, str) and kind in _READERS:
             _READERS[kind](entry, record)
-            # More checks may turn out not to count during the run, so the largest number is the latest.
+            # The number only grows during a run, so the largest is the latest.
             record.n_not_compared = max(record.n_not_compared, _integer(entry.get("n_not_compared", 0)))
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"[:200]
@@ -311,7 +303,7 @@ def _histogram(edges: Any, counts: Any) -> Histogram:
 
 
 def _number(value: Any) -> float:
-    """Number of a record; null stands for NaN and infinity."""
+    """A number, in which null stands for NaN and infinity."""
     if value is None:
         return math.nan
     if type(value) not in (float, int):

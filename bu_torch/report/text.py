@@ -1,4 +1,4 @@
-"""Words of a record as a page may show them: names of classes and of files can hold anything."""
+"""Text of a record, made safe for a page: names of classes and of files can hold anything."""
 
 import html
 import math
@@ -21,17 +21,17 @@ def last_parts(path: Any) -> str:
 
 
 def without_folders(text: str) -> str:
-    """`text` with the last parts of each absolute path in it."""
+    """`text` with each absolute path cut to its last parts."""
     return _PATH.sub(lambda found: last_parts(found[0]), text)
 
 
 def shortened(value: str, most: int) -> str:
-    """`value`, or its beginning and an ellipsis."""
+    """`value`, or its beginning and an ellipsis if it is longer than `most`."""
     return value if len(value) <= most else f"{value[: most - 1]}…"
 
 
 def shown_number(value: float) -> str:
-    """A number for people; a dash if it is not finite."""
+    """A number in readable form; a dash if it is not finite."""
     if not math.isfinite(value):
         return "–"  # noqa: RUF001
     if 0 < value < 0.0005:
@@ -42,7 +42,7 @@ def shown_number(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time for people; a dash if it is unknown."""
+    """A time in readable form; a dash if it is unknown."""
     if not math.isfinite(seconds):
         return "–"  # noqa: RUF001
     if seconds < 1:

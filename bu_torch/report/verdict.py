@@ -1,4 +1,4 @@
-"""The kept check and the reason, and the checks that other rules would have kept."""
+"""The kept check, the reason for it, and the checks that other rules would have kept."""
 
 import math
 import re
@@ -14,27 +14,24 @@ from bu_torch.signals.details import Details
 
 @dataclass(frozen=True)
 class RunVerdict:
-    """A record with the decision of its run, and those of the other rules."""
+    """A record with the decision of its run, and the decisions of other rules."""
 
     record: RunRecord
-    rule: str | None  # rule that decided; None if none did, or if the record does not tell
-    kept: int | None  # epoch or step; if nothing decided, the one that the default would have kept
+    rule: str | None  # rule that decided; None if there was none, or if it is not recorded
+    kept: int | None  # epoch or step; if no rule decided, the one that the default rule would have kept
     by_rule: dict[str, dict[str, Any] | None]  # check that each rule would have kept, if its signals are recorded
-    scores: dict[int, float]  # scores of checks that count, by epoch or step, by the rule or the default
+    scores: dict[int, float]  # scores of checks that count, by epoch or step, from the rule or the default rule
 
     @classmethod
     def of(cls, record: RunRecord) -> "RunVerdict":
         """Judge a record."""
         rule, counted = record.settings.get("rule"), record.checks[record.n_not_compared :]
         first = record.settings.get("start_from_epoch") or 0
-        rules = {name: SelectionRule(name, start_from_epoch=first) for name in RULE_NAMES}
-        replayed = {name: one for name, one in rules.items() if all(map(record.has, one.rule.signals))}
-        by_rule: dict[str, Any] = {name: selection.replay(counted) for name, selection in replayed.items()}
+        rules = {name: SelectionRule(name, start_from_epoch=first) for name in RULE_NAMES if record.has(name)}
+        by_rule: dict[str, Any] = {name: selection.replay(counted) for name, selection in rules.items()}
         decided = rule or DEFAULT_RULE
-        judged = replayed[decided].judged(counted) if decided in replayed else counted
-        scores = {
-            check[record.axis]: check[decided] for check in judged if decided in check and check["epoch"] >= first
-        }
+        scored = (check for check in counted if decided in check and check["epoch"] >= first)
+        scores = {check[record.axis]: check[decided] for check in scored}
         kept = record.kept
         if rule is None:
             check = by_rule.get(DEFAULT_RULE)
@@ -49,12 +46,12 @@ class RunVerdict:
 
     @property
     def title(self) -> str:
-        """Rule that decided, or would have, in words."""
+        """Name in words of the rule that decided, or would have decided."""
         return rule_title(self.rule or DEFAULT_RULE)
 
     @property
     def why_not_highest(self) -> str:
-        """Say where the highest score is if another check is kept, as after weights were lost; "" otherwise."""
+        """Sentence on the highest score if another check is kept, such as after weights were lost; "" otherwise."""
         finite = {place: value for place, value in self.scores.items() if math.isfinite(value)}
         if self.kept not in finite or finite[self.kept] == max(finite.values()):
             return ""
@@ -70,7 +67,7 @@ class RunVerdict:
             return "The default rule cannot be replayed", f"The record lacks `{DEFAULT_RULE}`. {ending}"
         if self.rule is None:
             would = f"no {record.axis}" if self.kept is None else f"{record.axis} {self.kept}"
-            decided = "The callback only measured" if record.settings else "The record does not tell what decided"
+            decided = "The callback only measured" if record.settings else "The record does not name a rule"
             return f"The default rule would have kept {would}", f"{why} {decided}. {ending}".lstrip()
         if self.kept is None:
             return f"No {record.axis} was kept", f"No finite check counted. {ending}"
@@ -83,19 +80,19 @@ class RunVerdict:
 
     @property
     def details(self) -> tuple[int, Details] | None:
-        """Epoch or step, and details, of the kept check; of the last check with details if that one has none."""
+        """Epoch or step, and details, of the kept check, or of the last check with details if it has none."""
         details = self.record.details
         place = self.kept if self.kept in details else max(details, default=None)
         return None if place is None else (place, details[place])
 
 
 def rule_title(name: str) -> str:
-    """A rule in words."""
+    """Name of a rule in words."""
     return SIGNALS[name].title if name in SIGNALS else name.replace("_", " ")
 
 
 def _ending(record: RunRecord) -> str:
-    """The end of the run in words, with titles in place of the names of signals."""
+    """The end of the run in words, with titles of signals instead of their names."""
     last = f" The last check is of {record.axis} {record.places[-1]}." if record.checks else ""
     if record.end is None:
         is_known = "The run is still going, or it was killed" if record.settings else "The end is not recorded"

@@ -5,9 +5,8 @@ import pytest
 import records
 
 from bu_torch.cli import main
-from bu_torch.report import write_report
+from bu_torch.report import render, write_report
 from bu_torch.report.comparing import comparison
-from bu_torch.report.page import page, render
 
 
 @pytest.fixture
@@ -81,10 +80,10 @@ def test_a_run_without_steps_beside_one_with_several_checks_an_epoch(tmp_path):
     steps = [row | {"epoch": row["epoch"] // 3} for row in rows]
     none = [{name: value for name, value in row.items() if name != "step"} for row in rows]
     tables = {"steps": steps, "none": none, "some": [rows[0] | {"step": ""}, *rows[1:]]}
-    shown = comparison([records.run(tmp_path / name, table) for name, table in tables.items()])
-    curves = [trace for trace in shown.drawings[0]["data"] if trace["mode"] != "markers"]
+    runs = [records.run(tmp_path / name, table) for name, table in tables.items()]
+    curves = [trace for trace in comparison(runs).drawings[0]["data"] if trace["mode"] != "markers"]
     assert [len(trace["x"]) for trace in curves[:3]] == [6, 0, 5]
-    assert page(shown)
+    assert render(runs)
 
 
 def test_of_signals_that_no_table_has_nothing_is_drawn(tmp_path):

@@ -324,7 +324,7 @@ def test_a_file_that_is_no_page_is_left_as_it_is(tmp_path, capsys):
         out.write_bytes(before)
         assert main(command) == (1 if before else 0)
         assert (out.read_bytes() == before) == bool(before)
-    assert "report.html exists, and bu-torch has not written it" in capsys.readouterr().err
+    assert "report.html exists and was not written by bu-torch" in capsys.readouterr().err
     assert main(command) == 0
 
 
