@@ -1,9 +1,6 @@
-"""Pages that show runs, from the records that they leave beside their checkpoints, and from nothing else."""
+"""Pages that show runs, made only from the records that runs leave beside their checkpoints."""
 
-from bu_torch.report.page import render as render
-from bu_torch.report.page import write_report
-from bu_torch.report.record import RunRecord as RunRecord
-from bu_torch.report.record import find_records as find_records
-from bu_torch.report.record import read_record
+from bu_torch.report.page import render, write_report
+from bu_torch.report.record import RunRecord, find_records, read_record
 
-__all__ = ["read_record", "write_report"]
+__all__ = ["RunRecord", "find_records", "read_record", "render", "write_report"]

@@ -1,4 +1,4 @@
-"""The curves and maps of a page: what each shows of a record, and how it is read."""
+"""The curves and maps of a page, each with a text on how to read it."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ from bu_torch.report.verdict import RunVerdict, rule_title
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.details import Pair
 
-# Short names, and marks of different sizes, so that all are seen where they coincide.
+# Short names, and marks of different sizes, so that all can be seen if they coincide.
 _RULES = {
     "accuracy_and_trust": ("accuracy and trust", ring("star", 25, drawing.GREEN)),
     "expected_accuracy": ("accuracy", ring("triangle-up", 17, drawing.GREY)),
@@ -26,7 +26,7 @@ _SIGNALS = {
     "scores": (
         "Boundary uncertainty and trust",
         "Boundary uncertainty is large if both classes mix along the decision boundary, trust if predictions agree"
-        " with the nearest samples. The rings show the check that each rule would have kept.",
+        " with the nearest samples. Open marks show the check that each rule would have kept.",
         190,
     ),
     "agreement": ("Expected accuracy and agreement", "Shares of the perturbed samples.", 130),
@@ -41,20 +41,21 @@ _COLOURS = dict(zip(SIGNALS, itertools.cycle(drawing.COLOURS), strict=False))
 _LEAST_SPAN = 0.005  # on an axis of shares
 _MOST_COLUMNS = 300  # in a map over the epochs
 _PLAIN = {"showgrid": False, "zeroline": False}
+_MAP: Json = {"type": "heatmap", "coloraxis": "coloraxis"}
 _COLOUR_BAR = {"thickness": 10, "outlinewidth": 0, "len": 0.9, "ticks": ""}
 # Title, axis and reading of each histogram over the checks.
 _SPREADS = {
     "near_boundary": (
         "Distance from the boundary",
         "kernel widths",
-        "Distances of the perturbed samples from the decision boundary, by check. The top row holds all that are"
-        " farther. As a network grows certain, samples move up, and few are left to measure at.",
+        "Distances of the perturbed samples from the decision boundary, by check. The top row holds all larger ones."
+        " As a network grows more certain, samples move up, and few remain near the boundary.",
     ),
     "local_uncertainty": (
         "Local uncertainty",
         "u",
-        "Mix of both classes around each sample, by check. At the top both are equally likely; at the bottom one is"
-        " alone, or the boundary is too far to tell.",
+        "Mix of both classes around each sample, by check. At the top both are equally common; at the bottom there is"
+        " only one, or the boundary is too far away to tell.",
     ),
     "log_trust": (
         "Trust of single samples",
@@ -65,19 +66,19 @@ _SPREADS = {
 
 
 def with_room(low: float, high: float) -> tuple[float, float]:
-    """Limits of an axis that shows all from `low` to `high`, with some room at each end."""
+    """Limits of an axis from `low` to `high`, with some room at each end."""
     room = 0.08 * (high - low) or 0.01
     return low - room, high + room
 
 
 def _upper_range(values: list[float], kept: list[float], least_span: float = 0.0) -> tuple[float, float]:
-    """Limits of an axis that shows the largest values and cuts off early ones far below."""
+    """Limits of an axis that shows the largest values and cuts off early values far below."""
     low, high = float(np.quantile(values, 0.25 if len(values) > 8 else 0)), max(values)
     return with_room(min([low, *within_reach(kept), high - least_span]), high)
 
 
 def deciding(verdict: RunVerdict) -> Section | None:
-    """The score by which the run decided."""
+    """The score by which the run decided, or would have decided."""
     record, kept = verdict.record, verdict.kept
     places = [place for place in record.places if place in verdict.scores]
     values = [verdict.scores[place] for place in places]
@@ -101,7 +102,7 @@ def deciding(verdict: RunVerdict) -> Section | None:
 
 
 def signals(verdict: RunVerdict, name: str) -> Section | None:
-    """Some of the signals, each in a panel whose axis shows its best values."""
+    """Figure of some signals, each in a panel whose axis shows its best values."""
     record = verdict.record
     kept = record.check_at(verdict.kept) or {}
     rows: list[drawing.Panel] = []
@@ -147,7 +148,7 @@ def training_loss(verdict: RunVerdict) -> Section | None:
 
 
 def cost(verdict: RunVerdict) -> Section | None:
-    """Time of the checks, and of all else."""
+    """Time of the checks, and all other time."""
     record = verdict.record
     totals, checks = (_differences(record.values(name)) for name in ("seconds", "check_seconds"))
     others = [total - spent for total, spent in zip(totals, checks, strict=True)]
@@ -158,15 +159,12 @@ def cost(verdict: RunVerdict) -> Section | None:
         for name, spent, colour in (("check", checks, drawing.BLUE), ("all else", others, drawing.GREY))
     ]
     layout = {"xaxis": axis(record.axis), "yaxis": axis("seconds", type="log", minor={"showgrid": False})}
-    reading = (
-        "Seconds that each check took, beside all other time since the previous check: training and its callbacks. The"
-        " axis is logarithmic."
-    )
+    reading = "Seconds of each check, and all other time since the previous check. The axis is logarithmic."
     return figure("cost", "What the checks cost", reading, curves, layout, 320, verdict)
 
 
 def _differences(totals: list[float]) -> list[float]:
-    """Increase of a total from check to check; NaN if it is unknown or falls, as after a resume."""
+    """Increase of a total from check to check; NaN if the total is unknown or falls, such as after a resume."""
     differences, before = [], 0.0
     for total in totals:
         differences.append(total - before if total >= before else math.nan)
@@ -175,7 +173,7 @@ def _differences(totals: list[float]) -> list[float]:
 
 
 def near_boundary(record: RunRecord, pair: Pair) -> str:
-    """Neighbours of a sample of a pair that count as near its boundary, on average."""
+    """Mean number of neighbours near the boundary of a pair, over the samples of the pair."""
     n_samples = record.data.get("n_samples")
     n_here = pair.share * n_samples if isinstance(n_samples, int) else 0
     return shown_number(pair.weight / n_here if n_here > 0 else math.nan)
@@ -187,46 +185,40 @@ def lost(pair: Pair) -> float:
 
 
 def pair_map(verdict: RunVerdict) -> Section | None:
-    """Map of boundary uncertainty by pairs of classes at the kept check; None if there is one pair."""
+    """Map of boundary uncertainty by pairs of classes at the kept check; None if there is only one pair."""
     record, shown = verdict.record, verdict.details
     if not record.checks or shown is None or len(shown[1].pairs) < 2:
         return None
     place, details = shown
     loss: dict[int, float] = defaultdict(float)
-    values: dict[tuple[int, ...], float] = {}
-    notes: dict[tuple[int, ...], str] = {}
+    pairs: dict[tuple[int, ...], Pair] = {}
     for pair in details.pairs:
-        note = _note(record, pair)
         for cell in itertools.permutations(pair[:2]):
             loss[cell[0]] += lost(pair)
-            values[cell], notes[cell] = pair.uncertainty, note
+            pairs[cell] = pair
+    values = {cell: pair.uncertainty for cell, pair in pairs.items() if abs(pair.uncertainty) < 1e300}
     classes = sorted(sorted(loss, key=lambda index: -loss[index])[:40])
     cells = [[(row, column) for column in classes] for row in classes]
     names = [escaped(record.class_name(index), 14) for index in classes]
     ticks = {"tickvals": list(range(len(classes))), "ticktext": names} | _PLAIN
-    below = {"orientation": "h", "title": {"text": "U", "side": "top"}, "len": 0.5, "x": 0, "xanchor": "left"}
+    below = {"orientation": "h", "len": 0.5, "x": 0, "xanchor": "left", "y": 0, "yanchor": "top"}
     layout = {
         "xaxis": {**ticks, "side": "top", "tickangle": -60 if len(classes) > 6 else 0},
         "yaxis": {**ticks, "autorange": "reversed"},
-        "coloraxis": {"colorbar": _COLOUR_BAR | below | {"y": 0, "yanchor": "top"}},
+        "coloraxis": {"colorbar": _COLOUR_BAR | below | {"title": {"text": "U", "side": "top"}}},
         "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
-        "plot_bgcolor": "rgba(133,144,162,0.2)",  # cells that have no value, on light and on dark pages
+        "plot_bgcolor": "rgba(133,144,162,0.2)",  # for cells without a value, on light and on dark pages
     }
-    trace: Json = {
-        "type": "heatmap",
-        "hoverinfo": "text",
-        "hoverongaps": False,
-        "xgap": 1,
-        "ygap": 1,
-        "z": [[value if abs(value := values.get(cell, math.nan)) < 1e300 else None for cell in row] for row in cells],
-        "hovertext": [[notes.get(cell, "") for cell in row] for row in cells],
-        "coloraxis": "coloraxis",
+    trace = _MAP | {
+        "z": [[values.get(cell) for cell in row] for row in cells],
+        "hovertext": [[_note(record, pairs[cell]) if cell in pairs else "" for cell in row] for row in cells],
     }
+    trace |= {"hoverinfo": "text", "hoverongaps": False, "xgap": 1, "ygap": 1}
     if len(classes) <= 8:
         trace["texttemplate"] = "%{z:.2f}"
     reading = (
         "The stronger the colour, the less the two classes mix along the boundary between them. The colours span the"
-        " values shown. Grey cells have none: the diagonal, and pairs that are no sample's two nearest classes."
+        " values shown. Grey cells have no value: the diagonal, and pairs that are not the nearest two of any sample."
     )
     if n_left_out := len(loss) - len(classes):
         reading += f" The {len(classes)} classes that lower it most are shown, {n_left_out} are not."
@@ -239,7 +231,6 @@ def pair_map(verdict: RunVerdict) -> Section | None:
 
 
 def _note(record: RunRecord, pair: Pair) -> str:
-    """Note on the boundary of a pair."""
     counted = f"near the boundary: {near_boundary(record, pair)} neighbours of a sample, on average"
     if not pair.weight >= 1e-6:
         counted = "none near the boundary: counts as separable"
@@ -249,7 +240,7 @@ def _note(record: RunRecord, pair: Pair) -> str:
 
 
 def spread(verdict: RunVerdict, name: str) -> Section | None:
-    """A histogram over the checks, as a map; checks with other bins than the last one are left out."""
+    """A histogram over the checks, as a map; checks whose bins differ from those of the last one are left out."""
     record, (title, axis_title, reading) = verdict.record, _SPREADS[name]
     found = {place: getattr(one, name) for place, one in sorted(record.details.items())}
     if not record.checks or not found:
@@ -260,23 +251,17 @@ def spread(verdict: RunVerdict, name: str) -> Section | None:
     places = sorted({*same[::step], same[-1], *([verdict.kept] if verdict.kept in same else [])})
     counts = np.array([found[place].counts for place in places], dtype=float)
     shares = (counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)).T
-    filled = np.flatnonzero(shares.any(axis=1)).tolist() or [0, -2]  # outer bins that are always empty are left out
-    # One row may hold nearly everything, such as all beyond an edge. The colours then span the other rows.
+    filled = np.flatnonzero(shares.any(axis=1)).tolist() or [0, -2]  # outer bins that are always empty are cut off
+    # If one row holds nearly everything, such as all values beyond an edge, the colours span the other rows.
     fullest = sorted(shares.max(axis=1).tolist())
     most = next((share for share in (fullest[-2:-1] or fullest) if share > 0), 1.0)
-    trace = {
-        "type": "heatmap",
-        "x": places,
-        "y": edges,
-        "z": shares.tolist(),
-        "hovertemplate": f"{record.axis} %{{x}}, {axis_title} %{{y:.3~g}}: %{{z:.1%}}<extra></extra>",
-        "coloraxis": "coloraxis",
-    }
+    hover = f"{record.axis} %{{x}}, {axis_title} %{{y:.3~g}}: %{{z:.1%}}<extra></extra>"
+    trace = _MAP | {"x": places, "y": edges, "z": shares.tolist(), "hovertemplate": hover}
     layout = {
         "xaxis": axis(record.axis, **_PLAIN),
         "yaxis": axis(axis_title, range=[edges[filled[0]], edges[filled[-1] + 1]], **_PLAIN),
         "coloraxis": {"cmin": 0, "cmax": most, "colorbar": _COLOUR_BAR | {"tickformat": ".2~%"}},
     }
     if fullest[-1] > most:
-        reading += f" The fullest row, with up to {fullest[-1]:.0%}, is beyond the colours."
+        reading += f" The fullest row, with up to {fullest[-1]:.0%}, exceeds the colours."
     return figure(name, title, reading, [trace], layout, 340, verdict, scale="more")

@@ -24,20 +24,12 @@ def render(records: RunRecord | Sequence[RunRecord]) -> str:
     scripts = resource("plotly/plotly-cartesian.min.js"), resource("page.js")
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
-    # JSON within a script element may have no `<`; it is all ASCII.
-    drawings = json.dumps(shown.drawings, allow_nan=False, separators=(",", ":"))
-    for character in "<>&":
-        drawings = drawings.replace(character, f"\\u{ord(character):04x}")
-    parts = {
-        "policy": f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:;"
-        " connect-src 'none'; base-uri 'none'; form-action 'none'",
-        "title": shown.title,
-        "style": resource("page.css"),
-        "main": shown.main,
-        "content": drawings,
-        "plotly": scripts[0],
-        "script": scripts[1],
-    }
+    # JSON in a script element must not hold `<`.
+    drawings = json.dumps(shown.drawings, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    nothing = "default-src 'none'; connect-src 'none'; base-uri 'none'; form-action 'none'"
+    policy = f"{nothing}; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
+    parts = {"policy": policy, "title": shown.title, "style": resource("page.css"), "main": shown.main}
+    parts |= {"content": drawings, "plotly": scripts[0], "script": scripts[1]}
     # In one pass, so that inserted text is not searched again.
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], resource("page.html"))
 

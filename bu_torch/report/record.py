@@ -120,8 +120,7 @@ class RunRecord:
 def find_records(folder: str | PathLike[str]) -> list[Path]:
     """Find tables of checks in a folder and its subfolders, the latest first.
 
-    Raises:
-        NotADirectoryError: If there is no such folder.
+    Raises NotADirectoryError if there is no such folder.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -179,10 +178,9 @@ def _written(table: Path) -> float | None:
 
 
 def _read_lines(path: Path, record: RunRecord, take: Callable[[str, bool], None]) -> None:
-    """Pass the first line of a file and the last ones to `take`; an incomplete line is left out.
+    """Pass the first line of a file and the last ones to `take`, but not an incomplete line.
 
-    Raises:
-        ValueError: If a line is too long or not text, or `take` refuses it.
+    Raises ValueError if a line is too long or not text, or if `take` refuses it.
     """
     most, number = MOST_BYTES // 16, 0
     with path.open("rb") as file:

@@ -14,7 +14,6 @@ from bu_torch.report.verdict import RunVerdict, rule_title
 from bu_torch.rule.rules import RULE_NAMES
 from bu_torch.signals.details import Doubtful
 
-_MOST = 100  # samples that are listed
 SHOWN = ("expected_accuracy", "boundary_uncertainty", "trust_score", "label_agreement")
 
 
@@ -27,9 +26,9 @@ class Content(NamedTuple):
 
 
 def content(record: RunRecord) -> Content:
-    """Content of the page of a record, from its headline to where it comes from."""
+    """Content of the page of a record, from its headline to its sources."""
     verdict = RunVerdict.of(record)
-    parts = {  # in the order of the page, by what the table of contents calls them
+    parts = {  # in the order of the page, by their names in the table of contents
         "What decided": figures.deciding(verdict),
         "Uncertainty and trust": figures.signals(verdict, "scores"),
         "Rules": _rules(verdict),
@@ -47,15 +46,13 @@ def content(record: RunRecord) -> Content:
     }
     (title, why), shown = verdict.headline, verdict.details
     if shown is not None and shown[0] == verdict.kept and shown[1].agreeing_pairs < 1:
-        why += (
-            f" Boundary uncertainty counts as 0 at {1 - shown[1].agreeing_pairs:.0%} of the perturbed samples, where"
-            " the network's two likeliest classes are not the two nearest."
-        )
+        counted = f"Boundary uncertainty counts as 0 at {1 - shown[1].agreeing_pairs:.0%} of the perturbed samples"
+        why += f" {counted}, where the network's two likeliest classes are not the two nearest."
     return assembled(title, title, why, parts, _above(verdict))
 
 
 def assembled(window: str, title: str, text: str, parts: Mapping[str, Section | None], above: str = "") -> Content:
-    """Content of a page of these parts, by their names in the table of contents; `above` is HTML before the first."""
+    """Content of a page with these parts, by their names in the table of contents; `above` is HTML before them."""
     shown = {link: part for link, part in parts.items() if part is not None}
     links = "".join(f'<a href="#section-{part.name}">{escaped(link)}</a>' for link, part in shown.items())
     main = (
@@ -70,7 +67,7 @@ def assembled(window: str, title: str, text: str, parts: Mapping[str, Section | 
 
 
 def _above(verdict: RunVerdict) -> str:
-    """Notes on what is missing, and tiles with the most important numbers."""
+    """Notes on missing content, and tiles with the most important numbers."""
     record = verdict.record
     notes, n_checks = [*record.notes], len(record.checks)
     if n_bad := sum(not math.isfinite(value) for value in record.values("boundary_uncertainty")):
@@ -80,7 +77,7 @@ def _above(verdict: RunVerdict) -> str:
     listed = "".join(f"<li>{escaped(note)}</li>" for note in notes)
     tiles = "".join(
         f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd><dd>{escaped(note)}</dd></div>"
-        for name, value, note in (_tiles(verdict) if record.checks else [])
+        for name, value, note in (_tiles(verdict) if record.checks else ())
     )
     return (f'<ul class="notes">{listed}</ul>' if notes else "") + (f'<dl class="tiles">{tiles}</dl>' if tiles else "")
 
@@ -95,8 +92,7 @@ def _tiles(verdict: RunVerdict) -> list[tuple[str, str, str]]:
         kept = f"kept {axis}" if verdict.rule else "would be kept"
         tiles.append((kept, str(check[axis]), f"of {last[axis]}{within}"))
         if "expected_accuracy" in check:
-            counted = record.weighting and f", {record.weighting}"
-            note = f"at the perturbed samples{counted}"
+            note = "at the perturbed samples" + (f", {record.weighting}" if record.weighting else "")
             tiles.append(("expected accuracy", shown_number(check["expected_accuracy"]), note))
         if check[axis] in verdict.scores and verdict.rule not in SHOWN:
             tiles.append(("score", shown_number(verdict.scores[check[axis]]), verdict.title))
@@ -126,8 +122,8 @@ def _rules(verdict: RunVerdict) -> Section | None:
         why = "kept none: no finite check counted" if rule in verdict.by_rule else "not in the table"
         rows.append([name, why, "", "", "", ""] if check is None else [name, str(check[record.axis]), *numbers(check)])
     note = (
-        "Each rule is replayed on the checks of this run that count, but without patience. The run itself may"
-        " have kept another epoch if it resumed from elsewhere."
+        "Each rule is replayed on the checks of this run that count, without patience. The run itself may have kept"
+        " another epoch if it resumed from another run."
     )
     head = ("rule", record.axis, "expected accuracy", "U", "trust", "label agreement")
     return Section("rules", "What each rule would have kept", note, table(head, rows, numbers=(1, 2, 3, 4, 5)))
@@ -137,18 +133,14 @@ def _lowest_pairs(verdict: RunVerdict) -> Section | None:
     record, shown = verdict.record, verdict.details
     if shown is None or len(shown[1].pairs) < 2:
         return None
-    rows = [
-        [
-            *(escaped(record.class_name(index), 60) for index in pair[:2]),
-            shown_number(pair.uncertainty),
-            shown_number(pair.share),
-            figures.near_boundary(record, pair),
-        ]
-        for pair in sorted(shown[1].pairs, key=lambda pair: -figures.lost(pair))[:10]
-    ]
+    rows = []
+    for pair in sorted(shown[1].pairs, key=lambda pair: -figures.lost(pair))[:10]:
+        classes = (escaped(record.class_name(index), 60) for index in pair[:2])
+        values = shown_number(pair.uncertainty), shown_number(pair.share), figures.near_boundary(record, pair)
+        rows.append([*classes, *values])
     reading = (
-        "Pairs with the largest product of 1 - U and their share of the samples. Near: neighbours of a sample that"
-        " count as near the boundary, on average. If few do, U is noisy."
+        "Pairs with the largest product of 1 - U and their share of the samples. Near: the mean number of a sample's"
+        " neighbours near the boundary. If it is small, U is noisy."
     )
     body = table(("class", "and class", "U", "share", "near"), rows, numbers=(2, 3, 4))
     return Section("lowest-pairs", "The pairs that lower boundary uncertainty most", reading, body)
@@ -158,27 +150,22 @@ def _doubtful(verdict: RunVerdict) -> Section | None:
     record, shown = verdict.record, verdict.details
     if shown is None or not shown[1].doubtful:
         return None
-    place, doubtful = shown[0], shown[1].doubtful[:_MOST]
+    place, doubtful = shown[0], shown[1].doubtful[:100]
     times = Counter(row for one in record.details.values() for row in {doubt.row for doubt in one.doubtful})
-    rows = [
-        [
-            str(doubt.row),
-            *(escaped(record.class_name(index), 60) for index in doubt[1:4]),
-            shown_number(doubt.trust),
-            f"{times[doubt.row]} of {len(record.details)}",
-            _disagreeing(doubt),
-        ]
-        for doubt in doubtful
-    ]
+    rows = []
+    for doubt in doubtful:
+        classes = (escaped(record.class_name(index), 60) for index in doubt[1:4])
+        values = shown_number(doubt.trust), f"{times[doubt.row]} of {len(record.details)}", _disagreeing(doubt)
+        rows.append([str(doubt.row), *classes, *values])
     suspects = ", ".join(dict.fromkeys(str(doubt.row) for doubt in doubtful if doubt.label != doubt.nearest_class))
-    indices = f"<p>Indices of those whose nearest class is not their label:</p><pre>[{suspects}]</pre>"
+    indices = f"<p>Indices of samples whose nearest class is not their label:</p><pre>[{suspects}]</pre>"
     head = ("index", "label", "prediction", "nearest class", "trust", "listed in", "disagreement")
     button = '<button type="button" data-file="doubtful-samples.csv">Save as CSV</button>'
     ((label, n_most),) = Counter(doubt.label for doubt in doubtful).most_common(1)
     most = f": {n_most} have the label {shortened(record.class_name(label), 60)}" if n_most > len(rows) / 2 else ""
     reading = (
-        f"{len(rows)} samples, by the trust in their label or in the prediction, whichever is lower{most}. The"
-        " nearest samples contradict one of them, as is common in a rare class: a listed label need not be wrong."
+        f"{len(rows)} samples, by the trust in their label or in the prediction, whichever is lower{most}. The nearest"
+        " samples contradict one of the two. This is common in rare classes, so a listed label need not be wrong."
     )
     body = f"{button}{table(head, rows, numbers=(0, 4, 5), is_tall=True)}{indices if suspects else ''}"
     return Section("doubtful", f"Samples unlike those nearby, at {record.axis} {place}", reading, body)
@@ -213,7 +200,7 @@ def _settings(record: RunRecord) -> Section:
 def table(
     head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), is_tall: bool = False
 ) -> str:
-    """A table of cells in HTML, in blocks of lines if it is too wide; `numbers` are the columns set to the right."""
+    """A table of cells in HTML; if it is too wide, its rows become blocks. `numbers` are right-aligned columns."""
     kinds = [' class="number"' if place in numbers else "" for place in range(len(head) or 2)]
     named = [f'{kind} data-name="{name}"' for kind, name in zip(kinds, head, strict=False)] or kinds
 
