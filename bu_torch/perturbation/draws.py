@@ -95,8 +95,7 @@ def perturb_toward_neighbors(
         tensor([0.5000, 0.5000, 1.5000])
     """
     inputs = as_features(inputs, "inputs")
-    target, share = choose_neighbor(inputs, neighbors, generator, n_nearest)
-    return move_toward(inputs, inputs[target], between(low, high, share.to(inputs)))
+    return PerturbedInputs(inputs, _choose(inputs, neighbors, generator, n_nearest, low, high)).whole()
 
 
 def exchange_tokens(
@@ -138,19 +137,14 @@ def exchange_tokens(
     """
     tokens = as_features(tokens, "tokens", keep_integers=True)
     check_tokens(tokens)
-    generator = generator or torch.Generator().manual_seed(0)
-    target, share = choose_neighbor(tokens, neighbors, generator, n_nearest)
-    begin = draw_begin(tokens, generator)
-    return exchange_run(tokens, tokens[target], between(low, high, share), begin)
-
-
-def draw_begin(tokens: Tensor, generator: torch.Generator) -> Tensor:
-    """Beginning of each text's run, (N,) float32 in [0, 1), as a fraction of the places where two texts differ."""
-    return torch.rand((len(tokens), 1), generator=generator, device=generator.device).to(tokens.device).squeeze(1)
+    return PerturbedInputs(tokens, _choose(tokens, neighbors, generator, n_nearest, low, high, has_run=True)).whole()
 
 
 def exchange_run(tokens: Tensor, others: Tensor, share: Tensor, begin: Tensor) -> Tensor:
-    """Replace a `share` (n,) of the places where `tokens` and `others` (n, ..., L) differ by those of `others`."""
+    """Replace a `share` (n,) of the places where `tokens` and `others` (n, ..., L) differ by those of `others`.
+
+    The run begins at a fraction `begin` (n,), in [0, 1), of these places.
+    """
     length = tokens.shape[-1]
     is_other = (tokens != others).view(len(tokens), -1, length).any(dim=1)
     n_others = is_other.sum(dim=1, keepdim=True)
@@ -163,30 +157,6 @@ def exchange_run(tokens: Tensor, others: Tensor, share: Tensor, begin: Tensor) -
 def move_toward(inputs: Tensor, others: Tensor, part: Tensor) -> Tensor:
     """Move `inputs` (n, ...) by a fraction `part` (n,) of the way to `others`."""
     return torch.lerp(inputs, others, part.view(-1, *[1] * (inputs.ndim - 1)))
-
-
-def between(low: float, high: float, share: Tensor) -> Tensor:
-    """Map `share` (n,) from [0, 1) to the range from `low` to `high`."""
-    if not 0 <= low <= high <= 1:
-        raise ValueError(f"`low` and `high` must be fractions of the way, 0 <= low <= high <= 1, got {low} and {high}.")
-    return low + (high - low) * share
-
-
-def choose_neighbor(
-    inputs: Tensor, neighbors: Any, generator: torch.Generator | None, n_nearest: int
-) -> tuple[Tensor, Tensor]:
-    """Choose one of the nearest others of each sample (N,), and a number in [0, 1) (N,) float32; check arguments."""
-    generator = generator or torch.Generator().manual_seed(0)
-    neighbors = as_tensor(neighbors, "neighbors").to(inputs.device)
-    check_index("neighbors", neighbors, (len(inputs), "M"), inputs.device)
-    if neighbors.shape[1] < 2:
-        raise ValueError(f"`neighbors` must have shape (N, M) with M >= 2, got {tuple(neighbors.shape)}.")
-    check_range("neighbors", neighbors, len(inputs), "rows of `inputs`")
-    n_nearest = min(check_integer("n_nearest", n_nearest, 1), neighbors.shape[1] - 1)
-    shape, device = (len(inputs),), generator.device
-    places = 1 + torch.randint(n_nearest, shape, generator=generator, device=device).to(inputs.device)
-    share = torch.rand(shape, generator=generator, device=device).to(inputs.device)
-    return neighbors.long().gather(1, places.unsqueeze(1)).squeeze(1), share
 
 
 def keeps_integers(perturbation: Any) -> bool:
@@ -365,14 +335,36 @@ def draw_perturbed(
     return PerturbedInputs(torch.cat([*held, inputs.to(held[0])] if ends_with_samples else held))
 
 
-def _choose(inputs: Tensor, neighbors: Tensor, generator: torch.Generator, *, has_run: bool) -> dict[str, Tensor]:
-    """Choose a neighbour and a fraction of the way for each sample, and for tokens the beginning of the run."""
-    target, share = choose_neighbor(inputs, neighbors, generator, NEAREST)
+def _choose(
+    inputs: Tensor,
+    neighbors: Any,
+    generator: torch.Generator | None,
+    n_nearest: int = NEAREST,
+    low: float = LOW,
+    high: float = HIGH,
+    *,
+    has_run: bool = False,
+) -> dict[str, Tensor]:
+    """Choose a neighbour and a fraction of the way for each sample, and the beginning of a run if it `has_run`."""
+    neighbors = as_tensor(neighbors, "neighbors").to(inputs.device)
+    check_index("neighbors", neighbors, (len(inputs), "M"), inputs.device)
+    if neighbors.shape[1] < 2:
+        raise ValueError(f"`neighbors` must have shape (N, M) with M >= 2, got {tuple(neighbors.shape)}.")
+    check_range("neighbors", neighbors, len(inputs), "rows of `inputs`")
+    n_nearest = min(check_integer("n_nearest", n_nearest, 1), neighbors.shape[1] - 1)
+    if not 0 <= low <= high <= 1:
+        raise ValueError(f"`low` and `high` must be fractions of the way, 0 <= low <= high <= 1, got {low} and {high}.")
+    generator = generator or torch.Generator().manual_seed(0)
+    options: dict[str, Any] = {"generator": generator, "device": generator.device}
+    places = 1 + torch.randint(n_nearest, (len(inputs),), **options).to(inputs.device)
+    share = torch.rand(len(inputs), **options).to(inputs.device)
+    target = neighbors.long().gather(1, places.unsqueeze(1)).squeeze(1)
     choices = {"own": torch.arange(len(inputs), device=inputs.device), "target": target}
     floats = as_floats(inputs[:1])
     if not has_run:
-        return choices | {"part": between(LOW, HIGH, share.to(floats))}
-    return choices | {"part": between(LOW, HIGH, share).to(floats), "begin": draw_begin(inputs, generator)}
+        return choices | {"part": low + (high - low) * share.to(floats)}
+    begin = torch.rand(len(inputs), **options).to(inputs.device)
+    return choices | {"part": (low + (high - low) * share).to(floats), "begin": begin}
 
 
 def _check_custom(perturbed: Any, inputs: Tensor) -> Tensor:
