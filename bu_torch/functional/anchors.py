@@ -33,10 +33,6 @@ def bisect_segments(
     start moves there, else the end does. The ends stay predicted differently, so the predicted class changes at the
     point found (Ha et al. 2021, section 3.3). Algorithm 4 as printed always moves the end, even to a middle predicted
     like the start; the segment may then hold no boundary. The classes (n, 2) are that of `start` and the one beyond.
-
-    Example:
-        >>> bisect_segments(lambda x: (x[:, 0] > 1).long(), torch.zeros(1, 2), torch.ones(1, 2) * 4)
-        (tensor([[1., 1.]]), tensor([[0, 1]]))
     """
     first, second = classify(start), classify(end)
     n_alike = int((first == second).sum())
@@ -68,11 +64,6 @@ def class_uncertainty(
     `counts` (n, J) holds the (effective) number of samples of each class in each group, `pairs` (n, 2) the two classes.
     `priors` (J,) holds the shares P(C_j); they divide the posteriors in the measure alone (section 2.4.4), and a class
     with share 0 has no counts. The value is 0 if neither class of the pair has counts, NaN if its counts are NaN.
-
-    Example:
-        >>> counts = torch.tensor([[3.0, 1.0, 0.0], [3.0, 1.0, 2.0]])
-        >>> class_uncertainty(counts, torch.tensor([[0, 1], [0, 1]]))
-        tensor([0.5000, 0.0000])
     """
     other = counts.scatter(1, pairs, 0).amax(dim=1)
     of_pair = counts.gather(1, pairs)
@@ -110,11 +101,6 @@ def anchor_uncertainty(
 
     `neighbors` (S, M), M >= 2, holds the samples around each anchor, nearest first. The value is 0 if all of them
     have one label, NaN if the logits (N, J) of one are NaN.
-
-    Example:
-        >>> logits = torch.tensor([-2.0, -1.0, 1.0, 2.0])
-        >>> anchor_uncertainty(logits, torch.tensor([0, 0, 1, 1]), torch.tensor([[0, 1, 2, 3]]))
-        tensor([1.])
     """
     logits = as_logits(logits)
     n_classes = logits.shape[1]

@@ -4,7 +4,7 @@ Equation numbers are those of Ha, Katagiri, Watanabe and Ohsaki (2021), "An impr
 estimation for classifier evaluation", Journal of Signal Processing Systems, doi:10.1007/s11265-021-01671-1.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,19 +70,9 @@ def boundary_uncertainty(
     """
     logits = as_logits(logits)
     _check_samples(logits, labels, neighbors, bayes_pairs, predicted_pairs, validate_args)
-    pairs, pair_index = index_pairs(bayes_pairs)
     weights = relative_weights(weights, (logits.shape[0],), logits.device)
-    terms = pair_terms(
-        logits,
-        labels,
-        neighbors,
-        pairs,
-        pair_index,
-        predicted_pairs=predicted_pairs,
-        min_weight=min_weight,
-        bandwidth=bandwidth,
-        weights=weights,
-    )
+    options: dict[str, Any] = {"predicted_pairs": predicted_pairs, "min_weight": min_weight, "bandwidth": bandwidth}
+    terms = pair_terms(logits, labels, neighbors, *index_pairs(bayes_pairs), weights=weights, **options)
     return (terms.values * terms.shares).sum().to(logits.dtype)
 
 
@@ -287,13 +277,7 @@ def _check_samples(
 
 
 def top_pairs(scores: Tensor) -> Tensor:
-    """The two classes of largest score in each row (N, J), J >= 2, ascending (N, 2); ties go to the lowest class index.
-
-    Example:
-        >>> top_pairs(torch.tensor([[3.0, 1.0, 3.0], [0.0, 0.0, 0.0]]))
-        tensor([[0, 2],
-                [0, 1]])
-    """
+    """The two classes of largest score in each row (N, J), J >= 2, ascending (N, 2); ties go to the lower class."""
     first = scores.max(dim=1, keepdim=True).indices  # in half the time of `argmax` on a CPU
     lowest = -torch.inf if scores.is_floating_point() else torch.iinfo(scores.dtype).min
     second = scores.scatter(1, first, lowest).max(dim=1, keepdim=True).indices

@@ -30,10 +30,6 @@ def brier_score(probabilities: Tensor, labels: Tensor, *, weights: Tensor | None
     """Mean squared distance of class probabilities (N, J) from the one-hot labels (Brier 1950), a scalar, float64.
 
     It is in [0, 2], and 0, the best, if every label has probability 1.
-
-    Example:
-        >>> brier_score(torch.tensor([[1.0, 0.0], [0.5, 0.5]]), torch.tensor([0, 0]))
-        tensor(0.2500, dtype=torch.float64)
     """
     of_label = probabilities.gather(1, labels.long().unsqueeze(1)).double()
     distances = probabilities.double().square().sum(dim=1, keepdim=True) - 2 * of_label + 1
@@ -45,11 +41,6 @@ def mixing_weight(first: Tensor, second: Tensor, labels: Tensor, *, weights: Ten
     """Weight w in [0, 1] for which the mixture (1 - w) first + w second has the least Brier score.
 
     Both are class probabilities (N, J), made without the samples' own labels. The weight is 0 if both are the same.
-
-    Example:
-        >>> probabilities = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-        >>> mixing_weight(probabilities, probabilities.flip(0), torch.tensor([0, 1]))
-        tensor(0.)
     """
     weights = relative_weights(weights, (first.shape[0],), first.device)
     difference = second - first
@@ -161,11 +152,6 @@ def tangent_kernel(first: Tensor, second: Tensor) -> Tensor:
 
     Kernel regression with it gives what such a network learns by gradient descent on the squared error. The formula is
     from Arora et al. (2019, section 3.1); a constant feature of 1 is added for the bias of the first layer.
-
-    Example:
-        >>> tangent_kernel(torch.tensor([[1.0], [-1.0]]), torch.tensor([[1.0]]))
-        tensor([[2.0000],
-                [0.3183]])
     """
     ones = [torch.cat((points, torch.ones_like(points[:, :1])), dim=1) for points in (first, second)]
     norms = [points.norm(dim=1, keepdim=True) for points in ones]
@@ -200,12 +186,6 @@ def left_out_predictions(
 
     With the hat matrix H = B diag(1 / (e + penalty)) B' the prediction is y_i - (y_i - (H y)_i) / (1 - H_ii), as in
     PRESS (Allen 1974). The basis B (N, R) holds the features rotated so that B'B = diag(e); H_ii must be below 1.
-
-    Example:
-        >>> basis = torch.tensor([[1.0], [1.0]])
-        >>> next(left_out_predictions(basis, torch.tensor([2.0]), torch.tensor([[3.0], [5.0]]), [1.0]))
-        tensor([[2.5000],
-                [1.5000]])
     """
     shrinkage = 1 / (eigenvalues.unsqueeze(1) + eigenvalues.new_tensor(penalties))  # (R, P)
     moments = basis.T @ targets

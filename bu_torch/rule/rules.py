@@ -151,7 +151,7 @@ class SelectionRule:
         entry = history[-1]
         if self.rule.name not in SIGNALS:
             is_finite = all(math.isfinite(entry[name]) for name in self.rule.signals)
-            entry[self.rule.name] = self._score_of(entry) if is_finite else math.nan
+            entry[self.rule.name] = self._score_by_rule(entry) if is_finite else math.nan
 
     def score(self, entry: Mapping[str, Any]) -> float | None:
         """Score of a completed check; None if its epoch is too early to count."""
@@ -186,7 +186,7 @@ class SelectionRule:
             self.complete([entry])
         return judged
 
-    def _score_of(self, entry: Mapping[str, Any]) -> float:
+    def _score_by_rule(self, entry: Mapping[str, Any]) -> float:
         name = f"`{type(self.rule).__name__}.score`"
         try:
             found = self.rule.score({signal: entry[signal] for signal in self.rule.signals})
