@@ -36,8 +36,7 @@ def read_table(path: Path) -> Split:
     Raises:
         ImportError: If pandas is not installed.
         OSError: If the file cannot be read.
-        TypeError, ValueError: If a column does not hold numbers, values are missing, or there are too few rows or
-            classes.
+        TypeError, ValueError: If a column is not numeric, values are missing, or rows or classes are too few.
     """
     try:
         import pandas as pd
@@ -76,8 +75,7 @@ def compare(table: Split, seed: int, n_epochs: int, noise: float = 0.0) -> Compa
 
     The network has hidden layers of 128 and 64 units, and trains with AdamW in batches of 32. A share `noise` of the
     training labels is redrawn at random. A hold-out set is a part of the training half; the epoch with the highest
-    accuracy on it is kept, among ties the one with the least loss. "Refit" trains on all labels up to the epoch that a
-    fifth has chosen.
+    accuracy on it is kept, and the least loss among ties. "Refit" trains on all labels to the epoch that a fifth chose.
     """
     (inputs, labels), test = _split(table, seed, noise)
     n_classes = int(table[1].max()) + 1

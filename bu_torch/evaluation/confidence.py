@@ -90,8 +90,7 @@ def generalization_interval(
         ValueError: If shapes do not fit, values are out of range or not finite, or the method is unknown.
         TypeError: If an argument does not hold real numbers.
 
-    Note: `"cud"` is exact, and takes exponential time at worst; 50 samples with 500 draws take seconds to minutes on
-    one core.
+    Note: `"cud"` is exact, and exponential at worst; 50 samples with 500 draws take seconds to minutes on one core.
 
     Example:
         >>> x = torch.linspace(-1, 1, 20)
@@ -129,15 +128,13 @@ def network_interval(
     Beyond Laber and Murphy (2008): `generalization_interval` on the leading principal components of the inputs of the
     last linear layer, and a column of ones. It is for small two-class sets on which the other layers were not trained,
     such as for a pretrained network. On samples that trained those layers the set is far too low: it covered 0 to 95 %
-    on three tables, 50 samples each, and 95 to 100 % on samples that the network had not seen. Its width grows with the
-    number of components.
+    on three tables, 50 samples each, and 95 to 100 % on unseen samples. Its width grows with the number of components.
 
     Args:
         model: A network that ends in an `nn.Linear`, read as by `LayerFeatures`.
         inputs: Inputs of the network, shape (n, ...), tensor or array of numbers, finite.
         labels: Classes, shape (n,), 0 or 1.
-        n_components: Principal components of the features, >= 1, fewer if the samples have no more; None for the
-            features themselves.
+        n_components: Principal components, >= 1, fewer if the samples have no more; None for the features themselves.
         method: As in `generalization_interval`, as are the arguments below.
         confidence: Level of the interval, 0 < confidence < 1.
         n_bootstrap: Bootstrap draws, >= 1.

@@ -9,8 +9,7 @@ The estimators share these conventions:
 
 - `z`, `edges` and `predictions` are tensors or arrays. Edges are rounded to the dtype of z; then everything is computed
   in float64, and results are float64 scalars on the device of z.
-- Inner edges may be infinite. The class beyond an infinite edge is empty: its label is always wrong, and its squared
-  error infinite.
+- Inner edges may be infinite. The class beyond one is empty: its label is always wrong, its squared error infinite.
 - A standard deviation of 0 means no error: probabilities are 0 or 1. This is the limit of small errors, except for a z
   on an edge, where any error, however small, moves half of such objects over it.
 """
@@ -367,8 +366,7 @@ def _below(t: Tensor) -> Tensor:
 def _expected_square(gap: Tensor, sigma: float) -> Tensor:
     """E[(gap - e)^2; e < gap] for e ~ N(0, sigma^2): (gap^2 + sigma^2) Phi(t) + gap sigma phi(t) at t = gap / sigma.
 
-    For t < 0 the two terms cancel up to one part in t^4. There phi(t) is factored out of both, which leaves Mills'
-    ratio.
+    For t < 0 the two terms cancel up to one part in t^4; factoring out phi(t), which leaves Mills' ratio, avoids this.
     """
     if sigma == 0:
         return gap.clamp(min=0) ** 2

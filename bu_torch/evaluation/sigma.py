@@ -46,8 +46,7 @@ def sigma_epsilon_of_residuals(z: Any, fitted: Any, sigma_delta: Any, *, n_param
         z: Measurements, shape (n,), finite.
         fitted: The regression's values for the same objects, shape (n,), finite.
         sigma_delta: Standard deviation of the measurement error, >= 0, in units of z.
-        n_parameters: Parameters fitted on these objects, the intercept included, >= 0 and < n; 0 if `fitted` comes
-            from cross-validation.
+        n_parameters: Parameters fitted on these objects, with the intercept, >= 0 and < n; 0 after cross-validation.
 
     Returns:
         Scalar >= 0, float64, on the device of z; 0 if the measurement error alone explains the residuals.

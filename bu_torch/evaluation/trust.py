@@ -52,8 +52,7 @@ def suspicious_precision(scores: Any, is_correct: Any, percentiles: Any = None) 
     """Precision against percentile of the negated scores: error rate on the samples that score lowest.
 
     Jiang et al. (2018), section 5. At percentile p the floor(p n / 100) samples with the highest scores are left out;
-    ties as in `trustworthy_precision`. A perfect score reaches an error rate of 1 from the percentile of the accuracy
-    on.
+    ties as in `trustworthy_precision`. A perfect score reaches 1 from the percentile of the accuracy on.
 
     Args:
         scores: As in `trustworthy_precision`, shape (n,).
@@ -84,9 +83,8 @@ def select_alpha(
     """Choose the fraction that `TrustScore` filters out, by cross-validation on the training samples.
 
     Jiang et al. (2018), section 5: alpha is 0 or a power of 1/2, and k is fixed. The criterion is the precision in
-    finding suspicious examples at the percentile of the classifier's accuracy: a fold with m errors contributes its m
-    lowest-scoring samples, and the precision is the share of errors among them, pooled over the folds. The first of
-    equally good fractions is taken.
+    finding suspicious examples at the percentile of the classifier's accuracy: the share of errors among the m lowest
+    scores of a fold with m errors, pooled over the folds. The first of equally good fractions is taken.
 
     Args:
         features: Labelled samples, shape (N, d), as in `TrustScore.fit`.

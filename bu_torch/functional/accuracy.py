@@ -15,8 +15,7 @@ def expected_accuracy(
 ) -> Tensor:
     """Mean probability of the predicted class: the accuracy to expect if the probabilities are right.
 
-    It needs no labels, so it can score unlabelled points such as the perturbed samples. The score is this project's
-    own.
+    It needs no labels, so it can score points without labels, such as perturbed samples. This score is our own.
 
     Args:
         probabilities: Class probabilities at the points, shape (N, J), floating point, rows sum to 1.
@@ -76,8 +75,7 @@ def accuracy_and_trust(
 
     The value is 1 if every prediction is both the most probable and the nearest class. The ratio of trust is negative
     if the predicted classes are farther away than others, and 0 if all classes are equally near. Its weight is the
-    skill of predicting left-out labels, because the nearest class misleads if many labels are wrong. The score is this
-    project's own.
+    skill of predicting left-out labels: the nearest class misleads if many labels are wrong. This score is our own.
 
     Args:
         accuracy: Expected accuracy of the predictions (`expected_accuracy`), in [0, 1].

@@ -57,9 +57,8 @@ def class_uncertainty(
     """Local uncertainty of groups of samples: 1 if both classes of the pair are equally common in the group.
 
     Section 2.3.5: if a third class is more frequent than one of the pair, the boundary is not theirs and the value is
-    0. Otherwise it is a measure of p = P_i / (P_i + P_j), scaled to [0, 1]: the binary entropy of p over ln 2 (Eq.
-    2.4), or the triangle 1 - |2 p - 1|, which the thesis draws in Fig. 4.6 and calls Gini impurity (that would be
-    4 p (1 - p)).
+    0. Otherwise it is a measure of p = P_i / (P_i + P_j) in [0, 1]: the binary entropy of p over ln 2 (Eq. 2.4), or the
+    triangle 1 - |2 p - 1| of Fig. 4.6, which the thesis calls Gini impurity (that would be 4 p (1 - p)).
 
     `counts` (n, J) holds the (effective) number of samples of each class in each group, `pairs` (n, 2) the two classes.
     `priors` (J,) holds the shares P(C_j); they divide the posteriors in the measure alone (section 2.4.4), and a class

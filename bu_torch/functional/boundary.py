@@ -45,8 +45,7 @@ def boundary_uncertainty(
         neighbors: Clusters, the sample itself first (`NeighborGraph.neighbors`), shape (N, M), integer, in [0, N).
         bayes_pairs: Likely Bayes pairs (`PrototypeClassifier.top_pairs`), shape (N, 2), integer, ascending in each row.
         predicted_pairs: Classes i and j of each sample (Eq. 27), shape (N, 2), integer, ascending in each row: the two
-            classes with the largest logits at the unperturbed sample, as in the paper. None takes the two largest of
-            `logits`.
+            largest logits at the unperturbed sample, as in the paper. None takes the two largest of `logits`.
         min_weight: A pair is separable if the effective number of samples near its boundary is below this, >= 0.
         bandwidth: `"silverman"` as in the paper (`silverman_bandwidth`) or `"cvml"` (`cvml_bandwidth`).
         weights: Relative frequency of each sample in training, shape (N,), > 0, floating point; None for equal ones.
@@ -104,8 +103,7 @@ def local_uncertainty(
 
     Returns:
         u (N,) in [0, 1], and k (N,) in [0, M] without weights; float64 for float64 logits and float32 for all others. k
-        is NaN for a cluster with a non-finite logit, and 0 where the boundary is more than 13 widths away (37 in
-        float64).
+        is NaN for a cluster with a non-finite logit, and 0 if the boundary is over 13 widths away (37 in float64).
 
     Raises:
         TypeError, ValueError: As `boundary_uncertainty`.
@@ -251,15 +249,10 @@ def _count_block(kernel: Tensor, top: Tensor, member_labels: Tensor) -> list[Ten
 
 
 def _check_samples(
-    logits: Tensor,
-    labels: Tensor,
-    neighbors: Tensor,
-    bayes_pairs: Tensor,
-    predicted_pairs: Tensor | None,
-    validate_args: bool,
+    logits: Tensor, labels: Tensor, neighbors: Tensor, bayes: Tensor, predicted: Tensor | None, validate_args: bool
 ) -> None:
     n_samples, n_classes = logits.shape
-    pairs = {"bayes_pairs": bayes_pairs} | ({} if predicted_pairs is None else {"predicted_pairs": predicted_pairs})
+    pairs = {"bayes_pairs": bayes} | ({} if predicted is None else {"predicted_pairs": predicted})
     check_index("labels", labels, (n_samples,), logits.device)
     check_index("neighbors", neighbors, (n_samples, "M"), logits.device)
     for name, given in pairs.items():

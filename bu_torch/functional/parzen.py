@@ -53,8 +53,7 @@ def cvml_bandwidth(values: Tensor) -> Tensor:
     Ha (2019), section 4.7: the width of value m is h w_m. Algorithm 7 makes w_m large where values are rare, w_m =
     (p(z_m) / g)^(-eta) with g the geometric mean of the density p over the row. Algorithm 8 finds the common factor h
     that maximises the likelihood of each value under the windows of the others (CVML), by expectation maximisation. As
-    in the thesis, k_M = 3, l_M = 10 and epsilon = 1e-3; eta = 1/2 is from Abramson (1982) and Silverman (1986, section
-    5.3).
+    in the thesis, k_M = 3, l_M = 10 and epsilon = 1e-3; eta = 1/2 is from Abramson (1982) and Silverman (1986, 5.3).
 
     Five formulas are misprinted there. With phi the standard normal density and M values z in a row they read
 

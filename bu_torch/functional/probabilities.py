@@ -104,8 +104,7 @@ def label_votes(
         decay: Exponent of the rank, >= 0.
         n_classes: J; None for the largest label + 1.
         leave_one_out: Leave the sample's own vote out; its nearest other sample then ranks first.
-        weights: Relative frequency of each sample in training, which multiplies its vote, shape (N,), > 0, floating
-            point; None for equal ones.
+        weights: Factor of each sample's vote: its frequency in training, shape (N,), > 0; None for equal ones.
 
     Returns:
         Shape (N, J), in [0, 1], rows sum to 1, float32.

@@ -16,11 +16,9 @@ def trust_score(class_distances: Tensor, predictions: Tensor, *, validate_args: 
     0 / 0 is 1. A class without samples is infinitely far, and predicting it scores 0.
 
     Args:
-        class_distances: Distance from each point to each class, shape (N, J), >= 0, inf for an empty class, floating
-            point.
+        class_distances: Distance from each point to each class, shape (N, J), floating point, >= 0, inf for an empty one.
         predictions: Predicted classes, shape (N,), integer, values in [0, J).
-        validate_args: Check the values of the arguments, which waits for the device; shapes and dtypes are always
-            checked.
+        validate_args: Check the values, which waits for the device; shapes and dtypes are always checked.
 
     Returns:
         The scores, shape (N,), in [0, inf]; above 1 if the predicted class is the nearest.

@@ -26,8 +26,7 @@ def relative_weights(weights: Tensor | None, shape: tuple[int, ...], device: tor
 def cluster_sizes(neighbors: Tensor, weights: Tensor) -> Tensor:
     """Effective number of members of each cluster (N,), unchecked.
 
-    A mean over members with weights w has the precision of one over (sum of w)^2 / (sum of w^2) members of equal
-    weight (Kish 1965).
+    Kish (1965): (sum of w)^2 / (sum of w^2) members of equal weight give a mean of the same precision.
     """
     columns = [members.long() for members in neighbors.unbind(dim=1)]  # one at a time, to save memory
     largest, total, squares = (torch.zeros_like(weights[columns[0]]) for _ in range(3))

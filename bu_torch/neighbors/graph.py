@@ -39,13 +39,11 @@ class NeighborGraph:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
         backend: `"faiss"` searches on the CPU, `"torch"` on the device of the features; `"auto"` takes FAISS for
             features on the CPU, elsewhere torch, or FAISS's own kernels (`"faiss-gpu"`) if they are installed.
-        exact: True if FAISS must compare all samples, False if lists will do; None decides by size. An accelerator
-            always compares all.
+        exact: Compare all samples (True) or use lists (False); None decides by size. Accelerators compare all.
 
     Attributes:
         neighbors: Clusters, (N, M) int64: row n is n, then its M - 1 nearest other samples, nearest first.
-        nearest_distance: Distance to the nearest sample at a positive distance, (N,), dtype of the features; 0 if there
-            is none.
+        nearest_distance: Distance to the nearest sample that is no duplicate, or 0, (N,), dtype of the features.
         backend_: The backend that was used.
         recall_: Share of the true neighbours that were found, a mean over some samples; 1 for an exact search. It may
             be lower for samples that lie apart from the others.

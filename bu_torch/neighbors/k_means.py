@@ -14,8 +14,7 @@ def grown(points: Tensor, numbers: Sequence[int], n_steps: int) -> Iterator[tupl
     """Centres (k, d) of centred points (N, d), and their error as by `lloyd`, for each of ascending numbers k.
 
     The first centre is the mean; each number starts from the centres of the one before. A new centre is the candidate
-    point that lowers the error most. Candidates are spread by their share of the error, as in greedy k-means++, but
-    without random numbers.
+    that lowers the error most, as in greedy k-means++; candidates are spread by error, without random numbers.
     """
 
     def squares(others: Tensor) -> Tensor:  # (N, k), by a matrix product
@@ -84,9 +83,8 @@ def divisive_clusters(points: Tensor, max_size: int, n_repeats: int, seed: int) 
     """Divide points (n, d) by 2-means until no cluster has more than `max_size`, in several independent repeats.
 
     Ha (2019), Algorithm 3; clusters that are too small are left to the caller. The first centre of a split is a random
-    point of the cluster; the second is another point, more likely a far one (k-means++). A cluster of equal points
-    cannot be split and is kept. Returns the cluster of each point in each repeat, (n_repeats, n) int64, numbered from 0
-    through all repeats.
+    point of the cluster; the second is another point, more likely a far one (k-means++). A cluster of equal points is
+    not split. Returns the cluster of each point in each repeat, (n_repeats, n) int64, numbered through all repeats.
     """
     n_points = len(points)
     generator = torch.Generator().manual_seed(seed)

@@ -38,8 +38,7 @@ class PrototypeClassifier:
     Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
     Args:
-        n_prototypes: Prototypes of a class, >= 1, or `"aic"` to choose for each class. A class never gets more than its
-            number of distinct samples.
+        n_prototypes: Prototypes of a class, >= 1, or `"aic"`; at most the number of distinct samples of the class.
         seed: Seed of the choice of samples, 0 <= seed < 2**64.
 
     Attributes:

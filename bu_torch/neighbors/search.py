@@ -83,8 +83,7 @@ def nearest(
         exclude: Row of `base` that each query must not find (itself), -1 for none, shape (Q,), or None. If fewer than k
             rows are left, the last distances are inf.
         backend: As in `NeighborGraph`.
-        exact: False allows the `"faiss"` backend to miss some neighbours; None allows it if B x Q or B x Q x d is
-            large.
+        exact: False lets the `"faiss"` backend miss some neighbours; None does so if B x Q or B x Q x d is large.
         tolerance: In an inexact search, a row counts as found if it is at most (1 + tolerance) times as far as the true
             one; None asks for the true rows.
     """

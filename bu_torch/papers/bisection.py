@@ -22,8 +22,7 @@ class BisectionAnchorUncertainty(AnchorEstimator):
     Ha (2019), chapter 2, and Ha et al. (2021), section 3. Segments between samples that are predicted differently are
     bisected down to anchors on the boundary. The samples nearest to the anchors (Algorithms 2, 4, 5) are divided into
     clusters (Algorithm 3), whose local uncertainties are averaged with their sizes as weights. With a single feature no
-    cluster is large enough, so the value is 0. `BoundaryUncertainty` varies less, and costs one forward pass instead of
-    hundreds.
+    cluster is large enough: the value is 0. `BoundaryUncertainty` varies less and needs one forward pass, not hundreds.
 
     Choices where the sources are silent, and departures:
 

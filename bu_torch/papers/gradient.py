@@ -30,8 +30,7 @@ class GradientAnchorUncertainty(AnchorEstimator):
     their near-boundary-ness (section 4.4.1; NumPy's `"auto"` bins). All samples of a class move by a common step along
     the gradient of g_D2 - g_D1; the step is bisected until that many samples cross the boundary, and an anchor lies on
     the way of each (section 4.4.2). The value is a smooth count of the labels among the neighbours of the anchor's
-    sample (sections 4.5 and 4.6). Nothing is random. The model must be differentiable by autograd with respect to its
-    inputs.
+    sample (sections 4.5 and 4.6). Nothing is random. The model must be differentiable with respect to its inputs.
 
     Choices where the source is silent, and departures:
 

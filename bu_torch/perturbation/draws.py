@@ -70,8 +70,8 @@ def perturb_toward_neighbors(
     """Move each sample a part of the way to one of its nearest samples, whatever their classes.
 
     For images and signals, whose values depend on each other: a random direction would be white noise, unlike any
-    sample, but a mixture of two near samples stays near the data. This project's own replacement for Algorithm 1 of Ha
-    et al. (2021), who leave the operation open for such inputs (section 4.2.2). Natekar and Sharma (2020) and Schiff et
+    sample, but a mixture of two near samples stays near the data. It is our own replacement for Algorithm 1 of Ha et
+    al. (2021), who leave the operation open for such inputs (section 4.2.2). Natekar and Sharma (2020) and Schiff et
     al. (2021) also measure generalisation on mixtures of images.
 
     Args:
@@ -111,8 +111,7 @@ def exchange_tokens(
 
     A text takes a run of its neighbour's tokens, from the same places, so that phrases stay whole. Places where both
     texts agree, such as padding, are skipped. The run may begin anywhere; at the end it continues at the beginning.
-    This crossover of genetic algorithms is to token ids what `perturb_toward_neighbors` is to images, and this
-    project's own too.
+    This crossover of genetic algorithms is to token ids what `perturb_toward_neighbors` is to images; also our own.
 
     Args:
         tokens: Token ids, shape (N, L) or (N, ..., L), integers, any device. Rows beside the ids (N, 2, L), such as a
@@ -306,9 +305,9 @@ def draw_perturbed(
 ) -> PerturbedInputs:
     """Draw independent perturbations of each input.
 
-    `nearest_distance` (N,) is measured in the space of `neighbors` (N, M). Random directions are drawn in the space of
-    inputs standardised by mean and scale (d,); `is_in_input_space` is True if both spaces are the same. With
-    `ends_with_samples` the unmoved inputs follow.
+    Random directions are drawn in the space of inputs standardised by mean and scale (d,). `is_in_input_space` says
+    that `neighbors` (N, M) and `nearest_distance` (N,) belong to this space. With `ends_with_samples` the unmoved
+    inputs follow.
     """
     generator = torch.Generator().manual_seed(seed)
     kind = kind_of(perturbation, inputs)

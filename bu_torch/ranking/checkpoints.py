@@ -43,7 +43,7 @@ class Checkpoint(NamedTuple):
 def load_checkpoint(path: str | Path, *, weights_only: bool = True) -> Checkpoint:
     """Read a checkpoint of Lightning, a `state_dict` saved by `torch.save`, or a safetensors file.
 
-    Nothing in the file is executed: besides plain data and tensors it may hold only classes allowed with
+    Nothing in the file is executed. Classes other than tensors must be allowed with
     `torch.serialization.add_safe_globals`.
 
     Args:
@@ -87,8 +87,7 @@ def module_with_weights(
 ) -> Iterator[nn.Module]:
     """Yield a module with the weights of a checkpoint; a module that was passed gets its own back, bit for bit.
 
-    A class is built from the hyperparameters in the file; a callable without arguments is called. `device` applies to
-    modules that are built here.
+    A class is built from the hyperparameters in the file; any other callable is called. `device` applies to the result.
     """
     if isinstance(module, nn.Module):
         with _restoring(module):

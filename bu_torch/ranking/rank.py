@@ -47,13 +47,12 @@ def rank_checkpoints(
     Args:
         paths: Checkpoints as `load_checkpoint` reads them. A folder stands for the checkpoints directly in it
             (`*.ckpt`, `*.pt`, `*.pth`, `*.safetensors`). A file that is named twice counts once, with a warning.
-        module: Takes the weights of each checkpoint in turn. A module gets its own weights back afterwards, bit for
-            bit; a class is built from the hyperparameters in each checkpoint, as by `load_from_checkpoint`; a callable
-            without arguments is called.
+        module: Takes the weights of each checkpoint in turn: a module, which gets its own back afterwards, bit for bit;
+            a class, built from the hyperparameters in each checkpoint as by `load_from_checkpoint`; or a callable
+            without arguments that returns a module.
         dataset: The training samples: a pair (inputs, labels) of tensors, arrays or pandas frames, a Dataset or
             DataLoader of (input, label), a LightningDataModule, or the result of `bu_torch.read_samples`. They are read
-            once, in order; samples that a sampler leaves out are skipped. Pass them without augmentation. Labels are
-            integers from 0.
+            once, in order, without those that a sampler leaves out. Turn augmentation off. Labels are integers from 0.
         rule: `"accuracy_and_trust"`, `"expected_accuracy"`, `"trust_score"`, `"boundary_uncertainty"`, or a
             `bu_torch.Rule` that does not read `prediction_changes`, which a single classifier does not have.
         signals: Signals with other settings than `Signals()`; fitted here, unless they are already.
@@ -107,10 +106,8 @@ def rank_models(
     Args:
         models: A list, or a mapping from names, of modules, callables (n, ...) -> (n, J) and fitted classifiers of
             scikit-learn. A classifier's `decision_function` is read, or else the logarithm of `predict_proba`.
-        dataset: As in `rank_checkpoints`; or the inputs alone, (N, ...), if `labels` are passed. A pandas frame of
-            numbers keeps its columns.
-        labels: Classes (N,), integers from 0; of any kind if all models are scikit-learn's. None if `dataset` holds
-            them.
+        dataset: As in `rank_checkpoints`, or inputs (N, ...) if `labels` are passed. A pandas frame keeps its columns.
+        labels: Classes (N,), integers from 0, or any if all models are scikit-learn's; None if `dataset` holds them.
         rule: As in `rank_checkpoints`.
         signals: As in `rank_checkpoints`.
         batch_size: As in `rank_checkpoints`.

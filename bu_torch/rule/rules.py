@@ -23,8 +23,7 @@ class Rule:
     """Scores a check by some of its signals; the first epoch with the largest score is kept.
 
     Pass an instance of a subclass as `rule=`. A subclass sets `name` and `signals` and defines `score`, and `settings`
-    if it has parameters. A rule with memory also defines `reset`, `state_dict` and `load_state_dict`; such an instance
-    serves one callback only.
+    if it has parameters. A rule with memory serves one callback, and defines `reset`, `state_dict`, `load_state_dict`.
 
     Attributes:
         name: Name of the rule in checkpoints, records and messages. Two callbacks of one trainer must have rules of
@@ -148,10 +147,11 @@ class SelectionRule:
             KeyError: If a signal is missing.
             TypeError: If the rule's score is not a number.
         """
-        entry = history[-1]
-        if self.rule.name not in SIGNALS:
-            is_finite = all(math.isfinite(entry[name]) for name in self.rule.signals)
-            entry[self.rule.name] = self._score_by_rule(entry) if is_finite else math.nan
+        entry, name = history[-1], self.rule.name
+        if name in SIGNALS:
+            return
+        values = {signal: entry[signal] for signal in self.rule.signals}
+        entry[name] = self._score(values) if all(map(math.isfinite, values.values())) else math.nan
 
     def score(self, entry: Mapping[str, Any]) -> float | None:
         """Score of a completed check; None if its epoch is too early to count."""
@@ -176,25 +176,21 @@ class SelectionRule:
 
         Returns a completed copy of the check to keep, or None if no check counts. Raises as `complete`.
         """
-        return self.kept(self.judged(history))
-
-    def judged(self, history: Checks) -> list[dict[str, Any]]:
-        """Completed copies of all checks, as in `replay`."""
-        judged = [dict(entry) for entry in history]
+        completed = [dict(entry) for entry in history]
         self.rule.reset()
-        for entry in judged:
+        for entry in completed:
             self.complete([entry])
-        return judged
+        return self.kept(completed)
 
-    def _score_by_rule(self, entry: Mapping[str, Any]) -> float:
+    def _score(self, values: Mapping[str, float]) -> float:
         name = f"`{type(self.rule).__name__}.score`"
         try:
-            found = self.rule.score({signal: entry[signal] for signal in self.rule.signals})
+            score = self.rule.score(values)
         except KeyError as error:
             raise KeyError(f"{name} reads {error}, which is not among its `signals`") from error
-        if isinstance(found, bool) or not isinstance(found, Real):
-            raise TypeError(f"{name} must give a number, got {type(found).__name__}.")
-        return float(found)
+        if isinstance(score, bool) or not isinstance(score, Real):
+            raise TypeError(f"{name} must give a number, got {type(score).__name__}.")
+        return float(score)
 
 
 class Reason(StrEnum):

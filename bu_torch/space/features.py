@@ -101,8 +101,7 @@ class FeatureSpace:
         feature_extractor: Callable from inputs (n, ...) to features (n, k) or (n, ...): a function, or a frozen module,
             which runs in eval mode, on its own device and in its own precision, without gradient. `"patches"` takes
             `PatchFeatures` of images (n, C, H, W); `"tokens"` takes `TokenFeatures` of token ids (n, L), with one scale
-            for all axes; `"inputs"` and None take the inputs themselves; `MixedFeatures` are for numbers and
-            categories.
+            for all axes; `"inputs"` and None take the inputs; `MixedFeatures` are for numbers and categories.
         n_components: Principal components of the standardised features to keep, >= 1; None for all features.
         seed: Seed of the randomised PCA, 0 <= seed < 2**64.
         module: A module that the extractor function calls: it runs in eval mode, and its modes and buffers are restored

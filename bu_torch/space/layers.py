@@ -22,8 +22,7 @@ class LayerFeatures:
     Args:
         model: The network; its `forward` takes a batch of inputs.
         layer: `"logits"`, the output of `model`; `"penultimate"`, the input of the `nn.Linear` that runs last; or the
-            name of a submodule (`model.named_modules()`), for the output of its last call. Activations are flattened to
-            one row for each sample.
+            name of a submodule (`model.named_modules()`), for the output of its last call. Activations are flattened.
         n_components: Principal components to keep, >= 1; None for the activations themselves.
         batch_size: Inputs in a forward pass, >= 1.
         keep_integers: True if the network takes integers (token ids) as they are.

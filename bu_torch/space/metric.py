@@ -38,12 +38,6 @@ class LabelMetric:
     Attributes:
         root_: Map M^(1/2), (d, d), symmetric, of the dtype of the features.
         rows_: Samples that it was learnt from, (S,) int64.
-
-    Example:
-        >>> features = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
-        >>> metric = LabelMetric().fit(features, (features[:, 0] > 0).long())
-        >>> int(metric.root_.diagonal().argmax())
-        0
     """
 
     root_: Tensor

@@ -19,8 +19,7 @@ class TokenFeatures:
 
     A text is a row of its token counts, log(1 + count), each times log(N / texts that hold the token), scaled to length
     1. The axes are the first right singular vectors of the rows of the training texts. The order of tokens does not
-    count, and padding is a token like any other. Tokens in all texts, in a single one, or not seen in `fit` are left
-    out.
+    count, and padding is a token like any other. Tokens in all texts, in only one, or not seen in `fit` are left out.
 
     Args:
         n_components: Number of axes, >= 1; if there are no more tokens than axes, each token has its own axis.
