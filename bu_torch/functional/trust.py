@@ -16,7 +16,7 @@ def trust_score(class_distances: Tensor, predictions: Tensor, *, validate_args: 
     0 / 0 is 1. A class without samples is infinitely far, and predicting it scores 0.
 
     Args:
-        class_distances: Distance from each point to each class, shape (N, J), floating point, >= 0, inf for an empty one.
+        class_distances: Distances from points to classes, shape (N, J), floating point, >= 0, inf for an empty class.
         predictions: Predicted classes, shape (N,), integer, values in [0, J).
         validate_args: Check the values, which waits for the device; shapes and dtypes are always checked.
 

@@ -43,7 +43,7 @@ class NeighborGraph:
 
     Attributes:
         neighbors: Clusters, (N, M) int64: row n is n, then its M - 1 nearest other samples, nearest first.
-        nearest_distance: Distance to the nearest sample that is no duplicate, or 0, (N,), dtype of the features.
+        nearest_distance: Smallest positive distance to a sample, (N,), dtype of the features; 0 if there is none.
         backend_: The backend that was used.
         recall_: Share of the true neighbours that were found, a mean over some samples; 1 for an exact search. It may
             be lower for samples that lie apart from the others.
