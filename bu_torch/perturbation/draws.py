@@ -111,7 +111,7 @@ def exchange_tokens(
 
     A text takes a run of its neighbour's tokens, from the same places, so that phrases stay whole. Places where both
     texts agree, such as padding, are skipped. The run may begin anywhere; at the end it continues at the beginning.
-    This crossover of genetic algorithms is to token ids what `perturb_toward_neighbors` is to images; also our own.
+    This crossover of genetic algorithms, also our own, is to token ids what `perturb_toward_neighbors` is to images.
 
     Args:
         tokens: Token ids, shape (N, L) or (N, ..., L), integers, any device. Rows beside the ids (N, 2, L), such as a
