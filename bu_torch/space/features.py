@@ -213,7 +213,7 @@ def is_pooled(inputs: Tensor) -> bool:
 def pooled(images: Tensor) -> Tensor:
     """Mean-pool images (N, C, H, W) of more than 64 x 64 pixels to about 32 x 32, keeping their aspect ratio.
 
-    Smaller images and other inputs are not changed. Distances separate classes as well at this size as at full size.
+    Other inputs only become floats. Distances separate classes as well at this size as at full size.
     """
     if not is_pooled(images):
         return as_floats(images)

@@ -69,7 +69,7 @@ def test_the_command_prints_a_row_for_each_table_and_leaves_logs_and_threads(tmp
     first, second, *lines = capsys.readouterr().out.splitlines()
     assert re.match(r"Left out: .*none\.csv` cannot be read: No columns", first)
     assert re.match(r"Left out: .*other\.csv` must have columns separated by commas, .* got a;label\.", second)
-    assert [line.split()[0] for line in lines[:6]] == ["test", "few", "more", "mean", "less", "epochs"]
+    assert [line.split()[0] for line in lines[:6]] == ["test", "few", "more", "mean", "minus", "epochs"]
     rows = [[float(cell) for cell in re.findall(r"0\.\d{3}", line)] for line in lines[1:4]]
     assert rows[2] == pytest.approx([(one + two) / 2 for one, two in zip(*rows[:2], strict=True)], abs=1e-3)
     assert (logging.getLogger("bu_torch").level, torch.get_num_threads()) == before
