@@ -13,7 +13,7 @@ Entry = dict[str, Any]  # one check: epoch, step, signals and score
 Word = Literal["clear", "plateau", "unsure", "blind"]
 
 # Chosen on half of the trainings of `benchmarks/quality.py`, and judged on the others.
-_LEAST_SKILL, _LEAST_SAMPLES, _MOST_EQUALS = 0.2, 500, 20
+_LEAST_ACCURACY, _LEAST_SAMPLES, _MOST_EQUALS = 0.7, 500, 20
 _SETTLED = 3  # checks
 # Expected accuracy is at least half of their score. No standard error is known of other scores.
 JUDGED_RULES: tuple[RuleName, ...] = ("accuracy_and_trust", "expected_accuracy")
@@ -216,6 +216,7 @@ class Confidence(NamedTuple):
 
     word: Word
     skill: float  # skill of predicting left-out labels, by neighbours or by regression: 1 is certain, 0 chance
+    expected_accuracy: float
     gain: float  # expected accuracy less that of the first check, in standard errors
     n_equals: int  # checks whose expected accuracy is as high, within a standard error; the kept one is among them
     n_checks: int
@@ -224,14 +225,14 @@ class Confidence(NamedTuple):
         """Say it in a sentence."""
         start = {
             "clear": "The choice is clear",
-            "plateau": f"The choice is one of many: {self.n_equals} checks are about as good",
-            "unsure": "The choice is unsure: there are few samples or checks, or the labels are hard to predict",
+            "plateau": f"The choice is unsure: {self.n_equals} checks score about as high",
+            "unsure": "The choice is unsure: there are few samples or checks, or expected accuracy is low",
             "blind": "The choice cannot be trusted",
         }[self.word]
         return (
             f"{start}. Left-out labels are predicted with skill {self.skill:.2f} (1 is certain, 0 chance); since the"
-            f" first check expected accuracy moved by {self.gain:+.0f} standard errors, and in {self.n_equals} of"
-            f" {self.n_checks} checks it is as high, within one."
+            f" first check expected accuracy moved by {self.gain:+.0f} standard errors to {self.expected_accuracy:.2f},"
+            f" and in {self.n_equals} of {self.n_checks} checks it is as high, within one."
         )
 
 
@@ -250,11 +251,11 @@ def confidence_in(
     word: Word = "unsure"
     if is_blind:
         word = "blind"
+    elif gain > 1 and at_kept >= _LEAST_ACCURACY and n_samples >= _LEAST_SAMPLES:
+        word = "clear"
     elif n_equals > _MOST_EQUALS:
         word = "plateau"
-    elif gain > 1 and skill >= _LEAST_SKILL and n_samples >= _LEAST_SAMPLES:
-        word = "clear"
-    return Confidence(word, skill, gain, n_equals, len(checks))
+    return Confidence(word, skill, at_kept, gain, n_equals, len(checks))
 
 
 def worse_than_chance(checks: Sequence[Entry], n_columns: int, data: Mapping[str, int]) -> str:

@@ -85,7 +85,7 @@ def test_accuracy_and_trust_of_averages_are_the_default(tmp_path, log):
     assert summary["kept_epoch"] == stopping.best_epoch
     assert (summary["score"], summary["reason"]) == (stopping.best_score, stopping.stopping_reason)
     assert (summary["word"], summary["n_checks"]) == ("plateau", len(values))
-    assert "The choice is one of many:" in log.text
+    assert "checks score about as high." in log.text
 
 
 class TestEnds:
