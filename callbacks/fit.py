@@ -71,7 +71,7 @@ class Fit:
         self.board = Board()
         self.check: Check | None = None  # made in the running hook
         self.waits_for_average = False  # `WeightAveraging` had not updated its average at the last check
-        self.is_comparable = True  # False if a run resumes with other samples: no earlier check counts
+        self.starts_anew = False  # the run resumes with other samples: no earlier check counts
         self.is_over = False
 
     def decide_on_average(self, trainer: Trainer) -> None:
@@ -100,7 +100,7 @@ class Fit:
             n_batches = min(n_batches, math.ceil(n / max(steps_of_batch, 1e-9)))
         when = f"after every {unit}" if n == 1 else f"every {n} {unit}s"
         with seeded(self.settings.seed):  # a `perturbation` draws the same random numbers each time
-            self.is_comparable = self._samples.prepare(trainer, pl_module, n_batches, when)
+            self.starts_anew = not self._samples.prepare(trainer, pl_module, n_batches, when)
         self.board.set_up(trainer, self.suffix(fits))
         self._warn_of_checks_not_made(trainer)
         # The record shows the arguments in effect.

@@ -75,7 +75,7 @@ class Keeper(Companion):
     @property
     def takes_states(self) -> bool:
         """True if the score in a state can be compared with those to come."""
-        return not self.fit.is_over and self.fit.tracker.checks.is_comparable
+        return not self.fit.is_over and bool(self.fit.tracker.checks.compared)
 
     def keep_if_best(self, trainer: Trainer) -> None:
         """Keep the weights of the check of this hook, if there is one and it is the best."""

@@ -73,13 +73,13 @@ class CheckSamples:
         if groundwork.is_prepared:
             inputs = groundwork.signals.perturbed if trainer.world_size == 1 else inputs
         self._network.take(trainer, pl_module, inputs)
-        is_comparable = self._tracker.go_on(*compared)
-        if not is_comparable:
+        is_continued = self._tracker.continue_with(*compared)
+        if not is_continued:
             rank_zero_warn(
                 "The run resumes with different training samples, or with another version of bu_torch: scores cannot be"
                 " compared with earlier checks."
             )
-        return is_comparable
+        return is_continued
 
     def _read_here(self, trainer: Trainer, pl_module: LightningModule) -> tuple[Tensor | None, Packing | None]:
         """Read the samples; return the input of one, to count operations, and the packing."""
@@ -113,7 +113,7 @@ class CheckSamples:
     def _prepare_here(
         self, trainer: Trainer, pl_module: LightningModule, n_operations: int, when: str
     ) -> tuple[Inputs, Plan | None, tuple[str, bool]]:
-        """Perturbed inputs, plan, and the arguments of `Tracker.go_on`."""
+        """Perturbed inputs, plan, and the arguments of `Tracker.continue_with`."""
         groundwork, samples = self._tracker.groundwork, self._samples
         assert samples is not None  # noqa: S101  (the same process has read them)
         with self._explained():

@@ -246,7 +246,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        if not self._fit.is_comparable:
+        if self._fit.starts_anew:
             rank_zero_warn("Patience and the best epoch start anew.")
             self._install(trainer, pl_module).on_train_start(trainer, pl_module)
         self._first_epoch, verdict = trainer.current_epoch, self.tracker.checks.verdict

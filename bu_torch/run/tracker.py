@@ -77,7 +77,7 @@ class Tracker:
     """Measures each check of one training, keeps the history and the record, and says what to keep and when to stop.
 
     A training calls it in this order, with `logits_at` of `bu_torch.internal.logits`. A record and a resume also need
-    `begin`, `end_check`, `end` and `go_on`.
+    `begin`, `end_check`, `end` and `continue_with`.
 
         tracker = Tracker(Settings(patience=10))
         plan = tracker.groundwork.plan_checks(n_training=len(inputs), n_visited=len(inputs), n_operations=100_000)
@@ -119,7 +119,7 @@ class Tracker:
         """Compute all that does not depend on the network, with options and errors as in `Groundwork.prepare`."""
         return self.groundwork.prepare(samples, self.warn, has_resumed=bool(self.history), **options)
 
-    def go_on(self, fingerprint: str, is_restored: bool = True) -> bool:
+    def continue_with(self, fingerprint: str, is_restored: bool = True) -> bool:
         """Compare the samples with those of earlier checks; if they differ, start anew and return False."""
         before = self.groundwork.fingerprint
         # What could not be restored is like no fingerprint: it is compared as "".

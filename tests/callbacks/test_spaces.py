@@ -141,7 +141,7 @@ def assert_loop_goes_on(samples, module, later, **settings):
     again.check(later)
     found, expected = (one._tracker.groundwork.signals.perturbed_inputs for one in (again, stopper))
     assert torch.equal(found, expected)
-    assert again._tracker.checks.is_comparable
+    assert again._tracker.checks.compared
     return stopper, again
 
 

@@ -92,7 +92,7 @@ def test_the_standard_error_is_of_the_gain_over_the_highest_expected_accuracy_be
             assert state["predictions"].dtype == state["best_predictions"].dtype == torch.uint8
             tracker, again = prepared()
             tracker.load_state_dict(state)
-            assert tracker.go_on(again)
+            assert tracker.continue_with(again)
     with pytest.raises(ValueError, match="predictions"):
         tracker.load_state_dict(state | {"best_predictions": state["best_predictions"].float()})
 
@@ -158,15 +158,15 @@ def test_a_preparation_that_a_state_holds_is_for_its_own_samples():
         tracker = Tracker(Settings(n_neighbors=20, n_draws=1, feature_extractor="module"))
         if state is not None:
             tracker.load_state_dict(state)
-        return tracker, tracker.go_on(tracker.prepare(samples, module=module), tracker.groundwork.is_restored)
+        return tracker, tracker.continue_with(tracker.prepare(samples, module=module), tracker.groundwork.is_restored)
 
     first, _ = start(SAMPLES)
     first.add(0, VALUES)
     module[0].weight.data.normal_(generator=torch.Generator().manual_seed(0))
     flipped = SAMPLES._replace(inputs=SAMPLES.inputs.flip(1))
     for samples, is_expected in ((SAMPLES, True), (flipped, False)):
-        again, is_comparable = start(samples, first.state_dict())
-        assert is_comparable == is_expected
+        again, is_continued = start(samples, first.state_dict())
+        assert is_continued == is_expected
         same = first if is_expected else start(samples)[0]
         found, expected = (one.groundwork.signals.preparation for one in (again, same))
         assert torch.equal(found.boundary.neighbors, expected.boundary.neighbors)

@@ -27,7 +27,7 @@ def samples(share, noise=0.0, n=400):
 
 def tracked(share, *thresholds, noise=0.0, tracker=None, first=0, **settings):
     tracker = tracker or Tracker(Settings(**SETTINGS, **settings))
-    tracker.go_on(tracker.prepare(whole_samples(*samples(share, noise))))
+    tracker.continue_with(tracker.prepare(whole_samples(*samples(share, noise))))
     for epoch, threshold in enumerate(thresholds, start=first):
         second = tracker.groundwork.signals.perturbed_inputs[:, 0] - threshold
         tracker.add(epoch, tracker.measure(torch.stack((torch.zeros_like(second), second), dim=1)))
