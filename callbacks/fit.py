@@ -3,7 +3,7 @@
 import math
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
@@ -45,15 +45,6 @@ _LAYOUT = {
 }
 
 
-class Check(NamedTuple):
-    """A check that has just been made, for the code that keeps weights, stops and logs."""
-
-    entry: dict[str, Any]  # its numbers, the last entry of the history
-    score: float | None  # by which it is compared; None if it is not
-    is_kept_new: bool  # as in `History`: it is the one to keep, and its weights are not saved yet
-    weights: nn.Module | None  # a copy to be kept, with the average; None if not to be kept, or sharded
-
-
 class Fit:
     """One training: its preparation, and its checks when they are due; results outlive `release`."""
 
@@ -69,7 +60,8 @@ class Fit:
         self._samples = CheckSamples(settings, source, self.tracker, self._network)
         self.watch = Watch(self._network, Keys(source.input_key, source.label_key))
         self.board = Board()
-        self.check: Check | None = None  # made in the running hook
+        self.has_checked = False  # in the running hook
+        self.copy: nn.Module | None = None  # of that check, with the average; None if it is not to be kept, or sharded
         self.waits_for_average = False  # `WeightAveraging` had not updated its average at the last check
         self.starts_anew = False  # the run resumes with other samples: no earlier check counts
         self.is_over = False
@@ -161,7 +153,7 @@ class Fit:
 
     def start_batch(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         """Read a batch as a check will, before the first one trains."""
-        self.check = None
+        self._forget_check()
         if self.is_by_steps:
             self._step_before = trainer.global_step
             self.board.withdraw(trainer)
@@ -182,14 +174,15 @@ class Fit:
     def end_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by steps."""
         self.watch.end_batch(trainer, pl_module)
-        self.check, every = None, self._every_n_steps
+        self._forget_check()
+        every = self._every_n_steps
         # A batch makes no step while gradients accumulate, and several steps with several optimisers.
         if every is not None and trainer.global_step // every > self._step_before // every:
             self._make_check(trainer, pl_module)
 
     def end_epoch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by epochs."""
-        self.check = None
+        self._forget_check()
         self.watch.end()
         epoch, history = trainer.current_epoch, self.tracker.history
         if not self.is_by_steps:
@@ -207,10 +200,14 @@ class Fit:
 
     def release(self) -> None:
         """Free what was prepared; results stay."""
-        self.is_over, self.check = True, None
+        self.is_over = True
+        self._forget_check()
         self.tracker.release()
         self._network.inputs = torch.empty(0)
         self.watch.end()
+
+    def _forget_check(self) -> None:
+        self.has_checked, self.copy = False, None
 
     def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> None:
         started, tracker, average = time.perf_counter(), self.tracker, average_model(trainer)
@@ -230,11 +227,11 @@ class Fit:
                 logits = self._network.logits(trainer, network)
                 with misconfigured(ValueError, before="The module's `forward` does not fit the labels: "):
                     values = in_first(trainer, lambda: tracker.measure(logits))
-            entry = tracker.add(epoch, values, step, is_counted=not self.waits_for_average)
-            is_kept_new, is_sharded = tracker.checks.is_kept_new, network is module
-            # A fresh copy: the pass may have changed the first one's buffers, and `eval` may have merged its weights.
-            weights = copy_of(module, averages) if is_kept_new and not is_sharded else None
-        self.check = Check(entry, tracker.checks.last_score, is_kept_new, weights)
+            tracker.add(epoch, values, step, is_counted=not self.waits_for_average)
+            self.has_checked, is_sharded = True, network is module
+            if tracker.checks.is_kept_new and not is_sharded:
+                # A fresh one: the pass may have changed the other's buffers, and `eval` may have merged its weights.
+                self.copy = copy_of(module, averages)
         self._show(trainer, started)
 
     def _show(self, trainer: Trainer, started: float) -> None:

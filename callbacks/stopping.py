@@ -267,15 +267,15 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
 
     def _decide(self, trainer: Trainer, *, may_wait: bool) -> None:
         """Stop training if the check of this hook says so, or if an earlier one did and a stop is allowed by now."""
-        check = self._fit.check
-        if check is not None and check.score is not None and not trainer.fast_dev_run:
-            best = self.tracker.checks.verdict.best
+        checks = self.tracker.checks
+        if self._fit.has_checked and checks.last_score is not None and not trainer.fast_dev_run:
+            best = checks.verdict.best
             if self.verbose and best > self._highest:
                 gain = "" if self._highest == -float("inf") else f" by {best - self._highest:.4f}"
                 rank_zero_info(f"Metric {self.score_name} improved{gain}. New best score: {best:.4f}")
                 self._highest = best
             # All processes stop, or none.
-            self._is_due = trainer.strategy.reduce_boolean_decision(self.tracker.checks.verdict.should_stop, all=False)
+            self._is_due = trainer.strategy.reduce_boolean_decision(checks.verdict.should_stop, all=False)
         elif may_wait:
             return
         # Nothing resets `trainer.should_stop`, so it is not set before `min_epochs` and `min_steps` allow a stop: the
@@ -284,7 +284,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             trainer.should_stop, self._is_due = True, False
             self.stopped_epoch = trainer.current_epoch
             step = trainer.global_step if self._fit.is_by_steps else None
-            self.stopping_reason = self.tracker.checks.why_stopped(trainer.current_epoch, step)
+            self.stopping_reason = checks.why_stopped(trainer.current_epoch, step)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Nothing here: `Ending` calls `_conclude`, when all other callbacks have had their turn."""
