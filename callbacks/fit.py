@@ -48,6 +48,8 @@ _LAYOUT = {
 class Fit:
     """One training: its preparation, and its checks when they are due; results outlive `release`."""
 
+    board: "Board"  # from `start` on
+
     def __init__(
         self, settings: MeasurementSettings, source: Source, every_n_epochs: int, every_n_train_steps: int | None
     ) -> None:
@@ -59,7 +61,6 @@ class Fit:
         self._network = NetworkReader(settings.perturbation, settings.output_key)
         self._samples = CheckSamples(settings, source, self.tracker, self._network)
         self.watch = Watch(self._network, Keys(source.input_key, source.label_key))
-        self.board = Board()
         self.has_checked = False  # in the running hook
         self.copy: nn.Module | None = None  # of that check, with the average; None if it is not to be kept, or sharded
         self.waits_for_average = False  # `WeightAveraging` had not updated its average at the last check
@@ -93,7 +94,7 @@ class Fit:
         when = f"after every {unit}" if n == 1 else f"every {n} {unit}s"
         with seeded(self.settings.seed):  # a `perturbation` draws the same random numbers each time
             self.starts_anew = not self._samples.prepare(trainer, pl_module, n_batches, when)
-        self.board.set_up(trainer, self.suffix(fits))
+        self.board = Board(trainer, self.suffix(fits))
         self._warn_of_checks_not_made(trainer)
         # The record shows the arguments in effect.
         given = {**vars(self.settings), **self.source._asdict()}
@@ -296,13 +297,9 @@ class TensorBoard:
 class Board:
     """Shows the values of checks to loggers, the progress bar, and callbacks that read `callback_metrics`."""
 
-    def __init__(self) -> None:
-        self._suffix = ""  # ends the names, to tell callbacks apart
+    def __init__(self, trainer: Trainer, suffix: str) -> None:
+        self._suffix = suffix  # ends the names, to tell callbacks apart
         self._values: dict[str, Tensor] = {}  # last check
-
-    def set_up(self, trainer: Trainer, suffix: str) -> None:
-        """Set the suffix of the names, and arrange the curves of loggers that can."""
-        self._suffix = suffix
         if suffix:
             rank_zero_info(
                 f"The names that this callback logs end in {suffix}, because an earlier callback measures with other"
