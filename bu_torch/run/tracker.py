@@ -23,7 +23,14 @@ from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.state import read_state
 from bu_torch.run.weights import WeightAverage, state_to_keep
 from bu_torch.samples.samples import Samples
-from bu_torch.signals.details import Details, Recognition, blindness_of, unpredicted_of
+from bu_torch.signals.details import (
+    Details,
+    Recognition,
+    accuracy_alone,
+    blindness,
+    names_and_shares,
+    unpredicted,
+)
 from bu_torch.signals.measuring import Measurement, Signals
 
 # Scores can be compared only if these settings are the same.
@@ -35,6 +42,7 @@ class LastCheck:
 
     def __init__(self) -> None:
         self.recognition = Recognition()
+        self.recalls: list[float] = []  # as `Measurement.recalls` gives them; empty if another process measured
         self.n_columns = 0  # width of the last logits that this process measured
         self.measurement: Measurement | None = None  # between `measure` and `end_check`, where it was measured
         # The next check is compared with the last and with the most accurate one, (n_draws * N,) each.
@@ -51,7 +59,7 @@ class LastCheck:
         scalars = torch.stack(list(values.values()))
         measured = (torch.cat((scalars, self.measurement.recalls())) if has_rule else scalars).tolist()
         if has_rule:
-            self.recognition.last = measured[len(values) :]
+            self.recalls = measured[len(values) :]
         return dict(zip(values, measured[: len(values)], strict=True))
 
     def forget(self) -> None:
@@ -170,7 +178,8 @@ class Tracker:
             self.last_check.best_predictions = self.last_check.predictions
         self.checks.add(entry, is_counted=is_counted)
         if self.checks.last_score is not None:
-            self.last_check.recognition.add(epoch, step, is_kept=self.checks.kept is entry)
+            recalls, is_kept = self.last_check.recalls, self.checks.kept is entry
+            self.last_check.recognition.add(epoch, step, recalls, is_kept=is_kept)
         if not is_counted:
             self.last_check.forget()
         data = self.groundwork.about["data"]
@@ -233,17 +242,20 @@ class Tracker:
 
     def _judge(self, check: Mapping[str, Any]) -> tuple[Confidence | None, list[str]]:
         """Judge the kept check in words; name classes that are never predicted, and one that loses much."""
-        signals, named, selection = self.groundwork.signals, self.groundwork.about["classes"], self.checks.selection
+        signals, selection = self.groundwork.signals, self.checks.selection
+        boundary, prepared = signals.boundary, signals.preparation
+        names, shares = names_and_shares(boundary.labels, boundary.weights, self.groundwork.about["classes"])
         counted = [one for one in self.checks.compared if selection is None or selection.score(one) is not None]
         finite = [accuracy for one in counted if math.isfinite(accuracy := one["expected_accuracy"])]
-        blind, labels = blindness_of(signals.preparation, named, max(finite, default=math.nan)), signals.boundary.labels
-        confidence = None
+        column, alone = accuracy_alone(prepared.probabilities, len(boundary.labels), boundary.weights)
+        skills = (prepared.vote_skill, prepared.regression_skill)
+        blind, confidence = blindness(max(finite, default=math.nan), alone, names[column], skills), None
         if selection is not None and selection.rule.name in JUDGED_RULES:
-            confidence = confidence_in(check, counted, signals.skill, len(labels), is_blind=bool(blind))
+            confidence = confidence_in(check, counted, signals.skill, len(boundary.labels), is_blind=bool(blind))
         lines = [blind or ("" if confidence is None else confidence.line())]
         recalls = self.last_check.recognition.kept
         if recalls is not None and (recalls.epoch, recalls.step) == place_of(check):
-            lines.append(unpredicted_of(signals.preparation, named, recalls.expected))
+            lines.append(unpredicted(names, shares, recalls.expected))
         return confidence, [line for line in (*lines, self.unrecognised(check)) if line]
 
     def unrecognised(self, check: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from bu_torch import Signals
 from bu_torch.run.settings import Settings
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.samples import whole_samples
-from bu_torch.signals.details import Recalls, Recognition, recalls_of
+from bu_torch.signals.details import Recalls, Recognition
 
 SETTINGS = {"n_neighbors": 20, "n_draws": 2, "averaging": None, "cache": None, "rule": "expected_accuracy"}
 # A Bayes boundary of four to one, and one of equal classes.
@@ -126,4 +126,3 @@ def test_recalls_are_those_of_a_slow_reference(is_weighted):
             own = counted * shares[:, label]
             expected.append((own * (predictions == label)).sum() / own.sum())
     torch.testing.assert_close(found, torch.stack(expected).double(), atol=1e-6, rtol=1e-5)
-    assert found.shape == recalls_of(labels * 0, labels * 0, torch.ones(120, 3), None).shape
