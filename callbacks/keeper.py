@@ -38,7 +38,7 @@ from bu_torch.callbacks.trainer import (
 from bu_torch.internal.global_state import preserved_random_state
 from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import gathered, replaced_in_place
-from bu_torch.run.weights import BestWeights, weights_of
+from bu_torch.run.weights import BestWeights, named_weights
 from bu_torch.signals.catalogue import SIGNALS
 
 _BEST = ("best_", "kth_", "current_")  # prefixes of the attributes of `ModelCheckpoint` that describe the best file
@@ -202,7 +202,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
                 if tracker.average is not None or optimizers_in_training(trainer):
                     # The weights of training lie beside the average; all processes of shards take part.
                     frozen = {name for name, one in module.named_parameters() if not one.requires_grad}
-                    trained = {name: one for name, one in weights_of(module).items() if name not in frozen}
+                    trained = {name: one for name, one in named_weights(module).items() if name not in frozen}
                     self._raw = {name: gathered(one.detach()) for name, one in trained.items()}
                 super()._save_checkpoint(saver, filepath)
         finally:

@@ -301,7 +301,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             self.stopping_reason = others[0].stopping_reason if is_theirs else why_ended(trainer, exception)
         cost = tracker.account.cost()
         if self.stopped_epoch is not None and trainer.max_epochs is not None:
-            cost += tracker.account.saved(self._first_epoch, trainer.current_epoch, trainer.max_epochs)
+            cost += tracker.account.time_saved(self._first_epoch, trainer.current_epoch, trainer.max_epochs)
         tracker.end(
             self.stopping_reason,
             kept_epoch=self.best_epoch,

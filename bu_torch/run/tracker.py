@@ -192,7 +192,7 @@ class Tracker:
     def begin(self, started: float, folder: Path | None, settings: Mapping[str, Any]) -> None:
         """Count the time of training from now on, and open a record with `settings` in `folder`, if there is one."""
         account, checks = self.account, self.checks
-        account.start_clock(started, has_resumed=bool(self.history))
+        account.begin(started, has_resumed=bool(self.history))
         if folder is None:
             return
         named = {**settings, "rule": None, **checks.rule_settings()}
@@ -222,7 +222,7 @@ class Tracker:
                 "histograms": {name: getattr(details, name)._asdict() for name in HISTOGRAMS},
                 "doubtful": [[int(rows[one.row]), *one[1:]] for one in details.doubtful],
             }
-            self.account.record.tell(line)
+            self.account.record.write_line(line)
         self.last_check.measurement = None
         self.account.end_check(started, self.history[-1], train_loss)
 
@@ -238,7 +238,7 @@ class Tracker:
             score = None if check is None else check[self.checks.score_name]
             self.summary = {"reason": reason, "score_name": self.checks.score_name, "score": score, **kept, **judged}
         line = {"kind": "end", "reason": reason, "n_not_compared": self.checks.n_not_compared, **kept, **seconds}
-        self.account.record.tell(line | {"remarks": self.remarks})
+        self.account.record.write_line(line | {"remarks": self.remarks})
 
     def _judge(self, check: Mapping[str, Any]) -> tuple[Confidence | None, list[str]]:
         """Judge the kept check in words; name classes that are never predicted, and one that loses much."""

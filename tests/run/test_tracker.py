@@ -243,8 +243,8 @@ def test_saving_is_a_part_of_the_cost(monkeypatch):
     expected = f"Boundary uncertainty took at least 13.0 s {parts} beside 27.0 s of training: 48%."
     assert tracker.account.cost() == expected
     left = " 20 of 50 epochs were trained; the rest would have taken about 60.0 s."
-    assert tracker.account.saved(5, 20, 50) == left
-    assert [tracker.account.saved(*counts) for counts in ((0, 50, 50), (5, 5, 50), (0, 50, -1))] == [""] * 3
+    assert tracker.account.time_saved(5, 20, 50) == left
+    assert [tracker.account.time_saved(*counts) for counts in ((0, 50, 50), (5, 5, 50), (0, 50, -1))] == [""] * 3
 
 
 def test_a_state_without_the_score_of_the_rule_starts_anew():
