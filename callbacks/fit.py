@@ -107,33 +107,26 @@ class Fit:
 
     def _warn_of_checks_not_made(self, trainer: Trainer) -> None:
         """Warn before training if no check will be made, or if a resumed run has missed one."""
-        # A checkpoint saved on an epoch's last batch resumes after that epoch, whose check was never made.
-        history, epochs, steps = self.tracker.history, trainer.max_epochs, trainer.max_steps
-        n_batches, is_trial = trainer.num_training_batches, bool(trainer.fast_dev_run)
-        if (every := self._every_n_steps) is not None:
-            n_steps = math.inf if steps == -1 else float(steps)
-            if epochs not in (None, -1) and n_batches != math.inf:
-                n_steps = min(n_steps, epochs * math.ceil(n_batches / trainer.accumulate_grad_batches))
-            if 0 < n_steps < every and not is_trial and trainer.lightning_module.automatic_optimization:
-                rank_zero_warn(f"No check is made in {n_steps:.0f} steps with `every_n_train_steps={every}`.")
-            due = trainer.global_step // every * every
-            if history and history[-1].get("step", due) < due:
-                rank_zero_warn(f"The run resumes after step {due}, which was not checked: that step cannot be kept.")
-            return
-        if n_batches == math.inf and steps != -1:
+        history, n_batches = self.tracker.history, trainer.num_training_batches
+        name, unit, every = "every_n_epochs", "epoch", self._every_n_epochs
+        n_planned = math.inf if trainer.max_epochs in (None, -1) else float(trainer.max_epochs)
+        due, is_counted = trainer.current_epoch // every * every - 1, True
+        if self._every_n_steps is not None:
+            name, unit, every = "every_n_train_steps", "step", self._every_n_steps
+            n_steps = n_batches if n_batches == math.inf else math.ceil(n_batches / trainer.accumulate_grad_batches)
+            n_planned = min(n_planned * n_steps, math.inf if trainer.max_steps == -1 else trainer.max_steps)
+            due, is_counted = trainer.global_step // every * every, trainer.lightning_module.automatic_optimization
+        elif n_batches == math.inf and trainer.max_steps != -1:
             rank_zero_warn(
                 "The length of the training data is not known, and boundary uncertainty is measured at the end of an"
-                f" epoch. If no epoch ends before `max_steps={steps}`, the only check comes after training. To change"
-                " it: `every_n_train_steps=` checks within epochs."
+                f" epoch. If no epoch ends before `max_steps={trainer.max_steps}`, the only check comes after training."
+                " To change it: `every_n_train_steps=` checks within epochs."
             )
-        if epochs is not None and 0 < epochs < self._every_n_epochs and not is_trial:
-            rank_zero_warn(f"No check is made in {epochs} epochs with `every_n_epochs={self._every_n_epochs}`.")
-        due = trainer.current_epoch // self._every_n_epochs * self._every_n_epochs - 1
-        if history and history[-1]["epoch"] < due:
-            rank_zero_warn(
-                f"The run resumes after epoch {due}, which was not checked: the checkpoint was saved before the check,"
-                " and Lightning does not end the epoch again. That epoch cannot be kept."
-            )
+        if 0 < n_planned < every and is_counted and not trainer.fast_dev_run:
+            rank_zero_warn(f"No check is made in {n_planned:.0f} {unit}s with `{name}={every}`.")
+        # A checkpoint saved on an epoch's last batch resumes after that epoch, whose check was never made.
+        if history and history[-1].get(unit, due) < due:
+            rank_zero_warn(f"The run resumes after {unit} {due}, which was not checked: that {unit} cannot be kept.")
 
     def suffix(self, fits: list["Fit"]) -> str:
         """Suffix of the logged names: "" for the first of these fits, "_2" for the next with other settings."""
