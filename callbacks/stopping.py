@@ -146,12 +146,6 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             self.restore_best_weights = check_flag("restore_best_weights", restore_best_weights)
             self.save_weights_only = check_flag("save_weights_only", save_weights_only)
             self.verbose = check_flag("verbose", verbose)
-            if not (dirpath is None or isinstance(dirpath, str | Path)):
-                raise TypeError(f"`dirpath` must be a path or None, got {type(dirpath).__name__}.")
-            if not (filename is None or isinstance(filename, str)):
-                raise TypeError(f"`filename` must be a str or None, got {type(filename).__name__}.")
-            if filename == "":
-                raise ValueError("`filename` must not be empty; None gives the default name.")
         self.dirpath, self.filename = dirpath, filename
         self._written: dict[str, Identity | None] = {}  # best files of this process
         self._forget()
