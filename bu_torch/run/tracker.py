@@ -77,8 +77,7 @@ class LastCheck:
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.predictions, self.best_predictions = state["predictions"], state["best_predictions"]
-        self.recognition = Recognition()
-        self.recognition.load_state_dict(state["recalls"])
+        self.recognition = state["recognition"]
 
 
 class Tracker:

@@ -167,10 +167,6 @@ class Recognition:
             if recalls is not None
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, (epoch, step, values) in state.items():
-            setattr(self, name, Recalls(epoch, step, *values.tolist()))
-
 
 def accuracy_alone(probabilities: Tensor, n_samples: int, weights: Tensor | None) -> tuple[int, float]:
     """Column of the class that scores most if it alone is predicted, and its expected accuracy.
