@@ -11,6 +11,8 @@ from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.run.budget import Plan
 from bu_torch.signals.details import Recalls, Recognition
 
+_MOST_DRAWS = 1000
+
 
 def read_state(state: Any) -> dict[str, Any]:
     """Entries of what `Tracker.state_dict` returned, as their owners take them; None or empty if it lacks some.
@@ -34,9 +36,14 @@ def _read(state: Any) -> dict[str, Any]:
         raise TypeError(f"`prepared` is a {type(read['prepared']).__name__}")
     read["settings"] = None if read["settings"] is None else dict(read["settings"])
     read["rule"] = dict(read["rule"] or {})
-    read["plan"] = None if read["plan"] is None else Plan(*map(int, read["plan"]))
+    if read["plan"] is not None:
+        read["plan"] = made = Plan(*map(int, read["plan"]))
+        if not (made.n_samples >= 1 and 1 <= made.n_draws <= _MOST_DRAWS):  # memory grows with it
+            raise ValueError(f"`plan` is {made}")
     read["history"] = [check for table in state.get("history") or () for check in _read_checks(table)]
-    read["n_not_compared"] = int(state.get("n_not_compared") or 0)
+    read["n_not_compared"] = before = int(state.get("n_not_compared") or 0)
+    if not 0 <= before <= len(read["history"]):
+        raise ValueError(f"`n_not_compared` is {before} of {len(read['history'])} checks")
     for name in ("predictions", "best_predictions"):
         read[name] = state.get(name, torch.empty(0)).long()
     read["recognition"] = Recognition(
