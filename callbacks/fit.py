@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,22 +68,6 @@ class Fit:
         self.starts_anew = False  # the run resumes with other samples: no earlier check counts
         self.is_over = False
 
-    def decide_on_average(self, trainer: Trainer) -> None:
-        """Find out whether weights can be averaged here."""
-        tracker, device = self.tracker, self.settings.averaging_device
-        if tracker.average is None:
-            return
-        theirs = [one for one in trainer.callbacks if isinstance(one, WeightAveraging | StochasticWeightAveraging)]
-        strategy = type(trainer.strategy).__name__
-        if theirs or strategy in OUT_OF_REACH:
-            tracker.average = None
-            why = f"{type(theirs[0]).__name__} does so" if theirs else f"{strategy} shards them"
-            rank_zero_info(f"Boundary uncertainty averages no weights: {why}.")
-        elif device is not None:
-            before = f"`averaging_device` must be a device of this machine, got {device!r}: "
-            with misconfigured(RuntimeError, AssertionError, before=before):
-                torch.zeros(1, device=device).cpu()
-
     def start(self, trainer: Trainer, pl_module: LightningModule, fits: list["Fit"]) -> None:
         """Prepare, and open the record; `fits` are those of the trainer's callbacks, in their order."""
         started = time.perf_counter()
@@ -99,8 +84,6 @@ class Fit:
         # The record shows the arguments in effect.
         given = {**vars(self.settings), **self.source._asdict()}
         given |= {"every_n_epochs": self._every_n_epochs, "every_n_train_steps": self._every_n_steps}
-        if self.tracker.average is None:
-            given["averaging"] = None
         if self._samples.loss_weights is not None:
             given["class_weight"] = self._samples.loss_weights
         self.tracker.begin(started, record_folder(trainer), given)
@@ -335,6 +318,23 @@ class Board:
         """Undo `withdraw` for callbacks that read values when an epoch or the training ends."""
         for name, value in self._values.items():
             trainer.callback_metrics.setdefault(name, value)
+
+
+def settings_here(settings: MeasurementSettings, trainer: Trainer) -> MeasurementSettings:
+    """Settings in effect: without `averaging` if another callback averages the weights, or if they are sharded."""
+    if settings.averaging is None:
+        return settings
+    theirs = [one for one in trainer.callbacks if isinstance(one, WeightAveraging | StochasticWeightAveraging)]
+    strategy = type(trainer.strategy).__name__
+    if theirs or strategy in OUT_OF_REACH:
+        why = f"{type(theirs[0]).__name__} does so" if theirs else f"{strategy} shards them"
+        rank_zero_info(f"Boundary uncertainty averages no weights: {why}.")
+        return replace(settings, averaging=None)
+    if (device := settings.averaging_device) is not None:
+        before = f"`averaging_device` must be a device of this machine, got {device!r}: "
+        with misconfigured(RuntimeError, AssertionError, before=before):
+            torch.zeros(1, device=device).cpu()
+    return settings
 
 
 def record_folder(trainer: Trainer) -> Path | None:
