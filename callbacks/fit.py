@@ -59,9 +59,9 @@ class Fit:
         self.is_by_steps = every_n_train_steps is not None
         self._step_before = 0  # `trainer.global_step` before the running batch
         self.tracker = Tracker(settings, rank_zero_warn)
-        self._network = NetworkReader(settings.perturbation, settings.output_key)
-        self._samples = CheckSamples(settings, source, self.tracker, self._network)
-        self.watch = Watch(self._network, Keys(source.input_key, source.label_key))
+        self._reader = NetworkReader(settings.perturbation, settings.output_key)
+        self._check_samples = CheckSamples(settings, source, self.tracker, self._reader)
+        self.watch = Watch(self._reader, Keys(source.input_key, source.label_key))
         self.has_checked = False  # in the running hook
         self.copy: nn.Module | None = None  # of that check, with the average; None if it is not to be kept, or sharded
         self.waits_for_average = False  # `WeightAveraging` had not updated its average at the last check
@@ -78,14 +78,14 @@ class Fit:
             n_batches = min(n_batches, math.ceil(n / max(steps_of_batch, 1e-9)))
         when = f"after every {unit}" if n == 1 else f"every {n} {unit}s"
         with seeded(self.settings.seed):  # a `perturbation` draws the same random numbers each time
-            self.starts_anew = not self._samples.prepare(trainer, pl_module, n_batches, when)
+            self.starts_anew = not self._check_samples.prepare(trainer, pl_module, n_batches, when)
         self.board = Board(trainer, self.suffix(fits))
         self._warn_of_checks_not_made(trainer)
         # The record shows the arguments in effect.
         given = {**vars(self.settings), **self.source._asdict()}
         given |= {"every_n_epochs": self._every_n_epochs, "every_n_train_steps": self._every_n_steps}
-        if self._samples.loss_weights is not None:
-            given["class_weight"] = self._samples.loss_weights
+        if self._check_samples.loss_weights is not None:
+            given["class_weight"] = self._check_samples.loss_weights
         self.tracker.begin(started, record_folder(trainer), given)
 
     def _warn_of_checks_not_made(self, trainer: Trainer) -> None:
@@ -135,10 +135,10 @@ class Fit:
             self._step_before = trainer.global_step
             self.board.withdraw(trainer)
         # Not in `on_train_start`: the module's own comes later and may set it up. Lazy layers need a first batch.
-        if self._network.is_tried or has_lazy_layers(pl_module):
+        if self._reader.is_tried or has_lazy_layers(pl_module):
             return
         started = time.perf_counter()
-        self._network.try_out(trainer, pl_module, self.tracker.groundwork.about["data"].get("n_classes"))
+        self._reader.try_out(trainer, pl_module, self.tracker.groundwork.about["data"].get("n_classes"))
         if self.source.reference is None:
             self.watch.begin(trainer, pl_module, batch)
         self.tracker.account.seconds_elsewhere += time.perf_counter() - started
@@ -146,7 +146,7 @@ class Fit:
     @property
     def reads_batches(self) -> bool:
         """True while batch hooks have something to do: in the first epoch, and if checks go by steps."""
-        return self.is_by_steps or not self._network.is_tried
+        return self.is_by_steps or not self._reader.is_tried
 
     def end_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by steps."""
@@ -180,7 +180,7 @@ class Fit:
         self.is_over = True
         self._forget_check()
         self.tracker.release()
-        self._network.inputs = torch.empty(0)
+        self._reader.inputs = torch.empty(0)
         self.watch.end()
 
     def _forget_check(self) -> None:
@@ -201,7 +201,7 @@ class Fit:
             tracker.update_average(pl_module, epoch, step)
             averages = tracker.averages(pl_module)
             with copied(trainer, module, averages) as network:
-                logits = self._network.logits(trainer, network)
+                logits = self._reader.logits(trainer, network)
                 with misconfigured(ValueError, before="The module's `forward` does not fit the labels: "):
                     values = in_first(trainer, lambda: tracker.measure(logits))
             tracker.add(epoch, values, step, is_counted=not self.waits_for_average)

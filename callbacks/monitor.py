@@ -118,9 +118,9 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
         input_key: InputKey = None,
         label_key: str | int | None = None,
     ) -> None:
-        self._take(MeasurementSettings, locals())
+        self._keep_arguments(MeasurementSettings, locals())
 
-    def _take(self, kind: type[MeasurementSettings], given: dict[str, Any]) -> None:
+    def _keep_arguments(self, kind: type[MeasurementSettings], given: dict[str, Any]) -> None:
         """Check and keep the arguments; the settings become one object of this `kind`."""
         Callback.__init__(self)
         every_n_epochs, every_n_train_steps = given["every_n_epochs"], given["every_n_train_steps"]

@@ -56,7 +56,7 @@ class NetworkReader:
         self.is_tried = False  # a batch was read as a check reads it
         self.packing: Packing | None = None  # layout of several tensors a sample in one; None if there is one
 
-    def take(self, trainer: Trainer, pl_module: LightningModule, inputs: Inputs) -> None:
+    def read_at(self, trainer: Trainer, pl_module: LightningModule, inputs: Inputs) -> None:
         """Read the network at these inputs (n, ...) from now on, shared out among the processes."""
         self._n_rows = len(inputs)
         if trainer.world_size > 1:

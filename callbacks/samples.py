@@ -50,8 +50,8 @@ class Source(NamedTuple):
 class CheckSamples:
     """Reads a trainer's samples, plans how many of them a check uses, and prepares these."""
 
-    def __init__(self, settings: MeasurementSettings, source: Source, tracker: Tracker, network: NetworkReader) -> None:
-        self._settings, self._source, self._tracker, self._network = settings, source, tracker, network
+    def __init__(self, settings: MeasurementSettings, source: Source, tracker: Tracker, reader: NetworkReader) -> None:
+        self._settings, self._source, self._tracker, self._reader = settings, source, tracker, reader
         self._n_batches = math.inf  # for one process, between two checks
         self._samples: Samples | None = None  # while they are prepared; in the first process
         self.loss_weights: list[float] | None = None  # class weights of the module's loss; in the first process
@@ -64,15 +64,15 @@ class CheckSamples:
         self._n_batches = n_batches
         if trainer.reload_dataloaders_every_n_epochs and self._source.reference is None:
             rank_zero_warn("Boundary uncertainty uses the training data as first loaded and ignores reloads.")
-        one, self._network.packing = in_first(trainer, lambda: self._read_here(trainer, pl_module))
-        n_operations = self._network.count_operations(trainer, pl_module, one)
+        one, self._reader.packing = in_first(trainer, lambda: self._read_here(trainer, pl_module))
+        n_operations = self._reader.count_operations(trainer, pl_module, one)
         groundwork = self._tracker.groundwork
         inputs, groundwork.plan, compared = in_first(
             trainer, lambda: self._prepare_here(trainer, pl_module, n_operations, when)
         )
         if groundwork.is_prepared:
             inputs = groundwork.signals.perturbed if trainer.world_size == 1 else inputs
-        self._network.take(trainer, pl_module, inputs)
+        self._reader.read_at(trainer, pl_module, inputs)
         is_continued = self._tracker.continue_with(*compared)
         if not is_continued:
             rank_zero_warn(
@@ -86,7 +86,7 @@ class CheckSamples:
         with self._explained():
             self._samples = samples = self._read(trainer, pl_module)
             self._settings.refuse_too_few(len(samples.inputs), "it")
-            self._network.takes_integers = not samples.inputs.is_floating_point()
+            self._reader.takes_integers = not samples.inputs.is_floating_point()
         # A resumed run has a plan; several processes must still find out if one can run the network alone.
         is_needless = trainer.world_size == 1 and self._tracker.groundwork.plan is not None
         one = None if is_needless or not len(samples.inputs) else samples.inputs[:1].cpu().clone()
@@ -183,7 +183,7 @@ class CheckSamples:
         # Features of a network that has already learnt these labels would leak them.
         is_asked_for = self._settings.feature_extractor == "module"
         is_new = trainer.global_step == 0 or bool(self._tracker.history) or is_asked_for
-        if self._network.passes_alone and can_be_passed(trainer, pl_module):
+        if self._reader.passes_alone and can_be_passed(trainer, pl_module):
             return pl_module if is_new else None
         if is_asked_for:
             raise MisconfigurationException(

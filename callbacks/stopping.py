@@ -141,7 +141,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         input_key: InputKey = None,
         label_key: str | int | None = None,
     ) -> None:
-        self._take(Settings, locals())
+        self._keep_arguments(Settings, locals())
         with misconfigured(TypeError, ValueError):
             self.restore_best_weights = check_flag("restore_best_weights", restore_best_weights)
             self.save_weights_only = check_flag("save_weights_only", save_weights_only)

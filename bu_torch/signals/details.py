@@ -61,7 +61,7 @@ class Details(NamedTuple):
     doubtful: list[Doubtful]  # sorted by trust in label or prediction, least first, at each sample's lowest draw
 
 
-def describe(reading: SignalInputs, n_doubtful: int) -> Details:
+def details_of(reading: SignalInputs, n_doubtful: int) -> Details:
     """Compute the details of a check."""
     terms = reading.terms
     weights, values, shares = (

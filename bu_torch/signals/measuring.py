@@ -21,7 +21,7 @@ from bu_torch.internal.inputs import PresentClasses, as_labels, check_fitted
 from bu_torch.perturbation.draws import Perturbation, PerturbedInputs
 from bu_torch.samples.balance import ClassWeight, weights_of
 from bu_torch.signals.catalogue import SIGNALS, SignalInputs
-from bu_torch.signals.details import Details, describe
+from bu_torch.signals.details import Details, details_of
 from bu_torch.signals.preparation import Preparation, fingerprint_of, warn_of
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Measurement:
 
     def details(self, n_doubtful: int = 50) -> Details:
         """Details behind the values, with the `n_doubtful` >= 1 least trusted samples; waits for the device."""
-        return describe(self._reading, n_doubtful)
+        return details_of(self._reading, n_doubtful)
 
     def doubtful(self) -> "DataFrame":
         """All samples, the least trusted first, as a pandas frame; waits for the device.
@@ -151,7 +151,7 @@ class Signals:
             neighbors: Known neighbours, as there; such a fit cannot be saved.
         """
         inputs, labels = self._read(features, labels)
-        return self._take(Preparation.make(self.boundary, inputs, labels, sample_weight, neighbors), inputs)
+        return self._derive_from(Preparation.make(self.boundary, inputs, labels, sample_weight, neighbors), inputs)
 
     def load(self, path: str | Path | Tensor, features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Load what `save` wrote, instead of `fit(features, labels)`; perturbed inputs are drawn again.
@@ -168,7 +168,7 @@ class Signals:
         """
         inputs, labels = self._read(features, labels)
         weights = weights_of(labels, self.boundary.class_weight, sample_weight)
-        return self._take(Preparation.load(path, self.boundary, inputs, labels, weights), inputs)
+        return self._derive_from(Preparation.load(path, self.boundary, inputs, labels, weights), inputs)
 
     def save(self, path: str | Path) -> None:
         """Write what `fit` computed to a file (npz, without executable content), whole or not at all.
@@ -182,7 +182,7 @@ class Signals:
             raise ValueError("Signals fitted with features of `module` or with `neighbors` cannot be saved.")
         self.preparation.save(path)
 
-    def _take(self, preparation: Preparation, inputs: Tensor) -> Self:
+    def _derive_from(self, preparation: Preparation, inputs: Tensor) -> Self:
         """Derive lookup tables from a preparation; warn if the labels are unpredictable."""
         self.preparation = preparation
         self.vote_skill, self.regression_skill = preparation.vote_skill, preparation.regression_skill
