@@ -90,10 +90,10 @@ class NetworkReader:
                 " `perturbation='tokens'`: otherwise they are moved like numbers, to ids of unrelated tokens."
             )
 
-    def count_operations(self, trainer: Trainer, pl_module: LightningModule, one: Tensor | None) -> int:
+    def count_operations(self, trainer: Trainer, pl_module: LightningModule, one: Tensor) -> int:
         """Count the operations of one sample's forward pass by all processes; find out if one could make it alone."""
         self.passes_alone = trainer.world_size == 1
-        if one is None or not can_be_passed(trainer, pl_module):
+        if not can_be_passed(trainer, pl_module):
             return count_operations(pl_module)
         with copied(trainer, pl_module) as network:
             forward = partial(self.read, trainer, network, one.to(pl_module.device), self.packing)

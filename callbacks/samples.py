@@ -73,24 +73,34 @@ class CheckSamples:
         if groundwork.is_prepared:
             inputs = groundwork.signals.perturbed if trainer.world_size == 1 else inputs
         self._reader.read_at(trainer, pl_module, inputs)
-        is_continued = self._tracker.continue_with(*compared)
-        if not is_continued:
-            rank_zero_warn(
-                "The run resumes with different training samples, or with another version of bu_torch: scores cannot be"
-                " compared with earlier checks."
-            )
-        return is_continued
+        if self._tracker.continue_with(*compared):
+            return True
+        rank_zero_warn(
+            "The run resumes with different training samples, or with another version of bu_torch: scores cannot be"
+            " compared with earlier checks."
+        )
+        return False
 
-    def _read_here(self, trainer: Trainer, pl_module: LightningModule) -> tuple[Tensor | None, Packing | None]:
+    def _read_here(self, trainer: Trainer, pl_module: LightningModule) -> tuple[Tensor, Packing | None]:
         """Read the samples; return the input of one, to count operations, and the packing."""
+        settings, reference = self._settings, self._source.reference
+        trial = max(_TRIAL_SAMPLES, settings.n_neighbors) if trainer.fast_dev_run else None
+
+        def how_many(n_training: int) -> int:
+            n_samples = self._planned(trainer, n_training, count_operations(pl_module)).n_samples
+            return n_samples if trial is None else min(n_samples, trial)
+
         with self._explained():
-            self._samples = samples = self._read(trainer, pl_module)
-            self._settings.refuse_too_few(len(samples.inputs), "it")
-            self._reader.takes_integers = not samples.inputs.is_floating_point()
-        # A resumed run has a plan; several processes must still find out if one can run the network alone.
-        is_needless = trainer.world_size == 1 and self._tracker.groundwork.plan is not None
-        one = None if is_needless or not len(samples.inputs) else samples.inputs[:1].cpu().clone()
-        return one, samples.packing
+            if _is_pair(reference):
+                samples = whole_samples(*reference, keep_integers=keeps_integers(settings.perturbation))
+                samples = fewer_of(samples, how_many(len(samples.inputs)), settings.seed)
+            else:
+                most = settings.max_samples if trial is None else min(settings.max_samples or trial, trial)
+                samples = read_training_data(trainer, pl_module, settings, self._source, how_many, most)
+            self._samples = samples
+            settings.refuse_too_few(len(samples.inputs), "it")
+        self._reader.takes_integers = not samples.inputs.is_floating_point()
+        return samples.inputs[:1].cpu().clone(), samples.packing
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -164,20 +174,6 @@ class CheckSamples:
             inputs = inputs[torch.arange(len(inputs), device=inputs.device)].to("cpu")  # a copy for all processes
         return inputs, groundwork.plan, (fingerprint, groundwork.is_restored)
 
-    def _read(self, trainer: Trainer, pl_module: LightningModule) -> Samples:
-        settings, reference = self._settings, self._source.reference
-        trial = max(_TRIAL_SAMPLES, settings.n_neighbors) if trainer.fast_dev_run else None
-
-        def how_many(n_training: int) -> int:
-            n_samples = self._planned(trainer, n_training, count_operations(pl_module)).n_samples
-            return n_samples if trial is None else min(n_samples, trial)
-
-        if _is_pair(reference):
-            samples = whole_samples(*reference, keep_integers=keeps_integers(settings.perturbation))
-            return fewer_of(samples, how_many(len(samples.inputs)), settings.seed)
-        most = settings.max_samples if trial is None else min(settings.max_samples or trial, trial)
-        return read_training_data(trainer, pl_module, settings, self._source, how_many, most)
-
     def _module_as_space(self, trainer: Trainer, pl_module: LightningModule) -> nn.Module | None:
         """The network, if its features may be a space."""
         # Features of a network that has already learnt these labels would leak them.
@@ -200,7 +196,7 @@ class CheckSamples:
         # Distinct samples that all processes together train on between two checks.
         n_visited = int(min(n_training, self._n_batches * batch_size * trainer.world_size))
         max_samples = n_training if takes_all else None
-        return plan(self._tracker.settings, n_training, n_visited, n_operations, n_bytes, max_samples)
+        return plan(self._settings, n_training, n_visited, n_operations, n_bytes, max_samples)
 
 
 def read_training_data(
