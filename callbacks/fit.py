@@ -113,13 +113,9 @@ class Fit:
 
     def suffix(self, fits: list["Fit"]) -> str:
         """Suffix of the logged names: "" for the first of these fits, "_2" for the next with other settings."""
-        others: list[Fit] = []
-        for fit in fits:
-            n_before = next((n for n, one in enumerate(others) if fit.measures_as(one)), len(others))
-            others += [fit] * (n_before == len(others))
-            if fit is self:
-                return f"_{n_before + 1}" if n_before else ""
-        return ""
+        distinct = [fit for n, fit in enumerate(fits) if not any(map(fit.measures_as, fits[:n]))]
+        place = next(n for n, fit in enumerate(distinct) if fit.measures_as(self))
+        return f"_{place + 1}" if place else ""
 
     def measures_as(self, other: "Fit") -> bool:
         """Return True if another fit in the same trainer gets the same numbers."""

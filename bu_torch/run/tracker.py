@@ -48,7 +48,7 @@ class LastCheck:
         # The next check is compared with the last and with the most accurate one, (n_draws * N,) each.
         self.predictions = self.best_predictions = torch.empty(0, dtype=torch.int64)
 
-    def measure(self, signals: Signals, logits: Tensor, *, has_rule: bool) -> dict[str, float]:
+    def measure(self, signals: Signals, logits: Tensor) -> dict[str, float]:
         n_rows = len(signals.preparation.probabilities)
         both = (self.predictions, self.best_predictions)
         before, best = (known.to(logits.device) if len(known) == n_rows else None for known in both)
@@ -56,11 +56,9 @@ class LastCheck:
         self.measurement = signals.measure(logits, before, best)
         self.predictions = self.measurement.predictions
         values = {**self.measurement.values, STANDARD_ERROR: self.measurement.standard_error}
-        scalars = torch.stack(list(values.values()))
-        measured = (torch.cat((scalars, self.measurement.recalls())) if has_rule else scalars).tolist()
-        if has_rule:
-            self.recalls = measured[len(values) :]
-        return dict(zip(values, measured[: len(values)], strict=True))
+        measured = torch.cat((torch.stack(list(values.values())), self.measurement.recalls())).tolist()
+        self.recalls = measured[len(values) :]
+        return dict(zip(values, measured, strict=False))
 
     def forget(self) -> None:
         """Compare the next check with none before."""
@@ -162,8 +160,7 @@ class Tracker:
         """Signals and `standard_error` of the network's logits at the perturbed inputs; waits for the device once."""
         if self.account.check_seconds == 0:
             warn_of_probabilities(logits, "The module", self.warn)
-        has_rule = self.checks.selection is not None
-        return self.last_check.measure(self.groundwork.signals, logits, has_rule=has_rule)
+        return self.last_check.measure(self.groundwork.signals, logits)
 
     def add(
         self, epoch: int, values: Mapping[str, float], step: int | None = None, *, is_counted: bool = True

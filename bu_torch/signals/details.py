@@ -174,8 +174,7 @@ def accuracy_alone(probabilities: Tensor, n_samples: int, weights: Tensor | None
     Probabilities (D * N, C) are those of D draws of N samples, whose weights (N,) have mean 1.
     """
     by_sample = probabilities.view(-1, n_samples, probabilities.shape[1]).mean(dim=0).double()
-    weights = None if weights is None else weights.unsqueeze(1)
-    scores = torch.stack([mean_of(column, weights) for column in by_sample.split(1, dim=1)])
+    scores = by_sample.mean(dim=0) if weights is None else weights @ by_sample / n_samples
     best = int(scores.argmax())
     return best, float(scores[best])
 
