@@ -125,10 +125,12 @@ class Tracker:
         return self.groundwork.prepare(samples, self.warn, has_resumed=bool(self.history), **options)
 
     def continue_with(self, fingerprint: str, is_restored: bool = True) -> bool:
-        """Compare the samples with those of earlier checks; if they differ, start anew and return False."""
+        """Compare the samples with those of earlier checks; if they differ, start anew and return False.
+
+        They also differ if their preparation, which the state held, could not be restored.
+        """
         before = self.groundwork.fingerprint
-        # What could not be restored is like no fingerprint: it is compared as "".
-        are_the_same = not self.history or before in (None, fingerprint if is_restored else "")
+        are_the_same = not self.history or before is None or (is_restored and before == fingerprint)
         if not are_the_same:
             self.checks.reset()
             self.last_check.forget()
