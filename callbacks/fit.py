@@ -2,8 +2,9 @@
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
@@ -45,17 +46,10 @@ _LAYOUT = {
 }
 
 
-class Check(NamedTuple):
-    """A check that has just been made, for the code that keeps weights, stops and logs."""
-
-    entry: dict[str, Any]  # its numbers, the last entry of the history
-    score: float | None  # by which it is compared; None if it is not
-    is_kept_new: bool  # as in `History`: it is the one to keep, and its weights are not saved yet
-    weights: nn.Module | None  # a copy to be kept, with the average; None if not to be kept, or sharded
-
-
 class Fit:
     """One training: its preparation, and its checks when they are due; results outlive `release`."""
+
+    board: "Board"  # from `start` on
 
     def __init__(
         self, settings: MeasurementSettings, source: Source, every_n_epochs: int, every_n_train_steps: int | None
@@ -65,30 +59,14 @@ class Fit:
         self.is_by_steps = every_n_train_steps is not None
         self._step_before = 0  # `trainer.global_step` before the running batch
         self.tracker = Tracker(settings, rank_zero_warn)
-        self._network = NetworkReader(settings.perturbation, settings.output_key)
-        self._samples = CheckSamples(settings, source, self.tracker, self._network)
-        self.watch = Watch(self._network, Keys(source.input_key, source.label_key))
-        self.board = Board()
-        self.check: Check | None = None  # made in the running hook
+        self._reader = NetworkReader(settings.perturbation, settings.output_key)
+        self._check_samples = CheckSamples(settings, source, self.tracker, self._reader)
+        self.watch = Watch(self._reader, Keys(source.input_key, source.label_key))
+        self.has_checked = False  # in the running hook
+        self.copy: nn.Module | None = None  # of that check, with the average; None if it is not to be kept, or sharded
         self.waits_for_average = False  # `WeightAveraging` had not updated its average at the last check
-        self.is_comparable = True  # False if a run resumes with other samples: no earlier check counts
+        self.starts_anew = False  # the run resumes with other samples: no earlier check counts
         self.is_over = False
-
-    def decide_on_average(self, trainer: Trainer) -> None:
-        """Find out whether weights can be averaged here."""
-        tracker, device = self.tracker, self.settings.averaging_device
-        if tracker.average is None:
-            return
-        theirs = [one for one in trainer.callbacks if isinstance(one, WeightAveraging | StochasticWeightAveraging)]
-        strategy = type(trainer.strategy).__name__
-        if theirs or strategy in OUT_OF_REACH:
-            tracker.average = None
-            why = f"{type(theirs[0]).__name__} does so" if theirs else f"{strategy} shards them"
-            rank_zero_info(f"Boundary uncertainty averages no weights: {why}.")
-        elif device is not None:
-            before = f"`averaging_device` must be a device of this machine, got {device!r}: "
-            with misconfigured(RuntimeError, AssertionError, before=before):
-                torch.zeros(1, device=device).cpu()
 
     def start(self, trainer: Trainer, pl_module: LightningModule, fits: list["Fit"]) -> None:
         """Prepare, and open the record; `fits` are those of the trainer's callbacks, in their order."""
@@ -100,57 +78,44 @@ class Fit:
             n_batches = min(n_batches, math.ceil(n / max(steps_of_batch, 1e-9)))
         when = f"after every {unit}" if n == 1 else f"every {n} {unit}s"
         with seeded(self.settings.seed):  # a `perturbation` draws the same random numbers each time
-            self.is_comparable = self._samples.prepare(trainer, pl_module, n_batches, when)
-        self.board.set_up(trainer, self.suffix(fits))
+            self.starts_anew = not self._check_samples.prepare(trainer, pl_module, n_batches, when)
+        self.board = Board(trainer, self.suffix(fits))
         self._warn_of_checks_not_made(trainer)
         # The record shows the arguments in effect.
         given = {**vars(self.settings), **self.source._asdict()}
         given |= {"every_n_epochs": self._every_n_epochs, "every_n_train_steps": self._every_n_steps}
-        if self.tracker.average is None:
-            given["averaging"] = None
-        if self._samples.loss_weights is not None:
-            given["class_weight"] = self._samples.loss_weights
+        if self._check_samples.loss_weights is not None:
+            given["class_weight"] = self._check_samples.loss_weights
         self.tracker.begin(started, record_folder(trainer), given)
 
     def _warn_of_checks_not_made(self, trainer: Trainer) -> None:
         """Warn before training if no check will be made, or if a resumed run has missed one."""
-        # A checkpoint saved on an epoch's last batch resumes after that epoch, whose check was never made.
-        history, epochs, steps = self.tracker.history, trainer.max_epochs, trainer.max_steps
-        n_batches, is_trial = trainer.num_training_batches, bool(trainer.fast_dev_run)
-        if (every := self._every_n_steps) is not None:
-            n_steps = math.inf if steps == -1 else float(steps)
-            if epochs not in (None, -1) and n_batches != math.inf:
-                n_steps = min(n_steps, epochs * math.ceil(n_batches / trainer.accumulate_grad_batches))
-            if 0 < n_steps < every and not is_trial and trainer.lightning_module.automatic_optimization:
-                rank_zero_warn(f"No check is made in {n_steps:.0f} steps with `every_n_train_steps={every}`.")
-            due = trainer.global_step // every * every
-            if history and history[-1].get("step", due) < due:
-                rank_zero_warn(f"The run resumes after step {due}, which was not checked: that step cannot be kept.")
-            return
-        if n_batches == math.inf and steps != -1:
+        history, n_batches = self.tracker.history, trainer.num_training_batches
+        name, unit, every = "every_n_epochs", "epoch", self._every_n_epochs
+        n_planned = math.inf if trainer.max_epochs in (None, -1) else float(trainer.max_epochs)
+        due, is_counted = trainer.current_epoch // every * every - 1, True
+        if self._every_n_steps is not None:
+            name, unit, every = "every_n_train_steps", "step", self._every_n_steps
+            n_steps = n_batches if n_batches == math.inf else math.ceil(n_batches / trainer.accumulate_grad_batches)
+            n_planned = min(n_planned * n_steps, math.inf if trainer.max_steps == -1 else trainer.max_steps)
+            due, is_counted = trainer.global_step // every * every, trainer.lightning_module.automatic_optimization
+        elif n_batches == math.inf and trainer.max_steps != -1:
             rank_zero_warn(
                 "The length of the training data is not known, and boundary uncertainty is measured at the end of an"
-                f" epoch. If no epoch ends before `max_steps={steps}`, the only check comes after training. To change"
-                " it: `every_n_train_steps=` checks within epochs."
+                f" epoch. If no epoch ends before `max_steps={trainer.max_steps}`, the only check comes after training."
+                " To change it: `every_n_train_steps=` checks within epochs."
             )
-        if epochs is not None and 0 < epochs < self._every_n_epochs and not is_trial:
-            rank_zero_warn(f"No check is made in {epochs} epochs with `every_n_epochs={self._every_n_epochs}`.")
-        due = trainer.current_epoch // self._every_n_epochs * self._every_n_epochs - 1
-        if history and history[-1]["epoch"] < due:
-            rank_zero_warn(
-                f"The run resumes after epoch {due}, which was not checked: the checkpoint was saved before the check,"
-                " and Lightning does not end the epoch again. That epoch cannot be kept."
-            )
+        if 0 < n_planned < every and is_counted and not trainer.fast_dev_run:
+            rank_zero_warn(f"No check is made in {n_planned:.0f} {unit}s with `{name}={every}`.")
+        # A checkpoint saved on an epoch's last batch resumes after that epoch, whose check was never made.
+        if history and history[-1].get(unit, due) < due:
+            rank_zero_warn(f"The run resumes after {unit} {due}, which was not checked: that {unit} cannot be kept.")
 
     def suffix(self, fits: list["Fit"]) -> str:
         """Suffix of the logged names: "" for the first of these fits, "_2" for the next with other settings."""
-        others: list[Fit] = []
-        for fit in fits:
-            n_before = next((n for n, one in enumerate(others) if fit.measures_as(one)), len(others))
-            others += [fit] * (n_before == len(others))
-            if fit is self:
-                return f"_{n_before + 1}" if n_before else ""
-        return ""
+        distinct = [fit for n, fit in enumerate(fits) if not any(map(fit.measures_as, fits[:n]))]
+        place = next(n for n, fit in enumerate(distinct) if fit.measures_as(self))
+        return f"_{place + 1}" if place else ""
 
     def measures_as(self, other: "Fit") -> bool:
         """Return True if another fit in the same trainer gets the same numbers."""
@@ -161,15 +126,15 @@ class Fit:
 
     def start_batch(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         """Read a batch as a check will, before the first one trains."""
-        self.check = None
+        self._forget_check()
         if self.is_by_steps:
             self._step_before = trainer.global_step
             self.board.withdraw(trainer)
         # Not in `on_train_start`: the module's own comes later and may set it up. Lazy layers need a first batch.
-        if self._network.is_tried or has_lazy_layers(pl_module):
+        if self._reader.is_tried or has_lazy_layers(pl_module):
             return
         started = time.perf_counter()
-        self._network.try_out(trainer, pl_module, self.tracker.groundwork.about["data"].get("n_classes"))
+        self._reader.try_out(trainer, pl_module, self.tracker.groundwork.about["data"].get("n_classes"))
         if self.source.reference is None:
             self.watch.begin(trainer, pl_module, batch)
         self.tracker.account.seconds_elsewhere += time.perf_counter() - started
@@ -177,19 +142,20 @@ class Fit:
     @property
     def reads_batches(self) -> bool:
         """True while batch hooks have something to do: in the first epoch, and if checks go by steps."""
-        return self.is_by_steps or not self._network.is_tried
+        return self.is_by_steps or not self._reader.is_tried
 
     def end_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by steps."""
         self.watch.end_batch(trainer, pl_module)
-        self.check, every = None, self._every_n_steps
+        self._forget_check()
+        every = self._every_n_steps
         # A batch makes no step while gradients accumulate, and several steps with several optimisers.
         if every is not None and trainer.global_step // every > self._step_before // every:
             self._make_check(trainer, pl_module)
 
     def end_epoch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by epochs."""
-        self.check = None
+        self._forget_check()
         self.watch.end()
         epoch, history = trainer.current_epoch, self.tracker.history
         if not self.is_by_steps:
@@ -207,10 +173,14 @@ class Fit:
 
     def release(self) -> None:
         """Free what was prepared; results stay."""
-        self.is_over, self.check = True, None
+        self.is_over = True
+        self._forget_check()
         self.tracker.release()
-        self._network.inputs = torch.empty(0)
+        self._reader.inputs = torch.empty(0)
         self.watch.end()
+
+    def _forget_check(self) -> None:
+        self.has_checked, self.copy = False, None
 
     def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> None:
         started, tracker, average = time.perf_counter(), self.tracker, average_model(trainer)
@@ -227,14 +197,14 @@ class Fit:
             tracker.update_average(pl_module, epoch, step)
             averages = tracker.averages(pl_module)
             with copied(trainer, module, averages) as network:
-                logits = self._network.logits(trainer, network)
+                logits = self._reader.logits(trainer, network)
                 with misconfigured(ValueError, before="The module's `forward` does not fit the labels: "):
                     values = in_first(trainer, lambda: tracker.measure(logits))
-            entry = tracker.add(epoch, values, step, is_counted=not self.waits_for_average)
-            is_kept_new, is_sharded = tracker.checks.is_kept_new, network is module
-            # A fresh copy: the pass may have changed the first one's buffers, and `eval` may have merged its weights.
-            weights = copy_of(module, averages) if is_kept_new and not is_sharded else None
-        self.check = Check(entry, tracker.checks.last_score, is_kept_new, weights)
+            tracker.add(epoch, values, step, is_counted=not self.waits_for_average)
+            self.has_checked, is_sharded = True, network is module
+            if tracker.checks.is_kept_new and not is_sharded:
+                # A fresh one: the pass may have changed the other's buffers, and `eval` may have merged its weights.
+                self.copy = copy_of(module, averages)
         self._show(trainer, started)
 
     def _show(self, trainer: Trainer, started: float) -> None:
@@ -299,13 +269,9 @@ class TensorBoard:
 class Board:
     """Shows the values of checks to loggers, the progress bar, and callbacks that read `callback_metrics`."""
 
-    def __init__(self) -> None:
-        self._suffix = ""  # ends the names, to tell callbacks apart
+    def __init__(self, trainer: Trainer, suffix: str) -> None:
+        self._suffix = suffix  # ends the names, to tell callbacks apart
         self._values: dict[str, Tensor] = {}  # last check
-
-    def set_up(self, trainer: Trainer, suffix: str) -> None:
-        """Set the suffix of the names, and arrange the curves of loggers that can."""
-        self._suffix = suffix
         if suffix:
             rank_zero_info(
                 f"The names that this callback logs end in {suffix}, because an earlier callback measures with other"
@@ -348,6 +314,23 @@ class Board:
         """Undo `withdraw` for callbacks that read values when an epoch or the training ends."""
         for name, value in self._values.items():
             trainer.callback_metrics.setdefault(name, value)
+
+
+def settings_here(settings: MeasurementSettings, trainer: Trainer) -> MeasurementSettings:
+    """Settings in effect: without `averaging` if another callback averages the weights, or if they are sharded."""
+    if settings.averaging is None:
+        return settings
+    theirs = [one for one in trainer.callbacks if isinstance(one, WeightAveraging | StochasticWeightAveraging)]
+    strategy = type(trainer.strategy).__name__
+    if theirs or strategy in OUT_OF_REACH:
+        why = f"{type(theirs[0]).__name__} does so" if theirs else f"{strategy} shards them"
+        rank_zero_info(f"Boundary uncertainty averages no weights: {why}.")
+        return replace(settings, averaging=None)
+    if (device := settings.averaging_device) is not None:
+        before = f"`averaging_device` must be a device of this machine, got {device!r}: "
+        with misconfigured(RuntimeError, AssertionError, before=before):
+            torch.zeros(1, device=device).cpu()
+    return settings
 
 
 def record_folder(trainer: Trainer) -> Path | None:

@@ -5,7 +5,6 @@ share a state key with the user's own, and forget the best score when a resumed 
 """
 
 import copy
-import math
 import os
 import stat
 import zipfile
@@ -39,7 +38,7 @@ from bu_torch.callbacks.trainer import (
 from bu_torch.internal.global_state import preserved_random_state
 from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import gathered, replaced_in_place
-from bu_torch.run.weights import BestWeights, weights_of
+from bu_torch.run.weights import BestWeights, named_weights
 from bu_torch.signals.catalogue import SIGNALS
 
 _BEST = ("best_", "kth_", "current_")  # prefixes of the attributes of `ModelCheckpoint` that describe the best file
@@ -75,10 +74,10 @@ class Keeper(Companion):
     @property
     def takes_states(self) -> bool:
         """True if the score in a state can be compared with those to come."""
-        return not self.fit.is_over and self.fit.tracker.checks.is_comparable
+        return not self.fit.is_over and bool(self.fit.tracker.checks.compared)
 
     def keep_if_best(self, trainer: Trainer) -> None:
-        """Keep the weights of the check of this hook, if there is one and it is the best."""
+        """Keep the weights of the check that was made in this hook, if it is the best."""
         raise NotImplementedError
 
     def settle(self, trainer: Trainer, is_in_all: bool = True) -> None:
@@ -98,7 +97,9 @@ class Keeper(Companion):
         self.settle(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
-        self.keep_if_best(trainer)
+        if self.fit.has_checked and not trainer.fast_dev_run:
+            with self.fit.tracker.account.saving():
+                self.keep_if_best(trainer)
 
     on_train_epoch_start, on_train_epoch_end = on_train_batch_start, on_train_batch_end
 
@@ -150,22 +151,17 @@ class FileKeeper(Keeper, ModelCheckpoint):
             )
 
     def keep_if_best(self, trainer: Trainer) -> None:
-        check = self.fit.check
-        # Lightning's comparison of step counts is left out: they stand still if a module steps its optimiser itself.
-        if check is None or check.score is None or not math.isfinite(check.score) or trainer.fast_dev_run:
+        checks = self.fit.tracker.checks
+        if not trainer.strategy.reduce_boolean_decision(checks.is_kept_new, all=False):
             return
-        with self.fit.tracker.account.saving():
-            candidates = self._monitor_candidates(trainer)
-            own = {name: value for name, value in check.entry.items() if name not in ("epoch", "step")}
-            candidates |= {name: torch.tensor(value, dtype=torch.float64) for name, value in own.items()}
-            if trainer.strategy.reduce_boolean_decision(check.is_kept_new, all=False):
-                self._keep(trainer, candidates)
-
-    def _keep(self, trainer: Trainer, candidates: dict[str, Tensor]) -> None:
+        candidates = self._monitor_candidates(trainer)
+        own = {name: value for name, value in checks.entries[-1].items() if name not in ("epoch", "step")}
+        candidates |= {name: torch.tensor(value, dtype=torch.float64) for name, value in own.items()}
         self._before = {name: copy.copy(value) for name, value in vars(self).items() if name.startswith(_BEST)}
         self._obsolete = None
         self.best_epoch, self.best_step = trainer.current_epoch, trainer.global_step  # the file holds them, too
         try:
+            # Without its own comparison of step counts, which stand still if a module steps its optimiser.
             self._update_best_and_save(candidates[self.monitor], trainer, candidates)
         except OSError as error:
             if trainer.world_size > 1:  # the others wait for this one within Lightning
@@ -191,8 +187,8 @@ class FileKeeper(Keeper, ModelCheckpoint):
 
     @preserved_random_state()  # the module's `on_save_checkpoint` may draw random numbers
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        tracker, module, check = self.fit.tracker, trainer.lightning_module, self.fit.check
-        weights = None if check is None or average_model(trainer) is not None else check.weights
+        tracker, module = self.fit.tracker, trainer.lightning_module
+        weights = None if average_model(trainer) is not None else self.fit.copy
         saver = copy.copy(trainer)  # saves the measured weights in place of the module's
         saver._checkpoint_connector = connector = copy.copy(trainer._checkpoint_connector)
         self.is_saving = True
@@ -206,7 +202,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
                 if tracker.average is not None or optimizers_in_training(trainer):
                     # The weights of training lie beside the average; all processes of shards take part.
                     frozen = {name for name, one in module.named_parameters() if not one.requires_grad}
-                    trained = {name: one for name, one in weights_of(module).items() if name not in frozen}
+                    trained = {name: one for name, one in named_weights(module).items() if name not in frozen}
                     self._raw = {name: gathered(one.detach()) for name, one in trained.items()}
                 super()._save_checkpoint(saver, filepath)
         finally:
@@ -308,14 +304,11 @@ class MemoryKeeper(Keeper, Checkpoint):
         self.best = BestWeights()
 
     def keep_if_best(self, trainer: Trainer) -> None:
-        check = self.fit.check
-        if check is None or not check.is_kept_new or trainer.fast_dev_run:
+        tracker, weights = self.fit.tracker, self.fit.copy
+        if not tracker.checks.is_kept_new:
             return
-        tracker = self.fit.tracker
-        with tracker.account.saving():
-            weights = check.weights
-            state = tracker.state_to_keep(trainer.lightning_module) if weights is None else weights.state_dict()
-            self.best.keep(state, trainer.current_epoch, trainer.global_step)
+        state = tracker.state_to_keep(trainer.lightning_module) if weights is None else weights.state_dict()
+        self.best.keep(state, trainer.current_epoch, trainer.global_step)
         self.best_epoch, self.best_step = self.best.epoch, self.best.step
 
     def state_dict(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
-from bu_torch.callbacks.fit import Fit
+from bu_torch.callbacks.fit import Fit, settings_here
 from bu_torch.callbacks.samples import Reference, Source, check_reference
 from bu_torch.callbacks.trainer import (
     FITTING,
@@ -118,9 +118,9 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
         input_key: InputKey = None,
         label_key: str | int | None = None,
     ) -> None:
-        self._take(MeasurementSettings, locals())
+        self._keep_arguments(MeasurementSettings, locals())
 
-    def _take(self, kind: type[MeasurementSettings], given: dict[str, Any]) -> None:
+    def _keep_arguments(self, kind: type[MeasurementSettings], given: dict[str, Any]) -> None:
         """Check and keep the arguments; the settings become one object of this `kind`."""
         Callback.__init__(self)
         every_n_epochs, every_n_train_steps = given["every_n_epochs"], given["every_n_train_steps"]
@@ -151,9 +151,9 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
         check_trainer(trainer)
         if stage == FITTING:
             set_batch_hooks(self, are_called=True)  # a failed fit may have left some skipped
-            self._fit = Fit(self.settings, self.source, self.every_n_epochs, self.every_n_train_steps)
             stand_behind_averaging(trainer, BoundaryUncertaintyMonitor)
-            self._fit.decide_on_average(trainer)
+            settings = settings_here(self.settings, trainer)
+            self._fit = Fit(settings, self.source, self.every_n_epochs, self.every_n_train_steps)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         fits = [one._fit for one in trainer.callbacks if isinstance(one, BoundaryUncertaintyMonitor)]

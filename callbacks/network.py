@@ -56,12 +56,15 @@ class NetworkReader:
         self.is_tried = False  # a batch was read as a check reads it
         self.packing: Packing | None = None  # layout of several tensors a sample in one; None if there is one
 
-    def take(self, trainer: Trainer, pl_module: LightningModule, inputs: Inputs) -> None:
+    def read_at(self, trainer: Trainer, pl_module: LightningModule, inputs: Inputs) -> None:
         """Read the network at these inputs (n, ...) from now on, shared out among the processes."""
         self._n_rows = len(inputs)
         if trainer.world_size > 1:
             placed = trainer.strategy.distributed_sampler_kwargs  # processes that split layers have the same samples
-            inputs = share(inputs, placed["rank"], placed["num_replicas"]).to(pl_module.device)
+            # Equally many rows in each, for as many forward passes: the last row is repeated to fill them.
+            n_rows = -(-len(inputs) // placed["num_replicas"])
+            places = torch.arange(n_rows, device=inputs.device) + placed["rank"] * n_rows
+            inputs = inputs[places.clamp(max=len(inputs) - 1)].to(pl_module.device)
         self.inputs = inputs
 
     def logits(self, trainer: Trainer, network: nn.Module) -> Tensor:
@@ -90,10 +93,10 @@ class NetworkReader:
                 " `perturbation='tokens'`: otherwise they are moved like numbers, to ids of unrelated tokens."
             )
 
-    def count_operations(self, trainer: Trainer, pl_module: LightningModule, one: Tensor | None) -> int:
+    def count_operations(self, trainer: Trainer, pl_module: LightningModule, one: Tensor) -> int:
         """Count the operations of one sample's forward pass by all processes; find out if one could make it alone."""
         self.passes_alone = trainer.world_size == 1
-        if one is None or not can_be_passed(trainer, pl_module):
+        if not can_be_passed(trainer, pl_module):
             return count_operations(pl_module)
         with copied(trainer, pl_module) as network:
             forward = partial(self.read, trainer, network, one.to(pl_module.device), self.packing)
@@ -199,14 +202,10 @@ def copied(trainer: Trainer, module: nn.Module, values: Mapping[str, Tensor] | N
 @prepare_copy.register
 def _ignore_logs(module: LightningModule) -> None:
     """Let a copy ignore what it logs: it would enter the epoch's mean, or be refused in the hook of a check."""
-    vars(module)["log"] = _log_nothing
+    vars(module)["log"] = lambda *_, **__: None
     if module._trainer is not None:
         module._trainer = silent = copy.copy(module._trainer)
         silent.loggers = [library.loggers.logger.DummyLogger() for _ in silent.loggers]
-
-
-def _log_nothing(*_: object, **__: object) -> None:
-    pass
 
 
 def in_first(trainer: Trainer, work: Callable[[], T]) -> T:
@@ -224,13 +223,6 @@ def in_first(trainer: Trainer, work: Callable[[], T]) -> T:
     if message:
         raise error or RuntimeError(f"The first process failed: {message}")
     return result
-
-
-def share(inputs: Inputs, rank: int, world_size: int) -> Inputs:
-    """Rows for one process, equally many in each, for as many forward passes; the last row is repeated to fill them."""
-    n_rows = -(-len(inputs) // world_size)
-    places = torch.arange(rank * n_rows, (rank + 1) * n_rows, device=inputs.device)
-    return inputs[places.clamp(max=len(inputs) - 1)]
 
 
 def in_each(trainer: Trainer, read: Callable[[], Tensor]) -> Tensor:

@@ -50,8 +50,8 @@ class Source(NamedTuple):
 class CheckSamples:
     """Reads a trainer's samples, plans how many of them a check uses, and prepares these."""
 
-    def __init__(self, settings: MeasurementSettings, source: Source, tracker: Tracker, network: NetworkReader) -> None:
-        self._settings, self._source, self._tracker, self._network = settings, source, tracker, network
+    def __init__(self, settings: MeasurementSettings, source: Source, tracker: Tracker, reader: NetworkReader) -> None:
+        self._settings, self._source, self._tracker, self._reader = settings, source, tracker, reader
         self._n_batches = math.inf  # for one process, between two checks
         self._samples: Samples | None = None  # while they are prepared; in the first process
         self.loss_weights: list[float] | None = None  # class weights of the module's loss; in the first process
@@ -64,33 +64,43 @@ class CheckSamples:
         self._n_batches = n_batches
         if trainer.reload_dataloaders_every_n_epochs and self._source.reference is None:
             rank_zero_warn("Boundary uncertainty uses the training data as first loaded and ignores reloads.")
-        one, self._network.packing = in_first(trainer, lambda: self._read_here(trainer, pl_module))
-        n_operations = self._network.count_operations(trainer, pl_module, one)
+        one, self._reader.packing = in_first(trainer, lambda: self._read_here(trainer, pl_module))
+        n_operations = self._reader.count_operations(trainer, pl_module, one)
         groundwork = self._tracker.groundwork
         inputs, groundwork.plan, compared = in_first(
             trainer, lambda: self._prepare_here(trainer, pl_module, n_operations, when)
         )
         if groundwork.is_prepared:
             inputs = groundwork.signals.perturbed if trainer.world_size == 1 else inputs
-        self._network.take(trainer, pl_module, inputs)
-        is_comparable = self._tracker.go_on(*compared)
-        if not is_comparable:
-            rank_zero_warn(
-                "The run resumes with different training samples, or with another version of bu_torch: scores cannot be"
-                " compared with earlier checks."
-            )
-        return is_comparable
+        self._reader.read_at(trainer, pl_module, inputs)
+        if self._tracker.continue_with(*compared):
+            return True
+        rank_zero_warn(
+            "The run resumes with different training samples, or with another version of bu_torch: scores cannot be"
+            " compared with earlier checks."
+        )
+        return False
 
-    def _read_here(self, trainer: Trainer, pl_module: LightningModule) -> tuple[Tensor | None, Packing | None]:
+    def _read_here(self, trainer: Trainer, pl_module: LightningModule) -> tuple[Tensor, Packing | None]:
         """Read the samples; return the input of one, to count operations, and the packing."""
+        settings, reference = self._settings, self._source.reference
+        trial = max(_TRIAL_SAMPLES, settings.n_neighbors) if trainer.fast_dev_run else None
+
+        def how_many(n_training: int) -> int:
+            n_samples = self._planned(trainer, n_training, count_operations(pl_module)).n_samples
+            return n_samples if trial is None else min(n_samples, trial)
+
         with self._explained():
-            self._samples = samples = self._read(trainer, pl_module)
-            self._settings.refuse_too_few(len(samples.inputs), "it")
-            self._network.takes_integers = not samples.inputs.is_floating_point()
-        # A resumed run has a plan; several processes must still find out if one can run the network alone.
-        is_needless = trainer.world_size == 1 and self._tracker.groundwork.plan is not None
-        one = None if is_needless or not len(samples.inputs) else samples.inputs[:1].cpu().clone()
-        return one, samples.packing
+            if _is_pair(reference):
+                samples = whole_samples(*reference, keep_integers=keeps_integers(settings.perturbation))
+                samples = fewer_of(samples, how_many(len(samples.inputs)), settings.seed)
+            else:
+                most = settings.max_samples if trial is None else min(settings.max_samples or trial, trial)
+                samples = read_training_data(trainer, pl_module, settings, self._source, how_many, most)
+            self._samples = samples
+            settings.refuse_too_few(len(samples.inputs), "it")
+        self._reader.takes_integers = not samples.inputs.is_floating_point()
+        return samples.inputs[:1].cpu().clone(), samples.packing
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -113,7 +123,7 @@ class CheckSamples:
     def _prepare_here(
         self, trainer: Trainer, pl_module: LightningModule, n_operations: int, when: str
     ) -> tuple[Inputs, Plan | None, tuple[str, bool]]:
-        """Perturbed inputs, plan, and the arguments of `Tracker.go_on`."""
+        """Perturbed inputs, plan, and the arguments of `Tracker.continue_with`."""
         groundwork, samples = self._tracker.groundwork, self._samples
         assert samples is not None  # noqa: S101  (the same process has read them)
         with self._explained():
@@ -164,26 +174,12 @@ class CheckSamples:
             inputs = inputs[torch.arange(len(inputs), device=inputs.device)].to("cpu")  # a copy for all processes
         return inputs, groundwork.plan, (fingerprint, groundwork.is_restored)
 
-    def _read(self, trainer: Trainer, pl_module: LightningModule) -> Samples:
-        settings, reference = self._settings, self._source.reference
-        trial = max(_TRIAL_SAMPLES, settings.n_neighbors) if trainer.fast_dev_run else None
-
-        def how_many(n_training: int) -> int:
-            n_samples = self._planned(trainer, n_training, count_operations(pl_module)).n_samples
-            return n_samples if trial is None else min(n_samples, trial)
-
-        if _is_pair(reference):
-            samples = whole_samples(*reference, keep_integers=keeps_integers(settings.perturbation))
-            return fewer_of(samples, how_many(len(samples.inputs)), settings.seed)
-        most = settings.max_samples if trial is None else min(settings.max_samples or trial, trial)
-        return read_training_data(trainer, pl_module, settings, self._source, how_many, most)
-
     def _module_as_space(self, trainer: Trainer, pl_module: LightningModule) -> nn.Module | None:
         """The network, if its features may be a space."""
         # Features of a network that has already learnt these labels would leak them.
         is_asked_for = self._settings.feature_extractor == "module"
         is_new = trainer.global_step == 0 or bool(self._tracker.history) or is_asked_for
-        if self._network.passes_alone and can_be_passed(trainer, pl_module):
+        if self._reader.passes_alone and can_be_passed(trainer, pl_module):
             return pl_module if is_new else None
         if is_asked_for:
             raise MisconfigurationException(
@@ -200,7 +196,7 @@ class CheckSamples:
         # Distinct samples that all processes together train on between two checks.
         n_visited = int(min(n_training, self._n_batches * batch_size * trainer.world_size))
         max_samples = n_training if takes_all else None
-        return plan(self._tracker.settings, n_training, n_visited, n_operations, n_bytes, max_samples)
+        return plan(self._settings, n_training, n_visited, n_operations, n_bytes, max_samples)
 
 
 def read_training_data(

@@ -141,17 +141,11 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         input_key: InputKey = None,
         label_key: str | int | None = None,
     ) -> None:
-        self._take(Settings, locals())
+        self._keep_arguments(Settings, locals())
         with misconfigured(TypeError, ValueError):
             self.restore_best_weights = check_flag("restore_best_weights", restore_best_weights)
             self.save_weights_only = check_flag("save_weights_only", save_weights_only)
             self.verbose = check_flag("verbose", verbose)
-            if not (dirpath is None or isinstance(dirpath, str | Path)):
-                raise TypeError(f"`dirpath` must be a path or None, got {type(dirpath).__name__}.")
-            if not (filename is None or isinstance(filename, str)):
-                raise TypeError(f"`filename` must be a str or None, got {type(filename).__name__}.")
-            if filename == "":
-                raise ValueError("`filename` must not be empty; None gives the default name.")
         self.dirpath, self.filename = dirpath, filename
         self._written: dict[str, Identity | None] = {}  # best files of this process
         self._forget()
@@ -246,7 +240,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        if not self._fit.is_comparable:
+        if self._fit.starts_anew:
             rank_zero_warn("Patience and the best epoch start anew.")
             self._install(trainer, pl_module).on_train_start(trainer, pl_module)
         self._first_epoch, verdict = trainer.current_epoch, self.tracker.checks.verdict
@@ -267,15 +261,15 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
 
     def _decide(self, trainer: Trainer, *, may_wait: bool) -> None:
         """Stop training if the check of this hook says so, or if an earlier one did and a stop is allowed by now."""
-        check = self._fit.check
-        if check is not None and check.score is not None and not trainer.fast_dev_run:
-            best = self.tracker.checks.verdict.best
+        checks = self.tracker.checks
+        if self._fit.has_checked and checks.last_score is not None and not trainer.fast_dev_run:
+            best = checks.verdict.best
             if self.verbose and best > self._highest:
                 gain = "" if self._highest == -float("inf") else f" by {best - self._highest:.4f}"
                 rank_zero_info(f"Metric {self.score_name} improved{gain}. New best score: {best:.4f}")
                 self._highest = best
             # All processes stop, or none.
-            self._is_due = trainer.strategy.reduce_boolean_decision(self.tracker.checks.verdict.should_stop, all=False)
+            self._is_due = trainer.strategy.reduce_boolean_decision(checks.verdict.should_stop, all=False)
         elif may_wait:
             return
         # Nothing resets `trainer.should_stop`, so it is not set before `min_epochs` and `min_steps` allow a stop: the
@@ -284,7 +278,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             trainer.should_stop, self._is_due = True, False
             self.stopped_epoch = trainer.current_epoch
             step = trainer.global_step if self._fit.is_by_steps else None
-            self.stopping_reason = self.tracker.checks.why_stopped(trainer.current_epoch, step)
+            self.stopping_reason = checks.why_stopped(trainer.current_epoch, step)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Nothing here: `Ending` calls `_conclude`, when all other callbacks have had their turn."""
@@ -301,7 +295,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             self.stopping_reason = others[0].stopping_reason if is_theirs else why_ended(trainer, exception)
         cost = tracker.account.cost()
         if self.stopped_epoch is not None and trainer.max_epochs is not None:
-            cost += tracker.account.saved(self._first_epoch, trainer.current_epoch, trainer.max_epochs)
+            cost += tracker.account.time_saved(self._first_epoch, trainer.current_epoch, trainer.max_epochs)
         tracker.end(
             self.stopping_reason,
             kept_epoch=self.best_epoch,

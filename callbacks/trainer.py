@@ -133,7 +133,7 @@ def stand_behind_averaging(trainer: Trainer, kind: type) -> None:
 
 def go_on_from_raw_weights(pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
     """Resume from a checkpoint of an average: training continues from its own weights, the average from the others."""
-    with misconfigured(ValueError):
+    with misconfigured(ValueError, before="The checkpoint holds no weights of training: "):
         raw = read_weights(checkpoint.pop(RAW_WEIGHTS))
     # Strategies that shard weights have loaded them already, and removed them from the checkpoint.
     loaded = checkpoint["state_dict"] if "state_dict" in checkpoint else pl_module.state_dict()

@@ -38,8 +38,8 @@ class Watch:
     calls (`self.net(x)`), or of the first part of that one, and so on: these get their inputs before any layer has run.
     """
 
-    def __init__(self, network: NetworkReader, keys: Keys) -> None:
-        self._network, self._keys = network, keys
+    def __init__(self, reader: NetworkReader, keys: Keys) -> None:
+        self._reader, self._keys = reader, keys
         self._is_on = False
         self._n_batches = 0
         self._labels: Tensor | None = None
@@ -64,7 +64,7 @@ class Watch:
                 for part in parts:
                     part.register_forward_pre_hook(listener, with_kwargs=True, prepend=True)
                     part.register_forward_hook(listener.end)
-                self._network.read(trainer, network, inputs, packing, is_whole=True)
+                self._reader.read(trainer, network, inputs, packing, is_whole=True)
             hook = _Listener(self._got, self._labels, most=_MOST_CALLS)
             self._handles = [
                 module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True) for module in self._expected

@@ -161,10 +161,10 @@ class SelectionRule:
         """The completed check to keep; None if no check counts."""
         kept = None
         for entry in history:
-            kept = entry if self.takes_place(entry, kept) else kept
+            kept = entry if self.is_better(entry, kept) else kept
         return kept
 
-    def takes_place(self, entry: Mapping[str, Any], kept: Mapping[str, Any] | None) -> bool:
+    def is_better(self, entry: Mapping[str, Any], kept: Mapping[str, Any] | None) -> bool:
         """True if a completed check counts and its score exceeds the score of `kept`."""
         score = self.score(entry)
         if score is None or not math.isfinite(score):

@@ -52,7 +52,8 @@ class Record:
         except OSError as error:
             self._give_up(folder, error)
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        self.tell({"kind": "header", "format": FORMAT, "versions": versions(), "started": started, **(header or {})})
+        kind = {"kind": "header", "format": FORMAT, "versions": versions(), "started": started}
+        self.write_line(kind | dict(header or {}))
         if before := list(rows):
             self.append(*before)
 
@@ -69,7 +70,7 @@ class Record:
         writer.writerows(rows)
         self._write(self.path, text.getvalue())
 
-    def tell(self, line: Mapping[str, Any]) -> None:
+    def write_line(self, line: Mapping[str, Any]) -> None:
         """Write a line beside the table."""
         if self.path is None:
             return
@@ -109,7 +110,7 @@ class Account:
         self._began = time.perf_counter()
         self.record = Record()
 
-    def start_clock(self, started: float, *, has_resumed: bool) -> None:
+    def begin(self, started: float, *, has_resumed: bool) -> None:
         """Count the time of training from now on; preparation began at `started` (`time.perf_counter`)."""
         self._began = time.perf_counter()
         self.seconds_elsewhere = 0.0
@@ -123,7 +124,7 @@ class Account:
 
     @property
     def training_seconds(self) -> float:
-        """Seconds since `start_clock`, without checks, saving, and `seconds_elsewhere`."""
+        """Seconds since `begin`, without checks, saving, and `seconds_elsewhere`."""
         beside = self.seconds_elsewhere + self.check_seconds + self.saving_seconds
         return time.perf_counter() - self._began - beside
 
@@ -141,7 +142,7 @@ class Account:
         told = f"took at least {total:.1f} s ({listed}) beside {seconds:.1f} s of training: {share:.0%}"
         return f"{start} uncertainty {told}."
 
-    def saved(self, first: int, n_trained: int, n_planned: int) -> str:
+    def time_saved(self, first: int, n_trained: int, n_planned: int) -> str:
         """Say how long the remaining epochs would have taken, judged by those trained since the `first`."""
         if not first < n_trained < n_planned:
             return ""

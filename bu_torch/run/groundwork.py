@@ -80,7 +80,7 @@ class Groundwork:
         tell: Callable[[str], None] | None = None,
         class_weight: ClassWeight | None = None,
     ) -> str:
-        """Fit the signals, or load them; return the fingerprint of samples and settings, for `Tracker.go_on`.
+        """Fit the signals, or load them; return the fingerprint of samples and settings, for `Tracker.continue_with`.
 
         Checks will be made on `device`; None stands for that of the samples. If earlier checks were made
         (`has_resumed`), the space of neighbours stays. It may be the features of `module` before training.

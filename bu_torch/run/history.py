@@ -46,21 +46,15 @@ class History:
         return self.entries[self.n_not_compared :]
 
     @property
-    def is_comparable(self) -> bool:
-        """True if there is such a check: then the last one has a score, and a state's best weights are of use."""
-        return self.n_not_compared < len(self.entries)
-
-    @property
     def score_name(self) -> str:
         """Entry of a check that holds its score; "" without a rule."""
-        return "" if self.selection is None else self.selection.score_name
+        return "" if self.selection is None else self.selection.rule.name
 
     @property
     def last_score(self) -> float | None:
         """Score of the last check; None if it does not count."""
-        if self.selection is None or not self.is_comparable:
-            return None
-        return self.selection.score(self.entries[-1])
+        compared = self.compared
+        return None if self.selection is None or not compared else self.selection.score(compared[-1])
 
     def is_last(self, epoch: int, step: int | None = None) -> bool:
         return bool(self.entries) and place_of(self.entries[-1]) == (epoch, step)
@@ -202,7 +196,7 @@ class History:
             stopping_threshold=settings.stopping_threshold,
             check_finite=settings.check_finite,
         )
-        if selection.takes_place(entry, self.kept):
+        if selection.is_better(entry, self.kept):
             self.kept = entry
 
 

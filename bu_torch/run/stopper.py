@@ -238,7 +238,7 @@ class BoundaryUncertaintyStopper(KeptResults):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a `state_dict`; with other settings or samples, patience and the best epoch start anew."""
         self._tracker.load_state_dict(state_dict["checks"])
-        if self._tracker.checks.is_comparable:
+        if self._tracker.checks.compared:
             self._best.load_state_dict(state_dict["keeper"])
         self._tracker.checks.fall_back(self._best.epoch, self._best.step)
 
@@ -276,7 +276,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         tell(f"Boundary uncertainty measures at {len(samples.inputs)} of {n_training} samples, {draws} each.")
         for line in groundwork.lines():
             tell(line)
-        if not tracker.go_on(fingerprint, groundwork.is_restored):
+        if not tracker.continue_with(fingerprint, groundwork.is_restored):
             self._best = BestWeights()
             tracker.warn(
                 "The samples differ from those of the loaded state: scores cannot be compared with earlier checks, so"

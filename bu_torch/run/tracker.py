@@ -23,7 +23,14 @@ from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.state import read_state
 from bu_torch.run.weights import WeightAverage, state_to_keep
 from bu_torch.samples.samples import Samples
-from bu_torch.signals.details import Details, Recognition, blindness_of, unpredicted_of
+from bu_torch.signals.details import (
+    Details,
+    Recognition,
+    accuracy_alone,
+    blindness,
+    names_and_shares,
+    unpredicted,
+)
 from bu_torch.signals.measuring import Measurement, Signals
 
 # Scores can be compared only if these settings are the same.
@@ -35,12 +42,13 @@ class LastCheck:
 
     def __init__(self) -> None:
         self.recognition = Recognition()
+        self.recalls: list[float] = []  # as `Measurement.recalls` gives them; empty if another process measured
         self.n_columns = 0  # width of the last logits that this process measured
         self.measurement: Measurement | None = None  # between `measure` and `end_check`, where it was measured
         # The next check is compared with the last and with the most accurate one, (n_draws * N,) each.
         self.predictions = self.best_predictions = torch.empty(0, dtype=torch.int64)
 
-    def measure(self, signals: Signals, logits: Tensor, *, has_rule: bool) -> dict[str, float]:
+    def measure(self, signals: Signals, logits: Tensor) -> dict[str, float]:
         n_rows = len(signals.preparation.probabilities)
         both = (self.predictions, self.best_predictions)
         before, best = (known.to(logits.device) if len(known) == n_rows else None for known in both)
@@ -48,11 +56,9 @@ class LastCheck:
         self.measurement = signals.measure(logits, before, best)
         self.predictions = self.measurement.predictions
         values = {**self.measurement.values, STANDARD_ERROR: self.measurement.standard_error}
-        scalars = torch.stack(list(values.values()))
-        measured = (torch.cat((scalars, self.measurement.recalls())) if has_rule else scalars).tolist()
-        if has_rule:
-            self.recognition.last = measured[len(values) :]
-        return dict(zip(values, measured[: len(values)], strict=True))
+        measured = torch.cat((torch.stack(list(values.values())), self.measurement.recalls())).tolist()
+        self.recalls = measured[len(values) :]
+        return dict(zip(values, measured, strict=False))
 
     def forget(self) -> None:
         """Compare the next check with none before."""
@@ -69,15 +75,14 @@ class LastCheck:
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.predictions, self.best_predictions = state["predictions"], state["best_predictions"]
-        self.recognition = Recognition()
-        self.recognition.load_state_dict(state["recalls"])
+        self.recognition = state["recognition"]
 
 
 class Tracker:
     """Measures each check of one training, keeps the history and the record, and says what to keep and when to stop.
 
     A training calls it in this order, with `logits_at` of `bu_torch.internal.logits`. A record and a resume also need
-    `begin`, `end_check`, `end` and `go_on`.
+    `begin`, `end_check`, `end` and `continue_with`.
 
         tracker = Tracker(Settings(patience=10))
         plan = tracker.groundwork.plan_checks(n_training=len(inputs), n_visited=len(inputs), n_operations=100_000)
@@ -119,11 +124,13 @@ class Tracker:
         """Compute all that does not depend on the network, with options and errors as in `Groundwork.prepare`."""
         return self.groundwork.prepare(samples, self.warn, has_resumed=bool(self.history), **options)
 
-    def go_on(self, fingerprint: str, is_restored: bool = True) -> bool:
-        """Compare the samples with those of earlier checks; if they differ, start anew and return False."""
+    def continue_with(self, fingerprint: str, is_restored: bool = True) -> bool:
+        """Compare the samples with those of earlier checks; if they differ, start anew and return False.
+
+        They also differ if their preparation, which the state held, could not be restored.
+        """
         before = self.groundwork.fingerprint
-        # What could not be restored is like no fingerprint: it is compared as "".
-        are_the_same = not self.history or before in (None, fingerprint if is_restored else "")
+        are_the_same = not self.history or before is None or (is_restored and before == fingerprint)
         if not are_the_same:
             self.checks.reset()
             self.last_check.forget()
@@ -155,8 +162,7 @@ class Tracker:
         """Signals and `standard_error` of the network's logits at the perturbed inputs; waits for the device once."""
         if self.account.check_seconds == 0:
             warn_of_probabilities(logits, "The module", self.warn)
-        has_rule = self.checks.selection is not None
-        return self.last_check.measure(self.groundwork.signals, logits, has_rule=has_rule)
+        return self.last_check.measure(self.groundwork.signals, logits)
 
     def add(
         self, epoch: int, values: Mapping[str, float], step: int | None = None, *, is_counted: bool = True
@@ -170,7 +176,8 @@ class Tracker:
             self.last_check.best_predictions = self.last_check.predictions
         self.checks.add(entry, is_counted=is_counted)
         if self.checks.last_score is not None:
-            self.last_check.recognition.add(epoch, step, is_kept=self.checks.kept is entry)
+            recalls, is_kept = self.last_check.recalls, self.checks.kept is entry
+            self.last_check.recognition.add(epoch, step, recalls, is_kept=is_kept)
         if not is_counted:
             self.last_check.forget()
         data = self.groundwork.about["data"]
@@ -183,7 +190,7 @@ class Tracker:
     def begin(self, started: float, folder: Path | None, settings: Mapping[str, Any]) -> None:
         """Count the time of training from now on, and open a record with `settings` in `folder`, if there is one."""
         account, checks = self.account, self.checks
-        account.start_clock(started, has_resumed=bool(self.history))
+        account.begin(started, has_resumed=bool(self.history))
         if folder is None:
             return
         named = {**settings, "rule": None, **checks.rule_settings()}
@@ -213,7 +220,7 @@ class Tracker:
                 "histograms": {name: getattr(details, name)._asdict() for name in HISTOGRAMS},
                 "doubtful": [[int(rows[one.row]), *one[1:]] for one in details.doubtful],
             }
-            self.account.record.tell(line)
+            self.account.record.write_line(line)
         self.last_check.measurement = None
         self.account.end_check(started, self.history[-1], train_loss)
 
@@ -229,21 +236,24 @@ class Tracker:
             score = None if check is None else check[self.checks.score_name]
             self.summary = {"reason": reason, "score_name": self.checks.score_name, "score": score, **kept, **judged}
         line = {"kind": "end", "reason": reason, "n_not_compared": self.checks.n_not_compared, **kept, **seconds}
-        self.account.record.tell(line | {"remarks": self.remarks})
+        self.account.record.write_line(line | {"remarks": self.remarks})
 
     def _judge(self, check: Mapping[str, Any]) -> tuple[Confidence | None, list[str]]:
         """Judge the kept check in words; name classes that are never predicted, and one that loses much."""
-        signals, named, selection = self.groundwork.signals, self.groundwork.about["classes"], self.checks.selection
+        signals, selection = self.groundwork.signals, self.checks.selection
+        boundary, prepared = signals.boundary, signals.preparation
+        names, shares = names_and_shares(boundary.labels, boundary.weights, self.groundwork.about["classes"])
         counted = [one for one in self.checks.compared if selection is None or selection.score(one) is not None]
         finite = [accuracy for one in counted if math.isfinite(accuracy := one["expected_accuracy"])]
-        blind, labels = blindness_of(signals.preparation, named, max(finite, default=math.nan)), signals.boundary.labels
-        confidence = None
+        column, alone = accuracy_alone(prepared.probabilities, len(boundary.labels), boundary.weights)
+        skills = (prepared.vote_skill, prepared.regression_skill)
+        blind, confidence = blindness(max(finite, default=math.nan), alone, names[column], skills), None
         if selection is not None and selection.rule.name in JUDGED_RULES:
-            confidence = confidence_in(check, counted, signals.skill, len(labels), is_blind=bool(blind))
+            confidence = confidence_in(check, counted, signals.skill, len(boundary.labels), is_blind=bool(blind))
         lines = [blind or ("" if confidence is None else confidence.line())]
         recalls = self.last_check.recognition.kept
         if recalls is not None and (recalls.epoch, recalls.step) == place_of(check):
-            lines.append(unpredicted_of(signals.preparation, named, recalls.expected))
+            lines.append(unpredicted(names, shares, recalls.expected))
         return confidence, [line for line in (*lines, self.unrecognised(check)) if line]
 
     def unrecognised(self, check: Mapping[str, Any]) -> str:

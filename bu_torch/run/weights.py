@@ -66,7 +66,7 @@ class WeightAverage:
         next check.
         """
         found = {}
-        for name, weight in weights_of(module).items():
+        for name, weight in named_weights(module).items():
             is_trained = isinstance(weight, nn.Parameter) and weight.requires_grad
             is_statistic = not isinstance(weight, nn.Parameter) and name.rpartition(".")[2] in _STATISTICS
             if name in self._averages or is_trained or is_statistic:
@@ -105,7 +105,7 @@ class WeightAverage:
         """Averages by name that replace the module's weights; empty if the last check was not added."""
         if not self.is_current:
             return {}
-        kinds = {name: (one.shape, one.dtype) for name, one in weights_of(module).items()}
+        kinds = {name: (one.shape, one.dtype) for name, one in named_weights(module).items()}
         return {n: one.value for n, one in self._averages.items() if kinds.get(n) == (one.value.shape, one.value.dtype)}
 
     def forget(self) -> None:
@@ -128,7 +128,7 @@ class WeightAverage:
         self.is_current = False
 
 
-def weights_of(module: nn.Module, *, once: bool = True) -> dict[str, Tensor]:
+def named_weights(module: nn.Module, *, once: bool = True) -> dict[str, Tensor]:
     """Parameters and buffers that can be averaged, by name; with `once`, tied tensors count once."""
     reshard(module)
     parameters = {name: one for name, one in module.named_parameters(remove_duplicate=False) if not is_lazy(one)}
@@ -244,19 +244,18 @@ def load(module: nn.Module, saved: Mapping[str, Any], *, may_lack: bool) -> Fitt
     Raises:
         ValueError: If the weights do not fit; then the module is as it was.
     """
-    kept, now, told = fitted(module, saved), module.state_dict(), list[str]()
+    kept, now = fitted(module, saved), module.state_dict()
     if objection := kept.objection(may_lack=may_lack):
         raise ValueError(objection)
     before = {
         name: one.detach().cpu().clone() if isinstance(one := now[name], Tensor) else copy.deepcopy(one)
         for name in kept.state
     }
-    watched = nn.Module() if isinstance(module, torch.jit.ScriptModule) else module  # a script takes no such hook
-    handle = watched.register_load_state_dict_post_hook(lambda _, keys: told.extend(keys.missing_keys))
     try:
-        module.load_state_dict(kept.state, strict=False)
-        # An overridden `state_dict` may omit weights that `load_state_dict` expects.
-        absent = [*kept.missing, *kept.left_out, *(name for name in told if name not in now)]
+        result = module.load_state_dict(kept.state, strict=False)
+        # An overridden `state_dict` may omit weights that `load_state_dict` expects; an overridden one may return None.
+        expected = getattr(result, "missing_keys", ())
+        absent = [*kept.missing, *kept.left_out, *(name for name in expected if name not in now)]
         missing = changed_by_training(module, absent)
         kept = kept._replace(missing=missing, left_out=[name for name in absent if name not in missing])
         if objection := kept.objection(may_lack=may_lack):
@@ -264,8 +263,6 @@ def load(module: nn.Module, saved: Mapping[str, Any], *, may_lack: bool) -> Fitt
     except Exception:
         module.load_state_dict(before, strict=False)
         raise
-    finally:
-        handle.remove()
     return kept
 
 
@@ -318,7 +315,7 @@ def put_back(module: nn.Module, weights: Mapping[str, Tensor], *, may_lack: bool
 
     Returns False and changes nothing if the module has no place for some of them, unless it `may_lack` them.
     """
-    found = weights_of(module, once=False)
+    found = named_weights(module, once=False)
     fitting = {name: weight for name, weight in weights.items() if name in found or not may_lack}
     if any(name not in found or found[name].shape != weight.shape for name, weight in fitting.items()):
         return False

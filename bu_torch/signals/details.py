@@ -2,17 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from bu_torch.functional.boundary import sum_by_pair
 from bu_torch.functional.weights import mean_of
 from bu_torch.samples.balance import class_shares
 from bu_torch.signals.catalogue import SignalInputs
-from bu_torch.signals.preparation import Preparation
 
 _MOST_PAIRS = 400
 # Above these losses and two standard errors, weighting classes alike also improved the mean recall on test data, and
@@ -63,7 +61,7 @@ class Details(NamedTuple):
     doubtful: list[Doubtful]  # sorted by trust in label or prediction, least first, at each sample's lowest draw
 
 
-def describe(reading: SignalInputs, n_doubtful: int) -> Details:
+def details_of(reading: SignalInputs, n_doubtful: int) -> Details:
     """Compute the details of a check."""
     terms = reading.terms
     weights, values, shares = (
@@ -128,11 +126,9 @@ class Recognition:
 
     kept: Recalls | None = None
     balanced: Recalls | None = None
-    last: list[float] = field(default_factory=list)  # from `recalls_of`, of the check that `add` takes next
 
-    def add(self, epoch: int, step: int | None, *, is_kept: bool) -> None:
-        """Add a check that counts, if it was measured here."""
-        measured, self.last = self.last, []
+    def add(self, epoch: int, step: int | None, measured: list[float], *, is_kept: bool) -> None:
+        """Add a check that counts, with what `Measurement.recalls` gave; nothing if it was not measured here."""
         if not measured or not all(map(math.isfinite, measured)):
             return
         half = len(measured) // 2
@@ -171,29 +167,6 @@ class Recognition:
             if recalls is not None
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, (epoch, step, values) in state.items():
-            setattr(self, name, Recalls(epoch, step, *values.tolist()))
-
-
-def recalls_of(columns: Tensor, own: Tensor, probabilities: Tensor, weights: Tensor | None) -> Tensor:
-    """Recall of each class by labels, then by label probabilities, (2 * C,) float64; waits for no device.
-
-    Predictions and labels (D * N,) are columns of arrays of C classes, C or more for a prediction without samples.
-    """
-    n_classes = probabilities.shape[1]
-    if weights is None:
-        counted = torch.ones_like(own, dtype=torch.float64)
-        mass = probabilities.sum(dim=0, dtype=torch.float64)
-    else:
-        counted = weights.double().repeat(len(own) // len(weights))
-        mass = (counted.to(probabilities.dtype) @ probabilities).double()
-    known = columns.clamp(max=n_classes - 1)
-    expected = probabilities.gather(1, known.unsqueeze(1)).squeeze(1) * (columns < n_classes) * counted
-    hits = sum_by_pair((columns == own) * counted, own, n_classes)
-    by_label = hits / sum_by_pair(counted, own, n_classes)
-    return torch.cat((by_label, sum_by_pair(expected, known, n_classes) / mass))
-
 
 def accuracy_alone(probabilities: Tensor, n_samples: int, weights: Tensor | None) -> tuple[int, float]:
     """Column of the class that scores most if it alone is predicted, and its expected accuracy.
@@ -201,8 +174,7 @@ def accuracy_alone(probabilities: Tensor, n_samples: int, weights: Tensor | None
     Probabilities (D * N, C) are those of D draws of N samples, whose weights (N,) have mean 1.
     """
     by_sample = probabilities.view(-1, n_samples, probabilities.shape[1]).mean(dim=0).double()
-    weights = None if weights is None else weights.unsqueeze(1)
-    scores = torch.stack([mean_of(column, weights) for column in by_sample.split(1, dim=1)])
+    scores = by_sample.mean(dim=0) if weights is None else weights @ by_sample / n_samples
     best = int(scores.argmax())
     return best, float(scores[best])
 
@@ -234,20 +206,11 @@ def blindness(highest: float, alone: float, name: str, skills: tuple[float, floa
     )
 
 
-def blindness_of(prepared: Preparation, named: Sequence[str] | None, highest: float) -> str:
-    """`blindness` of checks on these samples; `named` holds the names of the classes."""
-    boundary = prepared.boundary
-    column, alone = accuracy_alone(prepared.probabilities, len(boundary.labels), boundary.weights)
-    names, _ = _described(prepared, named)
-    return blindness(highest, alone, names[column], (prepared.vote_skill, prepared.regression_skill))
-
-
-def unpredicted_of(prepared: Preparation, named: Sequence[str] | None, expected: Sequence[float]) -> str:
+def unpredicted(names: Sequence[str], shares: Sequence[float], expected: Sequence[float]) -> str:
     """Name the classes that a network never predicts, with their shares, the largest first; "" if there are none.
 
     `expected` is the recall of each class, 0 for one that is never predicted.
     """
-    names, shares = _described(prepared, named)
     missing = sorted((place for place, recall in enumerate(expected) if recall == 0), key=lambda place: -shares[place])
     if not missing:
         return ""
@@ -259,7 +222,10 @@ def unpredicted_of(prepared: Preparation, named: Sequence[str] | None, expected:
     return f"The kept network never predicts {listed}{more}."
 
 
-def _described(prepared: Preparation, named: Sequence[str] | None) -> tuple[list[str], list[float]]:
-    present, shares = class_shares(prepared.boundary.labels, prepared.boundary.weights)
+def names_and_shares(
+    labels: Tensor, weights: Tensor | None, named: Sequence[str] | None
+) -> tuple[list[str], list[float]]:
+    """Each class that has samples: its name, by the dataset's names if it has some, and its weighted share."""
+    present, shares = class_shares(labels, weights)
     is_named = named is not None and int(present[-1]) < len(named)
     return [repr(named[c]) if named and is_named else f"class {c}" for c in present.tolist()], shares.tolist()

@@ -14,13 +14,14 @@ from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.estimators.cluster_scores import PairsAt
 from bu_torch.estimators.space_choice import FeatureExtractor, SpaceName
 from bu_torch.functional.accuracy import standard_error_of_gain
+from bu_torch.functional.boundary import sum_by_pair
 from bu_torch.functional.checks import as_logits, check_index
 from bu_torch.functional.omission import cluster_counts
 from bu_torch.internal.inputs import PresentClasses, as_labels, check_fitted
 from bu_torch.perturbation.draws import Perturbation, PerturbedInputs
 from bu_torch.samples.balance import ClassWeight, weights_of
 from bu_torch.signals.catalogue import SIGNALS, SignalInputs
-from bu_torch.signals.details import Details, describe, recalls_of
+from bu_torch.signals.details import Details, details_of
 from bu_torch.signals.preparation import Preparation, fingerprint_of, warn_of
 
 if TYPE_CHECKING:
@@ -46,13 +47,24 @@ class Measurement:
         return iter((self.values, self.predictions))
 
     def recalls(self) -> Tensor:
-        """Recall of the C classes that have samples, by labels and by label probabilities, (2 * C,) float64."""
-        read = self._reading
-        return recalls_of(read.columns, read.own, read.label_probabilities, read.weights)
+        """Recall of the C classes that have samples, by labels, then by label probabilities, (2 * C,) float64."""
+        read, probabilities = self._reading, self._reading.label_probabilities
+        n_classes = probabilities.shape[1]
+        if read.weights is None:
+            counted = torch.ones_like(read.own, dtype=torch.float64)
+            mass = probabilities.sum(dim=0, dtype=torch.float64)
+        else:
+            counted = read.weights.repeat(len(read.own) // len(read.weights))
+            mass = (counted.to(probabilities.dtype) @ probabilities).double()
+        known = read.columns.clamp(max=n_classes - 1)  # larger for a prediction of a class without samples
+        expected = probabilities.gather(1, known.unsqueeze(1)).squeeze(1) * (read.columns < n_classes) * counted
+        hits = sum_by_pair((read.columns == read.own) * counted, read.own, n_classes)
+        by_label = hits / sum_by_pair(counted, read.own, n_classes)
+        return torch.cat((by_label, sum_by_pair(expected, known, n_classes) / mass))
 
     def details(self, n_doubtful: int = 50) -> Details:
         """Details behind the values, with the `n_doubtful` >= 1 least trusted samples; waits for the device."""
-        return describe(self._reading, n_doubtful)
+        return details_of(self._reading, n_doubtful)
 
     def doubtful(self) -> "DataFrame":
         """All samples, the least trusted first, as a pandas frame; waits for the device.
@@ -139,7 +151,7 @@ class Signals:
             neighbors: Known neighbours, as there; such a fit cannot be saved.
         """
         inputs, labels = self._read(features, labels)
-        return self._take(Preparation.make(self.boundary, inputs, labels, sample_weight, neighbors), inputs)
+        return self._derive_from(Preparation.make(self.boundary, inputs, labels, sample_weight, neighbors), inputs)
 
     def load(self, path: str | Path | Tensor, features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Load what `save` wrote, instead of `fit(features, labels)`; perturbed inputs are drawn again.
@@ -156,7 +168,7 @@ class Signals:
         """
         inputs, labels = self._read(features, labels)
         weights = weights_of(labels, self.boundary.class_weight, sample_weight)
-        return self._take(Preparation.load(path, self.boundary, inputs, labels, weights), inputs)
+        return self._derive_from(Preparation.load(path, self.boundary, inputs, labels, weights), inputs)
 
     def save(self, path: str | Path) -> None:
         """Write what `fit` computed to a file (npz, without executable content), whole or not at all.
@@ -170,7 +182,7 @@ class Signals:
             raise ValueError("Signals fitted with features of `module` or with `neighbors` cannot be saved.")
         self.preparation.save(path)
 
-    def _take(self, preparation: Preparation, inputs: Tensor) -> Self:
+    def _derive_from(self, preparation: Preparation, inputs: Tensor) -> Self:
         """Derive lookup tables from a preparation; warn if the labels are unpredictable."""
         self.preparation = preparation
         self.vote_skill, self.regression_skill = preparation.vote_skill, preparation.regression_skill

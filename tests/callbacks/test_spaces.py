@@ -141,7 +141,7 @@ def assert_loop_goes_on(samples, module, later, **settings):
     again.check(later)
     found, expected = (one._tracker.groundwork.signals.perturbed_inputs for one in (again, stopper))
     assert torch.equal(found, expected)
-    assert again._tracker.checks.is_comparable
+    assert again._tracker.checks.compared
     return stopper, again
 
 
@@ -161,10 +161,10 @@ def test_a_state_of_others_is_refused_or_left():
     stopper = BoundaryUncertaintyStopper(*images(160), feature_extractor="module", **FEW)
     stopper.check(Module())
     state, byte = stopper.state_dict(), torch.ones(1, dtype=torch.uint8)
-    for wrong in ("many", {"votes": byte}, torch.ones(2), byte.view(1, 1), byte.expand(2**40), byte.to("meta")):
-        with pytest.raises(ValueError, match="holds no state that this package wrote: expected `prepared`"):
+    for wrong in ("many", {"votes": byte}, byte.expand(2**40), byte.to("meta")):
+        with pytest.raises(ValueError, match="holds no state that this package wrote"):
             load(prepared=wrong)
-    with pytest.raises(ValueError, match="expected `space`"):
+    with pytest.raises(ValueError, match="`space` is 'outer'"):
         load(space="outer")
     whole = state["checks"]["prepared"]
     for crooked in (whole[:-100], whole[:0], torch.cat((whole[:5000], whole[5000:] ^ 1))):

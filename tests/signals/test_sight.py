@@ -2,7 +2,6 @@
 
 import json
 import logging
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper
 from bu_torch.functional import expected_accuracy
-from bu_torch.signals.details import accuracy_alone, blindness, unpredicted_of
+from bu_torch.signals.details import accuracy_alone, blindness, names_and_shares, unpredicted
 
 
 def test_one_class_alone_scores_what_predicting_it_everywhere_scores(generator):
@@ -45,8 +44,7 @@ def test_a_score_that_cannot_see_is_told_of(highest, skills, said):
 
 def test_classes_that_are_never_predicted_are_named_the_largest_first():
     def line(labels, expected, named=None):
-        fitted = SimpleNamespace(boundary=SimpleNamespace(labels=torch.tensor(labels), weights=None))
-        return unpredicted_of(fitted, named, expected)
+        return unpredicted(*names_and_shares(torch.tensor(labels), None, named), expected)
 
     labels = [0] * 7 + [3] + [4] * 2
     assert line(labels, [0.9, 0.1, 0.2]) == ""
