@@ -38,7 +38,7 @@ class NeighborGraph:
     Args:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
         backend: `"faiss"` searches on the CPU, `"torch"` on the device of the features; `"auto"` takes FAISS for
-            features on the CPU, elsewhere torch, or FAISS's own kernels (`"faiss-gpu"`) if they are installed.
+            features on the CPU, elsewhere torch.
         exact: Compare all samples (True) or use lists (False); None decides by size. Accelerators compare all.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Nearest neighbours: FAISS on the CPU, its kernels or blocks of torch on an accelerator; distances are exact.
+"""Nearest neighbours: FAISS on the CPU, blocks of torch on an accelerator; distances are exact.
 
 Above a certain size, some lists of an inverted file are searched instead of all samples, and the recall is measured.
 """
@@ -31,7 +31,6 @@ _FIRST_LISTS, _MOST_LISTS = 4, 0.25  # first number of lists to try; largest sha
 _LEAST_SCALE = 1e-30  # below this, scaling in float32 is not safe
 _SAMPLED = 256  # queries on which a recall is measured
 _NEAR = (1 / 64, 1 / 16, 1 / 4)  # the queries, nearest first, are cut at these shares; each part has its own recall
-_FAISS_GPU, _MOST_ON_GPU = "cuda", 2048  # type of its devices; most rows that it can find for a query
 _FARTHEST = 1e15  # in units of the base: farther out, float32 squares do not tell rows apart
 
 
@@ -39,10 +38,6 @@ def resolve_backend(backend: str, device: torch.device) -> str:
     """The backend that `"auto"` stands for on `device`."""
     if backend != "auto":
         return backend
-    if device.type == _FAISS_GPU:
-        import faiss
-
-        return "faiss-gpu" if hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() else "torch"
     return "faiss" if device.type == "cpu" else "torch"
 
 
@@ -304,21 +299,4 @@ def _torch_search(base32: Tensor) -> _Search:
     return search
 
 
-def _faiss_gpu_search(base32: Tensor) -> _Search:
-    import faiss
-    import faiss.contrib.torch_utils  # lets FAISS take tensors on their device
-
-    resources, in_blocks = faiss.StandardGpuResources(), _torch_search(base32)
-    resources.noTempMemory()  # it would take 1.5 GB, which training may need
-    resources.setPinnedMemory(0)  # nothing is copied
-
-    def search(queries32: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        if k > _MOST_ON_GPU:
-            return in_blocks(queries32, k)
-        with torch.cuda.device(base32.device):
-            return faiss.knn_gpu(resources, queries32, base32, k)
-
-    return search
-
-
-_SEARCHES = {"faiss": _faiss_search, "faiss-gpu": _faiss_gpu_search, "torch": _torch_search}
+_SEARCHES = {"faiss": _faiss_search, "torch": _torch_search}

@@ -1,12 +1,5 @@
-import contextlib
-import inspect
-import sys
-import types
-
-import faiss
 import pytest
 import torch
-from emulation import came_back
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import proposal2
@@ -101,64 +94,8 @@ def test_features_on_a_gpu_give_the_same_graph_there(accelerator):
     features = torch.randn(500, 8)
     graph = NeighborGraph(20).fit(features.to(accelerator))
     assert graph.neighbors.device.type == accelerator.type
-    assert graph.backend_ in ("torch", "faiss-gpu")
+    assert graph.backend_ == "torch"
     assert torch.equal(graph.neighbors.cpu(), NeighborGraph(20).fit(features).neighbors)
-
-
-@pytest.mark.gpu
-class TestFaissOnAGPU:
-    """A stand-in for FAISS's kernels, called as those are: on CPUs it ships the function alone."""
-
-    @pytest.fixture(autouse=True)
-    def calls(self, monkeypatch, accelerator):
-        calls, signature = [], inspect.signature(faiss.knn_gpu)
-
-        class Resources(types.SimpleNamespace):
-            def noTempMemory(self):
-                self.temporary = 0
-
-            def setPinnedMemory(self, size):
-                self.pinned = size
-
-        def knn_gpu(*args):
-            given = signature.bind(*args).arguments
-            queries, base, k = given["xq"], given["xb"], given["k"]
-            assert given["res"] == Resources(temporary=0, pinned=0)
-            for points in (queries, base):
-                assert (points.device.type, points.dtype) == (accelerator.type, torch.float32)
-                assert points.is_contiguous()
-            calls.append(k)
-            product = queries.square().sum(1, keepdim=True) - 2 * queries @ base.T + base.square().sum(1)
-            return product.topk(k, largest=False)
-
-        monkeypatch.setattr(faiss, "StandardGpuResources", Resources, raising=False)
-        monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1)
-        monkeypatch.setattr(faiss, "knn_gpu", knn_gpu)
-        monkeypatch.setitem(sys.modules, "faiss.contrib.torch_utils", types.ModuleType("torch_utils"))
-        monkeypatch.setattr(implementation, "_FAISS_GPU", accelerator.type)
-        monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-        return calls
-
-    @pytest.mark.parametrize("exact", [None, False])
-    @pytest.mark.parametrize("kind", ["at random", "a lattice"])
-    def test_finds_the_same_and_copies_no_samples(self, kind, exact, calls, accelerator):
-        features = torch.randn(500, 8) if kind == "at random" else torch.randint(0, 3, (500, 3)).float()
-        expected, there = NeighborGraph(20).fit(features), features.to(accelerator)
-        came_back.clear()
-        graph = NeighborGraph(20, exact=exact).fit(there)
-        assert max(came_back, default=1) == 1
-        assert (graph.backend_, graph.recall_) == ("faiss-gpu", 1.0)
-        assert calls[0] == 27
-        assert torch.equal(graph.nearest_distance.cpu(), expected.nearest_distance)
-        if kind == "at random":
-            assert torch.equal(graph.neighbors.cpu(), expected.neighbors)
-
-    def test_more_rows_than_it_finds_are_found_by_torch(self, monkeypatch, calls, accelerator):
-        monkeypatch.setattr(implementation, "_MOST_ON_GPU", 30)
-        features = torch.randint(0, 3, (500, 3)).float()
-        graph = NeighborGraph(20).fit(features.to(accelerator))
-        assert torch.equal(graph.nearest_distance.cpu(), NeighborGraph(20).fit(features).nearest_distance)
-        assert max(calls) <= 30
 
 
 class TestLists:
