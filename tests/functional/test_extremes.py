@@ -7,6 +7,7 @@ the same ties, down to the smallest and up to the largest numbers that the dtype
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given
@@ -32,6 +33,7 @@ EXPONENTS = {
 }
 TOLERANCE = {torch.float64: 1e-6}
 SEEDS = st.integers(0, 2**32)
+WEIGHING = st.none() | SEEDS  # of the samples: alike, or by a seed
 DTYPES = st.sampled_from(list(EXPONENTS))
 KINDS = st.sampled_from(["spread", "ties", "equal", "zeros", "outlier"])
 
@@ -84,16 +86,28 @@ def problems(draw):
     return logits, exact, labels, neighbors, torch.where(torch.rand(n, 1, generator=g) < 0.7, likely, pairs)
 
 
-@given(problems())
-def test_boundary_uncertainty(problem):
+def weights_of(n, seed):
+    """Weights of the samples by a seed; none without one."""
+    drawn = torch.rand(n, generator=torch.Generator().manual_seed(seed or 0), dtype=torch.float64)
+    return None if seed is None else (4 * drawn - 2).exp()
+
+
+@given(problems(), WEIGHING)
+def test_boundary_uncertainty(problem, seed):
     logits, exact, *samples = problem
+    weights = weights_of(len(logits), seed)
     listed = [exact.tolist(), *(part.tolist() for part in samples)]
-    counts = proposal2.local_uncertainty(*listed[:3], list(map(tuple, listed[3])))[1]
-    assume(not any(1e-9 < k < 1e-4 for k in counts))  # so near `min_weight` a pair may fall on either side of it
-    expected = proposal2.boundary_uncertainty(*listed)
-    found = boundary_uncertainty(logits, *samples)
+    counted = None if weights is None else weights.tolist()
+    u, k = proposal2.local_uncertainty(*listed[:3], list(map(tuple, listed[3])), counted)
+    assume(not any(1e-10 < count < 1e-3 for count in k))  # so near `min_weight` a pair may fall on either side of it
+    found = boundary_uncertainty(logits, *samples, weights=weights)
     assert found.dtype == (torch.float64 if logits.dtype == torch.float64 else torch.float32)
-    assert float(found) == pytest.approx(expected, abs=TOLERANCE.get(logits.dtype, 2e-4))
+    tolerance = TOLERANCE.get(logits.dtype, 2e-4 if weights is None else 1e-3)
+    assert float(found) == pytest.approx(proposal2.boundary_uncertainty(*listed, weights=counted), abs=tolerance)
+    local, counts = local_uncertainty(logits, *samples, weights=weights)
+    np.testing.assert_allclose(counts, k, rtol=tolerance, atol=tolerance)
+    is_counted = np.asarray(k) > 1e-3
+    np.testing.assert_allclose(local.numpy()[is_counted], np.asarray(u)[is_counted], atol=tolerance)
 
 
 @given(problems(), st.sampled_from([math.nan, math.inf, -math.inf]), SEEDS)
@@ -150,9 +164,10 @@ def test_omission(problem, part_of_the_most, dtype):
     assert float(omission(shares, predictions, neighbors, significance=significance)) == pytest.approx(expected)
 
 
-@given(clusters(), st.sampled_from([0.0, 1e-300, 0.5, 1.0, 30.0, 1e300, math.inf]), st.booleans())
-def test_label_votes(problem, decay, leave_one_out):
+@given(clusters(), st.sampled_from([0.0, 1e-300, 0.5, 1.0, 30.0, 1e300, math.inf]), st.booleans(), WEIGHING)
+def test_label_votes(problem, decay, leave_one_out, seed):
     labels, neighbors, _, j = problem
-    expected = votes(labels, neighbors, decay, j, first=leave_one_out)
-    found = label_votes(labels, neighbors, decay, n_classes=j, leave_one_out=leave_one_out)
+    given = {"weights": weights_of(len(labels), seed)}
+    expected = votes(labels, neighbors, decay, j, first=leave_one_out, **given)
+    found = label_votes(labels, neighbors, decay, n_classes=j, leave_one_out=leave_one_out, **given)
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)

@@ -3,10 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
-from oracles import anchors, proposal2
-from oracles.labels import votes as oracle_votes
+from oracles import anchors
 
 from bu_torch import functional as F
 from bu_torch.functional.boundary import index_pairs, top_pairs
@@ -135,29 +132,6 @@ def close(found, expected, tolerance=1e-6):
     assert float(found) == pytest.approx(float(expected), abs=tolerance)
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 10**6),
-    n=st.integers(2, 30),
-    j=st.integers(2, 5),
-    m=st.integers(2, 9),
-    dtype=st.sampled_from([torch.float32, torch.float64]),
-)
-def test_boundary_uncertainty_agrees_one_sample_at_a_time(seed, n, j, m, dtype):
-    p = problem(seed, dtype, n, j, min(m, n))
-    arguments = [p[name] for name in ("logits", "labels", "neighbors", "pairs")]
-    lists = [a.tolist() for a in arguments]
-    u, k = proposal2.local_uncertainty(*lists[:3], list(map(tuple, lists[3])), p["weights"].tolist())
-    assume(not any(1e-10 < count < 1e-3 for count in k))  # a pair so near `min_weight` may fall on either side of it
-    expected = proposal2.boundary_uncertainty(*lists, weights=p["weights"].tolist())
-    tolerance = {torch.float32: 1e-3, torch.float64: 1e-6}[dtype]
-    close(F.boundary_uncertainty(*arguments, weights=p["weights"]), expected, tolerance)
-    local, counts = F.local_uncertainty(*arguments, weights=p["weights"])
-    np.testing.assert_allclose(counts, k, rtol=tolerance, atol=tolerance)
-    counted = np.asarray(k) > 1e-3
-    np.testing.assert_allclose(local.numpy()[counted], np.asarray(u)[counted], atol=tolerance)
-
-
 def test_means_agree_with_numpy():
     p = problem()
     w = p["weights"].numpy()
@@ -187,18 +161,6 @@ def test_the_mixing_weight_has_the_least_brier_score(scale):
     ]
     found = mixing_weight(p["probabilities"], second, p["labels"], weights=p["weights"])
     close(found, grid.index(min(grid)) / 1000, 1.1e-3)
-
-
-@pytest.mark.parametrize("leave_one_out", [False, True])
-@pytest.mark.parametrize("decay", [0.0, 1.5])
-def test_votes_agree_with_a_loop(decay, leave_one_out):
-    p = problem()
-    expected = oracle_votes(p["labels"], p["neighbors"], decay, J, first=leave_one_out, weights=p["weights"])
-    votes = F.label_votes(
-        p["labels"], p["neighbors"], decay, J, leave_one_out=leave_one_out, weights=p["weights"].float()
-    )
-    assert votes.dtype == torch.float32
-    np.testing.assert_allclose(votes, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("significance", [0.0, 1.0, 1.5])
