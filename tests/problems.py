@@ -1,5 +1,6 @@
 """Small data, modules and trainers for tests that train for real."""
 
+import math
 import random
 from unittest import mock
 
@@ -156,6 +157,31 @@ def state_of(checkpoint, name):
 def same(one, other):
     """Whether two sets of weights are equal to the bit."""
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def wide(value):
+    return value.to(torch.complex128 if value.is_complex() else torch.float64)
+
+
+def averages_of(states, past):
+    """Of each check there is what it brings, times what all later ones leave of it; whole numbers are the last."""
+    left = [min(past, n / (n + 10)) for n in range(len(states))]
+    shares = [(1 - left[n]) * math.prod(left[n + 1 :]) for n in range(len(states))]
+    assert math.isclose(sum(shares), 1)
+    return {
+        name: sum(share * wide(state[name]) for share, state in zip(shares, states, strict=True))
+        if value.is_floating_point() or value.is_complex()
+        else value
+        for name, value in states[-1].items()
+    }
+
+
+def close(found, expected):
+    """Whether two sets of weights are equal but for rounding."""
+    return found.keys() == expected.keys() and all(
+        torch.allclose(wide(value), wide(expected[name]), atol=2e-2 if value.dtype == torch.bfloat16 else 1e-6)
+        for name, value in found.items()
+    )
 
 
 class Gain(Rule):

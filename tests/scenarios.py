@@ -322,7 +322,9 @@ SCENARIOS = {
     "autocast": Scenario(options={"precision": "bf16-mixed"}, **OF_MODULE),
     "bfloat16": Scenario(module=lambda: Fed(normed()), options={"precision": "bf16-true"}, **OF_MODULE),
     "float64": Scenario(module=lambda: Fed(normed()), options={"precision": "64-true"}, **OF_MODULE),
-    "an average of Lightning's beside": Scenario(others=lambda: [EMAWeightAveraging(decay=0.5)], **NO_LOOP),
+    "an average of Lightning's beside": Scenario(
+        others=lambda: [EMAWeightAveraging(decay=0.5, update_starting_at_step=6)], **NO_LOOP
+    ),
     "an early stopping beside": Scenario(
         others=lambda: [EarlyStopping(monitor="trust_score", mode="max", patience=9)], **NO_LOOP
     ),

@@ -1,12 +1,10 @@
 """Averaged weights in a trainer: what is measured, kept, saved and resumed, while training goes its own way."""
 
-import math
-
 import pytest
 import torch
 from lightning.pytorch.callbacks import BackboneFinetuning, EMAWeightAveraging, StochasticWeightAveraging
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Plain, Weights, blobs, cut, in_order, same, scripted, state_of
+from problems import Plain, Weights, averages_of, blobs, close, cut, in_order, same, scripted, state_of
 from problems import fit_again as fit
 from torch import nn
 
@@ -18,22 +16,8 @@ PAST = 0.6
 
 
 def averaged(weights, last):
-    """The average of the weights of training in the checks up to the last, by a loop over all of them."""
-    states = [weights.of_epoch[epoch] for epoch in range(last + 1)]
-    left = [min(PAST, n / (n + 10)) for n in range(last + 1)]
-    shares = [(1 - left[n]) * math.prod(left[n + 1 :]) for n in range(last + 1)]
-    return {
-        name: sum(share * state[name].double() for share, state in zip(shares, states, strict=True))
-        if value.is_floating_point()
-        else value
-        for name, value in states[-1].items()
-    }
-
-
-def close(found, expected):
-    return found.keys() == expected.keys() and all(
-        torch.allclose(value.double(), expected[name].double(), atol=1e-6) for name, value in found.items()
-    )
+    """The average of the weights of training in the checks up to the last."""
+    return averages_of([weights.of_epoch[epoch] for epoch in range(last + 1)], PAST)
 
 
 def stopping(**kwargs):
@@ -41,13 +25,9 @@ def stopping(**kwargs):
 
 
 @pytest.mark.parametrize("checkpoints", [True, False])
-def test_the_average_is_measured_kept_and_restored_and_training_goes_its_own_way(tmp_path, checkpoints):
-    own, weights, raw = stopping(), Weights(), Weights()
-    module, _ = fit(tmp_path / "averaged", own, weights, enable_checkpointing=checkpoints)
-    fit(tmp_path / "raw", raw)
-    assert weights.of_epoch.keys() == raw.of_epoch.keys() == set(range(6))
-    assert all(same(one, raw.of_epoch[epoch]) for epoch, one in weights.of_epoch.items())
-    assert own.best_epoch is not None
+def test_the_average_is_measured_kept_and_restored(tmp_path, checkpoints):
+    own, weights = stopping(), Weights()
+    module, _ = fit(tmp_path, own, weights, enable_checkpointing=checkpoints)
     assert own.tracker.average.state_dict()["weights"] == {}  # it is freed
     assert close(module.state_dict(), averaged(weights, own.best_epoch))
     assert not close(module.state_dict(), weights.of_epoch[own.best_epoch])

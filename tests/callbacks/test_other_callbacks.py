@@ -168,17 +168,6 @@ class TestWeightAveraging:
         assert (own.best_epoch, own.best_model_path, len(own.history)) == (None, "", 2)
         assert "kept no epoch: no check counted: the average of WeightAveraging was not updated" in log.text
 
-    @pytest.mark.parametrize(("which", "cut"), [("steps from the tenth", 1), ("epochs from the third", 4)])
-    def test_it_resumes_as_if_uncut(self, tmp_path, which, cut):
-        whole = real()
-        module, _ = fit_again(tmp_path / "whole", whole, self.averaging(which))
-        last, resumed = ModelCheckpoint(tmp_path / "user", save_last=True), real()
-        fit_again(tmp_path, real(), self.averaging(which), last, max_epochs=cut)
-        again, _ = fit_again(tmp_path, resumed, self.averaging(which), ckpt_path=last.last_model_path)
-        assert (resumed.history, resumed.best_epoch) == (whole.history, whole.best_epoch)
-        assert resumed.tracker.checks.n_not_compared == whole.tracker.checks.n_not_compared == 2
-        assert same(again.state_dict(), module.state_dict())
-
     def test_the_last_average_of_stochastic_weight_averaging_is_not_measured(self, tmp_path):
         """It is put into the module when training ends; until then the module itself is measured and kept."""
         found = []

@@ -10,16 +10,6 @@ from bu_torch.internal import files
 from bu_torch.internal.files import open_whole, whole_file
 
 
-def test_it_becomes_the_path_only_without_an_exception(tmp_path):
-    path = tmp_path / "new" / "file.txt"
-    with whole_file(path) as part:
-        part.write_text("first")
-    with pytest.raises(FileNotFoundError), whole_file(path) as part:
-        part.write_bytes((tmp_path / "missing").read_bytes())
-    assert path.read_text() == "first"
-    assert list(path.parent.iterdir()) == [path]
-
-
 @pytest.mark.parametrize("is_foreseen", [False, True])
 def test_a_link_planted_at_the_name_of_the_part_is_not_followed(tmp_path, monkeypatch, is_foreseen):
     precious = tmp_path / "precious.txt"

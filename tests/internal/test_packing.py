@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from bu_torch.internal.logits import packed_model
-from bu_torch.internal.packing import Packing, as_inputs, as_tree, call, names_taken, of_one_length
+from bu_torch.internal.packing import Packing, as_inputs, as_tree, call, of_one_length
 
 N = 6
 IDS = torch.arange(1, 1 + N * 4).reshape(N, 4)
@@ -54,13 +54,6 @@ def test_what_is_packed_comes_back_to_the_bit(tree, form, shape):
     assert_equal(packing.pack(packing.unpack(packed[rows])), packed[rows])
 
 
-def test_numbers_come_back_as_the_network_computes_and_indices_as_they_were():
-    packing = Packing.of({"a": NUMBERS, "b": IDS.int()})
-    tree = packing.unpack(packing.pack({"a": NUMBERS, "b": IDS.int()}), torch.bfloat16)
-    assert_equal(tree, {"a": NUMBERS.bfloat16(), "b": IDS.int()})
-    assert tree["a"].dtype == torch.bfloat16
-
-
 class OfOne(nn.Module):
     def forward(self, batch):
         return ("one", batch)
@@ -93,11 +86,6 @@ def test_a_model_is_called_as_it_takes_its_inputs(model, tree, expected):
     if not isinstance(tree, torch.Tensor) and model is not max:
         packing = Packing.of(tree)
         assert_equal(packed_model(model, packing)(packing.pack(tree)), expected)
-
-
-def test_names_are_those_of_arguments():
-    assert names_taken(OfNames(), ["mask", "labels", 3, "ids"]) == ["mask", "ids"]
-    assert names_taken(lambda **batch: batch, ["labels", "ids"]) == ["labels", "ids"]
 
 
 @pytest.mark.parametrize("is_left", [False, True])

@@ -121,22 +121,6 @@ class Kept(nn.Module):
         return x @ self.double.T
 
 
-class Merged(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.base, self.is_merged = nn.Linear(4, 3).requires_grad_(False), False
-        self.delta = nn.Parameter(torch.ones(3, 4))
-
-    def train(self, mode=True):
-        if mode == self.is_merged:
-            self.base.weight.data += -self.delta.data if mode else self.delta.data
-            self.is_merged = not mode
-        return super().train(mode)
-
-    def forward(self, x):
-        return self.base(x) if self.is_merged else self.base(x) + x @ self.delta.T
-
-
 class Normalising(nn.Linear):
     def forward(self, x):
         self.weight.data = nn.functional.normalize(self.weight.data)
@@ -294,7 +278,6 @@ MODULES = {
     "attributes of every kind": Counting,
     "metrics and hidden parts": Nested,
     "a value with a history": Kept,
-    "weights that merge": Merged,
     "weights that forward replaces": lambda: Normalising(4, 3),
     "indirect references": Referring,
     "another part in eval mode": Fusing,
@@ -313,7 +296,6 @@ MODULES = {
     "recurrent": lambda: Sequence(nn.GRU(4, 3, batch_first=True)),
     "batch norm": lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5)),
     "scripted": lambda: nn.Sequential(torch.jit.script(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))),
-    "compiled": lambda: nn.Sequential(torch.compile(nn.Linear(4, 3), backend="eager")),
     "parallel": lambda: data_parallel(nn.Sequential(nn.BatchNorm1d(4))),
 }
 

@@ -1,11 +1,10 @@
 """The average of weights over checks, against its definition."""
 
 import copy
-import math
 
 import pytest
 import torch
-from problems import same, weights_of
+from problems import averages_of, close, same, weights_of
 from torch import nn
 
 from bu_torch.internal.replica import copy_of
@@ -47,30 +46,6 @@ def resumed(state, past=0.5):
     average = WeightAverage(past)
     average.load_state_dict(state)
     return average
-
-
-def wide(value):
-    return value.to(torch.complex128 if value.is_complex() else torch.float64)
-
-
-def averages_of(states, past):
-    """Of each check there is what it brings, times what all later ones leave of it; whole numbers are the last."""
-    left = [min(past, n / (n + 10)) for n in range(len(states))]
-    shares = [(1 - left[n]) * math.prod(left[n + 1 :]) for n in range(len(states))]
-    assert sum(shares) == pytest.approx(1)
-    return {
-        name: sum(share * wide(state[name]) for share, state in zip(shares, states, strict=True))
-        if value.is_floating_point() or value.is_complex()
-        else value
-        for name, value in states[-1].items()
-    }
-
-
-def close(found, expected):
-    return found.keys() == expected.keys() and all(
-        torch.allclose(wide(value), wide(expected[name]), atol=2e-2 if value.dtype == torch.bfloat16 else 1e-6)
-        for name, value in found.items()
-    )
 
 
 @pytest.mark.parametrize("past", [0.0, 0.5, 0.7, 0.99])

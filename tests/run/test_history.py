@@ -1,14 +1,9 @@
 """The checks of a training, as plain numbers: which is kept, and when to stop."""
 
-import math
-import pickle
-
 import pytest
 
 from bu_torch.run.history import History, confidence_in
-from bu_torch.run.settings import MeasurementSettings, Settings
-
-NAN = math.nan
+from bu_torch.run.settings import Settings
 
 
 def check(epoch, score, step=None):
@@ -28,28 +23,6 @@ def feed(history, checks):
 
 def kept(history):
     return None if history.kept is None else history.kept["epoch"]
-
-
-SCORES = [0.5, 0.6, 0.595, 0.6, NAN, 0.61, 0.589]
-
-
-def test_the_first_of_the_highest_scores_is_kept():
-    history = History(Settings(patience=4, check_finite=False))
-    assert feed(history, SCORES) == [0, 1, 5]
-    assert (kept(history), history.verdict.wait, history.last_score) == (5, 1, 0.589)
-
-
-@pytest.mark.parametrize("end", range(len(SCORES) + 1))
-def test_a_state_goes_on_as_if_uncut(end):
-    whole, first, second = (History(Settings(check_finite=False)) for _ in range(3))
-    feed(whole, SCORES)
-    feed(first, SCORES[:end])
-    state = pickle.loads(pickle.dumps(first.state_dict()))  # noqa: S301  (our own)
-    second.load(state["history"], state["n_not_compared"], state["rule"])
-    assert not second.is_kept_new
-    feed(second, SCORES[end:])
-    assert repr(second.entries) == repr(whole.entries)
-    assert (second.kept, second.verdict) == (whole.kept, whole.verdict)
 
 
 @pytest.mark.parametrize(
@@ -101,14 +74,6 @@ def test_early_checks_are_neither_kept_nor_the_most_accurate():
     assert not history.is_most_accurate(check(4, 0.6))
     assert history.is_most_accurate(check(3, 0.6))  # that is made again
     assert not history.is_most_accurate(check(1, 0.95))
-
-
-def test_without_a_rule_nothing_is_kept():
-    history = History(MeasurementSettings())
-    assert feed(history, [0.5, 0.9]) == []
-    assert (history.kept, history.last_score) == (None, None)
-    assert not history.verdict.should_stop
-    assert history.state_dict() == {"history": history.entries, "n_not_compared": 0}
 
 
 def rising(*accuracies, error=0.01):
