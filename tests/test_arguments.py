@@ -1,17 +1,13 @@
 """What is set when an object is made, out of its range, and what is asked before a fit: refused by name."""
 
-import inspect
 import re
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 import bu_torch
-from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
 from bu_torch.internal.inputs import check_flag, check_integer, check_number
 from bu_torch.run.settings import MeasurementSettings, Settings
 
@@ -84,29 +80,6 @@ def test_what_is_out_of_range_is_refused_by_name(made, name):
         got = type(value).__name__ if expected == "be callable" else repr(value)
         with pytest.raises((TypeError, ValueError), match=f"`{name}` must {expected}.*got {re.escape(got)}"):
             made(**{name: value})
-
-
-@pytest.mark.parametrize("made", [BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping, BoundaryUncertaintyStopper])
-def test_what_other_options_supersede_is_no_option(made):
-    names = inspect.signature(made).parameters
-    assert not {"smoothing", "min_delta_mode", "log_rank_zero_only", "n_components"} & names.keys()
-
-
-@pytest.mark.parametrize(
-    ("made", "arguments", "message"),
-    [
-        (partial(BoundaryUncertaintyStopper, X, Y), {"patience": -1}, "`patience` must be an integer >= 0, got -1"),
-        (BoundaryUncertaintyMonitor, {"n_neighbors": 1}, "`n_neighbors` must be an integer >= 2, got 1"),
-        (BoundaryUncertaintyMonitor, {"every_n_epochs": 0}, "`every_n_epochs` must be an integer >= 1"),
-        (BoundaryUncertaintyMonitor, {"reference": X}, "`reference` must be a pair .*, a Dataset or a DataLoader, got"),
-        (BoundaryUncertaintyStopping, {"patience": -1}, "`patience` must be an integer >= 0, got -1"),
-        (BoundaryUncertaintyStopping, {"rule": "accuracy"}, "or a `bu_torch.Rule`, got 'accuracy'"),
-        (BoundaryUncertaintyStopping, {"restore_best_weights": 1}, "`restore_best_weights` must be True or False"),
-    ],
-)
-def test_a_callback_says_so_as_lightning_does_and_a_stopper_too(made, arguments, message):
-    with pytest.raises(ValueError if isinstance(made, partial) else MisconfigurationException, match=message):
-        made(**arguments)
 
 
 def test_numbers_and_flags_of_numpy_are_taken_and_truth_values_are_no_numbers():

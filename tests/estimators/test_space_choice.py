@@ -28,16 +28,6 @@ def test_a_trial_is_honest_where_leaving_one_out_is_not():
     assert abs(honest - true) < 0.08
 
 
-def test_the_metric_is_preferred_if_it_is_clearly_better():
-    points, labels = noisy(600)
-    trial = MetricTrial.of(points, labels)
-    assert trial.prefers_metric
-    assert trial.regression_weight > 0.5
-    assert trial.vote_skills[1] > trial.vote_skills[0]
-    shuffled = MetricTrial.of(points, labels[torch.randperm(600, generator=torch.Generator().manual_seed(0))])
-    assert (shuffled.prefers_metric, shuffled.regression_weight) == (False, 0.0)
-
-
 def test_equal_weights_are_none_and_labels_may_have_gaps():
     points, labels = noisy(200)
     plain = MetricTrial.of(points, labels)

@@ -19,11 +19,9 @@ from torch.distributed.fsdp import fully_shard
 from bu_torch import BoundaryUncertaintyStopper
 from bu_torch.internal.replica import gathered, is_sharded
 from bu_torch.run.weights import WeightAverage
-from bu_torch.internal.replica import gathered, is_sharded
-from bu_torch.run.weights import WeightAverage
 
-dist.init_process_group("gloo")
-rank, n = dist.get_rank(), dist.get_world_size()
+rank, n = int(sys.argv[1]), int(sys.argv[2])
+dist.init_process_group("gloo", init_method=f"file://{folder}/together-{{n}}", rank=rank, world_size=n)
 features, labels = blobs()
 
 class Scaled(nn.Module):
@@ -93,11 +91,13 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shards")
     script = folder / "script.py"
     script.write_text(SCRIPT.format(tests=str(Path(__file__).parents[1]), folder=folder))
-    for n in (1, 2):
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}", script]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": ""}
-        run = subprocess.run(launch, capture_output=True, text=True, timeout=300, env=environment)
-        assert run.returncode == 0, run.stderr
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": ""}
+    options = {"stderr": subprocess.PIPE, "text": True, "env": environment}
+    for ranks in (["0"], ["0", "1"]):
+        runs = [subprocess.Popen([sys.executable, script, rank, str(len(ranks))], **options) for rank in ranks]
+        for run in runs:
+            said = run.communicate(timeout=300)[1]
+            assert run.returncode == 0, said
     return [torch.load(folder / name) for name in ("1-0.pt", "2-0.pt", "2-1.pt")]
 
 

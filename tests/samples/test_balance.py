@@ -1,4 +1,4 @@
-"""Weights of classes and samples in the estimators: beside scikit-learn, and beside fits without each sample."""
+"""Weights of classes and samples, beside those of scikit-learn."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from problems import blobs
 from sklearn.utils.class_weight import compute_sample_weight
 
-from bu_torch import BoundaryUncertainty, LabelRegression, NeighborGraph, functional
+from bu_torch import BoundaryUncertainty
 from bu_torch.samples.balance import as_weights, check_class_weight, rare_class, weights_of
 
 RARE = torch.tensor([0] * 30 + [1] * 9 + [2] * 21)
@@ -129,40 +129,7 @@ def test_a_rare_class_has_less_than_half_of_an_equal_share(shares, weights, expe
     assert found == (None if expected is None else (expected[0], pytest.approx(expected[1])))
 
 
-# Estimators.
-
-
-def noisy(n=60):
-    features, labels = blobs(n=n)
-    labels = torch.where(torch.rand(n, generator=torch.Generator().manual_seed(0)) < 0.3, 0, labels)
-    return features, labels, NeighborGraph(10).fit(features).neighbors, some_weights(n)
-
-
-X, Y, NEIGHBORS, WEIGHTS = noisy()
-
-
-class TestRegression:
-    def test_of_many_samples_the_weights_stay_with_theirs(self):
-        features, labels, _, weights = noisy(90)
-        fitted = LabelRegression(max_samples=50, n_landmarks=50).fit(features, labels, weights)
-        rows = fitted.rows_
-        alone = LabelRegression(n_landmarks=50, penalties=(fitted.penalty_,))
-        alone.fit(features[rows], labels[rows], weights[rows])
-        torch.testing.assert_close(fitted.left_out, alone.left_out)
-
-
-class TestBoundaryUncertainty:
-    def test_scores_with_its_weights(self):
-        fitted = BoundaryUncertainty(n_neighbors=10, n_draws=1, class_weight={0: 0.5}).fit(X, Y, WEIGHTS)
-        both = weights_of(Y, {0: 0.5}, WEIGHTS)
-        assert torch.equal(fitted.weights, both)
-        logits = torch.randn(60, 3, generator=torch.Generator().manual_seed(1))
-        arguments = logits, Y, fitted.neighbors, fitted.bayes_pairs
-        expected = functional.boundary_uncertainty(*arguments, weights=both)
-        torch.testing.assert_close(fitted.score_logits(logits), expected)
-        assert float(expected) != pytest.approx(float(functional.boundary_uncertainty(*arguments)), abs=1e-4)
-
-    def test_weights_go_where_it_goes_and_a_second_fit_forgets_them(self, device):
-        fitted = BoundaryUncertainty(n_neighbors=10, n_draws=1).fit(X, Y, WEIGHTS).to(device)
-        assert fitted.weights.device.type == device.type
-        assert fitted.fit(X, Y).weights is None
+def test_weights_go_where_the_estimator_goes_and_a_second_fit_forgets_them(device):
+    fitted = BoundaryUncertainty(n_neighbors=10, n_draws=1).fit(*blobs(60), some_weights(60)).to(device)
+    assert fitted.weights.device.type == device.type
+    assert fitted.fit(*blobs(60)).weights is None

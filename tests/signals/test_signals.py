@@ -6,7 +6,7 @@ import torch
 from problems import blobs
 from torch import nn
 
-from bu_torch import BoundaryUncertainty, LabelRegression, LabelVotes, Signals, TrustScore, functional
+from bu_torch import LabelRegression, LabelVotes, Signals
 from bu_torch.internal.printing import shown_on
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.preparation import n_comparisons
@@ -22,40 +22,6 @@ def read(signals, seed=0, n_outputs=3):
     torch.manual_seed(seed)
     with torch.no_grad():
         return nn.Linear(4, n_outputs)(signals.perturbed_inputs)
-
-
-def test_measures_what_the_estimators_say():
-    signals = fitted()
-    first, before = signals.measure(read(signals, 0))
-    logits = read(signals, 1)
-    values, predictions = signals.measure(logits, before)
-    boundary = BoundaryUncertainty(n_draws=2, seed=3).fit(X, Y)
-    points = boundary.standardize(boundary.perturbed_inputs.flatten(0, 1))
-    assert torch.equal(points, boundary.standardize(signals.perturbed_inputs))
-    assert torch.equal(predictions, logits.argmax(dim=1))
-    trust = TrustScore().fit(boundary.standardize(X), Y)
-    left_out = trust.class_distances(points, torch.arange(120).repeat(2))
-    shares = functional.label_votes(Y, boundary.neighbors, 0.0)
-    accuracy = signals.probabilities[torch.arange(240), predictions].double().mean()
-    nearest = functional.trust_score(left_out, left_out.argmin(dim=1))
-    trusts = [functional.mean_trust_score(functional.trust_score(left_out, predictions)), nearest.log().mean().exp()]
-    share, w = trusts[0].log() / trusts[1].log(), max(signals.vote_skill, signals.regression_skill)
-    assert 0 < w < 1
-    expected = {
-        "boundary_uncertainty": boundary.score_logits(logits),
-        "trust_score": trusts[0],
-        "label_agreement": (predictions == Y.repeat(2)).double().mean(),
-        "vote_agreement": LabelVotes().fit(Y, boundary.neighbors).score(predictions),
-        "expected_accuracy": accuracy,
-        "accuracy_and_trust": (accuracy / signals.probabilities.amax(dim=1).double().mean() + w * share) / (1 + w),
-        "prediction_changes": (predictions != before).double().mean(),
-        "omission": functional.omission(shares, predictions, boundary.neighbors),
-    }
-    assert set(expected) == set(values), "a signal has no oracle here"
-    for name, value in expected.items():
-        assert values[name].dtype == torch.float64
-        assert float(values[name]) == pytest.approx(float(value), rel=1e-5), name
-    assert float(first["prediction_changes"]) == 1.0
 
 
 def test_the_place_of_the_pairs_changes_boundary_uncertainty_alone_and_no_file(tmp_path):

@@ -8,7 +8,7 @@ import torch
 from problems import blobs
 from torch import nn
 
-from bu_torch import BoundaryUncertaintyStopper, LabelProbabilities, LabelVotes, Signals, functional
+from bu_torch import BoundaryUncertaintyStopper, LabelProbabilities, LabelVotes, Signals, TrustScore, functional
 from bu_torch.samples.balance import weights_of
 
 X, Y = blobs()
@@ -30,22 +30,27 @@ def read(signals, seed=0):
         return nn.Linear(4, 3)(signals.perturbed_inputs)
 
 
-def test_each_signal_is_the_weighted_mean_of_what_it_is_without():
-    weights = weights_at_random()
-    signals = fitted(weights.numpy())
-    _, before = signals.measure(read(signals, 0))
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_each_signal_is_a_mean_in_which_samples_count_by_their_weights(is_weighted):
+    weights = weights_at_random() if is_weighted else None
+    signals = fitted(weights)
+    first, before = signals.measure(read(signals, 0))
+    assert float(first["prediction_changes"]) == 1
     logits = read(signals, 1)
     logits[:, 0] += 3  # so that something is left out
     values, predictions = signals.measure(logits, before)
-    w, boundary = weights.numpy(), signals.boundary
+    boundary = signals.boundary
 
     def mean(of_each):
-        return np.average(np.asarray(of_each, dtype=np.float64).reshape(3, 120).mean(axis=0), weights=w)
+        return np.average(np.asarray(of_each, dtype=np.float64).reshape(3, 120).mean(axis=0), weights=weights)
 
     votes = LabelVotes().fit(LABELS, boundary.neighbors, weights)
     probabilities = LabelProbabilities().fit(boundary.space.transform(X), LABELS, boundary.neighbors, weights)
     expected = probabilities.predict_proba(boundary.space.transform(signals.perturbed_inputs))
     np.testing.assert_allclose(signals.probabilities, expected, atol=1e-5)
+    own = TrustScore().fit(boundary.space.transform(X), LABELS)
+    points = boundary.space.transform(signals.perturbed_inputs)
+    torch.testing.assert_close(signals.class_distances, own.class_distances(points, torch.arange(120).repeat(3)))
     rows, p = np.arange(360), predictions.numpy()
     trust = functional.trust_score(signals.class_distances, predictions).double()
     nearest = functional.trust_score(signals.class_distances, signals.class_distances.argmin(dim=1)).double()
@@ -70,7 +75,8 @@ def test_each_signal_is_the_weighted_mean_of_what_it_is_without():
         assert float(values[name]) == pytest.approx(float(value), rel=1e-5), name
         assert float(value) != 0, name
     unweighted, _ = fitted().measure(logits, before)
-    assert all(float(unweighted[name]) != pytest.approx(float(values[name]), abs=1e-6) for name in Signals.NAMES)
+    differs = [float(unweighted[name]) != pytest.approx(float(values[name]), abs=1e-6) for name in Signals.NAMES]
+    assert differs == [is_weighted] * len(differs)
 
 
 def test_equal_weights_change_no_digit():

@@ -95,14 +95,6 @@ def test_a_module_of_another_precision_extracts():
     torch.testing.assert_close(FeatureSpace(module).fit(inputs).extract(inputs), module(inputs.float()).detach())
 
 
-def test_seed_fixes_the_components(random_states):
-    inputs = torch.randn(600, 600)
-    before = random_states()
-    first, second = (FeatureSpace(n_components=5, seed=2).fit(inputs).transform(inputs) for _ in range(2))
-    assert torch.equal(first, second)
-    assert random_states() == before
-
-
 @pytest.mark.parametrize(
     ("extract", "message"),
     [
