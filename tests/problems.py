@@ -1,6 +1,7 @@
 """Small data, modules and trainers for tests that train for real."""
 
 import math
+import os
 import random
 from unittest import mock
 
@@ -184,6 +185,16 @@ def close(found, expected):
     )
 
 
+class Bomb:
+    """Makes a folder where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
 class Gain(Rule):
     """By how much trust has grown since the check before: a rule that remembers."""
 
@@ -203,6 +214,16 @@ class Gain(Rule):
 
     def load_state_dict(self, state_dict):
         self.before = state_dict["before"]
+
+
+class Product(Rule):
+    """Of two signals."""
+
+    name = "product"
+    signals = ("trust_score", "expected_accuracy")
+
+    def score(self, values):
+        return values["trust_score"] * values["expected_accuracy"]
 
 
 class Given(Rule):

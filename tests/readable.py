@@ -1,5 +1,7 @@
 """Samples in the forms in which they are read: datasets, streams and samplers."""
 
+import itertools
+
 import problems
 import torch
 from torch.utils.data import IterableDataset, Sampler, TensorDataset
@@ -30,6 +32,13 @@ class Stream(IterableDataset):
         if self.length is None:
             raise TypeError("Streams have no length.")
         return self.length
+
+
+class Endless(IterableDataset):
+    """The samples again and again."""
+
+    def __iter__(self):
+        return itertools.cycle(PAIRS)
 
 
 class Own(Sampler):

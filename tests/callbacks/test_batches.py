@@ -238,31 +238,30 @@ def test_numbers_of_tokens_have_no_units():
 # Samplers, classes and labels.
 
 
-class TestBalance:
-    @pytest.mark.parametrize(
-        ("sampled", "class_weight", "message"),
-        [
-            (
-                False,
-                None,
-                "^Class 1 makes up 4.2% of what training draws, .*`class_weight='balanced'` counts all classes",
-            ),
-            (False, "balanced", None),
-            (False, {0: 0.1}, None),
-            (True, None, "^Samples count as often as the sampler draws them.$"),
-            (True, "balanced", None),
-            (True, [1.0, 2.0], "^Samples count as often as the sampler draws them, times the weights of their class"),
-        ],
-    )
-    def test_a_rare_class_is_worth_a_word(self, tmp_path, caplog, sampled, class_weight, message):
-        labels = (torch.arange(120) % 25 == 0).long()
-        sampler = WeightedRandomSampler((1 / torch.bincount(labels).double())[labels], 120) if sampled else None
-        data = DataLoader(TensorDataset(X + 10 * labels.unsqueeze(1), labels), batch_size=30, sampler=sampler)
-        with caplog.at_level("INFO"):
-            monitored(tmp_path, lambda: Classifier(n_outputs=2), data, class_weight=class_weight)
-        said = [line for line in caplog.messages if "training draws" in line or "sampler draws" in line]
-        assert len(said) == (message is not None)
-        assert all(re.search(message, line) for line in said)
+@pytest.mark.parametrize(
+    ("sampled", "class_weight", "message"),
+    [
+        (
+            False,
+            None,
+            "^Class 1 makes up 4.2% of what training draws, .*`class_weight='balanced'` counts all classes",
+        ),
+        (False, "balanced", None),
+        (False, {0: 0.1}, None),
+        (True, None, "^Samples count as often as the sampler draws them.$"),
+        (True, "balanced", None),
+        (True, [1.0, 2.0], "^Samples count as often as the sampler draws them, times the weights of their class"),
+    ],
+)
+def test_a_rare_class_is_worth_a_word(tmp_path, caplog, sampled, class_weight, message):
+    labels = (torch.arange(120) % 25 == 0).long()
+    sampler = WeightedRandomSampler((1 / torch.bincount(labels).double())[labels], 120) if sampled else None
+    data = DataLoader(TensorDataset(X + 10 * labels.unsqueeze(1), labels), batch_size=30, sampler=sampler)
+    with caplog.at_level("INFO"):
+        monitored(tmp_path, lambda: Classifier(n_outputs=2), data, class_weight=class_weight)
+    said = [line for line in caplog.messages if "training draws" in line or "sampler draws" in line]
+    assert len(said) == (message is not None)
+    assert all(re.search(message, line) for line in said)
 
 
 class TestWhatTrainingDoes:

@@ -12,22 +12,12 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Classifier, Given, Weights, cut, fit, same, state_of
+from problems import Bomb, Classifier, Given, Weights, cut, fit, same, state_of
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 from bu_torch.callbacks.keeper import identity
 
 PLACE, WEIGHTS = {"epoch": 1, "global_step": 8}, {"state_dict": Classifier().state_dict()}  # of the second epoch
-
-
-class Bomb:
-    """Runs `os.mkdir(path)` where it is unpickled."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
 
 
 def run(tmp_path):

@@ -2,11 +2,11 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from problems import Classifier, Weights, blobs, fit, in_order, loader, trainer, weights_of
+from problems import Classifier, blobs, fit, loader, trainer, weights_of
+from readable import Endless
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
-from bu_torch import Signals
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.samples import read_training_data
 from bu_torch.run import groundwork
@@ -15,22 +15,6 @@ from bu_torch.run import groundwork
 def gpu(*values):
     marks = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"))
     return pytest.param(*values, marks=marks, id=f"{values[0]}-gpu")
-
-
-@pytest.mark.parametrize("space", [{}, {"feature_extractor": lambda x: x[:, :2]}])
-def test_history_holds_what_the_signals_say(tmp_path, space):
-    features, labels = blobs()
-    weights, module = Weights(), Classifier()
-    monitor = BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=2, seed=3, **space)
-    fit(tmp_path, monitor, weights, module=module, data=in_order())
-    signals, before = Signals(20, 2, 3, **space).fit(features, labels), None
-    assert [entry["epoch"] for entry in monitor.history] == [0, 1, 2]
-    for entry, state in zip(monitor.history, weights.of_epoch.values(), strict=True):
-        module.load_state_dict(state)
-        with torch.no_grad():
-            values, before = signals.measure(module.eval()(signals.perturbed_inputs), before)
-        expected = {name: pytest.approx(float(value), rel=1e-5) for name, value in values.items()}
-        assert {name: entry[name] for name in expected} == expected
 
 
 class TestLogging:
@@ -48,25 +32,6 @@ class TestLogging:
         lines = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text().splitlines()
         assert {"boundary_uncertainty", "trust_score", "epoch"} <= set(lines[0].split(","))
         assert len(lines) == 4
-
-    @pytest.mark.parametrize(
-        ("kwargs", "every_n_epochs", "epochs"),
-        [({"barebones": True}, 1, [0, 1, 2]), ({"fast_dev_run": True}, 1, [0]), ({"max_epochs": 5}, 2, [1, 3])],
-    )
-    def test_checks_are_made_where_nothing_is_logged_once_to_try_and_every_nth_from_one(
-        self, tmp_path, kwargs, every_n_epochs, epochs
-    ):
-        monitor = BoundaryUncertaintyMonitor(every_n_epochs=every_n_epochs)
-        fit(tmp_path, monitor, **kwargs)
-        assert [entry["epoch"] for entry in monitor.history] == epochs
-
-
-class Endless(IterableDataset):
-    """The samples again and again."""
-
-    def __iter__(self):
-        while True:
-            yield from zip(*blobs(), strict=True)
 
 
 def read_reference(trainer, data, most=None):

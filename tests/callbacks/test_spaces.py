@@ -95,20 +95,18 @@ def assert_resumes(folder, module, ends, space=None, **settings):
     assert resumed.tracker.checks.n_not_compared == 0
 
 
-SPACES = {Module: (None, "module", "body"), OfTokens: (None,), pretrained: (None, "module")}
-
-
-@pytest.mark.parametrize(("module", "space"), [(module, space) for module in SPACES for space in SPACES[module]])
-def test_a_resumed_run_measures_in_the_space_that_was_chosen(tmp_path, module, space):
+@pytest.mark.parametrize(
+    ("module", "space", "ends", "has_cache"),
+    [
+        *((Module, space, (2, 4), False) for space in (None, "module", "body")),
+        *((pretrained, space, (2, 4), False) for space in (None, "module")),
+        # Where the space is none of the network's, which knows the labels when the run resumes.
+        *((module, None, (2, 4, 6), has_cache) for module in (Plain, OfTokens) for has_cache in (False, True)),
+    ],
+)
+def test_a_resumed_run_measures_in_the_space_that_was_chosen(tmp_path, module, space, ends, has_cache):
     """By then the network has been trained, and its features are others."""
-    assert_resumes(tmp_path, module, (2, 4), space)
-
-
-@pytest.mark.parametrize("with_cache", [False, True])
-@pytest.mark.parametrize("module", [Plain, OfTokens])
-def test_a_space_that_is_none_of_the_networks_is_kept_through_two_resumes(tmp_path, module, with_cache):
-    """The network knows the labels by then, and must not be chosen."""
-    assert_resumes(tmp_path, module, (2, 4, 6), cache=tmp_path / "cache.npz" if with_cache else None)
+    assert_resumes(tmp_path, module, ends, space, cache=tmp_path / "cache.npz" if has_cache else None)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from problems import Classifier, Plain, Weights, blobs, fit, loader, same, scripted, trainer
+from readable import Stream
+from scenarios import TwoOptimizers, normed
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 from bu_torch.report import read_record
@@ -50,13 +52,6 @@ def run(folder, script, *callbacks, max_epochs=3, module=None, trainer_kwargs=No
     return stopping, module, weights.of_step
 
 
-class Stream(torch.utils.data.IterableDataset):
-    """Has no length."""
-
-    def __iter__(self):
-        return iter(list(zip(*blobs(), strict=True)))
-
-
 class TestPlaces:
     @pytest.mark.parametrize(
         ("every", "accumulate", "expected"),
@@ -74,20 +69,7 @@ class TestPlaces:
         assert places(stopping) == expected
 
     def test_two_optimisers_count_as_the_trainer_counts_them(self, tmp_path):
-        class Two(Classifier):
-            automatic_optimization = False
-
-            def training_step(self, batch, batch_idx):
-                for optimizer in self.optimizers():
-                    optimizer.zero_grad()
-                    self.manual_backward(super().training_step(batch, batch_idx))
-                    optimizer.step()
-
-            def configure_optimizers(self):
-                first, *others = self.parameters()
-                return torch.optim.SGD([first], lr=0.1), torch.optim.SGD(others, lr=0.1)
-
-        stopping, _, _ = run(tmp_path, [0.5], module=Two(), every_n_train_steps=3, max_epochs=1)
+        stopping, _, _ = run(tmp_path, [0.5], module=TwoOptimizers(normed()), every_n_train_steps=3, max_epochs=1)
         assert places(stopping) == [(0, 4), (0, 6)]
 
     def test_a_check_costs_a_share_of_what_the_steps_visit(self, tmp_path, monkeypatch):
@@ -199,10 +181,14 @@ class TestResume:
     def callback(self):
         return BoundaryUncertaintyStopping(n_neighbors=20, every_n_train_steps=2, patience=50, reference=blobs())
 
+    @pytest.fixture(scope="class")
+    def in_one_piece(self, tmp_path_factory):
+        return self.fit(tmp_path_factory.mktemp("whole"))
+
     @pytest.mark.parametrize("step", [3, 4, 6, 7, 8])
     @pytest.mark.filterwarnings("ignore:The dirpath has changed", "ignore:Checkpoint directory")
-    def test_it_equals_the_run_in_one_piece(self, tmp_path, step):
-        whole, weights = self.fit(tmp_path / "whole")
+    def test_it_equals_the_run_in_one_piece(self, tmp_path, in_one_piece, step):
+        whole, weights = in_one_piece
         assert len(whole.history) == 6
         with pytest.raises(RuntimeError, match="killed"):
             self.fit(tmp_path / "first", Killer(step))

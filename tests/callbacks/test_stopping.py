@@ -91,9 +91,7 @@ class TestEnds:
         (line,) = [line for line in log.messages if "uncertainty kept epoch" in line]
         assert ". That was the last check: longer training may help. Boundary uncertainty took at least" in line
 
-    def test_no_batch_and_no_check(self, tmp_path, log):
-        stopping, _, _ = run(tmp_path, self.script, trainer_kwargs={"limit_train_batches": 0})
-        assert stopping.stopping_reason == "There was no training batch."
+    def test_no_check(self, tmp_path, log):
         with pytest.warns(UserWarning, match="No check is made in 4 epochs with `every_n_epochs=5`"):
             stopping, module, weights = run(tmp_path, self.script, every_n_epochs=5, max_epochs=4)
         assert (stopping.best_epoch, stopping.best_score, stopping.best_model_path) == (None, None, "")

@@ -10,8 +10,9 @@ import torch
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, Made, blobs, loader, trainer
+from readable import Stream
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 
@@ -56,16 +57,6 @@ def is_measured(callback):
 
 class Picture:
     """As an image library has them, which no collate function knows."""
-
-
-class Stream(IterableDataset):
-    """Says more samples than it has."""
-
-    def __iter__(self):
-        return iter(zip(X, Y, strict=True))
-
-    def __len__(self):
-        return 1000
 
 
 def mixed_up(x, y):
@@ -221,7 +212,7 @@ def swapped(inputs, nearest_distance, generator):
 HANDLED = {
     "pictures of bytes": (loader((X * 20 + 100).clamp(0, 255).byte().reshape(120, 1, 2, 2), Y),),
     "absent classes": (loader(X, (Y > 0).long() * 7), lambda: Lenient(n_outputs=8)),
-    "a stream of a wrong length": (DataLoader(Stream(), batch_size=32),),
+    "a stream of a wrong length": (DataLoader(Stream(length=1000), batch_size=32),),
     "one loader in a combined one": (CombinedLoader(loader(X, Y), "min_size"),),
     "token ids, exchanged": (TOKENS, Words, {"perturbation": swapped}),
     "half precision": (FINE, giving(lambda z: z.half())),

@@ -3,7 +3,8 @@
 import lightning.pytorch as pl
 import pytest
 import torch
-from problems import Classifier, blobs, loader, trainer
+from problems import blobs, loader, trainer
+from scenarios import Model, normed
 from torch import nn
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
@@ -13,21 +14,14 @@ X, Y = blobs()
 WEIGHTS = [1.0, 4.0, 2.0]
 
 
-class OfModule(Classifier):
-    """Has its loss as a part."""
-
-    def __init__(self, weights=WEIGHTS):
-        super().__init__()
-        self.loss = nn.CrossEntropyLoss(None if weights is None else torch.tensor(weights))
-
-    def training_step(self, batch, batch_idx):
-        return self.loss(self(batch[0]), batch[1])
+def weighing(weights=WEIGHTS):
+    return Model(normed(), nn.CrossEntropyLoss(torch.tensor(weights)))
 
 
-def fit(folder, module, kind=BoundaryUncertaintyMonitor, **settings):
+def fit(folder, kind=BoundaryUncertaintyMonitor, **settings):
     pl.seed_everything(3, verbose=False)
-    callback, module = kind(n_neighbors=10, n_draws=1, **settings), module()
-    trainer(folder, callback, max_epochs=2).fit(module, loader(X, Y))
+    callback = kind(n_neighbors=10, n_draws=1, **settings)
+    trainer(folder, callback, max_epochs=2).fit(weighing(), loader(X, Y))
     return callback
 
 
@@ -37,12 +31,12 @@ def lines(log):
 
 class TestTheLossOfTheModule:
     def test_weighs_what_is_measured(self, tmp_path, log):
-        found = fit(tmp_path, OfModule)
+        found = fit(tmp_path)
         assert lines(log) == [
             "Boundary uncertainty weighs the classes by 1, 4, 2, as the module's `loss` does. To change it:"
             " `class_weight=[1.0] * 3` counts all samples alike."
         ]
-        given, plain = (fit(tmp_path, OfModule, class_weight=weights) for weights in (WEIGHTS, [1.0] * 3))
+        given, plain = (fit(tmp_path, class_weight=weights) for weights in (WEIGHTS, [1.0] * 3))
         assert len(lines(log)) == 1
         assert found.history == given.history
         assert found.history != plain.history
@@ -50,9 +44,9 @@ class TestTheLossOfTheModule:
 
     def test_is_that_of_the_checkpoint_when_a_run_resumes(self, tmp_path, log, recwarn):
         """They are a buffer of the loss, which Lightning loads."""
-        path = fit(tmp_path, OfModule, BoundaryUncertaintyStopping).best_model_path
+        path = fit(tmp_path, BoundaryUncertaintyStopping).best_model_path
         again = BoundaryUncertaintyStopping(n_neighbors=10, n_draws=1)
-        trainer(tmp_path, again, max_epochs=4).fit(OfModule([1.0, 1.0, 3.0]), loader(X, Y), ckpt_path=path)
+        trainer(tmp_path, again, max_epochs=4).fit(weighing([1.0, 1.0, 3.0]), loader(X, Y), ckpt_path=path)
         assert [check["epoch"] for check in again.history] == [0, 1, 2, 3]
         assert again.tracker.checks.n_not_compared == 0
         assert lines(log)[1] == lines(log)[0]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bu_torch import BoundaryUncertainty, Signals
+from bu_torch import Signals
 from bu_torch import functional as F
 
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -114,9 +114,3 @@ def test_predictions_of_another_check_must_fit(before):
     signals = Signals(10, 1).fit(features, torch.arange(120) % 3)
     with pytest.raises((TypeError, ValueError), match="`before` must"):
         signals.measure(signals.perturbed_inputs, before)
-
-
-@pytest.mark.parametrize("output", ["features", None, [torch.zeros(2), torch.zeros(2)]])
-def test_an_extractor_must_give_numbers(output):
-    with pytest.raises(TypeError, match=r"`feature_extractor\(inputs\)` must be a tensor or an array of numbers"):
-        BoundaryUncertainty(10, feature_extractor=lambda x: output).fit(torch.randn(120, 3), torch.arange(120) % 3)

@@ -23,13 +23,6 @@ def test_kernel_is_exact_or_zero_where_the_dtype_ends(bandwidth, dtype, device):
         assert 0 < int((kernel == 0).sum()) < 125
 
 
-def test_kernel_of_a_row_without_width_is_zero_and_nan_stays():
-    gap = torch.tensor([[0.0, 0.0, 0.0, 0.0, 9.0], [0.0, torch.nan, 1.0, 2.0, 3.0]])
-    kernel = parzen.boundary_kernel(gap, "silverman")
-    assert kernel[0].tolist() == [0.0] * 5
-    assert kernel[1].isnan().all()
-
-
 class TestCvml:
     @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
     @pytest.mark.parametrize("members", [2, 3, 10])

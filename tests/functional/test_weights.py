@@ -151,18 +151,6 @@ def test_means_agree_with_numpy():
         close(FORMULAS[name](p, {"weights": p["weights"]}), value, 1e-12)
 
 
-@pytest.mark.parametrize("scale", [0.2, 1.0, 5.0])
-def test_the_mixing_weight_has_the_least_brier_score(scale):
-    p = problem()
-    second = p["second"] + scale * (torch.eye(J, dtype=torch.float64)[p["labels"]] - p["second"])
-    grid = [
-        float(brier_score(torch.lerp(p["probabilities"], second, w / 1000), p["labels"], weights=p["weights"]))
-        for w in range(1001)
-    ]
-    found = mixing_weight(p["probabilities"], second, p["labels"], weights=p["weights"])
-    close(found, grid.index(min(grid)) / 1000, 1.1e-3)
-
-
 @pytest.mark.parametrize("significance", [0.0, 1.0, 1.5])
 def test_omission_agrees_with_a_loop(significance):
     p = problem()

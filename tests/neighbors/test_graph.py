@@ -203,24 +203,14 @@ class TestLists:
         finally:
             torch.set_default_dtype(torch.float32)
 
-    def test_is_taken_of_many_samples_and_nearly_all_neighbours_are_found(self, monkeypatch):
+    @pytest.mark.parametrize("limit", ["_EXACT_PAIRS", "_EXACT_PRODUCTS"])
+    def test_is_taken_where_an_exact_search_takes_long_and_finds_nearly_all(self, monkeypatch, limit):
         features = torch.randn(6000, 4, generator=torch.Generator().manual_seed(0))
         assert NeighborGraph(20).fit(features).recall_ == 1
-        monkeypatch.setattr("bu_torch.neighbors.search._EXACT_PAIRS", 1e6)
+        monkeypatch.setattr(f"bu_torch.neighbors.search.{limit}", 1e6)
         found = NeighborGraph(20).fit(features)
         assert found.recall_ >= 0.99
         assert 0.98 < self.share_found(found, features) < 1
-
-    def test_is_taken_where_an_exact_search_takes_long(self, monkeypatch):
-        features = torch.randn(2000, 16, generator=torch.Generator().manual_seed(0))
-        asked = []
-        monkeypatch.setattr("bu_torch.neighbors.search._answer_from_lists", lambda *_: (asked.append(1), 1.0)[1])
-        NeighborGraph(20).fit(features)
-        assert not asked
-        monkeypatch.setattr("bu_torch.neighbors.search._EXACT_PRODUCTS", 1e6)
-        NeighborGraph(20).fit(features)
-        NeighborGraph(20, exact=True).fit(features)
-        assert asked == [1]
 
 
 def members_and_points(dtype=torch.float64, offset=0.0):

@@ -66,19 +66,18 @@ def test_bad_distances_are_named(distance, message):
         perturb(torch.zeros(5, 2), distance)
 
 
-class TestTowardNeighbors:
-    def test_each_sample_goes_a_part_of_the_way_to_one_of_its_nearest(self, generator):
-        inputs = torch.randn(300, 2, 3)
-        clusters = (torch.arange(300).unsqueeze(1) + 7 * torch.arange(8)) % 300
-        moved = perturb_toward_neighbors(inputs, clusters, generator, n_nearest=4)
-        steps = (moved - inputs).flatten(1).unsqueeze(1)
-        ways = inputs[clusters[:, 1:5]].flatten(2) - inputs.flatten(1).unsqueeze(1)
-        parts = (steps * ways).sum(dim=2) / ways.square().sum(dim=2)
-        is_target = (steps - parts.unsqueeze(2) * ways).norm(dim=2) < 1e-4
-        assert is_target.any(dim=1).all()
-        assert is_target.sum(dim=0).min() > 40
-        assert 0.3 - 1e-5 < parts[is_target].min() < 0.32
-        assert 0.68 < parts[is_target].max() < 0.7 + 1e-5
+def test_each_sample_goes_a_part_of_the_way_to_one_of_its_nearest(generator):
+    inputs = torch.randn(300, 2, 3)
+    clusters = (torch.arange(300).unsqueeze(1) + 7 * torch.arange(8)) % 300
+    moved = perturb_toward_neighbors(inputs, clusters, generator, n_nearest=4)
+    steps = (moved - inputs).flatten(1).unsqueeze(1)
+    ways = inputs[clusters[:, 1:5]].flatten(2) - inputs.flatten(1).unsqueeze(1)
+    parts = (steps * ways).sum(dim=2) / ways.square().sum(dim=2)
+    is_target = (steps - parts.unsqueeze(2) * ways).norm(dim=2) < 1e-4
+    assert is_target.any(dim=1).all()
+    assert is_target.sum(dim=0).min() > 40
+    assert 0.3 - 1e-5 < parts[is_target].min() < 0.32
+    assert 0.68 < parts[is_target].max() < 0.7 + 1e-5
 
 
 def of_text(moved):

@@ -1,4 +1,3 @@
-import os
 import pickle
 import warnings
 import zipfile
@@ -8,21 +7,11 @@ from unittest import mock
 import problems
 import pytest
 import torch
-from problems import same, weights_of
+from problems import Bomb, same, weights_of
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopping, load_checkpoint
 from bu_torch.ranking.checkpoints import module_with_weights
-
-
-class Mark:
-    """Makes a file when it is unpickled."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return (os.mkdir, (self.path,))
 
 
 class Chosen(problems.Classifier):
@@ -150,7 +139,7 @@ def test_lightning_hooks_see_the_checkpoint(run):
 
 @pytest.mark.parametrize("wrap", [lambda mark: mark, lambda mark: {"state_dict": {"w": torch.ones(1)}, "x": mark}])
 def test_a_crafted_pickle_is_refused_and_not_run(tmp_path, wrap):
-    content, file = wrap(Mark(tmp_path / "mark")), tmp_path / "crafted.ckpt"
+    content, file = wrap(Bomb(tmp_path / "mark")), tmp_path / "crafted.ckpt"
     with pytest.raises(ValueError, match=r"crafted.ckpt` holds an object of .*mkdir.*weights_only=False"):
         saved(file, content)
     file.write_bytes(pickle.dumps(content))

@@ -120,11 +120,7 @@ def test_a_name_that_leads_nowhere_is_said(project, capsys, option, place):
 
 
 def test_a_pickle_is_run_only_if_told(project, capsys):
-    class Mark:
-        def __reduce__(self):
-            return (os.mkdir, ("mark",))
-
-    torch.save({"state_dict": nn.Linear(4, 3).state_dict(), "other": Mark()}, "crafted.ckpt")
+    torch.save({"state_dict": nn.Linear(4, 3).state_dict(), "other": problems.Bomb("mark")}, "crafted.ckpt")
     assert rank("checkpoints", "crafted.ckpt") == 1
     assert "--no-weights-only" in capsys.readouterr().err
     assert not (project / "mark").exists()

@@ -8,6 +8,7 @@ import problems
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from problems import Product
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
@@ -18,7 +19,6 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from bu_torch import (
     BoundaryUncertaintyStopping,
-    Rule,
     SelectionRule,
     Signals,
     rank_checkpoints,
@@ -80,14 +80,6 @@ def test_the_best_is_what_a_rule_of_one_number_keeps(run, rank, rule):
     assert [c.rank for c in ranking] == [1, 2, 3, 4, 5, 6]
     if rule == "trust_score":
         assert ranking.best.epoch == stopping.best_epoch
-
-
-class Product(Rule):
-    name = "product"
-    signals = ("trust_score", "expected_accuracy")
-
-    def score(self, values):
-        return values["trust_score"] * values["expected_accuracy"]
 
 
 def test_a_rule_of_one_s_own_ranks_unless_it_compares_checks(rank):

@@ -98,43 +98,40 @@ class TestChecks:
         assert "100 samples, by the trust in their label or" in page_of(tmp_path)
 
 
-class TestHeader:
-    @pytest.mark.parametrize("letter", ["x", "&", "\U0001f600", "\u202e"])
-    def test_names_of_ten_thousand_letters(self, tmp_path, letter):
-        pairs = [[k, m, 0.1, 1.0, 0.5] for m in range(40) for k in range(m)][:500]
-        name = letter * (MEBIBYTE // len(json.dumps(letter)) // 60)
-        lines(tmp_path, CHECK | {"pairs": pairs, "doubtful": [[0, 1, 2, 3, 0.5]]}, first=records.header([name] * 50))
-        assert page_of(tmp_path, most=2 * MEBIBYTE)
+@pytest.mark.parametrize("letter", ["x", "&", "\U0001f600", "\u202e"])
+def test_names_of_ten_thousand_letters(tmp_path, letter):
+    pairs = [[k, m, 0.1, 1.0, 0.5] for m in range(40) for k in range(m)][:500]
+    name = letter * (MEBIBYTE // len(json.dumps(letter)) // 60)
+    lines(tmp_path, CHECK | {"pairs": pairs, "doubtful": [[0, 1, 2, 3, 0.5]]}, first=records.header([name] * 50))
+    assert page_of(tmp_path, most=2 * MEBIBYTE)
 
 
-class TestLongRun:
-    def test_of_more_details_than_are_read_the_last_are_shown(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("bu_torch.report.record.MOST_BYTES", 2**18)
-        record = records.run(tmp_path, n_checks=300, n_classes=2)
-        size, first = record.path.with_suffix(".jsonl").stat().st_size, min(record.details)
-        assert list(record.details) == list(range(first, 300))
-        assert 100 < first < 250
-        assert (record.kept, record.settings["patience"]) == (RunVerdict.of(record).kept, 20)
-        left_out = int(re.search(r"jsonl: (\d+) bytes before the last 262144", notes(record))[1])
-        assert size - 2**18 - 2**14 < left_out < size - 2**18
-        assert f"{first} of 300 checks have no details here" in content(record).main
+def test_of_more_details_than_are_read_the_last_are_shown(tmp_path, monkeypatch):
+    monkeypatch.setattr("bu_torch.report.record.MOST_BYTES", 2**18)
+    record = records.run(tmp_path, n_checks=300, n_classes=2)
+    size, first = record.path.with_suffix(".jsonl").stat().st_size, min(record.details)
+    assert list(record.details) == list(range(first, 300))
+    assert 100 < first < 250
+    assert (record.kept, record.settings["patience"]) == (RunVerdict.of(record).kept, 20)
+    left_out = int(re.search(r"jsonl: (\d+) bytes before the last 262144", notes(record))[1])
+    assert size - 2**18 - 2**14 < left_out < size - 2**18
+    assert f"{first} of 300 checks have no details here" in content(record).main
 
 
-class TestPage:
-    def test_numbers_at_the_ends_of_their_range(self, tmp_path):
-        draw, most = random.Random(0), 2**53 - 1
-        odd = ["nan", "inf", "-inf", "1e308", "-1e308", "5e-324", "-0", "", "1e999", " 1 ", "1_0"]
-        bins = {"edges": [-1e308, 0, 5e-324, 1e308], "counts": [most, most, 0]}
-        pairs = [[0, 1, 1e300, 1e308, -1e308], [0, 2**31 - 1, None, None, None], [1, 2, -1e308, 5e-324, 1e308]]
-        doubtful = [[most, 0, most, 5, 1e308], [0, 0, 0, 0, None]]
-        check = CHECK | {"agreeing_pairs": 1e308, "pairs": pairs, "doubtful": doubtful}
-        check["histograms"] = dict.fromkeys(HISTOGRAMS, bins)
-        lines(tmp_path, check | {"epoch": 0}, check | {"epoch": 1}, records.end(most))
-        columns = list(records.checks(1)[0])
-        rows = (",".join([str(n), *(draw.choice(odd) for _ in columns[1:])]) + "\n" for n in (*range(200), most))
-        table(tmp_path, ",".join(columns) + "\n", *rows)
-        record = read_record(tmp_path)
-        assert render(record)
-        shown = content(record)
-        assert not re.search(r"\d{100}", json.dumps(shown.drawings[2]))
-        assert len(shown.main) < MEBIBYTE
+def test_numbers_at_the_ends_of_their_range(tmp_path):
+    draw, most = random.Random(0), 2**53 - 1
+    odd = ["nan", "inf", "-inf", "1e308", "-1e308", "5e-324", "-0", "", "1e999", " 1 ", "1_0"]
+    bins = {"edges": [-1e308, 0, 5e-324, 1e308], "counts": [most, most, 0]}
+    pairs = [[0, 1, 1e300, 1e308, -1e308], [0, 2**31 - 1, None, None, None], [1, 2, -1e308, 5e-324, 1e308]]
+    doubtful = [[most, 0, most, 5, 1e308], [0, 0, 0, 0, None]]
+    check = CHECK | {"agreeing_pairs": 1e308, "pairs": pairs, "doubtful": doubtful}
+    check["histograms"] = dict.fromkeys(HISTOGRAMS, bins)
+    lines(tmp_path, check | {"epoch": 0}, check | {"epoch": 1}, records.end(most))
+    columns = list(records.checks(1)[0])
+    rows = (",".join([str(n), *(draw.choice(odd) for _ in columns[1:])]) + "\n" for n in (*range(200), most))
+    table(tmp_path, ",".join(columns) + "\n", *rows)
+    record = read_record(tmp_path)
+    assert render(record)
+    shown = content(record)
+    assert not re.search(r"\d{100}", json.dumps(shown.drawings[2]))
+    assert len(shown.main) < MEBIBYTE

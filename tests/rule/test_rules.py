@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.callbacks import EarlyStopping
-from problems import Gain
+from problems import Gain, Product
 
 from bu_torch import Rule, SelectionRule
 from bu_torch.rule.rules import RULE_NAMES, Reason, Verdict, as_rule, decide
@@ -18,16 +18,6 @@ from bu_torch.signals.catalogue import SIGNALS
 def checks(**columns):
     rows = zip(*columns.values(), strict=True)
     return [{"epoch": epoch, **dict(zip(columns, map(float, row), strict=True))} for epoch, row in enumerate(rows)]
-
-
-class Product(Rule):
-    """Of two signals."""
-
-    name = "product"
-    signals = ("trust_score", "expected_accuracy")
-
-    def score(self, values):
-        return values["trust_score"] * values["expected_accuracy"]
 
 
 @pytest.mark.parametrize("name", RULE_NAMES)

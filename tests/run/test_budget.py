@@ -95,8 +95,12 @@ def test_operations_of_a_convolution_are_those_of_all_places():
     assert count_operations(network) == 2 * (2 * 10 + 3 * (2 * 28 * 28 + 1))
 
 
-def test_what_cannot_be_counted_counts_by_its_weights():
+@pytest.mark.filterwarnings("error")
+def test_what_cannot_be_counted_counts_by_its_weights_and_is_not_warned_of():
+    """`torch.compile` warns of the hooks with which torch counts."""
+
     def refuse():
+        warnings.warn("hooks", stacklevel=1)
         raise KeyError("not ready")
 
     assert count_operations(nn.Linear(3, 2), refuse) == 16
@@ -223,17 +227,6 @@ def test_slow_checks_are_told_of_once(tmp_path, monkeypatch, log, settings, name
     fit(tmp_path, BoundaryUncertaintyMonitor(**settings), data=loader(*blobs(600)))
     (line,) = (one for one in log.messages if "A check of boundary uncertainty takes" in one)
     assert line.endswith(f" s. To change it: `n_draws=`, `max_samples=`, `{name or next(iter(settings))}=`.")
-
-
-def test_what_is_counted_is_not_warned_of():
-    """`torch.compile` warns of the hooks with which torch counts."""
-
-    def warn():
-        warnings.warn("hooks", stacklevel=1)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert count_operations(nn.Linear(3, 2), warn) == 16
 
 
 def test_a_resumed_run_keeps_its_plan_unless_asked_for_another(tmp_path):

@@ -48,13 +48,8 @@ def test_a_second_run_finds_what_the_first_has_prepared(tmp_path, log, name):
 @pytest.mark.parametrize(
     "other",
     [
-        {"n_draws": 3},
-        {"n_neighbors": 21},
         {"seed": 1},
         {"class_weight": [1.0, 2.0, 1.0]},
-        {"perturbation": "neighbors"},
-        {"perturbation": lambda x, distance, generator: x + 0.1},
-        {"feature_extractor": torch.Tensor.double},
         {"samples": blobs(seed=1)},
     ],
 )

@@ -17,12 +17,25 @@ def some_weights(n):
 
 
 class TestClassWeight:
-    @pytest.mark.parametrize("class_weight", ["balanced", {0: 0.5, 1: 7.0, 2: 2.0}, {1: 3.0}])
-    def test_is_that_of_scikit_learn(self, class_weight):
-        expected = compute_sample_weight(class_weight, RARE.numpy())
-        found = weights_of(RARE, check_class_weight(class_weight))
+    @pytest.mark.parametrize(
+        ("class_weight", "own"),
+        [
+            ("balanced", None),
+            ({0: 0.5, 1: 7.0, 2: 2.0}, None),
+            ({1: 3.0}, None),
+            ({0: 2.0, 1: 5.0}, some_weights(60).numpy()),
+        ],
+    )
+    def test_is_that_of_scikit_learn_times_what_samples_weigh(self, class_weight, own):
+        expected = compute_sample_weight(class_weight, RARE.numpy()) * (1 if own is None else own)
+        found = weights_of(RARE, check_class_weight(class_weight), own)
         assert found.dtype == torch.float64
         np.testing.assert_allclose(found, expected / expected.mean(), rtol=1e-12)
+
+    def test_balanced_makes_all_classes_weigh_the_same_whatever_the_samples_weigh(self):
+        found, own = weights_of(RARE, "balanced", some_weights(60)), some_weights(60)
+        np.testing.assert_allclose(torch.bincount(RARE, found), 20.0, rtol=1e-12)
+        assert float(found[1] / found[0]) == pytest.approx(float(own[1] / own[0]))  # within a class they stay
 
     @pytest.mark.parametrize(
         "listed", [[0.5, 7, 2.0], (0.5, 7.0, 2.0), torch.tensor([0.5, 7.0, 2.0]), np.array([0.5, 7.0, 2.0])]
@@ -33,25 +46,6 @@ class TestClassWeight:
 
     def test_a_list_may_hold_classes_that_have_no_sample(self):
         assert torch.equal(weights_of(RARE * 2, [1.0, 99.0, 2.0, 99.0, 3.0, 99.0]), weights_of(RARE, [1.0, 2.0, 3.0]))
-
-    def test_balanced_makes_all_classes_weigh_the_same_whatever_the_samples_weigh(self):
-        found = weights_of(RARE, "balanced", some_weights(60))
-        np.testing.assert_allclose(torch.bincount(RARE, found), 20.0, rtol=1e-12)
-        assert float(found.mean()) == pytest.approx(1.0)
-        own = some_weights(60)
-        assert float(found[1] / found[0]) == pytest.approx(float(own[1] / own[0]))  # within a class they stay
-
-    def test_class_and_sample_weights_multiply(self):
-        own = some_weights(60)
-        expected = compute_sample_weight({0: 2.0, 1: 5.0}, RARE.numpy()) * own.numpy()
-        found = weights_of(RARE, {0: 2.0, 1: 5.0}, own.numpy())
-        np.testing.assert_allclose(found, expected / expected.mean(), rtol=1e-12)
-
-    @pytest.mark.parametrize("class_weight", [None, "balanced", {0: 2.0, 1: 2.0}, [3.0, 3.0]])
-    def test_where_all_count_alike_there_are_none(self, class_weight):
-        labels = torch.arange(40) % 2
-        assert weights_of(labels, class_weight) is None
-        assert weights_of(labels, class_weight, torch.full((40,), 0.3)) is None
 
     def test_the_order_of_a_dict_does_not_matter(self):
         assert {repr(check_class_weight(given)) for given in ({2: 1.0, 0: 3}, {0: 3.0, 2: 1})} == {"{0: 3.0, 2: 1.0}"}

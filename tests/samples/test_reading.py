@@ -1,17 +1,15 @@
 """The reader of samples: every kind of dataset, sampler, loader and batch, without a trainer."""
 
-import itertools
 import random
 
 import numpy as np
 import pytest
 import torch
-from readable import BATCHES, PAIRS, WHOLE, Made, Own, Stream, X, Y, equal, everything
+from readable import BATCHES, PAIRS, WHOLE, Endless, Made, Own, Stream, X, Y, equal, everything
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
     DataLoader,
-    IterableDataset,
     RandomSampler,
     Subset,
     SubsetRandomSampler,
@@ -25,11 +23,6 @@ from bu_torch.samples.samples import UnreadableError
 
 DICTS = [{"id": i, "image": X[i], "target": Y[i]} for i in range(120)]
 BY_NAME = {"input_key": "image", "label_key": "target"}
-
-
-class Endless(IterableDataset):
-    def __iter__(self):
-        return itertools.cycle(PAIRS)
 
 
 class DataModule:

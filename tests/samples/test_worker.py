@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from problems import Augmented, Made, blobs
+from readable import Endless
 from torch.utils import _pytree as pytree
 from torch.utils.data import (
     DataLoader,
@@ -144,11 +145,6 @@ class Once(IterableDataset):
 
     def __iter__(self):
         return itertools.islice(self.rest, 60)
-
-
-class Endless(IterableDataset):
-    def __iter__(self):
-        return itertools.cycle(PAIRS)
 
 
 class Collate(Draws):

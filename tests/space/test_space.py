@@ -5,7 +5,7 @@ from problems import blobs, same, weights_of
 from sklearn.decomposition import PCA
 from torch import nn
 
-from bu_torch import BoundaryUncertainty, FeatureSpace, NeighborGraph, PrototypeClassifier, Signals, TrustScore
+from bu_torch import BoundaryUncertainty, FeatureSpace, NeighborGraph, PrototypeClassifier
 from bu_torch.space.features import principal_components
 
 
@@ -63,16 +63,6 @@ def test_where_all_neighbours_are_duplicates_the_step_is_searched_among_all():
     torch.testing.assert_close(step[:12], expected[:12], atol=1e-5, rtol=1e-5)
 
 
-def test_class_distances_are_those_of_the_features():
-    features, labels = blobs()
-    signals = Signals(10, 2, feature_extractor=lambda x: x[:, :2]).fit(features, labels)
-    space = FeatureSpace().fit(features[:, :2])
-    trust = TrustScore().fit(space.transform(features[:, :2]), labels)
-    own = torch.arange(len(features)).repeat(2)  # the trust score is one of new points
-    expected = trust.class_distances(space.transform(signals.perturbed_inputs[:, :2]), own)
-    torch.testing.assert_close(signals.class_distances, expected)
-
-
 def test_a_module_extracts_in_eval_mode_and_stays_as_it_is():
     features, labels = blobs()
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5))
@@ -101,8 +91,10 @@ def test_a_module_of_another_precision_extracts():
         (lambda x: x[:7], "one row per sample, got 7 for 120"),
         (lambda x: x / 0, r"`feature_extractor\(inputs\)` must be finite"),
         (lambda x: x[:, 0], r"`feature_extractor\(inputs\)` must have shape"),
+        (lambda x: None, r"`feature_extractor\(inputs\)` must be a tensor or an array of numbers"),
+        (lambda x: [torch.zeros(2)] * 2, r"`feature_extractor\(inputs\)` must be a tensor or an array of numbers"),
     ],
 )
 def test_what_an_extractor_must_give(extract, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         BoundaryUncertainty(feature_extractor=extract).fit(*blobs())
