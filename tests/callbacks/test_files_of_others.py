@@ -1,9 +1,10 @@
 """Checkpoints to resume from that others have crafted: nothing in them runs, and nothing is deleted."""
 
 import math
-import multiprocessing
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -222,30 +223,35 @@ def test_the_best_of_an_earlier_process_is_left_where_it_is_and_named(tmp_path, 
     assert files == {Path(stopping.best_model_path).name}
 
 
-def test_each_of_two_runs_in_one_folder_keeps_a_file_of_its_own_and_restores_that(tmp_path, monkeypatch):
-    """The other begins, in a process of its own, when the first has named its file and not yet written it."""
-    settings = {"n_neighbors": 20, "n_draws": 1, "averaging": None, "dirpath": tmp_path, "filename": "best"}
-    context, paths, write = multiprocessing.get_context("fork"), [], TorchCheckpointIO.save_checkpoint
+TESTS = str(Path(__file__).parents[1])
+RUN = """
+import sys
+sys.path.insert(0, {tests!r})
+from problems import Classifier, Given, fit
+from bu_torch import BoundaryUncertaintyStopping
+settings = dict(dirpath={folder!r}, filename="best", n_neighbors=20, n_draws=1)
+stopping = BoundaryUncertaintyStopping(rule=Given([0.9, 0.1]), **settings)
+fit({folder!r}, stopping, module=Classifier(), max_epochs=2)
+print(stopping.best_model_path)
+"""
 
-    def train(*callbacks):
-        stopping, module = BoundaryUncertaintyStopping(rule=Given([0.9, 0.1]), **settings), Classifier()
-        fit(tmp_path, stopping, *callbacks, module=module, max_epochs=2)
-        return stopping.best_model_path, module
 
-    def other():
-        monkeypatch.undo()
-        (tmp_path / "other").write_text(train()[0])
+class TestTwoRunsInOneFolder:
+    def test_each_keeps_a_file_of_its_own_and_restores_that(self, tmp_path, monkeypatch):
+        """The other begins when the first has named its file and not yet written it."""
 
-    def save(self, checkpoint, path, storage_options=None):
-        if not paths:
-            process = context.Process(target=other)
-            process.start()
-            process.join()
-            paths.append((tmp_path / "other").read_text())
-        write(self, checkpoint, path, storage_options)
+        def save(self, checkpoint, path, storage_options=None):
+            if not paths:
+                command = [sys.executable, "-W", "ignore", "-c", RUN.format(tests=TESTS, folder=str(tmp_path))]
+                found = subprocess.run(command, capture_output=True, text=True, timeout=300)
+                paths.append(found.stdout.split()[-1])
+            write(self, checkpoint, path, storage_options)
 
-    monkeypatch.setattr(TorchCheckpointIO, "save_checkpoint", save)
-    own, module = train(look := Weights())
-    assert [Path(path).name for path in (own, *paths)] == ["best.ckpt", "best-v1.ckpt"]
-    assert same(module.state_dict(), look.of_epoch[0])
-    assert not same(module.state_dict(), torch.load(paths[0], weights_only=True)["state_dict"])
+        paths, write, module, look = [], TorchCheckpointIO.save_checkpoint, Classifier(), Weights()
+        monkeypatch.setattr(TorchCheckpointIO, "save_checkpoint", save)
+        settings = {"rule": Given([0.9, 0.1]), "dirpath": tmp_path, "filename": "best"}
+        stopping = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=1, averaging=None, **settings)
+        fit(tmp_path, stopping, look, module=module, max_epochs=2)
+        assert [Path(path).name for path in (stopping.best_model_path, *paths)] == ["best.ckpt", "best-v1.ckpt"]
+        assert same(module.state_dict(), look.of_epoch[0])
+        assert not same(module.state_dict(), torch.load(paths[0], weights_only=True)["state_dict"])

@@ -125,7 +125,8 @@ def test_lightning_cli(recipe, tmp_path):
     stopping = run.trainer.callbacks[0]
     assert type(stopping) is bu_torch.BoundaryUncertaintyStopping
     assert (stopping.patience, stopping.rule, len(stopping.history)) == (15, "expected_accuracy", 3)
-    assert (stopping.n_neighbors, stopping.budget, stopping.save_weights_only) == (20, None, True)
+    settings = stopping.settings
+    assert (settings.n_neighbors, settings.budget, stopping.save_weights_only) == (20, None, True)
     assert stopping.best_model_path == str(tmp_path / "mine" / f"epoch={stopping.best_epoch}.ckpt")
     assert (tmp_path / "cache.npz").exists()
     assert "class_path: bu_torch.callbacks.BoundaryUncertaintyStopping" in (tmp_path / "config.yaml").read_text()
