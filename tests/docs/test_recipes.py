@@ -123,9 +123,9 @@ def test_lightning_cli(recipe, tmp_path):
     options += [f"--trainer.callbacks.{name}={value}" for name, value in given.items()]
     run = recipe("lightning_cli").main(["fit", f"--config={config}", *options])
     stopping = run.trainer.callbacks[0]
-    assert type(stopping) is bu_torch.BoundaryUncertaintyStopping
-    assert (stopping.patience, stopping.rule, len(stopping.history)) == (15, "expected_accuracy", 3)
     settings = stopping.settings
+    assert type(stopping) is bu_torch.BoundaryUncertaintyStopping
+    assert (settings.patience, settings.rule, len(stopping.history)) == (15, "expected_accuracy", 3)
     assert (settings.n_neighbors, settings.budget, stopping.save_weights_only) == (20, None, True)
     assert stopping.best_model_path == str(tmp_path / "mine" / f"epoch={stopping.best_epoch}.ckpt")
     assert (tmp_path / "cache.npz").exists()
