@@ -95,24 +95,31 @@ def test_tokens_agree(accelerator):
         assert float(on_gpu.measure(logits.to(accelerator)).values[name]) == pytest.approx(float(value), abs=1e-5), name
 
 
+FEW = whole_samples(blobs(n=60, d=16)[0].view(-1, 1, 4, 4), blobs(n=60, d=16)[1])
+
+
 def prepared(samples, device, **settings):
-    groundwork = Groundwork(MeasurementSettings(n_neighbors=20, n_draws=2, **settings))
-    groundwork.prepare(samples, pytest.fail, has_resumed=False, device=device)
+    groundwork = Groundwork(MeasurementSettings(n_neighbors=10, n_draws=1, **settings))
+    groundwork.prepare(samples, print, has_resumed=False, device=device)
     return groundwork.signals
 
 
-def test_images_are_prepared_where_they_will_be_checked(accelerator, monkeypatch):
-    images, labels = whole_samples(*IMAGES), IMAGES[1]
-    on_cpu = prepared(images, torch.device("cpu")).preparation
-    places, fit = [], Signals.fit
+@pytest.mark.parametrize(
+    ("samples", "settings", "moves"),
+    [
+        (FEW, {}, True),
+        (FEW, {"feature_extractor": nn.Flatten()}, False),
+        (FEW._replace(inputs=FEW.inputs.flatten(1)), {}, False),
+    ],
+    ids=["images", "code of the user", "tables"],
+)
+def test_images_are_prepared_where_they_will_be_checked(samples, settings, moves, accelerator, monkeypatch):
+    on_cpu, places, fit = prepared(samples, torch.device("cpu"), **settings), [], Signals.fit
     monkeypatch.setattr(Signals, "fit", lambda self, *given: places.append(given[0].device.type) or fit(self, *given))
-    signals = prepared(images, accelerator)
-    assert torch.allclose(signals.preparation.probabilities.cpu(), on_cpu.probabilities, atol=1e-5)
-    identity = nn.Flatten()
-    for samples, settings in ((whole_samples(*VECTORS), {}), (images, {"feature_extractor": identity})):
-        assert prepared(samples, accelerator, **settings).perturbed_inputs.device.type == accelerator.type
-    assert places == [accelerator.type, "cpu", "cpu"]
-    assert torch.equal(signals.boundary.labels.cpu(), labels)
+    signals = prepared(samples, accelerator, **settings)
+    assert places == [accelerator.type if moves else "cpu"]
+    assert signals.perturbed_inputs.device.type == accelerator.type
+    assert torch.allclose(signals.probabilities.cpu(), on_cpu.probabilities, atol=1e-5)
 
 
 def test_images_that_do_not_fit_on_the_device_are_prepared_where_they_are(accelerator, monkeypatch):
@@ -124,5 +131,4 @@ def test_images_that_do_not_fit_on_the_device_are_prepared_where_they_are(accele
         return fit(self, inputs, *others)
 
     monkeypatch.setattr(Signals, "fit", only_on_the_cpu)
-    signals = prepared(whole_samples(*IMAGES), accelerator)
-    assert signals.perturbed_inputs.device.type == accelerator.type
+    assert prepared(FEW, accelerator).perturbed_inputs.device.type == accelerator.type
