@@ -257,6 +257,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
         return ""
 
     def _return_to_earlier(self) -> None:
+        """Make the earlier best file the best again, because the newest is damaged or was not written."""
         newest = self.best_model_path
         for name, value in (self._before or {}).items():
             setattr(self, name, value)

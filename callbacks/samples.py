@@ -302,7 +302,7 @@ def weights_of_loss(module: nn.Module, n_classes: int) -> tuple[str, list[float]
     """Find a loss with class weights: its name in the module, and one weight for each class.
 
     None if no loss has weights for this number of classes, if they are all equal or one is not positive, or if several
-    losses have weights, because nothing tells the main one.
+    losses have weights, because nothing says which is the main one.
     """
     found = []
     for name, part in module.named_modules():

@@ -154,7 +154,7 @@ def optimizers_in_training(trainer: Trainer) -> list[Any]:
     """Optimisers that must be put in evaluation mode, because the network holds the weights at which they train.
 
     A Schedule-Free optimiser (Defazio et al. 2024, arXiv 2405.15682) steps at y, and `eval` puts the average x into the
-    parameters. An optimiser with such modes is taken to be in that of training unless it tells its mode.
+    parameters. An optimiser with such modes is taken to be in that of training unless it says otherwise.
     """
     found = []
     optimizers: list[Any] = trainer.optimizers

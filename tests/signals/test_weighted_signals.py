@@ -65,6 +65,7 @@ def test_each_signal_is_the_weighted_mean_of_what_it_is_without():
         "omission": functional.omission(shares, predictions, boundary.neighbors, weights=weights),
     }
     assert tuple(values) == Signals.NAMES
+    assert set(expected) == set(values), "a signal has no oracle here"
     for name, value in expected.items():
         assert values[name].dtype == torch.float64
         assert float(values[name]) == pytest.approx(float(value), rel=1e-5), name
