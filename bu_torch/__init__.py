@@ -100,7 +100,7 @@ _MODULES = {
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 # In a checkout `callbacks/` stands beside this folder, and only an installation puts it here. From the checkout's root
-# this folder hides an installed package, so that the callbacks are looked for beside it too. A symbolic link would do
+# this folder hides an installed package, so the callbacks are looked for beside it too. A symbolic link would do
 # the same, but not every system makes one on checkout, and tools that walk folders would find the callbacks twice.
 _HERE = os.path.dirname(__file__)  # noqa: PTH120
 _is_checkout = os.path.isfile(f"{_HERE}/../callbacks/__init__.py")  # noqa: PTH113

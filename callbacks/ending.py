@@ -31,7 +31,7 @@ _AS_THEY_ARE = "The weights stay as training left them."
 
 
 class Ending(Companion):
-    """Calls `conclude(trainer, exception)` once, after all other callbacks, which still save the training weights."""
+    """Calls `conclude(trainer, exception)` once, after all other callbacks, so that they save the training weights."""
 
     on_train_batch_start = on_train_batch_end = None
 
@@ -65,6 +65,7 @@ class Ending(Companion):
 
 
 def _arguments(callback: Any) -> dict[str, Any]:
+    """Plain attributes of a callback, to tell the `ModelCheckpoint` that Lightning adds from the user's own."""
     return {n: one for n, one in vars(callback).items() if one is None or isinstance(one, bool | int | str)}
 
 

@@ -10,7 +10,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
-from bu_torch.callbacks.network import NetworkReader, copied, in_first
+from bu_torch.callbacks.network import NetworkReader, copied, in_first_process
 from bu_torch.callbacks.samples import CheckSamples, Source
 from bu_torch.callbacks.trainer import (
     OUT_OF_REACH,
@@ -63,10 +63,11 @@ class Fit:
         self._check_samples = CheckSamples(settings, source, self.tracker, self._reader)
         self.watch = Watch(self._reader, Keys(source.input_key, source.label_key))
         self.has_checked = False  # in the running hook
-        self.copy: nn.Module | None = None  # of that check, with the average; None if it is not to be kept, or sharded
+        # Copy of the network at that check, with the average; None if the check is not kept, or weights are sharded.
+        self.network_to_keep: nn.Module | None = None
         self.waits_for_average = False  # `WeightAveraging` had not updated its average at the last check
         self.starts_anew = False  # the run resumes with other samples: no earlier check counts
-        self.is_over = False
+        self.is_over = False  # True from `release` on
 
     def start(self, trainer: Trainer, pl_module: LightningModule, fits: list["Fit"]) -> None:
         """Prepare, and open the record; `fits` are those of the trainer's callbacks, in their order."""
@@ -180,7 +181,7 @@ class Fit:
         self.watch.end()
 
     def _forget_check(self) -> None:
-        self.has_checked, self.copy = False, None
+        self.has_checked, self.network_to_keep = False, None
 
     def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> None:
         started, tracker, average = time.perf_counter(), self.tracker, average_model(trainer)
@@ -199,16 +200,16 @@ class Fit:
             with copied(trainer, module, averages) as network:
                 logits = self._reader.logits(trainer, network)
                 with misconfigured(ValueError, before="The module's `forward` does not fit the labels: "):
-                    values = in_first(trainer, lambda: tracker.measure(logits))
+                    values = in_first_process(trainer, lambda: tracker.measure(logits))
             tracker.add(epoch, values, step, is_counted=not self.waits_for_average)
             self.has_checked, is_sharded = True, network is module
             if tracker.checks.is_kept_new and not is_sharded:
-                # A fresh one: the pass may have changed the other's buffers, and `eval` may have merged its weights.
-                self.copy = copy_of(module, averages)
-        self._show(trainer, started)
+                # A fresh copy: the pass may have changed the other's buffers, and `eval` may have merged its weights.
+                self.network_to_keep = copy_of(module, averages)
+        self._log(trainer, started)
 
-    def _show(self, trainer: Trainer, started: float) -> None:
-        """Log the check, and write it to the record."""
+    def _log(self, trainer: Trainer, started: float) -> None:
+        """Log the check, write it to the record, and count its time."""
         tracker, is_by_steps = self.tracker, self.is_by_steps
         # The step at which Lightning logs the last batch; it counts that batch after `on_train_batch_end`.
         step = trainer.fit_loop.epoch_loop._batches_that_stepped - (0 if is_by_steps else 1)
@@ -316,7 +317,7 @@ class Board:
             trainer.callback_metrics.setdefault(name, value)
 
 
-def settings_here(settings: MeasurementSettings, trainer: Trainer) -> MeasurementSettings:
+def settings_in_effect(settings: MeasurementSettings, trainer: Trainer) -> MeasurementSettings:
     """Settings in effect: without `averaging` if another callback averages the weights, or if they are sharded."""
     if settings.averaging is None:
         return settings

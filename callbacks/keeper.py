@@ -146,7 +146,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
             self.dirpath: Any = str(Path(folder).absolute())
         if self.save_weights_only and any(isinstance(one, WeightAveraging) for one in trainer.callbacks):
             raise MisconfigurationException(
-                "`save_weights_only=True` cannot be used beside WeightAveraging: such a checkpoint lacks the average,"
+                "`save_weights_only=True` cannot be used with WeightAveraging: such a checkpoint lacks the average,"
                 " which is measured."
             )
 
@@ -161,12 +161,12 @@ class FileKeeper(Keeper, ModelCheckpoint):
         self._obsolete = None
         self.best_epoch, self.best_step = trainer.current_epoch, trainer.global_step  # the file holds them, too
         try:
-            # Without its own comparison of step counts, which stand still if a module steps its optimiser.
+            # Past Lightning's comparison of step counts, which stand still if a module steps its own optimiser.
             self._update_best_and_save(candidates[self.monitor], trainer, candidates)
         except OSError as error:
             if trainer.world_size > 1:  # the others wait for this one within Lightning
                 raise
-            self._take_back()
+            self._return_to_earlier()
             rank_zero_warn(
                 f"The checkpoint of epoch {trainer.current_epoch} cannot be written: {error}. Training continues, and"
                 f" the best earlier one stays{f': {cleaned(self.best_model_path)}' if self.best_model_path else ''}."
@@ -188,17 +188,17 @@ class FileKeeper(Keeper, ModelCheckpoint):
     @preserved_random_state()  # the module's `on_save_checkpoint` may draw random numbers
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         tracker, module = self.fit.tracker, trainer.lightning_module
-        weights = None if average_model(trainer) is not None else self.fit.copy
+        network = None if average_model(trainer) is not None else self.fit.network_to_keep
         saver = copy.copy(trainer)  # saves the measured weights in place of the module's
         saver._checkpoint_connector = connector = copy.copy(trainer._checkpoint_connector)
         self.is_saving = True
         try:
-            if weights is None:
+            if network is None:
                 with replaced_in_place(module, tracker.averages(module)) as own:
                     self._raw = {name: gathered(one) for name, one in own.items()}
                     super()._save_checkpoint(saver, filepath)
             else:
-                connector._get_lightning_module_state_dict = weights.state_dict
+                connector._get_lightning_module_state_dict = network.state_dict
                 if tracker.average is not None or optimizers_in_training(trainer):
                     # The weights of training lie beside the average; all processes of shards take part.
                     frozen = {name for name, one in module.named_parameters() if not one.requires_grad}
@@ -229,7 +229,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
             if not is_sound:
                 path = cleaned(self.best_model_path)
                 rank_zero_warn(f"The checkpoint {path} is damaged: the best earlier one is kept instead.")
-                self._take_back()
+                self._return_to_earlier()
             elif self._obsolete is not None and self.is_own(self._obsolete):
                 self._replaced.append(self._obsolete)
             elif self._obsolete is not None:
@@ -256,7 +256,8 @@ class FileKeeper(Keeper, ModelCheckpoint):
             return "Another run or program has written over the checkpoint of the kept epoch, which is not restored"
         return ""
 
-    def _take_back(self) -> None:
+    def _return_to_earlier(self) -> None:
+        """Make the earlier best file the best again, because the newest is damaged or was not written."""
         newest = self.best_model_path
         for name, value in (self._before or {}).items():
             setattr(self, name, value)
@@ -304,10 +305,10 @@ class MemoryKeeper(Keeper, Checkpoint):
         self.best = BestWeights()
 
     def keep_if_best(self, trainer: Trainer) -> None:
-        tracker, weights = self.fit.tracker, self.fit.copy
+        tracker, network = self.fit.tracker, self.fit.network_to_keep
         if not tracker.checks.is_kept_new:
             return
-        state = tracker.state_to_keep(trainer.lightning_module) if weights is None else weights.state_dict()
+        state = tracker.state_to_keep(trainer.lightning_module) if network is None else network.state_dict()
         self.best.keep(state, trainer.current_epoch, trainer.global_step)
         self.best_epoch, self.best_step = self.best.epoch, self.best.step
 

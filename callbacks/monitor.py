@@ -4,7 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
-from bu_torch.callbacks.fit import Fit, settings_here
+from bu_torch.callbacks.fit import Fit, settings_in_effect
 from bu_torch.callbacks.samples import Reference, Source, check_reference
 from bu_torch.callbacks.trainer import (
     FITTING,
@@ -118,10 +118,10 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
         input_key: InputKey = None,
         label_key: str | int | None = None,
     ) -> None:
-        self._keep_arguments(MeasurementSettings, locals())
+        self._take_arguments(MeasurementSettings, locals())
 
-    def _keep_arguments(self, kind: type[MeasurementSettings], given: dict[str, Any]) -> None:
-        """Check and keep the arguments; the settings become one object of this `kind`."""
+    def _take_arguments(self, kind: type[MeasurementSettings], given: dict[str, Any]) -> None:
+        """Check the arguments and set them as attributes; the settings become one object of this `kind`."""
         Callback.__init__(self)
         every_n_epochs, every_n_train_steps = given["every_n_epochs"], given["every_n_train_steps"]
         with misconfigured(TypeError, ValueError):
@@ -152,7 +152,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
         if stage == FITTING:
             set_batch_hooks(self, are_called=True)  # a failed fit may have left some skipped
             stand_behind_averaging(trainer, BoundaryUncertaintyMonitor)
-            settings = settings_here(self.settings, trainer)
+            settings = settings_in_effect(self.settings, trainer)
             self._fit = Fit(settings, self.source, self.every_n_epochs, self.every_n_train_steps)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

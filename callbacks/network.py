@@ -51,7 +51,7 @@ class NetworkReader:
         self._perturbation, self._output_key = perturbation, output_key
         self.inputs: Inputs = torch.empty(0)  # this process's share
         self._n_rows = 0  # inputs of all processes together
-        self.takes_integers = False  # as samples, before they are perturbed
+        self.takes_integers = False  # samples are integers, before they are perturbed
         self.passes_alone = True  # this process may call `forward` without the others
         self.is_tried = False  # a batch was read as a check reads it
         self.packing: Packing | None = None  # layout of several tensors a sample in one; None if there is one
@@ -69,7 +69,7 @@ class NetworkReader:
 
     def logits(self, trainer: Trainer, network: nn.Module) -> Tensor:
         """Logits (n, J) of a copy of the network."""
-        part = in_each(trainer, lambda: self.read(trainer, network, self.inputs, self.packing))
+        part = in_each_process(trainer, lambda: self.read(trainer, network, self.inputs, self.packing))
         if trainer.world_size == 1:
             return part
         if part.dtype not in (torch.float32, torch.float64):
@@ -82,8 +82,8 @@ class NetworkReader:
         """Read one batch as a check will, to refuse a module before it trains; the first process knows `n_classes`."""
         batch = next(iter(self.inputs.split(self._batch_size(trainer, self.inputs))))
         with copied(trainer, pl_module) as network:
-            logits = in_each(trainer, lambda: self.read(trainer, network, batch, self.packing))
-        in_first(trainer, lambda: _check_columns(logits, n_classes or 0))
+            logits = in_each_process(trainer, lambda: self.read(trainer, network, batch, self.packing))
+        in_first_process(trainer, lambda: _check_columns(logits, n_classes or 0))
         self.is_tried = True
         is_moved = self.takes_integers and self.packing is None and self._perturbation is None
         embeds = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in pl_module.modules())
@@ -208,7 +208,7 @@ def _ignore_logs(module: LightningModule) -> None:
         silent.loggers = [library.loggers.logger.DummyLogger() for _ in silent.loggers]
 
 
-def in_first(trainer: Trainer, work: Callable[[], T]) -> T:
+def in_first_process(trainer: Trainer, work: Callable[[], T]) -> T:
     """Run `work` in the first process and return its result in all of them; if it raises there, all raise."""
     if trainer.world_size == 1:
         return work()
@@ -225,7 +225,7 @@ def in_first(trainer: Trainer, work: Callable[[], T]) -> T:
     return result
 
 
-def in_each(trainer: Trainer, read: Callable[[], Tensor]) -> Tensor:
+def in_each_process(trainer: Trainer, read: Callable[[], Tensor]) -> Tensor:
     """Logits that this process reads; if one process fails, all raise."""
     if trainer.world_size == 1:
         return read()

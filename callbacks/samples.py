@@ -12,7 +12,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from bu_torch.callbacks.network import Inputs, NetworkReader, can_be_passed, in_first
+from bu_torch.callbacks.network import Inputs, NetworkReader, can_be_passed, in_first_process
 from bu_torch.callbacks.trainer import (
     LightningModule,
     MisconfigurationException,
@@ -24,7 +24,7 @@ from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.replica import copy_of
 from bu_torch.perturbation.draws import keeps_integers
-from bu_torch.run.budget import Plan, bound_in_bytes, count_operations, plan
+from bu_torch.run.budget import Plan, count_operations, describe_byte_limit, plan
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples import reading
@@ -64,16 +64,16 @@ class CheckSamples:
         self._n_batches = n_batches
         if trainer.reload_dataloaders_every_n_epochs and self._source.reference is None:
             rank_zero_warn("Boundary uncertainty uses the training data as first loaded and ignores reloads.")
-        one, self._reader.packing = in_first(trainer, lambda: self._read_here(trainer, pl_module))
+        one, self._reader.packing = in_first_process(trainer, lambda: self._read_here(trainer, pl_module))
         n_operations = self._reader.count_operations(trainer, pl_module, one)
         groundwork = self._tracker.groundwork
-        inputs, groundwork.plan, compared = in_first(
+        inputs, groundwork.plan, fingerprint, is_restored = in_first_process(
             trainer, lambda: self._prepare_here(trainer, pl_module, n_operations, when)
         )
         if groundwork.is_prepared:
             inputs = groundwork.signals.perturbed if trainer.world_size == 1 else inputs
         self._reader.read_at(trainer, pl_module, inputs)
-        if self._tracker.continue_with(*compared):
+        if self._tracker.continue_with(fingerprint, is_restored):
             return True
         rank_zero_warn(
             "The run resumes with different training samples, or with another version of bu_torch: scores cannot be"
@@ -82,7 +82,7 @@ class CheckSamples:
         return False
 
     def _read_here(self, trainer: Trainer, pl_module: LightningModule) -> tuple[Tensor, Packing | None]:
-        """Read the samples; return the input of one, to count operations, and the packing."""
+        """Read the samples, in the first process; return the input of one, to count operations, and the packing."""
         settings, reference = self._settings, self._source.reference
         trial = max(_TRIAL_SAMPLES, settings.n_neighbors) if trainer.fast_dev_run else None
 
@@ -122,8 +122,8 @@ class CheckSamples:
 
     def _prepare_here(
         self, trainer: Trainer, pl_module: LightningModule, n_operations: int, when: str
-    ) -> tuple[Inputs, Plan | None, tuple[str, bool]]:
-        """Perturbed inputs, plan, and the arguments of `Tracker.continue_with`."""
+    ) -> tuple[Inputs, Plan | None, str, bool]:
+        """Prepare, in the first process; return perturbed inputs, plan, and arguments of `Tracker.continue_with`."""
         groundwork, samples = self._tracker.groundwork, self._samples
         assert samples is not None  # noqa: S101  (the same process has read them)
         with self._explained():
@@ -131,7 +131,7 @@ class CheckSamples:
                 wanted = self._planned(trainer, samples.n_training, n_operations)
                 n_bytes = samples.inputs[:1].nbytes
                 groundwork.plan = self._planned(trainer, samples.n_training, n_operations, n_bytes)
-                if line := bound_in_bytes(wanted, groundwork.plan, self._settings.max_bytes):
+                if line := describe_byte_limit(wanted, groundwork.plan, self._settings.max_bytes):
                     rank_zero_info(line)
             # Samples that are not used can be freed now.
             self._samples = samples = fewer_of(samples, groundwork.plan.n_samples, self._settings.seed)
@@ -139,8 +139,7 @@ class CheckSamples:
             if samples.is_stratified is not None:
                 kind = "stratified random" if samples.is_stratified else "random"
                 chosen = f"a {kind} {len(samples.inputs)} of {samples.n_training} training samples"
-            draws = "1 draw" if groundwork.plan.n_draws == 1 else f"{groundwork.plan.n_draws} draws"
-            rank_zero_info(f"Boundary uncertainty measures at {chosen}, {draws} each, {when}.")
+            rank_zero_info(f"Boundary uncertainty measures at {chosen}, {groundwork.plan.draws} each, {when}.")
             if samples.packing is not None and self._source.input_key is None:
                 rank_zero_info(
                     f"Boundary uncertainty takes these as inputs: {', '.join(samples.packing.names)}. To change it:"
@@ -172,7 +171,7 @@ class CheckSamples:
         inputs: Inputs = groundwork.signals.perturbed
         if trainer.world_size > 1:
             inputs = inputs[torch.arange(len(inputs), device=inputs.device)].to("cpu")  # a copy for all processes
-        return inputs, groundwork.plan, (fingerprint, groundwork.is_restored)
+        return inputs, groundwork.plan, fingerprint, groundwork.is_restored
 
     def _module_as_space(self, trainer: Trainer, pl_module: LightningModule) -> nn.Module | None:
         """The network, if its features may be a space."""
@@ -302,8 +301,8 @@ def check_reference(value: Any) -> None:
 def weights_of_loss(module: nn.Module, n_classes: int) -> tuple[str, list[float]] | None:
     """Find a loss with class weights: its name in the module, and one weight for each class.
 
-    None if no loss has weights for so many classes, if they are all equal or one is not positive, or if several losses
-    have weights, because nothing tells the main one.
+    None if no loss has weights for this number of classes, if they are all equal or one is not positive, or if several
+    losses have weights, because nothing says which is the main one.
     """
     found = []
     for name, part in module.named_modules():

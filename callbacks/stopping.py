@@ -54,9 +54,9 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             or `default_root_dir`.
         filename: Name of the checkpoint, a template as of `ModelCheckpoint`, with the names of `history` and of what
             the module logs: `"{epoch}-{expected_accuracy:.3f}"`. None for `"boundary-{epoch}-{step}"`. If the file
-            exists, a version is added (`-v1`). A run that resumes does not delete the earlier best file of such a name.
+            exists, a version is added (`-v1`). A resumed run does not delete the best file of the run that it resumes.
         save_weights_only: Leave out of the checkpoint the states of optimisers, schedulers and callbacks:
-            `fit(ckpt_path=...)` refuses such a file. Refused beside `WeightAveraging`, whose average it would lack.
+            `fit(ckpt_path=...)` refuses such a file. Refused with `WeightAveraging`, whose average it would lack.
         verbose: Log improvements, and checkpoints in the words of `ModelCheckpoint`.
         **settings: `bu_torch.run.settings.Settings` explains `patience`, `min_delta`, `stopping_threshold`,
             `check_finite`, `start_from_epoch` and `rule`; its base `MeasurementSettings` explains how to measure, and
@@ -141,14 +141,14 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         input_key: InputKey = None,
         label_key: str | int | None = None,
     ) -> None:
-        self._keep_arguments(Settings, locals())
+        self._take_arguments(Settings, locals())
         with misconfigured(TypeError, ValueError):
             self.restore_best_weights = check_flag("restore_best_weights", restore_best_weights)
             self.save_weights_only = check_flag("save_weights_only", save_weights_only)
             self.verbose = check_flag("verbose", verbose)
         self.dirpath, self.filename = dirpath, filename
         self._written: dict[str, Identity | None] = {}  # best files of this process
-        self._forget()
+        self._reset()
 
     @classmethod
     def as_published(cls, **overrides: Any) -> Self:
@@ -168,7 +168,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         published |= {"max_bytes": None, "feature_extractor": "inputs", "perturbation": "random", "pairs_at": "sample"}
         return cls(**published | {"patience": sys.maxsize} | overrides)
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         """Begin with no result."""
         self.stopping_reason, self.stopped_epoch = "", None
         self._keeper: Keeper | None = None
@@ -185,7 +185,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         super().setup(trainer, pl_module, stage)
         if stage != FITTING:
             return
-        self._forget()
+        self._reset()
         if self.restore_best_weights and any(isinstance(one, StochasticWeightAveraging) for one in trainer.callbacks):
             rank_zero_warn(
                 "StochasticWeightAveraging puts its average into the model when training ends, and the weights of"

@@ -46,7 +46,7 @@ def _choose() -> str:
     return chosen
 
 
-TREE = _choose()
+TREE = _choose()  # name of the namespace in use
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -72,7 +72,7 @@ else:
     TorchCheckpointIO = pl.plugins.io.TorchCheckpointIO
     MisconfigurationException = import_module(f"{TREE}.utilities.exceptions").MisconfigurationException
 
-library: Any = pl
+library: Any = pl  # for names that mypy does not find there
 _BATCH_HOOKS = (
     *("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad"),
     *("on_before_backward", "on_after_backward", "on_before_optimizer_step"),
@@ -154,7 +154,7 @@ def optimizers_in_training(trainer: Trainer) -> list[Any]:
     """Optimisers that must be put in evaluation mode, because the network holds the weights at which they train.
 
     A Schedule-Free optimiser (Defazio et al. 2024, arXiv 2405.15682) steps at y, and `eval` puts the average x into the
-    parameters. An optimiser with such modes is taken to be in that of training unless it tells its mode.
+    parameters. An optimiser with such modes is taken to be in that of training unless it says otherwise.
     """
     found = []
     optimizers: list[Any] = trainer.optimizers

@@ -136,7 +136,7 @@ def can_be_watched(module: nn.Module) -> bool:
 
 
 class _Listener:
-    """Hook that records the first calls of each module, at `most` so many; copies of a module get a no-op.
+    """Hook that records the first calls of each module, no more than `most`; copies of a module get a no-op.
 
     `parts` maps copied modules to their originals, under which calls are recorded until one of the copies returns.
     """

@@ -23,7 +23,7 @@ FeatureExtractor = SpaceName | Literal["module"] | Callable[[Tensor], Any] | Mix
 
 _log = logging.getLogger(__name__)
 _COMPARED = 1500  # samples
-_ALL_COMPARED = 2000  # up to so many, all are compared, without a copy
+_ALL_COMPARED = 2000  # up to this many, all are compared, without a copy
 _MOST_CHANNELS = 16  # more are feature maps, and patches of them are too many numbers to whiten
 _MOST_FEATURES = 1024  # the cost of a metric grows with their square
 _MOST_OPERATIONS = 1e10  # to learn a metric once: some seconds
@@ -34,7 +34,7 @@ _IN_TRIAL = 1200  # samples
 _VOTERS = 39  # nearest samples, as many as a cluster has by default
 _DECAYS = LabelVotes().decays
 _LANDMARKS = 200  # fewer in the trial than later: time grows with their cube
-_LEAST_UNTAUGHT = 1000  # from so many samples on, they judge better than the folds
+_LEAST_UNTAUGHT = 1000  # from this many samples on, they judge better than the folds
 _NEIGHBORS, _REGRESSION = 1.0, 2.0  # standard errors that a gain must exceed
 _NEARLY_ALL = 0.95  # weight of one regression beside which the other is not worth its time
 

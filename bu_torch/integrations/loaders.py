@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from bu_torch.internal.logits import logits_at, packed_model
 from bu_torch.internal.replica import looking_at
-from bu_torch.run.budget import count_operations, ignored, plan
+from bu_torch.run.budget import count_operations, describe_ignored, plan
 from bu_torch.run.settings import Settings
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
 from bu_torch.samples.batches import NO_KEYS, Keys
@@ -47,7 +47,7 @@ def make_stopper(
     made = plan(settings, first.n_training, first.n_training, n_operations, first.inputs.nbytes)
     samples = read(lambda n_training: made.n_samples)
     if samples.n_ignored:
-        warnings.warn(ignored(samples.n_ignored), stacklevel=2)
+        warnings.warn(describe_ignored(samples.n_ignored), stacklevel=2)
     planned = {"n_draws": made.n_draws, "max_samples": None, "budget": None}
     inputs = samples.inputs if samples.packing is None else samples.packing.unpack(samples.inputs)
     options = options | planned | {"sample_weight": samples.weights}

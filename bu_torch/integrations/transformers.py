@@ -32,7 +32,7 @@ class BoundaryUncertaintyCallback(TrainerCallback):
 
     Args:
         load_best_model_at_end: Load the weights of the best check when training ends.
-        check_steps: Check after every so many optimiser steps; None for the end of each epoch.
+        check_steps: Number of optimiser steps from one check to the next; None for the end of each epoch.
         input_key: Key of the inputs in a batch, or a list of keys; None for all that `forward` has arguments for.
         label_key: Key of the classes.
         folder: Folder for the record of the checks; None for no record.

@@ -1,1 +1,1 @@
-"""Choosing among classifiers that are there already, in Python or on the command line."""
+"""Choosing among classifiers that are trained already, in Python or on the command line."""

@@ -16,7 +16,7 @@ from bu_torch.ranking.checkpoints import SUFFIXES, load_checkpoint, module_with_
 from bu_torch.ranking.estimators import encode, estimator_logits, is_estimator
 from bu_torch.ranking.ranking import Candidate, Ranking
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName, as_rule
-from bu_torch.run.budget import ignored
+from bu_torch.run.budget import describe_ignored
 from bu_torch.run.groundwork import fit_or_load
 from bu_torch.samples.batches import whole_pair
 from bu_torch.samples.reading import read_samples
@@ -210,7 +210,7 @@ def fit_signals(signals: Signals, dataset: Any, cache: Path | None = None) -> No
         raise ValueError(f"`dataset` must have one tensor of inputs a sample, got {samples.packing}.")
     inputs = signals.boundary.as_inputs(samples.inputs, "dataset")
     labels = as_labels(samples.labels, len(inputs)).to(inputs.device)
-    if line := ignored(samples.n_ignored):
+    if line := describe_ignored(samples.n_ignored):
         warnings.warn(line, stacklevel=3)
     if not signals.is_fitted:
         fit_or_load(signals, inputs, labels, cache, sample_weight=samples.weights)

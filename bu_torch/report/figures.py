@@ -110,7 +110,7 @@ def signals(verdict: RunVerdict, name: str) -> Section | None:
         of_shares = "agreement" if signal.is_larger_better else "changes"
         values = record.values(signal.name)
         finite = within_reach(values)
-        figure_of = {"shares": of_shares, "score": "deciding"}.get(signal.panel, "scores")
+        figure_of = of_shares if signal.panel == "shares" else signal.panel
         if name != figure_of or not finite:
             continue
         colour, at_kept = _COLOURS[signal.name], within_reach([kept.get(signal.name, math.nan)])

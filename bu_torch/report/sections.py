@@ -103,8 +103,8 @@ def _tiles(verdict: RunVerdict) -> list[tuple[str, str, str]]:
     spent, training = record.costs
     if training > 0 and math.isfinite(spent):
         since = ", since the run resumed" if math.isnan(record.values("seconds")[0]) else ""
-        beside = f"{duration(spent)} beside {duration(training)} of training{since}"
-        tiles.append(("cost", f"{spent / training:.0%}", beside))
+        times = f"{duration(spent)} on top of {duration(training)} of training{since}"
+        tiles.append(("cost", f"{spent / training:.0%}", times))
     if math.isfinite(record.setup_seconds):
         tiles.append(("preparation", duration(record.setup_seconds), "once, before the first epoch"))
     return tiles

@@ -125,11 +125,11 @@ class Account:
     @property
     def training_seconds(self) -> float:
         """Seconds since `begin`, without checks, saving, and `seconds_elsewhere`."""
-        beside = self.seconds_elsewhere + self.check_seconds + self.saving_seconds
-        return time.perf_counter() - self._began - beside
+        others = self.seconds_elsewhere + self.check_seconds + self.saving_seconds
+        return time.perf_counter() - self._began - others
 
     def cost(self) -> str:
-        """Say what this package cost beside training itself, since the start or the last resume.
+        """Say what this package cost on top of training itself, since the start or the last resume.
 
         The figure is a lower bound: time that a trainer spends on hooks and on logged values is not known here.
         """
@@ -139,7 +139,7 @@ class Account:
         listed = ", ".join(f"{name} {spent:.1f} s" for name, spent in parts.items() if spent or name != "saving")
         total = sum(round(spent, 1) for spent in parts.values())  # must be the sum of the rounded parts
         start = "Since the run resumed, boundary" if self.has_resumed else "Boundary"
-        told = f"took at least {total:.1f} s ({listed}) beside {seconds:.1f} s of training: {share:.0%}"
+        told = f"took at least {total:.1f} s ({listed}) on top of {seconds:.1f} s of training: {share:.0%}"
         return f"{start} uncertainty {told}."
 
     def time_saved(self, first: int, n_trained: int, n_planned: int) -> str:

@@ -18,7 +18,7 @@ from bu_torch.samples.samples import IGNORED
 _log = logging.getLogger(__name__)
 
 MAX_DRAWS = 4  # more do not help (docs/limits.md)
-AUTO = 0.15  # share of an epoch's samples; the floor below may exceed it
+AUTO_SHARE = 0.15  # for `budget="auto"`: share of an epoch's samples; the floor below may exceed it
 _LEAST_FLOOR, _MOST_FLOOR = 500, 6000  # forward passes that small data needs: large networks, small ones
 _FLOOR_OPERATIONS = 6e8
 _OPERATIONS_BESIDE = 40_000  # evaluating the logits of a pass takes as long on one core
@@ -31,6 +31,11 @@ class Plan(NamedTuple):
 
     n_samples: int
     n_draws: int
+
+    @property
+    def draws(self) -> str:
+        """Number of draws in words."""
+        return "1 draw" if self.n_draws == 1 else f"{self.n_draws} draws"
 
 
 def plan(
@@ -56,7 +61,7 @@ def plan(
         return Plan(n_samples, n_draws or MAX_DRAWS)
     affordable = _FLOOR_OPERATIONS / (n_operations + _OPERATIONS_BESIDE)
     floor = min(_MOST_FLOOR, max(_LEAST_FLOOR, affordable))
-    passes = math.floor(max(AUTO * n_visited, floor))
+    passes = math.floor(max(AUTO_SHARE * n_visited, floor))
     if n_draws is None:
         n_draws = min(MAX_DRAWS, max(1, passes // n_samples - n_unmoved))
     if max_samples is None:
@@ -64,7 +69,7 @@ def plan(
     return Plan(n_samples, n_draws)
 
 
-def bound_in_bytes(wanted: Plan, made: Plan, max_bytes: int | None) -> str:
+def describe_byte_limit(wanted: Plan, made: Plan, max_bytes: int | None) -> str:
     """Log line if `max_bytes` reduces the number of samples; else ""."""
     if made.n_samples >= wanted.n_samples:
         return ""
@@ -74,14 +79,14 @@ def bound_in_bytes(wanted: Plan, made: Plan, max_bytes: int | None) -> str:
     )
 
 
-def ignored(n_ignored: int) -> str:
+def describe_ignored(n_ignored: int) -> str:
     """Warning about samples that are left out; "" if there are none."""
     line = f"{n_ignored} samples have the label {IGNORED}, which torch's losses ignore: they are left out."
     return line if n_ignored else ""
 
 
 def describe_slow_check(check_seconds: float, training_seconds: float) -> str:
-    """Warning about a check that is slow beside the training before it; "" if it is not."""
+    """Warning about a check that is slow compared with the training before it; "" if it is not."""
     if check_seconds < max(_SLOW, _MUCH * training_seconds):
         return ""
     return (

@@ -19,7 +19,7 @@ from bu_torch.internal.logits import as_taken, packed_model
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.printing import Forecast, cleaned, shown_on
 from bu_torch.perturbation.draws import MixedMove, kind_of
-from bu_torch.run.budget import Plan, ignored, plan
+from bu_torch.run.budget import Plan, describe_ignored, plan
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.samples.balance import ClassWeight, class_shares, rare_class, stratified_rows
 from bu_torch.samples.samples import Samples
@@ -87,7 +87,7 @@ class Groundwork:
         `class_weight` applies if the settings have none. `tell` receives a forecast of a long preparation. Errors are
         those of `Signals.fit` and `Signals.load`.
         """
-        if line := ignored(samples.n_ignored):
+        if line := describe_ignored(samples.n_ignored):
             warn(line)
         samples, n_draws = self._within_memory(samples, warn)
         n_samples = len(samples.inputs)
@@ -106,7 +106,7 @@ class Groundwork:
             known_space=self._space if has_resumed else None,
         )
         signals = make_signals(None if module is None else packed_model(module, samples.packing))
-        if not (has_resumed and self._takes_back(signals, samples)):
+        if not (has_resumed and self._restores(signals, samples)):
             if signals.boundary.may_use_module(samples.inputs):
                 has_learnt = has_resumed and self._space is None
                 if signals.boundary.feature_extractor is None and (cache is not None or has_learnt):
@@ -116,7 +116,7 @@ class Groundwork:
                 elif signals.boundary.feature_extractor is not None and cache is not None:
                     warn(f"Features of a network differ from run to run: they are not kept in the cache {cache}.")
                     cache = None
-            inputs = samples.inputs.to(self._faster(samples, device))
+            inputs = samples.inputs.to(self._faster_device(samples, device))
             self.found_in, self.kept_in = fit_or_load(
                 signals, inputs, samples.labels, cache, samples.weights, has_progress_bar, tell
             )
@@ -131,7 +131,7 @@ class Groundwork:
         self.about = self._describe(signals, samples, n_draws)
         return signals.fingerprint
 
-    def _faster(self, samples: Samples, device: torch.device | None) -> torch.device:
+    def _faster_device(self, samples: Samples, device: torch.device | None) -> torch.device:
         """Device on which preparation is faster: that of the checks for images, else that of the samples."""
         is_image = samples.packing is None and samples.inputs.ndim == 4
         has_own_code = callable(self.settings.feature_extractor) or callable(self.settings.perturbation)
@@ -139,7 +139,7 @@ class Groundwork:
             return samples.inputs.device
         return device
 
-    def _takes_back(self, signals: Signals, samples: Samples) -> bool:
+    def _restores(self, signals: Signals, samples: Samples) -> bool:
         """Load the preparation of a run that resumes, if the network of its start was the space."""
         if self._saved is None or not signals.boundary.may_use_module(samples.inputs):
             return False

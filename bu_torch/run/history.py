@@ -48,7 +48,7 @@ class History:
     @property
     def score_name(self) -> str:
         """Entry of a check that holds its score; "" without a rule."""
-        return "" if self.selection is None else self.selection.rule.name
+        return "" if self.selection is None else self.selection.score_name
 
     @property
     def last_score(self) -> float | None:

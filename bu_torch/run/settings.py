@@ -30,7 +30,7 @@ class MeasurementSettings:
         n_neighbors: Size M of a cluster of neighbours, the sample itself included, >= 2. Training data with fewer
             samples is refused.
         n_draws: Independent perturbations of each sample, >= 1; all numbers are means over them. More draws make them
-            steadier, for as many more forward passes. None chooses up to 4 within the budget, more for smaller data.
+            steadier and cost more forward passes. None chooses up to 4 within the budget, more for smaller data.
         max_samples: Measure at no more than this many training samples, >= `n_neighbors`: a subset drawn with `seed`,
             stratified if labels are known without reading the samples. None chooses within the budget. (Of an
             `IterableDataset` the first `max_samples` are read, or 10,000.)
@@ -153,17 +153,17 @@ class Settings(MeasurementSettings):
     """Settings of measurement, which `MeasurementSettings` explains (`averaging` is 0.7 by default), and of decision.
 
     Args:
-        patience: Stop after so many checks in a row without improvement, >= 0. As with Lightning's `EarlyStopping`, 0
+        patience: Stop after this many checks in a row without improvement, >= 0. As with Lightning's `EarlyStopping`, 0
             stops at the first check without improvement, and so does 1.
-        min_delta: Least amount by which an improvement must exceed the best, >= 0. The choice does not depend on it.
+        min_delta: Least amount by which an improvement must exceed the best, >= 0. It does not change what is kept.
         stopping_threshold: Stop as soon as the score exceeds this; None for never.
-        check_finite: Stop when the score is NaN or infinite. Such a check never is the best.
+        check_finite: Stop when the score is NaN or infinite. Such a check is never the best.
         start_from_epoch: First epoch that counts, >= 0. Earlier checks are measured and logged, but count neither for
             the patience nor as best.
-        rule: The score, of which the first largest is kept. `"accuracy_and_trust"` is the mean of two shares: of the
-            expected accuracy, and of the logarithm of trust, that any predictions can reach; trust counts by the skill
-            of predicting left-out labels (`bu_torch.functional.accuracy_and_trust`). Expected accuracy is the mean
-            probability of the predicted class. These probabilities, `Signals.probabilities`, come once from the
+        rule: The score; the first check with the largest is kept. `"accuracy_and_trust"` is the mean of two shares: of
+            the expected accuracy, and of the logarithm of trust, that any predictions can reach; trust counts by the
+            skill of predicting left-out labels (`bu_torch.functional.accuracy_and_trust`). Expected accuracy is the
+            mean probability of the predicted class. These probabilities, `Signals.probabilities`, come once from the
             training labels: votes of the nearest samples, mixed with a kernel regression on all. Or one signal alone:
             `"expected_accuracy"`, `"trust_score"` or `"boundary_uncertainty"`. Or a `bu_torch.Rule` of your own.
 

@@ -17,7 +17,7 @@ from bu_torch.internal.printing import tell
 from bu_torch.internal.replica import looking_at
 from bu_torch.perturbation.draws import Perturbation, keeps_integers
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
-from bu_torch.run.budget import bound_in_bytes, count_operations, plan
+from bu_torch.run.budget import count_operations, describe_byte_limit, plan
 from bu_torch.run.history import describe_exception, describe_none_kept
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import KeptResults, Tracker
@@ -259,7 +259,7 @@ class BoundaryUncertaintyStopper(KeptResults):
                 )
         wanted = plan(tracker.settings, n_training, n_training, n_operations)
         made = groundwork.plan_checks(n_training, n_training, n_operations, n_bytes)
-        if line := bound_in_bytes(wanted, made, self.settings.max_bytes):
+        if line := describe_byte_limit(wanted, made, self.settings.max_bytes):
             tell(line)
         samples = fewer_of(self._samples, made.n_samples, self.settings.seed)
         # The first check mostly comes after some training, so the network's features are a space only on request.
@@ -272,8 +272,7 @@ class BoundaryUncertaintyStopper(KeptResults):
             has_progress_bar=self.has_progress_bar,
             tell=tell,
         )
-        draws = "1 draw" if made.n_draws == 1 else f"{made.n_draws} draws"
-        tell(f"Boundary uncertainty measures at {len(samples.inputs)} of {n_training} samples, {draws} each.")
+        tell(f"Boundary uncertainty measures at {len(samples.inputs)} of {n_training} samples, {made.draws} each.")
         for line in groundwork.lines():
             tell(line)
         if not tracker.continue_with(fingerprint, groundwork.is_restored):

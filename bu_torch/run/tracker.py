@@ -267,7 +267,7 @@ class Tracker:
         """Free what `prepare` computed, and the average, because training has ended."""
         self.groundwork.release()
         if self.average is not None:
-            self.average.forget()
+            self.average.release()
         self.last_check.measurement = None
 
     def state_dict(self) -> dict[str, Any]:

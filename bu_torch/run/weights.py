@@ -108,7 +108,7 @@ class WeightAverage:
         kinds = {name: (one.shape, one.dtype) for name, one in named_weights(module).items()}
         return {n: one.value for n, one in self._averages.items() if kinds.get(n) == (one.value.shape, one.value.dtype)}
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """Free the average, because training has ended."""
         self._averages, self.is_current = {}, False
 

@@ -31,17 +31,16 @@ class SignalInputs:
     trust: Tensor  # (D * N,) trust scores of the predictions, without the sample that was perturbed
     mean_trust: Tensor  # trust score of the check, a float64 scalar
     labels: Tensor  # (N,) classes of the samples
-    own: Tensor  # (D * N,) columns of the labels
+    label_columns: Tensor  # (D * N,) columns of the labels
     label_trust: Tensor  # (D * N,) trust scores of the labels at the perturbed inputs
     nearest_class: Tensor  # (D * N,) nearest class, without the sample that was perturbed
     label_probabilities: Tensor  # (D * N, C) class probabilities at the perturbed inputs
     label_votes: Tensor  # (N, C) votes of the labels near each sample
     pairs: Tensor  # (P, 2) the different likely Bayes pairs
-    pair_index: Tensor  # (N,) pair of each sample
     cluster_counts: tuple[Tensor, Tensor, Tensor]  # from `functional.omission.cluster_counts`
     members: Tensor  # (rows, M) clusters, repeated for the draws that are measured in one call
     weights: Tensor | None  # (N,) float64 weights with mean 1; None if all samples count alike
-    best: tuple[Tensor, Tensor]  # most that expected accuracy and trust can reach at the perturbed inputs
+    reachable: tuple[Tensor, Tensor]  # most that expected accuracy and trust can reach at the perturbed inputs
     skill: float  # skill of predicting left-out labels, in [0, 1]
 
     def by_sample(self, values: Tensor) -> Tensor:
@@ -58,42 +57,41 @@ class Signal:
     low: float
     high: float
     is_larger_better: bool
-    panel: Literal["uncertainty", "trust", "shares", "score"]  # figure that shows it
+    # Figure of a page: "scores"; for shares "agreement" or, if smaller is better, "changes"; "deciding" if it decides.
+    panel: Literal["scores", "shares", "deciding"]
     formula: Callable[[SignalInputs], Tensor]  # returns a float64 scalar
     is_in_progress_bar: bool = False
 
 
-def _accuracy_and_trust(read: SignalInputs) -> Tensor:
-    return functional.accuracy_and_trust(read.accuracy, read.mean_trust, *read.best, read.skill)
+def _accuracy_and_trust(inputs: SignalInputs) -> Tensor:
+    return functional.accuracy_and_trust(inputs.accuracy, inputs.mean_trust, *inputs.reachable, inputs.skill)
 
 
-def _label_agreement(read: SignalInputs) -> Tensor:
-    return mean_of((read.by_sample(read.predictions) == read.labels).double(), read.weights)
+def _label_agreement(inputs: SignalInputs) -> Tensor:
+    return mean_of((inputs.by_sample(inputs.predictions) == inputs.labels).double(), inputs.weights)
 
 
-def _vote_agreement(read: SignalInputs) -> Tensor:
-    return functional.expected_accuracy(read.label_votes, read.columns, weights=read.weights, validate_args=False)
+def _vote_agreement(inputs: SignalInputs) -> Tensor:
+    return functional.expected_accuracy(inputs.label_votes, inputs.columns, weights=inputs.weights, validate_args=False)
 
 
-def _prediction_changes(read: SignalInputs) -> Tensor:
-    if read.predictions_before is None:
-        return torch.ones_like(read.uncertainty)
-    return mean_of(read.by_sample((read.predictions != read.predictions_before).double()), read.weights)
+def _prediction_changes(inputs: SignalInputs) -> Tensor:
+    if inputs.predictions_before is None:
+        return torch.ones_like(inputs.uncertainty)
+    return mean_of(inputs.by_sample((inputs.predictions != inputs.predictions_before).double()), inputs.weights)
 
 
-def _omission(read: SignalInputs) -> Tensor:
-    return omission_of_counts(*read.cluster_counts, read.columns, read.members, weights=read.weights)
+def _omission(inputs: SignalInputs) -> Tensor:
+    return omission_of_counts(*inputs.cluster_counts, inputs.columns, inputs.members, weights=inputs.weights)
 
 
 SIGNALS = {
     signal.name: signal
     for signal in (
-        Signal(
-            "boundary_uncertainty", "boundary uncertainty", 0, 1, True, "uncertainty", attrgetter("uncertainty"), True
-        ),
-        Signal("trust_score", "trust score", 1e-3, 1e3, True, "trust", attrgetter("mean_trust"), True),
+        Signal("boundary_uncertainty", "boundary uncertainty", 0, 1, True, "scores", attrgetter("uncertainty"), True),
+        Signal("trust_score", "trust score", 1e-3, 1e3, True, "scores", attrgetter("mean_trust"), True),
         Signal("expected_accuracy", "expected accuracy", 0, 1, True, "shares", attrgetter("accuracy"), True),
-        Signal("accuracy_and_trust", "accuracy and trust", -math.inf, 1, True, "score", _accuracy_and_trust),
+        Signal("accuracy_and_trust", "accuracy and trust", -math.inf, 1, True, "deciding", _accuracy_and_trust),
         Signal("label_agreement", "agreement with the labels", 0, 1, True, "shares", _label_agreement),
         Signal("vote_agreement", "agreement with the votes nearby", 0, 1, True, "shares", _vote_agreement),
         Signal("prediction_changes", "changed since the last check", 0, 1, False, "shares", _prediction_changes),

@@ -61,9 +61,9 @@ class Details(NamedTuple):
     doubtful: list[Doubtful]  # sorted by trust in label or prediction, least first, at each sample's lowest draw
 
 
-def details_of(reading: SignalInputs, n_doubtful: int) -> Details:
+def details_of(inputs: SignalInputs, n_doubtful: int) -> Details:
     """Compute the details of a check."""
-    terms = reading.terms
+    terms = inputs.terms
     weights, values, shares = (
         torch.stack([getattr(part, name) for part in terms]).mean(dim=0) for name in ("weights", "values", "shares")
     )
@@ -72,25 +72,25 @@ def details_of(reading: SignalInputs, n_doubtful: int) -> Details:
     agrees = torch.stack([part.agrees for part in terms]).double()
     distance = (-2 * nearness.log()).clamp(min=0).sqrt()  # NaN where a logit is not finite
     local = torch.cat([part.local for part in terms]).double()
-    columns = (reading.pairs[shown], shares[shown], weights[shown], values[shown])
+    columns = (inputs.pairs[shown], shares[shown], weights[shown], values[shown])
     return Details(
-        agreeing_pairs=float(mean_of(agrees, reading.weights)),
+        agreeing_pairs=float(mean_of(agrees, inputs.weights)),
         pairs=[Pair(k, j, *rest) for (k, j), *rest in zip(*(column.tolist() for column in columns), strict=True)],
-        n_pairs_left_out=len(reading.pairs) - len(shown),
+        n_pairs_left_out=len(inputs.pairs) - len(shown),
         near_boundary=_histogram(distance, 0.0, 5.0, 25),
         local_uncertainty=_histogram(local, 0.0, 1.0, 20),
-        log_trust=_histogram(reading.trust.double().log(), -7.0, 7.0, 28),
-        doubtful=_doubtful(reading, n_doubtful),
+        log_trust=_histogram(inputs.trust.double().log(), -7.0, 7.0, 28),
+        doubtful=_doubtful(inputs, n_doubtful),
     )
 
 
-def _doubtful(reading: SignalInputs, n_doubtful: int) -> list[Doubtful]:
-    n_samples = len(reading.labels)
-    lower = torch.minimum(reading.trust, reading.label_trust).view(-1, n_samples)
+def _doubtful(inputs: SignalInputs, n_doubtful: int) -> list[Doubtful]:
+    n_samples = len(inputs.labels)
+    lower = torch.minimum(inputs.trust, inputs.label_trust).view(-1, n_samples)
     lowest, draws = lower.min(dim=0)
     rows = lowest.sort(stable=True).indices[:n_doubtful]
     places = draws[rows] * n_samples + rows
-    classes = (reading.labels[rows], reading.predictions[places], reading.nearest_class[places])
+    classes = (inputs.labels[rows], inputs.predictions[places], inputs.nearest_class[places])
     columns = (column.tolist() for column in (rows, *classes, lowest[rows].double()))
     return [Doubtful(*row) for row in zip(*columns, strict=True)]
 

@@ -41,30 +41,30 @@ class Measurement:
     values: dict[str, Tensor]
     predictions: Tensor
     standard_error: Tensor
-    _reading: SignalInputs
+    _inputs: SignalInputs  # of the formulas
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.values, self.predictions))
 
     def recalls(self) -> Tensor:
         """Recall of the C classes that have samples, by labels, then by label probabilities, (2 * C,) float64."""
-        read, probabilities = self._reading, self._reading.label_probabilities
+        inputs, probabilities = self._inputs, self._inputs.label_probabilities
         n_classes = probabilities.shape[1]
-        if read.weights is None:
-            counted = torch.ones_like(read.own, dtype=torch.float64)
+        if inputs.weights is None:
+            counted = torch.ones_like(inputs.label_columns, dtype=torch.float64)
             mass = probabilities.sum(dim=0, dtype=torch.float64)
         else:
-            counted = read.weights.repeat(len(read.own) // len(read.weights))
+            counted = inputs.weights.repeat(len(inputs.label_columns) // len(inputs.weights))
             mass = (counted.to(probabilities.dtype) @ probabilities).double()
-        known = read.columns.clamp(max=n_classes - 1)  # larger for a prediction of a class without samples
-        expected = probabilities.gather(1, known.unsqueeze(1)).squeeze(1) * (read.columns < n_classes) * counted
-        hits = sum_by_pair((read.columns == read.own) * counted, read.own, n_classes)
-        by_label = hits / sum_by_pair(counted, read.own, n_classes)
+        known = inputs.columns.clamp(max=n_classes - 1)  # larger for a prediction of a class without samples
+        expected = probabilities.gather(1, known.unsqueeze(1)).squeeze(1) * (inputs.columns < n_classes) * counted
+        hits = sum_by_pair((inputs.columns == inputs.label_columns) * counted, inputs.label_columns, n_classes)
+        by_label = hits / sum_by_pair(counted, inputs.label_columns, n_classes)
         return torch.cat((by_label, sum_by_pair(expected, known, n_classes) / mass))
 
     def details(self, n_doubtful: int = 50) -> Details:
         """Details behind the values, with the `n_doubtful` >= 1 least trusted samples; waits for the device."""
-        return details_of(self._reading, n_doubtful)
+        return details_of(self._inputs, n_doubtful)
 
     def doubtful(self) -> "DataFrame":
         """All samples, the least trusted first, as a pandas frame; waits for the device.
@@ -74,7 +74,7 @@ class Measurement:
         """
         from pandas import DataFrame
 
-        return DataFrame(self.details(len(self._reading.labels)).doubtful)
+        return DataFrame(self.details(len(self._inputs.labels)).doubtful)
 
 
 class Signals:
@@ -193,11 +193,11 @@ class Signals:
         shares = functional.label_votes(columns, neighbors, 0.0, weights=weights)
         repeated = None if weights is None else weights.repeat(self.boundary.n_draws)
         self._derived = {
-            "own": own,
+            "label_columns": own,
             "label_trust": functional.trust_score(distances, own, validate_args=False),
             "nearest_class": self._classes.classes[distances[:, :-1].argmin(dim=1)],
             "cluster_counts": cluster_counts(shares, neighbors, weights),
-            "best": functional.best_accuracy_and_trust(preparation.probabilities, distances[:, :-1], repeated),
+            "reachable": functional.best_accuracy_and_trust(preparation.probabilities, distances[:, :-1], repeated),
             "skill": min(max(self.skill, 0.0), 1.0),
         }
         warn_of(preparation, inputs)
@@ -290,10 +290,9 @@ class Signals:
         trust = functional.trust_score(prepared.left_out_distances, known, validate_args=False)
         by_draw, weights = trust.view(boundary.n_draws, -1), boundary.weights
         repeated = None if weights is None else weights.repeat(boundary.n_draws)
-        reading = SignalInputs(
+        inputs = SignalInputs(
             terms=terms,
             pairs=boundary._pairs,
-            pair_index=boundary._pair_index,
             uncertainty=boundary.score_terms(terms).to(as_logits(logits).dtype).double(),
             labels=boundary.labels,
             predictions=predictions,
@@ -310,13 +309,13 @@ class Signals:
             weights=weights,
             **self._derived,
         )
-        is_finite = reading.uncertainty.isfinite()
-        values = {name: torch.where(is_finite, signal.formula(reading), torch.nan) for name, signal in SIGNALS.items()}
+        is_finite = inputs.uncertainty.isfinite()
+        values = {name: torch.where(is_finite, signal.formula(inputs), torch.nan) for name, signal in SIGNALS.items()}
         error = torch.zeros_like(values["expected_accuracy"])
         if best is not None:
             others = self._classes.columns(best)
             error = standard_error_of_gain(prepared.probabilities, columns, others, boundary.n_draws, weights)
-        return Measurement(values, predictions, torch.where(is_finite, error, torch.nan), reading)
+        return Measurement(values, predictions, torch.where(is_finite, error, torch.nan), inputs)
 
     def to(self, device: torch.device | str) -> Self:
         """Move what `fit` computed to `device`, in place."""

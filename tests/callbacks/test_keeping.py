@@ -221,7 +221,7 @@ class TestWeightsOnly:
 
     def test_it_is_refused_beside_weight_averaging(self, tmp_path):
         """Lightning's files of weights alone hold the module's, and the average is measured."""
-        with pytest.raises(MisconfigurationException, match="cannot be used beside WeightAveraging"):
+        with pytest.raises(MisconfigurationException, match="cannot be used with WeightAveraging"):
             fit(tmp_path, scripted(save_weights_only=True), EMAWeightAveraging())
 
 

@@ -73,7 +73,7 @@ class TestPlaces:
         assert places(stopping) == [(0, 4), (0, 6)]
 
     def test_a_check_costs_a_share_of_what_the_steps_visit(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("bu_torch.run.budget.AUTO", 10.0)
+        monkeypatch.setattr("bu_torch.run.budget.AUTO_SHARE", 10.0)
         monkeypatch.setattr("bu_torch.run.budget.MAX_DRAWS", 12)
         n_draws = []
         for kwargs in ({}, {"every_n_train_steps": 3}):

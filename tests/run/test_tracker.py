@@ -228,7 +228,7 @@ def test_saving_is_a_part_of_the_cost(monkeypatch):
         pass
     assert tracker.account.saving_seconds == 3.0
     parts = "(preparation 10.0 s, checks 0.0 s, saving 3.0 s)"
-    expected = f"Boundary uncertainty took at least 13.0 s {parts} beside 27.0 s of training: 48%."
+    expected = f"Boundary uncertainty took at least 13.0 s {parts} on top of 27.0 s of training: 48%."
     assert tracker.account.cost() == expected
     left = " 20 of 50 epochs were trained; the rest would have taken about 60.0 s."
     assert tracker.account.time_saved(5, 20, 50) == left

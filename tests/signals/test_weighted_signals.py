@@ -70,6 +70,7 @@ def test_each_signal_is_a_mean_in_which_samples_count_by_their_weights(is_weight
         "omission": functional.omission(shares, predictions, boundary.neighbors, weights=weights),
     }
     assert tuple(values) == Signals.NAMES
+    assert set(expected) == set(values), "a signal has no oracle here"
     for name, value in expected.items():
         assert values[name].dtype == torch.float64
         assert float(values[name]) == pytest.approx(float(value), rel=1e-5), name
