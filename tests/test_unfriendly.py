@@ -256,7 +256,7 @@ BAD_FEATURES = {
     "strings": (["a"] * 120, "an array of numbers, got list"),
     "objects": (X.numpy().astype(object), "an array of numbers, got ndarray of object"),
     "text in a matrix": (np.full((120, 2), "a"), "numbers, got ndarray of <U1. Encode it .*`OneHotEncoder`"),
-    "a frame of text": (framed([None, "x"] * 60), "got text in column 'odd' .*`OneHotEncoder` or `OrdinalEncoder`"),
+    "a frame of text": (framed([None, "x"] * 60), "got text in column 'odd' .*`OneHotEncoder`"),
     "a frame of dates": (framed(pd.date_range("2020", periods=120)), "got dates or times in column 'odd'.* Count"),
     "a frame of objects": (framed([1, 2] * 60, object), r"got objects in column 'odd'.*`astype\(float\)`"),
     "a frame of gaps": (framed([None, 1] * 60, "Int64"), "missing values, got 60 among 120 in column 'odd'. Impute"),

@@ -18,8 +18,9 @@ Compare ways to stop a training on tables of your own: test errors, and epochs t
 
     bu-torch compare FOLDER
 
-Each CSV file holds numbers and a column `label` with classes. Half of its rows (at most 2500) train a small network,
-the rest (at most 4000) tests it.
+Each CSV file holds numbers and a column that is called `label`, with classes. Half of its rows (at most 2500) train a
+small network, the rest (at most 4000) tests it. Columns are standardised. Wrong labels raise all test errors: compare
+their differences.
 """
 _NOTE = """\
 hold-out 25 %: trains on three quarters and keeps the epoch with the highest accuracy on the rest, without averaging.
@@ -48,6 +49,7 @@ def _run(options: argparse.Namespace) -> None:
     log, n_threads, started = logging.getLogger("bu_torch"), torch.get_num_threads(), time.perf_counter()
     level = log.level
     found: list[Comparison] = []
+    lost: list[str] = []
     try:
         log.setLevel(logging.WARNING)  # hides the messages of each training
         torch.set_num_threads(1)  # enough for a small network
@@ -58,8 +60,12 @@ def _run(options: argparse.Namespace) -> None:
                 raise ValueError(f"`{path}`: {error}") from error
             if not found:
                 say(_row("test error", runs[0].errors))
-            say(_row(path.name.partition(".csv")[0], _means([run.errors for run in runs])))
+            name, means = path.name.partition(".csv")[0], _means([run.errors for run in runs])
+            say(_row(name, means))
             found += runs
+            *ways, _, one_class = means  # the last two are the best epoch and one class
+            if one_class <= min(ways):
+                lost.append(name)
     finally:
         log.setLevel(level)
         torch.set_num_threads(n_threads)
@@ -67,6 +73,8 @@ def _run(options: argparse.Namespace) -> None:
     if len(found) > 1:
         say(_row("minus bu-torch", _differences([run.errors for run in found])))
     say(_row("epochs trained", map(round, _means([run.epochs for run in found]))))
+    if lost:
+        say(f"\nNothing beats the commonest class in {', '.join(lost)}: accuracy shows nothing there.")
     say(f"\n{_NOTE}\nTrainings of each: {len(found)}, in {time.perf_counter() - started:.0f} s.")
 
 
@@ -87,6 +95,8 @@ def _read(files: Sequence[Path]) -> dict[Path, Split]:
 
 def _files(places: Sequence[Path]) -> list[Path]:
     of_folders = {place: sorted((*place.glob("*.csv"), *place.glob("*.csv.gz"))) for place in places if place.is_dir()}
+    if missing := [str(place) for place in places if not place.exists()]:
+        raise ValueError(f"There is no file or folder {', '.join(missing)}.")
     files = [file for place in places for file in of_folders.get(place, [place])]
     if not files:
         raise ValueError(f"There is no file `*.csv` or `*.csv.gz` in {', '.join(map(str, places))}.")

@@ -44,7 +44,7 @@ def advice_on(values: Any, n_dimensions: int | None = None) -> tuple[str, str]:
     array = np.asarray(values, dtype=None if isinstance(values, np.ndarray) else object)
     kind = array.dtype.kind
     if kind in "US" or (kind == "O" and any(isinstance(value, str) for value in array.ravel()[:1000])):
-        encoder = "`LabelEncoder`" if (n_dimensions or array.ndim) == 1 else "`OneHotEncoder` or `OrdinalEncoder`"
+        encoder = "`LabelEncoder`" if (n_dimensions or array.ndim) == 1 else "`OneHotEncoder`"
         return "text", f"Encode it with scikit-learn's {encoder}."
     if kind in "mM":
         return "dates or times", "Count their days or seconds from a start."

@@ -43,8 +43,11 @@ def as_features(
         features = features.to(torch.float64 if exceeds_float32(features) else torch.float32)
     features = features.detach()
     if not is_finite(features):
-        n_bad = int((~features.isfinite().flatten(1).all(dim=1)).sum())
-        raise ValueError(f"`{name}` must be finite, got NaN or infinity in {n_bad} of {features.shape[0]} samples.")
+        bad = (~features.isfinite().flatten(1).all(dim=1)).nonzero()
+        raise ValueError(
+            f"`{name}` must be finite, got NaN or infinity in {len(bad)} of {features.shape[0]} samples, the first in"
+            f" row {int(bad[0])}: impute such values, or leave these samples out."
+        )
     return features.contiguous()
 
 

@@ -211,27 +211,45 @@ class Confidence(NamedTuple):
     word: Word
     skill: float  # skill of predicting left-out labels, by neighbours or by regression: 1 is certain, 0 chance
     expected_accuracy: float
+    first_accuracy: float  # expected accuracy of the first check
+    one_class_accuracy: float  # expected accuracy of the class that scores most if it alone is predicted
     gain: float  # expected accuracy less that of the first check, in standard errors
     n_equals: int  # checks whose expected accuracy is as high, within a standard error; the kept one is among them
     n_checks: int
+    n_samples: int
 
     def line(self) -> str:
-        """Say it in a sentence."""
+        """Say it in two sentences."""
         start = {
-            "clear": "The choice is clear",
+            "clear": "The choice of the epoch is clear",
             "plateau": f"The choice is unsure: {self.n_equals} checks score about as high",
-            "unsure": "The choice is unsure: there are few samples or checks, or expected accuracy is low",
+            "unsure": f"The choice is unsure: {' and '.join(self._doubts())}",
             "blind": "The choice cannot be trusted",
         }[self.word]
         return (
-            f"{start}. Left-out labels are predicted with skill {self.skill:.2f} (1 is certain, 0 chance); since the"
-            f" first check expected accuracy moved by {self.gain:+.0f} standard errors to {self.expected_accuracy:.2f},"
-            f" and in {self.n_equals} of {self.n_checks} checks it is as high, within one."
+            f"{start}. Expected accuracy went from {self.first_accuracy:.2f} at the first check to"
+            f" {self.expected_accuracy:.2f} (one class alone: {self.one_class_accuracy:.2f}); {self.n_equals} of"
+            f" {self.n_checks} checks come within a standard error of that. Left-out labels are predicted with skill"
+            f" {self.skill:.2f} (1 is certain, 0 chance)."
         )
+
+    def _doubts(self) -> list[str]:
+        found = {
+            f"{self.n_samples} samples are fewer than {_LEAST_SAMPLES}": self.n_samples < _LEAST_SAMPLES,
+            f"expected accuracy is below {_LEAST_ACCURACY}": self.expected_accuracy < _LEAST_ACCURACY,
+            "expected accuracy has not risen by a standard error": not self.gain > 1,
+        }
+        return [doubt for doubt, applies in found.items() if applies]
 
 
 def confidence_in(
-    kept: Mapping[str, Any], checks: Sequence[Mapping[str, Any]], skill: float, n_samples: int, *, is_blind: bool
+    kept: Mapping[str, Any],
+    checks: Sequence[Mapping[str, Any]],
+    skill: float,
+    n_samples: int,
+    one_class_accuracy: float,
+    *,
+    is_blind: bool,
 ) -> Confidence:
     """Judge the choice of the `kept` check among those that count.
 
@@ -242,14 +260,12 @@ def confidence_in(
     values = [value for check in checks if math.isfinite(value := check["expected_accuracy"])]
     n_equals = sum(value >= at_kept - error for value in values)
     gain = (at_kept - values[0]) / error if error else 0.0
-    word: Word = "unsure"
+    found = Confidence("unsure", skill, at_kept, values[0], one_class_accuracy, gain, n_equals, len(checks), n_samples)
     if is_blind:
-        word = "blind"
-    elif gain > 1 and at_kept >= _LEAST_ACCURACY and n_samples >= _LEAST_SAMPLES:
-        word = "clear"
-    elif n_equals > _MOST_EQUALS:
-        word = "plateau"
-    return Confidence(word, skill, at_kept, gain, n_equals, len(checks))
+        return found._replace(word="blind")
+    if not found._doubts():
+        return found._replace(word="clear")
+    return found._replace(word="plateau") if n_equals > _MOST_EQUALS else found
 
 
 def worse_than_chance(checks: Sequence[Entry], n_columns: int, data: Mapping[str, int]) -> str:

@@ -272,7 +272,9 @@ class BoundaryUncertaintyStopper(KeptResults):
             has_progress_bar=self.has_progress_bar,
             tell=tell,
         )
-        tell(f"Boundary uncertainty measures at {len(samples.inputs)} of {n_training} samples, {made.draws} each.")
+        n_samples = len(samples.inputs)
+        chosen = f"{n_samples} samples" if n_samples == n_training else f"{n_samples} of {n_training} samples"
+        tell(f"Boundary uncertainty measures at {chosen}, {made.draws} each.")
         for line in groundwork.lines():
             tell(line)
         if not tracker.continue_with(fingerprint, groundwork.is_restored):

@@ -249,7 +249,7 @@ class Tracker:
         skills = (prepared.vote_skill, prepared.regression_skill)
         blind, confidence = blindness(max(finite, default=math.nan), alone, names[column], skills), None
         if selection is not None and selection.rule.name in JUDGED_RULES:
-            confidence = confidence_in(check, counted, signals.skill, len(boundary.labels), is_blind=bool(blind))
+            confidence = confidence_in(check, counted, signals.skill, len(boundary.labels), alone, is_blind=bool(blind))
         lines = [blind or ("" if confidence is None else confidence.line())]
         recalls = self.last_check.recognition.kept
         if recalls is not None and (recalls.epoch, recalls.step) == place_of(check):

@@ -98,26 +98,36 @@ LOW = rising(0.5, 0.6, 0.69, 0.6)
     ],
 )
 def test_the_word_of_confidence(history, n_samples, is_blind, word):
-    assert confidence_in(history[2], history, 0.4, n_samples, is_blind=is_blind).word == word
+    assert confidence_in(history[2], history, 0.4, n_samples, 0.3, is_blind=is_blind).word == word
 
 
 def test_the_numbers_of_confidence():
-    found = confidence_in(RISING[2], RISING, 0.4, 600, is_blind=False)
+    found = confidence_in(RISING[2], RISING, 0.4, 600, 0.3, is_blind=False)
     assert (found.n_equals, found.n_checks) == (2, 5)
     assert (found.skill, found.expected_accuracy, found.gain) == (0.4, 0.7, pytest.approx(20))
-    assert "skill 0.40" in found.line()
-    assert "moved by +20 standard errors to 0.70, and in 2 of 5 checks" in found.line()
+    assert found.line() == (
+        "The choice of the epoch is clear. Expected accuracy went from 0.50 at the first check to 0.70 (one class"
+        " alone: 0.30); 2 of 5 checks come within a standard error of that. Left-out labels are predicted with"
+        " skill 0.40 (1 is certain, 0 chance)."
+    )
+
+
+def test_the_doubts_of_a_choice_are_named():
+    found = confidence_in(LOW[2], LOW, 0.4, 40, 0.3, is_blind=False)
+    assert "is unsure: 40 samples are fewer than 500 and expected accuracy is below 0.7. Expected" in found.line()
+    alone = confidence_in(RISING[2], RISING[2:3], 0.4, 600, 0.3, is_blind=False)
+    assert "is unsure: expected accuracy has not risen by a standard error. Expected" in alone.line()
 
 
 def test_a_single_check_is_never_clear_and_one_that_is_not_finite_does_not_count():
     alone = rising(0.7)
-    assert confidence_in(alone[0], alone, 0.9, 600, is_blind=False).word == "unsure"
+    assert confidence_in(alone[0], alone, 0.9, 600, 0.3, is_blind=False).word == "unsure"
     history = rising(float("nan"), 0.6, 0.7)
-    found = confidence_in(history[2], history, 0.9, 600, is_blind=False)
+    found = confidence_in(history[2], history, 0.9, 600, 0.3, is_blind=False)
     assert (found.word, found.n_equals) == ("clear", 1)
     assert found.gain == pytest.approx(10)
 
 
 def test_without_a_standard_error_nothing_has_moved():
-    found = confidence_in(RISING[0], rising(0.5, 0.5, error=0.0), 0.4, 600, is_blind=False)
+    found = confidence_in(RISING[0], rising(0.5, 0.5, error=0.0), 0.4, 600, 0.3, is_blind=False)
     assert (found.gain, found.n_equals) == (0, 2)
