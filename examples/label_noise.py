@@ -250,7 +250,7 @@ def own_lines_alone() -> Iterator[None]:
     """Of Lightning's messages, show those of the callback."""
 
     def is_own(record: logging.LogRecord) -> bool:
-        return record.getMessage().startswith("Boundary uncertainty")
+        return record.getMessage().startswith(("Boundary uncertainty", "The choice"))
 
     handlers = logging.getLogger("lightning.pytorch").handlers
     for handler in handlers:
