@@ -1,5 +1,7 @@
 """What is saved of the kept epoch, under which name, and what is put back of it."""
 
+import gc
+import pickle
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -223,6 +225,25 @@ class TestWeightsOnly:
         """Lightning's files of weights alone hold the module's, and the average is measured."""
         with pytest.raises(MisconfigurationException, match="cannot be used with WeightAveraging"):
             fit(tmp_path, scripted(save_weights_only=True), EMAWeightAveraging())
+
+
+class Counted(Classifier):
+    """Made nowhere else."""
+
+
+@pytest.mark.parametrize("checkpoints", [True, False])
+@pytest.mark.parametrize("settings", [{}, {"every_n_train_steps": 1}])
+def test_no_copy_of_the_network_outlives_the_check(tmp_path, checkpoints, settings):
+    own, counts = scripted([0.1, 0.2, 0.3], **settings), []
+
+    def count(*_):
+        gc.collect()
+        counts.append(sum(type(one) is Counted for one in gc.get_objects()))
+        assert pickle.dumps(own)
+
+    look = LambdaCallback(on_train_batch_start=count)
+    trained(tmp_path, own, look, module=Counted(), max_epochs=2, enable_checkpointing=checkpoints)
+    assert counts == [1] * 8
 
 
 class TestWords:
