@@ -123,8 +123,8 @@ class WeightAverage:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`; with another weight of the past, the average begins anew."""
         n_checks = state_dict["n_checks"] if state_dict["past"] == self.past else {}
-        weights = state_dict["weights"]
-        self._averages = {name: Averaged(weights[name].clone(), n) for name, n in n_checks.items() if name in weights}
+        weights = {name: one.clone() for name, one in state_dict["weights"].items() if bool(one.isfinite().all())}
+        self._averages = {name: Averaged(weights[name], n) for name, n in n_checks.items() if name in weights}
         self.is_current = False
 
 
