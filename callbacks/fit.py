@@ -115,7 +115,8 @@ class Fit:
     def suffix(self, fits: list["Fit"]) -> str:
         """Suffix of the logged names: "" for the first of these fits, "_2" for the next with other settings."""
         distinct = [fit for n, fit in enumerate(fits) if not any(map(fit.measures_as, fits[:n]))]
-        place = next(n for n, fit in enumerate(distinct) if fit.measures_as(self))
+        # None of them is this one if a callback of the user's holds ours and passes the hooks on.
+        place = next((n for n, fit in enumerate(distinct) if fit.measures_as(self)), 0)
         return f"_{place + 1}" if place else ""
 
     def measures_as(self, other: "Fit") -> bool:

@@ -100,6 +100,7 @@ class Keeper(Companion):
         if self.fit.has_checked and not trainer.fast_dev_run:
             with self.fit.tracker.account.saving():
                 self.keep_if_best(trainer)
+        self.fit.network_to_keep = None  # it takes as much memory as the network
 
     on_train_epoch_start, on_train_epoch_end = on_train_batch_start, on_train_batch_end
 

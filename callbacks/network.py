@@ -202,10 +202,14 @@ def copied(trainer: Trainer, module: nn.Module, values: Mapping[str, Tensor] | N
 @prepare_copy.register
 def _ignore_logs(module: LightningModule) -> None:
     """Let a copy ignore what it logs: it would enter the epoch's mean, or be refused in the hook of a check."""
-    vars(module)["log"] = lambda *_, **__: None
+    vars(module)["log"] = _log_nothing
     if module._trainer is not None:
         module._trainer = silent = copy.copy(module._trainer)
         silent.loggers = [library.loggers.logger.DummyLogger() for _ in silent.loggers]
+
+
+def _log_nothing(*_: object, **__: object) -> None:  # no lambda, because a callback that holds a copy may be pickled
+    pass
 
 
 def in_first_process(trainer: Trainer, work: Callable[[], T]) -> T:

@@ -146,6 +146,10 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             self.restore_best_weights = check_flag("restore_best_weights", restore_best_weights)
             self.save_weights_only = check_flag("save_weights_only", save_weights_only)
             self.verbose = check_flag("verbose", verbose)
+            if not isinstance(dirpath, str | Path | None):
+                raise TypeError(f"`dirpath` must be a path or None, got {dirpath!r}.")
+            if not isinstance(filename, str | None):
+                raise TypeError(f"`filename` must be a str or None, got {filename!r}.")
         self.dirpath, self.filename = dirpath, filename
         self._written: dict[str, Identity | None] = {}  # best files of this process
         self._reset()

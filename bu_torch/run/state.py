@@ -45,13 +45,24 @@ def _read(state: Any) -> dict[str, Any]:
     if not 0 <= before <= len(read["history"]):
         raise ValueError(f"`n_not_compared` is {before} of {len(read['history'])} checks")
     for name in ("predictions", "best_predictions"):
-        read[name] = state.get(name, torch.empty(0)).long()
-    read["recognition"] = Recognition(
-        **{name: Recalls(*place, *shares.tolist()) for name, (*place, shares) in (state.get("recalls") or {}).items()}
-    )
+        read[name] = classes = state.get(name, torch.empty(0)).long()
+        if classes.ndim != 1 or bool((classes < 0).any()):
+            raise ValueError(f"`{name}` of shape {tuple(classes.shape)} are not classes, which are 0 or larger")
+    recalls = {name: _read_recalls(*entries) for name, entries in (state.get("recalls") or {}).items()}
+    read["recognition"] = Recognition(**recalls)
     if (average := state.get("average")) is not None:
-        average = {**average, "n_checks": dict(average["n_checks"]), "weights": read_weights(average["weights"])}
+        counts = {name: int(n_checks) for name, n_checks in average["n_checks"].items()}
+        if min(counts.values(), default=1) < 1:
+            raise ValueError(f"an average of {min(counts.values())} checks")
+        weights = read_weights(average["weights"])
+        average = {"past": float(average["past"]), "n_checks": counts, "weights": weights}
     return read | {"average": average}
+
+
+def _read_recalls(epoch: Any, step: Any, shares: Tensor) -> Recalls:
+    if shares.ndim != 2 or not shares.numel() or not bool(((shares >= 0) & (shares <= 1 + 1e-6)).all()):
+        raise ValueError(f"recalls are {shares!r:.100}")
+    return Recalls(int(epoch), None if step is None else int(step), *shares.tolist())
 
 
 def _read_checks(table: Mapping[str, Any]) -> list[dict[str, Any]]:

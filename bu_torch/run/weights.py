@@ -123,8 +123,8 @@ class WeightAverage:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`; with another weight of the past, the average begins anew."""
         n_checks = state_dict["n_checks"] if state_dict["past"] == self.past else {}
-        weights = state_dict["weights"]
-        self._averages = {name: Averaged(weights[name].clone(), n) for name, n in n_checks.items() if name in weights}
+        weights = {name: one.clone() for name, one in state_dict["weights"].items() if bool(one.isfinite().all())}
+        self._averages = {name: Averaged(weights[name], n) for name, n in n_checks.items() if name in weights}
         self.is_current = False
 
 
@@ -244,17 +244,18 @@ def load(module: nn.Module, saved: Mapping[str, Any], *, may_lack: bool) -> Fitt
     Raises:
         ValueError: If the weights do not fit; then the module is as it was.
     """
-    kept, now = fitted(module, saved), module.state_dict()
+    kept, now, expected = fitted(module, saved), module.state_dict(), list[str]()
     if objection := kept.objection(may_lack=may_lack):
         raise ValueError(objection)
     before = {
         name: one.detach().cpu().clone() if isinstance(one := now[name], Tensor) else copy.deepcopy(one)
         for name in kept.state
     }
+    # An overridden `state_dict` may omit weights that `load_state_dict` expects; overridden, that may return None.
+    watched = nn.Module() if isinstance(module, torch.jit.ScriptModule) else module  # a script takes no such hook
+    handle = watched.register_load_state_dict_post_hook(lambda _, keys: expected.extend(keys.missing_keys))
     try:
-        result = module.load_state_dict(kept.state, strict=False)
-        # An overridden `state_dict` may omit weights that `load_state_dict` expects; an overridden one may return None.
-        expected = getattr(result, "missing_keys", ())
+        module.load_state_dict(kept.state, strict=False)
         absent = [*kept.missing, *kept.left_out, *(name for name in expected if name not in now)]
         missing = changed_by_training(module, absent)
         kept = kept._replace(missing=missing, left_out=[name for name in absent if name not in missing])
@@ -263,6 +264,8 @@ def load(module: nn.Module, saved: Mapping[str, Any], *, may_lack: bool) -> Fitt
     except Exception:
         module.load_state_dict(before, strict=False)
         raise
+    finally:
+        handle.remove()
     return kept
 
 

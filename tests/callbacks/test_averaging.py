@@ -91,7 +91,10 @@ NOT_WRITTEN = {
 }
 NOT_FITTING = {"another shape": {"net.0.weight": torch.ones(2)}, "another name": {"net.9.weight": torch.ones(2)}}
 NO_AVERAGE = {
+    "a share of text": {"past": "x"},
     "a list of counts": {"n_checks": [1.0]},
+    "no checks": {"n_checks": {"net.0.bias": 0}},
+    "a count of text": {"n_checks": {"net.0.bias": "x"}},
     "a number for weights": {"weights": {"net.0.bias": 1}},
 }
 

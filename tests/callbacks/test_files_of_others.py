@@ -174,6 +174,12 @@ EVIL = {
     "a plan below zero": {"plan": (-5, -5)},
     "predictions far larger than the file": {"predictions": torch.zeros(1, dtype=torch.int8).expand(2 * 10**8)},
     "predictions that are none": {"predictions": "x"},
+    "a prediction below zero": {"best_predictions": torch.tensor([0, -1])},
+    "predictions that are a number": {"predictions": torch.tensor(1)},
+    "recalls above one": {"recalls": {"balanced": [0, None, torch.tensor([[0.5], [2.0]])]}},
+    "recalls of nothing": {"recalls": {"balanced": [0, None, torch.empty(2, 0)]}},
+    "recalls in a row": {"recalls": {"balanced": [0, None, torch.ones(2)]}},
+    "recalls of an epoch of text": {"recalls": {"kept": ["x", None, torch.ones(2, 3)]}},
     "settings of text": {"settings": "x"},
 }
 

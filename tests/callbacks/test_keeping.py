@@ -1,5 +1,7 @@
 """What is saved of the kept epoch, under which name, and what is put back of it."""
 
+import gc
+import pickle
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -49,6 +51,13 @@ class Hiding(LeavingOut):
         return {name: value for name, value in state.items() if not name.startswith(self.left_out)}
 
 
+class Silent(Hiding):
+    """Its `load_state_dict` returns nothing."""
+
+    def load_state_dict(self, *args, **kwargs):
+        super().load_state_dict(*args, **kwargs)
+
+
 class TestWeightsLeftOut:
     @pytest.mark.parametrize("strict", [True, False])
     @pytest.mark.parametrize("checkpoints", [True, False])
@@ -61,7 +70,9 @@ class TestWeightsLeftOut:
         assert said.endswith("backbone.weight, backbone.bias.")
         assert "its weights are in the model" in log.text
 
-    @pytest.mark.parametrize(("kind", "strict"), [(LeavingOut, True), (LeavingOut, False), (Hiding, True)])
+    @pytest.mark.parametrize(
+        ("kind", "strict"), [(LeavingOut, True), (LeavingOut, False), (Hiding, True), (Silent, False)]
+    )
     def test_one_that_training_changes_is_warned_of_by_name(self, tmp_path, log, kind, strict):
         module, own = kind("net.4", strict=strict), scripted()
         with pytest.warns(
@@ -223,6 +234,24 @@ class TestWeightsOnly:
         """Lightning's files of weights alone hold the module's, and the average is measured."""
         with pytest.raises(MisconfigurationException, match="cannot be used with WeightAveraging"):
             fit(tmp_path, scripted(save_weights_only=True), EMAWeightAveraging())
+
+
+class Counted(Classifier):
+    """Made nowhere else."""
+
+
+@pytest.mark.parametrize("checkpoints", [True, False])
+@pytest.mark.parametrize("settings", [{}, {"every_n_train_steps": 1}])
+def test_no_copy_of_the_network_outlives_the_check(tmp_path, checkpoints, settings):
+    own, counts = scripted([0.1, 0.2, 0.3], **settings), []
+
+    def count(*_):
+        gc.collect()
+        counts.append(sum(type(one) is Counted for one in gc.get_objects()))
+
+    look = LambdaCallback(on_train_batch_start=count, on_train_epoch_end=lambda *_: pickle.dumps(own))
+    trained(tmp_path, own, look, module=Counted(), max_epochs=2, enable_checkpointing=checkpoints)
+    assert counts == [1] * 8
 
 
 class TestWords:

@@ -286,6 +286,16 @@ class TestNamesOfSeveral:
             fit(tmp_path, *second, max_epochs=3, ckpt_path=path)
         assert [one.history[:2] for one in second] == [one.history for one in first]
 
+    def test_one_that_a_callback_of_the_user_s_holds_has_names_without_a_suffix(self, tmp_path):
+        class Holding(LambdaCallback):
+            def __init__(self, own):
+                super().__init__(on_train_start=own.on_train_start, on_train_epoch_end=own.on_train_epoch_end)
+                self.setup = own.setup
+
+        own = BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1)
+        seen = self.logged(tmp_path, Holding(own))
+        assert seen["trust_score"] == pytest.approx(own.history[0]["trust_score"], rel=1e-6)
+
     CHECKS = ({"every_n_epochs": 2}, {"every_n_train_steps": 3})
     OTHERS = (*CHECKS, {"averaging": None}, {"reference": blobs()}, {"input_key": 0})
     EXTRACTORS = tuple({"feature_extractor": torch.nn.Flatten()} for _ in range(2))

@@ -130,7 +130,6 @@ REFUSED = {
         "^Training data: `label_key=3` is not a place .*`reference=", input_key=0, label_key=3
     ),
     "a name that is no template": fine(r"`filename` must be a template .* got '\{epoch'", filename="{epoch"),
-    "a name that is a number": fine("`filename` must be a template .* got 3", filename=3),
 }
 
 
@@ -161,6 +160,8 @@ ARGUMENTS = [
     (STOPPING, {"rule": "accuracy"}, "or a `bu_torch.Rule`, got 'accuracy'"),
     (STOPPING, {"restore_best_weights": 1}, "`restore_best_weights` must be True or False"),
     (STOPPING, {"averaging_device": "nowhere"}, "`averaging_device` must be a device"),
+    (STOPPING, {"dirpath": 3}, "`dirpath` must be a path or None, got 3"),
+    (STOPPING, {"filename": 0}, "`filename` must be a str or None, got 0"),
     (STOPPING, {"verbose": "yes"}, "`verbose` must be True or False, got 'yes'"),
     (STOPPING, {"save_weights_only": 1}, "`save_weights_only` must be True or False, got 1"),
 ]

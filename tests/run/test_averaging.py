@@ -110,6 +110,18 @@ def test_weights_that_are_not_finite_do_not_enter():
     assert close(read(module, average), averages_of(states, 0.5))
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_an_average_in_a_state_that_is_not_finite_begins_anew(value):
+    module, average = network(), WeightAverage(0.5)
+    follow(module, average, range(2))
+    state = average.state_dict()
+    state["weights"]["0.weight"][0, 0] = value
+    average = resumed(state)
+    follow(module, average, [2])
+    assert torch.equal(read(module, average)["0.weight"], module[0].weight)
+    assert average.state_dict()["n_checks"] == dict.fromkeys(state["n_checks"], 3) | {"0.weight": 1}
+
+
 def test_weights_are_matched_by_name_and_begin_anew_with_another_shape():
     module, average = network(), WeightAverage(0.5)
     average.update(module)
