@@ -278,13 +278,20 @@ def checks(columns: Columns, prefix: str) -> list[dict[str, float]]:
     return [{"epoch": epoch, **dict(zip(names, row, strict=True))} for epoch, row in enumerate(rows)]
 
 
+def last_check(selection: SelectionRule, history: list[dict[str, float]]) -> int:
+    """Number of the check at which patience ends training."""
+    for check in history:
+        selection.complete([check])
+    return first_largest(check[selection.score_name] for check in history)[1]
+
+
 def by(rule: Any, prefix: str = AVERAGE, also: str | None = None) -> Rule:
     """A rule of bu_torch on the checks of all labels; training goes on while a signal has risen `also` of late."""
 
     def test_error(record: Record, column: str = ERROR) -> float:
         history = checks(record["all"], prefix)
         selection = SelectionRule(rule)
-        _, stopped = first_largest(check[selection.score_name] for check in selection.judged(history))
+        stopped = last_check(selection, history)
         if also is not None:
             stopped = max(stopped, first_largest((check[also] for check in history), PATIENCE // 2)[1])
         if column == EPOCHS_RUN:
@@ -435,14 +442,14 @@ def word(record: Record) -> str:
     """The word that the shipped tracker says of its choice."""
     columns = record["all"]
     history, selection = checks(columns, AVERAGE), SelectionRule(DEFAULT_RULE)
-    _, stopped = first_largest(check[selection.score_name] for check in selection.judged(history))
+    stopped = last_check(selection, history)
     seen = history[: stopped + 1]
     kept = selection.replay(seen)
     if kept is None:
         return ""
     skill, highest = columns["skill"][0], max(check["expected_accuracy"] for check in seen)
     is_blind = blindness(highest, columns["alone"][0], "", (skill, skill)) != ""
-    return confidence_in(kept, seen, skill, columns["n_measured"][0], is_blind=is_blind).word
+    return confidence_in(kept, seen, skill, columns["n_measured"][0], columns["alone"][0], is_blind=is_blind).word
 
 
 def correlation(record: Record, rule: str) -> float:
