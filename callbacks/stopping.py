@@ -71,10 +71,10 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         stopped_epoch: Epoch in which this callback stopped the training; None if it did not.
         stopping_reason: Reason for the end of training, in words; "" while it runs.
         summary: Result as plain data, empty while training runs: what was kept, and whether to trust it. `word` is
-            `"clear"`, `"plateau"`, `"unsure"` or `"blind"` (docs/choosing-checkpoints.md); `skill`,
-            `expected_accuracy`, `gain` and `n_equals` of `n_checks` are the numbers behind it
-            (`bu_torch.run.history.Confidence`). These are None if `rule` is neither `"accuracy_and_trust"` nor
-            `"expected_accuracy"`, and after an exception in all processes but the first.
+            `"clear"`, `"plateau"`, `"unsure"` or `"blind"` (docs/choosing-checkpoints.md), and the
+            other fields of `bu_torch.run.history.Confidence` are the numbers behind it. These are None if `rule` is
+            neither `"accuracy_and_trust"` nor `"expected_accuracy"`, and after an exception in all processes but the
+            first.
         history: As in `BoundaryUncertaintyMonitor`, and the score of a rule that is not a signal, under its name.
         record_path, setup_seconds, check_seconds: As in `BoundaryUncertaintyMonitor`.
 
