@@ -340,7 +340,7 @@ def fit_or_load(
     with _bar(signals, inputs, has_progress_bar, tell):
         try:
             return _by_file(signals, (inputs, labels, sample_weight), cache)
-        except torch.OutOfMemoryError:  # of a device: training may still fit there
+        except torch.OutOfMemoryError:  # training may still fit on the device
             return _by_file(signals, (inputs.cpu(), labels, sample_weight), cache)
 
 

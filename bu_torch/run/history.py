@@ -217,13 +217,14 @@ class Confidence(NamedTuple):
     n_equals: int  # checks whose expected accuracy is as high, within a standard error; the kept one is among them
     n_checks: int
     n_samples: int
+    doubts: list[str]  # why the choice is not clear, in words
 
     def line(self) -> str:
         """Say it in two sentences."""
         start = {
             "clear": "The choice of the epoch is clear",
             "plateau": f"The choice is unsure: {self.n_equals} checks score about as high",
-            "unsure": f"The choice is unsure: {' and '.join(self._doubts())}",
+            "unsure": f"The choice is unsure: {' and '.join(self.doubts)}",
             "blind": "The choice cannot be trusted",
         }[self.word]
         return (
@@ -232,14 +233,6 @@ class Confidence(NamedTuple):
             f" {self.n_checks} checks come within a standard error of that. Left-out labels are predicted with skill"
             f" {self.skill:.2f} (1 is certain, 0 chance)."
         )
-
-    def _doubts(self) -> list[str]:
-        found = {
-            f"{self.n_samples} samples are fewer than {_LEAST_SAMPLES}": self.n_samples < _LEAST_SAMPLES,
-            f"expected accuracy is below {_LEAST_ACCURACY}": self.expected_accuracy < _LEAST_ACCURACY,
-            "expected accuracy has not risen by a standard error": not self.gain > 1,
-        }
-        return [doubt for doubt, applies in found.items() if applies]
 
 
 def confidence_in(
@@ -260,12 +253,20 @@ def confidence_in(
     values = [value for check in checks if math.isfinite(value := check["expected_accuracy"])]
     n_equals = sum(value >= at_kept - error for value in values)
     gain = (at_kept - values[0]) / error if error else 0.0
-    found = Confidence("unsure", skill, at_kept, values[0], one_class_accuracy, gain, n_equals, len(checks), n_samples)
+    known = {
+        f"{n_samples} samples are fewer than {_LEAST_SAMPLES}": n_samples < _LEAST_SAMPLES,
+        f"expected accuracy is below {_LEAST_ACCURACY}": at_kept < _LEAST_ACCURACY,
+        "expected accuracy has not risen by a standard error": not gain > 1,
+    }
+    doubts = [doubt for doubt, applies in known.items() if applies]
+    word: Word = "clear"
     if is_blind:
-        return found._replace(word="blind")
-    if not found._doubts():
-        return found._replace(word="clear")
-    return found._replace(word="plateau") if n_equals > _MOST_EQUALS else found
+        word = "blind"
+    elif doubts:
+        word = "plateau" if n_equals > _MOST_EQUALS else "unsure"
+    return Confidence(
+        word, skill, at_kept, values[0], one_class_accuracy, gain, n_equals, len(checks), n_samples, doubts
+    )
 
 
 def worse_than_chance(checks: Sequence[Entry], n_columns: int, data: Mapping[str, int]) -> str:
