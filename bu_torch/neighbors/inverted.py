@@ -9,7 +9,7 @@ _VARIANCE = 0.99
 _SAMPLE = 50_000  # points from which principal axes are found
 _MOST_FEATURES = 1024  # with more features, principal axes take too long
 _LISTS, _FEWEST_IN_A_LIST = 4, 20  # number of lists, times sqrt(B); rows in a list
-_STEPS, _SAMPLES_OF_A_CENTRE = 10, 25  # of K-means
+_STEPS, _SAMPLES_OF_A_CENTRE = 10, 25  # for K-means
 
 
 class InvertedFile:

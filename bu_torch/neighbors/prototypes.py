@@ -23,7 +23,7 @@ from bu_torch.neighbors.k_means import grown, lloyd
 
 _MAX_SAMPLES = 10_000  # for K-means of one class
 _MOST_PROTOTYPES = 39
-_STEPS, _LAST_STEPS = 2, 25  # of Lloyd's algorithm: for each number tried, and for the chosen one
+_STEPS, _LAST_STEPS = 2, 25  # Lloyd steps for each number tried, and for the chosen one
 
 
 class PrototypeClassifier:

@@ -18,7 +18,7 @@ from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.papers.anchors import AnchorEstimator, Anchors
 
 _BATCH = 4096
-_STEP_RANGE = (2.0**-10, 2.0**5)  # of the common step, in standard deviations
+_STEP_RANGE = (2.0**-10, 2.0**5)  # limits for the common step, in standard deviations
 _STEP_HALVINGS = 20
 _STEP_TOLERANCE = 10  # anchors
 

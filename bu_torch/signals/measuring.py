@@ -41,7 +41,7 @@ class Measurement:
     values: dict[str, Tensor]
     predictions: Tensor
     standard_error: Tensor
-    _inputs: SignalInputs  # of the formulas
+    _inputs: SignalInputs  # what the formulas read
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.values, self.predictions))
