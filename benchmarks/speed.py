@@ -43,9 +43,10 @@ from bu_torch import (
     perturb,
 )
 from bu_torch.functional import boundary as stages
-from bu_torch.functional.boundary import index_pairs, top_pairs
-from bu_torch.functional.omission import cluster_counts, omission_of_counts
-from bu_torch.functional.parzen import bandwidth_of_scaled
+from bu_torch.functional.boundary import top_pairs
+from bu_torch.papers.parzen import index_pairs
+from bu_torch.papers.omission import cluster_counts, omission_of_counts
+from bu_torch.papers.bandwidth import bandwidth_of_scaled
 from bu_torch.internal.replica import copy_of
 from bu_torch.run.settings import AVERAGING
 from bu_torch.run.weights import WeightAverage
@@ -262,7 +263,7 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
     row["of it: width"] = median_ms(width, repeats)
     row["of it: counts"] = median_ms(count, repeats)
     row["of it: sums by pair"] = median_ms(
-        lambda: [stages.sum_by_pair(gap[:, 0].abs(), pair_index, len(pairs)) for _ in range(2)], repeats
+        lambda: [stages.sum_by_group(gap[:, 0].abs(), pair_index, len(pairs)) for _ in range(2)], repeats
     )
     row["trust"] = median_ms(
         lambda: functional.mean_trust_score(functional.trust_score(distances, predictions, validate_args=False)),

@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from bu_torch.estimators.trust import KNNConfidence as KNNConfidence
     from bu_torch.estimators.trust import TrustScore
     from bu_torch.neighbors.graph import NeighborGraph
-    from bu_torch.neighbors.prototypes import PrototypeClassifier
     from bu_torch.papers.bisection import BisectionAnchorUncertainty
     from bu_torch.papers.gradient import GradientAnchorUncertainty
+    from bu_torch.papers.proposal2 import ParzenUncertainty
+    from bu_torch.papers.prototypes import PrototypeClassifier
+    from bu_torch.papers.prototypes import PrototypeClassifier
     from bu_torch.perturbation.draws import exchange_tokens as exchange_tokens
     from bu_torch.perturbation.draws import perturb
     from bu_torch.perturbation.draws import perturb_toward_neighbors as perturb_toward_neighbors
@@ -57,6 +59,7 @@ __all__ = [
     "LabelProbabilities",
     "LayerFeatures",
     "NeighborGraph",
+    "ParzenUncertainty",
     "PatchFeatures",
     "PrototypeClassifier",
     "Rule",
@@ -78,6 +81,8 @@ _PACKAGES = ("callbacks", "evaluation", "functional", "report")
 _MODULES = {
     "papers.bisection": ("BisectionAnchorUncertainty",),
     "papers.gradient": ("GradientAnchorUncertainty",),
+    "papers.proposal2": ("ParzenUncertainty",),
+    "papers.prototypes": ("PrototypeClassifier",),
     "estimators.boundary": ("BoundaryUncertainty",),
     "callbacks": ("BoundaryUncertaintyMonitor", "BoundaryUncertaintyStopping"),
     "ranking.checkpoints": ("Checkpoint", "load_checkpoint"),
@@ -88,7 +93,6 @@ _MODULES = {
     "run.stopper": ("BoundaryUncertaintyStopper",),
     "space.patches": ("PatchFeatures",),
     "perturbation.draws": ("exchange_tokens", "perturb", "perturb_toward_neighbors"),
-    "neighbors.prototypes": ("PrototypeClassifier",),
     "ranking.rank": ("rank_checkpoints", "rank_models"),
     "ranking.ranking": ("Candidate", "Ranking"),
     "signals.measuring": ("Measurement", "Signals"),

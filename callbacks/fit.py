@@ -25,14 +25,13 @@ from bu_torch.callbacks.trainer import (
 from bu_torch.callbacks.watch import Watch
 from bu_torch.internal.replica import copy_of, has_lazy_layers
 from bu_torch.rule.rules import STANDARD_ERROR
-from bu_torch.run.account import HISTOGRAMS
 from bu_torch.run.budget import describe_slow_check
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.batches import Keys
 from bu_torch.samples.reading import seeded
 from bu_torch.signals.catalogue import SIGNALS
-from bu_torch.signals.details import Details, Histogram
+from bu_torch.signals.details import Details
 
 LOSSES = ("train_loss", "training_loss", "train/loss", "loss/train", "loss")  # the first that is logged counts
 _LEFT_OUT = ("epoch", "step", STANDARD_ERROR)
@@ -243,28 +242,23 @@ class TensorBoard:
 
     def show(self, details: Details, step: int) -> None:
         """Show the details of a check at the step of its scalars."""
-        for name in HISTOGRAMS:
-            histogram: Histogram = getattr(details, name)
-            edges, counts = histogram.edges, histogram.counts
-            bins = [((low + high) / 2, n) for low, high, n in zip(edges, edges[1:], counts, strict=False)]
-            self._writer.add_histogram_raw(
-                f"boundary/{name}",
-                min=edges[0],
-                max=edges[-1],
-                num=sum(counts),
-                sum=sum(n * middle for middle, n in bins),
-                sum_squares=sum(n * middle**2 for middle, n in bins),
-                bucket_limits=edges[1:],
-                bucket_counts=counts,
-                global_step=step,
-            )
-        rows = ["| classes | U | share of samples | sum of kernel weights near the boundary |", "|---|---|---|---|"]
-        rows += [
-            f"| {pair.first} - {pair.second} | {pair.uncertainty:.3f} | {pair.share:.3f} | {pair.weight:.1f} |"
-            for pair in details.pairs
-        ]
+        edges, counts = details.log_trust.edges, details.log_trust.counts
+        bins = [((low + high) / 2, n) for low, high, n in zip(edges, edges[1:], counts, strict=False)]
+        self._writer.add_histogram_raw(
+            "boundary/log_trust",
+            min=edges[0],
+            max=edges[-1],
+            num=sum(counts),
+            sum=sum(n * middle for middle, n in bins),
+            sum_squares=sum(n * middle**2 for middle, n in bins),
+            bucket_limits=edges[1:],
+            bucket_counts=counts,
+            global_step=step,
+        )
+        rows = ["| classes | share of the boundary | uncertainty of the labels there |", "|---|---|---|"]
+        rows += [f"| {one.first} - {one.second} | {one.share:.3f} | {one.uncertainty:.3f} |" for one in details.pairs]
         if details.n_pairs_left_out:
-            rows.append(f"| and {details.n_pairs_left_out} more | | | |")
+            rows.append(f"| and {details.n_pairs_left_out} more | | |")
         self._writer.add_text("boundary/pairs", "\n".join(rows), step)
 
 

@@ -18,7 +18,6 @@ from bu_torch.callbacks.trainer import (
     set_batch_hooks,
     stand_behind_averaging,
 )
-from bu_torch.estimators.cluster_scores import PairsAt
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_integer
 from bu_torch.perturbation.draws import Perturbation
@@ -50,7 +49,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
     - `label_agreement`: share of perturbed samples that are predicted as labelled (Ha et al., section 4.5);
     - `vote_agreement`: the same with the votes of the labels nearby in place of the one label (`bu_torch.LabelVotes`);
     - `prediction_changes`: share of predictions that differ from the last check's, 1 at the first check;
-    - `omission`, smaller is better: share of the Bayes boundary that is left out (`bu_torch.functional.omission`).
+    - `omission`, smaller is better: share of the Bayes boundary that is left out (`bu_torch.papers.omission`).
 
     Weights after training are the same to the bit with and without the callback. It decides nothing: an
     `EarlyStopping(monitor="boundary_uncertainty", mode="max")` in the same trainer may. If several of these callbacks
@@ -107,7 +106,6 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
         cache: str | Path | None = None,
         feature_extractor: FeatureExtractor | None = None,
         perturbation: Perturbation | None = None,
-        pairs_at: PairsAt = "perturbed",
         class_weight: ClassWeight | None = None,
         averaging: float | None = None,
         averaging_device: str | None = None,

@@ -20,7 +20,6 @@ from bu_torch.callbacks.trainer import (
     misconfigured,
     set_batch_hooks,
 )
-from bu_torch.estimators.cluster_scores import PairsAt
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
 from bu_torch.perturbation.draws import Perturbation
@@ -72,9 +71,9 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         stopping_reason: Reason for the end of training, in words; "" while it runs.
         summary: Result as plain data, empty while training runs: what was kept, and whether to trust it. `word` is
             `"clear"`, `"plateau"`, `"unsure"` or `"blind"` (docs/choosing-checkpoints.md), and the
-            other fields of `bu_torch.run.history.Confidence` are the numbers behind it. These are None if `rule` is
-            neither `"accuracy_and_trust"` nor `"expected_accuracy"`, and after an exception in all processes but the
-            first.
+            other fields of `bu_torch.run.history.Confidence` are the numbers behind it. These are None with
+            other rules than `"accuracy_uncertainty_trust"` and `"expected_accuracy"`, and after an exception in all
+            processes but the first.
         history: As in `BoundaryUncertaintyMonitor`, and the score of a rule that is not a signal, under its name.
         record_path, setup_seconds, check_seconds: As in `BoundaryUncertaintyMonitor`.
 
@@ -130,7 +129,6 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         cache: str | Path | None = None,
         feature_extractor: FeatureExtractor | None = None,
         perturbation: Perturbation | None = None,
-        pairs_at: PairsAt = "perturbed",
         class_weight: ClassWeight | None = None,
         averaging: float | None = AVERAGING,
         averaging_device: str | None = None,
@@ -168,8 +166,8 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         classes is separable (Eq. 39) below 1e-6 effective samples near its boundary, not at 0. Samples count as often
         as a sampler draws them, times the weights of their classes in the loss.
         """
-        published: dict[str, Any] = {"rule": "boundary_uncertainty", "averaging": None, "n_draws": 1, "budget": None}
-        published |= {"max_bytes": None, "feature_extractor": "inputs", "perturbation": "random", "pairs_at": "sample"}
+        published: dict[str, Any] = {"rule": "parzen_uncertainty", "averaging": None, "n_draws": 1, "budget": None}
+        published |= {"max_bytes": None, "feature_extractor": "inputs", "perturbation": "random"}
         return cls(**published | {"patience": sys.maxsize} | overrides)
 
     def _reset(self) -> None:

@@ -18,7 +18,7 @@ import pandas as pd
 from gradient_selection import Svm, read
 
 from bu_torch import GradientAnchorUncertainty
-from bu_torch.functional.anchors import near_boundary_ness
+from bu_torch.papers.anchor_formulas import near_boundary_ness
 from bu_torch.functional.checks import as_logits
 
 matplotlib.use("Agg")

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from bu_torch import Signals, load_checkpoint, rank_checkpoints
 
 LETTERS = Path(__file__).parents[1] / "benchmarks" / "data" / "letter.csv.gz"
-RULES = ("accuracy_and_trust", "expected_accuracy", "boundary_uncertainty", "trust_score")
+RULES = ("accuracy_uncertainty_trust", "expected_accuracy", "boundary_uncertainty", "trust_score")
 Split = tuple[Tensor, Tensor]
 
 

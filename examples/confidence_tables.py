@@ -50,7 +50,7 @@ from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
 from bu_torch.evaluation import generalization_interval
-from bu_torch.evaluation.cells import CellSearch
+from bu_torch.papers.cells import CellSearch
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

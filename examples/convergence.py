@@ -23,7 +23,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 
-from bu_torch import BisectionAnchorUncertainty, BoundaryUncertainty
+from bu_torch import BisectionAnchorUncertainty, ParzenUncertainty
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -75,7 +75,7 @@ def estimates(sizes: list[int], n_repeats: int, seed: int) -> pd.DataFrame:
             data = sample(n, seed * n_repeats + repeat)
             for kind, m in (("", 1.0), (", growing", math.sqrt(n / 1000))):
                 one = BisectionAnchorUncertainty("triangle", min_size=round(8 * m), max_size=round(12 * m)).fit(*data)
-                two = BoundaryUncertainty(round(40 * m)).fit(*data)
+                two = ParzenUncertainty(round(40 * m)).fit(*data)
                 for name, fitted in (("Proposal 1", one), ("Proposal 2", two)):
                     rows += [(c, name + kind, n, float(fitted.score(lambda x, c=c: x[:, 0] - c))) for c in CUTS]
     table = pd.DataFrame(rows, columns=["cut", "estimator", "N", "U"])

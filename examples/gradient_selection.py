@@ -24,7 +24,7 @@ from sklearn.svm import SVC
 from svms import choose_c
 from torch import Tensor
 
-from bu_torch import BisectionAnchorUncertainty, BoundaryUncertainty, GradientAnchorUncertainty, PrototypeClassifier
+from bu_torch import BisectionAnchorUncertainty, ParzenUncertainty, GradientAnchorUncertainty, PrototypeClassifier
 from bu_torch.evaluation import cross_validation_error
 
 matplotlib.use("Agg")
@@ -101,7 +101,7 @@ def sweep(features: Tensor, labels: Tensor, candidates: dict, estimators: dict, 
 def experiments(
     names: list[str], n_samples: int, n_folds: int, ratio: int, is_quick: bool
 ) -> Iterator[tuple[str, pd.DataFrame]]:
-    both = {"gradient": GradientAnchorUncertainty, "Proposal 2": lambda: BoundaryUncertainty(n_draws=4)}
+    both = {"gradient": GradientAnchorUncertainty, "Proposal 2": lambda: ParzenUncertainty(n_draws=4)}
     for name in names:
         if name in TWO_CLASSES:
             estimators = {"bisection": BisectionAnchorUncertainty(max_anchors=3000, n_halvings=20)}

@@ -27,7 +27,7 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bu_torch import BoundaryUncertainty, BoundaryUncertaintyStopping
+from bu_torch import ParzenUncertainty, BoundaryUncertaintyStopping
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -59,7 +59,7 @@ class LetterMLP(L.LightningModule):
 class Curves(L.Callback):
     """What the figure shows beside the callback's own history: errors, and U of other samples, after each epoch."""
 
-    def __init__(self, errors: dict[str, Split], uncertainties: dict[str, BoundaryUncertainty]) -> None:
+    def __init__(self, errors: dict[str, Split], uncertainties: dict[str, ParzenUncertainty]) -> None:
         self.errors = errors
         self.uncertainties = uncertainties
         self.values: dict[str, list[float]] = {name: [] for name in (*errors, *uncertainties)}
@@ -164,7 +164,7 @@ def main(arguments: list[str] | None = None) -> None:
     n_samples = len(training[1])
     curves = Curves(
         errors={"training error": training, "test error": test},
-        uncertainties={"test U": BoundaryUncertainty(pairs_at="sample").fit(*test)},
+        uncertainties={"test U": ParzenUncertainty(pairs_at="sample").fit(*test)},
     )
     stopping = BoundaryUncertaintyStopping.as_published()
     _, seconds = train(training, options.max_epochs, stopping, curves, show=False)

@@ -28,7 +28,7 @@ from bu_torch.evaluation import cross_validation_error
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-from bu_torch.functional.anchors import class_uncertainty
+from bu_torch.papers.anchor_formulas import class_uncertainty
 
 FOLDER = Path(__file__).parent
 TABLES = FOLDER.parent / "benchmarks" / "data"

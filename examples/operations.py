@@ -24,7 +24,7 @@ from sklearn.svm import SVC
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bu_torch import BisectionAnchorUncertainty, BoundaryUncertainty
+from bu_torch import BisectionAnchorUncertainty, ParzenUncertainty
 from bu_torch.functional import parzen
 from bu_torch.papers import bisection
 
@@ -139,7 +139,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
         model = SVC(gamma="scale").fit(features, labels).decision_function
         first, second = (
             operations(estimator().fit(features, labels), model)
-            for estimator in (BisectionAnchorUncertainty, BoundaryUncertainty)
+            for estimator in (BisectionAnchorUncertainty, ParzenUncertainty)
         )
         rows[name] = {("Proposal 1", kind): first[kind] for kind in first}
         rows[name] |= {("Proposal 2", kind): second[kind] for kind in second if kind != "samples searched"}

@@ -31,8 +31,10 @@ from sensitivity import cubes
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
-from bu_torch import BoundaryUncertainty
-from bu_torch.functional.boundary import index_pairs, pair_terms, sum_by_pair, top_pairs
+from bu_torch import ParzenUncertainty
+from bu_torch.functional.boundary import top_pairs
+from bu_torch.functional.groups import sum_by_group
+from bu_torch.papers.parzen import index_pairs, pair_terms
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -49,7 +51,7 @@ class Watched:
 
     def __init__(self, training: Split, seed: int) -> None:
         features, self.labels = training
-        fitted = BoundaryUncertainty(seed=seed).fit(*training)
+        fitted = ParzenUncertainty(seed=seed).fit(*training)
         sphere = fitted.perturbed_inputs[0]
         half = (features + sphere) / 2
         self.places = torch.cat((sphere, cubes(fitted, features)[0], half, features))
@@ -75,7 +77,7 @@ class Watched:
             if law == "sphere":
                 printed = pair_terms(logits, self.labels, self.neighbors, *index_pairs(top))
                 parts = (printed.local * printed.counts, printed.counts)
-                sums = (sum_by_pair(part, index, len(pairs)) for part in parts)
+                sums = (sum_by_group(part, index, len(pairs)) for part in parts)
                 values["as printed"] = float((torch.div(*sums).nan_to_num(0) * terms.shares).sum())
         return values
 

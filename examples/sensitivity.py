@@ -23,7 +23,7 @@ from sklearn.svm import SVC
 from svms import choose_c
 from torch import Tensor
 
-from bu_torch import BoundaryUncertainty, PrototypeClassifier, functional
+from bu_torch import ParzenUncertainty, PrototypeClassifier, functional
 from bu_torch.evaluation import cross_validation_error
 
 matplotlib.use("Agg")
@@ -55,7 +55,7 @@ def read(name: str, n_samples: int, seed: int) -> tuple[Tensor, Tensor]:
     return (features - features.mean(dim=0)) / torch.where(spread == 0, 1.0, spread), labels
 
 
-def cubes(fitted: BoundaryUncertainty, features: Tensor) -> Tensor:
+def cubes(fitted: ParzenUncertainty, features: Tensor) -> Tensor:
     """As many draws as `fitted` has, each feature moved on its own by up to the distance to the nearest sample."""
     draws = fitted.perturbed_inputs
     standardized = fitted.standardize(features)
@@ -70,10 +70,10 @@ def sweep(
 ) -> pd.DataFrame:
     """Errors and U in all variants, one row for each gamma."""
     # The nearest 20 are among the 160.
-    fitted = BoundaryUncertainty(max(SIZES), n_draws=4, seed=seed).fit(features, labels)
+    fitted = ParzenUncertainty(max(SIZES), n_draws=4, seed=seed).fit(features, labels)
     standardized = fitted.standardize(features)
     pairs = {k: PrototypeClassifier(k).fit(standardized, labels).top_pairs(standardized) for k in PROTOTYPES}
-    new = BoundaryUncertainty(n_draws=4).fit(*mixture(n_new, 1 + 1000 * seed)) if name == "GMM" else None
+    new = ParzenUncertainty(n_draws=4).fit(*mixture(n_new, 1 + 1000 * seed)) if name == "GMM" else None
     places = torch.cat((features, fitted.perturbed_inputs.flatten(0, 1), cubes(fitted, features).flatten(0, 1)))
 
     rows = {}
@@ -86,7 +86,7 @@ def sweep(
 
         def mean_u(draws: list[Tensor], size: int = 40, pairs: Tensor = fitted.bayes_pairs) -> float:
             members = fitted.neighbors[:, :size]
-            values = [functional.boundary_uncertainty(draw, labels, members, pairs) for draw in draws]
+            values = [functional.parzen_uncertainty(draw, labels, members, pairs) for draw in draws]
             return float(torch.stack(values).mean())
 
         row |= {"without": mean_u([at]), "cube": mean_u(in_cubes)} | {
@@ -107,7 +107,7 @@ def covariate_shift(n_samples: int, is_quick: bool, path: Path) -> pd.DataFrame:
     the largest difference of the two distribution functions.
     """
     features, labels = mixture(n_samples, 0)
-    fitted = BoundaryUncertainty().fit(features, labels)
+    fitted = ParzenUncertainty().fit(features, labels)
     svm = SVC(C=1.0 if is_quick else choose_c(features, labels), gamma=2.0**FLEXIBLE).fit(features, labels)
     new, new_labels = mixture(n_samples, 1)
     parts = {"training": features, "perturbed": fitted.perturbed_inputs[0], "new": new}

@@ -1,7 +1,7 @@
 """All three estimators of boundary uncertainty where the Bayes boundary is known: two overlapping Gaussians.
 
 N((-1, 0), I) against N((1, 0), I) with equal shares meet at x_0 = 0; a classifier that cuts at a shifted place must
-score lower, and the lower the farther. Beside Proposal 2 (`BoundaryUncertainty`): Proposal 1, anchors by bisection
+score lower, and the lower the farther. Beside Proposal 2 (`ParzenUncertainty`): Proposal 1, anchors by bisection
 (Ha 2019, chapter 2), and the variant with anchors along the gradient (chapter 4).
 
     python examples/shifts.py
@@ -14,7 +14,7 @@ from pathlib import Path
 import matplotlib
 import torch
 
-from bu_torch import BisectionAnchorUncertainty, BoundaryUncertainty, GradientAnchorUncertainty
+from bu_torch import BisectionAnchorUncertainty, ParzenUncertainty, GradientAnchorUncertainty
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -24,7 +24,7 @@ SHIFTS = (-2.0, -1.5, -1.0, -0.7, -0.35, 0.0, 0.35, 0.7, 1.0, 1.5, 2.0)
 ESTIMATORS = {
     "bisection anchors": BisectionAnchorUncertainty,
     "gradient anchors": GradientAnchorUncertainty,
-    "Proposal 2": BoundaryUncertainty,
+    "Proposal 2": ParzenUncertainty,
 }
 
 

@@ -19,7 +19,7 @@ from sklearn.svm import SVC
 from svms import choose_c, mixture, raw, standardized
 from torch import Tensor
 
-from bu_torch import BoundaryUncertainty, functional
+from bu_torch import ParzenUncertainty, functional
 from bu_torch.evaluation import cross_validation_error, holdout_error
 
 matplotlib.use("Agg")
@@ -41,19 +41,19 @@ def load(name: str, n_training: int, n_test: int) -> tuple[Split, Split]:
     return (x, y), (x_test, y_test)
 
 
-def uncertainties(fitted: BoundaryUncertainty, features: Tensor, labels: Tensor, svm: SVC) -> dict[float, float]:
+def uncertainties(fitted: ParzenUncertainty, features: Tensor, labels: Tensor, svm: SVC) -> dict[float, float]:
     """U where samples are moved by so many times the distance to their nearest."""
     values = {}
     for move in MOVES:
         places = features + move * (fitted.perturbed_inputs[0] - features)
         logits = torch.as_tensor(svm.decision_function(places))
-        values[move] = float(functional.boundary_uncertainty(logits, labels, fitted.neighbors, fitted.bayes_pairs))
+        values[move] = float(functional.parzen_uncertainty(logits, labels, fitted.neighbors, fitted.bayes_pairs))
     return values
 
 
 def sweep(training: Split, test: Split, c: float, exponents: list[int], n_folds: int) -> pd.DataFrame:
     """Errors and U, one row for each gamma."""
-    of_training, of_test = (BoundaryUncertainty().fit(*part) for part in (training, test))
+    of_training, of_test = (ParzenUncertainty().fit(*part) for part in (training, test))
     rows = {}
     for exponent in exponents:
         svm = SVC(C=c, gamma=2.0**exponent)

@@ -36,7 +36,7 @@ from sklearn.svm import SVC
 from svms import MIXTURES, TABLES, choose_c, read
 from torch import Tensor
 
-from bu_torch import BisectionAnchorUncertainty, BoundaryUncertainty, functional
+from bu_torch import BisectionAnchorUncertainty, ParzenUncertainty, functional
 from bu_torch.evaluation import cross_validation_error, holdout_error
 
 matplotlib.use("Agg")
@@ -59,7 +59,7 @@ def sweep(
     seed: int,
 ) -> Iterator[dict[str, float]]:
     """One row for each gamma."""
-    uncertainty = BoundaryUncertainty(n_draws=n_draws, seed=seed)
+    uncertainty = ParzenUncertainty(n_draws=n_draws, seed=seed)
     _, of_fit = timed(lambda: uncertainty.fit(features, labels))
     proposals_1 = {
         name: BisectionAnchorUncertainty(prior_correction=corrected, seed=seed, **LIMITS).fit(features, labels)
@@ -193,7 +193,7 @@ def draw(tables: dict[str, pd.DataFrame], path: Path) -> None:
 
 def scatter(features: Tensor, labels: Tensor, c: float, exponents: list[int], path: Path) -> None:
     """One row of panels for each gamma."""
-    uncertainty = BoundaryUncertainty().fit(features, labels)
+    uncertainty = ParzenUncertainty().fit(features, labels)
     bisection = BisectionAnchorUncertainty(max_anchors=2000, n_halvings=15).fit(features, labels)
     shape = (len(exponents), 4)
     figure, axes = plt.subplots(*shape, figsize=(16, 4 * shape[0]), squeeze=False, sharex=True, sharey=True)

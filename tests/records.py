@@ -36,7 +36,7 @@ def checks(n_checks=60):
                 "expected_accuracy": 0.5 + 0.43 * learned - 0.03 * lost + noise.gauss(0, 0.004),
                 "label_agreement": 0.5 + 0.44 * learned + 0.05 * place + noise.gauss(0, 0.004),
                 "vote_agreement": 0.5 + 0.42 * learned - 0.04 * lost + noise.gauss(0, 0.004),
-                "accuracy_and_trust": 0.1 + 0.8 * learned - 0.05 * lost + noise.gauss(0, 0.004),
+                "accuracy_uncertainty_trust": 0.1 + 0.8 * learned - 0.05 * lost + noise.gauss(0, 0.004),
                 "prediction_changes": 1.0 if epoch == 0 else 0.02 + 0.3 * math.exp(-9 * place) + noise.uniform(0, 0.01),
                 "omission": 0.3 - 0.2 * learned + noise.gauss(0, 0.004),
             }
@@ -45,7 +45,7 @@ def checks(n_checks=60):
 
 
 def header(classes=None, n_classes=None, **changed):
-    settings = {"rule": "accuracy_and_trust", "patience": 20, "min_delta": 0.0, "start_from_epoch": 0}
+    settings = {"rule": "accuracy_uncertainty_trust", "patience": 20, "min_delta": 0.0, "start_from_epoch": 0}
     settings |= {"every_n_epochs": 1, "n_neighbors": 40, "n_draws": None, "seed": 0, **changed}
     data = {"n_samples": 2500, "n_draws": 4, "n_training": 10000, "shape": [16]}
     return {
@@ -110,10 +110,10 @@ def write_run(folder, n_checks=60, classes=None, n_classes=26, name="boundary_un
     """A whole run; its table's path."""
     n_classes, rows = len(classes or range(n_classes)), checks(n_checks)
     lines = [header(classes, n_classes, **settings), *(details(row["epoch"], n_classes, n_checks) for row in rows)]
-    kept = SelectionRule().replay(rows)["epoch"] if settings.get("rule", "accuracy_and_trust") else None
+    kept = SelectionRule().replay(rows)["epoch"] if settings.get("rule", "accuracy_uncertainty_trust") else None
     lines[-1]["kept_epoch"] = kept
     if ended:
-        reason = f"Stopped in epoch {n_checks - 1}: accuracy_and_trust did not improve in the last 20 checks."
+        reason = f"Stopped in epoch {n_checks - 1}: accuracy_uncertainty_trust did not improve in the last 20 checks."
         lines.append(end(kept, n_checks - 1, reason, f"{folder}/boundary-epoch={kept}-step=1.ckpt"))
     path = write_table(folder / f"{name}.csv", rows)
     path.with_suffix(".jsonl").write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))

@@ -24,7 +24,10 @@ DRAWS = {"perturbation": ("be one of 'random', 'neighbors'", "noise"), "n_draws"
 MEASURED = NEIGHBORS | SEED | SPACE | DRAWS
 MEASURE = {"measure": ("be one of 'entropy', 'triangle'", "gini")}
 RULE = {
-    "rule": ("be one of 'accuracy_and_trust', 'expected_accuracy', 'trust_score', 'boundary_uncertainty'", "accuracy"),
+    "rule": (
+        "be one of 'accuracy_uncertainty_trust', 'expected_accuracy', 'trust_score', 'boundary_uncertainty'",
+        "accuracy",
+    ),
     "start_from_epoch": ("be an integer >= 0", -1),
 }
 SETTINGS = {name: wrong for name, wrong in MEASURED.items() if name != "n_components"} | {

@@ -30,8 +30,8 @@ class TrustScore:
       one whose neighbours all agree stays. (Both others let a sample vote for itself and rank class probabilities.)
 
     Distances are to the nearest sample of a class, as in Algorithm 2; both others take the second nearest (here
-    `left_out` excludes a sample), and add 1e-12 to the divisor. The paper scores new points, so a check leaves out the
-    sample that was perturbed. Distances are exact up to 1e12 points x samples x features. Beyond that about
+    `left_out` excludes samples), and add 1e-12 to the divisor. The paper scores new points, so a check leaves out the
+    sample that was perturbed, and the one that it was moved toward. Distances are exact up to 1e12 points x samples x features. Beyond that about
     one in twenty is more than 5 % too large, among those to the nearest classes up to one in ten, and some are several
     times too large. `bu_torch.evaluation.select_alpha` chooses alpha.
 
@@ -92,17 +92,19 @@ class TrustScore:
 
         Args:
             features: Points to score, shape (n, d) with the d of `fit`, finite.
-            left_out: For each point the sample of `fit` that counts as missing (the one it was made from, say), shape
-                (n,), integer rows of `fit`'s features; None for none.
+            left_out: For each point the samples of `fit` that count as missing (those it was made from, say), shape
+                (n,) or (n, k) for k samples each, integer rows of `fit`'s features; None for none.
         """
         check_fitted(self, "_classes")
         features = as_flat_features(features, n_features=self._classes[0].shape[1])
         place = None
         if left_out is not None:
-            left_out = as_labels(left_out, features.shape[0], "left_out", are_classes=False).to(self._place.device)
+            left_out = torch.as_tensor(left_out)
+            n_each = left_out.shape[1] if left_out.ndim == 2 else 1
+            left_out = as_labels(left_out.flatten(), len(features) * n_each, "left_out", are_classes=False)
             if int(left_out.max()) >= len(self._place):
                 raise ValueError(f"`left_out` must hold rows in [0, {len(self._place)}), got {int(left_out.max())}.")
-            place = self._place[left_out].to(features.device)
+            place = self._place[left_out.to(self._place.device)].view(-1, n_each).to(features.device)
         distances = features.new_full((features.shape[0], len(self._classes)), math.inf)
         present = self.class_sizes_.nonzero().squeeze(1)
         groups = [self._classes[label].to(features) for label in present.tolist()]
@@ -111,13 +113,13 @@ class TrustScore:
             return distances
         first = 0
         for label, members in zip(present.tolist(), groups, strict=True):
-            exclude = None
+            exact, k = len(members) < _FEW_MEMBERS, 1 if place is None else 1 + place.shape[1]
+            found = nearest(members, features, min(k, len(members)), exact=exact, tolerance=_TOLERANCE)
+            least = found.distances
             if place is not None:
-                is_here = (place >= first) & (place < first + len(members))
-                exclude = torch.where(is_here, place - first, -1)
-            exact = len(members) < _FEW_MEMBERS
-            found = nearest(members, features, 1, exclude=exclude, exact=exact, tolerance=_TOLERANCE)
-            distances[:, label] = found.distances[:, 0].to(features.dtype)
+                is_left_out = (found.rows.unsqueeze(2) == (place - first).unsqueeze(1)).any(dim=2)
+                least = least.masked_fill(is_left_out, math.inf)
+            distances[:, label] = least.amin(dim=1).to(features.dtype)
             first += len(members)
         return distances
 

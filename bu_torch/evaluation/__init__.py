@@ -1,7 +1,7 @@
 """Evaluation of the kept classifier: error rates, trust in single predictions, confidence intervals."""
 
-from bu_torch.evaluation.confidence import cud_supremum, generalization_interval, network_interval
-from bu_torch.evaluation.continuum import (
+from bu_torch.papers.confidence import cud_supremum, generalization_interval, network_interval
+from bu_torch.papers.continuum import (
     adjusted_error_count,
     adjusted_squared_error_count,
     data_error_rate,
@@ -13,13 +13,13 @@ from bu_torch.evaluation.continuum import (
     squared_error_count,
     squared_error_rate,
 )
-from bu_torch.evaluation.continuum import error_count_bounds as error_count_bounds
-from bu_torch.evaluation.resampling import ErrorEstimate as ErrorEstimate
-from bu_torch.evaluation.resampling import cross_validation_error, holdout_error
-from bu_torch.evaluation.sigma import sigma_epsilon_of_neighbors as sigma_epsilon_of_neighbors
-from bu_torch.evaluation.sigma import sigma_epsilon_of_replicates as sigma_epsilon_of_replicates
-from bu_torch.evaluation.sigma import sigma_epsilon_of_residuals as sigma_epsilon_of_residuals
-from bu_torch.evaluation.trust import select_alpha, suspicious_precision, trustworthy_precision
+from bu_torch.papers.continuum import error_count_bounds as error_count_bounds
+from bu_torch.papers.resampling import ErrorEstimate as ErrorEstimate
+from bu_torch.papers.resampling import cross_validation_error, holdout_error
+from bu_torch.papers.sigma import sigma_epsilon_of_neighbors as sigma_epsilon_of_neighbors
+from bu_torch.papers.sigma import sigma_epsilon_of_replicates as sigma_epsilon_of_replicates
+from bu_torch.papers.sigma import sigma_epsilon_of_residuals as sigma_epsilon_of_residuals
+from bu_torch.papers.trust_rates import select_alpha, suspicious_precision, trustworthy_precision
 
 __all__ = [
     "adjusted_error_count",

@@ -1,22 +1,42 @@
-"""Pure functions on tensors: they import torch alone, keep no state and touch no random numbers."""
+"""Pure functions on tensors: they import torch alone, keep no state and touch no random numbers.
 
-from bu_torch.functional.accuracy import accuracy_and_trust, best_accuracy_and_trust, expected_accuracy
-from bu_torch.functional.boundary import boundary_uncertainty, local_uncertainty
-from bu_torch.functional.omission import omission
-from bu_torch.functional.parzen import cvml_bandwidth, silverman_bandwidth
+Formulas that only the papers need are in `bu_torch.papers`, and are found here too when they are asked for.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from bu_torch.functional.accuracy import expected_accuracy
+from bu_torch.functional.boundary import boundary_uncertainty
 from bu_torch.functional.probabilities import label_votes
+from bu_torch.functional.score import Attainable as Attainable
+from bu_torch.functional.score import accuracy_uncertainty_trust, attainable
 from bu_torch.functional.trust import mean_trust_score, trust_score
 
+_OF_PAPERS = {
+    "cvml_bandwidth": "bandwidth",
+    "local_uncertainty": "parzen",
+    "omission": "omission",
+    "parzen_uncertainty": "parzen",
+    "silverman_bandwidth": "bandwidth",
+}
+
 __all__ = [
-    "accuracy_and_trust",
-    "best_accuracy_and_trust",
+    "accuracy_uncertainty_trust",
+    "attainable",
     "boundary_uncertainty",
-    "cvml_bandwidth",
     "expected_accuracy",
     "label_votes",
-    "local_uncertainty",
     "mean_trust_score",
-    "omission",
-    "silverman_bandwidth",
     "trust_score",
+    *_OF_PAPERS,
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a formula of the papers, and keep it."""
+    if name not in _OF_PAPERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"bu_torch.papers.{_OF_PAPERS[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,13 +1,10 @@
-"""Accuracy to expect of predictions, given class probabilities: alone, and combined with trust."""
+"""Accuracy to expect of predictions, given class probabilities."""
 
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import check_draws, check_floating, check_not_negative
-from bu_torch.functional.trust import mean_trust_score, trust_score
+from bu_torch.functional.checks import check_draws, check_floating
 from bu_torch.functional.weights import mean_and_error, mean_of, relative_weights
-
-_LEAST_LOG = 1e-6  # if the logarithm of the highest trust is smaller, distances differ by rounding alone
 
 
 def expected_accuracy(
@@ -66,57 +63,3 @@ def _predicted_probabilities(probabilities: Tensor, predictions: Tensor) -> Tens
     columns = predictions.long()
     found = probabilities.gather(1, columns.clamp(max=n_classes - 1))
     return torch.where(columns < n_classes, found, torch.zeros_like(found)).double()
-
-
-def accuracy_and_trust(
-    accuracy: Tensor, trust: Tensor, best_accuracy: Tensor, best_trust: Tensor, skill: float = 1.0
-) -> Tensor:
-    """Mean of two ratios: expected accuracy, and the logarithm of trust, each to the best that predictions can reach.
-
-    The value is 1 if every prediction is both the most probable and the nearest class. The ratio of trust is negative
-    if the predicted classes are farther away than others, and 0 if all classes are equally near. Its weight is the
-    skill of predicting left-out labels: the nearest class misleads if many labels are wrong. This score is our own.
-
-    Args:
-        accuracy: Expected accuracy of the predictions (`expected_accuracy`), in [0, 1].
-        trust: Their trust score (`mean_trust_score`), > 0.
-        best_accuracy: Expected accuracy of the most probable classes, in (0, 1] (`best_accuracy_and_trust`).
-        best_trust: Trust score of the nearest classes, >= 1.
-        skill: Weight of the ratio of trust, >= 0; the ratio of accuracy has weight 1.
-
-    Returns:
-        Scalar, at most 1 up to rounding, float64. All tensors are floating-point scalars on one device.
-
-    Raises:
-        TypeError, ValueError: If `skill` is not a number >= 0.
-
-    Example:
-        >>> half = torch.tensor(0.5)
-        >>> accuracy_and_trust(half, torch.tensor(2.0), half, torch.tensor(4.0))
-        tensor(0.7500, dtype=torch.float64)
-    """
-    check_not_negative("skill", skill)
-    reachable = best_trust.double().log()
-    share = torch.where(reachable > _LEAST_LOG, trust.double().log() / reachable, torch.zeros_like(reachable))
-    return (accuracy.double() / best_accuracy.double() + skill * share) / (1 + skill)
-
-
-def best_accuracy_and_trust(
-    probabilities: Tensor, class_distances: Tensor, weights: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Highest expected accuracy and highest trust that any predictions reach.
-
-    Args:
-        probabilities: Class probabilities at the points, shape (N, J), floating point, rows sum to 1.
-        class_distances: Distance from each point to each class, shape (N, J), >= 0, floating point.
-        weights: Relative weight of each point, shape (N,), > 0, floating point; None for equal weights.
-
-    Returns:
-        Expected accuracy of the most probable classes, and trust score of the nearest classes: scalars, float64.
-
-    Raises:
-        TypeError, ValueError: If an argument has the wrong dtype, shape, device or values.
-    """
-    trust = trust_score(class_distances, class_distances.argmin(dim=1))
-    accuracy = expected_accuracy(probabilities, probabilities.argmax(dim=1), weights=weights)
-    return accuracy, mean_trust_score(trust, weights)

@@ -1,272 +1,134 @@
-"""Boundary uncertainty (Proposal 2): do both classes really mix along the decision boundary?
+"""Boundary uncertainty: are the labels most uncertain where the decision boundary runs?"""
 
-Equation numbers are those of Ha, Katagiri, Watanabe and Ohsaki (2021), "An improved boundary uncertainty-based
-estimation for classifier evaluation", Journal of Signal Processing Systems, doi:10.1007/s11265-021-01671-1.
-"""
-
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import as_logits, check_index, check_not_negative, check_range
-from bu_torch.functional.parzen import Bandwidth, boundary_kernel
+from bu_torch.functional.checks import as_logits, check_floating
+from bu_torch.functional.groups import sum_by_group
 from bu_torch.functional.weights import relative_weights
 
-_MOST_OF_BYTE = 256  # classes
-# Entries of one (rows, M) block, for any N: on a CPU its temporaries stay in cache, on a GPU it fills the device.
-_BLOCK_ELEMENTS = {"cpu": 2**17}
-_BLOCK_ELEMENTS_ELSEWHERE = 2**24
+HALF_WIDTH = 0.3  # of the kernel, as a share of the samples
 
 
 def boundary_uncertainty(
-    logits: Tensor,
-    labels: Tensor,
-    neighbors: Tensor,
-    bayes_pairs: Tensor,
-    *,
-    predicted_pairs: Tensor | None = None,
-    min_weight: float = 1e-6,
-    bandwidth: Bandwidth = "silverman",
-    weights: Tensor | None = None,
-    validate_args: bool = True,
+    logits: Tensor, probabilities: Tensor, *, weights: Tensor | None = None, validate_args: bool = True
 ) -> Tensor:
-    """Boundary uncertainty U of a classifier: 1 if its decision boundary is the Bayes boundary, 0 at worst.
+    """Boundary uncertainty U of a classifier: how uncertain the labels are along its decision boundary.
 
-    Eq. 40, with Eq. 39 for separable classes. Departures from the paper: the kernel width is Silverman's rule as
-    Silverman states it (`silverman_bandwidth`). A pair of classes counts as separable if fewer than `min_weight`
-    effective samples lie near its boundary; in the paper, if there are none. Eq. 36 as printed is always true; the
-    condition here is that of Eq. 18. Sample weights are this project's own.
+    The local uncertainty of Ha et al. (2021), Eq. 37 and 38, is u = 1 - |2p - 1|, for the share p of one of the two
+    likeliest classes. Here p is a label probability at the perturbed sample in place of a ratio of Parzen counts: u =
+    1 - (P_1 - P_2), with the two largest probabilities; for two classes this is Eq. 38 itself. U is the mean of u,
+    weighted by nearness to the boundary: a triangular kernel over the rank of F (Eq. 12), the difference of the two
+    largest logits, from 1 at the boundary to 0 at 30 % of the samples. A rank does not depend on how certain the
+    network is. Departures from the paper: one mean over all samples in place of pairs of classes and clusters
+    (`parzen_uncertainty` is the paper's own estimate).
+
+    The most that any boundary reaches is U of the probabilities as logits, which ranks the samples by u itself.
 
     Args:
-        logits: Classifier outputs at the perturbed samples (Algorithm 1), shape (N, J), floating point, of any scale.
-            Shape (N, 1) or (N,) counts as the two classes [0, z].
-        labels: Given classes, shape (N,), integer, values in [0, J).
-        neighbors: Clusters, the sample itself first (`NeighborGraph.neighbors`), shape (N, M), integer, in [0, N).
-        bayes_pairs: Likely Bayes pairs (`PrototypeClassifier.top_pairs`), shape (N, 2), integer, ascending in each row.
-        predicted_pairs: Classes i and j of each sample (Eq. 27), shape (N, 2), integer, ascending in each row: the two
-            largest logits at the unperturbed sample, as in the paper. None takes the two largest of `logits`.
-        min_weight: A pair is separable if the effective number of samples near its boundary is below this, >= 0.
-        bandwidth: `"silverman"` as in the paper (`silverman_bandwidth`) or `"cvml"` (`cvml_bandwidth`).
+        logits: Classifier outputs at the perturbed samples, shape (N, J), floating point, of any scale. Shape (N, 1) or
+            (N,) counts as the two classes [0, z].
+        probabilities: Probabilities of the labels there, shape (N, C) with 2 <= C <= J, floating point, rows sum to 1.
         weights: Relative frequency of each sample in training, shape (N,), > 0, floating point; None for equal ones.
-            They weight cluster members in k, and samples in sums of u and k; the width h depends on the logits alone.
-        validate_args: Check the values of the index tensors, which waits for the device; all else is always checked.
+        validate_args: Check the values, and scale the weights to a mean of 1, which waits for the device. If False, the
+            weights must have this mean.
 
     Returns:
-        Scalar in [0, 1], float64 for float64 logits and float32 for all others; NaN if any logit is not finite. The
-        order of the samples does not change it.
+        Scalar in [0, 1], float64; NaN if any logit is not finite. Samples with equal F share their mean rank.
 
     Raises:
         TypeError, ValueError: If an argument has the wrong dtype, shape, device or values.
 
-    Note: U stays below 1 even at the Bayes boundary, about 0.8 at M = 40: the smaller of two counts is biased down.
-
     Example:
-        >>> logits = torch.tensor([[0.1, 0.0], [0.2, 0.0], [0.0, 0.3], [0.0, 0.1]])
-        >>> neighbors = torch.tensor([[0, 1, 3], [1, 0, 3], [2, 3, 0], [3, 2, 0]])
-        >>> boundary_uncertainty(logits, torch.tensor([0, 0, 1, 1]), neighbors, torch.tensor([[0, 1]] * 4))
-        tensor(0.9705)
+        >>> probabilities = torch.tensor([[0.5, 0.5], [0.75, 0.25], [0.0, 1.0], [1.0, 0.0]])
+        >>> boundary_uncertainty(torch.tensor([[0.1, 0.0], [1.0, 0.0], [0.0, 2.0], [3.0, 0.0]]), probabilities)
+        tensor(1., dtype=torch.float64)
+        >>> boundary_uncertainty(probabilities, probabilities)
+        tensor(1., dtype=torch.float64)
     """
     logits = as_logits(logits)
-    _check_samples(logits, labels, neighbors, bayes_pairs, predicted_pairs, validate_args)
-    weights = relative_weights(weights, (logits.shape[0],), logits.device)
-    options: dict[str, Any] = {"predicted_pairs": predicted_pairs, "min_weight": min_weight, "bandwidth": bandwidth}
-    terms = pair_terms(logits, labels, neighbors, *index_pairs(bayes_pairs), weights=weights, **options)
-    return (terms.values * terms.shares).sum().to(logits.dtype)
+    check_floating("probabilities", probabilities, (len(logits), "C"))
+    if not 2 <= probabilities.shape[1] <= logits.shape[1]:
+        raise ValueError(
+            f"`probabilities` must have 2 to {logits.shape[1]} columns, as many classes as `logits` has at most, got"
+            f" {probabilities.shape[1]}."
+        )
+    if probabilities.device != logits.device:
+        raise ValueError(f"`probabilities` must be on {logits.device}, like `logits`, got {probabilities.device}.")
+    if validate_args:
+        low, high = (float(value) for value in torch.aminmax(probabilities))
+        if not (low >= 0 and high <= 1 + 1e-3):
+            raise ValueError(f"`probabilities` must lie in [0, 1], got values from {low} to {high}.")
+        weights = relative_weights(weights, (len(logits),), logits.device)
+    return uncertainty_along_boundary(logits, local_uncertainty_of(probabilities), weights)
 
 
-def local_uncertainty(
-    logits: Tensor,
-    labels: Tensor,
-    neighbors: Tensor,
-    bayes_pairs: Tensor,
-    *,
-    predicted_pairs: Tensor | None = None,
-    bandwidth: Bandwidth = "silverman",
-    weights: Tensor | None = None,
-    validate_args: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """Local uncertainty u of each sample, and the effective number k of its cluster's members near the boundary.
+def local_uncertainty_of(probabilities: Tensor) -> Tensor:
+    """Uncertainty u (N,) of the label, float64, from label probabilities (N, C), C >= 2: 1 if two classes are equal."""
+    return 1 - gap_of(probabilities)
 
-    Eq. 27, 28, 32 and 36 to 38: u is 1 if both classes of the predicted pair are equally common near the boundary. It
-    is 0 if one of them is absent there, if k = 0, or if the predicted pair is not the sample's likely Bayes pair.
 
-    Args:
-        logits: As in `boundary_uncertainty`, as are all other arguments.
-        labels: Shape (N,).
-        neighbors: Shape (N, M).
-        bayes_pairs: Shape (N, 2).
-        predicted_pairs: Shape (N, 2) or None.
-        bandwidth: `"silverman"` or `"cvml"`.
-        weights: Shape (N,) or None; k is a sum of weights, scaled to a mean of 1.
-        validate_args: Check the values of the index tensors.
+def gap_of(scores: Tensor, unit: float = 1.0) -> Tensor:
+    """Difference of the two largest scores (N,), float64, of scores (N, J), J >= 2, in units of 1 / `unit`."""
+    if scores.shape[1] == 2:
+        first, second = scores.unbind(dim=1)
+        return (first.double() * unit - second.double() * unit).abs()
+    first, place = scores.max(dim=1, keepdim=True)  # with `amax`, in half the time of `topk`
+    second = scores.scatter(1, place, -torch.inf).amax(dim=1)
+    return first.squeeze(1).double() * unit - second.double() * unit
 
-    Returns:
-        u (N,) in [0, 1], and k (N,) in [0, M] without weights; float64 for float64 logits and float32 for all others. k
-        is NaN for a cluster with a non-finite logit, and 0 if the boundary is over 13 widths away (37 in float64).
 
-    Raises:
-        TypeError, ValueError: As `boundary_uncertainty`.
+def nearness(gap: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Kernel k (N,) in [0, 1], float64: 1 for samples on the boundary, 0 from the nearest 30 % on; unchecked.
+
+    Samples with equal gaps share the midpoint of their ranks. If those on the boundary reach beyond the kernel, they
+    alone count.
     """
-    logits = as_logits(logits)
-    _check_samples(logits, labels, neighbors, bayes_pairs, predicted_pairs, validate_args)
-    weights = relative_weights(weights, (logits.shape[0],), logits.device)
-    top = top_pairs(logits) if predicted_pairs is None else predicted_pairs.long()
-    local, counts, *_ = _local_uncertainty(logits, top, labels, neighbors, bayes_pairs, bandwidth, weights=weights)
-    return local, counts
+    order = gap.argsort()
+    ordered = gap[order]
+    drawn = torch.ones_like(gap) if weights is None else weights[order]
+    until = torch.cat((drawn.new_zeros(1), drawn.cumsum(dim=0)))
+    # Of each group of equal gaps: the first place, and the one after the last.
+    places, is_new = torch.arange(len(gap) + 1, device=gap.device), torch.ones_like(until, dtype=torch.bool)
+    is_new[1:-1] = ordered[1:] != ordered[:-1]
+    first = torch.where(is_new, places, 0).cummax(dim=0).values[:-1]
+    after = torch.where(is_new, places, len(gap)).flip(0).cummin(dim=0).values.flip(0)[1:]
+    rank = (until[first] + until[after]) / (2 * until[-1])
+    kernel = (1 - rank / HALF_WIDTH).clamp(min=0)
+    kernel = torch.where(kernel[0] > 0, kernel, (first == 0).double())
+    return torch.empty_like(kernel).scatter_(0, order, kernel)
 
 
-class PairTerms(NamedTuple):
-    """Parts of boundary uncertainty, by pair of classes and by sample."""
-
-    values: Tensor  # U_kl (P,), float64
-    shares: Tensor  # (P,) float64, shares of the samples
-    weights: Tensor  # effective number of samples near the boundary of the pair (P,), float64
-    local: Tensor  # u of each sample (N,)
-    counts: Tensor  # k of each sample (N,)
-    nearness: Tensor  # kernel exp(-(F/h)^2 / 2) of each sample in its own cluster (N,): 1 on the boundary
-    agrees: Tensor  # True if the predicted pair is the likely Bayes pair, (N,) bool
-    predictions: Tensor  # class of the largest logit (N,); ties go to the lowest class
-
-
-def pair_terms(
-    logits: Tensor,
-    labels: Tensor,
-    neighbors: Tensor,
-    pairs: Tensor,
-    pair_index: Tensor,
-    *,
-    predicted_pairs: Tensor | None = None,
-    min_weight: float = 1e-6,
-    bandwidth: Bandwidth = "silverman",
-    weights: Tensor | None = None,
-    member_labels: Tensor | None = None,
-) -> PairTerms:
-    """Boundary uncertainty U_kl of each pair of classes (Eq. 29, 39) and its parts; values are not checked.
-
-    `pairs` (P, 2) and `pair_index` (N,) come from `index_pairs`; `predicted_pairs` is as in `boundary_uncertainty`.
-    `weights` have mean 1. Pass `member_labels`, `labels[neighbors]`, to avoid repeating the lookup. U_kl is NaN if any
-    logit is not finite; the shares add up to 1.
-    """
-    check_not_negative("min_weight", min_weight)
-    logits = as_logits(logits)
-    n_pairs = pairs.shape[0]
-    top = top_pairs(logits) if predicted_pairs is None else predicted_pairs.long()
-    local, counts, nearness, agrees = _local_uncertainty(
-        logits, top, labels, neighbors, pairs[pair_index], bandwidth, member_labels, weights
-    )
-    drawn = counts if weights is None else counts * weights
-    weight = sum_by_pair(drawn, pair_index, n_pairs)
-    uncertain = sum_by_pair(drawn * local, pair_index, n_pairs)
-    if weights is None:
-        size = count_by_pair(torch.ones_like(pair_index), pair_index, n_pairs).double()
-    else:
-        size = sum_by_pair(weights, pair_index, n_pairs)
-    if predicted_pairs is None:
-        lower, upper = logits.gather(1, top).unbind(1)
-        predicted = torch.where(lower >= upper, top[:, 0], top[:, 1])
-    else:
-        predicted = logits.max(dim=1).indices
-    wrong = count_by_pair((predicted != labels).to(pair_index.dtype), pair_index, n_pairs)
-
-    is_separable = (weight < min_weight) | (weight == 0)
-    mixed = uncertain / torch.where(is_separable, torch.ones_like(weight), weight)
-    values = torch.where(is_separable, (wrong == 0).double(), mixed.clamp(max=1.0))
+def uncertainty_along_boundary(logits: Tensor, local: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Mean of `local` (N,), float64, weighted by nearness to the boundary of logits (N, J), J >= 2; unchecked."""
+    kernel = nearness(gap_of(logits, 0.5), weights)  # half of the largest float is finite with either sign
+    kernel = kernel if weights is None else kernel * weights
+    mean = torch.dot(kernel, local) / kernel.sum()
     is_finite = torch.stack(torch.aminmax(logits)).isfinite().all()  # NaN passes through
-    values = torch.where(is_finite, values, torch.full_like(values, torch.nan))
-    return PairTerms(values, size / labels.shape[0], weight, local, counts, nearness, agrees, predicted)
+    return torch.where(is_finite, mean.clamp(0, 1), torch.nan)
 
 
-def _local_uncertainty(
-    logits: Tensor,
-    top: Tensor,
-    labels: Tensor,
-    neighbors: Tensor,
-    bayes_pairs: Tensor,
-    bandwidth: Bandwidth,
-    member_labels: Tensor | None = None,
-    weights: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Local uncertainty, counts, own kernel and agreement of the pairs (N,), unchecked; in blocks, to save memory."""
-    # Halving keeps differences of huge logits in range and is exact, except for the smallest numbers. The result does
-    # not depend on the scale.
-    low, high = torch.aminmax(logits)
-    factor = torch.where(torch.maximum(-low, high) < 1, 1.0, 0.5)
-    zero = (logits * 0).sum(dim=1, keepdim=True)  # NaN if a logit of the row is not finite
-    scaled = (logits * factor).add_(zero)
-    # With two classes, the difference of the logits is looked up instead of both.
-    flat = scaled[:, 0] - scaled[:, 1] if logits.shape[1] == 2 else scaled.reshape(-1)
-    elements = _BLOCK_ELEMENTS.get(logits.device.type, _BLOCK_ELEMENTS_ELSEWHERE)
-    rows = max(1, elements // neighbors.shape[1])
-    # 32-bit indices, if they suffice, halve the memory traffic.
-    dtype = torch.int32 if flat.numel() < 2**31 else torch.int64
-    narrow_top = top.to(dtype)
-    of_labels = dtype_of_labels(logits.shape[1])
-    top_labels, narrow_labels = top.to(of_labels), labels.to(of_labels)
-    narrow_weights = None if weights is None else weights.to(logits.dtype)
-    blocks = []
-    for start in range(0, neighbors.shape[0], rows):
-        part = slice(start, start + rows)
-        members = neighbors[part].to(dtype).contiguous()
-        if member_labels is None:
-            of_members = narrow_labels.index_select(0, members.view(-1)).view(members.shape)
-        else:
-            of_members = member_labels[part].to(of_labels)
-        kernel = boundary_kernel(_gap(flat, logits.shape[1], narrow_top[part], members), bandwidth)
-        nearness = kernel[:, 0].clone()  # a view would keep the whole block
-        if narrow_weights is not None:
-            kernel = kernel * narrow_weights.index_select(0, members.view(-1)).view(members.shape)
-        blocks.append((*_count_block(kernel, top_labels[part], of_members), nearness))
-    count_i, count_j, nearness = (torch.cat(parts) for parts in zip(*blocks, strict=True))
-    counts = count_i + count_j
-    counts = torch.where(counts < torch.finfo(counts.dtype).tiny, torch.zeros_like(counts), counts)
-    agrees = (top == bayes_pairs).all(dim=1)
-    # 1 - |2 k_i / k - 1| = 2 min(k_i, k_j) / k, which loses no digits near 0.
-    local = 2 * torch.minimum(count_i, count_j) / torch.where(counts == 0, torch.ones_like(counts), counts)
-    return torch.where(agrees & (counts != 0), local, torch.zeros_like(local)), counts, nearness, agrees
+class MeetingClasses(NamedTuple):
+    """Pairs of classes that meet along a decision boundary, by `meeting_classes`."""
+
+    pairs: Tensor  # (P, 2) int64, ascending
+    shares: Tensor  # (P,) float64, shares of the boundary
+    uncertainty: Tensor  # (P,) float64, mean uncertainty of the labels there
 
 
-def dtype_of_labels(n_classes: int) -> torch.dtype:
-    """Narrowest type in which labels can be compared: bytes take half the time."""
-    return torch.uint8 if n_classes <= _MOST_OF_BYTE else torch.int32
+def meeting_classes(logits: Tensor, local: Tensor, kernel: Tensor) -> MeetingClasses:
+    """Two likeliest classes of each sample near the boundary, by logits (N, J); unchecked, waits for the device.
 
-
-def _gap(flat: Tensor, n_classes: int, top: Tensor, members: Tensor) -> Tensor:
-    """F of Eq. 12 (rows, M); `flat` holds all logits in one row, or for two classes their differences."""
-    if n_classes == 2:
-        return flat.index_select(0, members.view(-1)).view(members.shape)
-    start = members * n_classes
-    gap = flat.index_select(0, (start + top[:, :1]).view(-1))
-    gap -= flat.index_select(0, (start + top[:, 1:]).view(-1))
-    return gap.view(members.shape)
-
-
-def _count_block(kernel: Tensor, top: Tensor, member_labels: Tensor) -> list[Tensor]:
-    """k_i and k_j of Eq. 27 (rows,) for one block."""
-    # Tensors of equal shape are compared faster than a column with a block; bytes multiply faster than booleans.
-    columns = (column.expand(member_labels.shape).contiguous() for column in top.split(1, dim=1))
-    return [(kernel * (member_labels == column).view(torch.uint8)).sum(dim=1) for column in columns]
-
-
-def _check_samples(
-    logits: Tensor, labels: Tensor, neighbors: Tensor, bayes: Tensor, predicted: Tensor | None, validate_args: bool
-) -> None:
-    n_samples, n_classes = logits.shape
-    pairs = {"bayes_pairs": bayes} | ({} if predicted is None else {"predicted_pairs": predicted})
-    check_index("labels", labels, (n_samples,), logits.device)
-    check_index("neighbors", neighbors, (n_samples, "M"), logits.device)
-    for name, given in pairs.items():
-        check_index(name, given, (n_samples, 2), logits.device)
-    if neighbors.shape[1] < 2:
-        raise ValueError(f"`neighbors` must have shape (N, M) with M >= 2, got {tuple(neighbors.shape)}.")
-    if not validate_args:
-        return
-    check_range("labels", labels, n_classes, "classes that `logits` has a column for,")
-    check_range("neighbors", neighbors, n_samples, "sample indices")
-    for name, given in pairs.items():
-        check_range(name, given, n_classes, "classes that `logits` has a column for,")
-        if not bool((given[:, 0] < given[:, 1]).all()):
-            raise ValueError(f"`{name}` must hold two classes in ascending order in each row, got a row that does not.")
+    `local` (N,) is the uncertainty of the labels, `kernel` (N,) the nearness times the weight of each sample.
+    """
+    pairs = top_pairs(logits)
+    code, group = torch.unique(pairs[:, 0] * logits.shape[1] + pairs[:, 1], return_inverse=True)
+    mass, mixed = (sum_by_group(values, group, len(code)) for values in (kernel, kernel * local))
+    found = torch.stack((code // logits.shape[1], code % logits.shape[1]), dim=1)
+    is_near = mass > 0
+    return MeetingClasses(found[is_near], (mass / mass.sum())[is_near], (mixed / mass)[is_near])
 
 
 def top_pairs(scores: Tensor) -> Tensor:
@@ -277,31 +139,3 @@ def top_pairs(scores: Tensor) -> Tensor:
     # If all other scores equal the fill value, the second is the lowest index that is not the first.
     second = torch.where(second == first, (first == 0).long(), second)
     return torch.cat((torch.minimum(first, second), torch.maximum(first, second)), dim=1)
-
-
-def index_pairs(bayes_pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct pairs of classes in ascending order (P, 2), and the row of each sample's pair among them (N,)."""
-    n_classes = int(bayes_pairs.max()) + 1
-    code = bayes_pairs[:, 0].long() * n_classes + bayes_pairs[:, 1]
-    distinct, index = torch.unique(code, return_inverse=True)
-    return torch.stack((distinct // n_classes, distinct % n_classes), dim=1), index
-
-
-def sum_by_pair(values: Tensor, pair_index: Tensor, n_pairs: int) -> Tensor:
-    """Sum of non-negative `values` (N,) within each pair, (n_pairs,) float64, the same for every order of the samples.
-
-    Floating-point addition depends on the order, integer addition does not. So values are added as 62-bit fixed-point
-    numbers, whose unit is a power of two for each pair.
-    """
-    values = values.double().nan_to_num(nan=0.0)
-    peak = torch.zeros(n_pairs, dtype=torch.float64, device=values.device)
-    peak = peak.scatter_reduce(0, pair_index, values, "amax")
-    exponent = torch.frexp(peak * values.shape[0]).exponent
-    unit = torch.exp2((exponent - 62).double().clamp(min=-1000.0))
-    fixed = (values / unit[pair_index]).round().long()
-    return count_by_pair(fixed, pair_index, n_pairs).double() * unit
-
-
-def count_by_pair(values: Tensor, pair_index: Tensor, n_pairs: int) -> Tensor:
-    """Sum integers (N,) by pair."""
-    return torch.zeros(n_pairs, dtype=torch.int64, device=values.device).index_add_(0, pair_index, values)

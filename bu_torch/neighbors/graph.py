@@ -156,7 +156,7 @@ def nearest_of_groups(points: Tensor, groups: Sequence[Tensor], left_out: Tensor
     Args:
         points: Points, floating point.
         groups: Members (m, d) of each group, at least one, of the dtype and on the device of the points.
-        left_out: The member that each point must not find, numbered through all groups, -1 for none, (n,) int64; or
+        left_out: Members that each point must not find, numbered through all groups, -1 for none, (n, k) int64; or
             None. A group left without members is infinitely far.
     """
     n_members, n_points = _ON_CPU if points.device.type == "cpu" else _ELSEWHERE
@@ -174,7 +174,7 @@ def nearest_of_groups(points: Tensor, groups: Sequence[Tensor], left_out: Tensor
     for start in range(0, len(points), n_points):
         rows = slice(start, start + n_points)
         block = points[rows].double() / unit - centre
-        own = torch.full_like(block[:, 0], -1, dtype=torch.int64) if left_out is None else left_out[rows]
+        own = torch.full_like(block[:, :1], -1, dtype=torch.int64) if left_out is None else left_out[rows]
         norm = block.square().sum(dim=1)
         least = _least_squares(block, parts, len(groups), own).add_(norm)
         small = (least.amin(dim=0) < _SMALL * (norm + largest)).nonzero().squeeze(1)
@@ -193,7 +193,7 @@ def _least_squares(
     *,
     is_small: bool = False,
 ) -> Tensor:
-    """Smallest squared distance of points (n, d) to each group, (G, n), leaving out their own members (n,).
+    """Smallest squared distance of points (n, d) to each group, (G, n), leaving out their own members (n, k).
 
     The points' own squares are not added, unless `is_small`; small distances are then computed from differences. A part
     holds members (m, d), their squares (m, 1), their groups, and the number of members of each.
@@ -212,7 +212,7 @@ def _least_squares(
                 squared[rows, near] = (members[rows] - points[near]).square().sum(dim=1)
         place = own - first
         is_here = (place >= 0) & (place < len(members))
-        squared[place[is_here], is_here.nonzero().squeeze(1)] = torch.inf
+        squared[place[is_here], is_here.nonzero()[:, 0]] = torch.inf
         for group, part in zip(groups, squared.split(sizes), strict=True):
             torch.minimum(found[group], part.amin(dim=0), out=found[group])
         first += len(members)

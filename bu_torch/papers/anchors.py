@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from bu_torch.functional.anchors import bisect_segments
 from bu_torch.internal.inputs import as_features, as_labels, check_fitted, check_two_classes
 from bu_torch.internal.logits import read_logits
+from bu_torch.papers.anchor_formulas import bisect_segments
 from bu_torch.space.features import standardization, standardize
 
 

@@ -7,15 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bu_torch.functional.anchors import GAPS, MEASURES, Gap, Measure, anchor_uncertainty, near_boundary_ness
 from bu_torch.functional.boundary import top_pairs
 from bu_torch.functional.checks import as_logits, check_choice
-from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
 from bu_torch.internal.inputs import check_fitted, check_integer
 from bu_torch.internal.logits import as_taken, check_callable
 from bu_torch.internal.replica import looking_at
 from bu_torch.neighbors.graph import NeighborGraph
+from bu_torch.papers.anchor_formulas import GAPS, MEASURES, Gap, Measure, anchor_uncertainty, near_boundary_ness
 from bu_torch.papers.anchors import AnchorEstimator, Anchors
+from bu_torch.papers.bandwidth import BANDWIDTHS, Bandwidth
 
 _BATCH = 4096
 _STEP_RANGE = (2.0**-10, 2.0**5)  # limits for the common step, in standard deviations

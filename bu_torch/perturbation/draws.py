@@ -246,6 +246,16 @@ class PerturbedInputs:
         """Device of a batch."""
         return self._samples.device
 
+    @property
+    def sources(self) -> Tensor | None:
+        """Samples that each input was made from, (n_draws * N, 2): its own, and the one that it was moved toward.
+
+        None if inputs were not moved toward others.
+        """
+        if not self._choices:
+            return None
+        return torch.stack((self._choices["own"], self._choices["target"]), dim=1)
+
     def is_floating_point(self) -> bool:
         """Return True if a batch holds floating-point numbers."""
         return self.dtype.is_floating_point

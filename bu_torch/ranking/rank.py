@@ -25,7 +25,6 @@ from bu_torch.signals.measuring import Signals
 
 Paths = str | Path | Iterable[str | Path]
 _OF_A_RUN = "prediction_changes"  # compares two checks of a run; a single classifier has none
-MEASURED = tuple(name for name in Signals.NAMES if name != _OF_A_RUN)
 
 
 def rank_checkpoints(
@@ -53,8 +52,9 @@ def rank_checkpoints(
         dataset: The training samples: a pair (inputs, labels) of tensors, arrays or pandas frames, a Dataset or
             DataLoader of (input, label), a LightningDataModule, or the result of `bu_torch.read_samples`. They are read
             once, in order, without those that a sampler leaves out. Turn augmentation off. Labels are integers from 0.
-        rule: `"accuracy_and_trust"`, `"expected_accuracy"`, `"trust_score"`, `"boundary_uncertainty"`, or a
-            `bu_torch.Rule` that does not read `prediction_changes`, which a single classifier does not have.
+        rule: `"accuracy_uncertainty_trust"`, `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`,
+            `"parzen_uncertainty"`, or a `bu_torch.Rule` that does not read `prediction_changes`, which a single
+            classifier does not have.
         signals: Signals with other settings than `Signals()`; fitted here, unless they are already.
         weights_only: As in `load_checkpoint`.
         batch_size: Samples in a forward pass, >= 1.
@@ -175,9 +175,12 @@ class Judge:
             raise ValueError(
                 f"`rule` must not read {_OF_A_RUN}, which a single classifier does not have, got {self.rule.name!r}."
             )
-        self.signals = Signals() if signals is None else signals
+        also = tuple(name for name in self.rule.signals if name not in Signals.NAMES)
+        self.signals = Signals(also=also) if signals is None else signals
         if not isinstance(self.signals, Signals):
             raise TypeError(f"`signals` must be a bu_torch.Signals or None, got {type(signals).__name__}.")
+        if absent := [name for name in self.rule.signals if name not in self.signals.names]:
+            raise ValueError(f"`signals` must measure what `rule` reads: pass `Signals(also={absent!r})`.")
         self.batch_size = check_integer("batch_size", batch_size, 1)
 
     def measure(self, model: Callable[[Tensor], Any], name: str) -> dict[str, float]:
@@ -188,7 +191,7 @@ class Judge:
             values, _ = self.signals.measure(logits.to(self.signals.perturbed.device))
         except (RuntimeError, ValueError) as error:
             raise ValueError(f"{name}: {error}") from error
-        return {signal: float(values[signal]) for signal in MEASURED}
+        return {name: float(value) for name, value in values.items() if name != _OF_A_RUN}
 
     def rank(self, candidates: list[Candidate]) -> Ranking:
         """Sort candidates by score; ties keep their order, and candidates whose signals are not finite come last."""

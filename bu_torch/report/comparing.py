@@ -16,7 +16,7 @@ from bu_torch.report.verdict import RunVerdict
 from bu_torch.rule.rules import DEFAULT_RULE
 from bu_torch.signals.catalogue import SIGNALS
 
-_PANELS = ("accuracy_and_trust", "expected_accuracy", "boundary_uncertainty", "trust_score")
+_PANELS = ("accuracy_uncertainty_trust", "expected_accuracy", "boundary_uncertainty", "trust_score")
 
 
 class _Run(NamedTuple):

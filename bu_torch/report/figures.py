@@ -16,24 +16,25 @@ from bu_torch.signals.details import Pair
 
 # Short names, and marks of different sizes, so that all can be seen if they coincide.
 _RULES = {
-    "accuracy_and_trust": ("accuracy and trust", ring("star", 25, drawing.GREEN)),
+    "accuracy_uncertainty_trust": ("accuracy, uncertainty, trust", ring("star", 25, drawing.GREEN)),
     "expected_accuracy": ("accuracy", ring("triangle-up", 17, drawing.GREY)),
     "boundary_uncertainty": ("uncertainty", ring("circle", 12, drawing.BLUE)),
     "trust_score": ("trust", ring("square", 9, drawing.ORANGE)),
+    "parzen_uncertainty": ("Proposal 2", ring("diamond", 21, drawing.VIOLET)),
 }
 # Title and reading of each figure of signals, and the height of a panel in pixels.
 _SIGNALS = {
     "scores": (
         "Boundary uncertainty and trust",
-        "Boundary uncertainty is large if both classes mix along the decision boundary, trust if predictions agree"
-        " with the nearest samples. Open marks show the check that each rule would have kept.",
+        "Boundary uncertainty is large if the boundary runs where the labels are most uncertain, trust if predictions"
+        " agree with the nearest samples. Open marks show the check that each rule would have kept.",
         190,
     ),
     "agreement": ("Expected accuracy and agreement", "Shares of the perturbed samples.", 130),
     "changes": (
-        "Changed predictions and omission",
-        "Share of the perturbed samples whose prediction has changed since the last check, and omission: the part of"
-        " the best boundary that the network's boundary leaves out. Each axis ends below the largest values.",
+        "Changed predictions",
+        "Share of the perturbed samples whose prediction has changed since the last check. The axis ends below the"
+        " largest values.",
         130,
     ),
 }
@@ -43,26 +44,6 @@ _MOST_COLUMNS = 300  # in a map over the epochs
 _PLAIN = {"showgrid": False, "zeroline": False}
 _MAP: Json = {"type": "heatmap", "coloraxis": "coloraxis"}
 _COLOUR_BAR = {"thickness": 10, "outlinewidth": 0, "len": 0.9, "ticks": ""}
-# Title, axis and reading of each histogram over the checks.
-_SPREADS = {
-    "near_boundary": (
-        "Distance from the boundary",
-        "kernel widths",
-        "Distances of the perturbed samples from the decision boundary, by check. The top row holds all larger ones."
-        " As a network grows more certain, samples move up, and few remain near the boundary.",
-    ),
-    "local_uncertainty": (
-        "Local uncertainty",
-        "u",
-        "Mix of both classes around each sample, by check. At the top both are equally common; at the bottom there is"
-        " only one, or the boundary is too far away to tell.",
-    ),
-    "log_trust": (
-        "Trust of single samples",
-        "log trust",
-        "Trust in the predictions, by check. Below 0, the nearest class is not the predicted one.",
-    ),
-}
 
 
 def with_room(low: float, high: float) -> tuple[float, float]:
@@ -172,32 +153,44 @@ def _differences(totals: list[float]) -> list[float]:
     return differences
 
 
-def near_boundary(record: RunRecord, pair: Pair) -> str:
-    """Mean number of neighbours near the boundary of a pair, over the samples of the pair."""
-    n_samples = record.data.get("n_samples")
-    n_here = pair.share * n_samples if isinstance(n_samples, int) else 0
-    return shown_number(pair.weight / n_here if n_here > 0 else math.nan)
-
-
-def lost(pair: Pair) -> float:
-    """Amount by which a pair lowers boundary uncertainty from 1."""
-    return pair.share * (1 - pair.uncertainty if math.isfinite(pair.uncertainty) else 0)
+def crossing(verdict: RunVerdict) -> Section | None:
+    """Uncertainty of the labels from the boundary outward, at the kept check; None without details."""
+    record, shown = verdict.record, verdict.details
+    if not record.checks or shown is None:
+        return None
+    place, (network, attainable) = shown[0], shown[1].crossing
+    share = [(part + 0.5) / len(network) for part in range(len(network))]
+    traces = [
+        curve(share, attainable, "the most uncertain first", drawing.GREY),
+        curve(share, network, "the nearest to the network's boundary first", drawing.BLUE),
+    ]
+    layout = {
+        "xaxis": axis("share of the samples, from the boundary outward", tickformat=".0%", range=[0, 1]),
+        "yaxis": axis("uncertainty of the labels", rangemode="tozero"),
+    }
+    reading = (
+        "Uncertainty is 1 where two classes are equally likely, by the labels nearby, and 0 where the class is certain."
+        " The boundary runs where it should if the blue curve begins as high as the grey one, which no boundary can"
+        " exceed. Boundary uncertainty is the mean of the blue curve on the left, where the nearest samples count most."
+    )
+    title = f"Uncertainty near the boundary, at {record.axis} {place}"
+    return figure("crossing", title, reading, traces, layout, 340)
 
 
 def pair_map(verdict: RunVerdict) -> Section | None:
-    """Map of boundary uncertainty by pairs of classes at the kept check; None if there is only one pair."""
+    """Map of the pairs of classes that meet along the boundary at the kept check; None if there is only one pair."""
     record, shown = verdict.record, verdict.details
     if not record.checks or shown is None or len(shown[1].pairs) < 2:
         return None
     place, details = shown
-    loss: dict[int, float] = defaultdict(float)
+    size: dict[int, float] = defaultdict(float)
     pairs: dict[tuple[int, ...], Pair] = {}
     for pair in details.pairs:
         for cell in itertools.permutations(pair[:2]):
-            loss[cell[0]] += lost(pair)
+            size[cell[0]] += pair.share if math.isfinite(pair.share) else 0
             pairs[cell] = pair
     values = {cell: pair.uncertainty for cell, pair in pairs.items() if abs(pair.uncertainty) < 1e300}
-    classes = sorted(sorted(loss, key=lambda index: -loss[index])[:40])
+    classes = sorted(sorted(size, key=lambda index: -size[index])[:40])
     cells = [[(row, column) for column in classes] for row in classes]
     names = [escaped(record.class_name(index), 14) for index in classes]
     ticks = {"tickvals": list(range(len(classes))), "ticktext": names} | _PLAIN
@@ -205,7 +198,7 @@ def pair_map(verdict: RunVerdict) -> Section | None:
     layout = {
         "xaxis": {**ticks, "side": "top", "tickangle": -60 if len(classes) > 6 else 0},
         "yaxis": {**ticks, "autorange": "reversed"},
-        "coloraxis": {"colorbar": _COLOUR_BAR | below | {"title": {"text": "U", "side": "top"}}},
+        "coloraxis": {"colorbar": _COLOUR_BAR | below | {"title": {"text": "uncertainty", "side": "top"}}},
         "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
         "plot_bgcolor": "rgba(133,144,162,0.2)",  # for cells without a value, on light and on dark pages
     }
@@ -217,32 +210,30 @@ def pair_map(verdict: RunVerdict) -> Section | None:
     if len(classes) <= 8:
         trace["texttemplate"] = "%{z:.2f}"
     reading = (
-        "The stronger the colour, the less the two classes mix along the boundary between them. The colours span the"
-        " values shown. Grey cells have no value: the diagonal, and pairs that are not the nearest two of any sample."
+        "The stronger the colour, the more certain the labels are along the boundary between two classes, where they"
+        " should be uncertain. The colours span the values shown. Grey cells have no value: the diagonal, and classes"
+        " that do not meet."
     )
-    if n_left_out := len(loss) - len(classes):
-        reading += f" The {len(classes)} classes that lower it most are shown, {n_left_out} are not."
+    if n_left_out := len(size) - len(classes):
+        reading += f" The {len(classes)} classes with the longest boundaries are shown, {n_left_out} are not."
     if details.n_pairs_left_out:
-        reading += f" {details.n_pairs_left_out} pairs with fewer samples near their boundary are not in the record."
+        reading += f" {details.n_pairs_left_out} pairs with a shorter boundary are not in the record."
     side = max(22, 240 // len(classes)) * len(classes)
-    title = f"Boundary uncertainty by pairs of classes, at {record.axis} {place}"
+    title = f"Classes that meet along the boundary, at {record.axis} {place}"
     most_width = max(420, 160 + 3 * side // 2)
     return figure("pairs", title, reading, [trace], layout, 160 + side, scale="worse", most_width=most_width)
 
 
 def _note(record: RunRecord, pair: Pair) -> str:
-    counted = f"near the boundary: {near_boundary(record, pair)} neighbours of a sample, on average"
-    if not pair.weight >= 1e-6:
-        counted = "none near the boundary: counts as separable"
     names = " | ".join(escaped(record.class_name(index), 40) for index in pair[:2])
-    value, share = shown_number(pair.uncertainty), shown_number(pair.share)
-    return f"{names}<br>U {value}, share of the samples {share}<br>{counted}"
+    return f"{names}<br>uncertainty {shown_number(pair.uncertainty)}, share of the boundary {shown_number(pair.share)}"
 
 
-def spread(verdict: RunVerdict, name: str) -> Section | None:
-    """A histogram over the checks, as a map; checks whose bins differ from those of the last one are left out."""
-    record, (title, axis_title, reading) = verdict.record, _SPREADS[name]
-    found = {place: getattr(one, name) for place, one in sorted(record.details.items())}
+def trust(verdict: RunVerdict) -> Section | None:
+    """Histogram of trust over the checks, as a map; checks whose bins differ from those of the last are left out."""
+    record, title, axis_title = verdict.record, "Trust of single samples", "log trust"
+    reading = "Trust in the predictions, by check. Below 0, the nearest class is not the predicted one."
+    found = {place: one.log_trust for place, one in sorted(record.details.items())}
     if not record.checks or not found:
         return None
     edges = found[max(found)].edges
@@ -264,4 +255,4 @@ def spread(verdict: RunVerdict, name: str) -> Section | None:
     }
     if fullest[-1] > most:
         reading += f" The fullest row, with up to {fullest[-1]:.0%}, exceeds the colours."
-    return figure(name, title, reading, [trace], layout, 340, verdict, scale="more")
+    return figure("log_trust", title, reading, [trace], layout, 340, verdict, scale="more")

@@ -16,8 +16,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from bu_torch.run.account import FORMAT, HISTOGRAMS
-from bu_torch.signals.details import Details, Doubtful, Histogram, Pair
+from bu_torch.run.account import FORMAT
+from bu_torch.signals.details import Crossing, Details, Doubtful, Histogram, Pair
 
 # A row has about 300 bytes, and a line of details at most about 30,000. Parsing a line can take 50 times its bytes in
 # memory, so a line may have only a sixteenth of this.
@@ -278,11 +278,11 @@ def _read_header(entry: dict[str, Any], record: RunRecord) -> None:
 def _read_check(entry: dict[str, Any], record: RunRecord) -> None:
     record.kept = _place(entry, f"kept_{record.axis}")
     record.details[_integer(entry[record.axis])] = Details(
-        agreeing_pairs=_number(entry.get("agreeing_pairs")),
+        crossing=Crossing(*([*map(_number, entry["crossing"][name])] for name in Crossing._fields)),
         pairs=[Pair(_integer(k), _integer(m), *map(_number, numbers)) for k, m, *numbers in entry["pairs"]],
         n_pairs_left_out=_integer(entry.get("n_pairs_left_out", 0)),
         doubtful=[Doubtful._make([*map(_integer, classes), _number(trust)]) for *classes, trust in entry["doubtful"]],
-        **{name: _histogram(**entry["histograms"][name]) for name in HISTOGRAMS},
+        log_trust=_histogram(**entry["log_trust"]),
     )
 
 

@@ -11,7 +11,6 @@ from bu_torch.report.drawing import Json, Section
 from bu_torch.report.record import RunRecord
 from bu_torch.report.text import duration, escaped, last_parts, shortened, shown_number, without_folders
 from bu_torch.report.verdict import RunVerdict, rule_title
-from bu_torch.rule.rules import RULE_NAMES
 from bu_torch.signals.details import Doubtful
 
 SHOWN = ("expected_accuracy", "boundary_uncertainty", "trust_score", "label_agreement")
@@ -35,19 +34,15 @@ def content(record: RunRecord) -> Content:
         "Agreement": figures.signals(verdict, "agreement"),
         "Changes": figures.signals(verdict, "changes"),
         "Training loss": figures.training_loss(verdict),
+        "Near the boundary": figures.crossing(verdict),
         "Class pairs": figures.pair_map(verdict),
-        "Lowest pairs": _lowest_pairs(verdict),
-        "Distance": figures.spread(verdict, "near_boundary"),
-        "Local uncertainty": figures.spread(verdict, "local_uncertainty"),
-        "Trust": figures.spread(verdict, "log_trust"),
+        "Longest boundaries": _longest_pairs(verdict),
+        "Trust": figures.trust(verdict),
         "Doubtful samples": _doubtful(verdict),
         "Cost": figures.cost(verdict),
         "Settings": _settings(record),
     }
-    (title, why), shown = verdict.headline, verdict.details
-    if shown is not None and shown[0] == verdict.kept and shown[1].agreeing_pairs < 1:
-        counted = f"Boundary uncertainty counts as 0 at {1 - shown[1].agreeing_pairs:.0%} of the perturbed samples"
-        why += f" {counted}, where the network's two likeliest classes are not the two nearest."
+    title, why = verdict.headline
     return assembled(title, title, why, parts, _above(verdict))
 
 
@@ -96,7 +91,7 @@ def _tiles(verdict: RunVerdict) -> list[tuple[str, str, str]]:
             tiles.append(("expected accuracy", shown_number(check["expected_accuracy"]), note))
         if check[axis] in verdict.scores and verdict.rule not in SHOWN:
             tiles.append(("score", shown_number(verdict.scores[check[axis]]), verdict.title))
-        mixed = "1: an even mix at the boundary"
+        mixed = "1: the labels are uncertain along the boundary"
         tiles.append(("boundary uncertainty", shown_number(check["boundary_uncertainty"]), mixed))
         tiles.append(("trust score", shown_number(check["trust_score"]), "above 1: agrees with the nearest class"))
     tiles.append(("checks", str(len(record.checks)), f"last: {axis} {last[axis]}"))
@@ -115,11 +110,10 @@ def _rules(verdict: RunVerdict) -> Section | None:
     if not record.checks:
         return None
     rows = []
-    for rule in dict.fromkeys((*RULE_NAMES, *verdict.by_rule)):
+    for rule in verdict.by_rule:
         label = escaped(rule_title(rule))
         name = f"<strong>{label}</strong>, this run's" if rule == verdict.rule else label
-        check = verdict.by_rule.get(rule)
-        why = "kept none: no finite check counted" if rule in verdict.by_rule else "not in the table"
+        check, why = verdict.by_rule[rule], "kept none: no finite check counted"
         rows.append([name, why, "", "", "", ""] if check is None else [name, str(check[record.axis]), *numbers(check)])
     note = (
         "Each rule is replayed on the checks of this run that count, without patience. The run itself may have kept"
@@ -129,21 +123,17 @@ def _rules(verdict: RunVerdict) -> Section | None:
     return Section("rules", "What each rule would have kept", note, table(head, rows, numbers=(1, 2, 3, 4, 5)))
 
 
-def _lowest_pairs(verdict: RunVerdict) -> Section | None:
+def _longest_pairs(verdict: RunVerdict) -> Section | None:
     record, shown = verdict.record, verdict.details
     if shown is None or len(shown[1].pairs) < 2:
         return None
     rows = []
-    for pair in sorted(shown[1].pairs, key=lambda pair: -figures.lost(pair))[:10]:
+    for pair in shown[1].pairs[:10]:
         classes = (escaped(record.class_name(index), 60) for index in pair[:2])
-        values = shown_number(pair.uncertainty), shown_number(pair.share), figures.near_boundary(record, pair)
-        rows.append([*classes, *values])
-    reading = (
-        "Pairs with the largest product of 1 - U and their share of the samples. Near: the mean number of a sample's"
-        " neighbours near the boundary. If it is small, U is noisy."
-    )
-    body = table(("class", "and class", "U", "share", "near"), rows, numbers=(2, 3, 4))
-    return Section("lowest-pairs", "The pairs that lower boundary uncertainty most", reading, body)
+        rows.append([*classes, shown_number(pair.share), shown_number(pair.uncertainty)])
+    reading = "Share of the boundary between two classes, and the mean uncertainty of the labels there."
+    body = table(("class", "and class", "share", "uncertainty"), rows, numbers=(2, 3))
+    return Section("longest-pairs", "Classes with the longest boundaries", reading, body)
 
 
 def _doubtful(verdict: RunVerdict) -> Section | None:

@@ -9,8 +9,10 @@ from typing import Any, Literal, NamedTuple, get_args
 from bu_torch.internal.inputs import check_integer
 from bu_torch.signals.catalogue import SIGNALS
 
-RuleName = Literal["accuracy_and_trust", "expected_accuracy", "trust_score", "boundary_uncertainty"]
-DEFAULT_RULE: RuleName = "accuracy_and_trust"
+RuleName = Literal[
+    "accuracy_uncertainty_trust", "expected_accuracy", "boundary_uncertainty", "trust_score", "parzen_uncertainty"
+]
+DEFAULT_RULE: RuleName = "accuracy_uncertainty_trust"
 RULE_NAMES: tuple[RuleName, ...] = get_args(RuleName)
 Checks = Sequence[dict[str, Any]]
 # Entry of a check: standard error of the gain in expected accuracy over the highest before.
@@ -113,7 +115,8 @@ class SelectionRule:
     """Keeps the first epoch with the largest score.
 
     Args:
-        rule: `"accuracy_and_trust"`, `"expected_accuracy"`, `"trust_score"`, `"boundary_uncertainty"`, or a `Rule`.
+        rule: `"accuracy_uncertainty_trust"`, `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`,
+            `"parzen_uncertainty"`, or a `Rule`.
         start_from_epoch: Checks of earlier epochs are not kept, >= 0.
 
     Attributes:

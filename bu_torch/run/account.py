@@ -15,8 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-FORMAT = 2  # raise it when the meaning of the lines beside the table changes
-HISTOGRAMS = ("near_boundary", "local_uncertainty", "log_trust")
+FORMAT = 3  # raise it when the meaning of the lines beside the table changes
 _NAME = "boundary_uncertainty"
 # Do not follow a link or wait for a pipe that has replaced the file.
 _APPEND = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)

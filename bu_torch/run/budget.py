@@ -53,7 +53,7 @@ def plan(
     a forward pass and `n_bytes` in memory, 0 if unknown. `max_samples` replaces the setting.
     """
     max_samples, n_draws = max_samples or settings.max_samples, settings.n_draws
-    n_unmoved = int(settings.pairs_at == "sample")  # passes of each sample beside those of its draws
+    n_unmoved = int(bool(settings.also))  # passes of each sample beside those of its draws
     n_samples = n_training if max_samples is None else min(n_training, max_samples)
     if settings.max_bytes is not None and n_bytes:
         n_samples = min(n_samples, max(settings.max_bytes // n_bytes, settings.n_neighbors))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
+from bu_torch.estimators.boundary import MOST_ENTRIES
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.logits import as_taken, packed_model
@@ -24,7 +25,7 @@ from bu_torch.run.settings import MeasurementSettings
 from bu_torch.samples.balance import ClassWeight, class_shares, rare_class, stratified_rows
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.measuring import Signals
-from bu_torch.signals.preparation import MOST_ENTRIES, n_comparisons
+from bu_torch.signals.preparation import n_comparisons
 from bu_torch.space.features import MixedFeatures
 
 _BAR_DELAY = 3  # seconds of preparation before a progress bar is shown
@@ -214,10 +215,10 @@ class Groundwork:
 
     def _space_line(self) -> str:
         """Log line on the space that was chosen, and why; "" if there was no choice."""
-        boundary, prepared = self.signals.boundary, self.signals.preparation
+        boundary = self.signals.boundary
         space, trial, skills = boundary.space_name_, boundary.trial_, boundary.skills_
         if space == "metric" and boundary.feature_extractor is None:
-            skills = skills or {"metric": prepared.vote_skill}  # a loaded preparation has this one
+            skills = skills or {"metric": boundary.vote_skill}  # a loaded preparation has this one
         if not skills and trial is not None and space in _SPACES:
             before, after = trial.vote_skills
             return (

@@ -16,7 +16,7 @@ Word = Literal["clear", "plateau", "unsure", "blind"]
 _LEAST_ACCURACY, _LEAST_SAMPLES, _MOST_EQUALS = 0.7, 500, 20
 _SETTLED = 3  # checks
 # Expected accuracy is at least half of their score. No standard error is known of other scores.
-JUDGED_RULES: tuple[RuleName, ...] = ("accuracy_and_trust", "expected_accuracy")
+JUDGED_RULES: tuple[RuleName, ...] = ("accuracy_uncertainty_trust", "expected_accuracy")
 _BELOW_CHANCE = 0.8
 
 

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from bu_torch.estimators.cluster_scores import PairsAt
 from bu_torch.estimators.space_choice import FeatureExtractor, SpaceName
 from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import check_flag, check_integer, check_number, check_seed
@@ -58,8 +57,6 @@ class MeasurementSettings:
             neighbour; `"neighbors"`, a part of the way to a nearby sample; `"tokens"`, for token ids, by tokens of a
             nearby text; or a callable for what else cannot be moved along a straight line, see `BoundaryUncertainty`.
             None takes the first for vectors (N, d) and the second for images and other inputs of more dimensions.
-        pairs_at: Place where boundary uncertainty reads the two likeliest classes of a sample: `"perturbed"`, or the
-            `"sample"` itself as in its paper, for one more pass over the samples.
         class_weight: Weight of each class in all that is measured, in scikit-learn's words: `"balanced"` for all
             classes alike, a dict of weights by class, or one weight for each class (as a loss has them). None takes
             samples as training draws them; the callbacks then take the class weights of the module's loss, if it has
@@ -86,7 +83,6 @@ class MeasurementSettings:
     cache: str | Path | None = None
     feature_extractor: FeatureExtractor | None = None
     perturbation: Perturbation | None = None
-    pairs_at: PairsAt = "perturbed"
     class_weight: ClassWeight | None = None
     averaging: float | None = None
     averaging_device: str | None = None
@@ -112,6 +108,11 @@ class MeasurementSettings:
         if self.output_key is not None and not is_key:
             raise TypeError(f"`output_key` must be a name, a place or None, got {self.output_key!r}.")
         self.class_weight = self.make_signals(n_draws=1).boundary.class_weight
+
+    @property
+    def also(self) -> tuple[str, ...]:
+        """Signals to measure that no check measures unless a rule reads them."""
+        return ()
 
     def measures_as(self, other: "MeasurementSettings") -> bool:
         """Return True if checks with these settings and with others give the same numbers."""
@@ -141,7 +142,7 @@ class MeasurementSettings:
             self.seed,
             feature_extractor=self.feature_extractor,
             perturbation=self.perturbation,
-            pairs_at=self.pairs_at,
+            also=self.also,
             class_weight=class_weight if self.class_weight is None else self.class_weight,
             module=module,
             known_space=known_space,
@@ -160,12 +161,14 @@ class Settings(MeasurementSettings):
         check_finite: Stop when the score is NaN or infinite. Such a check is never the best.
         start_from_epoch: First epoch that counts, >= 0. Earlier checks are measured and logged, but count neither for
             the patience nor as best.
-        rule: The score; the first check with the largest is kept. `"accuracy_and_trust"` is the mean of two shares: of
-            the expected accuracy, and of the logarithm of trust, that any predictions can reach; trust counts by the
-            skill of predicting left-out labels (`bu_torch.functional.accuracy_and_trust`). Expected accuracy is the
-            mean probability of the predicted class. These probabilities, `Signals.probabilities`, come once from the
-            training labels: votes of the nearest samples, mixed with a kernel regression on all. Or one signal alone:
-            `"expected_accuracy"`, `"trust_score"` or `"boundary_uncertainty"`. Or a `bu_torch.Rule` of your own.
+        rule: The score; the first check with the largest is kept. `"accuracy_uncertainty_trust"` is the mean of three
+            shares of what any classifier can reach: of expected accuracy, boundary uncertainty, and the logarithm of
+            trust (`bu_torch.functional.accuracy_uncertainty_trust`). Expected accuracy is the mean probability of the
+            predicted class, and boundary uncertainty tells how uncertain the labels are along the boundary. Their
+            probabilities, `Signals.probabilities`, come once from the training labels: votes of the nearest samples,
+            mixed with a kernel regression on all. Or one signal alone: `"expected_accuracy"`, `"boundary_uncertainty"`,
+            `"trust_score"`, or `"parzen_uncertainty"`, the boundary uncertainty of Proposal 2, which is measured only
+            then. Or a `bu_torch.Rule` of your own.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -189,6 +192,10 @@ class Settings(MeasurementSettings):
         self.check_finite = check_flag("check_finite", self.check_finite)
         self.start_from_epoch = check_integer("start_from_epoch", self.start_from_epoch, 0)
         as_rule(self.rule)
+
+    @property
+    def also(self) -> tuple[str, ...]:
+        return tuple(name for name in as_rule(self.rule).signals if name not in Signals.NAMES)
 
 
 def _is_plain(value: Any) -> bool:

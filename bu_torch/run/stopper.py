@@ -9,7 +9,6 @@ from typing import Any, Literal, Self
 
 from torch import Tensor, nn
 
-from bu_torch.estimators.cluster_scores import PairsAt
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import as_floats, check_integer
 from bu_torch.internal.logits import device_of, logits_at, packed_model
@@ -100,7 +99,6 @@ class BoundaryUncertaintyStopper(KeptResults):
         cache: str | Path | None = None,
         feature_extractor: FeatureExtractor | None = None,
         perturbation: Perturbation | None = None,
-        pairs_at: PairsAt = "perturbed",
         class_weight: ClassWeight | None = None,
         averaging: float | None = AVERAGING,
         averaging_device: str | None = None,

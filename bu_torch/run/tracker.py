@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bu_torch.functional.boundary import dtype_of_labels
+from bu_torch.functional.groups import dtype_of_labels
 from bu_torch.internal.logits import warn_of_probabilities
 from bu_torch.internal.replica import looking_at
 from bu_torch.rule.rules import STANDARD_ERROR
-from bu_torch.run.account import HISTOGRAMS, Account, Record, plain, row
+from bu_torch.run.account import Account, Record, plain, row
 from bu_torch.run.groundwork import Groundwork
 from bu_torch.run.history import JUDGED_RULES, Confidence, History, confidence_in, place_of, worse_than_chance
 from bu_torch.run.settings import MeasurementSettings
@@ -34,7 +34,7 @@ from bu_torch.signals.details import (
 from bu_torch.signals.measuring import Measurement, Signals
 
 # Scores can be compared only if these settings are the same.
-_COMPARED = ["start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed", "class_weight", "pairs_at"]
+_COMPARED = ["start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed", "class_weight"]
 
 
 class LastCheck:
@@ -49,7 +49,7 @@ class LastCheck:
         self.predictions = self.best_predictions = torch.empty(0, dtype=torch.int64)
 
     def measure(self, signals: Signals, logits: Tensor) -> dict[str, float]:
-        n_rows = len(signals.preparation.probabilities)
+        n_rows = len(signals.boundary.probabilities_of_present)
         both = (self.predictions, self.best_predictions)
         before, best = (known.to(logits.device) if len(known) == n_rows else None for known in both)
         self.n_columns = logits.shape[1]
@@ -200,7 +200,7 @@ class Tracker:
             **self.groundwork.about,
             "setup_seconds": account.setup_seconds,
         }
-        columns = filter(None, [*Signals.NAMES, STANDARD_ERROR, checks.score_name])
+        columns = filter(None, [*self.groundwork.signals.names, STANDARD_ERROR, checks.score_name])
         account.record = Record(folder, header, map(row, self.history), columns)
 
     def end_check(self, started: float, details: Details | None, train_loss: float | None = None) -> None:
@@ -214,10 +214,12 @@ class Tracker:
                 "kept_epoch": kept.get("epoch"),
                 "kept_step": kept.get("step"),
                 "n_not_compared": self.checks.n_not_compared,  # the header may be older, when all checks counted
-                "agreeing_pairs": details.agreeing_pairs,
+                "crossing": {
+                    name: [plain(value) for value in part] for name, part in details.crossing._asdict().items()
+                },
                 "pairs": details.pairs,
                 "n_pairs_left_out": details.n_pairs_left_out,
-                "histograms": {name: getattr(details, name)._asdict() for name in HISTOGRAMS},
+                "log_trust": details.log_trust._asdict(),
                 "doubtful": [[int(rows[one.row]), *one[1:]] for one in details.doubtful],
             }
             self.account.record.write_line(line)
@@ -241,12 +243,12 @@ class Tracker:
     def _judge(self, check: Mapping[str, Any]) -> tuple[Confidence | None, list[str]]:
         """Judge the kept check in words; name classes that are never predicted, and one that loses much."""
         signals, selection = self.groundwork.signals, self.checks.selection
-        boundary, prepared = signals.boundary, signals.preparation
+        boundary = signals.boundary
         names, shares = names_and_shares(boundary.labels, boundary.weights, self.groundwork.about["classes"])
         counted = [one for one in self.checks.compared if selection is None or selection.score(one) is not None]
         finite = [accuracy for one in counted if math.isfinite(accuracy := one["expected_accuracy"])]
-        column, alone = accuracy_alone(prepared.probabilities, len(boundary.labels), boundary.weights)
-        skills = (prepared.vote_skill, prepared.regression_skill)
+        column, alone = accuracy_alone(boundary.probabilities_of_present, len(boundary.labels), boundary.weights)
+        skills = (signals.vote_skill, signals.regression_skill)
         blind, confidence = blindness(max(finite, default=math.nan), alone, names[column], skills), None
         if selection is not None and selection.rule.name in JUDGED_RULES:
             confidence = confidence_in(check, counted, signals.skill, len(boundary.labels), alone, is_blind=bool(blind))

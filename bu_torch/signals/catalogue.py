@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
-from bu_torch.functional.boundary import PairTerms
-from bu_torch.functional.omission import omission_of_counts
 from bu_torch.functional.weights import mean_of
+
+DECIDING = "accuracy_uncertainty_trust"  # the signal by which the default rule decides
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class SignalInputs:
     predictions: Tensor  # (D * N,) classes at the perturbed inputs, one draw after another
     predictions_before: Tensor | None  # (D * N,) at the last check; None at the first
     columns: Tensor  # (D * N,) columns of the predictions; C or more for a class without samples
-    terms: list[PairTerms]  # parts of boundary uncertainty for each draw
-    uncertainty: Tensor  # a float64 scalar; NaN if a logit is not finite
+    logits: Tensor  # (D * N, J) at the perturbed inputs
+    uncertainty: Tensor  # boundary uncertainty of the check, a float64 scalar; NaN if a logit is not finite
     accuracy: Tensor  # expected accuracy of the check, a float64 scalar
     trust: Tensor  # (D * N,) trust scores of the predictions, without the sample that was perturbed
     mean_trust: Tensor  # trust score of the check, a float64 scalar
@@ -36,11 +36,9 @@ class SignalInputs:
     nearest_class: Tensor  # (D * N,) nearest class, without the sample that was perturbed
     label_probabilities: Tensor  # (D * N, C) class probabilities at the perturbed inputs
     label_votes: Tensor  # (N, C) votes of the labels near each sample
-    pairs: Tensor  # (P, 2) the different likely Bayes pairs
-    cluster_counts: tuple[Tensor, Tensor, Tensor]  # from `functional.omission.cluster_counts`
-    members: Tensor  # (rows, M) clusters, repeated for the draws that are measured in one call
+    local_uncertainty: Tensor  # (D * N,) uncertainty of the labels at the perturbed inputs, float64
     weights: Tensor | None  # (N,) float64 weights with mean 1; None if all samples count alike
-    reachable: tuple[Tensor, Tensor]  # most that expected accuracy and trust can reach at the perturbed inputs
+    attainable: functional.Attainable  # most that accuracy, uncertainty and trust reach at the perturbed inputs
     skill: float  # skill of predicting left-out labels, in [0, 1]
 
     def by_sample(self, values: Tensor) -> Tensor:
@@ -59,12 +57,13 @@ class Signal:
     is_larger_better: bool
     # Figure of a page: "scores"; for shares "agreement" or, if smaller is better, "changes"; "deciding" if it decides.
     panel: Literal["scores", "shares", "deciding"]
-    formula: Callable[[SignalInputs], Tensor]  # returns a float64 scalar
+    formula: Callable[[SignalInputs], Tensor] | None = None  # returns a float64 scalar
     is_in_progress_bar: bool = False
 
 
-def _accuracy_and_trust(inputs: SignalInputs) -> Tensor:
-    return functional.accuracy_and_trust(inputs.accuracy, inputs.mean_trust, *inputs.reachable, inputs.skill)
+def _accuracy_uncertainty_trust(inputs: SignalInputs) -> Tensor:
+    measured = (inputs.accuracy, inputs.uncertainty, inputs.mean_trust)
+    return functional.accuracy_uncertainty_trust(*measured, inputs.attainable, inputs.skill)
 
 
 def _label_agreement(inputs: SignalInputs) -> Tensor:
@@ -81,20 +80,20 @@ def _prediction_changes(inputs: SignalInputs) -> Tensor:
     return mean_of(inputs.by_sample((inputs.predictions != inputs.predictions_before).double()), inputs.weights)
 
 
-def _omission(inputs: SignalInputs) -> Tensor:
-    return omission_of_counts(*inputs.cluster_counts, inputs.columns, inputs.members, weights=inputs.weights)
-
-
 SIGNALS = {
     signal.name: signal
     for signal in (
         Signal("boundary_uncertainty", "boundary uncertainty", 0, 1, True, "scores", attrgetter("uncertainty"), True),
         Signal("trust_score", "trust score", 1e-3, 1e3, True, "scores", attrgetter("mean_trust"), True),
         Signal("expected_accuracy", "expected accuracy", 0, 1, True, "shares", attrgetter("accuracy"), True),
-        Signal("accuracy_and_trust", "accuracy and trust", -math.inf, 1, True, "deciding", _accuracy_and_trust),
+        Signal(
+            DECIDING, "accuracy, uncertainty and trust", -math.inf, 1, True, "deciding", _accuracy_uncertainty_trust
+        ),
         Signal("label_agreement", "agreement with the labels", 0, 1, True, "shares", _label_agreement),
         Signal("vote_agreement", "agreement with the votes nearby", 0, 1, True, "shares", _vote_agreement),
         Signal("prediction_changes", "changed since the last check", 0, 1, False, "shares", _prediction_changes),
-        Signal("omission", "boundary left out (omission)", 0, 1, False, "shares", _omission),
+        # Those of the papers have no formula here: they are measured where a rule reads them (`papers.signals`).
+        Signal("parzen_uncertainty", "boundary uncertainty (Proposal 2)", 0, 1, True, "scores"),
+        Signal("omission", "boundary left out (omission)", 0, 1, False, "shares"),
     )
 }

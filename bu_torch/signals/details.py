@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bu_torch.functional.weights import mean_of
+from bu_torch.functional.boundary import gap_of, meeting_classes, nearness
+from bu_torch.functional.groups import sum_by_group
 from bu_torch.samples.balance import class_shares
 from bu_torch.signals.catalogue import SignalInputs
 
 _MOST_PAIRS = 400
+_N_PARTS = 20
 # Above these losses and two standard errors, weighting classes alike also improved the mean recall on test data, and
 # data with equal classes gave no line, with or without wrong labels.
 _MATERIAL = 0.05  # loss of recall of a class
@@ -30,13 +32,19 @@ class Histogram(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Boundary uncertainty of two classes, mean over the draws."""
+    """Two classes that meet along the decision boundary."""
 
     first: int
     second: int
-    share: float  # share of the samples
-    weight: float  # kernel weights of the neighbours near the boundary, summed over the samples
-    uncertainty: float
+    share: float  # share of the boundary: of the nearness of all samples
+    uncertainty: float  # mean uncertainty of the labels there
+
+
+class Crossing(NamedTuple):
+    """Mean uncertainty of the labels at twenty equal parts of the samples, from the boundary outward."""
+
+    network: list[float]  # samples by nearness to the network's boundary
+    attainable: list[float]  # samples by uncertainty itself: the most that any boundary reaches
 
 
 class Doubtful(NamedTuple):
@@ -52,36 +60,38 @@ class Doubtful(NamedTuple):
 class Details(NamedTuple):
     """Details of a check, by `Measurement.details`."""
 
-    agreeing_pairs: float  # share of the perturbed samples whose two likeliest classes are the likely Bayes pair
-    pairs: list[Pair]  # sorted by weight, largest first, at most 400
+    crossing: Crossing  # uncertainty of the labels against nearness to the boundary
+    pairs: list[Pair]  # sorted by share, largest first, at most 400
     n_pairs_left_out: int
-    near_boundary: Histogram  # |F| / h at the perturbed samples: kernel widths from the boundary
-    local_uncertainty: Histogram  # u at the perturbed samples; 0 if another pair is predicted
     log_trust: Histogram  # natural logarithm of the predictions' trust, without the sample itself
     doubtful: list[Doubtful]  # sorted by trust in label or prediction, least first, at each sample's lowest draw
 
 
 def details_of(inputs: SignalInputs, n_doubtful: int) -> Details:
     """Compute the details of a check."""
-    terms = inputs.terms
-    weights, values, shares = (
-        torch.stack([getattr(part, name) for part in terms]).mean(dim=0) for name in ("weights", "values", "shares")
-    )
-    shown = weights.argsort(descending=True, stable=True)[:_MOST_PAIRS]
-    nearness = torch.cat([part.nearness for part in terms]).double()
-    agrees = torch.stack([part.agrees for part in terms]).double()
-    distance = (-2 * nearness.log()).clamp(min=0).sqrt()  # NaN where a logit is not finite
-    local = torch.cat([part.local for part in terms]).double()
-    columns = (inputs.pairs[shown], shares[shown], weights[shown], values[shown])
+    local, gap = inputs.local_uncertainty, gap_of(inputs.logits, 0.5)
+    weights = None if inputs.weights is None else inputs.weights.repeat(len(local) // len(inputs.weights))
+    kernel = nearness(gap, weights)
+    meeting = meeting_classes(inputs.logits, local, kernel if weights is None else kernel * weights)
+    shown = meeting.shares.argsort(descending=True, stable=True)[:_MOST_PAIRS]
+    columns = (column[shown].tolist() for column in meeting)
     return Details(
-        agreeing_pairs=float(mean_of(agrees, inputs.weights)),
-        pairs=[Pair(k, j, *rest) for (k, j), *rest in zip(*(column.tolist() for column in columns), strict=True)],
-        n_pairs_left_out=len(inputs.pairs) - len(shown),
-        near_boundary=_histogram(distance, 0.0, 5.0, 25),
-        local_uncertainty=_histogram(local, 0.0, 1.0, 20),
+        crossing=Crossing(*(_by_rank(local, place, weights) for place in (gap, -local))),
+        pairs=[Pair(k, j, *rest) for (k, j), *rest in zip(*columns, strict=True)],
+        n_pairs_left_out=len(meeting.shares) - len(shown),
         log_trust=_histogram(inputs.trust.double().log(), -7.0, 7.0, 28),
         doubtful=_doubtful(inputs, n_doubtful),
     )
+
+
+def _by_rank(local: Tensor, place: Tensor, weights: Tensor | None) -> list[float]:
+    """Mean of `local` (N,) in each of `_N_PARTS` equal parts of the samples, sorted by `place`; NaN if one is empty."""
+    order = place.argsort(stable=True)
+    drawn = torch.ones_like(local) if weights is None else weights[order]
+    rank = (drawn.cumsum(dim=0) - drawn / 2) / drawn.sum()
+    part = (rank * _N_PARTS).long().clamp(max=_N_PARTS - 1)
+    mass, mixed = (sum_by_group(values, part, _N_PARTS) for values in (drawn, drawn * local[order]))
+    return (mixed / mass).tolist()
 
 
 def _doubtful(inputs: SignalInputs, n_doubtful: int) -> list[Doubtful]:

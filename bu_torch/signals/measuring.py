@@ -1,6 +1,6 @@
 """Signals of a check, from one pass of logits: U, trust, expected accuracy, and agreement with neighbours."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -11,13 +11,11 @@ from torch.utils import _pytree as pytree
 
 from bu_torch import functional
 from bu_torch.estimators.boundary import BoundaryUncertainty
-from bu_torch.estimators.cluster_scores import PairsAt
 from bu_torch.estimators.space_choice import FeatureExtractor, SpaceName
 from bu_torch.functional.accuracy import standard_error_of_gain
-from bu_torch.functional.boundary import sum_by_pair
-from bu_torch.functional.checks import as_logits, check_index
-from bu_torch.functional.omission import cluster_counts
-from bu_torch.internal.inputs import PresentClasses, as_labels, check_fitted
+from bu_torch.functional.checks import check_index
+from bu_torch.functional.groups import sum_by_group
+from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.perturbation.draws import Perturbation, PerturbedInputs
 from bu_torch.samples.balance import ClassWeight, weights_of
 from bu_torch.signals.catalogue import SIGNALS, SignalInputs
@@ -26,6 +24,8 @@ from bu_torch.signals.preparation import Preparation, fingerprint_of, warn_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from bu_torch.papers.signals import ProposalSignals
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Measurement:
             mass = (counted.to(probabilities.dtype) @ probabilities).double()
         known = inputs.columns.clamp(max=n_classes - 1)  # larger for a prediction of a class without samples
         expected = probabilities.gather(1, known.unsqueeze(1)).squeeze(1) * (inputs.columns < n_classes) * counted
-        hits = sum_by_pair((inputs.columns == inputs.label_columns) * counted, inputs.label_columns, n_classes)
-        by_label = hits / sum_by_pair(counted, inputs.label_columns, n_classes)
-        return torch.cat((by_label, sum_by_pair(expected, known, n_classes) / mass))
+        hits = sum_by_group((inputs.columns == inputs.label_columns) * counted, inputs.label_columns, n_classes)
+        by_label = hits / sum_by_group(counted, inputs.label_columns, n_classes)
+        return torch.cat((by_label, sum_by_group(expected, known, n_classes) / mass))
 
     def details(self, n_doubtful: int = 50) -> Details:
         """Details behind the values, with the `n_doubtful` >= 1 least trusted samples; waits for the device."""
@@ -84,16 +84,18 @@ class Signals:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
         n_draws: Independent perturbations of each sample, >= 1.
         seed: Seed of all random choices, 0 <= seed < 2**64.
-        feature_extractor: Space of neighbours and of class distances, as in `BoundaryUncertainty` with `learns_metric`.
+        feature_extractor: Space of neighbours and of class distances, as in `BoundaryUncertainty`.
         n_components: Principal components of that space, as there.
         perturbation: Way to perturb samples, as there.
-        pairs_at: Place where boundary uncertainty reads the two likeliest classes, as there.
         class_weight: Weights of classes in all signals, votes and probabilities, as there.
         module: Network whose features may be chosen as the space, as there.
         known_space: Space that an earlier fit on these samples has chosen; None to choose.
+        also: Names of signals to measure beside those of `NAMES`: `"parzen_uncertainty"`, `"omission"`. They read the
+            network at the samples themselves too, after the perturbed ones.
 
     Attributes:
         boundary: The fitted `BoundaryUncertainty`.
+        names: Names of the signals that are measured: those of `NAMES`, and of `also`.
         preparation: Results of `fit`, which `save` writes and `load` reads.
         vote_skill: Skill of the labels nearby at predicting a sample's label, 1 is certain, 0 chance (`LabelVotes`).
         regression_skill: Skill of a regression on all other samples (`LabelRegression`); less than 0.01 is warned of.
@@ -107,10 +109,9 @@ class Signals:
         (True, 800)
     """
 
-    NAMES = tuple(SIGNALS)
+    NAMES = tuple(name for name, signal in SIGNALS.items() if signal.formula is not None)
     boundary: BoundaryUncertainty
     preparation: Preparation
-    _classes: PresentClasses
     _derived: dict[str, Any]  # fields of `SignalInputs` that are the same at each check
 
     def __init__(
@@ -122,11 +123,17 @@ class Signals:
         feature_extractor: FeatureExtractor | None = None,
         n_components: int | None = None,
         perturbation: Perturbation | None = None,
-        pairs_at: PairsAt = "perturbed",
         class_weight: ClassWeight | None = None,
         module: nn.Module | None = None,
         known_space: SpaceName | None = None,
+        also: Sequence[str] = (),
     ) -> None:
+        unknown = [name for name in also if name not in SIGNALS or name in self.NAMES]
+        if unknown:
+            raise ValueError(
+                f"`also` must hold names among {', '.join(SIGNALS.keys() - {*self.NAMES})}, got {unknown[0]!r}."
+            )
+        self.names = (*self.NAMES, *also)
         self.boundary = BoundaryUncertainty(
             n_neighbors,
             n_draws,
@@ -134,12 +141,12 @@ class Signals:
             feature_extractor=feature_extractor,
             n_components=n_components,
             perturbation=perturbation,
-            pairs_at=pairs_at,
             class_weight=class_weight,
             module=module,
-            learns_metric=True,
         )
         self.boundary.known_space = known_space
+        self.boundary.ends_with_samples = bool(also)
+        self._of_papers: ProposalSignals | None = None
 
     def fit(self, features: Any, labels: Any, sample_weight: Any = None, neighbors: Any = None) -> Self:
         """Compute all that does not depend on the classifier, on the device of the features.
@@ -184,22 +191,23 @@ class Signals:
 
     def _derive_from(self, preparation: Preparation, inputs: Tensor) -> Self:
         """Derive lookup tables from a preparation; warn if the labels are unpredictable."""
-        self.preparation = preparation
-        self.vote_skill, self.regression_skill = preparation.vote_skill, preparation.regression_skill
-        labels, neighbors, weights = self.boundary.labels, self.boundary.neighbors, self.boundary.weights
-        self._classes = PresentClasses(labels)
-        columns = self._classes.columns(labels)
-        own, distances = columns.repeat(self.boundary.n_draws), preparation.left_out_distances
-        shares = functional.label_votes(columns, neighbors, 0.0, weights=weights)
-        repeated = None if weights is None else weights.repeat(self.boundary.n_draws)
+        self.preparation, boundary = preparation, self.boundary
+        self.vote_skill, self.regression_skill = boundary.vote_skill, boundary.regression_skill
+        columns = boundary.classes.columns(boundary.labels)
+        own, distances = columns.repeat(boundary.n_draws), preparation.left_out_distances
+        repeated = None if boundary.weights is None else boundary.weights.repeat(boundary.n_draws)
+        probabilities = boundary.probabilities_of_present
         self._derived = {
             "label_columns": own,
             "label_trust": functional.trust_score(distances, own, validate_args=False),
-            "nearest_class": self._classes.classes[distances[:, :-1].argmin(dim=1)],
-            "cluster_counts": cluster_counts(shares, neighbors, weights),
-            "reachable": functional.best_accuracy_and_trust(preparation.probabilities, distances[:, :-1], repeated),
+            "nearest_class": boundary.classes.classes[distances[:, :-1].argmin(dim=1)],
+            "attainable": functional.attainable(probabilities, distances[:, :-1], repeated),
             "skill": min(max(self.skill, 0.0), 1.0),
         }
+        if preparation.bayes_pairs is not None:
+            from bu_torch.papers.signals import ProposalSignals
+
+            self._of_papers = ProposalSignals(boundary, preparation.bayes_pairs, columns)
         warn_of(preparation, inputs)
         return self
 
@@ -211,23 +219,23 @@ class Signals:
     @property
     def class_distances(self) -> Tensor:
         """Distance (n_draws * N, J) from each perturbed sample to each class, the sample itself left out."""
-        return self._classes.spread(self.preparation.left_out_distances, torch.inf)
+        return self.boundary.classes.spread(self.preparation.left_out_distances, torch.inf)
 
     @property
     def votes(self) -> Tensor:
         """Votes of the labels near each sample, (N, J), float32 (`LabelVotes`)."""
-        return self._classes.spread(self.preparation.votes, 0.0)
+        return self.boundary.votes
 
     @property
     def probabilities(self) -> Tensor:
         """Class probabilities at each perturbed sample, (n_draws * N, J), float32 (`LabelProbabilities`)."""
-        return self._classes.spread(self.preparation.probabilities, 0.0)
+        return self.boundary.probabilities.flatten(0, 1)
 
     @property
     def perturbed_inputs(self) -> Tensor:
         """Points at which a classifier is read, (n_draws * N, ...), in the units of the samples.
 
-        With `pairs_at="sample"` the N samples themselves follow, as their logits do in `measure`.
+        With `also`, the N samples themselves follow, as their logits do in `measure`.
         """
         return self.perturbed.whole()
 
@@ -266,8 +274,8 @@ class Signals:
         """Measure all signals of logits at `perturbed_inputs`, without waiting for the device.
 
         Args:
-            logits: Shape (n_draws * N, J) with J at least the number of classes, floating point, on the device of the
-                fitted tensors; (n_draws * N, 1) or (n_draws * N,) for two classes.
+            logits: Shape (n_draws * N, J), or with `also` ((n_draws + 1) * N, J), with J at least the number of
+                classes, floating point, on the device of the fitted tensors; (n_draws * N, 1) or (n_draws * N,) for two classes.
             before: The predictions of the last measurement, shape (n_draws * N,); None at the first.
             best: Predictions, of the same shape, of the measurement to compare expected accuracy with; None for none.
 
@@ -279,42 +287,45 @@ class Signals:
             TypeError, ValueError: If an argument has the wrong type or shape.
         """
         check_fitted(self, "preparation")
-        boundary, prepared = self.boundary, self.preparation
+        boundary, weights = self.boundary, self.boundary.weights
+        n_perturbed = boundary.n_draws * len(boundary.labels)
         for name, given in (("before", before), ("best", best)):
             if given is not None:
-                check_index(name, given, (boundary.n_draws * len(boundary.labels),), prepared.votes.device)
-        terms = boundary.terms(logits)
-        predictions = torch.cat([of_draw.predictions for of_draw in terms])
-        columns = self._classes.columns(predictions)
-        known = columns.clamp(max=len(self._classes))  # the last column stands for classes without samples
-        trust = functional.trust_score(prepared.left_out_distances, known, validate_args=False)
-        by_draw, weights = trust.view(boundary.n_draws, -1), boundary.weights
+                check_index(name, given, (n_perturbed,), boundary.labels.device)
+        logits = boundary.as_class_logits(logits, n_rows=len(boundary.perturbed))
+        logits, own = logits[:n_perturbed], logits[n_perturbed:]
+        predictions = logits.max(dim=1).indices  # ties go to the lowest class
+        columns = boundary.classes.columns(predictions)
+        known = columns.clamp(max=len(boundary.classes))  # the last column stands for classes without samples
+        trust = functional.trust_score(self.preparation.left_out_distances, known, validate_args=False)
         repeated = None if weights is None else weights.repeat(boundary.n_draws)
+        probabilities = boundary.probabilities_of_present
         inputs = SignalInputs(
-            terms=terms,
-            pairs=boundary._pairs,
-            uncertainty=boundary.score_terms(terms).to(as_logits(logits).dtype).double(),
+            logits=logits,
+            uncertainty=boundary.score_perturbed(logits),
             labels=boundary.labels,
             predictions=predictions,
             predictions_before=before,
             columns=columns,
-            accuracy=functional.expected_accuracy(
-                prepared.probabilities, columns, weights=repeated, validate_args=False
-            ),
+            accuracy=functional.expected_accuracy(probabilities, columns, weights=repeated, validate_args=False),
             trust=trust,
-            mean_trust=functional.mean_trust_score(by_draw, weights, validate_args=False),
-            label_probabilities=prepared.probabilities,
-            label_votes=prepared.votes,
-            members=boundary._members,
+            mean_trust=functional.mean_trust_score(trust.view(boundary.n_draws, -1), weights, validate_args=False),
+            label_probabilities=probabilities,
+            label_votes=boundary.votes_of_present,
+            local_uncertainty=boundary.local_uncertainty,
             weights=weights,
             **self._derived,
         )
         is_finite = inputs.uncertainty.isfinite()
-        values = {name: torch.where(is_finite, signal.formula(inputs), torch.nan) for name, signal in SIGNALS.items()}
+        values = {name: signal.formula(inputs) for name, signal in SIGNALS.items() if signal.formula is not None}
+        if self._of_papers is not None:
+            is_finite = is_finite & own.isfinite().all()
+            values |= self._of_papers.measure(logits, own, columns)
+        values = {name: torch.where(is_finite, values[name], torch.nan) for name in self.names}
         error = torch.zeros_like(values["expected_accuracy"])
         if best is not None:
-            others = self._classes.columns(best)
-            error = standard_error_of_gain(prepared.probabilities, columns, others, boundary.n_draws, weights)
+            others = boundary.classes.columns(best)
+            error = standard_error_of_gain(probabilities, columns, others, boundary.n_draws, weights)
         return Measurement(values, predictions, torch.where(is_finite, error, torch.nan), inputs)
 
     def to(self, device: torch.device | str) -> Self:
@@ -322,6 +333,7 @@ class Signals:
         check_fitted(self, "preparation")
         self.boundary.to(device)
         self.preparation = self.preparation.to(device)
-        self._classes.to(device)
+        if self._of_papers is not None:
+            self._of_papers.to(device)
         self._derived = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), self._derived)
         return self

@@ -13,44 +13,38 @@ import torch
 from torch import Tensor
 
 from bu_torch.estimators.boundary import BoundaryUncertainty
-from bu_torch.estimators.label_probabilities import LabelProbabilities, LabelRegression
-from bu_torch.estimators.space_choice import MetricRegression
+from bu_torch.estimators.label_probabilities import LabelRegression
 from bu_torch.estimators.trust import TrustScore
 from bu_torch.internal.files import open_whole, regular_file
-from bu_torch.internal.inputs import PresentClasses
 from bu_torch.internal.printing import cleaned
 from bu_torch.perturbation.draws import MixedMove, kind_of
 from bu_torch.samples.samples import copies
 from bu_torch.space.features import FeatureSpace, MixedFeatures
-from bu_torch.space.metric import MetricSpace
 
-_FORMAT = 13  # raise it if the arrays change, or the way in which they are computed
+_FORMAT = 14  # raise it if the arrays change, or the way in which they are computed
 _PROBE = 64
 _LEAST_SKILL = 0.01  # votes on 400 random labels or more seldom have a higher skill
 _MOST_COPIES = 0.5
-MOST_ENTRIES = 2**28  # in an array with a column for each class: a gibibyte in float32; there are three such arrays
 
 _FINGERPRINT = "bu_torch_fingerprint"
-_OF_BOUNDARY = ("labels", "neighbors", "nearest_distance", "bayes_pairs")
+_OF_BOUNDARY = ("labels", "neighbors", "nearest_distance")
 _OF_CLASSES = ("left_out_distances", "votes", "probabilities")
+_OF_PAPERS = "bayes_pairs"
 _SKILLS = ("vote_skill", "regression_skill")
 
 
 @dataclass(frozen=True, eq=False)
 class Preparation:
-    """Results for N samples, each perturbed D times, of C classes that have samples; `boundary` holds some of them.
+    """Results for N samples, each perturbed D times, of C classes that have samples; `boundary` holds most of them.
 
     `save` and `packed` write one format, a zip of plain arrays and the fingerprint, which `load` checks. No inputs are
     among them: perturbed inputs are drawn again from samples and seed.
     """
 
-    boundary: BoundaryUncertainty  # holds labels, neighbours, nearest distances, Bayes pairs, name of the space
+    boundary: BoundaryUncertainty  # fitted: labels, neighbours, label probabilities
     fingerprint: str  # digest of samples and settings, 64 hexadecimal digits
-    left_out_distances: Tensor  # (D * N, C + 1) from each perturbed sample to each class, itself left out, and inf
-    votes: Tensor  # (N, C) votes of the labels near each sample
-    probabilities: Tensor  # (D * N, C) class probabilities at each perturbed sample
-    vote_skill: float  # 1 is certain, 0 chance
-    regression_skill: float  # skill of a regression on all other samples
+    left_out_distances: Tensor  # (D * N, C + 1) to each class, without samples it is made from, and inf
+    bayes_pairs: Tensor | None = None  # (N, 2) likely Bayes pairs, if a rule of the papers reads them
 
     @classmethod
     def make(
@@ -62,40 +56,22 @@ class Preparation:
         known_neighbors: Any = None,
     ) -> Self:
         """Fit `boundary` to checked samples, and compute the rest; errors as in `BoundaryUncertainty.fit`."""
-        classes = PresentClasses(labels)
-        n_entries = boundary.n_draws * len(inputs) * len(classes)
-        if n_entries > MOST_ENTRIES:
-            raise ValueError(
-                f"{boundary.n_draws} draws of {len(inputs)} samples of {len(classes)} classes need arrays of"
-                f" {n_entries:.1e} numbers, more than {MOST_ENTRIES:.1e}: pass fewer draws or samples (`n_draws`,"
-                " `max_samples`)."
-            )
         points = boundary.fit_points(inputs, labels, sample_weight, known_neighbors)
-        columns = classes.columns(labels)
-        space, trial = boundary.space, boundary.trial_
-        base, metric = (space.base, space.metric) if isinstance(space, MetricSpace) else (space, None)
-        features = torch.cat([base.transform(block) for block in boundary.perturbed.blocks()])
-        features = features[: boundary.n_draws * len(inputs)]
-        perturbed = features if metric is None else metric.transform(features)
-        rows = torch.arange(len(points), device=points.device).repeat(boundary.n_draws)
-        left_out = TrustScore().fit(points, columns).class_distances(perturbed, rows)
-        own, read = points, perturbed
-        regression: LabelRegression | MetricRegression = LabelRegression(seed=boundary.seed)
-        if trial is not None and (metric is not None or trial.regression_weight):
-            # Votes stay in the space of the neighbours; the regression mixes both spaces.
-            own, read = points if metric is None else base.transform(inputs), features
-            regression = MetricRegression(trial, metric, seed=boundary.seed)
-        expected = LabelProbabilities(regression=regression)
-        expected.fit(own, columns, boundary.neighbors, boundary.weights)
-        return cls(
-            boundary=boundary,
-            fingerprint=fingerprint_of(boundary, inputs, labels, boundary.weights),
-            left_out_distances=_with_absent_column(left_out),
-            votes=expected.votes.votes,
-            probabilities=expected.predict_proba(read),
-            vote_skill=expected.skills_[0],
-            regression_skill=expected.skills_[1],
-        )
+        perturbed, features = boundary.perturbed_points()
+        # Near one of the samples that it was made from, a perturbed sample would be trusted for having that one's label.
+        made_of = boundary.perturbed.sources
+        if made_of is None:
+            made_of = torch.arange(len(points), device=points.device).repeat(boundary.n_draws)
+        trust = TrustScore().fit(points, boundary.classes.columns(labels))
+        left_out = trust.class_distances(perturbed, made_of[: len(perturbed)])
+        boundary.estimate_probabilities(inputs, points, perturbed, features)
+        pairs = None
+        if boundary.ends_with_samples:
+            from bu_torch.papers.proposal2 import likely_bayes_pairs
+
+            pairs = likely_bayes_pairs(points, labels, boundary.seed)
+        fingerprint = fingerprint_of(boundary, inputs, labels, boundary.weights)
+        return cls(boundary, fingerprint, _with_absent_column(left_out), pairs)
 
     @classmethod
     def load(
@@ -115,12 +91,10 @@ class Preparation:
             arrays = _read(io.BytesIO(source.numpy().tobytes()), "the state", fingerprint)
         else:
             arrays = _read(regular_file(source), f"`{source}`", fingerprint)
-        space = str(arrays.pop("space"))
-        fields: dict[str, Any] = {name: float(arrays.pop(name)) for name in _SKILLS}
-        fields |= {name: torch.from_numpy(array).to(inputs.device) for name, array in arrays.items()}
-        boundary._restore({name: fields.pop(name) for name in _OF_BOUNDARY}, weights, inputs, space)
-        fields["left_out_distances"] = _with_absent_column(fields["left_out_distances"])
-        return cls(boundary, fingerprint, **fields)
+        space, skills = str(arrays.pop("space")), [float(arrays.pop(name)) for name in _SKILLS]
+        tensors = {name: torch.from_numpy(array).to(inputs.device) for name, array in arrays.items()}
+        boundary.restore(tensors, skills, weights, inputs, space)
+        return cls(boundary, fingerprint, _with_absent_column(tensors["left_out_distances"]), tensors.get(_OF_PAPERS))
 
     def save(self, path: str | Path) -> None:
         """Write a file, whole or not at all, for no other user to read."""
@@ -135,14 +109,17 @@ class Preparation:
 
     def to(self, device: torch.device | str) -> Self:
         """Copy on a device; `boundary` is moved separately."""
-        return replace(self, **{name: getattr(self, name).to(device) for name in _OF_CLASSES})
+        pairs = None if self.bayes_pairs is None else self.bayes_pairs.to(device)
+        return replace(self, left_out_distances=self.left_out_distances.to(device), bayes_pairs=pairs)
 
     def _write(self, file: BinaryIO) -> None:
-        tensors = {name: getattr(self.boundary, name) for name in _OF_BOUNDARY}
-        tensors |= {name: getattr(self, name) for name in _OF_CLASSES}
-        tensors["left_out_distances"] = self.left_out_distances[:, :-1]
+        boundary = self.boundary
+        tensors = {name: getattr(boundary, name) for name in _OF_BOUNDARY}
+        tensors |= {"votes": boundary.votes_of_present, "probabilities": boundary.probabilities_of_present}
+        tensors |= {"left_out_distances": self.left_out_distances[:, :-1]}
+        tensors |= {} if self.bayes_pairs is None else {_OF_PAPERS: self.bayes_pairs}
         arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
-        arrays |= {name: np.array(getattr(self, name)) for name in _SKILLS}
+        arrays |= {name: np.array(getattr(boundary, name)) for name in _SKILLS}
         arrays |= {_FINGERPRINT: np.array(self.fingerprint), "space": np.array(self.boundary.space_name_)}
         np.savez(file, **arrays)
 
@@ -156,7 +133,8 @@ def _read(source: AbstractContextManager[BinaryIO], name: str, fingerprint: str)
                 raise ValueError("Compressed arrays are not read.")
             found = str(file[_FINGERPRINT])
             if found == fingerprint:
-                arrays = {one: file[one] for one in ("space", *_OF_BOUNDARY, *_OF_CLASSES, *_SKILLS)}
+                wanted = ("space", *_OF_BOUNDARY, *_OF_CLASSES, *_SKILLS, *({_OF_PAPERS} & {*file.files}))
+                arrays = {one: file[one] for one in wanted}
     except (FileNotFoundError, NotADirectoryError, PermissionError, MemoryError):
         raise
     except Exception as error:  # a damaged zip may raise anything
@@ -176,7 +154,7 @@ def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor
     """Digest of checked samples and of the settings of `boundary`, which need not be fitted."""
     settings = (boundary.n_neighbors, boundary.n_draws, boundary.seed)
     kind = kind_of(boundary.perturbation, inputs)
-    words = [repr((_FORMAT, *settings, boundary.space.n_components))]
+    words = [repr((_FORMAT, *settings, boundary.space.n_components, boundary.ends_with_samples))]
     options = (boundary.feature_extractor, boundary.perturbation)
     words += [repr(option) for option in options if isinstance(option, MixedFeatures | MixedMove)]
     words += [boundary.feature_extractor] if isinstance(boundary.feature_extractor, str) else []
@@ -220,7 +198,7 @@ def warn_of(preparation: Preparation, inputs: Tensor) -> None:
             " its samples, pass each once: to the callbacks, as `reference`.",
             stacklevel=4,
         )
-    nearby, regression = preparation.vote_skill, preparation.regression_skill
+    nearby, regression = preparation.boundary.vote_skill, preparation.boundary.regression_skill
     if nearby < _LEAST_SKILL <= regression:
         warnings.warn(
             "The nearest neighbours predict a sample's label no better than chance (Brier skill score"

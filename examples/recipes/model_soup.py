@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bu_torch import Signals, load_checkpoint, rank_checkpoints, rank_models
 
-DEFAULT = "accuracy_and_trust"
+DEFAULT = "accuracy_uncertainty_trust"
 
 
 def greedy_soup(folder: Path, module: nn.Module, inputs: Tensor, labels: Tensor, rule: str = DEFAULT) -> int:

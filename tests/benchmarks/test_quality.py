@@ -53,7 +53,7 @@ def record(**columns):
     [
         ("last epoch", {}, 0.1),
         ("last epoch, averaged (0.97)", {}, 0.9),
-        ("bu-torch", {"averaged_accuracy_and_trust": [0.1, 0.2, 0.9, 0.3, 0.9]}, 0.35),
+        ("bu-torch", {"averaged_accuracy_uncertainty_trust": [0.1, 0.2, 0.9, 0.3, 0.9]}, 0.35),
         ("expected accuracy", {ACCURACY: [0.1, 0.2, 0.9, 0.3, 0.3]}, 0.35),
         (
             "most trusted within 1 standard errors",

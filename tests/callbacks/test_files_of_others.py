@@ -35,7 +35,7 @@ def craft(path, best, score):
     state["best_k_models"] = {best: value}
     (table,) = own["history"]
     values = dict(zip(table["names"], table["values"].T, strict=True))
-    values["accuracy_and_trust"][slice(None) if score < 0 else slice(-1, None)] = score
+    values["accuracy_uncertainty_trust"][slice(None) if score < 0 else slice(-1, None)] = score
     state.update(best_epoch=int(values["epoch"][-1]), best_step=int(values["step"][-1]))
     torch.save(content, path)
 
@@ -199,7 +199,7 @@ def test_weights_in_a_state_that_do_not_fit_leave_the_module_as_it_is(tmp_path, 
     content = torch.load(tmp_path / "last.ckpt", weights_only=True)
     state_of(content, "MemoryKeeper").update(best_epoch=1, best_step=made.global_step, best_weights=weights)
     (table,) = state_of(content, "BoundaryUncertaintyStopping")["history"]
-    table["values"][-1, table["names"].index("accuracy_and_trust")] = 1e9
+    table["values"][-1, table["names"].index("accuracy_uncertainty_trust")] = 1e9
     torch.save(content, tmp_path / "last.ckpt")
     stopping, module, look = BoundaryUncertaintyStopping(n_neighbors=20), Classifier(), Weights()
     options = {"enable_checkpointing": False, "ckpt_path": tmp_path / "last.ckpt", "weights_only": True}

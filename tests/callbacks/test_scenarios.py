@@ -59,7 +59,7 @@ def test_the_kept_weights_are_those_that_were_measured(case):
     again = case.scenario.stopper(averaging=None)
     again.check(module)
     (best,) = [entry for entry in stopping.history if entry["step"] == stopping.best_step]
-    for name in ("boundary_uncertainty", "trust_score", "expected_accuracy", "accuracy_and_trust"):
+    for name in ("boundary_uncertainty", "trust_score", "expected_accuracy", "accuracy_uncertainty_trust"):
         assert again.history[0][name] == pytest.approx(best[name], abs=1e-5), name
 
 

@@ -65,11 +65,11 @@ def test_a_run_that_resumes_with_other_settings_says_that_it_begins_anew(tmp_pat
     assert [one.best_epoch for one in other] == [1] * len(other)
 
 
-def test_accuracy_and_trust_of_averages_are_the_default(tmp_path, log):
+def test_accuracy_uncertainty_trust_of_averages_are_the_default(tmp_path, log):
     stopping = BoundaryUncertaintyStopping(n_neighbors=20)
     fit(tmp_path, stopping, data=loader(*blobs(n=140, seed=6)), max_epochs=200)
-    values = [entry["accuracy_and_trust"] for entry in stopping.history]
-    assert (stopping.settings.rule, stopping.settings.averaging) == ("accuracy_and_trust", 0.7)
+    values = [entry["accuracy_uncertainty_trust"] for entry in stopping.history]
+    assert (stopping.settings.rule, stopping.settings.averaging) == ("accuracy_uncertainty_trust", 0.7)
     assert (stopping.best_epoch, stopping.best_score) == (values.index(max(values)), max(values))
     assert stopping.stopped_epoch == stopping.best_epoch + 20
     assert f"kept epoch {stopping.best_epoch} (accuracy and trust: {stopping.best_score:.4f}):" in log.text

@@ -95,10 +95,15 @@ def test_choose_checkpoint_ranks_what_a_run_saved(load, capsys):
     table = load("choose_checkpoint").main(["--smoke"])
     errors = table.attrs["errors"]
     assert len(errors) == 4
-    assert list(table.index) == ["accuracy_and_trust", "expected_accuracy", "boundary_uncertainty", "trust_score"]
+    assert list(table.index) == [
+        "accuracy_uncertainty_trust",
+        "expected_accuracy",
+        "boundary_uncertainty",
+        "trust_score",
+    ]
     assert table["test error"].tolist() == [errors[epoch] for epoch in table["epoch"]]
     said = capsys.readouterr().out
-    assert "4 candidates by accuracy_and_trust" in said
+    assert "4 candidates by accuracy_uncertainty_trust" in said
     assert f"best epoch in hindsight: {min(errors):.4f}" in said
 
 

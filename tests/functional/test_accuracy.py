@@ -17,8 +17,8 @@ DISTANCES = torch.rand(50, 4, generator=GENERATOR) + 0.1
 def score(predictions, probabilities=PROBABILITIES, distances=DISTANCES):
     accuracy = functional.expected_accuracy(probabilities, predictions)
     trust = functional.mean_trust_score(functional.trust_score(distances, predictions))
-    best = functional.best_accuracy_and_trust(probabilities, distances)
-    return float(functional.accuracy_and_trust(accuracy, trust, *best))
+    best = functional.best_accuracy_uncertainty_trust(probabilities, distances)
+    return float(functional.accuracy_uncertainty_trust(accuracy, trust, *best))
 
 
 def test_it_is_one_where_the_most_probable_class_is_the_nearest_and_less_elsewhere():
@@ -51,8 +51,8 @@ def test_it_does_not_depend_on_the_unit_of_distance_or_on_the_order():
 def test_trust_counts_by_skill():
     accuracy, trust, best = torch.tensor(0.4), torch.tensor(3.0), (torch.tensor(0.8), torch.tensor(9.0))
     for skill, expected in ((0.0, 0.5), (0.5, (0.5 + 0.5 * 0.5) / 1.5), (1.0, 0.5)):
-        assert float(functional.accuracy_and_trust(accuracy, trust, *best, skill)) == pytest.approx(expected)
-    higher = functional.accuracy_and_trust(accuracy, torch.tensor(9.0), *best, 0.25)
+        assert float(functional.accuracy_uncertainty_trust(accuracy, trust, *best, skill)) == pytest.approx(expected)
+    higher = functional.accuracy_uncertainty_trust(accuracy, torch.tensor(9.0), *best, 0.25)
     assert float(higher) == pytest.approx((0.5 + 0.25) / 1.25)
 
 

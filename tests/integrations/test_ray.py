@@ -62,8 +62,8 @@ def test_a_result_without_a_score_and_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="a check with `epoch`, got loss, done"):
         BoundaryUncertaintyTrialStopper()("trial", {"loss": 1.0, "done": False})
     for odd in (None, "0.5"):
-        with pytest.raises(ValueError, match=f"must hold a number as `accuracy_and_trust`, got {odd!r}"):
-            BoundaryUncertaintyTrialStopper()("trial", {"epoch": 0, "accuracy_and_trust": odd})
+        with pytest.raises(ValueError, match=f"must hold a number as `accuracy_uncertainty_trust`, got {odd!r}"):
+            BoundaryUncertaintyTrialStopper()("trial", {"epoch": 0, "accuracy_uncertainty_trust": odd})
     with pytest.raises(ValueError, match="`patience` must be"):
         BoundaryUncertaintyTrialStopper(patience=-1)
 
@@ -71,7 +71,7 @@ def test_a_result_without_a_score_and_bad_arguments_are_refused():
 def test_a_tuner_stops_each_trial_by_its_own_scores(tmp_path, monkeypatch):
     def train(config):  # never stops by itself; its scores rise and fall
         for epoch in range(20):
-            tune.report({"epoch": epoch, "accuracy_and_trust": math.sin(epoch / config["scale"])})
+            tune.report({"epoch": epoch, "accuracy_uncertainty_trust": math.sin(epoch / config["scale"])})
 
     monkeypatch.setattr(builtins, "print", print)  # which Ray replaces, to be put back
     ray.init(num_cpus=1, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False)

@@ -65,7 +65,7 @@ def test_takes_instances_and_names_a_file_that_comes_twice(project, capsys):
     files = ("checkpoints/0.ckpt", "checkpoints/2.ckpt", "checkpoints/0.ckpt")
     assert rank(*files, "--device", "cpu", module="ranked_project:net") == 0
     said = capsys.readouterr()
-    assert said.out.startswith("2 candidates by accuracy_and_trust")
+    assert said.out.startswith("2 candidates by accuracy_uncertainty_trust")
     assert "0.ckpt` is named twice and counts once" in said.err
 
 
@@ -153,7 +153,7 @@ def test_as_a_command_it_imports_nothing_else_from_here_and_prints_no_escapes(pr
     assert not (project / "mark").exists()
     said = (result.stdout + result.stderr).decode(encoding)
     assert "is named twice and counts once" in said
-    assert result.stdout.startswith(b"5 candidates by accuracy_and_trust, best first")
+    assert result.stdout.startswith(b"5 candidates by accuracy_uncertainty_trust, best first")
     assert said.replace("\n", "").isprintable()
     rows = (project / "r.csv").read_text(encoding="utf-8").splitlines()
     assert [row.isprintable() for row in rows] == [True] * 6

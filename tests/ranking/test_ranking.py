@@ -71,7 +71,9 @@ def test_checkpoints_of_a_run_have_the_signals_that_the_callback_measured(run):
             assert value == pytest.approx(measured[name], abs=1e-6), name
 
 
-@pytest.mark.parametrize("rule", ["accuracy_and_trust", "expected_accuracy", "trust_score", "boundary_uncertainty"])
+@pytest.mark.parametrize(
+    "rule", ["accuracy_uncertainty_trust", "expected_accuracy", "trust_score", "boundary_uncertainty"]
+)
 def test_the_best_is_what_a_rule_of_one_number_keeps(run, rank, rule):
     stopping, ranking = run[0], rank(rule=rule)
     assert ranking.best.epoch == SelectionRule(rule).replay(stopping.history)["epoch"]
@@ -134,12 +136,12 @@ def test_table_json_and_csv_tell_the_same(run, rank, tmp_path):
     ranking.to_json(tmp_path / "new" / "ranking.json")
     ranking.to_csv(tmp_path / "new" / "ranking.csv")
     content = json.loads((tmp_path / "new" / "ranking.json").read_text())
-    assert content["rule"] == "accuracy_and_trust"
+    assert content["rule"] == "accuracy_uncertainty_trust"
     assert content["candidates"] == [c.as_record() for c in ranking]
     rows = csv.DictReader((tmp_path / "new" / "ranking.csv").read_text().splitlines())
     assert [float(row["score"]) for row in rows] == [c.score for c in ranking]
     lines = str(ranking).splitlines()
-    assert lines[0] == "6 candidates by accuracy_and_trust, best first"
+    assert lines[0] == "6 candidates by accuracy_uncertainty_trust, best first"
     assert lines[1].split()[:3] == ["rank", "epoch", "step"]
     assert lines[2].endswith(str(ranking.best.path))
     assert len({line.index(str(run[1])) for line in lines[2:]}) == 1

@@ -102,7 +102,7 @@ def test_the_score_that_decides_is_drawn_first_where_its_largest_is_seen(tmp_pat
     if rule == "my_rule":
         assert score["y"] == [row["my_rule"] for row in rows]
     else:
-        expected = record.values(rule or "accuracy_and_trust")
+        expected = record.values(rule or "accuracy_uncertainty_trust")
         assert score["y"] == pytest.approx(expected, rel=1e-6)
     if rule is None:
         assert (kept["x"], kept["y"]) == ([score["y"].index(max(score["y"]))], [max(score["y"])])

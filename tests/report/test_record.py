@@ -20,7 +20,7 @@ def test_a_whole_record(tmp_path):
         assert read_record(file).path == record.path == path
     assert record.values("epoch") == sorted(record.details) == [0, 1, 2, 3, 4]
     assert record.values("trust_score") == [row["trust_score"] for row in records.checks(5)]
-    assert (record.settings["rule"], record.classes) == ("accuracy_and_trust", ["x", "y", "z"])
+    assert (record.settings["rule"], record.classes) == ("accuracy_uncertainty_trust", ["x", "y", "z"])
     assert (record.end.stopped_epoch, record.notes) == (4, [])
     written, read = records.details(3, 3, 5), record.details[3]
     assert [list(pair) for pair in read.pairs] == written["pairs"]

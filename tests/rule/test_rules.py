@@ -28,7 +28,7 @@ def test_a_rule_that_goes_by_a_name_keeps_the_first_largest_and_needs_signals_al
     assert rule.title
     history = [{"epoch": epoch, **dict.fromkeys(SIGNALS, 0.5 + 0.1 * epoch)} for epoch in range(3)]
     assert SelectionRule(name).replay(history)["epoch"] in range(3)
-    assert (SelectionRule().rule.name, SelectionRule().score_name) == ("accuracy_and_trust",) * 2
+    assert (SelectionRule().rule.name, SelectionRule().score_name) == ("accuracy_uncertainty_trust",) * 2
 
 
 def test_a_rule_of_one_s_own_scores_by_its_signals():

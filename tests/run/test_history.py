@@ -7,7 +7,7 @@ from bu_torch.run.settings import Settings
 
 
 def check(epoch, score, step=None):
-    values = {"accuracy_and_trust": score, "expected_accuracy": score}
+    values = {"accuracy_uncertainty_trust": score, "expected_accuracy": score}
     return {"epoch": epoch, **({} if step is None else {"step": step}), **values}
 
 

@@ -60,7 +60,7 @@ def test_checks_within_an_epoch_are_known_by_their_steps(tmp_path):
     steps.epoch()
     stopper.check(steps.model, step=20)
     assert [(entry["epoch"], entry["step"]) for entry in stopper.history] == [(0, 5), (0, 10), (1, 15), (1, 20)]
-    best = max(stopper.history, key=lambda entry: entry["accuracy_and_trust"])
+    best = max(stopper.history, key=lambda entry: entry["accuracy_uncertainty_trust"])
     assert (stopper.best_epoch, stopper.best_step) == (best["epoch"], best["step"])
     for arguments, message in [
         ({"step": 8.7}, "`step` must be an integer"),
@@ -110,7 +110,7 @@ def test_bad_arguments_are_refused_by_name(arguments, error, message):
 def test_a_resumed_loop_compares_nothing_by_another_rule_or_of_other_samples():
     model, first, ruled = nn.Linear(4, 3), stopper_of(*blobs()), stopper_of(*blobs(), rule="trust_score")
     first.check(model)
-    with pytest.warns(UserWarning, match="rule='trust_score' instead of rule='accuracy_and_trust'"):
+    with pytest.warns(UserWarning, match="rule='trust_score' instead of rule='accuracy_uncertainty_trust'"):
         ruled.load_state_dict(first.state_dict())
     ruled.check(model)
     assert ruled.best_epoch == 1
@@ -147,7 +147,7 @@ class Accurate(Rule):
 @pytest.mark.parametrize(
     ("rule", "is_judged"),
     [
-        ("accuracy_and_trust", True),
+        ("accuracy_uncertainty_trust", True),
         ("expected_accuracy", True),
         ("trust_score", False),
         ("boundary_uncertainty", False),

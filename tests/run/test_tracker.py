@@ -18,7 +18,9 @@ VALUES = dict.fromkeys(Signals.NAMES, 0.5)
 def fed(tracker, *scores):
     """The tracker, with these of the next epochs."""
     for epoch, score in enumerate(scores, start=len(tracker.history)):
-        tracker.add(epoch, VALUES | {"accuracy_and_trust": score, "expected_accuracy": score, "trust_score": score})
+        tracker.add(
+            epoch, VALUES | {"accuracy_uncertainty_trust": score, "expected_accuracy": score, "trust_score": score}
+        )
     return tracker
 
 
@@ -241,10 +243,10 @@ def test_a_state_without_the_score_of_the_rule_starts_anew():
     before, tracker = fed(Tracker(Settings(rule="trust_score")), 0.5, 0.6), Tracker(Settings(), warn=said.append)
     state = before.state_dict()
     (table,) = state["history"]
-    place = table["names"].index("accuracy_and_trust")
+    place = table["names"].index("accuracy_uncertainty_trust")
     keep = [n for n in range(len(table["names"])) if n != place]
     table["names"], table["values"] = [table["names"][n] for n in keep], table["values"][:, keep]
-    state["settings"] |= {"rule": "accuracy_and_trust"}
+    state["settings"] |= {"rule": "accuracy_uncertainty_trust"}
     tracker.load_state_dict(state)
     assert (tracker.checks.kept, len(tracker.history)) == (None, 2)
     assert "patience and the best epoch start anew" in said[0]

@@ -65,7 +65,7 @@ def test_each_signal_is_a_mean_in_which_samples_count_by_their_weights(is_weight
         "label_agreement": mean(predictions == LABELS.repeat(3)),
         "vote_agreement": mean(votes.votes.repeat(3, 1)[rows, p]),
         "expected_accuracy": mean(signals.probabilities[rows, p]),
-        "accuracy_and_trust": (accuracy + signals.skill * share) / (1 + signals.skill),
+        "accuracy_uncertainty_trust": (accuracy + signals.skill * share) / (1 + signals.skill),
         "prediction_changes": mean(predictions != before),
         "omission": functional.omission(shares, predictions, boundary.neighbors, weights=weights),
     }

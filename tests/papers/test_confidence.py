@@ -9,7 +9,7 @@ from sklearn.model_selection import KFold, cross_val_predict
 from torch import nn
 
 from bu_torch.evaluation import cud_supremum, generalization_interval, network_interval
-from bu_torch.evaluation.confidence import _AS_IF_TESTED
+from bu_torch.papers.confidence import _AS_IF_TESTED
 
 METHODS = ("cud", "bootstrap_quantile", "bootstrap_corrected", "kohavi", "yang", "martin", "langford")
 

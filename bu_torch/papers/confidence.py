@@ -7,7 +7,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bu_torch.evaluation.cells import CellSearch
 from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import (
     as_flat_features,
@@ -17,6 +16,7 @@ from bu_torch.internal.inputs import (
     check_seed,
     scikit_learn_seed,
 )
+from bu_torch.papers.cells import CellSearch
 from bu_torch.space.features import principal_components
 from bu_torch.space.layers import LayerFeatures
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from bu_torch.estimators.trust import TrustScore
-from bu_torch.evaluation.continuum import as_real
 from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, check_integer, scikit_learn_seed
+from bu_torch.papers.continuum import as_real
 
 _ALPHAS = (0.0, *(2.0**-power for power in range(7, 0, -1)))
 

@@ -2,9 +2,10 @@ import pytest
 import torch
 from oracles import proposal2
 
-from bu_torch.functional import boundary as implementation
-from bu_torch.functional import boundary_uncertainty, local_uncertainty
-from bu_torch.functional.boundary import index_pairs, pair_terms, top_pairs
+from bu_torch.papers import parzen as implementation
+from bu_torch.functional import local_uncertainty, parzen_uncertainty
+from bu_torch.functional.boundary import top_pairs
+from bu_torch.papers.parzen import index_pairs, pair_terms
 
 TOLERANCE = {torch.float32: 2e-4, torch.float64: 1e-6}
 
@@ -39,7 +40,7 @@ def test_agrees_with_the_paper_one_sample_at_a_time(case, pairs_at, dtype, devic
     u_expected, k_expected = proposal2.local_uncertainty(*lists[:3], list(map(tuple, lists[3])), **plain)
     arguments = [a.to(device) for a in arguments]
 
-    value = boundary_uncertainty(*arguments, **given)
+    value = parzen_uncertainty(*arguments, **given)
     local, counts = local_uncertainty(*arguments, **given)
 
     assert (value.shape, value.dtype, value.device.type) == ((), dtype, device.type)
@@ -65,29 +66,29 @@ def test_value_does_not_depend_on_the_order_of_samples_to_the_bit(dtype):
     order = torch.randperm(500, generator=torch.Generator().manual_seed(1))
     position = torch.empty_like(order)
     position[order] = torch.arange(500)
-    shuffled = boundary_uncertainty(logits[order], labels[order], position[neighbors[order]], pairs[order])
-    assert shuffled == boundary_uncertainty(logits, labels, neighbors, pairs)
+    shuffled = parzen_uncertainty(logits[order], labels[order], position[neighbors[order]], pairs[order])
+    assert shuffled == parzen_uncertainty(logits, labels, neighbors, pairs)
 
 
 def test_value_depends_on_neither_block_size_nor_deterministic_mode_and_arguments_stay(monkeypatch):
     arguments = problem(n=300)
     copies = [a.clone() for a in arguments]
     weights = torch.linspace(0.1, 3, 300)
-    whole = boundary_uncertainty(*arguments, weights=weights)
+    whole = parzen_uncertainty(*arguments, weights=weights)
     assert all(torch.equal(a, b) for a, b in zip(arguments, copies, strict=True))
     monkeypatch.setitem(implementation._BLOCK_ELEMENTS, "cpu", 50)
-    assert boundary_uncertainty(*arguments, weights=weights) == whole
+    assert parzen_uncertainty(*arguments, weights=weights) == whole
     torch.use_deterministic_algorithms(True)
     try:
-        assert boundary_uncertainty(*arguments, weights=weights) == whole
+        assert parzen_uncertainty(*arguments, weights=weights) == whole
     finally:
         torch.use_deterministic_algorithms(False)
 
 
 def test_int32_indices_and_half_logits_are_taken():
     logits, labels, neighbors, pairs = problem()
-    whole = boundary_uncertainty(logits.half(), labels, neighbors, pairs)
-    small = boundary_uncertainty(logits.half(), labels.int(), neighbors.int(), pairs.int())
+    whole = parzen_uncertainty(logits.half(), labels, neighbors, pairs)
+    small = parzen_uncertainty(logits.half(), labels.int(), neighbors.int(), pairs.int())
     assert whole == small
     assert whole.dtype == torch.float32
 
@@ -97,8 +98,8 @@ def test_one_logit_counts_as_two_classes(shape):
     logits, labels, neighbors, pairs = problem(j=2)
     z = logits[:, 1] - logits[:, 0]
     two = torch.stack((torch.zeros_like(z), z), dim=1)
-    one = boundary_uncertainty(z.reshape(shape), labels, neighbors, pairs)
-    assert one == boundary_uncertainty(two, labels, neighbors, pairs)
+    one = parzen_uncertainty(z.reshape(shape), labels, neighbors, pairs)
+    assert one == parzen_uncertainty(two, labels, neighbors, pairs)
 
 
 class TestSeparableClasses:
@@ -109,19 +110,19 @@ class TestSeparableClasses:
     far = torch.tensor([[1000.0, 0.0], [1001.0, 0.0], [0.0, 1000.0], [0.0, 1001.0]])
 
     def test_all_classified_as_labelled_is_best(self):
-        assert boundary_uncertainty(self.far, torch.tensor([0, 0, 1, 1]), self.neighbors, self.pairs) == 1
+        assert parzen_uncertainty(self.far, torch.tensor([0, 0, 1, 1]), self.neighbors, self.pairs) == 1
 
     def test_one_error_is_worst(self):
-        assert boundary_uncertainty(self.far, torch.tensor([0, 0, 1, 0]), self.neighbors, self.pairs) == 0
+        assert parzen_uncertainty(self.far, torch.tensor([0, 0, 1, 0]), self.neighbors, self.pairs) == 0
 
     def test_identical_values_have_no_width_and_count_nothing(self):
         same = torch.tensor([[1.0, 0.0]] * 4)
         assert local_uncertainty(same, torch.tensor([0, 0, 0, 0]), self.neighbors, self.pairs)[1].tolist() == [0.0] * 4
-        assert boundary_uncertainty(same, torch.tensor([0, 0, 0, 0]), self.neighbors, self.pairs) == 1
+        assert parzen_uncertainty(same, torch.tensor([0, 0, 0, 0]), self.neighbors, self.pairs) == 1
 
     def test_min_weight_moves_the_line(self):
         logits, labels, neighbors, pairs = problem(j=2)
-        assert boundary_uncertainty(logits, labels, neighbors, pairs, min_weight=1e9) == 0
+        assert parzen_uncertainty(logits, labels, neighbors, pairs, min_weight=1e9) == 0
 
 
 def test_wrong_pair_counts_but_is_worth_nothing():
@@ -143,7 +144,7 @@ def test_pairs_add_up_to_the_whole():
     assert torch.equal(distinct[index], pairs)
     values, shares = pair_terms(logits, labels, neighbors, distinct, index)[:2]
     assert float(shares.sum()) == pytest.approx(1, abs=1e-12)
-    assert float((values * shares).sum()) == float(boundary_uncertainty(logits, labels, neighbors, pairs))
+    assert float((values * shares).sum()) == float(parzen_uncertainty(logits, labels, neighbors, pairs))
 
 
 class TestTopPairs:

@@ -1,6 +1,6 @@
 """Boundary uncertainty at anchors: points on the decision boundary, and how evenly two classes mix around them.
 
-Two estimators preceded the one in `bu_torch.functional.boundary`: "Proposal 1" of the thesis of Ha (2019), "A
+Two estimators preceded the one in `bu_torch.papers.parzen`: "Proposal 1" of the thesis of Ha (2019), "A
 classifier evaluation method based on boundary uncertainty", chapter 2 (also section 3 of Ha et al. 2021), and the
 variant of chapter 4. Numbers of equations with a dot, and Algorithms 2 to 8, are those of the thesis.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bu_torch.functional.boundary import top_pairs
 from bu_torch.functional.checks import as_logits
-from bu_torch.functional.parzen import Bandwidth, boundary_kernel
+from bu_torch.papers.bandwidth import Bandwidth, boundary_kernel
 
 Measure = Literal["entropy", "triangle"]
 MEASURES = ("entropy", "triangle")

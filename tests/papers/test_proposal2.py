@@ -8,7 +8,7 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from bu_torch import BoundaryUncertainty, NeighborGraph, PrototypeClassifier, Signals, functional
+from bu_torch import ParzenUncertainty, NeighborGraph, PrototypeClassifier, Signals, functional
 
 
 def gaussians(n=400, d=3, distance=2.0, seed=0, dtype=torch.float32):
@@ -25,7 +25,7 @@ def linear(x):
 
 def test_fit_caches_the_steps_one_by_one(dtype):
     features, labels = gaussians(dtype=dtype)
-    fitted = BoundaryUncertainty(n_neighbors=15, n_draws=2, seed=5).fit(features, labels)
+    fitted = ParzenUncertainty(n_neighbors=15, n_draws=2, seed=5).fit(features, labels)
     standardized = (features - features.mean(dim=0)) / features.std(dim=0, correction=0)
     graph = NeighborGraph(15).fit(standardized)
     assert torch.equal(fitted.neighbors, graph.neighbors)
@@ -37,13 +37,13 @@ def test_fit_caches_the_steps_one_by_one(dtype):
     moved = (fitted.perturbed_inputs - features) / features.std(dim=0, correction=0)
     torch.testing.assert_close(moved.norm(dim=2), graph.nearest_distance.expand(2, -1), atol=1e-5, rtol=1e-4)
     assert not torch.equal(fitted.perturbed_inputs[0], fitted.perturbed_inputs[1])
-    other = BoundaryUncertainty(n_neighbors=15, n_draws=2, seed=6).fit(features, labels)
+    other = ParzenUncertainty(n_neighbors=15, n_draws=2, seed=6).fit(features, labels)
     assert not torch.equal(fitted.perturbed_inputs, other.perturbed_inputs)
 
 
 def test_score_is_the_function_of_the_logits_averaged_over_draws():
     features, labels = gaussians()
-    fitted = BoundaryUncertainty(n_draws=3).fit(features, labels)
+    fitted = ParzenUncertainty(n_draws=3).fit(features, labels)
     values = [
         functional.boundary_uncertainty(linear(inputs), labels, fitted.neighbors, fitted.bayes_pairs)
         for inputs in fitted.perturbed_inputs
@@ -83,8 +83,8 @@ def test_pairs_read_at_the_samples_are_those_of_the_paper(space):
     inputs = torch.rand(90, 2, 6, 6, generator=g) + 0.1 * labels.view(-1, 1, 1, 1)
     inputs = inputs if space == "patches" else inputs.flatten(1)
     settings = {"n_neighbors": 9, "n_draws": 2, "feature_extractor": space}
-    fitted = BoundaryUncertainty(**settings, pairs_at="sample").fit(inputs, labels)
-    moved = BoundaryUncertainty(**settings).fit(inputs, labels)
+    fitted = ParzenUncertainty(**settings, pairs_at="sample").fit(inputs, labels)
+    moved = ParzenUncertainty(**settings).fit(inputs, labels)
     assert torch.equal(fitted.perturbed_inputs, torch.cat((moved.perturbed_inputs, inputs.unsqueeze(0))))
     noise = torch.randn(72, 3, generator=g)
 
@@ -109,7 +109,7 @@ def test_pairs_read_at_the_samples_are_those_of_the_paper(space):
 
 def test_update_and_compute_give_the_score_in_any_order():
     features, labels = gaussians()
-    fitted = BoundaryUncertainty(n_draws=2).fit(features, labels)
+    fitted = ParzenUncertainty(n_draws=2).fit(features, labels)
     expected = fitted.score(linear)
     inputs = fitted.perturbed_inputs.flatten(0, 1)
     for index in torch.randperm(800).split(77):
@@ -126,16 +126,16 @@ def test_update_and_compute_give_the_score_in_any_order():
 def test_units_of_the_features_do_not_matter():
     features, labels = gaussians(dtype=torch.float64)
     factor, offset = torch.tensor([1e-4, 1.0, 1e5], dtype=torch.float64), torch.tensor([3.0, -700.0, 1e6])
-    value = BoundaryUncertainty().fit(features, labels).score(linear)
-    other = BoundaryUncertainty().fit(features * factor + offset, labels).score(lambda x: linear((x - offset) / factor))
+    value = ParzenUncertainty().fit(features, labels).score(linear)
+    other = ParzenUncertainty().fit(features * factor + offset, labels).score(lambda x: linear((x - offset) / factor))
     assert float(other) == pytest.approx(float(value), abs=1e-6)
 
 
 def test_images_keep_their_shape():
     features, labels = gaussians(d=12)
     images = features.reshape(400, 3, 2, 2)
-    fitted = BoundaryUncertainty(n_draws=2, perturbation="random", feature_extractor="inputs").fit(images, labels)
-    flat = BoundaryUncertainty(n_draws=2).fit(features, labels)
+    fitted = ParzenUncertainty(n_draws=2, perturbation="random", feature_extractor="inputs").fit(images, labels)
+    flat = ParzenUncertainty(n_draws=2).fit(features, labels)
     assert fitted.perturbed_inputs.shape == (2, 400, 3, 2, 2)
     assert torch.equal(fitted.perturbed_inputs.flatten(2), flat.perturbed_inputs)
     assert fitted.score(lambda x: linear(x.flatten(1))) == flat.score(linear)
@@ -144,7 +144,7 @@ def test_images_keep_their_shape():
 @pytest.mark.parametrize("classifier", [LogisticRegression(), RandomForestClassifier(30, random_state=0)])
 def test_scikit_learn_classifiers_are_scored(classifier):
     features, labels = gaussians()
-    fitted = BoundaryUncertainty().fit(features.numpy(), labels.numpy())
+    fitted = ParzenUncertainty().fit(features.numpy(), labels.numpy())
     classifier.fit(features.numpy(), labels.numpy())
     by_probability = float(fitted.score(lambda x: np.log(classifier.predict_proba(x).clip(1e-3))))
     assert 0 < by_probability <= 1
@@ -160,7 +160,7 @@ def test_scikit_learn_classifiers_are_scored(classifier):
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_a_module_of_another_precision_is_scored(precision):
     features, labels = gaussians(dtype=torch.float64)
-    fitted = BoundaryUncertainty(15).fit(features.numpy(), labels.numpy())
+    fitted = ParzenUncertainty(15).fit(features.numpy(), labels.numpy())
     module = nn.Linear(3, 2)
     module.weight.data = torch.tensor([[-1.0, 0, 0], [1, 0, 0]])
     module.bias.data = torch.tensor([0.0, -2])
@@ -171,7 +171,7 @@ def test_a_module_of_another_precision_is_scored(precision):
 
 def test_pickle_keeps_the_cache():
     features, labels = gaussians()
-    fitted = BoundaryUncertainty().fit(features, labels)
+    fitted = ParzenUncertainty().fit(features, labels)
     assert pickle.loads(pickle.dumps(fitted)).score(linear) == fitted.score(linear)  # noqa: S301
 
 
@@ -184,8 +184,8 @@ def images(seed, n=90):
 def test_features_of_a_module_that_are_asked_for_win_over_a_space_that_is_known():
     inputs, labels = images(0)
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 3))
-    asked = BoundaryUncertainty(n_neighbors=10, feature_extractor="module", module=module)
-    chosen = BoundaryUncertainty(n_neighbors=10, module=module)
+    asked = ParzenUncertainty(n_neighbors=10, feature_extractor="module", module=module)
+    chosen = ParzenUncertainty(n_neighbors=10, module=module)
     for estimator, expected in ((asked, "module"), (chosen, "patches")):
         estimator.known_space = "patches"
         assert estimator.fit(inputs, labels).space_name_ == expected
@@ -199,8 +199,8 @@ def test_images_in_bytes_measure_as_the_same_numbers_and_are_held_as_bytes(featu
     images = torch.randint(0, 200, (80, 1, 8, 8), generator=generator).byte() + (40 * labels.view(-1, 1, 1, 1)).byte()
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
     options = {"feature_extractor": feature_extractor, "perturbation": perturbation, "module": module}
-    of_bytes = BoundaryUncertainty(10, 2, **options).fit(images, labels)
-    of_numbers = BoundaryUncertainty(10, 2, **options).fit(images.float(), labels)
+    of_bytes = ParzenUncertainty(10, 2, **options).fit(images, labels)
+    of_numbers = ParzenUncertainty(10, 2, **options).fit(images.float(), labels)
     assert torch.equal(of_bytes.neighbors, of_numbers.neighbors)
     assert torch.equal(of_bytes.perturbed_inputs, of_numbers.perturbed_inputs)
     assert of_bytes.score(module) == of_numbers.score(module)

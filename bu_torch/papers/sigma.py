@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bu_torch.evaluation.continuum import measurements, number
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_integer
+from bu_torch.papers.continuum import measurements, number
 
 
 def sigma_epsilon_of_replicates(z: Any, groups: Any, sigma_delta: Any) -> Tensor:

@@ -68,13 +68,11 @@ def test_points_of_another_space_are_refused():
 
 
 def test_large_classes_are_thinned_out(monkeypatch):
-    monkeypatch.setattr("bu_torch.neighbors.prototypes._MAX_SAMPLES", 50)
+    monkeypatch.setattr("bu_torch.papers.prototypes._MAX_SAMPLES", 50)
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(400, 2, generator=generator) + 6 * (torch.arange(400) % 2).unsqueeze(1)
     seen = []
-    monkeypatch.setattr(
-        "bu_torch.neighbors.prototypes.lloyd", lambda x, *rest: (seen.append(len(x)), lloyd(x, *rest))[1]
-    )
+    monkeypatch.setattr("bu_torch.papers.prototypes.lloyd", lambda x, *rest: (seen.append(len(x)), lloyd(x, *rest))[1])
     classifier = PrototypeClassifier().fit(features, torch.arange(400) % 2)
     assert set(seen) == {50}
     assert classifier.class_distances(features).argmin(dim=1).eq(torch.arange(400) % 2).double().mean() > 0.99

@@ -1,0 +1,239 @@
+"""Labelled samples, their neighbours, and the perturbed inputs at which one classifier after another is read."""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from bu_torch.estimators.space_choice import FeatureExtractor, MetricTrial, SpaceChoice, SpaceName
+from bu_torch.functional.checks import as_logits, check_choice
+from bu_torch.internal.inputs import (
+    as_features,
+    as_flat_features,
+    as_labels,
+    check_fitted,
+    check_integer,
+    check_seed,
+    check_two_classes,
+)
+from bu_torch.internal.logits import read_logits, warn_of_probabilities
+from bu_torch.neighbors.graph import NeighborGraph
+from bu_torch.perturbation.draws import (
+    Perturbation,
+    PerturbedInputs,
+    check_perturbation,
+    draw_perturbed,
+    keeps_integers,
+    kind_of,
+)
+from bu_torch.samples.balance import ClassWeight, check_class_weight, weights_of
+from bu_torch.space.features import FeatureSpace, is_pooled, standardization, standardize
+from bu_torch.space.metric import MetricSpace
+from bu_torch.space.tokens import check_tokens
+
+_NAMED_SPACES = ("inputs", "patches", "tokens", "metric", "module")
+
+
+class PerturbedSamples:
+    """Labelled samples, each perturbed `n_draws` times: the base of estimators that are fitted once and score many.
+
+    A subclass defines `score_logits`, and calls `fit_points` in its `fit`. `BoundaryUncertainty` explains the arguments
+    and attributes.
+    """
+
+    learns_metric = False  # True if the metric is one more space to choose where `feature_extractor` is None
+    ends_with_samples = False  # True if a classifier is read at the samples themselves too, after the last draw
+
+    def __init__(
+        self,
+        n_neighbors: int = 40,
+        n_draws: int = 1,
+        seed: int = 0,
+        *,
+        feature_extractor: FeatureExtractor | None = None,
+        n_components: int | None = None,
+        perturbation: Perturbation | None = None,
+        class_weight: ClassWeight | None = None,
+        module: nn.Module | None = None,
+    ) -> None:
+        self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
+        self.n_draws = check_integer("n_draws", n_draws, 1)
+        self.seed = check_seed(seed)
+        if isinstance(feature_extractor, str):
+            check_choice("feature_extractor", feature_extractor, _NAMED_SPACES)
+        self.perturbation = check_perturbation(perturbation)
+        if feature_extractor == "tokens" and not keeps_integers(perturbation):
+            raise ValueError(
+                "`feature_extractor='tokens'` needs `perturbation='tokens'` or a callable that keeps token ids"
+                f" integers, got {perturbation!r}."
+            )
+        self.feature_extractor = feature_extractor
+        self.class_weight = check_class_weight(class_weight)
+        extractor: Any = None if feature_extractor in ("module", "metric") else feature_extractor
+        self.space: FeatureSpace | MetricSpace = FeatureSpace(extractor, n_components, seed, module)
+        self._choice = SpaceChoice(
+            feature_extractor,
+            self.space.n_components,
+            self.seed,
+            module,
+            takes_integers=keeps_integers(perturbation),
+            learns_metric=self.learns_metric,
+        )
+        self.known_space: SpaceName | None = None  # chosen before a run was resumed
+        self.space_name_ = ""
+        self.skills_: dict[str, float] = {}
+        self.trial_: MetricTrial | None = None
+        self.has_known_neighbors = False
+        self.weights: Tensor | None = None
+        self.logits: Tensor | None = None
+
+    def as_inputs(self, features: Any, name: str = "features") -> Tensor:
+        """Features as `fit` holds them: floating-point numbers, token ids, or images in bytes."""
+        kept = {"keep_integers": keeps_integers(self.perturbation), "keep_bytes": not callable(self.feature_extractor)}
+        return as_features(features, name, **kept)
+
+    def fit_points(self, inputs: Tensor, labels: Tensor, sample_weight: Any, neighbors: Any = None) -> Tensor:
+        """Find neighbours of checked samples, perturb them, and return them as points (N, k) of the space, not kept."""
+        check_two_classes(labels)
+        is_of_tokens = kind_of(self.perturbation, inputs) == "tokens"
+        if is_of_tokens:
+            check_tokens(inputs, "features")
+        self.weights = weights_of(labels, self.class_weight, sample_weight)
+        choice = self._choice.choose(inputs, labels, self.weights, is_of_tokens=is_of_tokens, known=self.known_space)
+        self.space_name_, self.space, self.skills_, points, self.trial_ = choice
+        self.has_known_neighbors = neighbors is not None
+        graph = NeighborGraph(self.n_neighbors)
+        graph = graph.fit(points) if neighbors is None else graph.take(points, neighbors)
+        self.labels, self.neighbors, self.nearest_distance = labels, graph.neighbors, graph.nearest_distance
+        self._n_classes = int(labels.max()) + 1
+        self.perturb(inputs)
+        return points
+
+    def may_use_module(self, inputs: Tensor) -> bool:
+        """Return True if the space of these inputs depends on `module`."""
+        return self._choice.may_use_module(inputs)
+
+    @property
+    def is_of_module(self) -> bool:
+        """True if neighbours were found among features that training `module` changes."""
+        return self.space_name_ == "module" or (self.space_name_ == "custom" and self._choice.extracts_by_module())
+
+    def perturb(self, inputs: Tensor) -> None:
+        """Draw the perturbed inputs, which follow from neighbours, distances and seed; no logits are known then."""
+        self.logits = None
+        self.mean_, self.scale_ = standardization(inputs.flatten(1))
+        # A metric of trace d keeps the mean length of a step in a random direction.
+        is_metric_of_inputs = self.space_name_ == "metric" and inputs.ndim == 2 and inputs.is_floating_point()
+        self.perturbed = draw_perturbed(
+            inputs,
+            self.perturbation,
+            self.n_draws,
+            self.seed,
+            neighbors=self.neighbors,
+            nearest_distance=self.nearest_distance,
+            standardization=(self.mean_, self.scale_),
+            is_in_input_space=(self.space_name_ == "inputs" or is_metric_of_inputs)
+            and self.space.n_components is None
+            and not is_pooled(inputs),
+            ends_with_samples=self.ends_with_samples,
+        )
+
+    def perturbed_points(self) -> tuple[Tensor, Tensor]:
+        """Perturbed samples (n_draws * N, k) in the space of neighbours, and before a metric moves them."""
+        base = self.space.base if isinstance(self.space, MetricSpace) else self.space
+        features = torch.cat([base.transform(block) for block in self.perturbed.blocks()])
+        features = features[: self.n_draws * len(self.labels)]
+        return self.space.metric.transform(features) if isinstance(self.space, MetricSpace) else features, features
+
+    @property
+    def perturbed_inputs(self) -> Tensor:
+        """Points at which a classifier is read, (n_draws, N, ...); made when they are read, and not kept."""
+        check_fitted(self, "mean_")
+        return self.perturbed.whole().unflatten(0, (-1, len(self.labels)))
+
+    def standardize(self, inputs: Any) -> Tensor:
+        """Inputs (n, ...) in the units in which they are perturbed, one standard deviation of each feature: (n, d)."""
+        check_fitted(self, "mean_")
+        flat = as_flat_features(inputs, "inputs", len(self.mean_))
+        return standardize(flat.to(self.mean_.device), self.mean_, self.scale_)
+
+    def score(self, model: Callable[[Tensor], Any]) -> Tensor:
+        """Boundary uncertainty of a classifier.
+
+        Args:
+            model: Any callable from inputs (n, ...) to logits (n, J): a module, a function, `decision_function` of a
+                scikit-learn classifier or the logarithm of its `predict_proba`; a warning names what looks like
+                probabilities. One column, or shape (n,), counts as the classes [0, z]. A module is run in eval mode, on
+                its own device and in its own precision, and left as it was, as global random numbers are.
+
+        Returns:
+            Scalar in [0, 1].
+
+        Raises:
+            TypeError, ValueError: If the model does not give finite floating-point logits with a column for each class.
+        """
+        check_fitted(self, "mean_")
+        logits = read_logits(model, self.perturbed)
+        warn_of_probabilities(logits)
+        return self.score_logits(logits.to(self.labels.device))
+
+    def score_logits(self, logits: Tensor) -> Tensor:
+        """Boundary uncertainty of logits (n, J) that were read at `perturbed_inputs.flatten(0, 1)`, (n, ...).
+
+        They have at least one column for each class (one, or none, for two). Gives a scalar in [0, 1]; NaN if any logit
+        is not finite. Waits for no device.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define `score_logits`.")
+
+    def update(self, logits: Tensor, index: Tensor) -> None:
+        """Take in logits (n, J) at some rows (n,) of `perturbed_inputs.flatten(0, 1)`; they replace earlier ones."""
+        logits = self.as_class_logits(logits, n_rows=None)
+        index = as_labels(index, logits.shape[0], "index", are_classes=False).to(logits.device)
+        n_rows = len(self.perturbed)
+        if int(index.max()) >= n_rows:
+            raise ValueError(f"`index` must hold rows in [0, {n_rows}), got {int(index.max())}.")
+        if self.logits is None:
+            self.logits = logits.new_full((n_rows, logits.shape[1]), torch.nan)
+            self._is_given = torch.zeros(n_rows, dtype=torch.bool, device=logits.device)
+        if logits.shape[1] != self.logits.shape[1]:
+            raise ValueError(f"`logits` must have {self.logits.shape[1]} columns, as before, got {logits.shape[1]}.")
+        self.logits[index] = logits.to(self.logits)
+        self._is_given[index] = True
+
+    def compute(self) -> Tensor:
+        """Boundary uncertainty of the logits given since `reset`; RuntimeError says how many rows are missing."""
+        check_fitted(self, "mean_")
+        n_missing = len(self.perturbed) if self.logits is None else int((~self._is_given).sum())
+        if self.logits is None or n_missing:
+            raise RuntimeError(f"{n_missing} perturbed inputs have no logits yet: call `update` with their rows first.")
+        return self.to(self.logits.device).score_logits(self.logits)
+
+    def reset(self) -> None:
+        """Forget all logits."""
+        self.logits = None
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move all tensors to `device`, in place: the fitted ones, the perturbed inputs and the logits given."""
+        check_fitted(self, "mean_")
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor | PerturbedInputs):
+                setattr(self, name, value.to(device))
+        return self
+
+    def as_class_logits(self, logits: Tensor, n_rows: int | None) -> Tensor:
+        """Logits in float32 or float64 with a column for each class, and `n_rows` rows; None for any number."""
+        check_fitted(self, "mean_")
+        logits = as_logits(logits).detach()
+        if logits.shape[1] < self._n_classes:
+            raise ValueError(
+                f"`logits` must have at least {self._n_classes} columns, one for each class of `fit`,"
+                f" got {logits.shape[1]}."
+            )
+        if n_rows is not None and len(logits) != n_rows:
+            n_samples = len(self.labels)
+            raise ValueError(
+                f"`logits` must have one row for each of the {n_rows // n_samples} x {n_samples} perturbed inputs,"
+                f" got {len(logits)}."
+            )
+        return logits

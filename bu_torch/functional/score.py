@@ -1,0 +1,82 @@
+"""The score of a check: shares of the most that expected accuracy, boundary uncertainty and trust can reach."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bu_torch.functional.accuracy import expected_accuracy
+from bu_torch.functional.boundary import boundary_uncertainty
+from bu_torch.functional.checks import check_not_negative
+from bu_torch.functional.trust import mean_trust_score, trust_score
+
+_LEAST_LOG = 1e-6  # if the logarithm of the highest trust is smaller, distances differ by rounding alone
+_LEAST_UNCERTAINTY = 1e-6  # if the highest is smaller, all labels are certain
+
+
+class Attainable(NamedTuple):
+    """Most that any classifier reaches at given points: scalars, float64."""
+
+    accuracy: Tensor  # expected accuracy of the most probable classes, in (0, 1]
+    uncertainty: Tensor  # boundary uncertainty of a boundary through the most uncertain labels, in [0, 1]
+    trust: Tensor  # trust score of the nearest classes, >= 1
+
+
+def accuracy_uncertainty_trust(
+    accuracy: Tensor, uncertainty: Tensor, trust: Tensor, attainable: Attainable, skill: float = 1.0
+) -> Tensor:
+    """Weighted mean of three shares: of expected accuracy, boundary uncertainty and log trust that can be reached.
+
+    The value is 1 if every prediction is both the most probable and the nearest class, and the boundary runs where the
+    labels are most uncertain. Expected accuracy has weight 2, boundary uncertainty 1, and trust the skill of predicting
+    left-out labels: the nearest class misleads if many labels are wrong. The share of trust is negative if the
+    predicted classes are farther away than others, and 0 if all classes are equally near. This score is our own.
+
+    Args:
+        accuracy: Expected accuracy of the predictions (`expected_accuracy`), in [0, 1].
+        uncertainty: Boundary uncertainty (`boundary_uncertainty`), in [0, 1].
+        trust: Trust score of the predictions (`mean_trust_score`), > 0.
+        attainable: Most that each of them reaches (`attainable`).
+        skill: Weight of the share of trust, >= 0.
+
+    Returns:
+        Scalar, at most 1 up to rounding, float64. All tensors are floating-point scalars on one device.
+
+    Raises:
+        TypeError, ValueError: If `skill` is not a number >= 0.
+
+    Example:
+        >>> half, whole = torch.tensor(0.5), torch.tensor(1.0)
+        >>> accuracy_uncertainty_trust(half, half, torch.tensor(2.0), Attainable(half, whole, torch.tensor(4.0)))
+        tensor(0.7500, dtype=torch.float64)
+    """
+    check_not_negative("skill", skill)
+    of_accuracy = accuracy.double() / attainable.accuracy.double()
+    most = attainable.uncertainty.double()
+    of_uncertainty = torch.where(most > _LEAST_UNCERTAINTY, uncertainty.double() / most, torch.ones_like(most))
+    reachable = attainable.trust.double().log()
+    of_trust = torch.where(reachable > _LEAST_LOG, trust.double().log() / reachable, torch.zeros_like(reachable))
+    return (2 * of_accuracy + of_uncertainty + skill * of_trust) / (3 + skill)
+
+
+def attainable(probabilities: Tensor, class_distances: Tensor, weights: Tensor | None = None) -> Attainable:
+    """Most that expected accuracy, boundary uncertainty and trust reach at points, whatever the classifier.
+
+    Args:
+        probabilities: Class probabilities at the points, shape (N, J), floating point, rows sum to 1.
+        class_distances: Distance from each point to each class, shape (N, J), >= 0, floating point.
+        weights: Relative weight of each point, shape (N,), > 0, floating point; None for equal weights.
+
+    Returns:
+        Expected accuracy of the most probable classes, boundary uncertainty of the probabilities as logits, and trust
+        score of the nearest classes.
+
+    Raises:
+        TypeError, ValueError: If an argument has the wrong dtype, shape, device or values.
+    """
+    trust = trust_score(class_distances, class_distances.argmin(dim=1))
+    return Attainable(
+        expected_accuracy(probabilities, probabilities.argmax(dim=1), weights=weights),
+        boundary_uncertainty(probabilities, probabilities, weights=weights),
+        mean_trust_score(trust, weights),
+    )

@@ -1,0 +1,174 @@
+"""Boundary uncertainty by Proposal 2 of one classifier after another on the same labelled samples."""
+
+from collections.abc import Callable
+from typing import Any, Literal, Self, get_args
+
+import torch
+from torch import Tensor
+
+from bu_torch import functional
+from bu_torch.estimators.perturbed import PerturbedSamples
+from bu_torch.functional.boundary import top_pairs
+from bu_torch.functional.checks import as_logits, check_choice
+from bu_torch.functional.groups import dtype_of_labels
+from bu_torch.internal.inputs import as_labels, check_fitted
+from bu_torch.internal.logits import read_logits
+from bu_torch.papers.bandwidth import BANDWIDTHS, Bandwidth
+from bu_torch.papers.omission import omission
+from bu_torch.papers.parzen import PairTerms, index_pairs, pair_terms
+from bu_torch.papers.prototypes import PrototypeClassifier
+
+_STACKED_ELEMENTS = 2**18  # members of clusters in one call: with fewer, the calls take longer than the arithmetic
+
+PairsAt = Literal["perturbed", "sample"]
+
+
+class ParzenUncertainty(PerturbedSamples):
+    """Boundary uncertainty as Proposal 2 estimates it: all that does not depend on the classifier is computed in `fit`.
+
+    Ha et al. (2021), Algorithm 3: standardised features, clusters of `n_neighbors` samples, perturbed samples, likely
+    Bayes pairs. Each classifier then costs one forward pass over the perturbed samples. The paper makes one draw, which
+    is noisy on small data; here `n_draws` may be averaged. `BoundaryUncertainty` ranks networks better.
+
+    Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
+
+    Args:
+        n_neighbors: Size M of a cluster, the sample itself included, >= 2. Data with fewer samples is refused.
+        n_draws: Independent perturbations of each sample, >= 1; U is the mean over them.
+        seed: Seed of all random choices, 0 <= seed < 2**64. Global random numbers are neither used nor changed.
+        pairs_at: Place where the two likeliest classes of a sample (i and j of Eq. 27) are read: `"perturbed"`, or the
+            `"sample"` itself as in the paper, for one more pass over the N samples.
+        bandwidth: Width of the kernel that counts samples near the boundary, `"silverman"` as in the paper or `"cvml"`
+            (`bu_torch.functional.cvml_bandwidth`), which costs many times more.
+        **options: `feature_extractor`, `n_components`, `perturbation`, `class_weight` and `module`, as in
+            `BoundaryUncertainty`; no metric is learnt unless it is asked for.
+
+    Attributes:
+        perturbed_inputs: Points at which a classifier is read, (n_draws, N, ...), in the units of the inputs. With
+            `pairs_at="sample"` the samples themselves follow, and n_draws is one more here and below.
+        labels: (N,) int64.
+        neighbors: (N, n_neighbors) int64.
+        bayes_pairs: (N, 2) int64, ascending.
+        space_name_, skills_, weights, mean_, scale_: As in `BoundaryUncertainty`.
+        logits: Logits given to `update`, (n_draws * N, J); missing rows hold NaN. None before the first update.
+
+    Example:
+        >>> import torch
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> labels = torch.arange(400) % 2
+        >>> features = torch.randn(400, 1, generator=generator) + labels.unsqueeze(1)
+        >>> uncertainty = ParzenUncertainty().fit(features, labels)
+        >>> bool(uncertainty.score(lambda x: x - 0.5) > uncertainty.score(lambda x: x - 1.5))
+        True
+    """
+
+    def __init__(
+        self,
+        n_neighbors: int = 40,
+        n_draws: int = 1,
+        seed: int = 0,
+        *,
+        pairs_at: PairsAt = "perturbed",
+        bandwidth: Bandwidth = "silverman",
+        **options: Any,
+    ) -> None:
+        super().__init__(n_neighbors, n_draws, seed, **options)
+        self.pairs_at: PairsAt = check_choice("pairs_at", pairs_at, get_args(PairsAt))
+        self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)
+        self.ends_with_samples = pairs_at == "sample"
+
+    def fit(self, features: Any, labels: Any, sample_weight: Any = None, neighbors: Any = None) -> Self:
+        """Compute all that does not depend on the classifier; arguments and errors as in `BoundaryUncertainty.fit`."""
+        inputs = self.as_inputs(features)
+        labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
+        points = self.fit_points(inputs, labels, sample_weight, neighbors)
+        self.bayes_pairs = likely_bayes_pairs(points, labels, self.seed)
+        self._counts = ClusterCounts(self, self.bayes_pairs, self.bandwidth)
+        return self
+
+    def score_logits(self, logits: Tensor) -> Tensor:
+        return mean_of_draws(self.terms(logits)).to(as_logits(logits).dtype)
+
+    def terms(self, logits: Tensor) -> list[PairTerms]:
+        """Terms of boundary uncertainty by pair of classes and by sample, one `PairTerms` a draw; as `score_logits`."""
+        logits = self.as_class_logits(logits, n_rows=len(self.perturbed))
+        if self.pairs_at == "perturbed":
+            return self._counts.terms(logits)
+        return self._counts.terms(*logits.tensor_split([-len(self.labels)]))
+
+    def omission(self, model: Callable[[Tensor], Any]) -> Tensor:
+        """Share of the Bayes boundary that a classifier's boundary leaves out, which `score` cannot see.
+
+        Takes what `score` takes; a scalar in [0, 1], float64, mean over the draws, 0 is best
+        (`bu_torch.functional.omission`).
+        """
+        check_fitted(self, "mean_")
+        logits = self.as_class_logits(read_logits(model, self.perturbed), n_rows=len(self.perturbed))
+        shares = functional.label_votes(self.labels, self.neighbors, 0.0, weights=self.weights)
+        predictions = logits[: self.n_draws * len(self.labels)].argmax(dim=1).to(shares.device)
+        return omission(shares, predictions, self.neighbors, weights=self.weights)
+
+    def to(self, device: torch.device | str) -> Self:
+        super().to(device)
+        self._counts.to(device)
+        return self
+
+
+def likely_bayes_pairs(points: Tensor, labels: Tensor, seed: int) -> Tensor:
+    """Likely Bayes pair (N, 2), ascending, of each sample: the two classes with the nearest prototypes (Eq. 35)."""
+    classes = labels.unique()
+    if len(classes) == 2:
+        return classes.expand(len(labels), 2).contiguous()
+    return PrototypeClassifier(seed=seed).fit(points, labels).top_pairs(points)
+
+
+def mean_of_draws(terms: list[PairTerms]) -> Tensor:
+    """Boundary uncertainty of the terms of each draw: a scalar, float64."""
+    return torch.stack([torch.dot(of_draw.values, of_draw.shares) for of_draw in terms]).mean()
+
+
+class ClusterCounts:
+    """Clusters of fitted samples as the counts of Proposal 2 read them, several draws of small data in one call."""
+
+    def __init__(self, samples: PerturbedSamples, bayes_pairs: Tensor, bandwidth: Bandwidth = "silverman") -> None:
+        self.labels, self.weights, self.bandwidth = samples.labels, samples.weights, bandwidth
+        neighbors, n_samples = samples.neighbors, len(self.labels)
+        self._pairs, self._pair_index = index_pairs(bayes_pairs)
+        n_stacked = min(samples.n_draws, max(1, _STACKED_ELEMENTS // neighbors.numel()))
+        draw = torch.arange(n_stacked, device=neighbors.device).repeat_interleave(n_samples)
+        self.members = (neighbors.repeat(n_stacked, 1) + (draw * n_samples).unsqueeze(1)).to(torch.int32)
+        narrow = self.labels.to(dtype_of_labels(int(self.labels.max()) + 1))
+        self._member_labels = narrow[neighbors].repeat(n_stacked, 1)
+        self._pair_of_draw = self._pair_index.repeat(n_stacked) + draw * len(self._pairs)
+
+    def terms(self, logits: Tensor, own: Tensor | None = None) -> list[PairTerms]:
+        """Terms of each draw of logits (D * N, J); with `own`, logits (N, J) of the samples, pairs are read there."""
+        pairs = None
+        if own is not None:
+            logits, pairs = torch.where(own.isfinite().all(), logits, torch.nan), top_pairs(own)
+        return [terms for part in logits.split(len(self.members)) for terms in self._terms_of_part(part, pairs)]
+
+    def _terms_of_part(self, logits: Tensor, predicted_pairs: Tensor | None) -> list[PairTerms]:
+        """Terms of each of a few draws (n * N, J), measured as one draw of n times the samples and pairs of classes."""
+        n_rows = len(logits)
+        n_draws = n_rows // len(self.labels)
+        terms = pair_terms(
+            logits,
+            self.labels.repeat(n_draws),
+            self.members[:n_rows],
+            self._pairs.repeat(n_draws, 1),
+            self._pair_of_draw[:n_rows],
+            predicted_pairs=None if predicted_pairs is None else predicted_pairs.repeat(n_draws, 1),
+            bandwidth=self.bandwidth,
+            weights=None if self.weights is None else self.weights.repeat(n_draws),
+            member_labels=self._member_labels[:n_rows],
+        )
+        terms = terms._replace(shares=terms.shares * n_draws)
+        return [PairTerms(*of_draw) for of_draw in zip(*(column.chunk(n_draws) for column in terms), strict=True)]
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move all tensors, in place."""
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(self, name, value.to(device))
+        return self
