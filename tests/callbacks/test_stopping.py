@@ -73,7 +73,7 @@ def test_accuracy_uncertainty_trust_of_averages_are_the_default(tmp_path, log):
     assert (stopping.best_epoch, stopping.best_score) == (values.index(max(values)), max(values))
     assert stopping.stopped_epoch == stopping.best_epoch + 20
     assert f"kept epoch {stopping.best_epoch} (accuracy and trust: {stopping.best_score:.4f}):" in log.text
-    assert "accuracy and trust did not improve in the last 20 checks" in stopping.stopping_reason
+    assert "accuracy, uncertainty and trust did not improve in the last 20 checks" in stopping.stopping_reason
     summary = stopping.summary
     assert summary["kept_epoch"] == stopping.best_epoch
     assert (summary["score"], summary["reason"]) == (stopping.best_score, stopping.stopping_reason)
