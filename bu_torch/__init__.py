@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from bu_torch.papers.gradient import GradientAnchorUncertainty
     from bu_torch.papers.proposal2 import ParzenUncertainty
     from bu_torch.papers.prototypes import PrototypeClassifier
-    from bu_torch.papers.prototypes import PrototypeClassifier
     from bu_torch.perturbation.draws import exchange_tokens as exchange_tokens
     from bu_torch.perturbation.draws import perturb
     from bu_torch.perturbation.draws import perturb_toward_neighbors as perturb_toward_neighbors

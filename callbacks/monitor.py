@@ -107,6 +107,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
         feature_extractor: FeatureExtractor | None = None,
         perturbation: Perturbation | None = None,
         class_weight: ClassWeight | None = None,
+        metric: Any = "accuracy",
         averaging: float | None = None,
         averaging_device: str | None = None,
         output_key: str | int | None = None,

@@ -130,6 +130,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         feature_extractor: FeatureExtractor | None = None,
         perturbation: Perturbation | None = None,
         class_weight: ClassWeight | None = None,
+        metric: Any = "accuracy",
         averaging: float | None = AVERAGING,
         averaging_device: str | None = None,
         output_key: str | int | None = None,

@@ -27,7 +27,7 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bu_torch import ParzenUncertainty, BoundaryUncertaintyStopping
+from bu_torch import BoundaryUncertaintyStopping, ParzenUncertainty
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

@@ -11,6 +11,7 @@ from bu_torch import functional
 from bu_torch.functional.probabilities import (
     as_probabilities,
     best_candidate,
+    best_sharpness,
     brier_score,
     count_votes,
     landmark_factor,
@@ -261,6 +262,8 @@ class LabelProbabilities:
             mixture has the rest. 0 if no sample has any.
         skills_: Skills of votes and regression, 1 is certain and 0 chance: honest ones if a metric is learnt from the
             labels (`MetricRegression`).
+        sharpness_: Exponent, >= 1, that makes the probabilities as certain as left-out labels allow, by log loss: a
+            regression is less certain than a good network. The probabilities themselves are not sharpened.
 
     Example:
         >>> labels = torch.arange(40) // 20
@@ -297,6 +300,8 @@ class LabelProbabilities:
             if self.regression.has_votes_in_metric:
                 self.skills_ = honest.skill(honest.votes), self.skills_[1]
         self.weight_ = float(mixing_weight(honest.votes, honest.regression, honest.labels, weights=honest.weights))
+        mixture = torch.lerp(honest.votes, honest.regression, self.weight_)
+        self.sharpness_ = best_sharpness(mixture, honest.labels, honest.weights)
         self._fit_copies(as_flat_features(features).to(labels.device), labels, neighbors)
         return self
 

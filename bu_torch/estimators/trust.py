@@ -31,9 +31,9 @@ class TrustScore:
 
     Distances are to the nearest sample of a class, as in Algorithm 2; both others take the second nearest (here
     `left_out` excludes samples), and add 1e-12 to the divisor. The paper scores new points, so a check leaves out the
-    sample that was perturbed, and the one that it was moved toward. Distances are exact up to 1e12 points x samples x features. Beyond that about
-    one in twenty is more than 5 % too large, among those to the nearest classes up to one in ten, and some are several
-    times too large. `bu_torch.evaluation.select_alpha` chooses alpha.
+    sample that was perturbed, and the one that it was moved toward. Distances are exact up to 1e12 points x samples x
+    features. Beyond that about one in twenty is more than 5 % too large, among those to the nearest classes up to one
+    in ten, and some are several times too large. `bu_torch.evaluation.select_alpha` chooses alpha.
 
     Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 

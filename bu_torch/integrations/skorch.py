@@ -9,7 +9,6 @@ from torch import nn
 
 from bu_torch.integrations.loaders import conclude, make_stopper, missing
 from bu_torch.internal.logits import entry_of
-from bu_torch.rule.rules import as_rule
 from bu_torch.run.settings import Settings
 
 try:
@@ -55,7 +54,7 @@ class BoundaryUncertaintyEarlyStopping(Callback):
 
     def on_epoch_end(self, net: Any, dataset_train: Any = None, dataset_valid: Any = None, **kwargs: Any) -> None:
         should_stop = self.stopper_.check(self.network_)
-        for name in ("boundary_uncertainty", as_rule(self.rule).name):
+        for name in ("boundary_uncertainty", self.stopper_.score_name):
             net.history.record(name, self.stopper_.history[-1][name])
         if should_stop:
             raise KeyboardInterrupt  # as skorch's own callbacks do

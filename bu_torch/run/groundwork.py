@@ -233,17 +233,17 @@ class Groundwork:
 
     def _balance_line(self) -> str:
         """Log line on the weights of classes, if a sampler weights samples or a class is rare; else ""."""
-        boundary = self.signals.boundary
+        signals, boundary = self.signals, self.signals.boundary
         is_sampled = boundary.class_weight != "balanced" and self.about["data"]["sampling"] == "weighted"
         drawn = "Samples count as often as the sampler draws them." if is_sampled else ""
         if boundary.class_weight is not None:
             return f"{drawn[:-1]}, times the weights of their classes." if drawn else ""
-        if (rare := rare_class(boundary.labels, boundary.weights)) is None:
+        if signals.metric is not None or (rare := rare_class(boundary.labels, boundary.weights)) is None:
             return drawn
         label, share = rare
         return (
             f"{drawn}{drawn and ' '}Class {label} makes up {share:.1%} of what training draws, and counts that much in"
-            " expected accuracy. To change it: `class_weight='balanced'` counts all classes alike."
+            " expected accuracy. To change it: another `metric`, such as 'balanced_accuracy'."
         )
 
     def release(self) -> None:

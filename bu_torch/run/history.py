@@ -36,7 +36,7 @@ class History:
         self.settings = settings
         self.selection: SelectionRule | None = None
         if isinstance(settings, Settings):
-            self.selection = SelectionRule(settings.rule, start_from_epoch=settings.start_from_epoch)
+            self.selection = SelectionRule(settings.deciding_rule, start_from_epoch=settings.start_from_epoch)
         self.entries: list[Entry] = []
         self.reset()
 

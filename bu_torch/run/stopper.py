@@ -100,6 +100,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         feature_extractor: FeatureExtractor | None = None,
         perturbation: Perturbation | None = None,
         class_weight: ClassWeight | None = None,
+        metric: Any = "accuracy",
         averaging: float | None = AVERAGING,
         averaging_device: str | None = None,
         output_key: str | int | None = None,

@@ -29,12 +29,14 @@ from bu_torch.signals.details import (
     accuracy_alone,
     blindness,
     names_and_shares,
+    threshold_line,
     unpredicted,
 )
-from bu_torch.signals.measuring import Measurement, Signals
+from bu_torch.signals.measuring import THRESHOLD, Measurement, Signals
+from bu_torch.signals.metrics import as_metric
 
 # Scores can be compared only if these settings are the same.
-_COMPARED = ["start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed", "class_weight"]
+_COMPARED = ["metric", "start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed", "class_weight"]
 
 
 class LastCheck:
@@ -237,6 +239,8 @@ class Tracker:
             judged = dict.fromkeys(Confidence._fields) if confidence is None else confidence._asdict()
             score = None if check is None else check[self.checks.score_name]
             self.summary = {"reason": reason, "score_name": self.checks.score_name, "score": score, **kept, **judged}
+            if check is not None and THRESHOLD in check:
+                self.summary[THRESHOLD] = check[THRESHOLD]
         line = {"kind": "end", "reason": reason, "n_not_compared": self.checks.n_not_compared, **kept, **seconds}
         self.account.record.write_line(line | {"remarks": self.remarks})
 
@@ -249,19 +253,25 @@ class Tracker:
         finite = [accuracy for one in counted if math.isfinite(accuracy := one["expected_accuracy"])]
         column, alone = accuracy_alone(boundary.probabilities_of_present, len(boundary.labels), boundary.weights)
         skills = (signals.vote_skill, signals.regression_skill)
-        blind, confidence = blindness(max(finite, default=math.nan), alone, names[column], skills), None
+        metric = signals.metric
+        highest = (
+            max(finite, default=math.nan) if metric is None else math.inf
+        )  # one class alone is no match for others
+        blind, confidence = blindness(highest, alone, names[column], skills), None
         if selection is not None and selection.rule.name in JUDGED_RULES:
             confidence = confidence_in(check, counted, signals.skill, len(boundary.labels), alone, is_blind=bool(blind))
         lines = [blind or ("" if confidence is None else confidence.line())]
         recalls = self.last_check.recognition.kept
         if recalls is not None and (recalls.epoch, recalls.step) == place_of(check):
             lines.append(unpredicted(names, shares, recalls.expected))
+        if metric is not None:
+            lines.append(threshold_line(check, metric))
         return confidence, [line for line in (*lines, self.unrecognised(check)) if line]
 
     def unrecognised(self, check: Mapping[str, Any]) -> str:
         """Log line on a class that loses much by the kept check; "" if none does, or if classes are weighted."""
         boundary = self.groundwork.signals.boundary
-        if boundary.class_weight is not None:
+        if boundary.class_weight is not None or self.groundwork.signals.metric is not None:
             return ""
         return self.last_check.recognition.line(check, *torch.unique(boundary.labels, return_counts=True))
 
@@ -313,6 +323,8 @@ class Tracker:
         if self.checks.selection is None:
             return {}
         named = {name: getattr(self.settings, name) for name in _COMPARED}
+        metric = as_metric(self.settings.metric)
+        named["metric"] = "accuracy" if metric is None else f"{metric.name}{metric.settings or ''}"
         if isinstance(weights := named["class_weight"], dict | list):
             named["class_weight"] = repr(weights)  # a state holds plain data
         past = None if self.average is None else self.average.past

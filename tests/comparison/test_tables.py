@@ -46,7 +46,7 @@ def test_errors_are_those_of_the_epochs_that_are_named():
     inputs, labels = problems.blobs(400)
     found = compare((inputs, labels), seed=0, n_epochs=30)
     assert found == compare((inputs, labels), seed=0, n_epochs=30)
-    assert all(found.errors["best epoch"] <= found.errors[name] < 0.5 for name in ("last epoch", "refit 20 %"))
+    assert all(found.results["best epoch"] <= found.results[name] < 0.5 for name in ("last epoch", "refit 20 %"))
     assert found.epochs["last epoch"] == 30
     assert 21 <= found.epochs["bu-torch"] <= 30
     assert found.epochs["refit 20 %"] > found.epochs["hold-out 25 %"] - 20
@@ -54,7 +54,7 @@ def test_errors_are_those_of_the_epochs_that_are_named():
 
 def test_wrong_labels_are_trained_on_and_not_tested_on():
     inputs, labels = problems.blobs(400)
-    clean, noisy = (compare((inputs, labels), 0, 30, noise).errors for noise in (0.0, 0.9))
+    clean, noisy = (compare((inputs, labels), 0, 30, noise).results for noise in (0.0, 0.9))
     assert noisy["best epoch"] > clean["best epoch"] + 0.05
 
 
