@@ -301,7 +301,7 @@ class Board:
         for logger in trainer.loggers:
             logger.log_metrics({**shown, "epoch": trainer.current_epoch}, step)
             logger.save()
-        self._values = {name: torch.tensor(value) for name, value in shown.items()}
+        self._values = {name: torch.tensor(value, device="cpu") for name, value in shown.items()}
         trainer.callback_metrics.update(self._values)
         trainer.logged_metrics.update(self._values)
         in_bar = {f"{signal.name}{self._suffix}" for signal in SIGNALS.values() if signal.is_in_progress_bar}

@@ -157,7 +157,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
             return
         candidates = self._monitor_candidates(trainer)
         own = {name: value for name, value in checks.entries[-1].items() if name not in ("epoch", "step")}
-        candidates |= {name: torch.tensor(value, dtype=torch.float64) for name, value in own.items()}
+        candidates |= {name: torch.tensor(value, dtype=torch.float64, device="cpu") for name, value in own.items()}
         self._before = {name: copy.copy(value) for name, value in vars(self).items() if name.startswith(_BEST)}
         self._obsolete = None
         self.best_epoch, self.best_step = trainer.current_epoch, trainer.global_step  # the file holds them, too
@@ -168,9 +168,10 @@ class FileKeeper(Keeper, ModelCheckpoint):
             if trainer.world_size > 1:  # the others wait for this one within Lightning
                 raise
             self._return_to_earlier()
+            earlier = f"the best earlier one stays: {cleaned(self.best_model_path)}"
             rank_zero_warn(
                 f"The checkpoint of epoch {trainer.current_epoch} cannot be written: {error}. Training continues, and"
-                f" the best earlier one stays{f': {cleaned(self.best_model_path)}' if self.best_model_path else ''}."
+                f" {earlier if self.best_model_path else 'no epoch is kept yet'}."
             )
 
     def _get_metric_interpolated_filepath_name(
@@ -286,7 +287,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
         # A resumed run usually writes to a new folder; the best so far stays the one to beat. Nothing else in the state
         # is needed or trusted.
         self.best_model_path = self.kth_best_model_path = path
-        self.best_model_score = self.kth_value = torch.tensor(float(score), dtype=torch.float64)
+        self.best_model_score = self.kth_value = torch.tensor(float(score), dtype=torch.float64, device="cpu")
         self.best_k_models = {path: self.best_model_score}
         self.best_epoch, self.best_step = epoch, step if isinstance(step, int) else None
 

@@ -46,7 +46,7 @@ class LastCheck:
         self.n_columns = 0  # width of the last logits that this process measured
         self.measurement: Measurement | None = None  # between `measure` and `end_check`, where it was measured
         # The next check is compared with the last and with the most accurate one, (n_draws * N,) each.
-        self.predictions = self.best_predictions = torch.empty(0, dtype=torch.int64)
+        self.predictions = self.best_predictions = torch.empty(0, dtype=torch.int64, device="cpu")
 
     def measure(self, signals: Signals, logits: Tensor) -> dict[str, float]:
         n_rows = len(signals.preparation.probabilities)
@@ -276,8 +276,9 @@ class Tracker:
         if self.average is not None:
             state["average"] = self.average.state_dict()
         # Tables of numbers, one for each run of checks with the same entries: single numbers are slow to save.
+        as_numbers = partial(torch.tensor, dtype=torch.float64, device="cpu")
         state["history"] = [
-            {"names": list(names), "values": torch.tensor([[*check.values()] for check in checks], dtype=torch.float64)}
+            {"names": list(names), "values": as_numbers([[*check.values()] for check in checks])}
             for names, checks in itertools.groupby(self.history, key=tuple)
         ]
         return state | {"settings": self._compared_settings() or None}

@@ -218,21 +218,16 @@ class Fitted(NamedTuple):
 
 
 def fitted(module: nn.Module, saved: Mapping[str, Any]) -> Fitted:
-    """Match saved weights to those of a module by name, with or without the prefixes of wrappers.
-
-    `torch.compile` puts `_orig_mod.` into names; `DataParallel` and its kin put `module.` before them.
-    """
+    """Match saved weights to those of a module by name."""
     now = dict(module.state_dict())
-    plain = {_plain(name): name for name in now}
     state, unknown, misshapen = {}, [], []
-    for name, value in saved.items():
-        place = name if name in now else plain.get(_plain(name))
-        if place is None:
+    for name, value in named_as(now, saved).items():
+        if name not in now:
             unknown.append(name)
-        elif getattr(now[place], "shape", None) != getattr(value, "shape", None):
+        elif getattr(now[name], "shape", None) != getattr(value, "shape", None):
             misshapen.append(name)
         else:
-            state[place] = sharded_like(value, now[place])
+            state[name] = sharded_like(value, now[name])
     absent = [name for name in now if name not in state]
     missing = changed_by_training(module, absent)
     return Fitted(state, missing, [name for name in absent if name not in missing], unknown, misshapen)
@@ -269,8 +264,24 @@ def load(module: nn.Module, saved: Mapping[str, Any], *, may_lack: bool) -> Fitt
     return kept
 
 
-def _plain(name: str) -> str:
-    return name.replace("_orig_mod.", "").removeprefix("module.")
+def named_as(names: Iterable[str], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Saved weights under these names, if theirs differ by wrappers alone; all others keep their own.
+
+    `torch.compile` puts `_orig_mod` into names; `DataParallel` and its kin put `module` into them.
+    """
+    places: dict[str, list[str]] = {}
+    for name in names:
+        places.setdefault(_unwrapped(name), []).append(name)
+    found: dict[str, Any] = {}
+    for name, value in saved.items():
+        alike = places.get(_unwrapped(name), [])
+        is_told = len(alike) == 1 and alike[0] not in saved and alike[0] not in found
+        found[alike[0] if is_told else name] = value
+    return found
+
+
+def _unwrapped(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "module"))
 
 
 def changed_by_training(module: nn.Module, names: Iterable[str]) -> list[str]:
