@@ -42,7 +42,7 @@ from bu_torch.run.weights import BestWeights, named_weights
 from bu_torch.signals.catalogue import SIGNALS
 
 _BEST = ("best_", "kth_", "current_")  # prefixes of the attributes of `ModelCheckpoint` that describe the best file
-Identity = tuple[int, ...]
+Identity = tuple[Any, ...]
 
 
 class Companion(Callback):
@@ -137,6 +137,8 @@ class FileKeeper(Keeper, ModelCheckpoint):
         self._replaced: list[str] = []  # earlier best files to delete once `_named_elsewhere` is another
         self._folders: list[str] = []  # folders of the runs that this one resumes
         self._named_elsewhere = ""  # the best file that another callback's newest checkpoint names
+        self._names: set[str] = set()  # names that are taken, also of files still to be written
+        self._has_claims = True  # names can be reserved, because the trainer writes one file with torch
         self.is_saving = False
         self._raw: dict[str, Tensor] = {}  # weights of training, while a file is written
 
@@ -150,6 +152,18 @@ class FileKeeper(Keeper, ModelCheckpoint):
                 "`save_weights_only=True` cannot be used with WeightAveraging: such a checkpoint lacks the average,"
                 " which is measured."
             )
+        writer: Any = trainer.strategy if type(trainer.strategy).__name__ in SHARDED else trainer.strategy.checkpoint_io
+        while isinstance(writer, AsyncCheckpointIO):
+            writer = writer.checkpoint_io
+        self._has_claims = type(writer) is TorchCheckpointIO
+        if stage == FITTING and not self._has_claims:
+            rank_zero_info(
+                f"Names of checkpoints are not reserved, because {type(writer).__name__} writes them. Give each run a"
+                " `dirpath` of its own."
+            )
+
+    def file_exists(self, filepath: Any, trainer: Trainer) -> bool:
+        return filepath in self._names or super().file_exists(filepath, trainer)
 
     def keep_if_best(self, trainer: Trainer) -> None:
         checks = self.fit.tracker.checks
@@ -181,10 +195,9 @@ class FileKeeper(Keeper, ModelCheckpoint):
         # it. Another run in the same folder may take a name at any time, so it is claimed before anything is written.
         while True:
             path: str = super()._get_metric_interpolated_filepath_name(monitor_candidates, trainer)
-            is_plain = type(trainer.strategy.checkpoint_io) is TorchCheckpointIO  # writes a file, and writes it now
-            if not is_plain or type(trainer.strategy).__name__ in SHARDED:
-                return path
-            if trainer.strategy.broadcast(not trainer.is_global_zero or claim(path)):
+            self._names.add(path)
+            is_here = trainer.is_global_zero and self._has_claims
+            if trainer.strategy.broadcast(not is_here or claim(path, self._fs)):
                 return path
 
     @preserved_random_state()  # the module's `on_save_checkpoint` may draw random numbers
@@ -210,7 +223,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
         finally:
             self.is_saving, self._raw = False, {}
         is_there = not isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO)  # complete by now
-        self._written[filepath] = identity(filepath) if is_there else None
+        self._written[filepath] = identity(filepath, self._fs) if is_there else None
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if not self.is_saving:
@@ -224,6 +237,9 @@ class FileKeeper(Keeper, ModelCheckpoint):
 
     def settle(self, trainer: Trainer, is_in_all: bool = True) -> None:
         """Delete the earlier best file, or take the newest back if it is damaged."""
+        for path in [path for path, known in self._written.items() if known is None and Path(path).is_file()]:
+            if zipfile.is_zipfile(path):  # another thread has written the last of it
+                self._written[path] = identity(path, self._fs)
         if self._before is not None:
             is_sound = self._written.get(self.best_model_path) is None or is_whole(self.best_model_path)
             if is_in_all:  # after an exception the other processes may not take part
@@ -244,10 +260,11 @@ class FileKeeper(Keeper, ModelCheckpoint):
             self._replaced.remove(path)
             if self.is_own(path):
                 super()._remove_checkpoint(trainer, path)
+                self._names.discard(path)
 
     def is_own(self, path: str) -> bool:
         """Return True if the file that is there now was written by this process."""
-        return path in self._written and self._written[path] in (None, identity(path))
+        return path in self._written and self._written[path] in (None, identity(path, self._fs))
 
     def why_not_read(self) -> str:
         """Say why the best file, of this process or of the run that it resumes, is not read; "" if it is."""
@@ -323,21 +340,24 @@ class MemoryKeeper(Keeper, Checkpoint):
             self.best_epoch, self.best_step = self.best.epoch, self.best.step
 
 
-def claim(path: str) -> bool:
-    """Create an empty file, so that no other run takes the name; False if it is taken already."""
-    if "://" in path:
-        return True
-    with suppress(OSError):  # if nothing can be written there, saving the file raises the error
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+def claim(path: str, files: Any) -> bool:
+    """Create an empty file in a file system, so that no other run takes the name; False if it is taken already."""
+    with suppress(Exception):  # a remote store may know no exclusive files; if none can be written, saving one raises
+        files.makedirs(files._parent(path), exist_ok=True)
         try:
-            Path(path).open("x").close()
+            files.open(path, "xb").close()
         except FileExistsError:
             return False
     return True
 
 
-def identity(path: str) -> Identity | None:
-    """File identity, to detect replacement; None for a remote path, a folder or a file still to be written."""
+def identity(path: str, files: Any) -> Identity | None:
+    """File identity, to detect replacement; None for a folder, a file still to be written, or if none is known."""
+    if "://" in path:
+        with suppress(Exception):  # a remote store may raise anything
+            found = files.ukey(path)
+            return (found,) if found == files.ukey(path) else None
+        return None
     try:  # another process may delete it at any time
         found = Path(path).stat()
     except (OSError, ValueError):

@@ -33,13 +33,17 @@ def test_the_average_is_measured_kept_and_restored(tmp_path, checkpoints):
     assert not close(module.state_dict(), weights.of_epoch[own.best_epoch])
 
 
-def test_the_file_holds_the_average_and_loads_as_any_other(tmp_path):
-    own, weights = stopping(), Weights()
+@pytest.mark.parametrize("is_of_weights_alone", [False, True])
+def test_the_file_holds_the_average_and_loads_as_any_other(tmp_path, is_of_weights_alone):
+    own, weights = stopping(save_weights_only=is_of_weights_alone), Weights()
     module, made = fit(tmp_path, own, weights)
     saved = torch.load(own.best_model_path, weights_only=True)
     assert close(saved["state_dict"], averaged(weights, own.best_epoch))
-    assert close(saved[RAW_WEIGHTS], {name: weights.of_epoch[own.best_epoch][name] for name in saved[RAW_WEIGHTS]})
-    assert saved[RAW_WEIGHTS].keys() == {name for name, v in saved["state_dict"].items() if v.is_floating_point()}
+    assert not close(saved["state_dict"], weights.of_epoch[own.best_epoch])
+    assert (RAW_WEIGHTS in saved) != is_of_weights_alone
+    raw = saved.get(RAW_WEIGHTS, {})
+    assert close(raw, {name: weights.of_epoch[own.best_epoch][name] for name in raw})
+    assert is_of_weights_alone or raw.keys() == {n for n, v in saved["state_dict"].items() if v.is_floating_point()}
     assert same(Plain.load_from_checkpoint(own.best_model_path).state_dict(), saved["state_dict"])
     (tested,) = made.test(module, in_order(), ckpt_path="best", verbose=False)
     logits = module.eval()(blobs()[0])
