@@ -5,8 +5,6 @@ share a state key with the user's own, and forget the best score when a resumed 
 """
 
 import copy
-import os
-import stat
 import zipfile
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +14,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from bu_torch.callbacks.checkpoints import Identity, claim, identity, is_regular, is_whole, may_be_named
 from bu_torch.callbacks.fit import Fit
 from bu_torch.callbacks.trainer import (
     FITTING,
@@ -38,11 +37,12 @@ from bu_torch.callbacks.trainer import (
 from bu_torch.internal.global_state import preserved_random_state
 from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import gathered, replaced_in_place
+from bu_torch.run.history import describe_lost_best
+from bu_torch.run.state import read_best
 from bu_torch.run.weights import BestWeights, named_weights
 from bu_torch.signals.catalogue import SIGNALS
 
 _BEST = ("best_", "kth_", "current_")  # prefixes of the attributes of `ModelCheckpoint` that describe the best file
-Identity = tuple[Any, ...]
 
 
 class Companion(Callback):
@@ -288,12 +288,17 @@ class FileKeeper(Keeper, ModelCheckpoint):
                     Path(newest).unlink()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        path, score = state_dict.get("best_model_path"), state_dict.get("best_model_score")
-        epoch, step = state_dict.get("best_epoch"), state_dict.get("best_step")
-        if not (self.takes_states and path and score is not None and isinstance(epoch, int)):
+        if not self.takes_states:
             return
-        folders = state_dict.get("folders")
-        self._folders = [one for one in folders if isinstance(one, str)] if isinstance(folders, list) else []
+        try:
+            state = read_best(state_dict)
+        except ValueError as error:
+            rank_zero_warn(describe_lost_best(error))
+            return
+        path, score, epoch = state["best_model_path"], state["best_model_score"], state["best_epoch"]
+        if not path or score is None or epoch is None:
+            return
+        self._folders = state["folders"]
         if not (may_be_named(path, (str(self.dirpath), *self._folders)) and self._fs.exists(path) and is_whole(path)):
             rank_zero_warn(
                 f"The checkpoint of the best epoch so far is missing, damaged, or outside the run's folder:"
@@ -304,9 +309,9 @@ class FileKeeper(Keeper, ModelCheckpoint):
         # A resumed run usually writes to a new folder; the best so far stays the one to beat. Nothing else in the state
         # is needed or trusted.
         self.best_model_path = self.kth_best_model_path = path
-        self.best_model_score = self.kth_value = torch.tensor(float(score), dtype=torch.float64, device="cpu")
+        self.best_model_score = self.kth_value = torch.tensor(score, dtype=torch.float64, device="cpu")
         self.best_k_models = {path: self.best_model_score}
-        self.best_epoch, self.best_step = epoch, step if isinstance(step, int) else None
+        self.best_epoch, self.best_step = epoch, state["best_step"]
 
     def state_dict(self) -> dict[str, Any]:
         folders = list(dict.fromkeys((*self._folders, str(self.dirpath))))
@@ -336,61 +341,8 @@ class MemoryKeeper(Keeper, Checkpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.takes_states:
-            self.best.load_state_dict(state_dict)
+            try:
+                self.best.load_state_dict(state_dict)
+            except ValueError as error:
+                rank_zero_warn(describe_lost_best(error))
             self.best_epoch, self.best_step = self.best.epoch, self.best.step
-
-
-def claim(path: str, files: Any) -> bool:
-    """Create an empty file in a file system, so that no other run takes the name; False if it is taken already."""
-    with suppress(Exception):  # a remote store may know no exclusive files; if none can be written, saving one raises
-        files.makedirs(files._parent(path), exist_ok=True)
-        try:
-            files.open(path, "xb").close()
-        except FileExistsError:
-            return False
-    return True
-
-
-def identity(path: str, files: Any) -> Identity | None:
-    """File identity, to detect replacement; None for a folder, a file still to be written, or if none is known."""
-    if "://" in path:
-        with suppress(Exception):  # a remote store may raise anything
-            found = files.ukey(path)
-            return (found,) if found == files.ukey(path) else None
-        return None
-    try:  # another process may delete it at any time
-        found = Path(path).stat()
-    except (OSError, ValueError):
-        return None
-    fields = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-    return fields if stat.S_ISREG(found.st_mode) else None
-
-
-def is_regular(path: str) -> bool:
-    """Return True for the absolute path of a local file or folder of shards, and for an address of a remote store."""
-    if "://" in path:
-        return not path.startswith("http")
-    return Path(path).is_absolute() and (os.path.isfile(path) or os.path.isdir(path))  # noqa: PTH112, PTH113
-
-
-def may_be_named(path: Any, folders: tuple[str, ...]) -> bool:
-    """Return True if a resumed state may name this as the best checkpoint of a run that wrote to one of `folders`.
-
-    A local run writes a regular file or a folder of shards. Given anything else, Lightning might download it, or wait
-    for a pipe.
-    """
-    if not isinstance(path, str) or "::" in path or "\0" in path:
-        return False
-    if "://" in path:
-        return is_regular(path) and any(path.startswith(f"{one}/") for one in folders)
-    within = [Path(one).resolve() for one in folders if "://" not in one and "\0" not in one]
-    return is_regular(path) and Path(path).resolve().parent in within
-
-
-def is_whole(path: str) -> bool:
-    """Return False if a local torch file is truncated; other formats are assumed whole."""
-    if not Path(path).is_file():
-        return True
-    with Path(path).open("rb") as file:
-        begins = file.read(2)
-    return begins not in (b"PK", b"") or zipfile.is_zipfile(path)

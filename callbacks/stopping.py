@@ -6,8 +6,9 @@ from typing import Any, Literal, Self
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
+from bu_torch.callbacks.checkpoints import Identity
 from bu_torch.callbacks.ending import Ending, restore, why_ended
-from bu_torch.callbacks.keeper import Companion, FileKeeper, Identity, Keeper, MemoryKeeper
+from bu_torch.callbacks.keeper import Companion, FileKeeper, Keeper, MemoryKeeper
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.samples import Reference
 from bu_torch.callbacks.trainer import (

@@ -260,9 +260,9 @@ class Groundwork:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a checked state; with other settings, samples are planned anew."""
-        self._saved, self._space = state["prepared"], state["space"]
-        if state["plan"] is not None and state["asked"] == self._asked:
-            self.plan, self.fingerprint = state["plan"], state["samples"]
+        self._saved, self._space, plan = state["prepared"], state["space"], state["plan"]
+        if state["asked"] == self._asked and plan is not None and plan.n_samples >= self.settings.n_neighbors:
+            self.plan, self.fingerprint = plan, state["samples"]
 
 
 def _settings_for(settings: MeasurementSettings, packing: Packing | None) -> MeasurementSettings:

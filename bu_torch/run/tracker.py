@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from bu_torch.functional.boundary import dtype_of_labels
 from bu_torch.internal.logits import warn_of_probabilities
+from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import looking_at
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.account import HISTOGRAMS, Account, Record, plain, row
 from bu_torch.run.groundwork import Groundwork
 from bu_torch.run.history import JUDGED_RULES, Confidence, History, confidence_in, place_of, worse_than_chance
 from bu_torch.run.settings import MeasurementSettings
-from bu_torch.run.state import read_state
+from bu_torch.run.state import no_classes, read_state
 from bu_torch.run.weights import WeightAverage, state_to_keep
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.details import (
@@ -46,7 +47,7 @@ class LastCheck:
         self.n_columns = 0  # width of the last logits that this process measured
         self.measurement: Measurement | None = None  # between `measure` and `end_check`, where it was measured
         # The next check is compared with the last and with the most accurate one, (n_draws * N,) each.
-        self.predictions = self.best_predictions = torch.empty(0, dtype=torch.int64, device="cpu")
+        self.predictions = self.best_predictions = no_classes()
 
     def measure(self, signals: Signals, logits: Tensor) -> dict[str, float]:
         n_rows = len(signals.preparation.probabilities)
@@ -75,7 +76,7 @@ class LastCheck:
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.predictions, self.best_predictions = state["predictions"], state["best_predictions"]
-        self.recognition = state["recognition"]
+        self.recognition = state["recalls"]
 
 
 class Tracker:
@@ -244,6 +245,9 @@ class Tracker:
         boundary, prepared = signals.boundary, signals.preparation
         names, shares = names_and_shares(boundary.labels, boundary.weights, self.groundwork.about["classes"])
         counted = [one for one in self.checks.compared if selection is None or selection.score(one) is not None]
+        known = self.last_check.recognition
+        if any(one is not None and len(one.expected) != len(names) for one in (known.kept, known.balanced)):
+            self.last_check.recognition = Recognition()  # a state of other classes
         finite = [accuracy for one in counted if math.isfinite(accuracy := one["expected_accuracy"])]
         column, alone = accuracy_alone(prepared.probabilities, len(boundary.labels), boundary.weights)
         skills = (prepared.vote_skill, prepared.regression_skill)
@@ -284,8 +288,12 @@ class Tracker:
         return state | {"settings": self._compared_settings() or None}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`; with other settings, patience and the best epoch start anew."""
-        state = read_state(state_dict)
+        """Continue from a `state_dict`; patience and the best epoch start anew if it is damaged, or settings differ."""
+        damage = ""
+        try:
+            state = read_state(state_dict)
+        except ValueError as error:
+            state, damage = read_state({}), str(error)
         now = self._compared_settings()
         before = now if state["settings"] is None else state["settings"]
         changed = {name: value for name, value in now.items() if value != before.get(name)}
@@ -296,10 +304,21 @@ class Tracker:
         self.groundwork.load(state)
         if self.average is not None and state["average"] is not None:
             self.average.load_state_dict(state["average"])
-        self.checks.load(state["history"], state["n_not_compared"], None if changed else state["rule"])
-        if changed:
+        rule = None if changed or damage else state["rule"]
+        try:
+            self.checks.load(state["history"], state["n_not_compared"], rule)
+        except Exception as error:  # a rule of the user's may raise anything
+            self.checks.load(state["history"], 0, None)
+            damage = f"`rule`: {cleaned(f'{type(error).__name__}: {error}')}"
+        if changed or damage:
             self.last_check.forget()
             self.groundwork.fingerprint = None  # no check is left to compare
+        if damage:
+            self.warn(
+                f"The checkpoint holds no state that this package wrote: {damage}. Patience and the best epoch start"
+                " anew."
+            )
+        elif changed:
             was = ", ".join(f"{name}={before.get(name)!r:.100}" for name in changed)
             is_now = ", ".join(f"{name}={value!r:.100}" for name, value in changed.items())
             self.warn(

@@ -20,6 +20,7 @@ from bu_torch.internal.replica import (
     reshard,
     sharded_like,
 )
+from bu_torch.run.state import read_best
 
 _WARM_UP = 10  # checks
 _MOST_NAMES = 5
@@ -191,10 +192,10 @@ class BestWeights:
         weights = {name: gathered(value) for name, value in self.weights.items()}
         return {"best_epoch": self.epoch, "best_step": self.step, "best_weights": weights}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        places = (state_dict["best_epoch"], state_dict["best_step"])
-        self.epoch, self.step = (place if isinstance(place, int) else None for place in places)
-        self.weights = state_dict["best_weights"]
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Continue from a `state_dict`; a ValueError, and no change, if it is none."""
+        state = read_best(state_dict)
+        self.epoch, self.step, self.weights = state["best_epoch"], state["best_step"], state["best_weights"]
 
 
 class Fitted(NamedTuple):
