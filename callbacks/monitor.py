@@ -178,7 +178,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
         self.tracker.end("Training ended.")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._fit.watch.end()
+        self._fit.end_watching()
         self.tracker.end(describe_exception(exception))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -289,7 +289,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         """Nothing here: `Ending` calls `_conclude`, when all other callbacks have had their turn."""
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._fit.watch.end()  # all else is for `Ending`
+        self._fit.end_watching()  # all else is for `Ending`
 
     def _conclude(self, trainer: Trainer, exception: BaseException | None) -> None:
         """Restore the kept epoch, and say in a line what was kept and why training ended."""

@@ -1,5 +1,6 @@
 """States in checkpoints, which may come from anywhere: plain data, read entry by entry before any of it is used."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
@@ -129,6 +130,13 @@ def _read_prepared(value: Any) -> Tensor:
     return prepared
 
 
+def _read_weights_of_classes(value: Any) -> list[float]:
+    weights = [float(one) for one in _plain(list)(value)]
+    if not all(0 < one < math.inf for one in weights):
+        raise ValueError("weights of classes must be positive and finite")
+    return weights
+
+
 def _read_plan(value: Any) -> Plan:
     made = Plan(*(_integer(one, 1) for one in _plain(list | tuple)(value)))
     if made.n_draws > _MOST_DRAWS:  # memory grows with it
@@ -195,6 +203,7 @@ _TRACKER: dict[str, Callable[[Any], Any]] = {
     "prepared": _maybe(_read_prepared),
     "space": _maybe(_read_space),
     "plan": _maybe(_read_plan),
+    "loss_weights": _maybe(_read_weights_of_classes),
     "history": _maybe(_read_history, list),
     "n_not_compared": _maybe(_integer, int),
     "predictions": _maybe(_read_classes, no_classes),

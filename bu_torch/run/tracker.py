@@ -190,10 +190,13 @@ class Tracker:
 
     def begin(self, started: float, folder: Path | None, settings: Mapping[str, Any]) -> None:
         """Count the time of training from now on, and open a record with `settings` in `folder`, if there is one."""
+        self.account.begin(started, has_resumed=bool(self.history))
+        if folder is not None:
+            self.open_record(folder, settings)
+
+    def open_record(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        """Open a record with `settings` in `folder`."""
         account, checks = self.account, self.checks
-        account.begin(started, has_resumed=bool(self.history))
-        if folder is None:
-            return
         named = {**settings, "rule": None, **checks.rule_settings()}
         header = {
             "settings": {name: plain(value) for name, value in named.items()},
@@ -287,7 +290,7 @@ class Tracker:
         ]
         return state | {"settings": self._compared_settings() or None}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Any) -> None:
         """Continue from a `state_dict`; patience and the best epoch start anew if it is damaged, or settings differ."""
         damage = ""
         try:
