@@ -177,7 +177,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
         self.tracker.end("Training ended.")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._fit.watch.end()
+        self._fit.end_watching()
         self.tracker.end(describe_exception(exception))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -203,5 +203,4 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if not self._fit.is_over:  # `trainer.test` of a checkpoint must not undo later checks of this run
-            with misconfigured(ValueError):
-                self.tracker.load_state_dict(state_dict)
+            self.tracker.load_state_dict(state_dict)

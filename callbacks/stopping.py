@@ -6,8 +6,9 @@ from typing import Any, Literal, Self
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
+from bu_torch.callbacks.checkpoints import Identity
 from bu_torch.callbacks.ending import Ending, restore, why_ended
-from bu_torch.callbacks.keeper import Companion, FileKeeper, Identity, Keeper, MemoryKeeper
+from bu_torch.callbacks.keeper import Companion, FileKeeper, Keeper, MemoryKeeper
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.samples import Reference
 from bu_torch.callbacks.trainer import (
@@ -287,7 +288,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         """Nothing here: `Ending` calls `_conclude`, when all other callbacks have had their turn."""
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._fit.watch.end()  # all else is for `Ending`
+        self._fit.end_watching()  # all else is for `Ending`
 
     def _conclude(self, trainer: Trainer, exception: BaseException | None) -> None:
         """Restore the kept epoch, and say in a line what was kept and why training ended."""

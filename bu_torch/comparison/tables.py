@@ -49,16 +49,15 @@ def read_table(path: Path) -> Split:
     except ValueError as error:
         raise ValueError(f"`{path}` cannot be read: {error}.") from error
     if "label" not in frame:
-        named = ", ".join(map(str, frame.columns[:5])) + ", ..." * (len(frame.columns) > 5)
+        named = ", ".join(map(repr, map(str, frame.columns[:5]))) + ", ..." * (len(frame.columns) > 5)
         raise ValueError(f"`{path}` must have columns separated by commas, one of them called `label`, got {named}.")
     labels = frame.pop("label")
     if labels.isna().any():
         raise ValueError(f"`{path}` must have a label in each row, got {labels.isna().sum()} rows without one.")
     if pd.api.types.is_float_dtype(labels) and (labels % 1 != 0).any():
         raise ValueError(f"`{path}` must hold classes in `label`, got fractions (a regression?).")
-    features = as_numbers(frame, str(path)).astype(np.float32)
-    if not np.isfinite(features).all():
-        raise ValueError(f"`{path}` must hold finite numbers, got an infinite one.")
+    if frame.columns.empty:
+        raise ValueError(f"`{path}` must have columns of numbers beside `label`, got none.")
     codes, classes = pd.factorize(labels, sort=True)
     if len(frame) < LEAST_ROWS or len(classes) < 2:
         raise ValueError(
@@ -69,6 +68,9 @@ def read_table(path: Path) -> Split:
         raise ValueError(
             f"`{path}` must hold classes in `label`, got {len(classes)} in {len(frame)} rows (a regression?)."
         )
+    features = as_numbers(frame, str(path)).astype(np.float32)
+    if not np.isfinite(features).all():
+        raise ValueError(f"`{path}` must hold finite numbers, got an infinite one.")
     return torch.from_numpy(features), torch.from_numpy(codes).long()
 
 
@@ -139,7 +141,7 @@ class _HeldOut(NamedTuple):
 
 
 def _hold_out(train: Split, test: Split, judge: _Judge, share: float, seed: int, n_epochs: int) -> _HeldOut:
-    order = torch.randperm(len(train[1]), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(train[1]), generator=torch.Generator().manual_seed(seed), device="cpu")
     rest, held = order.tensor_split([len(order) - int(share * len(order))])
     held_out = train[0][held], train[1][held]
     best, found = (-math.inf, 0.0), _HeldOut(math.nan, 0, 0)
@@ -164,7 +166,7 @@ def _train(samples: Split, n_classes: int, seed: int, n_epochs: int) -> Iterator
     steps = torch.optim.AdamW(net.parameters(), lr=1e-3)
     order = torch.Generator().manual_seed(seed)
     for _ in range(n_epochs):
-        for batch in torch.randperm(len(labels), generator=order).split(_BATCH):
+        for batch in torch.randperm(len(labels), generator=order, device="cpu").split(_BATCH):
             steps.zero_grad()
             nn.functional.cross_entropy(net(inputs[batch]), labels[batch]).backward()
             steps.step()
@@ -180,11 +182,11 @@ def _split(table: Split, seed: int, noise: float) -> tuple[Split, Split]:
     """Training and test rows, standardised by the training rows."""
     features, labels = table
     generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(labels), generator=generator)
+    order = torch.randperm(len(labels), generator=generator, device="cpu")
     train, test = order.tensor_split(2)
     train, test = train[:_MOST_TRAINED], test[:_MOST_TESTED]
     features = standardize(features, *standardization(features[train]))
     given = labels[train]
-    is_redrawn = torch.rand(len(given), generator=generator) < noise
-    drawn = torch.randint(int(labels.max()) + 1, (len(given),), generator=generator)
+    is_redrawn = torch.rand(len(given), generator=generator, device="cpu") < noise
+    drawn = torch.randint(int(labels.max()) + 1, (len(given),), generator=generator, device="cpu")
     return (features[train], torch.where(is_redrawn, drawn, given)), (features[test], labels[test])

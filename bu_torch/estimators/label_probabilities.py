@@ -172,9 +172,9 @@ class LabelRegression:
         self._center, self._scale = common_standardization(points)
         self._landmarks = standardize(points.double(), self._center, self._scale)  # (L, d)
         if len(points) > self.n_landmarks:
-            rows = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed))[: self.n_landmarks]
-            single = self._landmarks.float()
-            self._landmarks = lloyd(single, single[rows.to(points.device)], _LLOYD_STEPS)[0].to(self._landmarks)
+            rows = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed), device="cpu")
+            single, chosen = self._landmarks.float(), rows[: self.n_landmarks]
+            self._landmarks = lloyd(single, single[chosen.to(points.device)], _LLOYD_STEPS)[0].to(self._landmarks)
         self._shares = shares_of(labels, weights)
         targets = torch.nn.functional.one_hot(labels, n_classes).double() - self._shares
         targets = targets if root is None else targets * root

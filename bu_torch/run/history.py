@@ -298,6 +298,14 @@ def describe_exception(exception: BaseException) -> str:
     return f"Training failed: {type(exception).__name__}{f': {exception}' if str(exception) else '.'}"
 
 
+def describe_lost_best(error: ValueError) -> str:
+    """Say why the best check of a resumed state is kept no longer."""
+    return (
+        f"The checkpoint holds no best check that this package wrote: {error}. The best of the coming epochs is kept"
+        " instead."
+    )
+
+
 def describe_none_kept(why: str, reason: str) -> str:
     """Say that no check was kept and why, and the `reason` why training ended."""
     return f"Boundary uncertainty kept no epoch: {why}. {reason} The weights are those of training."

@@ -74,7 +74,7 @@ def from_worker(loader: DataLoader[Any], order: dict[str, Any], seed: int) -> Ba
             multiprocessing_context=context,
             timeout=0 if has_workers else _PATIENCE,
         )
-        iterator: Any = iter(own)
+        iterator = _iterator(own)
         stack.callback(iterator._shutdown_workers)  # at once, also if an error keeps the iterator alive
         yield from map(_loaded, iterator)
 
@@ -82,7 +82,12 @@ def from_worker(loader: DataLoader[Any], order: dict[str, Any], seed: int) -> Ba
 def from_here(dataset: Dataset[Any], collate_fn: Callable[[Any], Any], order: dict[str, Any]) -> Batches:
     """Yield the same batches, read in this process."""
     with _explained(dataset, "this process"):
-        yield from DataLoader(dataset, **order, collate_fn=collate_fn, generator=torch.Generator())
+        yield from _iterator(DataLoader(dataset, **order, collate_fn=collate_fn, generator=torch.Generator()))
+
+
+def _iterator(loader: DataLoader[Any]) -> Any:
+    with torch.device("cpu"):  # another default device refuses the loader's generator, and a forked worker
+        return iter(loader)
 
 
 @contextmanager

@@ -174,9 +174,9 @@ class Recognition:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            name: [recalls.epoch, recalls.step, torch.tensor([recalls.labelled, recalls.expected], dtype=torch.float64)]
-            for name, recalls in (("kept", self.kept), ("balanced", self.balanced))
-            if recalls is not None
+            name: [one.epoch, one.step, torch.tensor([one.labelled, one.expected], dtype=torch.float64, device="cpu")]
+            for name, one in (("kept", self.kept), ("balanced", self.balanced))
+            if one is not None
         }
 
 

@@ -143,13 +143,13 @@ def _drawn(metric: Any, logits: Tensor, probabilities: Tensor, weights: Tensor |
 
     Weighted samples are drawn with replacement, in proportion to their weights.
     """
-    generator, n_samples = torch.Generator().manual_seed(0), len(logits)
+    generator, n_samples = torch.Generator(device="cpu").manual_seed(0), len(logits)
     predicted = logits.float().softmax(dim=1)
     if any(base.__name__.startswith("Binary") for base in type(metric).__mro__):
         predicted = predicted[:, 1]
     found = []
     for _ in range(_N_DRAWS):
-        place = torch.rand(n_samples, 1, generator=generator, dtype=torch.float64).to(logits.device)
+        place = torch.rand(n_samples, 1, generator=generator, dtype=torch.float64, device="cpu").to(logits.device)
         limits = probabilities.double().cumsum(dim=1)
         labels = (limits < place * limits[:, -1:]).sum(dim=1)
         rows: Tensor | slice = slice(None)

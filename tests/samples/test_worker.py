@@ -387,3 +387,13 @@ class TestTensorsInMemory:
                 samples.labels.zero_()
         assert torch.equal(x, X)
         assert torch.equal(y, Y)
+
+
+@pytest.mark.parametrize("start", ["in a worker", "from a copy"])
+def test_a_default_device_does_not_hinder_reading(start, request, accelerator):
+    if start == "from a copy":
+        request.getfixturevalue("spawned")
+    with torch.device(accelerator):
+        samples = read(made(PAIRS.__getitem__), lambda n: 20)
+    assert torch.equal(samples.labels, Y[samples.rows])
+    assert torch.equal(samples.inputs, X[samples.rows])
