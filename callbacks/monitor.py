@@ -35,21 +35,23 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
     little. A check, at the end of an epoch or every so many steps, passes the perturbed samples through the module's
     `forward` once (eval mode, no gradient, the trainer's precision) and logs four numbers, larger is better:
 
-    - `boundary_uncertainty`, in [0, 1]: do both classes mix along the decision boundary as they would along the Bayes
-      boundary? (Ha et al. 2021; `bu_torch.functional.boundary_uncertainty`)
+    - `boundary_uncertainty`, in [0, 1]: are the labels most uncertain where the decision boundary runs? (after Ha et
+      al. 2021; `bu_torch.functional.boundary_uncertainty`)
     - `trust_score`, in [1e-3, 1e3]: does the classifier agree with the other samples nearby? (Jiang et al. 2018, who
-      score new points, so the sample that was perturbed is left out; `bu_torch.functional.mean_trust_score`)
+      score new points, so the samples that a perturbed one was made from are left out;
+      `bu_torch.functional.mean_trust_score`)
     - `expected_accuracy`, in [0, 1]: what accuracy do the training labels predict for these outputs?
       (`bu_torch.Signals.probabilities`; this project's own)
-    - `accuracy_and_trust`, at most 1: expected accuracy and the logarithm of trust, each as a share of what any
-      predictions can reach, and their weighted mean (`bu_torch.functional.accuracy_and_trust`; this project's own)
+    - `accuracy_uncertainty_trust`, at most 1: the weighted mean of these three, each as a share of what any
+      classifier can reach (`bu_torch.functional.accuracy_uncertainty_trust`; this project's own)
 
-    and four more in [0, 1], which the progress bar leaves out, read from the same predictions at the perturbed samples:
+    and three more in [0, 1], which the progress bar leaves out, read from the same predictions at the perturbed samples:
 
     - `label_agreement`: share of perturbed samples that are predicted as labelled (Ha et al., section 4.5);
     - `vote_agreement`: the same with the votes of the labels nearby in place of the one label (`bu_torch.LabelVotes`);
-    - `prediction_changes`: share of predictions that differ from the last check's, 1 at the first check;
-    - `omission`, smaller is better: share of the Bayes boundary that is left out (`bu_torch.papers.omission`).
+    - `prediction_changes`: share of predictions that differ from the last check's, 1 at the first check.
+
+    With `metric`, the expected value of that metric is logged as `expected_<name>`.
 
     Weights after training are the same to the bit with and without the callback. It decides nothing: an
     `EarlyStopping(monitor="boundary_uncertainty", mode="max")` in the same trainer may. If several of these callbacks
@@ -79,7 +81,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
 
     Attributes:
         history: One dict a check, in order: `epoch` (`trainer.current_epoch`, 0-based), `step` (`trainer.global_step`),
-            the eight numbers above, and `standard_error` of the difference between this expected accuracy and the
+            the numbers above, and `standard_error` of the difference between this expected accuracy and the
             highest before; floats, NaN if a logit was not finite.
         setup_seconds: Time spent before the first epoch, in seconds.
         check_seconds: Time spent in checks so far, in seconds.

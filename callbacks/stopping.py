@@ -37,7 +37,8 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
 
     `Trainer(callbacks=[BoundaryUncertaintyStopping()])` is all there is to it. The callback measures what
     `BoundaryUncertaintyMonitor` measures, on a moving average of the weights at the checks (`averaging`). By default
-    the score is expected accuracy and trust at the perturbed samples, each as a share of what can be reached (`rule`).
+    the score is expected accuracy, boundary uncertainty and trust at the perturbed samples, each as a share of what can
+    be reached (`rule`); or the expected value of another `metric`.
     Training stops after `patience` checks without a larger score, and the epoch (with `every_n_train_steps`, the step)
     of the largest is kept. Whether patience, `max_epochs`, `max_time` or Ctrl-C ends training, the module
     then holds the kept average and a checkpoint of it lies on disk, with the weights of training under
@@ -70,11 +71,11 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         best_model_path: Checkpoint of the kept epoch; "" if none was written.
         stopped_epoch: Epoch in which this callback stopped the training; None if it did not.
         stopping_reason: Reason for the end of training, in words; "" while it runs.
-        summary: Result as plain data, empty while training runs: what was kept, and whether to trust it. `word` is
-            `"clear"`, `"plateau"`, `"unsure"` or `"blind"` (docs/choosing-checkpoints.md), and the
-            other fields of `bu_torch.run.history.Confidence` are the numbers behind it. These are None with
-            other rules than `"accuracy_uncertainty_trust"` and `"expected_accuracy"`, and after an exception in all
-            processes but the first.
+        summary: Result as plain data, empty while training runs: what was kept, and whether to trust it; `threshold` if
+            the metric of two classes has one. `word` is `"clear"`, `"plateau"`, `"unsure"` or `"blind"`
+            (docs/choosing-checkpoints.md), and the other fields of `bu_torch.run.history.Confidence` are the numbers
+            behind it. These are None with other rules than `"accuracy_uncertainty_trust"` and `"expected_accuracy"`,
+            and after an exception in all processes but the first.
         history: As in `BoundaryUncertaintyMonitor`, and the score of a rule that is not a signal, under its name.
         record_path, setup_seconds, check_seconds: As in `BoundaryUncertaintyMonitor`.
 
