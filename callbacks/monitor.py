@@ -45,7 +45,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
     - `accuracy_uncertainty_trust`, at most 1: the weighted mean of these three, each as a share of what any
       classifier can reach (`bu_torch.functional.accuracy_uncertainty_trust`; this project's own)
 
-    and three more in [0, 1], which the progress bar leaves out, read from the same predictions at the perturbed samples:
+    and three more in [0, 1], which the progress bar leaves out, of the same predictions at the perturbed samples:
 
     - `label_agreement`: share of perturbed samples that are predicted as labelled (Ha et al., section 4.5);
     - `vote_agreement`: the same with the votes of the labels nearby in place of the one label (`bu_torch.LabelVotes`);
