@@ -21,8 +21,9 @@ from bu_torch.callbacks.trainer import (
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_integer
 from bu_torch.perturbation.draws import Perturbation
+from bu_torch.run.account import plain
 from bu_torch.run.history import describe_exception
-from bu_torch.run.settings import AUTO, MAX_BYTES, MeasurementSettings
+from bu_torch.run.settings import AUTO, MAX_BYTES, NOT_MEASURED, MeasurementSettings
 from bu_torch.run.tracker import MeasurementResults, Tracker
 from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.batches import InputKey
@@ -146,7 +147,20 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
 
     @property
     def state_key(self) -> str:
-        return self._generate_state_key(averaging=self.settings.averaging, seed=self.settings.seed)
+        return self._generate_state_key(**self._told_apart_by())
+
+    def _told_apart_by(self) -> dict[str, Any]:
+        """Arguments by which two of these callbacks in one trainer measure differently, as plain data.
+
+        Defaults are left out, so that a state keeps its key if a later version adds a setting.
+        """
+        given: dict[str, Any] = {"averaging": self.settings.averaging, "seed": self.settings.seed}
+        default = BoundaryUncertaintyMonitor.__init__.__kwdefaults__
+        for name in sorted(default.keys() - {*given, *NOT_MEASURED}):
+            value = next(getattr(one, name) for one in (self, self.settings, self.source) if hasattr(one, name))
+            if plain(value) != plain(default[name]):
+                given[name] = getattr(value, "__qualname__", plain(value))
+        return given
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         check_trainer(trainer)
@@ -198,7 +212,9 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
             claimed = {one.state_key for one in trainer.callbacks}
             left = [key for key in states if str(key).startswith(f"{type(self).__qualname__}{{") and key not in claimed]
             if left:
-                states[self.state_key] = states.pop(left[0])
+                for key in [one for one in states if one == left[0] or str(one).endswith(f": {left[0]!r}}}")]:
+                    now = str(key).replace(repr(left[0]), repr(self.state_key)) if key != left[0] else self.state_key
+                    states[now] = states.pop(key)  # of this callback, or of its keeper
 
     def state_dict(self) -> dict[str, Any]:
         return self.tracker.state_dict()

@@ -258,7 +258,9 @@ def read_training_data(
 ) -> Samples:
     """Read the trainer's training samples, or those of `reference`; only the first `most`, or 10,000, of a stream."""
     reference: Any = source.reference
-    loader, n_batches, name = trainer.train_dataloader, trainer.num_training_batches, "Training data"
+    loader, n_batches, name = trainer.train_dataloader, float(trainer.num_training_batches), "Training data"
+    if trainer.fast_dev_run:  # its few batches may be fewer samples than a cluster
+        n_batches = math.inf
     if reference is not None:
         is_loader = isinstance(reference, DataLoader)
         loader = reference if is_loader else DataLoader(reference, batch_size=reading.READ_BATCH)

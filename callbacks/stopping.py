@@ -183,8 +183,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
 
     @property
     def state_key(self) -> str:
-        rule = self.tracker.checks.score_name
-        return self._generate_state_key(rule=rule, averaging=self.settings.averaging, seed=self.settings.seed)
+        return self._generate_state_key(rule=self.tracker.checks.score_name, **self._told_apart_by())
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)

@@ -20,6 +20,7 @@ from bu_torch.signals.metrics import as_metric
 AUTO: Literal["auto"] = "auto"
 MAX_BYTES = 2**30
 AVERAGING = 0.7  # about the last three checks
+NOT_MEASURED = {"cache", "averaging_device"}  # settings that change no number
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -123,7 +124,7 @@ class MeasurementSettings:
 
     def measures_as(self, other: "MeasurementSettings") -> bool:
         """Return True if checks with these settings and with others give the same numbers."""
-        names = {field.name for field in fields(MeasurementSettings)} - {"cache", "averaging_device"}
+        names = {field.name for field in fields(MeasurementSettings)} - NOT_MEASURED
         pairs = [(getattr(self, name), getattr(other, name)) for name in sorted(names)]
         return all(one is two or (type(one) is type(two) and _is_plain(one) and one == two) for one, two in pairs)
 
