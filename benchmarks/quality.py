@@ -58,12 +58,14 @@ from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES, STANDARD_ERROR, Select
 from bu_torch.run.history import confidence_in
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.details import blindness
+from bu_torch.signals.measuring import Signals
 
 HELD_OUT = {"quarter": 0.25, "tenth": 0.1}
 REFIT = {"fifth": 0.2}  # of the collections that a user's folder holds
 ADAMW = partial(torch.optim.AdamW, lr=1e-3, weight_decay=1e-2)
 Record = dict[str, Any]
 Rule = Callable[..., float]  # from the curves of a case, and a column, to the test error or that column of what is kept
+SHARES = ("accuracy", "uncertainty", "trust")
 ERROR, BALANCED, RAREST = "test_error", "test_balanced_error", "test_rarest_recall"
 EPOCHS_RUN = "epochs_run"  # a column of those rules that end a training
 
@@ -160,7 +162,7 @@ def prepare_table(unit: Unit) -> Prepared:
 
 
 def prepare_images_or_texts(unit: Unit) -> Prepared:
-    if unit.setting in text.KINDS:
+    if unit.collection.startswith("texts"):
         (inputs, labels), test, net = text.prepare(unit.setting, unit.seed)
         counts = nn.functional.one_hot(inputs, int(inputs.max()) + 1)[:, :, text.UNKNOWN + 1 :].sum(dim=1).clamp(max=1)
         described = counts[:, counts.sum(dim=0) >= 5].float()
@@ -273,7 +275,7 @@ def run_all(todo: list[Unit], folder: Path, n_processes: int) -> Iterable[list[d
 
 def checks(columns: Columns, prefix: str) -> list[dict[str, float]]:
     """Checks of weights or averages, as the tracker had them."""
-    names = (*SIGNALS, STANDARD_ERROR)
+    names = (*Signals.NAMES, STANDARD_ERROR)
     rows = zip(*(columns[prefix + name] for name in names), strict=True)
     return [{"epoch": epoch, **dict(zip(names, row, strict=True))} for epoch, row in enumerate(rows)]
 
@@ -285,15 +287,13 @@ def last_check(selection: SelectionRule, history: list[dict[str, float]]) -> int
     return first_largest(check[selection.score_name] for check in history)[1]
 
 
-def by(rule: Any, prefix: str = AVERAGE, also: str | None = None) -> Rule:
-    """A rule of bu_torch on the checks of all labels; training goes on while a signal has risen `also` of late."""
+def by(rule: Any, prefix: str = AVERAGE) -> Rule:
+    """A rule of bu_torch on the checks of all labels."""
 
     def test_error(record: Record, column: str = ERROR) -> float:
         history = checks(record["all"], prefix)
         selection = SelectionRule(rule)
         stopped = last_check(selection, history)
-        if also is not None:
-            stopped = max(stopped, first_largest((check[also] for check in history), PATIENCE // 2)[1])
         if column == EPOCHS_RUN:
             return stopped + 1
         kept = selection.replay(history[: stopped + 1])
@@ -302,21 +302,38 @@ def by(rule: Any, prefix: str = AVERAGE, also: str | None = None) -> Rule:
     return test_error
 
 
-def within(n_errors: float, preferred: str | None) -> Rule:
-    """Of the checks within so many standard errors of the highest expected accuracy, that with most of a signal.
+def within(n_errors: float) -> Rule:
+    """The latest of the checks within so many standard errors of the highest score.
 
-    Of equals, or with None, the latest is taken. The standard error is that of the gain over the highest before.
+    The standard error is that of the gain in expected accuracy over its highest before.
     """
 
     def test_error(record: Record, column: str = ERROR) -> float:
         history = checks(record["all"], AVERAGE)
-        highest, stopped = first_largest(check["expected_accuracy"] for check in history)
-        top, kept = history[highest]["expected_accuracy"], highest
-        for epoch, check in enumerate(history[: stopped + 1]):
-            is_near = check["expected_accuracy"] >= top - n_errors * check[STANDARD_ERROR]
-            value = 0.0 if preferred is None else check[preferred] - history[kept][preferred]
-            kept = epoch if is_near and (value > 0 or (value == 0 and epoch > kept)) else kept
-        return record["all"][AVERAGE + column][kept]
+        highest, stopped = first_largest(check[DEFAULT_RULE] for check in history)
+        top = history[highest][DEFAULT_RULE]
+        near = (
+            check for check in history[: stopped + 1] if check[DEFAULT_RULE] >= top - n_errors * check[STANDARD_ERROR]
+        )
+        return record["all"][AVERAGE + column][max(check["epoch"] for check in near)]
+
+    return test_error
+
+
+def mean_of_shares(accuracy: float, uncertainty: float, trust: float, patience: int = PATIENCE) -> Rule:
+    """The largest mean of the shares of the score with these weights; that of trust is multiplied by the skill."""
+
+    def test_error(record: Record, column: str = ERROR) -> float:
+        columns = record["all"]
+        skill, most = min(max(columns["skill"][0], 0.0), 1.0), [columns[f"most_{name}"][0] for name in SHARES]
+        scores = [
+            accuracy * check["expected_accuracy"] / most[0]
+            + uncertainty * check["boundary_uncertainty"] / most[1]
+            + trust * skill * math.log(check["trust_score"]) / math.log(most[2])
+            for check in checks(columns, AVERAGE)
+        ]
+        kept, stopped = first_largest(scores, patience)
+        return stopped + 1 if column == EPOCHS_RUN else columns[AVERAGE + column][kept]
 
     return test_error
 
@@ -379,15 +396,17 @@ QUARTER, TENTH = "hold-out accuracy, 25 %", "hold-out accuracy, 10 %"
 MEASURES = {"accuracy": "val_accuracy", "loss": "val_loss", "scaled loss": "val_scaled_loss"}
 RULES: dict[str, Rule] = {
     OURS: by(DEFAULT_RULE),
-    "accuracy and trust, while U rises": by(DEFAULT_RULE, also="boundary_uncertainty"),
-    "accuracy and trust, no average": by(DEFAULT_RULE, ""),
+    "accuracy, uncertainty and trust, no average": by(DEFAULT_RULE, ""),
+    "accuracy, uncertainty and trust, patience 10": mean_of_shares(2, 1, 1, patience=10),
     "expected accuracy": by("expected_accuracy"),
     "trust score": by("trust_score"),
     "boundary uncertainty": by("boundary_uncertainty"),
     "boundary uncertainty, no average": by("boundary_uncertainty", ""),
-    **{f"latest within {n} standard errors": within(n, None) for n in (0.5, 1, 2)},
-    **{f"most trusted within {n} standard errors": within(n, "trust_score") for n in (0.5, 1, 2)},
-    **{f"largest U within {n} standard errors": within(n, "boundary_uncertainty") for n in (0.5, 1, 2)},
+    "uncertainty and trust": mean_of_shares(0, 1, 1),
+    "accuracy and trust": mean_of_shares(1, 0, 1),
+    "accuracy and uncertainty": mean_of_shares(2, 1, 0),
+    "equal weights": mean_of_shares(1, 1, 1),
+    **{f"latest within {n} standard errors": within(n) for n in (0.5, 1, 2)},
     "last epoch": last(""),
     LAST: last(AVERAGE),
     LONG_LAST: last(LONG_AVERAGE),
@@ -454,7 +473,7 @@ def word(record: Record) -> str:
 
 def correlation(record: Record, rule: str) -> float:
     """Spearman's rank correlation of what a rule looks at with the test accuracy of averages; NaN for most rules."""
-    signal = {OURS: DEFAULT_RULE, **{SIGNALS[name].title: name for name in RULE_NAMES}}
+    signal = {OURS: DEFAULT_RULE, **{SIGNALS[name].title: name for name in RULE_NAMES if name in Signals.NAMES}}
     if rule not in signal:
         return math.nan
     values, errors = (pd.Series(record["all"][AVERAGE + name]) for name in (signal[rule], ERROR))

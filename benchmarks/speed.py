@@ -44,10 +44,10 @@ from bu_torch import (
 )
 from bu_torch.functional import boundary as stages
 from bu_torch.functional.boundary import top_pairs
-from bu_torch.papers.parzen import index_pairs
-from bu_torch.papers.omission import cluster_counts, omission_of_counts
-from bu_torch.papers.bandwidth import bandwidth_of_scaled
 from bu_torch.internal.replica import copy_of
+from bu_torch.papers.bandwidth import bandwidth_of_scaled
+from bu_torch.papers.omission import cluster_counts, omission_of_counts
+from bu_torch.papers.parzen import index_pairs
 from bu_torch.run.settings import AVERAGING
 from bu_torch.run.weights import WeightAverage
 

@@ -136,11 +136,12 @@ class Watched:
         self.tracker.prepare(chosen, module=module)
         self.signals: Signals = self.tracker.groundwork.signals
         self.perturbed = self.signals.perturbed_inputs
-        prepared, labels = self.signals.preparation, self.signals.boundary.labels
+        boundary, most = self.signals.boundary, self.signals.attainable
         self.about = {  # the same at each check
             "skill": self.signals.skill,
-            "alone": accuracy_alone(prepared.probabilities, len(labels), self.signals.boundary.weights)[1],
-            "n_measured": len(labels),
+            "alone": accuracy_alone(boundary.probabilities_of_present, len(boundary.labels), boundary.weights)[1],
+            "n_measured": len(boundary.labels),
+            **{f"most_{name}": float(value) for name, value in most._asdict().items()},
         }
         self.before: Tensor | None = None
         self.best: tuple[float, Tensor | None] = (-math.inf, None)

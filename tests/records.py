@@ -9,12 +9,12 @@ import string
 
 from bu_torch import SelectionRule
 from bu_torch.report import read_record
-from bu_torch.run.account import FORMAT, HISTOGRAMS
+from bu_torch.run.account import FORMAT
 
 LETTERS = list(string.ascii_uppercase)
 BINS = {"edges": [0, 1], "counts": [1]}
-CHECK = {"kind": "check", "epoch": 0, "step": 1, "agreeing_pairs": 0.5, "pairs": [], "doubtful": []}
-CHECK |= {"histograms": dict.fromkeys(HISTOGRAMS, BINS)}
+CHECK = {"kind": "check", "epoch": 0, "step": 1, "pairs": [], "doubtful": [], "log_trust": BINS}
+CHECK |= {"crossing": {"network": [0.5], "attainable": [0.75]}}
 TABLE = "boundary_uncertainty.csv"
 HEAD = "epoch,boundary_uncertainty,trust_score\n"
 
@@ -38,7 +38,6 @@ def checks(n_checks=60):
                 "vote_agreement": 0.5 + 0.42 * learned - 0.04 * lost + noise.gauss(0, 0.004),
                 "accuracy_uncertainty_trust": 0.1 + 0.8 * learned - 0.05 * lost + noise.gauss(0, 0.004),
                 "prediction_changes": 1.0 if epoch == 0 else 0.02 + 0.3 * math.exp(-9 * place) + noise.uniform(0, 0.01),
-                "omission": 0.3 - 0.2 * learned + noise.gauss(0, 0.004),
             }
         )
     return rows
@@ -66,11 +65,13 @@ def details(epoch, n_classes, n_checks):
     place, pairs = epoch / n_checks, []
     for k, m in itertools.combinations(range(n_classes), 2):
         if n_classes <= 5 or fixed.random() < 0.4:
-            weight = fixed.expovariate(0.05)
-            pairs.append([k, m, 0.0, weight, min(1, max(0, fixed.betavariate(2, 4) + noise.gauss(0, 0.03)))])
-    total = sum(pair[3] for pair in pairs)
+            pairs.append(
+                [k, m, fixed.expovariate(0.05), min(1, max(0, fixed.betavariate(2, 4) + noise.gauss(0, 0.03)))]
+            )
+    total = sum(pair[2] for pair in pairs)
     for pair in pairs:
-        pair[2] = pair[3] / total
+        pair[2] /= total
+    pairs.sort(key=lambda pair: -pair[2])
     doubtful = []
     for _ in range(50):
         index, label = fixed.randrange(10000), fixed.randrange(n_classes)
@@ -82,13 +83,12 @@ def details(epoch, n_classes, n_checks):
     return {
         "kind": "check",
         "epoch": epoch,
-        "agreeing_pairs": 0.4,
         "pairs": pairs,
-        "histograms": {
-            "near_boundary": _histogram([0.2 * i for i in range(26)], 1.5 + 7 * place, 2.0 + 3 * place, noise),
-            "local_uncertainty": _histogram([i / 10 for i in range(11)], 0.2 * (1 - place), 0.3, noise),
-            "log_trust": _histogram([-7 + 0.5 * i for i in range(29)], 0.2 + 0.8 * place, 0.6, noise),
+        "crossing": {
+            name: [most * math.exp(-part / 5) for part in range(20)]
+            for name, most in (("network", 0.4 + 0.3 * place), ("attainable", 0.8))
         },
+        "log_trust": _histogram([-7 + 0.5 * i for i in range(29)], 0.2 + 0.8 * place, 0.6, noise),
         "doubtful": doubtful,
     }
 

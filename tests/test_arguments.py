@@ -25,7 +25,7 @@ MEASURED = NEIGHBORS | SEED | SPACE | DRAWS
 MEASURE = {"measure": ("be one of 'entropy', 'triangle'", "gini")}
 RULE = {
     "rule": (
-        "be one of 'accuracy_uncertainty_trust', 'expected_accuracy', 'trust_score', 'boundary_uncertainty'",
+        "be one of 'accuracy_uncertainty_trust', 'expected_accuracy', 'boundary_uncertainty', 'trust_score'",
         "accuracy",
     ),
     "start_from_epoch": ("be an integer >= 0", -1),

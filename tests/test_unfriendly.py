@@ -13,11 +13,11 @@ from bu_torch import (
     PrototypeClassifier,
     Signals,
     TrustScore,
-    functional,
     perturb,
     rank_models,
 )
 from bu_torch.callbacks import BoundaryUncertaintyStopper
+from bu_torch.functional.boundary import local_uncertainty_of
 from bu_torch.internal.inputs import as_features, as_labels
 
 X, Y = blobs()
@@ -193,10 +193,9 @@ class TestDegenerateSamples:
         labels = torch.where(torch.arange(120) == 5, 2, Y % 2)
         assert len(way(X, labels)) > 0
 
-    def test_absent_classes_are_in_no_pair_and_are_never_near(self):
+    def test_absent_classes_are_never_near(self):
         labels, logits = (Y > 0).long(), linear(X)[:, :2]
         signals, two = Signals(M, 1).fit(X, labels * 7), Signals(M, 1).fit(X, labels)
-        assert signals.boundary.bayes_pairs.unique(dim=0).tolist() == [[0, 7]]
         assert signals.class_distances[:, 1:7].isinf().all()
         wide = torch.full((120, 8), -1e3, dtype=logits.dtype)
         wide[:, [0, 7]] = logits
@@ -329,12 +328,11 @@ class TestOutputs:
         with pytest.raises(ValueError, match=message):
             rank_models([model], X, Y, signals=Signals(M, 1), batch_size=119)
 
-    def test_equal_logits_have_no_boundary(self):
+    def test_equal_logits_are_all_on_the_boundary(self):
         values = signals_of(X, Y)
         assert values != [0.0] * len(values)
-        assert self.fitted.score(lambda x: torch.zeros(len(x), 3)) == 0
-        places = self.fitted.neighbors, self.fitted.bayes_pairs
-        assert not any(part.any() for part in functional.local_uncertainty(torch.zeros(120, 3), Y, *places))
+        local = local_uncertainty_of(self.fitted.probabilities.flatten(0, 1))
+        torch.testing.assert_close(self.fitted.score(lambda x: torch.zeros(len(x), 3)), local.mean())
 
     def test_a_module_without_parameters(self):
         assert 0 <= self.fitted.score(nn.Identity()) <= 1

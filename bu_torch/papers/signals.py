@@ -31,7 +31,8 @@ class ProposalSignals:
         """Both signals, scalars, float64, of logits (D * N, J) and (N, J), and columns (D * N,) of the predictions."""
         weights, members = self._counts.weights, self._counts.members
         left_out = omission_of_counts(*self._omitted, columns, members, weights=weights)
-        return {"parzen_uncertainty": mean_of_draws(self._counts.terms(logits, own)), "omission": left_out}
+        uncertainty = mean_of_draws(self._counts.terms(logits, own)).to(logits.dtype).double()
+        return {"parzen_uncertainty": uncertainty, "omission": left_out}
 
     def to(self, device: torch.device | str) -> Self:
         """Move all tensors, in place."""

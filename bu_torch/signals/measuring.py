@@ -217,6 +217,13 @@ class Signals:
         return max(self.vote_skill, self.regression_skill)
 
     @property
+    def attainable(self) -> functional.Attainable:
+        """Most that expected accuracy, boundary uncertainty and trust reach at the perturbed samples."""
+        check_fitted(self, "preparation")
+        most: functional.Attainable = self._derived["attainable"]
+        return most
+
+    @property
     def class_distances(self) -> Tensor:
         """Distance (n_draws * N, J) from each perturbed sample to each class, the sample itself left out."""
         return self.boundary.classes.spread(self.preparation.left_out_distances, torch.inf)

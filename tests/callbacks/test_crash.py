@@ -50,7 +50,7 @@ def test_other_samples_are_not_compared_with_those_before(tmp_path):
     assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == stopping.best_epoch
     record = read_record(stopping.record_path)
     assert record.n_not_compared == 4
-    assert RunVerdict.of(record).by_rule["expected_accuracy"]["epoch"] == stopping.best_epoch
+    assert RunVerdict.of(record).by_rule["accuracy_uncertainty_trust"]["epoch"] == stopping.best_epoch
 
 
 def test_the_same_samples_are_not_warned_of_though_they_are_augmented_at_random(tmp_path, recwarn):

@@ -257,7 +257,7 @@ class TestNamesOfSeveral:
         second, users = real(seed=4), EarlyStopping(monitor="boundary_uncertainty", mode="max")
         seen = self.logged(tmp_path, first, users, second, third)
         for one, suffix in ((first, ""), (second, "_2"), (third, "_3")):
-            for name in ("boundary_uncertainty", "expected_accuracy", "omission"):
+            for name in ("boundary_uncertainty", "expected_accuracy", "prediction_changes"):
                 assert seen[f"{name}{suffix}"] == pytest.approx(one.history[0][name], abs=1e-6)
         assert first.history[0]["boundary_uncertainty"] != third.history[0]["boundary_uncertainty"]
         assert float(users.best_score) == pytest.approx(first.history[0]["boundary_uncertainty"], abs=1e-6)

@@ -53,7 +53,7 @@ def lines(callback):
 def test_beside_the_table_lies_what_does_not_fit_it(tmp_path):
     stopping = fit(tmp_path, BoundaryUncertaintyStopping(n_neighbors=20, n_draws=2, min_delta=0.1))
     header, *checks, end = lines(stopping)
-    assert (header["kind"], header["format"], header["classes"]) == ("header", 2, None)
+    assert (header["kind"], header["format"], header["classes"]) == ("header", 3, None)
     settings = {"rule": "accuracy_uncertainty_trust", "averaging": 0.7, "min_delta": 0.1, "n_draws": 2}
     assert header["settings"].items() >= (settings | {"cache": None, "reference": None}).items()
     looked_at = {"n_samples": 120, "n_draws": 2, "n_training": 120, "n_classes": 3, "n_present": 3, "shape": [4]}
@@ -64,9 +64,9 @@ def test_beside_the_table_lies_what_does_not_fit_it(tmp_path):
     assert [(check["epoch"], check["step"]) for check in checks] == [(0, 4), (1, 8), (2, 12)]
     assert (checks[-1]["kept_epoch"], checks[-1]["kept_step"]) == (stopping.best_epoch, stopping.best_step)
     for check in checks:
-        assert sum(check["histograms"]["near_boundary"]["counts"]) == 240
+        assert sum(check["log_trust"]["counts"]) == 240
         assert len(check["doubtful"]) == 50
-        assert 0 < check["agreeing_pairs"] <= 1
+        assert [len(part) for part in check["crossing"].values()] == [20, 20]
     assert (end["kind"], end["kept_epoch"]) == ("end", stopping.best_epoch)
     assert (end["best_model_path"], end["reason"]) == (stopping.best_model_path, stopping.stopping_reason)
 
@@ -125,8 +125,11 @@ def test_numbers_that_are_not_finite_are_null(tmp_path):
         def forward(self, x):
             return super().forward(x) * (torch.nan if not self.training else 1)
 
-    _, check, _ = lines(fit(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20), module=Broken(), max_epochs=1))
-    assert {pair[4] for pair in check["pairs"]} == {None}
+    monitor = fit(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1), module=Broken(), max_epochs=1)
+    _, check, _ = lines(monitor)
+    assert None not in check["crossing"]["network"]  # of 120 samples each of 20 parts has some
+    assert all(math.isfinite(pair[3]) for pair in check["pairs"])
+    assert math.isnan(monitor.history[0]["boundary_uncertainty"])
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])

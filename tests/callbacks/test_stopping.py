@@ -7,7 +7,7 @@ from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelChec
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from problems import Classifier, Gain, Weights, blobs, fit, loader, same, scripted, trainer, weights_of
 
-from bu_torch import BoundaryUncertainty
+from bu_torch import ParzenUncertainty
 from bu_torch.callbacks import BoundaryUncertaintyStopping
 from bu_torch.report import read_record
 
@@ -72,8 +72,8 @@ def test_accuracy_uncertainty_trust_of_averages_are_the_default(tmp_path, log):
     assert (stopping.settings.rule, stopping.settings.averaging) == ("accuracy_uncertainty_trust", 0.7)
     assert (stopping.best_epoch, stopping.best_score) == (values.index(max(values)), max(values))
     assert stopping.stopped_epoch == stopping.best_epoch + 20
-    assert f"kept epoch {stopping.best_epoch} (accuracy and trust: {stopping.best_score:.4f}):" in log.text
-    assert "accuracy and trust did not improve in the last 20 checks" in stopping.stopping_reason
+    assert f"kept epoch {stopping.best_epoch} (accuracy, uncertainty and trust: {stopping.best_score:.4f}):" in log.text
+    assert "accuracy, uncertainty and trust did not improve in the last 20 checks" in stopping.stopping_reason
     summary = stopping.summary
     assert summary["kept_epoch"] == stopping.best_epoch
     assert (summary["score"], summary["reason"]) == (stopping.best_score, stopping.stopping_reason)
@@ -275,10 +275,10 @@ def test_the_state_key_tells_rules_averages_and_seeds_apart():
 
 def test_as_published_the_largest_uncertainty_of_all_samples_and_of_the_weights_as_they_are_is_kept(tmp_path):
     stopping = BoundaryUncertaintyStopping.as_published(restore_best_weights=False, n_neighbors=20)
-    expected, uncertainty = [], BoundaryUncertainty(20, pairs_at="sample").fit(*blobs())
+    expected, uncertainty = [], ParzenUncertainty(20, pairs_at="sample").fit(*blobs())
     score = LambdaCallback(on_train_epoch_end=lambda _, module: expected.append(float(uncertainty.score(module))))
     fit(tmp_path, stopping, score, max_epochs=4)
-    values = [entry["boundary_uncertainty"] for entry in stopping.history]
+    values = [entry["parzen_uncertainty"] for entry in stopping.history]
     assert values == expected
     assert stopping.best_epoch == values.index(max(values))
     assert stopping.settings.patience > 10**9

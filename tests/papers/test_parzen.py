@@ -2,9 +2,9 @@ import pytest
 import torch
 from oracles import proposal2
 
-from bu_torch.papers import parzen as implementation
 from bu_torch.functional import local_uncertainty, parzen_uncertainty
 from bu_torch.functional.boundary import top_pairs
+from bu_torch.papers import parzen as implementation
 from bu_torch.papers.parzen import index_pairs, pair_terms
 
 TOLERANCE = {torch.float32: 2e-4, torch.float64: 1e-6}

@@ -8,7 +8,7 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from bu_torch import ParzenUncertainty, NeighborGraph, PrototypeClassifier, Signals, functional
+from bu_torch import NeighborGraph, ParzenUncertainty, PrototypeClassifier, Signals, functional
 
 
 def gaussians(n=400, d=3, distance=2.0, seed=0, dtype=torch.float32):

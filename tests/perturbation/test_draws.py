@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bu_torch import BoundaryUncertainty, exchange_tokens, perturb_toward_neighbors
+from bu_torch import ParzenUncertainty, exchange_tokens, perturb_toward_neighbors
 
 GENERATOR = torch.Generator().manual_seed(0)
 IMAGES = torch.rand(60, 2, 7, 5, generator=GENERATOR)
@@ -12,7 +12,7 @@ LABELS = torch.arange(60) % 2
 
 
 def fitted(inputs, perturbation=None):
-    return BoundaryUncertainty(10, n_draws=3, perturbation=perturbation, feature_extractor="inputs").fit(inputs, LABELS)
+    return ParzenUncertainty(10, n_draws=3, perturbation=perturbation, feature_extractor="inputs").fit(inputs, LABELS)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_draws_are_those_of_the_public_functions(inputs, perturbation, move):
 )
 def test_samples_follow_their_moves_where_pairs_are_read_at_them(inputs, perturbation):
     options = {"perturbation": perturbation, "feature_extractor": "inputs"}
-    perturbed = BoundaryUncertainty(10, n_draws=3, pairs_at="sample", **options).fit(inputs, LABELS).perturbed
+    perturbed = ParzenUncertainty(10, n_draws=3, pairs_at="sample", **options).fit(inputs, LABELS).perturbed
     moved = fitted(inputs, perturbation).perturbed
     assert torch.equal(perturbed.whole(), torch.cat((moved.whole(), inputs.to(moved.dtype))))
     assert torch.equal(perturbed[torch.tensor([239, 0])].whole(), perturbed.whole()[[239, 0]])

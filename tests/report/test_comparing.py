@@ -49,7 +49,7 @@ def test_a_score_is_drawn_where_all_decided_by_the_same_rule(tmp_path):
     rows = [row | {"my_rule": 1.0} for row in records.checks(9)]
     rules = {"a": "my_rule", "b": "my_rule", "c": "trust_score"}
     made = {name: records.run(tmp_path / name, rows, n_checks=9, n_classes=3, rule=rules[name]) for name in "abc"}
-    for other, title in (("b", "score"), ("c", "accuracy and trust")):
+    for other, title in (("b", "score"), ("c", "accuracy, uncertainty and trust")):
         figure = comparison([made["a"], made[other]]).drawings[0]
         assert figure["layout"]["annotations"][0]["text"] == title
 
@@ -99,7 +99,10 @@ def test_accuracies_in_which_samples_count_differently_share_no_axis(tmp_path):
     shown = comparison(runs)
     (figure,) = shown.drawings
     titles = [label["text"] for label in figure["layout"]["annotations"]]
-    assert titles[:2] == ["accuracy and trust (all samples count alike)", "accuracy and trust (class_weight=balanced)"]
+    assert titles[:2] == [
+        "accuracy, uncertainty and trust (all samples count alike)",
+        "accuracy, uncertainty and trust (class_weight=balanced)",
+    ]
     axes = [(trace["name"], trace["yaxis"]) for trace in figure["data"] if trace["mode"] != "markers"]
     assert axes[:3] == [("plain", "y"), ("too", "y"), ("balanced", "y2")]
     assert sum(trace["showlegend"] for trace in figure["data"]) == 3

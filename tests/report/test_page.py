@@ -62,11 +62,11 @@ def test_what_a_finished_run_shows(tmp_path):
     kept, said = record.kept, words(record)
     expected = (
         f"Epoch {kept} was kept",
-        "Stopped in epoch 59: accuracy and trust did not improve in the last 20 checks.",
+        "Stopped in epoch 59: accuracy, uncertainty and trust did not improve in the last 20 checks.",
         f"boundary uncertainty{record.checks[kept]['boundary_uncertainty']:.3f}",
-        "Boundary uncertainty counts as 0 at 60% of the perturbed samples",
+        f"Uncertainty near the boundary, at epoch {kept}",
         f"Samples unlike those nearby, at epoch {kept}",
-        "accuracy and trust, this run's",
+        "accuracy, uncertainty and trust, this run's",
         "All values are measured on averaged weights.",
         *(str(doubt.row) for doubt in record.details[kept].doubtful),
         *(*record.settings, *record.versions, *record.data),
@@ -74,7 +74,7 @@ def test_what_a_finished_run_shows(tmp_path):
     )
     assert [one for one in expected if one not in said] == []
     assert str(tmp_path) not in render(record)
-    maps = ["pairs", "near_boundary", "local_uncertainty", "log_trust"]
+    maps = ["crossing", "pairs", "log_trust"]
     assert list(figures_of(record)) == ["deciding", "scores", "agreement", "changes", *maps, "cost"]
 
 
@@ -86,15 +86,19 @@ def test_what_each_rule_would_have_kept_is_what_it_replays(tmp_path, start):
         row["expected_accuracy"] = draw.choice([math.nan, 0.5, row["expected_accuracy"]])
     record = records.run(tmp_path, rows, rule="trust_score", start_from_epoch=start)
     drawn = traces(record, "scores", "markers")
-    assert len(drawn) == len(RULE_NAMES) + 1  # the largest
-    for name in RULE_NAMES:
+    replayed = [name for name in RULE_NAMES if name != "parzen_uncertainty"]  # which no default run measures
+    assert len(drawn) == len(replayed) + 1  # the largest
+    for name in replayed:
         kept = SelectionRule(name, start_from_epoch=start).replay(record.checks)
         assert drawn[f"rule: {figures._RULES[name][0]}"]["x"] == [kept["epoch"]]
 
 
 @pytest.mark.parametrize("rule", [*RULE_NAMES, "my_rule", None])
 def test_the_score_that_decides_is_drawn_first_where_its_largest_is_seen(tmp_path, rule):
-    rows = [row | {"my_rule": -abs(row["epoch"] - 7.0)} for row in records.checks(40)]
+    rows = [
+        row | {"my_rule": -abs(row["epoch"] - 7.0), "parzen_uncertainty": row["boundary_uncertainty"]}
+        for row in records.checks(40)
+    ]
     record = records.run(tmp_path, rows, n_checks=40, n_classes=3, rule=rule)
     figure = content(record).drawings[0]
     (score, kept), (low, high) = figure["data"], figure["layout"]["yaxis"]["range"]
@@ -112,7 +116,7 @@ def test_the_score_that_decides_is_drawn_first_where_its_largest_is_seen(tmp_pat
 
 def test_each_share_has_a_panel_of_its_own_where_its_best_values_are_seen(tmp_path):
     record = records.run(tmp_path, n_checks=40, n_classes=3)
-    colours, shares = [], [signal for signal in SIGNALS.values() if signal.panel == "shares"]
+    colours, shares = [], [signal for signal in SIGNALS.values() if signal.panel == "shares" and signal.formula]
     for name, is_larger_better in (("agreement", True), ("changes", False)):
         layout, drawn = figures_of(record)[name]["layout"], traces(record, name, "lines")
         signals = [signal for signal in shares if signal.is_larger_better is is_larger_better]
@@ -130,7 +134,7 @@ def test_each_share_has_a_panel_of_its_own_where_its_best_values_are_seen(tmp_pa
 def test_two_classes_need_no_map_of_pairs(tmp_path):
     shown = content(records.run(tmp_path, n_checks=2, n_classes=2))
     assert "pairs" not in {one["name"] for one in shown.drawings}
-    assert "lower boundary uncertainty most" not in shown.main
+    assert "Classes with the longest boundaries" not in shown.main
 
 
 def test_the_library_in_the_page_is_the_one_that_was_checked():
@@ -144,17 +148,24 @@ def test_each_section_is_in_the_table_of_contents(tmp_path):
     found = Elements(content(records.run(tmp_path, n_checks=10, n_classes=3)).main).elements
     names = [f"#{attributes['id']}" for tag, attributes in found if tag == "section"]
     assert [attributes["href"] for tag, attributes in found if tag == "a"] == names
-    assert len(names) == 13
+    assert len(names) == 12
 
 
-def test_neighbours_near_the_boundary_are_a_mean_over_the_samples_of_a_pair(tmp_path):
-    pairs = [[0, 1, 0.25, 1250.0, 0.7], [1, 2, 0.75, 0.0, 1.0]]  # of 2500 samples
+def test_the_longest_boundaries_are_listed(tmp_path):
+    pairs = [[0, 1, 0.75, 0.7], [1, 2, 0.25, 1.0]]
     records.lines(tmp_path, records.details(0, 3, 1) | {"pairs": pairs}, records.end(0))
     record = records.run(tmp_path, records.checks(1))
-    assert cells(record, "lowest-pairs")[0] == ["0", "1", "0.700", "0.250", "2.000"]
+    assert cells(record, "longest-pairs") == [["0", "1", "0.750", "0.700"], ["1", "2", "0.250", "1.000"]]
     notes = figures_of(record)["pairs"]["data"][0]["hovertext"]
-    assert "2.000 neighbours of a sample" in notes[0][1]
-    assert "none near the boundary" in notes[1][2]
+    assert "uncertainty 0.700, share of the boundary 0.750" in notes[0][1]
+
+
+def test_the_curve_near_the_boundary_is_beside_the_most_uncertain(tmp_path):
+    record = records.run(tmp_path, n_checks=3, n_classes=2)
+    most, own = traces(record, "crossing").values()
+    crossing = record.details[record.kept].crossing
+    assert (most["y"], own["y"]) == (pytest.approx(crossing.attainable), pytest.approx(crossing.network))
+    assert own["x"] == pytest.approx([(part + 0.5) / 20 for part in range(20)])
 
 
 def test_a_class_that_makes_up_most_of_the_doubtful_samples_is_named(tmp_path):
@@ -218,7 +229,6 @@ def test_a_table_alone_shows_what_it_has(tmp_path):
     assert "no boundary_uncertainty.jsonl beside the table" in words(record)
     record = records.run(tmp_path, [{"epoch": 0, "boundary_uncertainty": 0.5, "trust_score": 1.5}])
     assert list(figures_of(record)) == ["scores"]
-    assert "not in the table" in words(record)
 
 
 def test_a_run_without_a_check(tmp_path):
@@ -258,9 +268,9 @@ def test_a_resumed_run_has_costs_from_where_it_resumed(tmp_path):
     assert record.costs == (6.81 + spent + 2, 20)
 
 
-def test_the_pair_map_is_symmetric_and_blank_where_nothing_is_known_and_of_the_worst_classes(tmp_path):
+def test_the_pair_map_is_symmetric_and_blank_where_nothing_is_known(tmp_path):
     record = records.run(tmp_path / "letters", n_checks=3, classes=records.LETTERS)
-    pairs = {(k, m): u for k, m, _, _, u in record.details[record.kept].pairs}
+    pairs = {(k, m): u for k, m, _, u in record.details[record.kept].pairs}
     shown = figures_of(record)["pairs"]
     values = shown["data"][0]["z"]
     for k in range(26):
@@ -269,13 +279,13 @@ def test_the_pair_map_is_symmetric_and_blank_where_nothing_is_known_and_of_the_w
             assert values[k][m] == values[m][k] == pairs.get((m, k))
     record = records.run(tmp_path / "many", n_checks=2, n_classes=120)
     assert len(figures_of(record)["pairs"]["data"][0]["z"]) == 40
-    assert "The 40 classes that lower it most are shown, 80 are not." in words(record)
+    assert "The 40 classes with the longest boundaries are shown, 80 are not." in words(record)
 
 
 def test_many_checks_are_thinned_in_maps_and_the_kept_one_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "_MOST_COLUMNS", 20)
     record = records.run(tmp_path, n_checks=57, n_classes=2)
-    (trace,) = figures_of(record)["near_boundary"]["data"]
+    (trace,) = figures_of(record)["log_trust"]["data"]
     assert len(trace["x"]) <= 22
     assert {record.kept, 56} <= set(trace["x"])
     sums = [sum(column) for column in zip(*trace["z"], strict=True)]
@@ -300,7 +310,7 @@ def test_markup_in_a_record_is_shown_and_not_run(tmp_path):
     made[0]["settings"][MARKUP] = made[0]["versions"]["torch"] = made[0]["started"] = MARKUP
     made[0]["data"]["shape"] = {MARKUP: [MARKUP]}
     made[-1]["reason"] = made[-1]["best_model_path"] = MARKUP
-    made[1]["histograms"][MARKUP] = {"edges": [0, 1], "counts": [1]}
+    made[1][MARKUP] = {"edges": [0, 1], "counts": [1]}
     details.write_text("".join(f"{json.dumps(line)}\n" for line in made))
     record = read_record(tmp_path)
     page = render(record)
@@ -310,7 +320,7 @@ def test_markup_in_a_record_is_shown_and_not_run(tmp_path):
     inside = re.search(r'<script type="application/json" id="content">(.*?)</script>', page, re.DOTALL)[1]
     assert inside.isascii()
     assert "<" not in inside
-    assert len(json.loads(inside)) == 9
+    assert len(json.loads(inside)) == 8
     assert "<img" not in json.dumps(content(record).drawings)
     assert "\u202e" not in page
     assert "\x00" not in page.replace(re.search(r"plotly\.js \(cartesian.*", page, re.DOTALL)[0], "")

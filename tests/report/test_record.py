@@ -25,7 +25,8 @@ def test_a_whole_record(tmp_path):
     written, read = records.details(3, 3, 5), record.details[3]
     assert [list(pair) for pair in read.pairs] == written["pairs"]
     assert [list(doubt) for doubt in read.doubtful] == written["doubtful"]
-    assert read.near_boundary._asdict() == written["histograms"]["near_boundary"]
+    assert read.log_trust._asdict() == written["log_trust"]
+    assert read.crossing._asdict() == written["crossing"]
 
 
 def test_the_record_written_to_last_counts_and_others_are_listed(tmp_path):
@@ -119,19 +120,19 @@ def refused(path, message):
         ("[" * 4000 + "\n", "line 2: not a line of JSON"),
         ("3\n", "line 2: expected an object"),
         (records.header(), "line 2: expected an object, the first one of kind 'header' and no other"),
-        ({"kind": "check", "epoch": 0}, "not a check as this package writes it .KeyError: 'pairs'"),
+        ({"kind": "check", "epoch": 0}, "not a check as this package writes it .KeyError: 'crossing'"),
         (CHECK | {"epoch": -1}, "expected an integer >= 0, got -1"),
-        (CHECK | {"agreeing_pairs": "high"}, "expected a number, got str"),
-        (CHECK | {"agreeing_pairs": 10**400}, "OverflowError"),
+        (CHECK | {"crossing": {"network": ["high"], "attainable": []}}, "expected a number, got str"),
+        (CHECK | {"crossing": {"network": [10**400], "attainable": []}}, "OverflowError"),
+        (CHECK | {"crossing": {"network": [0.5]}}, "KeyError: 'attainable'"),
         (CHECK | {"pairs": [[0, 1, 0.5]]}, "not a check"),
-        (CHECK | {"pairs": [[0, 1, True, 1, 1]]}, "expected a number, got bool"),
-        (CHECK | {"histograms": {"near_boundary": BINS | {"edges": "ab"}}}, "expected a number, got str"),
-        (CHECK | {"histograms": {"near_boundary": BINS | {"counts": [0.5]}}}, "expected an integer >= 0"),
-        (CHECK | {"histograms": {"near_boundary": BINS}}, "KeyError: 'local_uncertainty'"),
+        (CHECK | {"pairs": [[0, 1, True, 1]]}, "expected a number, got bool"),
+        (CHECK | {"log_trust": BINS | {"edges": "ab"}}, "expected a number, got str"),
+        (CHECK | {"log_trust": BINS | {"counts": [0.5]}}, "expected an integer >= 0"),
         (CHECK | {"doubtful": [[1, 2, 3]]}, "not a check"),
         ({"kind": "end", "kept_epoch": "no"}, "not a end as this package writes it"),
         ([CHECK], "the first one of kind 'header'"),
-        ([records.header() | {"format": 3}], "format must be 2, got 3"),
+        ([records.header() | {"format": 2}], "format must be 3, got 2"),
         ([records.header() | {"settings": []}], "not a header"),
     ],
 )

@@ -13,7 +13,6 @@ from records import CHECK, HEAD, lines, table
 from bu_torch.report import read_record, render
 from bu_torch.report.page import content, resource
 from bu_torch.report.verdict import RunVerdict
-from bu_torch.run.account import HISTOGRAMS
 from bu_torch.signals import details
 
 MEBIBYTE = 2**20
@@ -52,7 +51,7 @@ LONG = "a line of a record has at most 1048576 bytes"
 REFUSED = {
     "columns": (lambda f: table(f, HEAD.strip(), ",c" * 10**6, "\n"), 1, LONG),
     "a cell over all lines": (lambda f: table(f, HEAD, '0,"\n', '","\n' * 40_000), 2, "not a row of 3 numbers"),
-    "pairs": (lambda f: check(f, pairs=[[0, 1, 0.5, 1, 1]] * 10**5), 2, LONG),
+    "pairs": (lambda f: check(f, pairs=[[0, 1, 0.5, 1]] * 10**5), 2, LONG),
     "deep lists": (lambda f: lines(f, f'{{"kind":"check","x":[{",".join([DEEP] * 500)}]}}\n'), 2, "not a check"),
 }
 
@@ -80,27 +79,27 @@ class TestTable:
 
 class TestChecks:
     def test_the_most_that_a_run_writes_is_read(self, tmp_path):
-        pairs = [[0, 1 + place, 0.1, 1.0, 0.5] for place in range(details._MOST_PAIRS)]
+        pairs = [[0, 1 + place, 0.1, 0.5] for place in range(details._MOST_PAIRS)]
         doubtful = [[place, 1, 2, 3, 0.5] for place in range(50)]
         bins = {"edges": list(range(29)), "counts": [1] * 28}
-        full = CHECK | {"pairs": pairs, "doubtful": doubtful, "histograms": dict.fromkeys(HISTOGRAMS, bins)}
+        full = CHECK | {"pairs": pairs, "doubtful": doubtful, "log_trust": bins}
         lines(tmp_path, *(full | {"epoch": epoch} for epoch in range(50)))
         record = read_record(tmp_path)
         assert record.notes == []
         assert len(record.details) == 50
         assert [list(pair) for pair in record.details[0].pairs] == pairs
         assert [list(doubt) for doubt in record.details[0].doubtful] == doubtful
-        assert all(len(getattr(record.details[0], name).counts) == 28 for name in HISTOGRAMS)
+        assert len(record.details[0].log_trust.counts) == 28
 
     def test_more_than_a_page_shows_is_left_out(self, tmp_path):
-        pairs = [[k, 1 + k + place, 0.1, 1.0, 0.5] for k in range(40) for place in range(300)]
+        pairs = [[k, 1 + k + place, 0.1, 0.5] for k in range(40) for place in range(300)]
         check(tmp_path, pairs=pairs, doubtful=[[place, 1, 2, 3, 0.5] for place in range(20_000)])
         assert "100 samples, by the trust in their label or" in page_of(tmp_path)
 
 
 @pytest.mark.parametrize("letter", ["x", "&", "\U0001f600", "\u202e"])
 def test_names_of_ten_thousand_letters(tmp_path, letter):
-    pairs = [[k, m, 0.1, 1.0, 0.5] for m in range(40) for k in range(m)][:500]
+    pairs = [[k, m, 0.1, 0.5] for m in range(40) for k in range(m)][:500]
     name = letter * (MEBIBYTE // len(json.dumps(letter)) // 60)
     lines(tmp_path, CHECK | {"pairs": pairs, "doubtful": [[0, 1, 2, 3, 0.5]]}, first=records.header([name] * 50))
     assert page_of(tmp_path, most=2 * MEBIBYTE)
@@ -122,10 +121,10 @@ def test_numbers_at_the_ends_of_their_range(tmp_path):
     draw, most = random.Random(0), 2**53 - 1
     odd = ["nan", "inf", "-inf", "1e308", "-1e308", "5e-324", "-0", "", "1e999", " 1 ", "1_0"]
     bins = {"edges": [-1e308, 0, 5e-324, 1e308], "counts": [most, most, 0]}
-    pairs = [[0, 1, 1e300, 1e308, -1e308], [0, 2**31 - 1, None, None, None], [1, 2, -1e308, 5e-324, 1e308]]
+    pairs = [[0, 1, 1e308, -1e308], [0, 2**31 - 1, None, None], [1, 2, 5e-324, 1e308]]
     doubtful = [[most, 0, most, 5, 1e308], [0, 0, 0, 0, None]]
-    check = CHECK | {"agreeing_pairs": 1e308, "pairs": pairs, "doubtful": doubtful}
-    check["histograms"] = dict.fromkeys(HISTOGRAMS, bins)
+    check = CHECK | {"pairs": pairs, "doubtful": doubtful, "log_trust": bins}
+    check["crossing"] = {"network": [1e308, -1e308, None], "attainable": [5e-324, 0, 1e308]}
     lines(tmp_path, check | {"epoch": 0}, check | {"epoch": 1}, records.end(most))
     columns = list(records.checks(1)[0])
     rows = (",".join([str(n), *(draw.choice(odd) for _ in columns[1:])]) + "\n" for n in (*range(200), most))

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
 from bu_torch.run import budget
 from bu_torch.run.budget import Plan, count_operations, describe_slow_check, plan
-from bu_torch.run.settings import MeasurementSettings
+from bu_torch.run.settings import MeasurementSettings, Settings
 
 ASKED = MeasurementSettings()
 
@@ -29,14 +29,14 @@ ASKED = MeasurementSettings()
         (20000, 1000, {"n_draws": 1000}, Plan(40, 1000)),
         (20000, 1000, {"max_samples": 3000}, Plan(3000, 2)),
         (20000, 1000, {"max_samples": 3000, "n_draws": 5}, Plan(3000, 5)),
-        (20000, 1000, {"pairs_at": "sample"}, Plan(3000, 1)),
-        (1500, 1000, {"pairs_at": "sample"}, Plan(1500, 3)),
-        (20000, 1000, {"budget": None, "n_draws": 1, "pairs_at": "sample"}, Plan(20000, 1)),
+        (20000, 1000, {"rule": "parzen_uncertainty"}, Plan(3000, 1)),
+        (1500, 1000, {"rule": "parzen_uncertainty"}, Plan(1500, 3)),
+        (20000, 1000, {"budget": None, "n_draws": 1, "rule": "parzen_uncertainty"}, Plan(20000, 1)),
         (20000, 1000, {"budget": None, "n_draws": 2, "max_samples": 30000}, Plan(20000, 2)),
     ],
 )
 def test_plan(n_training, n_operations, asked, expected):
-    assert plan(MeasurementSettings(**asked), n_training, n_training, n_operations) == expected
+    assert plan(Settings(**asked), n_training, n_training, n_operations) == expected
 
 
 @pytest.mark.parametrize("n_training", [40, 333, 1000, 4999, 6001, 30_000, 1_000_000])

@@ -41,11 +41,11 @@ def test_a_resumed_loop_goes_on(tmp_path):
 
     whole, halved = Steps(), Steps()
     uninterrupted, first, second = (stopper_of(*whole.samples, n_draws=4, patience=3) for _ in range(3))
-    run(uninterrupted, whole, 50)
+    run(uninterrupted, whole, 300)
     run(first, halved, 5)
     torch.save(first.state_dict(), tmp_path / "state.pt")
     second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    run(second, halved, 45)
+    run(second, halved, 295)
     assert second.history == uninterrupted.history
     assert second.best_epoch == uninterrupted.best_epoch
     assert second.stopped_epoch == uninterrupted.stopped_epoch is not None

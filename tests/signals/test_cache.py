@@ -134,7 +134,16 @@ def test_whatever_is_fitted_is_read_again_to_the_bit(tmp_path, features, labels,
     again = unfitted(**settings).load(path, features, labels)
     for name in ("class_distances", "votes", "probabilities"):
         assert torch.equal(getattr(again, name), getattr(signals, name))
-    for name in ("perturbed_inputs", "labels", "neighbors", "nearest_distance", "bayes_pairs", "mean_", "scale_"):
+    for name in (
+        "perturbed_inputs",
+        "labels",
+        "neighbors",
+        "nearest_distance",
+        "probabilities",
+        "votes",
+        "mean_",
+        "scale_",
+    ):
         found, expected = getattr(again.boundary, name), getattr(signals.boundary, name)
         assert found.dtype == expected.dtype
         assert torch.equal(found, expected)

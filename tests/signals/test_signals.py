@@ -6,8 +6,9 @@ import torch
 from problems import blobs
 from torch import nn
 
-from bu_torch import LabelRegression, LabelVotes, Signals
+from bu_torch import LabelRegression, LabelVotes, ParzenUncertainty, Signals
 from bu_torch.internal.printing import shown_on
+from bu_torch.papers.signals import ProposalSignals
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.preparation import n_comparisons
 
@@ -24,25 +25,38 @@ def read(signals, seed=0, n_outputs=3):
         return nn.Linear(4, n_outputs)(signals.perturbed_inputs)
 
 
-def test_the_place_of_the_pairs_changes_boundary_uncertainty_alone_and_no_file(tmp_path):
-    signals = fitted()
-    signals.save(tmp_path / "kept.npz")
-    other = Signals(n_draws=2, seed=3, pairs_at="sample").load(tmp_path / "kept.npz", X, Y)
+def test_signals_of_the_papers_are_measured_where_they_are_asked_for_and_change_no_other(tmp_path):
+    signals, also = fitted(), ("parzen_uncertainty", "omission")
+    other = fitted(also=also)
+    other.save(tmp_path / "kept.npz")
+    again = Signals(n_draws=2, seed=3, also=also).load(tmp_path / "kept.npz", X, Y)
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(4, 20), nn.Tanh(), nn.Linear(20, 3)).requires_grad_(False)
     values, predictions = signals.measure(model(signals.perturbed_inputs))
-    others, same = other.measure(model(other.perturbed_inputs), predictions, predictions)
+    others, same = other.measure(model(other.perturbed_inputs))
     assert torch.equal(same, predictions)
-    changed = {name for name, value in values.items() if others[name] != value}
-    assert changed == {"boundary_uncertainty", "prediction_changes"}  # none was given before
-    again = Signals(n_draws=2, seed=3, pairs_at="sample").fit(X, Y).measure(model(other.perturbed_inputs))
-    assert again.values["boundary_uncertainty"] == others["boundary_uncertainty"]
-    assert again.details().pairs == other.measure(model(other.perturbed_inputs)).details().pairs
+    assert others == {**values, **{name: others[name] for name in also}}
+    assert again.measure(model(again.perturbed_inputs)).values == others
+    parzen = ParzenUncertainty(n_draws=2, seed=3, pairs_at="sample", feature_extractor=signals.boundary.space_name_)
+    expected = parzen.fit(X, Y).score(model)
+    assert signals.boundary.space_name_ in ("inputs", "metric")
+    assert float(others["parzen_uncertainty"]) == pytest.approx(float(expected), abs=1e-6)
+    assert float(others["omission"]) == pytest.approx(float(parzen.omission(model)), abs=1e-12)
+    logits = model(other.perturbed_inputs)
+    logits[-1, 0] = torch.nan  # at a sample itself
+    assert all(value.isnan() for value in other.measure(logits).values.values())
+
+
+@pytest.mark.parametrize("also", [("boundary",), ("trust_score",)])
+def test_signals_that_are_unknown_or_measured_anyway_are_refused_by_name(also):
+    with pytest.raises(ValueError, match=f"`also` must hold names among .*parzen_uncertainty.*got '{also[0]}'"):
+        Signals(also=also)
 
 
 def test_each_signal_has_one_entry_with_its_range():
     signals = fitted()
-    assert tuple(signals.measure(read(signals)).values) == tuple(SIGNALS) == Signals.NAMES
+    assert tuple(signals.measure(read(signals)).values) == Signals.NAMES == signals.names
+    assert set(SIGNALS) - set(Signals.NAMES) == set(ProposalSignals.NAMES)
     for name, signal in SIGNALS.items():
         assert signal.name == name
         assert signal.low < signal.high

@@ -5,10 +5,12 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from oracles import boundary as oracle
 from problems import blobs
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper, LabelProbabilities, LabelVotes, Signals, TrustScore, functional
+from bu_torch.functional.boundary import gap_of, local_uncertainty_of, nearness, top_pairs
 from bu_torch.samples.balance import weights_of
 
 X, Y = blobs()
@@ -37,7 +39,6 @@ def test_each_signal_is_a_mean_in_which_samples_count_by_their_weights(is_weight
     first, before = signals.measure(read(signals, 0))
     assert float(first["prediction_changes"]) == 1
     logits = read(signals, 1)
-    logits[:, 0] += 3  # so that something is left out
     values, predictions = signals.measure(logits, before)
     boundary = signals.boundary
 
@@ -56,18 +57,19 @@ def test_each_signal_is_a_mean_in_which_samples_count_by_their_weights(is_weight
     nearest = functional.trust_score(signals.class_distances, signals.class_distances.argmin(dim=1)).double()
     share = mean(trust.clamp(1e-3, 1e3).log()) / mean(nearest.clamp(1e-3, 1e3).log())
     accuracy = mean(signals.probabilities[rows, p]) / mean(signals.probabilities.amax(1))
-    shares = functional.label_votes(LABELS, boundary.neighbors, 0.0, weights=weights)
-    places = LABELS, boundary.neighbors, boundary.bayes_pairs
-    u = [functional.boundary_uncertainty(part, *places, weights=weights) for part in logits.split(120)]
+    counted = np.tile(np.ones(120) if weights is None else weights.numpy(), 3).tolist()
+    u, most = (
+        oracle.boundary_uncertainty(one.tolist(), signals.probabilities.tolist(), counted)
+        for one in (logits, signals.probabilities)
+    )
     expected = {
-        "boundary_uncertainty": np.mean(u),
+        "boundary_uncertainty": u,
         "trust_score": np.exp(mean(trust.clamp(1e-3, 1e3).log())),
         "label_agreement": mean(predictions == LABELS.repeat(3)),
         "vote_agreement": mean(votes.votes.repeat(3, 1)[rows, p]),
         "expected_accuracy": mean(signals.probabilities[rows, p]),
-        "accuracy_uncertainty_trust": (accuracy + signals.skill * share) / (1 + signals.skill),
+        "accuracy_uncertainty_trust": (2 * accuracy + u / most + signals.skill * share) / (3 + signals.skill),
         "prediction_changes": mean(predictions != before),
-        "omission": functional.omission(shares, predictions, boundary.neighbors, weights=weights),
     }
     assert tuple(values) == Signals.NAMES
     assert set(expected) == set(values), "a signal has no oracle here"
@@ -113,19 +115,18 @@ def test_balanced_expected_accuracy_of_one_class_alone_is_its_share():
 def test_details_of_weighted_samples():
     weights = weights_at_random()
     signals = fitted(weights, n_draws=1)
-    logits, boundary = read(signals), signals.boundary
-    neighbors, pairs = boundary.neighbors, boundary.bayes_pairs
-    _, counts = functional.local_uncertainty(logits, LABELS, neighbors, pairs, weights=weights)
-    details = signals.measure(logits).details(5)
+    logits, counted = read(signals), signals.boundary.weights
+    measured = signals.measure(logits)
+    details, local = measured.details(5), local_uncertainty_of(signals.probabilities)
+    mass = nearness(gap_of(logits), counted) * counted
     for pair in details.pairs:
-        here = (pairs == torch.tensor([pair.first, pair.second])).all(dim=1)
-        assert pair.share == pytest.approx(float(boundary.weights[here].sum()) / 120)
-        assert pair.weight == pytest.approx(float((counts.double() * boundary.weights)[here].sum()), rel=1e-5)
-    top = logits.topk(2, dim=1).indices.sort(dim=1).values
-    agrees = [float(w) for w, own, likely in zip(boundary.weights, top, pairs, strict=True) if own.equal(likely)]
-    assert 0 < len(agrees) < 120
-    assert details.agreeing_pairs == pytest.approx(sum(agrees) / 120)
+        here = (top_pairs(logits) == torch.tensor([pair.first, pair.second])).all(dim=1)
+        assert pair.share == pytest.approx(float(mass[here].sum() / mass.sum()))
+        assert pair.uncertainty == pytest.approx(float((mass * local)[here].sum() / mass[here].sum()))
     assert sum(pair.share for pair in details.pairs) == pytest.approx(1)
+    of_all = float((counted * local).sum() / counted.sum())
+    for part in details.crossing:  # parts of nearly equal weight
+        assert np.nanmean(part) == pytest.approx(of_all, abs=0.05)
 
 
 class TestFile:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from bu_torch import BoundaryUncertainty, FeatureSpace, NeighborGraph, Signals
+from bu_torch import BoundaryUncertainty, FeatureSpace, NeighborGraph, ParzenUncertainty, Signals
 from bu_torch.space.metric import LabelMetric, MetricSpace
 
 
@@ -68,7 +68,8 @@ def test_signals_take_the_metric_where_it_is_clearly_better_and_not_without_labe
     random = labels[torch.randperm(300, generator=torch.Generator().manual_seed(5))]
     with pytest.warns(UserWarning, match="no better than chance"):
         assert Signals(10, 1).fit(features, random).boundary.space_name_ == "inputs"
-    assert BoundaryUncertainty(10).fit(features, labels).space_name_ == "inputs"
+    assert BoundaryUncertainty(10).fit(features, labels).space_name_ == "metric"
+    assert ParzenUncertainty(10).fit(features, labels).space_name_ == "inputs"
     assert Signals(10, 1, feature_extractor="inputs").fit(features, labels).boundary.space_name_ == "inputs"
 
 

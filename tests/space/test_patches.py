@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from bu_torch import BoundaryUncertainty, Signals
+from bu_torch import ParzenUncertainty, Signals
 from bu_torch.estimators.space_choice import choose_space
 from bu_torch.space.features import FeatureSpace
 from bu_torch.space.layers import LayerFeatures
@@ -86,7 +86,7 @@ def test_what_it_must_be():
     with pytest.raises(ValueError, match="`feature_extractor` must be one of 'inputs', 'patches', 'tokens'"):
         FeatureSpace("pixels")
     with pytest.raises(ValueError, match="needs a `module`"):
-        BoundaryUncertainty(feature_extractor="module").fit(X, Y)
+        ParzenUncertainty(feature_extractor="module").fit(X, Y)
 
 
 class Net(nn.Module):
@@ -108,24 +108,24 @@ def test_the_space_that_tells_most_of_the_labels_is_chosen():
     assert torch.equal(points, FeatureSpace("patches").fit_transform(X))
     assert skills["patches"] > skills["inputs"]
     for is_useful, expected in ((True, "module"), (False, "patches")):
-        fitted = BoundaryUncertainty(20, module=Net(is_useful)).fit(X, Y)
+        fitted = ParzenUncertainty(20, module=Net(is_useful)).fit(X, Y)
         assert fitted.space_name_ == expected
         assert list(fitted.skills_) == ["inputs", "patches", "module"]
-    asked = BoundaryUncertainty(20, feature_extractor="patches", module=Net()).fit(X, Y)
+    asked = ParzenUncertainty(20, feature_extractor="patches", module=Net()).fit(X, Y)
     assert (asked.space_name_, asked.skills_) == ("patches", {})
 
 
 def test_patches_are_extracted_once_where_all_samples_are_compared(monkeypatch):
     images, labels = textures(120)
-    once = BoundaryUncertainty(20).fit(images, labels)
+    once = ParzenUncertainty(20).fit(images, labels)
     seen, transform = [], PatchFeatures.transform
     monkeypatch.setattr(PatchFeatures, "transform", lambda self, x: seen.append(len(x)) or transform(self, x))
-    again = BoundaryUncertainty(20).fit(images, labels)
+    again = ParzenUncertainty(20).fit(images, labels)
     assert seen == [120]
     assert torch.equal(again.neighbors, once.neighbors)
     monkeypatch.setattr("bu_torch.estimators.space_choice._COMPARED", 119)
     monkeypatch.setattr("bu_torch.estimators.space_choice._ALL_COMPARED", 119)
-    part = BoundaryUncertainty(20).fit(images, labels)
+    part = ParzenUncertainty(20).fit(images, labels)
     assert seen == [120, 119, 120]
     assert part.space_name_ == once.space_name_ == "patches"
     assert torch.equal(part.neighbors, once.neighbors)
@@ -179,4 +179,4 @@ def test_random_labels_are_told_by_no_space():
     ids=["no linear layer", "rows that are no samples", "no forward"],
 )
 def test_a_network_whose_features_cannot_be_read_is_no_candidate(net):
-    assert list(BoundaryUncertainty(20, module=net).fit(*textures(120)).skills_) == ["inputs", "patches"]
+    assert list(ParzenUncertainty(20, module=net).fit(*textures(120)).skills_) == ["inputs", "patches"]

@@ -5,7 +5,7 @@ from problems import blobs, same, weights_of
 from sklearn.decomposition import PCA
 from torch import nn
 
-from bu_torch import BoundaryUncertainty, FeatureSpace, NeighborGraph, PrototypeClassifier
+from bu_torch import FeatureSpace, NeighborGraph, ParzenUncertainty, PrototypeClassifier
 from bu_torch.space.features import principal_components
 
 
@@ -44,7 +44,7 @@ def test_exact_components_are_those_of_the_singular_values(dtype):
 def test_neighbours_are_those_of_the_features_and_samples_move_in_input_space():
     features, labels = blobs()
     inputs = torch.cat((features[:, :2], 100 * torch.rand(120, 2)), dim=1)  # two that say nothing
-    found = BoundaryUncertainty(10, feature_extractor=lambda x: x[:, :2]).fit(inputs, labels)
+    found = ParzenUncertainty(10, feature_extractor=lambda x: x[:, :2]).fit(inputs, labels)
     points = FeatureSpace().fit(inputs[:, :2]).transform(inputs[:, :2])
     graph = NeighborGraph(10).fit(points)
     assert torch.equal(found.neighbors, graph.neighbors)
@@ -56,7 +56,7 @@ def test_neighbours_are_those_of_the_features_and_samples_move_in_input_space():
 
 def test_where_all_neighbours_are_duplicates_the_step_is_searched_among_all():
     inputs = torch.cat((torch.zeros(12, 3), torch.eye(3)))
-    found = BoundaryUncertainty(10, n_components=2).fit(inputs, torch.arange(15) % 2)
+    found = ParzenUncertainty(10, n_components=2).fit(inputs, torch.arange(15) % 2)
     step = (found.standardize(found.perturbed_inputs[0]) - found.standardize(inputs)).norm(dim=1)
     apart = distances(found.standardize(inputs))
     expected = torch.where(apart > 1e-6, apart, torch.inf).amin(dim=1)
@@ -73,7 +73,7 @@ def test_a_module_extracts_in_eval_mode_and_stays_as_it_is():
         expected = FeatureSpace().fit(net(features)).transform(net(features))
     torch.testing.assert_close(points, expected)
     net.train()
-    BoundaryUncertainty(feature_extractor=net).fit(features, labels)
+    ParzenUncertainty(feature_extractor=net).fit(features, labels)
     assert net[2].training
     assert same(net.state_dict(), before)
     assert not points.requires_grad
@@ -97,4 +97,4 @@ def test_a_module_of_another_precision_extracts():
 )
 def test_what_an_extractor_must_give(extract, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        BoundaryUncertainty(feature_extractor=extract).fit(*blobs())
+        ParzenUncertainty(feature_extractor=extract).fit(*blobs())

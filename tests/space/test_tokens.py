@@ -6,7 +6,7 @@ import torch
 from sklearn.feature_extraction.text import TfidfTransformer
 from torch import nn
 
-from bu_torch import BoundaryUncertainty, FeatureSpace, TokenFeatures
+from bu_torch import FeatureSpace, ParzenUncertainty, TokenFeatures
 
 N_TOKENS, LENGTH = 60, 12
 X, Y = scenarios.tokens(200)
@@ -99,15 +99,15 @@ def test_the_space_has_one_scale_for_all_axes():
 
 def test_tokens_or_the_network_are_chosen():
     for is_useful, expected in ((False, "tokens"), (True, "module")):
-        fitted = BoundaryUncertainty(20, perturbation="tokens", module=network(is_useful)).fit(X, Y)
+        fitted = ParzenUncertainty(20, perturbation="tokens", module=network(is_useful)).fit(X, Y)
         assert fitted.space_name_ == expected
         assert list(fitted.skills_) == ["tokens", "module"]
-    alone = BoundaryUncertainty(20, perturbation="tokens").fit(X, Y)
+    alone = ParzenUncertainty(20, perturbation="tokens").fit(X, Y)
     assert (alone.space_name_, alone.skills_) == ("tokens", {})
 
 
 def test_samples_that_are_no_tokens_are_refused():
     with pytest.raises(TypeError, match=r"`features` must be token ids, .*, got torch.float32"):
-        BoundaryUncertainty(10, perturbation="tokens").fit(torch.randn(30, 4), torch.arange(30) % 2)
+        ParzenUncertainty(10, perturbation="tokens").fit(torch.randn(30, 4), torch.arange(30) % 2)
     with pytest.raises(ValueError, match="`feature_extractor='tokens'` needs `perturbation='tokens'` or a callable"):
-        BoundaryUncertainty(feature_extractor="tokens")
+        ParzenUncertainty(feature_extractor="tokens")
