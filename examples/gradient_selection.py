@@ -24,7 +24,7 @@ from sklearn.svm import SVC
 from svms import choose_c
 from torch import Tensor
 
-from bu_torch import BisectionAnchorUncertainty, ParzenUncertainty, GradientAnchorUncertainty, PrototypeClassifier
+from bu_torch import BisectionAnchorUncertainty, GradientAnchorUncertainty, ParzenUncertainty, PrototypeClassifier
 from bu_torch.evaluation import cross_validation_error
 
 matplotlib.use("Agg")

@@ -99,9 +99,15 @@ def train(split: Split, seed: int, max_epochs: int, *callbacks: L.Callback) -> L
     """A network trained on all of `split`."""
     L.seed_everything(seed, verbose=False)
     module = LetterMLP()
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(
-        max_epochs=max_epochs, callbacks=list(callbacks), accelerator="cpu", default_root_dir=RUNS, **quiet
+        max_epochs=max_epochs,
+        callbacks=list(callbacks),
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=RUNS,
     )
     trainer.fit(module, DataLoader(TensorDataset(*split), batch_size=128, shuffle=True))
     return module
@@ -130,7 +136,9 @@ def run(seed: int, n_samples: int, max_epochs: int) -> tuple[pd.DataFrame, pd.Se
     epochs["training U"] = history["parzen_uncertainty"]
     epochs["U from label probabilities"] = history["boundary_uncertainty"]
 
-    fitted, held_out = train_test_split(range(len(training[1])), test_size=0.25, stratify=training[1], random_state=seed)
+    fitted, held_out = train_test_split(
+        range(len(training[1])), test_size=0.25, stratify=training[1], random_state=seed
+    )
     second = Curves({"hold-out error": (training[0][held_out], training[1][held_out]), "test error": test}, {})
     train((training[0][fitted], training[1][fitted]), seed, max_epochs, second)
     epochs["hold-out error"] = second.values["hold-out error"]
@@ -171,7 +179,9 @@ def plot(path: Path, curves: pd.DataFrame) -> None:
             values = curves[name] * (-1 if "U" in name else 1)
             by_epoch = values.groupby(curves["epoch"])
             axis.plot(by_epoch.mean(), color=color, label=name.replace(", hold-out", " of the network of 75 %"))
-            axis.fill_between(by_epoch.min().index, by_epoch.min(), by_epoch.max(), color=color, alpha=0.15, linewidth=0)
+            axis.fill_between(
+                by_epoch.min().index, by_epoch.min(), by_epoch.max(), color=color, alpha=0.15, linewidth=0
+            )
         axis.set(xlabel="epoch", title=title)
         axis.legend(fontsize=8)
     figure.savefig(path, dpi=80)
@@ -208,7 +218,9 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     of_seeds = [one for _, one in curves.groupby("seed")]
     for name in ("training U", "U from label probabilities"):
         ranks = [one[name].corr(-one["test error"], method="spearman") for one in of_seeds]
-        print(f"rank correlation with test accuracy, {name}: {np.mean(ranks):.2f} ({min(ranks):.2f} to {max(ranks):.2f})")
+        print(
+            f"rank correlation with test accuracy, {name}: {np.mean(ranks):.2f} ({min(ranks):.2f} to {max(ranks):.2f})"
+        )
     gap = (curves["training U"] - curves["test U"]).abs()
     print(f"U of training and test set differ by: {gap.max():.3f} at most, {gap.mean():.3f} on average")
     print(f"figure: {options.plot}")

@@ -14,7 +14,7 @@ from pathlib import Path
 import matplotlib
 import torch
 
-from bu_torch import BisectionAnchorUncertainty, ParzenUncertainty, GradientAnchorUncertainty
+from bu_torch import BisectionAnchorUncertainty, GradientAnchorUncertainty, ParzenUncertainty
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

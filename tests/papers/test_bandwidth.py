@@ -75,7 +75,5 @@ class TestCvml:
             torch.testing.assert_close(counts[n], kernel.sum(), atol=1e-5, rtol=1e-4)
             expected = 1 - (2 * k_1 / kernel.sum() - 1).abs() if counts[n] else torch.tensor(0.0)
             torch.testing.assert_close(local[n], expected, atol=1e-5, rtol=1e-4)
-        at = {
-            c: float(parzen_uncertainty(x.values - c, labels, clusters, pairs, bandwidth="cvml")) for c in (0, 1, 2)
-        }
+        at = {c: float(parzen_uncertainty(x.values - c, labels, clusters, pairs, bandwidth="cvml")) for c in (0, 1, 2)}
         assert max(at, key=at.get) == 1
