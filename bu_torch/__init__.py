@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from bu_torch.estimators.label_probabilities import LabelProbabilities
     from bu_torch.estimators.label_probabilities import LabelRegression as LabelRegression
     from bu_torch.estimators.label_probabilities import LabelVotes as LabelVotes
-    from bu_torch.estimators.trust import KNNConfidence as KNNConfidence
     from bu_torch.estimators.trust import TrustScore
     from bu_torch.neighbors.graph import NeighborGraph
     from bu_torch.papers.bisection import BisectionAnchorUncertainty
     from bu_torch.papers.gradient import GradientAnchorUncertainty
     from bu_torch.papers.proposal2 import ParzenUncertainty
     from bu_torch.papers.prototypes import PrototypeClassifier
+    from bu_torch.papers.trust_filters import KNNConfidence as KNNConfidence
     from bu_torch.perturbation.draws import exchange_tokens as exchange_tokens
     from bu_torch.perturbation.draws import perturb
     from bu_torch.perturbation.draws import perturb_toward_neighbors as perturb_toward_neighbors
@@ -98,7 +98,8 @@ _MODULES = {
     "samples.reading": ("read_samples",),
     "space.features": ("FeatureSpace",),
     "space.tokens": ("TokenFeatures",),
-    "estimators.trust": ("KNNConfidence", "TrustScore"),
+    "estimators.trust": ("TrustScore",),
+    "papers.trust_filters": ("KNNConfidence",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

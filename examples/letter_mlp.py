@@ -5,17 +5,20 @@ on the training half; an MLP with hidden layers of 128 and 64 units, ReLU, cross
 trained on 75 % of the training half, shows what a hold-out set of the other 25 % says. U on the test set is the whole
 method with the test half as its own reference: its own neighbours, perturbation and prototypes.
 
-As in the paper U alone decides, each sample is perturbed once, all samples of the training half are measured after each
-epoch, and the weights are those of the epoch, not an average (`BoundaryUncertaintyStopping.as_published`). The number
-of epochs is not given there. Here training runs for all of `--max-epochs`; the epoch of the largest U is printed, and
-the one that a patience of 20 epochs would keep, and so for the least error on the hold-out set. A third training has
-the callback's defaults: another rule, averaged weights, fewer samples a check. `perturbation_laws.py` has more seeds.
+As in the paper U by Proposal 2 alone decides, each sample is perturbed once, all samples of the training half are
+measured after each epoch, and the weights are those of the epoch, not an average
+(`BoundaryUncertaintyStopping.as_published`). The number of epochs is not given there. Here training runs for all of
+`--max-epochs`; errors are printed for the best value of all, and for what a patience of 20 epochs would keep. The
+history of the same training has the boundary uncertainty of this package, from label probabilities. A third training
+has the callback's defaults: another rule, averaged weights, fewer samples a check.
+
+A seed decides halves, network, batches and perturbation. From one epoch to the next the error is unstable, so one seed
+tells little: means over the seeds are printed. `perturbation_laws.py` has other moves, and noise.
 
     python examples/letter_mlp.py
 """
 
 import argparse
-import time
 from pathlib import Path
 
 import lightning as L
@@ -63,15 +66,12 @@ class Curves(L.Callback):
         self.errors = errors
         self.uncertainties = uncertainties
         self.values: dict[str, list[float]] = {name: [] for name in (*errors, *uncertainties)}
-        self.seconds = 0.0
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        started = time.perf_counter()
         for name, split in self.errors.items():
             self.values[name].append(error(pl_module, split))
         for name, uncertainty in self.uncertainties.items():
             self.values[name].append(float(uncertainty.score(pl_module)))
-        self.seconds += time.perf_counter() - started
 
 
 @torch.no_grad()
@@ -95,24 +95,22 @@ def load(n_samples: int, seed: int = 0) -> tuple[Split, Split]:
     )
 
 
-def train(split: Split, max_epochs: int, *callbacks: L.Callback, show: bool = True) -> tuple[LetterMLP, float]:
-    """A network trained on all of `split`, and the seconds that took."""
-    L.seed_everything(0, verbose=False)
+def train(split: Split, seed: int, max_epochs: int, *callbacks: L.Callback) -> LetterMLP:
+    """A network trained on all of `split`."""
+    L.seed_everything(seed, verbose=False)
     module = LetterMLP()
     trainer = L.Trainer(
         max_epochs=max_epochs,
         callbacks=list(callbacks),
         accelerator="cpu",
         logger=False,
-        enable_checkpointing=show,
-        enable_progress_bar=show,
-        enable_model_summary=show,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
         default_root_dir=RUNS,
-        log_every_n_steps=10,
     )
-    started = time.perf_counter()
     trainer.fit(module, DataLoader(TensorDataset(*split), batch_size=128, shuffle=True))
-    return module, time.perf_counter() - started
+    return module
 
 
 def keep_by_patience(values: list[float], patience: int) -> int:
@@ -126,85 +124,107 @@ def keep_by_patience(values: list[float], patience: int) -> int:
     return best
 
 
-def plot(path: Path, curves: Curves, held_out: list[float], training_u: list[float], kept: dict[str, int]) -> None:
-    """The three panels of Fig. 9."""
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
-    left.plot(curves.values["test error"], color="tab:red", label="test error (left)")
-    left.plot([], color="black", label="-U (right)")
-    left.set(ylabel="error rate", title="Test set")
-    twin = left.twinx()
-    twin.plot([-u for u in curves.values["test U"]], color="black")
-    twin.set(ylabel="-U")
-    middle.plot(held_out, color="black", linestyle=":", label="hold-out error, trained on 75 %")
-    middle.plot(curves.values["training error"], color="tab:orange", label="training error")
-    middle.set(ylabel="error rate", title="Hold-out and training")
-    right.plot([-u for u in training_u], color="tab:blue", label="training set")
-    right.plot([-u for u in curves.values["test U"]], color="black", label="test set")
-    right.set(ylabel="-U", title="Boundary uncertainty")
-    for axis in (left, middle, right):
-        axis.set(xlabel="epoch")
-        for (name, epoch), line in zip(kept.items(), ("--", ":"), strict=False):
-            axis.axvline(epoch, color="tab:green", linewidth=1, linestyle=line, label=name)
+def run(seed: int, n_samples: int, max_epochs: int) -> tuple[pd.DataFrame, pd.Series]:
+    """Curves of one seed, one row an epoch, and the error and the epoch of all that was kept."""
+    training, test = load(n_samples, seed)
+    published = BoundaryUncertaintyStopping.as_published(seed=seed)
+    of_test = ParzenUncertainty(pairs_at="sample", seed=seed).fit(*test)
+    curves = Curves({"training error": training, "test error": test}, {"test U": of_test})
+    train(training, seed, max_epochs, published, curves)
+    history = pd.DataFrame(published.history)
+    epochs = pd.DataFrame(curves.values)
+    epochs["training U"] = history["parzen_uncertainty"]
+    epochs["U from label probabilities"] = history["boundary_uncertainty"]
+
+    fitted, held_out = train_test_split(
+        range(len(training[1])), test_size=0.25, stratify=training[1], random_state=seed
+    )
+    second = Curves({"hold-out error": (training[0][held_out], training[1][held_out]), "test error": test}, {})
+    train((training[0][fitted], training[1][fitted]), seed, max_epochs, second)
+    epochs["hold-out error"] = second.values["hold-out error"]
+    epochs["test error, hold-out"] = second.values["test error"]
+
+    default = BoundaryUncertaintyStopping(seed=seed)
+    module = train(training, seed, max_epochs, default)
+    kept = choices(epochs) | {"default": error(module, test), "default, epoch": default.best_epoch}
+    return epochs.assign(epoch=range(len(epochs)), seed=seed), pd.Series(kept, name=seed)
+
+
+def choices(epochs: pd.DataFrame) -> dict[str, float]:
+    """Test error and epoch of what U and hold-out keep, with and without patience, and of the last and best epoch."""
+    kept: dict[str, float] = {}
+    errors = epochs["test error"]
+    for name, values, of_values in (
+        ("U", epochs["training U"], errors),
+        ("U from label probabilities", epochs["U from label probabilities"], errors),
+        ("hold-out", -epochs["hold-out error"], epochs["test error, hold-out"]),
+    ):
+        for label, patience in {name: len(epochs), f"{name}, patience {PATIENCE}": PATIENCE}.items():
+            epoch = keep_by_patience(values.tolist(), patience)
+            kept |= {label: of_values[epoch], f"{label}, epoch": epoch}
+    return kept | {"last epoch": errors.iloc[-1], "best epoch": errors.min(), "best epoch, epoch": errors.argmin()}
+
+
+def plot(path: Path, curves: pd.DataFrame) -> None:
+    """The three panels of Fig. 9, and U from label probabilities: means over the seeds, and their range."""
+    figure, axes = plt.subplots(1, 4, figsize=(18, 3.8), layout="constrained")
+    panels: dict[str, dict[str, str]] = {
+        "Error": {"test error": "tab:red", "test error, hold-out": "tab:pink"},
+        "Hold-out and training": {"hold-out error": "black", "training error": "tab:orange"},
+        "U by Proposal 2, negative": {"training U": "tab:blue", "test U": "black"},
+        "U from label probabilities, negative": {"U from label probabilities": "tab:green"},
+    }
+    for axis, (title, columns) in zip(axes, panels.items(), strict=True):
+        for name, color in columns.items():
+            values = curves[name] * (-1 if "U" in name else 1)
+            by_epoch = values.groupby(curves["epoch"])
+            axis.plot(by_epoch.mean(), color=color, label=name.replace(", hold-out", " of the network of 75 %"))
+            axis.fill_between(
+                by_epoch.min().index, by_epoch.min(), by_epoch.max(), color=color, alpha=0.15, linewidth=0
+            )
+        axis.set(xlabel="epoch", title=title)
         axis.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=80)
     plt.close(figure)
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> pd.DataFrame:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--max-epochs", type=int, default=150)
     parser.add_argument("--samples", type=int, default=20000, help="how many of the 20000 samples to use")
     parser.add_argument("--plot", type=Path, default=FOLDER / "letter_mlp.png", help="where the figure goes")
-    parser.add_argument("--smoke", action="store_true", help="1300 samples, three epochs")
+    parser.add_argument("--smoke", action="store_true", help="1300 samples, three epochs, two seeds")
     options = parser.parse_args(arguments)
     if options.smoke:
-        options.samples, options.max_epochs = 1300, 3
+        options.samples, options.max_epochs, options.seeds = 1300, 3, [0, 1]
 
-    training, test = load(options.samples)
-    n_samples = len(training[1])
-    curves = Curves(
-        errors={"training error": training, "test error": test},
-        uncertainties={"test U": ParzenUncertainty(pairs_at="sample").fit(*test)},
-    )
-    stopping = BoundaryUncertaintyStopping.as_published()
-    _, seconds = train(training, options.max_epochs, stopping, curves, show=False)
-    training_u = [entry["boundary_uncertainty"] for entry in stopping.history]
-    errors = curves.values["test error"]
-    n_epochs = len(errors)
-
-    fitted, held_back = train_test_split(range(n_samples), test_size=0.25, stratify=training[1], random_state=0)
-    second = Curves({"hold-out error": (training[0][held_back], training[1][held_back]), "test error": test}, {})
-    train((training[0][fitted], training[1][fitted]), n_epochs, second, show=False)
-
-    default = BoundaryUncertaintyStopping()
-    module, _ = train(training, options.max_epochs, default, show=False)
-
-    early = keep_by_patience(training_u, PATIENCE)
-    kept = {f"kept with patience {PATIENCE}": early}
-    if early != stopping.best_epoch:
-        kept["largest U of the training set"] = stopping.best_epoch
-    plot(options.plot, curves, second.values["hold-out error"], training_u, kept)
-    print(f"U of {n_samples} training samples after each of {n_epochs} epochs")
-    print(f"kept epoch: {stopping.best_epoch} (U {training_u[stopping.best_epoch]:.4f})")
-    print(f"test error of the kept epoch: {errors[stopping.best_epoch]:.4f}")
-    print(f"kept epoch with patience {PATIENCE}: {early} (U {training_u[early]:.4f})")
-    print(f"test error of the kept epoch with patience {PATIENCE}: {errors[early]:.4f}")
-    for name, patience in {"": n_epochs, f" with patience {PATIENCE}": PATIENCE}.items():
-        epoch = keep_by_patience([-one for one in second.values["hold-out error"]], patience)
-        print(f"test error of what hold-out keeps{name}: {second.values['test error'][epoch]:.4f} (epoch {epoch})")
-    print(f"test error of the last epoch: {errors[-1]:.4f} (epoch {n_epochs - 1})")
-    print(f"test error of the best epoch in hindsight: {min(errors):.4f} (epoch {errors.index(min(errors))})")
-    gap = [abs(u - v) for u, v in zip(training_u, curves.values["test U"], strict=True)]
-    print(f"U of training and test set differ by: {max(gap):.3f} at most, {sum(gap) / n_epochs:.3f} on average")
-    print(f"largest U of the test set: epoch {int(np.argmax(curves.values['test U']))}")
-    print(f"kept epoch of the default: {default.best_epoch}")
-    print(f"reason of the default: {default.stopping_reason}")
-    print(f"test error of what the default keeps: {error(module, test):.4f}")
-    print(
-        f"time in checks: {stopping.check_seconds:.1f} s of {seconds - curves.seconds:.1f} s,"
-        f" before the first epoch: {stopping.setup_seconds:.1f} s"
-    )
+    parts, kept = [], []
+    for seed in options.seeds:
+        epochs, row = run(seed, options.samples, options.max_epochs)
+        parts.append(epochs)
+        kept.append(row)
+        print(row.round(4).to_string(), flush=True)
+    curves, table = pd.concat(parts, ignore_index=True), pd.DataFrame(kept)
+    plot(options.plot, curves)
+    print(f"\nU of {options.samples // 2} training samples after each of {options.max_epochs} epochs")
+    print(f"test errors and epochs: means over the seeds {options.seeds}, their standard errors, and ranges")
+    print(table.agg(["mean", "sem", "min", "max"]).T.round(4).to_string())
+    named = ("U", "U from label probabilities", "default")
+    for suffix in ("", f", patience {PATIENCE}"):
+        errors = {name: table.get(name + suffix, table[name]) for name in named}
+        wins = [f"{name} {(values < table['hold-out' + suffix]).sum()}" for name, values in errors.items()]
+        print(f"seeds whose error is below that of hold-out{suffix}, of {len(table)}: {', '.join(wins)}")
+    of_seeds = [one for _, one in curves.groupby("seed")]
+    for name in ("training U", "U from label probabilities"):
+        ranks = [one[name].corr(-one["test error"], method="spearman") for one in of_seeds]
+        print(
+            f"rank correlation with test accuracy, {name}: {np.mean(ranks):.2f} ({min(ranks):.2f} to {max(ranks):.2f})"
+        )
+    gap = (curves["training U"] - curves["test U"]).abs()
+    print(f"U of training and test set differ by: {gap.max():.3f} at most, {gap.mean():.3f} on average")
     print(f"figure: {options.plot}")
+    return table
 
 
 if __name__ == "__main__":

@@ -25,8 +25,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bu_torch import BisectionAnchorUncertainty, ParzenUncertainty
-from bu_torch.functional import parzen
-from bu_torch.papers import bisection
+from bu_torch.papers import bandwidth, bisection
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -105,7 +104,9 @@ def operations(fitted: Any, model: Callable) -> Counter[str]:
     """What one score costs."""
     count = Count()
     search = mock.patch.object(bisection, "nearest", count.outside(bisection.nearest, count.searched))
-    sort = mock.patch.object(parzen, "sort_rows", count.outside(parzen.sort_rows, count.sorted))  # by NumPy, on a CPU
+    sort = mock.patch.object(
+        bandwidth, "sort_rows", count.outside(bandwidth.sort_rows, count.sorted)
+    )  # by NumPy, on a CPU
     with search, sort, count:
         fitted.score(count.outside(model, count.classified))
     return count.of

@@ -1,1 +1,1 @@
-"""Earlier estimators of boundary uncertainty, for comparison."""
+"""What only the papers need: their estimators of boundary uncertainty, filters of trust, error rates, intervals."""

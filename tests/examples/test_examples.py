@@ -59,21 +59,16 @@ def test_label_noise_compares_what_three_trainings_keep(load, tmp_path, capsys, 
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_letter_mlp_says_what_was_kept_and_draws_the_figure(load, tmp_path, capsys, monkeypatch):
-    example = load("letter_mlp")
-    monkeypatch.setattr(example, "RUNS", tmp_path / "runs")
-    example.main(["--smoke", "--plot", str(tmp_path / "figure.png")])
-    lines = capsys.readouterr().out.splitlines()
-    said = dict(line.split(": ", 1) for line in lines if ": " in line)
-    assert "U of 650 training samples after each of 3 epochs" in lines
-    assert said["kept epoch"].split()[0] in {"0", "1", "2"}
-    assert said["reason of the default"] == "Training ran until `max_epochs=3`."
-    names = ("of the kept epoch", "of the last epoch", "of the best epoch in hindsight", "of what the default keeps")
-    kept, last, best, default = (float(said[f"test error {name}"].split()[0]) for name in names)
-    assert 0 < best <= min(kept, last) < 1
-    assert 0 < default < 1  # of the average, which may be better than the best epoch
-    assert "s," in said["time in checks"]
-    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+def test_letter_mlp_compares_what_is_kept_over_seeds(smoke):
+    table = smoke("letter_mlp", "U of 650 training samples after each of 3 epochs", "means over the seeds [0, 1]")
+    assert table.index.tolist() == [0, 1]
+    for name in ("U", "U from label probabilities", "last epoch"):
+        assert (table["best epoch"] <= table[name]).all()
+    # With three epochs, patience does not end.
+    for name in ("U", "U from label probabilities", "hold-out"):
+        assert table[f"{name}, patience 20"].tolist() == table[name].tolist()
+        assert table[f"{name}, epoch"].isin([0, 1, 2]).all()
+    assert table["default"].between(0, 1, inclusive="neither").all()  # of the average
 
 
 def test_perturbation_laws_are_compared_by_seed(smoke, load, tmp_path):
@@ -83,10 +78,10 @@ def test_perturbation_laws_are_compared_by_seed(smoke, load, tmp_path):
     example = load("perturbation_laws")
     training, _ = example.load(1300)
     values = example.Watched(training, 0).measure(module := example.LetterMLP())
-    expected = example.BoundaryUncertainty().fit(*training).score(module)
+    expected = example.ParzenUncertainty().fit(*training).score(module)
     assert values["U, sphere"] == pytest.approx(float(expected), abs=1e-6)
     assert values["U, sphere"] <= values["as printed"]
-    at_x = example.BoundaryUncertainty(pairs_at="sample").fit(*training).score(module)
+    at_x = example.ParzenUncertainty(pairs_at="sample").fit(*training).score(module)
     assert values["U, sphere, at x"] == pytest.approx(float(at_x), abs=1e-6)
     assert values["U, sphere, at x"] != values["U, sphere"]
 
@@ -126,21 +121,26 @@ def test_fashion_mnist_stops_on_images(load, capsys, monkeypatch, options):
 def test_two_gaussians_are_best_cut_where_they_meet_and_uncertainty_does_not_tell_what_is_left_out(load, capsys, seed):
     cuts, stripes = load("two_gaussians").main(["--smoke", "--seed", str(seed)])
     assert len(cuts) == 5
-    assert max(cuts, key=lambda cut: cuts[cut]["U"]) == max(cuts, key=lambda cut: cuts[cut]["EA"]) == 1.0
+    for name in ("U", "share", "Parzen U", "EA"):
+        values = [row[name] for row in cuts.values()]  # from x_0 = -1 to 3
+        assert values[:3] == sorted(values[:3])
+        assert values[2:] == sorted(values[2:], reverse=True)
     assert min(cuts, key=lambda cut: abs(cuts[cut]["slope of EA"])) == 1.0
-    assert 0.65 < cuts[1.0]["U"] < 0.95
+    assert 0.97 < cuts[1.0]["share"] <= 1
+    assert max(cuts[-1.0]["share"], cuts[3.0]["share"]) < 0.5
+    assert 0.65 < cuts[1.0]["Parzen U"] < 0.95
     assert 0.78 < cuts[1.0]["EA"] < 0.88  # the Bayes boundary classifies 0.841 of all samples right
     assert cuts[0.0]["slope of EA"] > 0.1 > -0.1 > cuts[2.0]["slope of EA"]
     right, left_out, displaced = stripes.values()
-    assert left_out["U"] == pytest.approx(right["U"], abs=0.1)
+    assert left_out["Parzen U"] == pytest.approx(right["Parzen U"], abs=0.1)
+    assert left_out["share"] < right["share"] - 0.1
     assert left_out["EA"] < right["EA"] - 0.2
     assert left_out["omission"] > 0.2
     assert max(right["omission"], displaced["omission"]) < 0.02
     assert right["EA"] - 0.05 < displaced["EA"] < right["EA"]
-    assert displaced["U"] < right["U"] - 0.1
+    assert displaced["Parzen U"] < right["Parzen U"] - 0.1
     said = capsys.readouterr().out
-    assert f"one part           {left_out['U']:.3f}  {left_out['EA']:.3f}" in said
-    for name in ("U is largest", "EA is largest", "EA changes least"):
+    for name in ("U is largest", "Parzen U is largest", "EA is largest", "EA changes least"):
         assert f"{name} at 1.00" in said
 
 

@@ -16,10 +16,10 @@ from oracles import anchors, proposal2
 from oracles.labels import votes
 
 from bu_torch.functional import (
-    boundary_uncertainty,
     label_votes,
     local_uncertainty,
     omission,
+    parzen_uncertainty,
     silverman_bandwidth,
     trust_score,
 )
@@ -93,17 +93,17 @@ def weights_of(n, seed):
 
 
 @given(problems(), WEIGHING)
-def test_boundary_uncertainty(problem, seed):
+def test_parzen_uncertainty(problem, seed):
     logits, exact, *samples = problem
     weights = weights_of(len(logits), seed)
     listed = [exact.tolist(), *(part.tolist() for part in samples)]
     counted = None if weights is None else weights.tolist()
     u, k = proposal2.local_uncertainty(*listed[:3], list(map(tuple, listed[3])), counted)
     assume(not any(1e-10 < count < 1e-3 for count in k))  # so near `min_weight` a pair may fall on either side of it
-    found = boundary_uncertainty(logits, *samples, weights=weights)
+    found = parzen_uncertainty(logits, *samples, weights=weights)
     assert found.dtype == (torch.float64 if logits.dtype == torch.float64 else torch.float32)
     tolerance = TOLERANCE.get(logits.dtype, 2e-4 if weights is None else 1e-3)
-    assert float(found) == pytest.approx(proposal2.boundary_uncertainty(*listed, weights=counted), abs=tolerance)
+    assert float(found) == pytest.approx(proposal2.parzen_uncertainty(*listed, weights=counted), abs=tolerance)
     local, counts = local_uncertainty(logits, *samples, weights=weights)
     np.testing.assert_allclose(counts, k, rtol=tolerance, atol=tolerance)
     is_counted = np.asarray(k) > 1e-3
@@ -111,10 +111,10 @@ def test_boundary_uncertainty(problem, seed):
 
 
 @given(problems(), st.sampled_from([math.nan, math.inf, -math.inf]), SEEDS)
-def test_boundary_uncertainty_of_a_logit_that_is_not_finite(problem, bad, place):
+def test_parzen_uncertainty_of_a_logit_that_is_not_finite(problem, bad, place):
     logits, _, *samples = problem
     logits.view(-1)[place % logits.numel()] = bad
-    assert boundary_uncertainty(logits, *samples).isnan()
+    assert parzen_uncertainty(logits, *samples).isnan()
     counts = local_uncertainty(logits, *samples)[1]
     assert torch.equal(counts.isnan(), (samples[1] == place % logits.numel() // logits.shape[1]).any(dim=1))
 

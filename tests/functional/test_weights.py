@@ -6,10 +6,11 @@ import torch
 from oracles import anchors
 
 from bu_torch import functional as F
-from bu_torch.functional.boundary import index_pairs, top_pairs
-from bu_torch.functional.boundary import pair_terms as of_pairs
+from bu_torch.functional.boundary import top_pairs
 from bu_torch.functional.probabilities import brier_score, mixing_weight
 from bu_torch.functional.weights import cluster_sizes, relative_weights
+from bu_torch.papers.parzen import index_pairs
+from bu_torch.papers.parzen import pair_terms as of_pairs
 
 N, J, M, D = 60, 4, 9, 3
 
@@ -48,9 +49,8 @@ def shares(p, w):
 
 # Each formula of a problem `p`, with `w` = {"weights": ...} or {}.
 FORMULAS = {
-    "boundary_uncertainty": lambda p, w: F.boundary_uncertainty(
-        p["logits"], p["labels"], p["neighbors"], p["pairs"], **w
-    ),
+    "boundary_uncertainty": lambda p, w: F.boundary_uncertainty(p["logits"], p["probabilities"], **w),
+    "parzen_uncertainty": lambda p, w: F.parzen_uncertainty(p["logits"], p["labels"], p["neighbors"], p["pairs"], **w),
     "local_uncertainty": lambda p, w: torch.stack(
         F.local_uncertainty(p["logits"], p["labels"], p["neighbors"], p["pairs"], **w)
     ),

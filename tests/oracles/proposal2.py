@@ -51,7 +51,7 @@ def local_uncertainty(logits, labels, neighbors, bayes_pairs, weights=None, at_s
     return uncertainties, counts
 
 
-def boundary_uncertainty(logits, labels, neighbors, bayes_pairs, min_weight=1e-6, weights=None, at_samples=None):
+def parzen_uncertainty(logits, labels, neighbors, bayes_pairs, min_weight=1e-6, weights=None, at_samples=None):
     """Eq. 29, 34, 39, 40, in which samples count by their weights; `at_samples` as in `local_uncertainty`."""
     logits = np.asarray(logits, dtype=np.float64)
     labels, neighbors = np.asarray(labels), np.asarray(neighbors)

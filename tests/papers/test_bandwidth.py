@@ -2,7 +2,8 @@ import pytest
 import torch
 from oracles import anchors
 
-from bu_torch.functional import boundary_uncertainty, cvml_bandwidth, local_uncertainty, parzen, silverman_bandwidth
+from bu_torch.functional import cvml_bandwidth, local_uncertainty, parzen_uncertainty, silverman_bandwidth
+from bu_torch.papers import bandwidth as module
 
 
 @pytest.mark.parametrize("bandwidth", ["silverman", "cvml"])
@@ -13,7 +14,7 @@ def test_kernel_is_exact_or_zero_where_the_dtype_ends(bandwidth, dtype, device):
     gap = torch.cat((near, far)).expand(1, 575).contiguous().to(dtype)
     widths = silverman_bandwidth(gap).unsqueeze(1) if bandwidth == "silverman" else cvml_bandwidth(gap)
     exact = (-0.5 * (gap.double() / widths.double()).square()).exp()
-    kernel = parzen.boundary_kernel(gap.to(device), bandwidth).cpu()
+    kernel = module.boundary_kernel(gap.to(device), bandwidth).cpu()
     tiny = torch.finfo(dtype).tiny
     assert not ((kernel > 0) & (kernel < tiny)).any()
     is_large = exact > 10 * tiny
@@ -49,7 +50,7 @@ class TestCvml:
         torch.testing.assert_close(cvml_bandwidth(values.flip(1)).flip(1), widths, atol=1e-12, rtol=1e-9)
         torch.testing.assert_close(cvml_bandwidth(values + 7), widths, atol=1e-9, rtol=1e-6)
         torch.testing.assert_close(cvml_bandwidth(values[3:4]), widths[3:4], atol=1e-12, rtol=1e-12)
-        monkeypatch.setitem(parzen._BLOCK_ELEMENTS, "cpu", 100)
+        monkeypatch.setitem(module._BLOCK_ELEMENTS, "cpu", 100)
         torch.testing.assert_close(cvml_bandwidth(values), widths, atol=1e-12, rtol=1e-12)
 
     def test_nan_stays_in_its_row(self):
@@ -74,7 +75,5 @@ class TestCvml:
             torch.testing.assert_close(counts[n], kernel.sum(), atol=1e-5, rtol=1e-4)
             expected = 1 - (2 * k_1 / kernel.sum() - 1).abs() if counts[n] else torch.tensor(0.0)
             torch.testing.assert_close(local[n], expected, atol=1e-5, rtol=1e-4)
-        at = {
-            c: float(boundary_uncertainty(x.values - c, labels, clusters, pairs, bandwidth="cvml")) for c in (0, 1, 2)
-        }
+        at = {c: float(parzen_uncertainty(x.values - c, labels, clusters, pairs, bandwidth="cvml")) for c in (0, 1, 2)}
         assert max(at, key=at.get) == 1

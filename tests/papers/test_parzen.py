@@ -36,7 +36,7 @@ def test_agrees_with_the_paper_one_sample_at_a_time(case, pairs_at, dtype, devic
         own = logits + 0.8 * scale * torch.randn(logits.shape, generator=torch.Generator().manual_seed(5)).to(dtype)
         plain, given = {"at_samples": own.tolist()}, {"predicted_pairs": top_pairs(own).to(device).int()}
     lists = [a.tolist() for a in arguments]
-    expected = proposal2.boundary_uncertainty(*lists, **plain)
+    expected = proposal2.parzen_uncertainty(*lists, **plain)
     u_expected, k_expected = proposal2.local_uncertainty(*lists[:3], list(map(tuple, lists[3])), **plain)
     arguments = [a.to(device) for a in arguments]
 

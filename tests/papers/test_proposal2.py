@@ -9,6 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from bu_torch import NeighborGraph, ParzenUncertainty, PrototypeClassifier, Signals, functional
+from bu_torch.papers.proposal2 import mean_of_draws
 
 
 def gaussians(n=400, d=3, distance=2.0, seed=0, dtype=torch.float32):
@@ -45,7 +46,7 @@ def test_score_is_the_function_of_the_logits_averaged_over_draws():
     features, labels = gaussians()
     fitted = ParzenUncertainty(n_draws=3).fit(features, labels)
     values = [
-        functional.boundary_uncertainty(linear(inputs), labels, fitted.neighbors, fitted.bayes_pairs)
+        functional.parzen_uncertainty(linear(inputs), labels, fitted.neighbors, fitted.bayes_pairs)
         for inputs in fitted.perturbed_inputs
     ]
     assert float(fitted.score(linear)) == pytest.approx(float(torch.stack(values).mean()), abs=1e-6)
@@ -59,18 +60,20 @@ def test_draws_measured_at_once_are_the_draws_one_by_one(n_draws, monkeypatch):
     rows = [300 * n for n in (1, 3, 100)]  # clusters in a call
     found = []
     for n_rows in rows:
-        monkeypatch.setattr("bu_torch.estimators.cluster_scores._STACKED_ELEMENTS", 40 * n_rows)
-        signals = Signals(n_draws=n_draws).fit(features, labels)
-        logits = model(signals.perturbed_inputs)
-        values, _ = signals.measure(logits)
-        found.append((values["boundary_uncertainty"], values["omission"], signals.boundary.terms(logits)))
-        assert len(signals.boundary._members) == min(n_rows, 300 * n_draws)
-    (score, omission, terms), *others = found
+        monkeypatch.setattr("bu_torch.papers.proposal2._STACKED_ELEMENTS", 40 * n_rows)
+        signals = Signals(n_draws=n_draws, also=("parzen_uncertainty", "omission")).fit(features, labels)
+        values, _ = signals.measure(model(signals.perturbed_inputs))
+        fitted = ParzenUncertainty(n_draws=n_draws, pairs_at="sample").fit(features, labels)
+        terms = fitted.terms(model(fitted.perturbed_inputs.flatten(0, 1)))
+        assert len(fitted._counts.members) == min(n_rows, 300 * n_draws)
+        assert float(values["parzen_uncertainty"]) == pytest.approx(float(mean_of_draws(terms)), rel=1e-5)
+        assert values["omission"] == fitted.omission(model)
+        found.append((values["parzen_uncertainty"], terms))
+    (score, terms), *others = found
     assert len(terms) == n_draws
     assert len(terms[0].values) > 3
-    for other_score, other_omission, other_terms in others:
+    for other_score, other_terms in others:
         torch.testing.assert_close(other_score, score, rtol=1e-12, atol=0)
-        torch.testing.assert_close(other_omission, omission, rtol=1e-12, atol=0)
         for draw, other_draw in zip(terms, other_terms, strict=True):
             for name, values in draw._asdict().items():
                 torch.testing.assert_close(getattr(other_draw, name), values, rtol=1e-12, atol=0, msg=name)
@@ -93,7 +96,7 @@ def test_pairs_read_at_the_samples_are_those_of_the_paper(space):
 
     first, second, own = (model(part).tolist() for part in fitted.perturbed_inputs)
     rest = (labels.tolist(), fitted.neighbors.tolist(), fitted.bayes_pairs.tolist())
-    expected = [proposal2.boundary_uncertainty(draw, *rest, at_samples=own) for draw in (first, second)]
+    expected = [proposal2.parzen_uncertainty(draw, *rest, at_samples=own) for draw in (first, second)]
     assert float(fitted.score(model)) == pytest.approx(sum(expected) / 2, abs=1e-5)
     if space == "inputs":  # samples move far enough to change their pairs
         assert float(moved.score(model)) != pytest.approx(sum(expected) / 2, abs=1e-4)

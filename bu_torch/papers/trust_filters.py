@@ -1,0 +1,103 @@
+"""What only the paper of the trust score needs: samples filtered out of their class, and the share of neighbours."""
+
+import math
+import warnings
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer
+from bu_torch.neighbors.search import nearest
+
+
+def kept_by(
+    filtering: Literal["density", "disagreement"], features: Tensor, labels: Tensor, alpha: float, n_neighbors: int
+) -> Tensor:
+    """True for each sample that a filter of `TrustScore` keeps, (N,) bool."""
+    kept = torch.ones_like(labels, dtype=torch.bool)
+    if filtering == "disagreement":
+        disagreement, radius = _disagreement(features, labels, n_neighbors)
+        order = radius.argsort(stable=True)
+        order = order[disagreement[order].argsort(stable=True)]
+        n_removed = min(math.floor(alpha * len(labels)), int((disagreement > 0).sum()))
+        kept[order[len(labels) - n_removed :]] = False
+        return kept
+    too_small = []
+    for label in range(int(labels.max()) + 1):
+        members = torch.nonzero(labels == label).flatten()
+        if 0 < len(members) < n_neighbors:
+            too_small.append(label)
+        elif len(members):
+            kept[members] = _is_dense(features[members], alpha, n_neighbors)
+    if too_small:
+        warnings.warn(
+            f"Classes {too_small} have fewer than n_neighbors={n_neighbors} samples: no density can be"
+            " estimated there, so all their samples are kept.",
+            stacklevel=3,
+        )
+    return kept
+
+
+def _is_dense(features: Tensor, alpha: float, n_neighbors: int) -> Tensor:
+    """Algorithm 1 within one class: True for samples with a k-NN radius up to the (1 - alpha)-quantile."""
+    if n_neighbors == 1:  # a sample is its own first neighbour: every radius is 0
+        return torch.ones(len(features), dtype=torch.bool, device=features.device)
+    radius = _radius(features, n_neighbors - 1)[0]
+    return radius <= radius.sort().values[len(radius) - math.floor(alpha * len(radius)) - 1]
+
+
+def _disagreement(features: Tensor, labels: Tensor, n_neighbors: int) -> tuple[Tensor, Tensor]:
+    """Share of other labels among the k nearest other samples, (N,), and the distance to the k-th, (N,)."""
+    if len(features) <= n_neighbors:
+        raise ValueError(
+            f"`features` must hold more than n_neighbors={n_neighbors} samples to filter by disagreement,"
+            f" got {len(features)}."
+        )
+    radius, rows = _radius(features, n_neighbors)
+    return (labels[rows] != labels.unsqueeze(1)).double().mean(dim=1), radius
+
+
+def _radius(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Distance to the k-th nearest other sample, (N,), and the k nearest others, (N, k)."""
+    own = torch.arange(len(features), device=features.device)
+    found = nearest(features, features, k, exclude=own, exact=None)
+    return found.distances[:, -1], found.rows
+
+
+class KNNConfidence:
+    """Share of the nearest labelled samples that carry the predicted label: a baseline of the trust score.
+
+    Raises as `TrustScore`, also if `fit` gets fewer than `n_neighbors` samples.
+
+    Args:
+        n_neighbors: Number of nearest samples to look at, >= 1.
+
+    Example:
+        >>> knn = KNNConfidence(2).fit(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 1, 1]))
+        >>> knn.score(torch.tensor([[0.0], [4.0]]), torch.tensor([1, 1]))
+        tensor([0.5000, 1.0000])
+    """
+
+    def __init__(self, n_neighbors: int = 10) -> None:
+        self.n_neighbors = check_integer("n_neighbors", n_neighbors, 1)
+
+    def fit(self, features: Any, labels: Any) -> Self:
+        """Keep the labelled samples: features (N, d) with N >= n_neighbors, finite, and classes (N,), integers >= 0."""
+        features = as_flat_features(features)
+        labels = as_labels(labels, len(features)).to(features.device)
+        if len(features) < self.n_neighbors:
+            raise ValueError(
+                f"`features` must hold at least n_neighbors={self.n_neighbors} samples, got {len(features)}."
+            )
+        self._features, self._labels = features, labels
+        return self
+
+    def score(self, features: Any, predictions: Any) -> Tensor:
+        """Share of neighbours that agree with predictions (n,), integers >= 0, at features (n, d): (n,), in [0, 1]."""
+        check_fitted(self, "_features")
+        features = as_flat_features(features, n_features=self._features.shape[1])
+        predictions = as_labels(predictions, len(features), "predictions").to(features.device)
+        rows = nearest(self._features.to(features), features, self.n_neighbors, exact=None).rows
+        agrees = self._labels.to(features.device)[rows] == predictions.unsqueeze(1)
+        return agrees.to(features.dtype).mean(dim=1)
