@@ -52,7 +52,7 @@ def test_label_noise_compares_what_three_trainings_keep(load, tmp_path, capsys, 
         assert said[f"test error of {name}"].split()[0] == f"{curve[epoch]:.4f}"
     assert min(result.all_labels) == result.all_labels[result.best_epoch]
     assert "preparation" in said["time of the callback"]
-    errors = [list(one.results.values()) for one in (result, second)]
+    errors = [list(one.errors.values()) for one in (result, second)]
     assert errors[0] != errors[1]
     (means,) = [[float(value) for value in line.split()[1:]] for line in lines if line.startswith("mean ")]
     assert means == pytest.approx([sum(pair) / 2 for pair in zip(*errors, strict=True)], abs=1e-4)
