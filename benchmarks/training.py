@@ -6,14 +6,14 @@ matrices are multiplied together; the optimisers work on single numbers, so that
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from tables import Split
 from torch import Tensor, nn
 
-from bu_torch import Signals
+from bu_torch import Rule, Signals
 from bu_torch.internal.replica import copy_of
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.budget import count_operations
@@ -22,6 +22,7 @@ from bu_torch.run.tracker import Tracker
 from bu_torch.run.weights import WeightAverage
 from bu_torch.samples.samples import choose_among
 from bu_torch.signals.details import accuracy_alone
+from bu_torch.signals.metrics import METRICS
 
 PATIENCE = 20  # epochs that a rule waits for a better one
 LONG = 0.97  # weight of the past in the average of a fair last epoch
@@ -118,6 +119,16 @@ def scaled_loss(logits: Tensor, labels: Tensor) -> float:
     best = coarse[losses(coarse).argmin()]
     fine = best + (coarse[1] - coarse[0]) * torch.linspace(-1, 1, 9, dtype=torch.float64)
     return float(losses(fine).min())
+
+
+class Everything(Rule):
+    """Reads all expected metrics, so that they are measured."""
+
+    name = "everything"
+    signals = ("expected_accuracy", *(metric.signal for metric in METRICS.values()))
+
+    def score(self, values: Mapping[str, float]) -> float:
+        return values["expected_accuracy"]
 
 
 class Watched:
@@ -255,8 +266,20 @@ def look(
 ) -> dict[str, float]:
     """Test error of a network, and what a validation loop would log."""
     logits = read(member, test[0])
-    row = {"test_error": error(logits, test[1])} | by_class(logits, test[1])
-    return row if held_out is None else row | validate(read(member, held_out[0]), held_out[1][number])
+    row = {"test_error": error(logits, test[1])} | by_class(logits, test[1]) | metrics_of(logits, test[1], "test_")
+    if held_out is None:
+        return row
+    held = read(member, held_out[0])
+    return row | validate(held, held_out[1][number]) | metrics_of(held, held_out[1][number], "val_")
+
+
+def metrics_of(logits: Tensor, labels: Tensor, prefix: str) -> dict[str, float]:
+    """All metrics that have a name, of two classes; larger is better, as losses are negated."""
+    if logits.shape[1] != 2:
+        return {}
+    certain = nn.functional.one_hot(labels, 2).double()
+    found = {name: float(metric.formula(logits, certain, None)) for name, metric in METRICS.items()}
+    return {prefix + name: value if METRICS[name].is_larger_better else -value for name, value in found.items()}
 
 
 def losses_of(

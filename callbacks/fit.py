@@ -10,6 +10,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
+from bu_torch.callbacks.losses import LossWatch
 from bu_torch.callbacks.network import NetworkReader, copied, in_first_process
 from bu_torch.callbacks.samples import CheckSamples, Source
 from bu_torch.callbacks.trainer import (
@@ -22,7 +23,7 @@ from bu_torch.callbacks.trainer import (
     evaluation_weights,
     misconfigured,
 )
-from bu_torch.callbacks.watch import Watch
+from bu_torch.callbacks.watch import Watch, labels_in
 from bu_torch.internal.replica import copy_of, has_lazy_layers
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.budget import describe_slow_check
@@ -60,7 +61,9 @@ class Fit:
         self.tracker = Tracker(settings, rank_zero_warn)
         self._reader = NetworkReader(settings.perturbation, settings.output_key)
         self._check_samples = CheckSamples(settings, source, self.tracker, self._reader)
-        self.watch = Watch(self._reader, Keys(source.input_key, source.label_key))
+        self._keys = Keys(source.input_key, source.label_key)
+        self.watch = Watch(self._reader, self._keys)
+        self.losses = LossWatch()
         self.has_checked = False  # in the running hook
         # Copy of the network at that check, with the average; None if the check is not kept, or weights are sharded.
         self.network_to_keep: nn.Module | None = None
@@ -81,12 +84,18 @@ class Fit:
             self.starts_anew = not self._check_samples.prepare(trainer, pl_module, n_batches, when)
         self.board = Board(trainer, self.suffix(fits))
         self._warn_of_checks_not_made(trainer)
-        # The record shows the arguments in effect.
+        self.tracker.begin(started, None, {})
+        if not self._check_samples.awaits_weights:
+            self._open_record(trainer)
+
+    def _open_record(self, trainer: Trainer) -> None:
+        """Open the record, which shows the arguments in effect."""
         given = {**vars(self.settings), **self.source._asdict()}
         given |= {"every_n_epochs": self._every_n_epochs, "every_n_train_steps": self._every_n_steps}
-        if self._check_samples.loss_weights is not None:
-            given["class_weight"] = self._check_samples.loss_weights
-        self.tracker.begin(started, record_folder(trainer), given)
+        if self.settings.class_weight is None:
+            given["class_weight"] = self.tracker.groundwork.loss_weights
+        if (folder := record_folder(trainer)) is not None:
+            self.tracker.open_record(folder, given)
 
     def _warn_of_checks_not_made(self, trainer: Trainer) -> None:
         """Warn before training if no check will be made, or if a resumed run has missed one."""
@@ -132,13 +141,14 @@ class Fit:
             self._step_before = trainer.global_step
             self.board.withdraw(trainer)
         # Not in `on_train_start`: the module's own comes later and may set it up. Lazy layers need a first batch.
-        if self._reader.is_tried or has_lazy_layers(pl_module):
-            return
-        started = time.perf_counter()
-        self._reader.try_out(trainer, pl_module, self.tracker.groundwork.about["data"].get("n_classes"))
-        if self.source.reference is None:
-            self.watch.begin(trainer, pl_module, batch)
-        self.tracker.account.seconds_elsewhere += time.perf_counter() - started
+        if not (self._reader.is_tried or has_lazy_layers(pl_module)):
+            started = time.perf_counter()
+            self._reader.try_out(trainer, pl_module, self.tracker.groundwork.about["data"].get("n_classes"))
+            if self.source.reference is None:
+                self.watch.begin(trainer, pl_module, batch)
+            self.tracker.account.seconds_elsewhere += time.perf_counter() - started
+        if self._check_samples.awaits_weights:
+            self.losses.begin(labels_in(batch, self._keys._replace(network=pl_module)))  # last: nothing of ours counts
 
     @property
     def reads_batches(self) -> bool:
@@ -147,6 +157,7 @@ class Fit:
 
     def end_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by steps."""
+        self._take_weights(trainer, pl_module)
         self.watch.end_batch(trainer, pl_module)
         self._forget_check()
         every = self._every_n_steps
@@ -158,6 +169,7 @@ class Fit:
         """Check if that is due by epochs."""
         self._forget_check()
         self.watch.end()
+        self._take_weights(trainer, pl_module)
         epoch, history = trainer.current_epoch, self.tracker.history
         if not self.is_by_steps:
             if (epoch + 1) % self._every_n_epochs == 0:
@@ -172,13 +184,27 @@ class Fit:
                 " steps of `self.optimizers()`. To change it: `every_n_epochs=` counts no steps."
             )
 
+    def _take_weights(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure from now on with the weights of classes in the loss, which the first step has shown."""
+        self.losses.end()
+        if self._check_samples.awaits_weights:
+            started = time.perf_counter()
+            self._check_samples.take_weights(trainer, pl_module, self.losses)
+            self._open_record(trainer)
+            self.tracker.account.seconds_elsewhere += time.perf_counter() - started
+
     def release(self) -> None:
         """Free what was prepared; results stay."""
         self.is_over = True
         self._forget_check()
         self.tracker.release()
         self._reader.inputs = torch.empty(0)
+        self.end_watching()
+
+    def end_watching(self) -> None:
+        """Watch the training no longer, because it has ended or failed."""
         self.watch.end()
+        self.losses.end()
 
     def _forget_check(self) -> None:
         self.has_checked, self.network_to_keep = False, None
@@ -295,7 +321,7 @@ class Board:
         for logger in trainer.loggers:
             logger.log_metrics({**shown, "epoch": trainer.current_epoch}, step)
             logger.save()
-        self._values = {name: torch.tensor(value) for name, value in shown.items()}
+        self._values = {name: torch.tensor(value, device="cpu") for name, value in shown.items()}
         trainer.callback_metrics.update(self._values)
         trainer.logged_metrics.update(self._values)
         in_bar = {f"{signal.name}{self._suffix}" for signal in SIGNALS.values() if signal.is_in_progress_bar}

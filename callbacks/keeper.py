@@ -5,8 +5,6 @@ share a state key with the user's own, and forget the best score when a resumed 
 """
 
 import copy
-import os
-import stat
 import zipfile
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +14,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from bu_torch.callbacks.checkpoints import Identity, claim, identity, is_regular, is_whole, may_be_named
 from bu_torch.callbacks.fit import Fit
 from bu_torch.callbacks.trainer import (
     FITTING,
@@ -38,11 +37,12 @@ from bu_torch.callbacks.trainer import (
 from bu_torch.internal.global_state import preserved_random_state
 from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import gathered, replaced_in_place
+from bu_torch.run.history import describe_lost_best
+from bu_torch.run.state import read_best
 from bu_torch.run.weights import BestWeights, named_weights
 from bu_torch.signals.catalogue import SIGNALS
 
 _BEST = ("best_", "kth_", "current_")  # prefixes of the attributes of `ModelCheckpoint` that describe the best file
-Identity = tuple[int, ...]
 
 
 class Companion(Callback):
@@ -137,6 +137,8 @@ class FileKeeper(Keeper, ModelCheckpoint):
         self._replaced: list[str] = []  # earlier best files to delete once `_named_elsewhere` is another
         self._folders: list[str] = []  # folders of the runs that this one resumes
         self._named_elsewhere = ""  # the best file that another callback's newest checkpoint names
+        self._names: set[str] = set()  # names that are taken, also of files still to be written
+        self._has_claims = True  # names can be reserved, because the trainer writes one file with torch
         self.is_saving = False
         self._raw: dict[str, Tensor] = {}  # weights of training, while a file is written
 
@@ -150,6 +152,18 @@ class FileKeeper(Keeper, ModelCheckpoint):
                 "`save_weights_only=True` cannot be used with WeightAveraging: such a checkpoint lacks the average,"
                 " which is measured."
             )
+        writer: Any = trainer.strategy if type(trainer.strategy).__name__ in SHARDED else trainer.strategy.checkpoint_io
+        while isinstance(writer, AsyncCheckpointIO):
+            writer = writer.checkpoint_io
+        self._has_claims = type(writer) is TorchCheckpointIO
+        if stage == FITTING and not self._has_claims:
+            rank_zero_info(
+                f"Names of checkpoints are not reserved, because {type(writer).__name__} writes them. Give each run a"
+                " `dirpath` of its own."
+            )
+
+    def file_exists(self, filepath: Any, trainer: Trainer) -> bool:
+        return filepath in self._names or super().file_exists(filepath, trainer)
 
     def keep_if_best(self, trainer: Trainer) -> None:
         checks = self.fit.tracker.checks
@@ -157,7 +171,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
             return
         candidates = self._monitor_candidates(trainer)
         own = {name: value for name, value in checks.entries[-1].items() if name not in ("epoch", "step")}
-        candidates |= {name: torch.tensor(value, dtype=torch.float64) for name, value in own.items()}
+        candidates |= {name: torch.tensor(value, dtype=torch.float64, device="cpu") for name, value in own.items()}
         self._before = {name: copy.copy(value) for name, value in vars(self).items() if name.startswith(_BEST)}
         self._obsolete = None
         self.best_epoch, self.best_step = trainer.current_epoch, trainer.global_step  # the file holds them, too
@@ -168,9 +182,10 @@ class FileKeeper(Keeper, ModelCheckpoint):
             if trainer.world_size > 1:  # the others wait for this one within Lightning
                 raise
             self._return_to_earlier()
+            earlier = f"the best earlier one stays: {cleaned(self.best_model_path)}"
             rank_zero_warn(
                 f"The checkpoint of epoch {trainer.current_epoch} cannot be written: {error}. Training continues, and"
-                f" the best earlier one stays{f': {cleaned(self.best_model_path)}' if self.best_model_path else ''}."
+                f" {earlier if self.best_model_path else 'no epoch is kept yet'}."
             )
 
     def _get_metric_interpolated_filepath_name(
@@ -180,10 +195,9 @@ class FileKeeper(Keeper, ModelCheckpoint):
         # it. Another run in the same folder may take a name at any time, so it is claimed before anything is written.
         while True:
             path: str = super()._get_metric_interpolated_filepath_name(monitor_candidates, trainer)
-            is_plain = type(trainer.strategy.checkpoint_io) is TorchCheckpointIO  # writes a file, and writes it now
-            if not is_plain or type(trainer.strategy).__name__ in SHARDED:
-                return path
-            if trainer.strategy.broadcast(not trainer.is_global_zero or claim(path)):
+            self._names.add(path)
+            is_here = trainer.is_global_zero and self._has_claims
+            if trainer.strategy.broadcast(not is_here or claim(path, self._fs)):
                 return path
 
     @preserved_random_state()  # the module's `on_save_checkpoint` may draw random numbers
@@ -209,7 +223,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
         finally:
             self.is_saving, self._raw = False, {}
         is_there = not isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO)  # complete by now
-        self._written[filepath] = identity(filepath) if is_there else None
+        self._written[filepath] = identity(filepath, self._fs) if is_there else None
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if not self.is_saving:
@@ -223,6 +237,9 @@ class FileKeeper(Keeper, ModelCheckpoint):
 
     def settle(self, trainer: Trainer, is_in_all: bool = True) -> None:
         """Delete the earlier best file, or take the newest back if it is damaged."""
+        for path in [path for path, known in self._written.items() if known is None and Path(path).is_file()]:
+            if zipfile.is_zipfile(path):  # another thread has written the last of it
+                self._written[path] = identity(path, self._fs)
         if self._before is not None:
             is_sound = self._written.get(self.best_model_path) is None or is_whole(self.best_model_path)
             if is_in_all:  # after an exception the other processes may not take part
@@ -243,10 +260,11 @@ class FileKeeper(Keeper, ModelCheckpoint):
             self._replaced.remove(path)
             if self.is_own(path):
                 super()._remove_checkpoint(trainer, path)
+                self._names.discard(path)
 
     def is_own(self, path: str) -> bool:
         """Return True if the file that is there now was written by this process."""
-        return path in self._written and self._written[path] in (None, identity(path))
+        return path in self._written and self._written[path] in (None, identity(path, self._fs))
 
     def why_not_read(self) -> str:
         """Say why the best file, of this process or of the run that it resumes, is not read; "" if it is."""
@@ -270,12 +288,17 @@ class FileKeeper(Keeper, ModelCheckpoint):
                     Path(newest).unlink()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        path, score = state_dict.get("best_model_path"), state_dict.get("best_model_score")
-        epoch, step = state_dict.get("best_epoch"), state_dict.get("best_step")
-        if not (self.takes_states and path and score is not None and isinstance(epoch, int)):
+        if not self.takes_states:
             return
-        folders = state_dict.get("folders")
-        self._folders = [one for one in folders if isinstance(one, str)] if isinstance(folders, list) else []
+        try:
+            state = read_best(state_dict)
+        except ValueError as error:
+            rank_zero_warn(describe_lost_best(error))
+            return
+        path, score, epoch = state["best_model_path"], state["best_model_score"], state["best_epoch"]
+        if not path or score is None or epoch is None:
+            return
+        self._folders = state["folders"]
         if not (may_be_named(path, (str(self.dirpath), *self._folders)) and self._fs.exists(path) and is_whole(path)):
             rank_zero_warn(
                 f"The checkpoint of the best epoch so far is missing, damaged, or outside the run's folder:"
@@ -286,9 +309,9 @@ class FileKeeper(Keeper, ModelCheckpoint):
         # A resumed run usually writes to a new folder; the best so far stays the one to beat. Nothing else in the state
         # is needed or trusted.
         self.best_model_path = self.kth_best_model_path = path
-        self.best_model_score = self.kth_value = torch.tensor(float(score), dtype=torch.float64)
+        self.best_model_score = self.kth_value = torch.tensor(score, dtype=torch.float64, device="cpu")
         self.best_k_models = {path: self.best_model_score}
-        self.best_epoch, self.best_step = epoch, step if isinstance(step, int) else None
+        self.best_epoch, self.best_step = epoch, state["best_step"]
 
     def state_dict(self) -> dict[str, Any]:
         folders = list(dict.fromkeys((*self._folders, str(self.dirpath))))
@@ -318,58 +341,8 @@ class MemoryKeeper(Keeper, Checkpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.takes_states:
-            self.best.load_state_dict(state_dict)
+            try:
+                self.best.load_state_dict(state_dict)
+            except ValueError as error:
+                rank_zero_warn(describe_lost_best(error))
             self.best_epoch, self.best_step = self.best.epoch, self.best.step
-
-
-def claim(path: str) -> bool:
-    """Create an empty file, so that no other run takes the name; False if it is taken already."""
-    if "://" in path:
-        return True
-    with suppress(OSError):  # if nothing can be written there, saving the file raises the error
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        try:
-            Path(path).open("x").close()
-        except FileExistsError:
-            return False
-    return True
-
-
-def identity(path: str) -> Identity | None:
-    """File identity, to detect replacement; None for a remote path, a folder or a file still to be written."""
-    try:  # another process may delete it at any time
-        found = Path(path).stat()
-    except (OSError, ValueError):
-        return None
-    fields = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-    return fields if stat.S_ISREG(found.st_mode) else None
-
-
-def is_regular(path: str) -> bool:
-    """Return True for the absolute path of a local file or folder of shards, and for an address of a remote store."""
-    if "://" in path:
-        return not path.startswith("http")
-    return Path(path).is_absolute() and (os.path.isfile(path) or os.path.isdir(path))  # noqa: PTH112, PTH113
-
-
-def may_be_named(path: Any, folders: tuple[str, ...]) -> bool:
-    """Return True if a resumed state may name this as the best checkpoint of a run that wrote to one of `folders`.
-
-    A local run writes a regular file or a folder of shards. Given anything else, Lightning might download it, or wait
-    for a pipe.
-    """
-    if not isinstance(path, str) or "::" in path or "\0" in path:
-        return False
-    if "://" in path:
-        return is_regular(path) and any(path.startswith(f"{one}/") for one in folders)
-    within = [Path(one).resolve() for one in folders if "://" not in one and "\0" not in one]
-    return is_regular(path) and Path(path).resolve().parent in within
-
-
-def is_whole(path: str) -> bool:
-    """Return False if a local torch file is truncated; other formats are assumed whole."""
-    if not Path(path).is_file():
-        return True
-    with Path(path).open("rb") as file:
-        begins = file.read(2)
-    return begins not in (b"PK", b"") or zipfile.is_zipfile(path)

@@ -21,8 +21,9 @@ from bu_torch.callbacks.trainer import (
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_integer
 from bu_torch.perturbation.draws import Perturbation
+from bu_torch.run.account import plain
 from bu_torch.run.history import describe_exception
-from bu_torch.run.settings import AUTO, MAX_BYTES, MeasurementSettings
+from bu_torch.run.settings import AUTO, MAX_BYTES, NOT_MEASURED, MeasurementSettings
 from bu_torch.run.tracker import MeasurementResults, Tracker
 from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.batches import InputKey
@@ -35,21 +36,23 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
     little. A check, at the end of an epoch or every so many steps, passes the perturbed samples through the module's
     `forward` once (eval mode, no gradient, the trainer's precision) and logs four numbers, larger is better:
 
-    - `boundary_uncertainty`, in [0, 1]: do both classes mix along the decision boundary as they would along the Bayes
-      boundary? (Ha et al. 2021; `bu_torch.functional.boundary_uncertainty`)
+    - `boundary_uncertainty`, in [0, 1]: are the labels most uncertain where the decision boundary runs? (after Ha et
+      al. 2021; `bu_torch.functional.boundary_uncertainty`)
     - `trust_score`, in [1e-3, 1e3]: does the classifier agree with the other samples nearby? (Jiang et al. 2018, who
-      score new points, so the sample that was perturbed is left out; `bu_torch.functional.mean_trust_score`)
+      score new points, so the samples that a perturbed one was made from are left out;
+      `bu_torch.functional.mean_trust_score`)
     - `expected_accuracy`, in [0, 1]: what accuracy do the training labels predict for these outputs?
       (`bu_torch.Signals.probabilities`; this project's own)
-    - `accuracy_and_trust`, at most 1: expected accuracy and the logarithm of trust, each as a share of what any
-      predictions can reach, and their weighted mean (`bu_torch.functional.accuracy_and_trust`; this project's own)
+    - `accuracy_uncertainty_trust`, at most 1: the weighted mean of these three, each as a share of what any
+      classifier can reach (`bu_torch.functional.accuracy_uncertainty_trust`; this project's own)
 
-    and four more in [0, 1], which the progress bar leaves out, read from the same predictions at the perturbed samples:
+    and three more in [0, 1], which the progress bar leaves out, of the same predictions at the perturbed samples:
 
     - `label_agreement`: share of perturbed samples that are predicted as labelled (Ha et al., section 4.5);
     - `vote_agreement`: the same with the votes of the labels nearby in place of the one label (`bu_torch.LabelVotes`);
-    - `prediction_changes`: share of predictions that differ from the last check's, 1 at the first check;
-    - `omission`, smaller is better: share of the Bayes boundary that is left out (`bu_torch.papers.omission`).
+    - `prediction_changes`: share of predictions that differ from the last check's, 1 at the first check.
+
+    With `metric`, the expected value of that metric is logged as `expected_<name>`.
 
     Weights after training are the same to the bit with and without the callback. It decides nothing: an
     `EarlyStopping(monitor="boundary_uncertainty", mode="max")` in the same trainer may. If several of these callbacks
@@ -79,7 +82,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
 
     Attributes:
         history: One dict a check, in order: `epoch` (`trainer.current_epoch`, 0-based), `step` (`trainer.global_step`),
-            the eight numbers above, and `standard_error` of the difference between this expected accuracy and the
+            the numbers above, and `standard_error` of the difference between this expected accuracy and the
             highest before; floats, NaN if a logit was not finite.
         setup_seconds: Time spent before the first epoch, in seconds.
         check_seconds: Time spent in checks so far, in seconds.
@@ -107,6 +110,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
         feature_extractor: FeatureExtractor | None = None,
         perturbation: Perturbation | None = None,
         class_weight: ClassWeight | None = None,
+        metric: Any = "accuracy",
         averaging: float | None = None,
         averaging_device: str | None = None,
         output_key: str | int | None = None,
@@ -143,7 +147,20 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
 
     @property
     def state_key(self) -> str:
-        return self._generate_state_key(averaging=self.settings.averaging, seed=self.settings.seed)
+        return self._generate_state_key(**self._told_apart_by())
+
+    def _told_apart_by(self) -> dict[str, Any]:
+        """Arguments by which two of these callbacks in one trainer measure differently, as plain data.
+
+        Defaults are left out, so that a state keeps its key if a later version adds a setting.
+        """
+        given: dict[str, Any] = {"averaging": self.settings.averaging, "seed": self.settings.seed}
+        default = BoundaryUncertaintyMonitor.__init__.__kwdefaults__
+        for name in sorted(default.keys() - {*given, *NOT_MEASURED}):
+            value = next(getattr(one, name) for one in (self, self.settings, self.source) if hasattr(one, name))
+            if plain(value) != plain(default[name]):
+                given[name] = getattr(value, "__qualname__", plain(value))
+        return given
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         check_trainer(trainer)
@@ -176,7 +193,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
         self.tracker.end("Training ended.")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._fit.watch.end()
+        self._fit.end_watching()
         self.tracker.end(describe_exception(exception))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -195,12 +212,13 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
             claimed = {one.state_key for one in trainer.callbacks}
             left = [key for key in states if str(key).startswith(f"{type(self).__qualname__}{{") and key not in claimed]
             if left:
-                states[self.state_key] = states.pop(left[0])
+                for key in [one for one in states if one == left[0] or str(one).endswith(f": {left[0]!r}}}")]:
+                    now = str(key).replace(repr(left[0]), repr(self.state_key)) if key != left[0] else self.state_key
+                    states[now] = states.pop(key)  # of this callback, or of its keeper
 
     def state_dict(self) -> dict[str, Any]:
         return self.tracker.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if not self._fit.is_over:  # `trainer.test` of a checkpoint must not undo later checks of this run
-            with misconfigured(ValueError):
-                self.tracker.load_state_dict(state_dict)
+            self.tracker.load_state_dict(state_dict)

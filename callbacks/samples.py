@@ -12,14 +12,17 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from bu_torch.callbacks.losses import CANNOT_BE_TOLD, LossWatch, weighted_losses
 from bu_torch.callbacks.network import Inputs, NetworkReader, can_be_passed, in_first_process
 from bu_torch.callbacks.trainer import (
+    SHARDED,
     LightningModule,
     MisconfigurationException,
     Trainer,
     library,
     misconfigured,
 )
+from bu_torch.callbacks.watch import can_be_watched
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.replica import copy_of
@@ -54,7 +57,7 @@ class CheckSamples:
         self._settings, self._source, self._tracker, self._reader = settings, source, tracker, reader
         self._n_batches = math.inf  # for one process, between two checks
         self._samples: Samples | None = None  # while they are prepared; in the first process
-        self.loss_weights: list[float] | None = None  # class weights of the module's loss; in the first process
+        self.awaits_weights = False  # the first training step will show the weights of classes in the loss
 
     def prepare(self, trainer: Trainer, pl_module: LightningModule, n_batches: float, when: str) -> bool:
         """Compute all that does not depend on the network; False if a run resumes with other samples than before.
@@ -62,14 +65,27 @@ class CheckSamples:
         One process has `n_batches` between two checks; `when` says in words when checks are due.
         """
         self._n_batches = n_batches
+        is_sharded = type(trainer.strategy).__name__ in SHARDED
+        self.awaits_weights = self._settings.class_weight is None and not is_sharded and can_be_watched(pl_module)
         if trainer.reload_dataloaders_every_n_epochs and self._source.reference is None:
             rank_zero_warn("Boundary uncertainty uses the training data as first loaded and ignores reloads.")
         one, self._reader.packing = in_first_process(trainer, lambda: self._read_here(trainer, pl_module))
         n_operations = self._reader.count_operations(trainer, pl_module, one)
+        made = in_first_process(trainer, lambda: self._prepare_here(trainer, pl_module, n_operations, when))
+        return self._use(trainer, pl_module, *made)
+
+    def _use(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        inputs: Inputs,
+        planned: Plan | None,
+        fingerprint: str,
+        is_restored: bool,
+    ) -> bool:
+        """Let the network be read at what was prepared; False if a run resumes with other samples than before."""
         groundwork = self._tracker.groundwork
-        inputs, groundwork.plan, fingerprint, is_restored = in_first_process(
-            trainer, lambda: self._prepare_here(trainer, pl_module, n_operations, when)
-        )
+        groundwork.plan = planned
         if groundwork.is_prepared:
             inputs = groundwork.signals.perturbed if trainer.world_size == 1 else inputs
         self._reader.read_at(trainer, pl_module, inputs)
@@ -145,17 +161,24 @@ class CheckSamples:
                     f"Boundary uncertainty takes these as inputs: {', '.join(samples.packing.names)}. To change it:"
                     " `input_key`."
                 )
-            if self._settings.class_weight is None:
-                labels = as_labels(samples.labels, len(samples.inputs))
-                n_classes = int(labels.max()) + 1
-                if (of_loss := weights_of_loss(pl_module, n_classes)) is not None:
-                    name, self.loss_weights = of_loss
-                    first = ", ".join(f"{weight:.4g}" for weight in self.loss_weights[:10])
-                    rank_zero_info(
-                        f"Boundary uncertainty weighs the classes by {first}{', ...' * (n_classes > 10)}, as the"
-                        f" module's `{name}` does. To change it: `class_weight=[1.0] * {n_classes}` counts all samples"
-                        " alike."
-                    )
+            n_classes = self._n_classes()
+            if self._settings.class_weight is None and groundwork.loss_weights is None:
+                losses = weighted_losses(pl_module, n_classes)
+                if self.awaits_weights and len(losses) == 1:  # the first step will say if they count
+                    groundwork.loss_weights = losses[0]
+                elif losses and not self.awaits_weights:
+                    rank_zero_info(CANNOT_BE_TOLD)
+        return self._fit_here(trainer, pl_module)
+
+    def _n_classes(self) -> int:
+        assert self._samples is not None  # noqa: S101  (the same process has read them)
+        return int(as_labels(self._samples.labels, len(self._samples.inputs)).max()) + 1
+
+    def _fit_here(self, trainer: Trainer, pl_module: LightningModule) -> tuple[Inputs, Plan | None, str, bool]:
+        """Fit the signals to the chosen samples, in the first process; return as `_prepare_here` does."""
+        groundwork, samples = self._tracker.groundwork, self._samples
+        assert samples is not None  # noqa: S101  (the same process has read them)
+        with self._explained():
             fingerprint = self._tracker.prepare(
                 samples,
                 device=pl_module.device,
@@ -163,15 +186,42 @@ class CheckSamples:
                 cache=None if trainer.fast_dev_run else self._settings.cache,
                 has_progress_bar=trainer.progress_bar_callback is not None,
                 tell=rank_zero_info,
-                class_weight=self.loss_weights,
             )
-            for line in groundwork.lines():
-                rank_zero_info(line)
-        self._samples = None
+            if not self.awaits_weights:
+                self._end_here()
         inputs: Inputs = groundwork.signals.perturbed
         if trainer.world_size > 1:
             inputs = inputs[torch.arange(len(inputs), device=inputs.device)].to("cpu")  # a copy for all processes
         return inputs, groundwork.plan, fingerprint, groundwork.is_restored
+
+    def _end_here(self) -> None:
+        for line in self._tracker.groundwork.lines():
+            rank_zero_info(line)
+        self._samples = None
+
+    def take_weights(self, trainer: Trainer, pl_module: LightningModule, losses: LossWatch) -> None:
+        """Measure with the weights of classes that the first training step has shown; all processes must call this."""
+        groundwork = self._tracker.groundwork
+
+        def fit_again() -> tuple[Inputs, Plan | None, str, bool] | None:
+            n_classes, before = self._n_classes(), groundwork.loss_weights
+            groundwork.loss_weights, line = losses.found(n_classes)
+            if groundwork.loss_weights is not None:
+                first = ", ".join(f"{weight:.4g}" for weight in groundwork.loss_weights[:10])
+                line = (
+                    f"Boundary uncertainty weighs the classes by {first}{', ...' * (n_classes > 10)}, as the loss of"
+                    f" these labels does. To change it: `class_weight=[1.0] * {n_classes}` counts all samples alike."
+                )
+            if line:
+                rank_zero_info(line)
+            if groundwork.loss_weights != before:
+                return self._fit_here(trainer, pl_module)
+            self._end_here()
+            return None
+
+        self.awaits_weights = False
+        if (made := in_first_process(trainer, fit_again)) is not None:
+            self._use(trainer, pl_module, *made)
 
     def _module_as_space(self, trainer: Trainer, pl_module: LightningModule) -> nn.Module | None:
         """The network, if its features may be a space."""
@@ -208,7 +258,9 @@ def read_training_data(
 ) -> Samples:
     """Read the trainer's training samples, or those of `reference`; only the first `most`, or 10,000, of a stream."""
     reference: Any = source.reference
-    loader, n_batches, name = trainer.train_dataloader, trainer.num_training_batches, "Training data"
+    loader, n_batches, name = trainer.train_dataloader, float(trainer.num_training_batches), "Training data"
+    if trainer.fast_dev_run:  # its few batches may be fewer samples than a cluster
+        n_batches = math.inf
     if reference is not None:
         is_loader = isinstance(reference, DataLoader)
         loader = reference if is_loader else DataLoader(reference, batch_size=reading.READ_BATCH)
@@ -296,23 +348,3 @@ def check_reference(value: Any) -> None:
         raise TypeError(
             f"`reference` must be a pair (inputs, labels), a Dataset or a DataLoader, got {type(value).__name__}."
         )
-
-
-def weights_of_loss(module: nn.Module, n_classes: int) -> tuple[str, list[float]] | None:
-    """Find a loss with class weights: its name in the module, and one weight for each class.
-
-    None if no loss has weights for this number of classes, if they are all equal or one is not positive, or if several
-    losses have weights, because nothing says which is the main one.
-    """
-    found = []
-    for name, part in module.named_modules():
-        weights = part.weight if isinstance(part, nn.CrossEntropyLoss | nn.NLLLoss) else None
-        if isinstance(part, nn.BCEWithLogitsLoss) and part.pos_weight is not None and part.pos_weight.numel() == 1:
-            of_second = part.pos_weight.detach().flatten()  # two classes share one logit
-            weights = torch.cat((torch.ones_like(of_second), of_second))
-        if weights is None or weights.shape != (n_classes,) or weights.is_meta:
-            continue
-        weights = weights.detach().cpu().double()
-        if bool(((weights > 0) & weights.isfinite()).all()):
-            found.append((name, weights.tolist()))
-    return found[0] if len(found) == 1 and len(set(found[0][1])) > 1 else None

@@ -6,8 +6,9 @@ from typing import Any, Literal, Self
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
+from bu_torch.callbacks.checkpoints import Identity
 from bu_torch.callbacks.ending import Ending, restore, why_ended
-from bu_torch.callbacks.keeper import Companion, FileKeeper, Identity, Keeper, MemoryKeeper
+from bu_torch.callbacks.keeper import Companion, FileKeeper, Keeper, MemoryKeeper
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.samples import Reference
 from bu_torch.callbacks.trainer import (
@@ -36,7 +37,8 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
 
     `Trainer(callbacks=[BoundaryUncertaintyStopping()])` is all there is to it. The callback measures what
     `BoundaryUncertaintyMonitor` measures, on a moving average of the weights at the checks (`averaging`). By default
-    the score is expected accuracy and trust at the perturbed samples, each as a share of what can be reached (`rule`).
+    the score is expected accuracy, boundary uncertainty and trust at the perturbed samples, each as a share of what can
+    be reached (`rule`); or the expected value of another `metric`.
     Training stops after `patience` checks without a larger score, and the epoch (with `every_n_train_steps`, the step)
     of the largest is kept. Whether patience, `max_epochs`, `max_time` or Ctrl-C ends training, the module
     then holds the kept average and a checkpoint of it lies on disk, with the weights of training under
@@ -69,11 +71,11 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         best_model_path: Checkpoint of the kept epoch; "" if none was written.
         stopped_epoch: Epoch in which this callback stopped the training; None if it did not.
         stopping_reason: Reason for the end of training, in words; "" while it runs.
-        summary: Result as plain data, empty while training runs: what was kept, and whether to trust it. `word` is
-            `"clear"`, `"plateau"`, `"unsure"` or `"blind"` (docs/choosing-checkpoints.md), and the
-            other fields of `bu_torch.run.history.Confidence` are the numbers behind it. These are None with
-            other rules than `"accuracy_uncertainty_trust"` and `"expected_accuracy"`, and after an exception in all
-            processes but the first.
+        summary: Result as plain data, empty while training runs: what was kept, and whether to trust it; `threshold` if
+            the metric of two classes has one. `word` is `"clear"`, `"plateau"`, `"unsure"` or `"blind"`
+            (docs/choosing-checkpoints.md), and the other fields of `bu_torch.run.history.Confidence` are the numbers
+            behind it. These are None with other rules than `"accuracy_uncertainty_trust"` and `"expected_accuracy"`,
+            and after an exception in all processes but the first.
         history: As in `BoundaryUncertaintyMonitor`, and the score of a rule that is not a signal, under its name.
         record_path, setup_seconds, check_seconds: As in `BoundaryUncertaintyMonitor`.
 
@@ -130,6 +132,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         feature_extractor: FeatureExtractor | None = None,
         perturbation: Perturbation | None = None,
         class_weight: ClassWeight | None = None,
+        metric: Any = "accuracy",
         averaging: float | None = AVERAGING,
         averaging_device: str | None = None,
         output_key: str | int | None = None,
@@ -180,8 +183,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
 
     @property
     def state_key(self) -> str:
-        rule = self.tracker.checks.score_name
-        return self._generate_state_key(rule=rule, averaging=self.settings.averaging, seed=self.settings.seed)
+        return self._generate_state_key(rule=self.tracker.checks.score_name, **self._told_apart_by())
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -286,7 +288,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         """Nothing here: `Ending` calls `_conclude`, when all other callbacks have had their turn."""
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._fit.watch.end()  # all else is for `Ending`
+        self._fit.end_watching()  # all else is for `Ending`
 
     def _conclude(self, trainer: Trainer, exception: BaseException | None) -> None:
         """Restore the kept epoch, and say in a line what was kept and why training ended."""

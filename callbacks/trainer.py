@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from packaging.version import Version
 
+from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import gathered
 from bu_torch.run.state import read_weights
 from bu_torch.run.weights import put_back
@@ -133,16 +134,19 @@ def stand_behind_averaging(trainer: Trainer, kind: type) -> None:
 
 def go_on_from_raw_weights(pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
     """Resume from a checkpoint of an average: training continues from its own weights, the average from the others."""
-    with misconfigured(ValueError, before="The checkpoint holds no weights of training: "):
+    raw, damage = {}, ""
+    try:
         raw = read_weights(checkpoint.pop(RAW_WEIGHTS))
+    except (TypeError, ValueError) as error:
+        damage = f" cannot be read ({cleaned(error)})"
     # Strategies that shard weights have loaded them already, and removed them from the checkpoint.
     loaded = checkpoint["state_dict"] if "state_dict" in checkpoint else pl_module.state_dict()
     average = {name: gathered(value) for name, value in loaded.items() if name in raw}
-    if not put_back(pl_module, raw, may_lack=not pl_module.strict_loading):
+    if damage or not put_back(pl_module, raw, may_lack=not pl_module.strict_loading):
         average = {}
         rank_zero_warn(
-            "The checkpoint holds training weights beside their average, and they do not fit the module: training"
-            " continues from the average, and a new average begins."
+            f"The checkpoint holds training weights beside their average, and they{damage or ' do not fit the module'}:"
+            " training continues from the average, and a new average begins."
         )
     for state in (checkpoint.get("callbacks") or {}).values():
         own = state.get("average") if isinstance(state, dict) else None

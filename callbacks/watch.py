@@ -125,6 +125,13 @@ class Watch:
         return ""
 
 
+def labels_in(batch: Any, keys: Keys) -> Tensor | None:
+    """Labels of a batch, on the CPU; None if it cannot be taken apart."""
+    with suppress(UnreadableError, TypeError, MisconfigurationException):
+        return split_batch(batch, keys)[1].detach().to("cpu", copy=True)
+    return None
+
+
 def can_be_watched(module: nn.Module) -> bool:
     """Return True if hooks do not change how this module runs, because no part of it is compiled."""
     return getattr(module, "_compiler_ctx", None) is None and not any(
@@ -162,7 +169,7 @@ class _Listener:
         # A call with a whole batch, labels included, does not count: DistributedDataParallel calls the module with the
         # arguments of `training_step`.
         is_nested = len(tensors) > sum(isinstance(value, Tensor) for _, value in named)
-        is_batch = is_nested and any(_is_of(one, self._labels) for one in tensors.values())
+        is_batch = is_nested and any(holds_labels(one, self._labels) for one in tensors.values())
         if tensors and not is_batch:
             self._seen.setdefault(module, []).append(tensors)
 
@@ -191,7 +198,7 @@ def difference(expected: _Call, got: _Call, labels: Tensor | None) -> str:
     """
     # A number that all samples share (a temperature, a rate) is no input.
     expected, got = ({name: value for name, value in call.items() if value.numel() > 1} for call in (expected, got))
-    got = {name: value for name, value in got.items() if not _is_of(value, labels)}
+    got = {name: value for name, value in got.items() if not holds_labels(value, labels)}
     if not expected or not got:
         return ""
     if len(got) != len(expected):
@@ -248,7 +255,7 @@ def _is_partly_kept(expected: Tensor, got: Tensor) -> bool:
     return is_masked or bool(is_kept[is_told].double().mean() > _KEPT)
 
 
-def _is_of(value: Tensor, labels: Tensor | None) -> bool:
+def holds_labels(value: Tensor, labels: Tensor | None) -> bool:
     """Return True if a tensor holds the labels: as they are, as a column, or one-hot."""
     if labels is None:
         return False

@@ -113,16 +113,16 @@ def _placed(value):
 
 
 def _made(data, *, dtype=None, device=None, **kwargs):
-    """`torch.tensor`, which no mode sees."""
-    made = _tensor(_held(data), dtype=dtype, **kwargs)
-    return made if device is None else made.to(device)
+    """`torch.tensor`, which no mode sees, not even that of a default device."""
+    made = _tensor(_held(data), dtype=dtype, device="cpu", **kwargs)
+    return made.to(torch.get_default_device() if device is None else device)
 
 
 def _made_of(data, dtype=None, device=None):
     """`torch.as_tensor`, likewise."""
     if isinstance(data, Tensor):
         return data.to(data.device if device is None else device, data.dtype if dtype is None else dtype)
-    return _made(_as_tensor(data, dtype=dtype), device=device)
+    return _made(_as_tensor(data, dtype=dtype, device="cpu"), device=device)
 
 
 @contextmanager

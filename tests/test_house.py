@@ -77,14 +77,8 @@ def test_imports_run_one_way(file):
 def test_the_core_imports_nothing_heavy_when_it_is_imported_and_functional_torch_alone(file):
     assert not {name.split(".")[0] for name in imports(file, top_level_only=True)} & HEAVY
     if file.parent.name == "functional":
-        assert {name.split(".")[0] for name in imports(file)} <= {
-            "torch",
-            "math",
-            "typing",
-            "collections",
-            "importlib",
-            "bu_torch",
-        }
+        known = {"torch", "math", "typing", "collections", "importlib", "bu_torch"}
+        assert {name.split(".")[0] for name in imports(file)} <= known
 
 
 @pytest.mark.parametrize("file", FILES, ids=module_of)

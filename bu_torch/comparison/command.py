@@ -12,6 +12,7 @@ import torch
 from bu_torch.comparison.tables import Comparison, Split, compare, read_table
 from bu_torch.internal.inputs import check_integer, check_number
 from bu_torch.internal.printing import say
+from bu_torch.signals.metrics import METRICS, as_metric
 
 _DESCRIPTION = """\
 Compare ways to stop a training on tables of your own: test errors, and epochs trained.
@@ -23,10 +24,10 @@ small network, the rest (at most 4000) tests it. Columns are standardised. Wrong
 their differences.
 """
 _NOTE = """\
-hold-out 25 %: trains on three quarters and keeps the epoch with the highest accuracy on the rest, without averaging.
+hold-out 25 %: trains on three quarters and keeps the epoch with the best accuracy or metric on the rest, no average.
 refit 20 %: a fifth chooses the epoch, then all labels are used to train up to it. averaged: the last epoch, with the
 moving average of weights that bu-torch uses. best epoch: chosen in hindsight, without averaging. one class: always
-predicts the commonest. minus bu-torch: mean difference over the trainings, and its standard error."""
+predicts the commonest. ±: standard deviation over the trainings of a table; in the last lines, standard error."""
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +38,7 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
     add("tables", nargs="+", type=Path, metavar="CSV", help="a file, or a folder of them")
     add("--seeds", type=int, default=2, metavar="N", help="trainings of each table, on different halves (%(default)s)")
     add("--epochs", type=int, default=150, metavar="N", help="length of a whole training (%(default)s)")
+    add("--metric", choices=("accuracy", *METRICS), default="accuracy", help="what decides and is compared (accuracy)")
     add("--noise", type=float, default=0.0, metavar="P", help="share of training labels redrawn at random (0)")
     parser.set_defaults(run=_run)
 
@@ -45,6 +47,7 @@ def _run(options: argparse.Namespace) -> None:
     n_seeds = check_integer("--seeds", options.seeds, 1)
     n_epochs = check_integer("--epochs", options.epochs, 1)
     noise = check_number("--noise", options.noise, 0, below=1)
+    metric = as_metric(options.metric)
     tables = _read(_files(options.tables))
     log, n_threads, started = logging.getLogger("bu_torch"), torch.get_num_threads(), time.perf_counter()
     level = log.level
@@ -55,23 +58,24 @@ def _run(options: argparse.Namespace) -> None:
         torch.set_num_threads(1)  # enough for a small network
         for path, table in tables.items():
             try:
-                runs = [compare(table, seed, n_epochs, noise) for seed in range(n_seeds)]
+                runs = [compare(table, seed, n_epochs, noise, metric) for seed in range(n_seeds)]
             except ValueError as error:
                 raise ValueError(f"`{path}`: {error}") from error
             if not found:
-                say(_row("test error", runs[0].errors))
-            name, means = path.name.partition(".csv")[0], _means([run.errors for run in runs])
-            say(_row(name, means))
+                say(_row("test error" if metric is None else metric.title, runs[0].results))
+            name, results = path.name.partition(".csv")[0], [run.results for run in runs]
+            means = _means(results)
+            say(_row(name, _with_spread(results)))
             found += runs
             *ways, _, one_class = means  # the last two are the best epoch and one class
-            if one_class <= min(ways):
+            if metric is None and one_class <= min(ways):
                 lost.append(name)
     finally:
         log.setLevel(level)
         torch.set_num_threads(n_threads)
-    say(_row("mean", _means([run.errors for run in found])))
+    say(_row("mean", _means([run.results for run in found])))
     if len(found) > 1:
-        say(_row("minus bu-torch", _differences([run.errors for run in found])))
+        say(_row("minus bu-torch", _differences([run.results for run in found])))
     say(_row("epochs trained", map(round, _means([run.epochs for run in found]))))
     if lost:
         say(f"\nNothing beats the commonest class in {', '.join(lost)}: accuracy shows nothing there.")
@@ -106,6 +110,12 @@ def _files(places: Sequence[Path]) -> list[Path]:
 def _means(rows: Sequence[Mapping[str, float]]) -> list[float]:
     """Mean of each column."""
     return [fmean(row[name] for row in rows) for name in rows[0]]
+
+
+def _with_spread(rows: Sequence[Mapping[str, float]]) -> list[str]:
+    """Mean of each column over the trainings of a table, and their standard deviation if there are several."""
+    columns = [[row[name] for row in rows] for name in rows[0]]
+    return [f"{fmean(one):.3f}" + (f"±{stdev(one):.3f}" if len(one) > 1 else "") for one in columns]
 
 
 def _differences(rows: Sequence[Mapping[str, float]]) -> list[str]:

@@ -1,5 +1,6 @@
-"""Test errors of a small network on a table, by several ways to choose the epoch."""
+"""Results of a small network on a table, by several ways to choose the epoch."""
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from bu_torch.internal.replica import copy_of
 from bu_torch.run.settings import AVERAGING
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
 from bu_torch.run.weights import WeightAverage
+from bu_torch.signals.metrics import ExpectedMetric
 from bu_torch.space.features import standardization, standardize
 
 LEAST_ROWS = 80
@@ -24,9 +26,9 @@ Split = tuple[Tensor, Tensor]  # inputs (n, d) float32, classes (n,) int64
 
 
 class Comparison(NamedTuple):
-    """Test errors on one table, and the number of epochs trained."""
+    """Results on one table, and the number of epochs trained."""
 
-    errors: dict[str, float]  # by the way to choose the epoch
+    results: dict[str, float]  # test error, or the metric on test data, by the way to choose the epoch
     epochs: dict[str, int]  # by the same names
 
 
@@ -47,16 +49,15 @@ def read_table(path: Path) -> Split:
     except ValueError as error:
         raise ValueError(f"`{path}` cannot be read: {error}.") from error
     if "label" not in frame:
-        named = ", ".join(map(str, frame.columns[:5])) + ", ..." * (len(frame.columns) > 5)
+        named = ", ".join(map(repr, map(str, frame.columns[:5]))) + ", ..." * (len(frame.columns) > 5)
         raise ValueError(f"`{path}` must have columns separated by commas, one of them called `label`, got {named}.")
     labels = frame.pop("label")
     if labels.isna().any():
         raise ValueError(f"`{path}` must have a label in each row, got {labels.isna().sum()} rows without one.")
     if pd.api.types.is_float_dtype(labels) and (labels % 1 != 0).any():
         raise ValueError(f"`{path}` must hold classes in `label`, got fractions (a regression?).")
-    features = as_numbers(frame, str(path)).astype(np.float32)
-    if not np.isfinite(features).all():
-        raise ValueError(f"`{path}` must hold finite numbers, got an infinite one.")
+    if frame.columns.empty:
+        raise ValueError(f"`{path}` must have columns of numbers beside `label`, got none.")
     codes, classes = pd.factorize(labels, sort=True)
     if len(frame) < LEAST_ROWS or len(classes) < 2:
         raise ValueError(
@@ -67,63 +68,89 @@ def read_table(path: Path) -> Split:
         raise ValueError(
             f"`{path}` must hold classes in `label`, got {len(classes)} in {len(frame)} rows (a regression?)."
         )
+    features = as_numbers(frame, str(path)).astype(np.float32)
+    if not np.isfinite(features).all():
+        raise ValueError(f"`{path}` must hold finite numbers, got an infinite one.")
     return torch.from_numpy(features), torch.from_numpy(codes).long()
 
 
-def compare(table: Split, seed: int, n_epochs: int, noise: float = 0.0) -> Comparison:
+def compare(
+    table: Split, seed: int, n_epochs: int, noise: float = 0.0, metric: ExpectedMetric | None = None
+) -> Comparison:
     """Train on half of a table, at most 2500 rows, and test on the other half, at most 4000.
 
     The network has hidden layers of 128 and 64 units, and trains with AdamW in batches of 32. A share `noise` of the
-    training labels is redrawn at random. A hold-out set is a part of the training half; the epoch with the highest
-    accuracy on it is kept, and the least loss among ties. "Refit" trains on all labels to the epoch that a fifth chose.
+    training labels is redrawn at random. A hold-out set is a part of the training half; the epoch with the best
+    `metric` on it is kept, and the least loss among ties. "Refit" trains on all labels to the epoch that a fifth chose.
+    Without a metric, accuracy decides and errors are compared.
     """
     (inputs, labels), test = _split(table, seed, noise)
     n_classes = int(table[1].max()) + 1
-    stopper = BoundaryUncertaintyStopper(inputs, labels, seed=seed, patience=_PATIENCE)
+    judge = _Judge(metric, n_classes)
+    given = "accuracy" if metric is None else metric
+    stopper = BoundaryUncertaintyStopper(inputs, labels, seed=seed, patience=_PATIENCE, metric=given)
     stopper.has_progress_bar = False
     average = WeightAverage(AVERAGING)
     of_all, is_over = [], False
     with stopper:
         for net in _train((inputs, labels), n_classes, seed, n_epochs):
-            of_all.append(_error(net, test))
+            of_all.append(judge.result(net, test))
             average.update(net)
             if not is_over:
                 is_over = stopper.check(net)
                 n_ours = len(of_all)
         averaged = copy_of(net, average.values(net))
         stopper.restore(net)
-        kept = _error(net, test)
-    quarter, fifth = (_hold_out((inputs, labels), test, n_classes, share, seed, n_epochs) for share in (0.25, 0.2))
-    errors = {
+        kept = judge.result(net, test)
+    quarter, fifth = (_hold_out((inputs, labels), test, judge, share, seed, n_epochs) for share in (0.25, 0.2))
+    commonest = nn.functional.one_hot(labels.mode().values, n_classes).float()
+    results = {
         "bu-torch": kept,
-        "hold-out 25 %": quarter.error,
+        "hold-out 25 %": quarter.result,
         "refit 20 %": of_all[fifth.epoch],
         "last epoch": of_all[-1],
-        "averaged": _error(averaged, test),
-        "best epoch": min(of_all),
-        "one class": float((test[1] != labels.mode().values).double().mean()),
+        "averaged": judge.result(averaged, test),
+        "best epoch": max(of_all) if judge.is_larger_better else min(of_all),
+        "one class": judge.result(lambda x: commonest.expand(len(x), -1), test),
     }
     ran = {"bu-torch": n_ours, "hold-out 25 %": quarter.n_epochs, "refit 20 %": fifth.n_epochs + fifth.epoch + 1}
-    return Comparison(errors, {name: ran.get(name, n_epochs) for name in errors if name != "one class"})
+    return Comparison(results, {name: ran.get(name, n_epochs) for name in results if name != "one class"})
+
+
+class _Judge(NamedTuple):
+    """Results of networks on labelled rows: errors, or a metric."""
+
+    metric: ExpectedMetric | None
+    n_classes: int
+
+    @property
+    def is_larger_better(self) -> bool:
+        return self.metric is not None and self.metric.is_larger_better
+
+    def result(self, net: Callable[[Tensor], Tensor], rows: Split) -> float:
+        logits, labels = _logits(net, rows[0]), rows[1]
+        if self.metric is None:
+            return float((logits.argmax(dim=1) != labels).double().mean())
+        return float(self.metric.formula(logits, nn.functional.one_hot(labels, self.n_classes).double(), None))
 
 
 class _HeldOut(NamedTuple):
-    error: float
+    result: float
     epoch: int
     n_epochs: int
 
 
-def _hold_out(train: Split, test: Split, n_classes: int, share: float, seed: int, n_epochs: int) -> _HeldOut:
-    order = torch.randperm(len(train[1]), generator=torch.Generator().manual_seed(seed))
+def _hold_out(train: Split, test: Split, judge: _Judge, share: float, seed: int, n_epochs: int) -> _HeldOut:
+    order = torch.randperm(len(train[1]), generator=torch.Generator().manual_seed(seed), device="cpu")
     rest, held = order.tensor_split([len(order) - int(share * len(order))])
-    held_inputs, held_labels = train[0][held], train[1][held]
-    best, found = (-1.0, 0.0), _HeldOut(1.0, 0, 0)
-    for epoch, net in enumerate(_train((train[0][rest], train[1][rest]), n_classes, seed, n_epochs)):
-        logits = _logits(net, held_inputs)
-        accuracy = float((logits.argmax(dim=1) == held_labels).double().mean())
-        score = (accuracy, -float(nn.functional.cross_entropy(logits, held_labels)))
+    held_out = train[0][held], train[1][held]
+    best, found = (-math.inf, 0.0), _HeldOut(math.nan, 0, 0)
+    for epoch, net in enumerate(_train((train[0][rest], train[1][rest]), judge.n_classes, seed, n_epochs)):
+        result = judge.result(net, held_out)
+        loss = float(nn.functional.cross_entropy(_logits(net, held_out[0]), held_out[1]))
+        score = (result if judge.is_larger_better else -result, -loss)
         if score > best:
-            best, found = score, _HeldOut(_error(net, test), epoch, 0)
+            best, found = score, _HeldOut(judge.result(net, test), epoch, 0)
         elif epoch - found.epoch >= _PATIENCE:
             break
     return found._replace(n_epochs=epoch + 1)
@@ -139,7 +166,7 @@ def _train(samples: Split, n_classes: int, seed: int, n_epochs: int) -> Iterator
     steps = torch.optim.AdamW(net.parameters(), lr=1e-3)
     order = torch.Generator().manual_seed(seed)
     for _ in range(n_epochs):
-        for batch in torch.randperm(len(labels), generator=order).split(_BATCH):
+        for batch in torch.randperm(len(labels), generator=order, device="cpu").split(_BATCH):
             steps.zero_grad()
             nn.functional.cross_entropy(net(inputs[batch]), labels[batch]).backward()
             steps.step()
@@ -151,19 +178,15 @@ def _logits(net: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
     return net(inputs)
 
 
-def _error(net: Callable[[Tensor], Tensor], test: Split) -> float:
-    return float((_logits(net, test[0]).argmax(dim=1) != test[1]).double().mean())
-
-
 def _split(table: Split, seed: int, noise: float) -> tuple[Split, Split]:
     """Training and test rows, standardised by the training rows."""
     features, labels = table
     generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(labels), generator=generator)
+    order = torch.randperm(len(labels), generator=generator, device="cpu")
     train, test = order.tensor_split(2)
     train, test = train[:_MOST_TRAINED], test[:_MOST_TESTED]
     features = standardize(features, *standardization(features[train]))
     given = labels[train]
-    is_redrawn = torch.rand(len(given), generator=generator) < noise
-    drawn = torch.randint(int(labels.max()) + 1, (len(given),), generator=generator)
+    is_redrawn = torch.rand(len(given), generator=generator, device="cpu") < noise
+    drawn = torch.randint(int(labels.max()) + 1, (len(given),), generator=generator, device="cpu")
     return (features[train], torch.where(is_redrawn, drawn, given)), (features[test], labels[test])

@@ -59,6 +59,7 @@ class BoundaryUncertainty(PerturbedSamples):
         votes: Votes of the labels near each sample, (N, J) float32 (`LabelVotes`).
         vote_skill, regression_skill: Skill of the votes, and of a regression on all other samples, at predicting a
             sample's label: 1 is certain, 0 chance.
+        sharpness: As `LabelProbabilities.sharpness_`.
         space_name_: Space of neighbours, `"inputs"`, `"patches"`, `"tokens"`, `"mixed"`, `"metric"`, `"module"` or
             `"custom"`.
         skills_: Skill of predicting left-out labels in each space that was compared, 1 is certain and 0 chance; if
@@ -127,6 +128,7 @@ class BoundaryUncertainty(PerturbedSamples):
         expected = LabelProbabilities(regression=regression)
         expected.fit(own, self.classes.columns(self.labels), self.neighbors, self.weights)
         self.vote_skill, self.regression_skill = expected.skills_
+        self.sharpness = expected.sharpness_
         self.take_probabilities(expected.predict_proba(read), expected.votes.votes)
 
     def take_probabilities(self, probabilities: Tensor, votes: Tensor) -> None:
@@ -145,7 +147,7 @@ class BoundaryUncertainty(PerturbedSamples):
         )
         self.classes, self._n_classes = PresentClasses(self.labels), int(self.labels.max()) + 1
         self.perturb(inputs)
-        self.vote_skill, self.regression_skill = skills
+        self.vote_skill, self.regression_skill, self.sharpness = skills
         self.take_probabilities(tensors["probabilities"], tensors["votes"])
 
     @property

@@ -11,6 +11,7 @@ from bu_torch import functional
 from bu_torch.functional.probabilities import (
     as_probabilities,
     best_candidate,
+    best_sharpness,
     brier_score,
     count_votes,
     landmark_factor,
@@ -171,9 +172,9 @@ class LabelRegression:
         self._center, self._scale = common_standardization(points)
         self._landmarks = standardize(points.double(), self._center, self._scale)  # (L, d)
         if len(points) > self.n_landmarks:
-            rows = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed))[: self.n_landmarks]
-            single = self._landmarks.float()
-            self._landmarks = lloyd(single, single[rows.to(points.device)], _LLOYD_STEPS)[0].to(self._landmarks)
+            rows = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed), device="cpu")
+            single, chosen = self._landmarks.float(), rows[: self.n_landmarks]
+            self._landmarks = lloyd(single, single[chosen.to(points.device)], _LLOYD_STEPS)[0].to(self._landmarks)
         self._shares = shares_of(labels, weights)
         targets = torch.nn.functional.one_hot(labels, n_classes).double() - self._shares
         targets = targets if root is None else targets * root
@@ -261,6 +262,8 @@ class LabelProbabilities:
             mixture has the rest. 0 if no sample has any.
         skills_: Skills of votes and regression, 1 is certain and 0 chance: honest ones if a metric is learnt from the
             labels (`MetricRegression`).
+        sharpness_: Exponent, >= 1, that makes the probabilities as certain as left-out labels allow, by log loss: a
+            regression is less certain than a good network. The probabilities themselves are not sharpened.
 
     Example:
         >>> labels = torch.arange(40) // 20
@@ -297,6 +300,8 @@ class LabelProbabilities:
             if self.regression.has_votes_in_metric:
                 self.skills_ = honest.skill(honest.votes), self.skills_[1]
         self.weight_ = float(mixing_weight(honest.votes, honest.regression, honest.labels, weights=honest.weights))
+        mixture = torch.lerp(honest.votes, honest.regression, self.weight_)
+        self.sharpness_ = best_sharpness(mixture, honest.labels, honest.weights)
         self._fit_copies(as_flat_features(features).to(labels.device), labels, neighbors)
         return self
 

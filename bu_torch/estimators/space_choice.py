@@ -60,8 +60,8 @@ class MetricTrial:
         points, labels = points[rows], labels[rows]
         weights = None if weights is None else weights_of(labels, None, weights[rows])
         n_classes = int(labels.max()) + 1
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).to(labels.device)
-        order = order[labels[order].argsort(stable=True)]
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed), device="cpu")
+        order = order[labels.cpu()[order].argsort(stable=True)].to(labels.device)
         fold = torch.empty_like(labels)
         fold[order] = torch.arange(len(labels), device=labels.device) % _FOLDS  # each class is spread over all
         votes = points.new_zeros(2, len(_DECAYS), len(points), n_classes, dtype=torch.float32)

@@ -12,6 +12,7 @@ from bu_torch.functional.weights import mean_of, relative_weights
 _BLOCK_ELEMENTS = 2**20  # entries of one temporary block
 _JITTERS = 1e-7, 1e-5, 1e-3  # relative to the mean diagonal of a kernel
 _COSINE_ROUNDING = 8  # epsilons
+_SHARPEST, _N_SHARPNESSES, _LEAST_PROBABILITY = 6, 26, 1e-6
 
 
 def as_probabilities(predictions: Tensor) -> Tensor:
@@ -52,6 +53,15 @@ def mixing_weight(first: Tensor, second: Tensor, labels: Tensor, *, weights: Ten
     squared_length = difference.square().sum()
     best = (residual * difference).sum() / squared_length
     return torch.where(squared_length > 0, best, torch.zeros_like(best)).clamp(0, 1)
+
+
+def best_sharpness(probabilities: Tensor, labels: Tensor, weights: Tensor | None) -> float:
+    """Exponent in [1, 6] for which left-out probabilities (N, J), to this power, have the least log loss; unchecked."""
+    exponents = torch.linspace(1, _SHARPEST, _N_SHARPNESSES, dtype=torch.float64, device=probabilities.device)
+    logs = probabilities.double().clamp(min=_LEAST_PROBABILITY).log()
+    of_label = logs.gather(1, labels.long().unsqueeze(1)).squeeze(1)
+    losses = [mean_of((exponent * logs).logsumexp(dim=1) - exponent * of_label, weights) for exponent in exponents]
+    return float(exponents[torch.stack(losses).argmin()])
 
 
 def best_candidate(

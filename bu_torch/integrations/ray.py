@@ -3,7 +3,7 @@
 from typing import Any
 
 from bu_torch.integrations.loaders import missing
-from bu_torch.rule.rules import STANDARD_ERROR, as_rule
+from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.history import History
 from bu_torch.run.settings import Settings
 
@@ -36,7 +36,7 @@ class BoundaryUncertaintyTrialStopper(Stopper):
         """True if this trial should stop; its `result` is a check with `epoch`, the rule's signals and the score."""
         checks = self._trials.setdefault(trial_id, History(self._settings))
         name = checks.score_name
-        signals = as_rule(self._settings.rule).signals if STANDARD_ERROR in result else ()  # a whole check has these
+        signals = self._settings.deciding_rule.signals if STANDARD_ERROR in result else ()  # a whole check has these
         if absent := [one for one in ("epoch", name, *signals) if one not in result]:
             raise ValueError(f"A result must be a check with `{absent[0]}`, got {', '.join(result)}.")
         if odd := [one for one in ("epoch", name, *signals) if not hasattr(result[one], "__float__")]:

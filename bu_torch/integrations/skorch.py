@@ -9,7 +9,7 @@ from torch import nn
 
 from bu_torch.integrations.loaders import conclude, make_stopper, missing
 from bu_torch.internal.logits import entry_of
-from bu_torch.rule.rules import as_rule
+from bu_torch.run.history import describe_exception
 from bu_torch.run.settings import Settings
 
 try:
@@ -46,8 +46,10 @@ class BoundaryUncertaintyEarlyStopping(Callback):
     def on_train_begin(self, net: Any, X: Any = None, y: Any = None, **kwargs: Any) -> None:
         self.stopper_: Any = None
         self.network_: Any = None
+        self.is_within_epoch_ = False
 
     def on_epoch_begin(self, net: Any, dataset_train: Any = None, dataset_valid: Any = None, **kwargs: Any) -> None:
+        self.is_within_epoch_ = True
         if self.stopper_ is None:
             options = {name: getattr(self, name) for name in _OPTIONS} | {"output_key": None}
             self.network_ = CalledNetwork(net.module_, isinstance(net.criterion_, nn.NLLLoss), self.output_key)
@@ -55,14 +57,16 @@ class BoundaryUncertaintyEarlyStopping(Callback):
 
     def on_epoch_end(self, net: Any, dataset_train: Any = None, dataset_valid: Any = None, **kwargs: Any) -> None:
         should_stop = self.stopper_.check(self.network_)
-        for name in ("boundary_uncertainty", as_rule(self.rule).name):
+        self.is_within_epoch_ = False
+        for name in ("boundary_uncertainty", self.stopper_.score_name):
             net.history.record(name, self.stopper_.history[-1][name])
         if should_stop:
             raise KeyboardInterrupt  # as skorch's own callbacks do
 
     def on_train_end(self, net: Any, X: Any = None, y: Any = None, **kwargs: Any) -> None:
-        if self.stopper_ is not None:
-            conclude(self.stopper_, self.network_ if self.load_best else None)
+        if self.stopper_ is not None:  # skorch catches Ctrl-C and says nothing of it
+            reason = describe_exception(KeyboardInterrupt()) if self.is_within_epoch_ else ""
+            conclude(self.stopper_, self.network_ if self.load_best else None, reason)
 
 
 class CalledNetwork(nn.Module):

@@ -8,6 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from functools import singledispatch
 from io import IOBase
+from multiprocessing.sharedctypes import SynchronizedBase
 from typing import Any
 
 import torch
@@ -26,8 +27,19 @@ _REFERRING = (types.MethodType, types.FunctionType, *_WEAK, _CACHED)
 _MOST_SPARE = 2  # bytes of a storage that several parameters share, for each byte of theirs
 
 
+# Objects that cannot be copied, and that `forward` may move: those of training would be moved.
+_MOVING = (types.GeneratorType, threading.local, SynchronizedBase)
+
+
 class CopyError(RuntimeError):
     """A network cannot be copied, or a look at its copy has changed the network itself."""
+
+
+class _MovingError(Exception):
+    """An object cannot be copied, and must not be shared."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
 @singledispatch
@@ -64,9 +76,11 @@ class Copying:
         self.held: list[Any] = []  # copies that only weak references lead to
         self._storages: dict[int, torch.UntypedStorage] = {}  # copies by the place of the original
         places = Counter[int]()
+        self._parameters: dict[int, Any] = {}  # one in each storage
         for one in network.parameters():
             if _is_plain(one):
                 places[place_of_storage(one)] += one.nbytes
+                self._parameters.setdefault(place_of_storage(one), one)
         self._bytes_of_parameters = places
 
     def __call__(self, value: Any) -> Any:
@@ -150,7 +164,7 @@ class Copying:
     def _values(self, tensor: Any) -> Any:
         detached = tensor.detach()
         if not (isinstance(tensor, nn.Parameter) and _is_plain(tensor)):
-            return detached.clone()
+            return self._view_of_parameter(detached)
         place, storage = place_of_storage(tensor), tensor.untyped_storage()
         n_bytes = self._bytes_of_parameters[place]
         if n_bytes == tensor.nbytes or storage.nbytes() > _MOST_SPARE * n_bytes:
@@ -160,6 +174,21 @@ class Copying:
             self._storages[place] = storage.clone()
         empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         return empty.set_(self._storages[place], tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    def _view_of_parameter(self, tensor: Any) -> Any:
+        """Copy of a tensor that is no parameter; a view of one becomes the same view of its copy."""
+        parameter = self._parameters.get(place_of_storage(tensor)) if _is_plain(tensor) else None
+        if parameter is None or parameter.dtype != tensor.dtype:
+            return tensor.clone()
+        copied = self(parameter).detach()
+        before = tensor.storage_offset() - parameter.storage_offset() + copied.storage_offset()
+        is_own = place_of_storage(copied) != place_of_storage(parameter)
+        if not is_own or before < 0 or copied.stride() != parameter.stride():
+            return tensor.clone()
+        try:
+            return copied.as_strided(tensor.shape, tensor.stride(), before)
+        except RuntimeError:  # it reaches beyond the parameter
+            return tensor.clone()
 
     def _function(self, function: Any) -> Any:
         if (original := getattr(function, "_torchdynamo_orig_callable", None)) is not None:
@@ -190,10 +219,12 @@ class Copying:
                 return self._keep(value, value.__deepcopy__(self._copies))
             how = value.__reduce_ex__(4)
             return self._keep(value, value) if isinstance(how, str) else self._rebuilt(value, *how)
-        except CopyError:
+        except (CopyError, _MovingError):
             raise
         except Exception as error:  # the user's classes may raise anything
-            if not isinstance(value, nn.Module):  # a lock, a socket, a generator
+            if isinstance(value, _MOVING):
+                raise _MovingError(value) from error
+            if not isinstance(value, nn.Module):  # a lock, a socket
                 return self._keep(value, value)
             raise CopyError(
                 f"{type(value).__name__} cannot be copied, so boundary uncertainty cannot look at it:"
@@ -208,7 +239,15 @@ class Copying:
             is_plain = kind.__setstate__ is nn.Module.__setstate__  # others may omit references to themselves
             state = vars(module) if is_plain else module.__getstate__()
             state = {name: one for name, one in state.items() if name != "_compiled_call_impl"}
-            made = self._rebuilt(module, kind.__new__, (kind,), state)
+            try:
+                made = self._rebuilt(module, kind.__new__, (kind,), state)
+            except _MovingError as error:
+                name = next((f"`{name}`" for name, one in state.items() if one is error.value), "within an attribute")
+                raise CopyError(
+                    f"{kind.__name__} holds an object of {type(error.value).__name__}, {name}, which cannot be copied:"
+                    " boundary uncertainty runs a copy of the network, and what it changes must not be changed in"
+                    " training. Keep the values in a buffer, a list or a number, or the object outside of the module."
+                ) from error
         else:
             made = self._keep(module, module.__deepcopy__(self._copies))
         if made is module:

@@ -164,7 +164,7 @@ def as_tensor(value: Any, name: str) -> Tensor:
         value = as_numbers(value, name)
     is_of_arrays = isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], np.ndarray)
     try:
-        return torch.as_tensor(_as_array(value) if is_of_arrays or hasattr(value, "__array__") else value)
+        return torch.as_tensor(_as_array(value) if is_of_arrays or hasattr(value, "__array__") else value, device="cpu")
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         if "overflow" in str(error).lower():
             raise ValueError(f"`{name}` must hold numbers of at most 64 bits, got a larger one.") from error

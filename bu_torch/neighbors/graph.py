@@ -167,7 +167,7 @@ def nearest_of_groups(points: Tensor, groups: Sequence[Tensor], left_out: Tensor
     members -= centre
     norms = members.square().sum(dim=1, keepdim=True)
     largest = norms.max()
-    group_of = torch.repeat_interleave(torch.tensor([len(group) for group in groups]))
+    group_of = torch.repeat_interleave(torch.tensor([len(group) for group in groups], device="cpu"))
     runs = [[one.tolist() for one in part.unique_consecutive(return_counts=True)] for part in group_of.split(n_members)]
     parts = list(zip(members.split(n_members), norms.split(n_members), runs, strict=True))
     found = torch.empty((len(groups), len(points)), dtype=torch.float64, device=points.device)

@@ -224,7 +224,7 @@ def _answer_from_lists(question: _Question, base32: Tensor, distances: Tensor, r
     among_all = _faiss_search(base32)
     axes = few_axes(base32.cpu())
     n_queries, found = len(question.queries), 0.0
-    left = torch.arange(n_queries)
+    left = torch.arange(n_queries, device="cpu")
     for chosen in (None,) if axes is None else (axes, None):
         lists = InvertedFile(base32.cpu(), chosen)
         parts, left = _by_nearness(lists, question, left), left[:0]
@@ -266,7 +266,7 @@ def _probe_few(lists: InvertedFile, question: _Question, part: Tensor, among_all
 
     `among_all` finds their true neighbours.
     """
-    order = torch.randperm(len(part), generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(len(part), generator=torch.Generator().manual_seed(0), device="cpu")
     sample = part[order[:_SAMPLED].to(part.device)]
     queries32 = question.rounding(question.queries[sample])
     candidates = among_all(queries32, question.n_candidates)[1]

@@ -123,9 +123,9 @@ class BisectionAnchorUncertainty(AnchorEstimator):
         generator = torch.Generator().manual_seed(self.seed)
         left = self.max_anchors if int(first.min()) < int(first.max()) else 0
         while left and len(active):
-            order = torch.randperm(len(flat), generator=generator).to(code.device)
+            order = torch.randperm(len(flat), generator=generator, device="cpu").to(code.device)
             starts = order[torch.isin(code[order], active)][:left]
-            chance = torch.rand(len(starts), dtype=torch.float64, generator=generator)
+            chance = torch.rand(len(starts), dtype=torch.float64, generator=generator, device="cpu")
             ends = _partners(first, second, starts, chance)
             points, pairs = self._bisect(model, flat[starts], flat[ends])
             near = nearest(self._standardized, standardize(points, self.mean_, self.scale_), 1, exact=None)

@@ -59,7 +59,7 @@ def divisive_clusters(points: Tensor, max_size: int, n_repeats: int, seed: int) 
         number = is_open.cumsum(0) - 1  # counts open clusters
         group = number[cluster[rows]]
         n_groups = int(is_open.sum())
-        draws = torch.rand(2, len(rows), dtype=torch.float64, generator=generator).to(points.device)
+        draws = torch.rand(2, len(rows), dtype=torch.float64, generator=generator, device="cpu").to(points.device)
         is_second = _split_in_two(points[which[rows]], group, n_groups, draws)
         size = torch.bincount(group, minlength=n_groups)
         n_second = torch.bincount(group[is_second], minlength=n_groups)

@@ -158,7 +158,7 @@ def network_interval(
         check_integer("n_components", n_components, 1)
         mean, components = principal_components(features, min(n_components, *features.shape), exact=True)
         features = (features - mean) @ components.T
-    columns = torch.cat((torch.ones(len(features), 1, dtype=torch.float64), features), dim=1)
+    columns = torch.cat((features.new_ones(len(features), 1), features), dim=1)
     return generalization_interval(
         columns, labels, method=method, confidence=confidence, n_bootstrap=n_bootstrap, seed=seed
     )
@@ -216,7 +216,7 @@ def _as_sample(features: Any, labels: Any) -> _Sample:
 
 def _draws(n_samples: int, n_draws: int, generator: torch.Generator) -> Tensor:
     """Multiplicities of bootstrap draws, (n_draws, n) int64."""
-    drawn = torch.randint(n_samples, (n_draws, n_samples), generator=generator)
+    drawn = torch.randint(n_samples, (n_draws, n_samples), generator=generator, device=generator.device)
     return torch.zeros_like(drawn).scatter_add_(1, drawn, torch.ones_like(drawn))
 
 
@@ -229,7 +229,7 @@ def _wrong(sample: _Sample, counts: Tensor) -> Tensor:
 
 
 def _training_error(sample: _Sample) -> float:
-    return float(_wrong(sample, torch.ones(1, len(sample.targets))).double().mean())
+    return float(_wrong(sample, torch.ones(1, len(sample.targets), device="cpu")).double().mean())
 
 
 def _estimate_632(sample: _Sample, n_draws: int, generator: torch.Generator) -> float:
@@ -268,7 +268,7 @@ def _bootstrap(sample: _Sample, confidence: float, n_bootstrap: int, seed: int) 
     center = _estimate_632(sample, n_bootstrap, generator)
     estimates = []
     for draw in _draws(n_samples, n_bootstrap, generator):
-        rows = torch.arange(n_samples).repeat_interleave(draw)
+        rows = draw.new_tensor(range(n_samples)).repeat_interleave(draw)
         estimates.append(_estimate_632(_Sample(*(part[rows] for part in sample)), _INNER_DRAWS, generator))
     values, tail = torch.tensor(estimates, dtype=torch.float64), (1 - confidence) / 2
     return Interval(center, _quantile(values, tail), _quantile(values, 1 - tail))
@@ -295,7 +295,7 @@ def _yang(sample: _Sample, confidence: float, n_bootstrap: int, seed: int) -> In
 
     center = _estimate_632(sample, n_bootstrap, torch.Generator().manual_seed(seed))
     n_folds = min(_FOLDS, len(sample.targets))
-    tested = torch.zeros(n_folds, len(sample.targets), dtype=torch.bool)
+    tested = torch.zeros(n_folds, len(sample.targets), dtype=torch.bool, device="cpu")
     folds = KFold(n_folds, shuffle=True, random_state=scikit_learn_seed(seed))
     for fold, (_, rows) in enumerate(folds.split(sample.targets)):
         tested[fold, torch.from_numpy(rows)] = True

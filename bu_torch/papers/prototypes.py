@@ -104,7 +104,7 @@ class PrototypeClassifier:
 
     def _fit_class(self, features: Tensor) -> Tensor:
         if len(features) > _MAX_SAMPLES:
-            order = torch.randperm(len(features), generator=torch.Generator().manual_seed(self.seed))
+            order = torch.randperm(len(features), generator=torch.Generator().manual_seed(self.seed), device="cpu")
             features = features[order[:_MAX_SAMPLES].to(features.device)]
         n_distinct = len(torch.unique(features, dim=0))
         if self.n_prototypes == "aic":

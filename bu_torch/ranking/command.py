@@ -14,8 +14,10 @@ from bu_torch.internal.printing import cleaned, say
 from bu_torch.ranking.rank import find_checkpoints, fit_signals, rank_checkpoints
 from bu_torch.ranking.ranking import Ranking
 from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES
+from bu_torch.run.settings import Settings
 from bu_torch.samples.reading import read_samples
 from bu_torch.signals.measuring import Signals
+from bu_torch.signals.metrics import METRICS
 
 _PLACE = "PKG.MOD:NAME"
 _DESCRIPTION = """\
@@ -38,6 +40,7 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
     )
     add("--data", required=True, metavar=_PLACE, help=f"the training samples: {samples}")
     add("--rule", choices=RULE_NAMES, default=DEFAULT_RULE, help="default: %(default)s")
+    add("--metric", choices=("accuracy", *METRICS), default="accuracy", help="default: %(default)s")
     add("--json", type=Path, metavar="FILE", help="write the ranking to this file")
     add("--csv", type=Path, metavar="FILE", help="write the ranking to this file")
     add("--keep", type=int, metavar="N", help="copy the best N to the folder of --to")
@@ -80,12 +83,14 @@ def _rank(files: list[Path], options: argparse.Namespace) -> Ranking:
         data = data()
     if options.device is not None and isinstance(module, nn.Module):
         module.to(options.device)
-    signals = Signals(options.n_neighbors, options.n_draws, options.seed, n_components=options.n_components)
+    also = Settings(rule=options.rule, metric=options.metric).also
+    given = {"n_components": options.n_components, "also": also, "metric": options.metric}
+    signals = Signals(options.n_neighbors, options.n_draws, options.seed, **given)
     samples = read_samples(
         data, options.max_samples, options.seed, input_key=options.input_key, label_key=options.label_key
     )
     fit_signals(signals, samples, options.cache)
-    settings: dict[str, Any] = {name: getattr(options, name) for name in ("rule", "batch_size", "device")}
+    settings: dict[str, Any] = {name: getattr(options, name) for name in ("rule", "metric", "batch_size", "device")}
     settings |= {"signals": signals, "weights_only": not options.no_weights_only}
     return rank_checkpoints(files, module, samples, **settings)
 

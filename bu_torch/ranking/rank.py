@@ -15,9 +15,10 @@ from bu_torch.internal.logits import read_logits, warn_of_probabilities
 from bu_torch.ranking.checkpoints import SUFFIXES, load_checkpoint, module_with_weights
 from bu_torch.ranking.estimators import encode, estimator_logits, is_estimator
 from bu_torch.ranking.ranking import Candidate, Ranking
-from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName, as_rule
+from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.budget import describe_ignored
 from bu_torch.run.groundwork import fit_or_load
+from bu_torch.run.settings import Settings
 from bu_torch.samples.batches import whole_pair
 from bu_torch.samples.reading import read_samples
 from bu_torch.samples.samples import Samples
@@ -33,6 +34,7 @@ def rank_checkpoints(
     dataset: Any,
     *,
     rule: RuleName | Rule = DEFAULT_RULE,
+    metric: Any = "accuracy",
     signals: Signals | None = None,
     weights_only: bool = True,
     batch_size: int = 4096,
@@ -55,6 +57,7 @@ def rank_checkpoints(
         rule: `"accuracy_uncertainty_trust"`, `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`,
             `"parzen_uncertainty"`, or a `bu_torch.Rule` that does not read `prediction_changes`, which a single
             classifier does not have.
+        metric: Metric of the score, as in the callback's `metric`.
         signals: Signals with other settings than `Signals()`; fitted here, unless they are already.
         weights_only: As in `load_checkpoint`.
         batch_size: Samples in a forward pass, >= 1.
@@ -79,7 +82,7 @@ def rank_checkpoints(
         ...     rank_checkpoints(folder, nn.Linear(2, 1), (features, labels)).best.path.name
         '-2.0.pt'
     """
-    judge, files = Judge(rule, signals, batch_size), find_checkpoints(paths)
+    judge, files = Judge(rule, metric, signals, batch_size), find_checkpoints(paths)
     fit_signals(judge.signals, dataset)
     measured = []
     for file in files:
@@ -98,6 +101,7 @@ def rank_models(
     labels: Any = None,
     *,
     rule: RuleName | Rule = DEFAULT_RULE,
+    metric: Any = "accuracy",
     signals: Signals | None = None,
     batch_size: int = 4096,
 ) -> Ranking:
@@ -109,6 +113,7 @@ def rank_models(
         dataset: As in `rank_checkpoints`, or inputs (N, ...) if `labels` are passed. A pandas frame keeps its columns.
         labels: Classes (N,), integers from 0, or any if all models are scikit-learn's; None if `dataset` holds them.
         rule: As in `rank_checkpoints`.
+        metric: As in `rank_checkpoints`.
         signals: As in `rank_checkpoints`.
         batch_size: As in `rank_checkpoints`.
 
@@ -127,7 +132,7 @@ def rank_models(
         >>> rank_models(models, features, labels).best.name
         'k = 15'
     """
-    judge, named = Judge(rule, signals, batch_size), _named(models)
+    judge, named = Judge(rule, metric, signals, batch_size), _named(models)
     if labels is None and not isinstance(dataset, Samples) and (pair := whole_pair(dataset)) is not None:
         dataset, labels = pair
     frame = dataset if hasattr(dataset, "iloc") else None
@@ -169,18 +174,18 @@ def find_checkpoints(paths: Paths) -> list[Path]:
 class Judge:
     """Measures classifiers on the same samples, and ranks them."""
 
-    def __init__(self, rule: RuleName | Rule, signals: Signals | None, batch_size: int) -> None:
-        self.rule = as_rule(rule)
+    def __init__(self, rule: RuleName | Rule, metric: Any, signals: Signals | None, batch_size: int) -> None:
+        settings = Settings(rule=rule, metric=metric)
+        self.rule = settings.deciding_rule
         if _OF_A_RUN in self.rule.signals:
             raise ValueError(
                 f"`rule` must not read {_OF_A_RUN}, which a single classifier does not have, got {self.rule.name!r}."
             )
-        also = tuple(name for name in self.rule.signals if name not in Signals.NAMES)
-        self.signals = Signals(also=also) if signals is None else signals
+        self.signals = Signals(also=settings.also, metric=metric) if signals is None else signals
         if not isinstance(self.signals, Signals):
             raise TypeError(f"`signals` must be a bu_torch.Signals or None, got {type(signals).__name__}.")
         if absent := [name for name in self.rule.signals if name not in self.signals.names]:
-            raise ValueError(f"`signals` must measure what `rule` reads: pass `Signals(also={absent!r})`.")
+            raise ValueError(f"`signals` must measure {absent[0]}: pass `Signals(also=...)` or `Signals(metric=...)`.")
         self.batch_size = check_integer("batch_size", batch_size, 1)
 
     def measure(self, model: Callable[[Tensor], Any], name: str) -> dict[str, float]:

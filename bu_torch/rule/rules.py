@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from bu_torch.internal.inputs import check_integer
 from bu_torch.signals.catalogue import SIGNALS
+from bu_torch.signals.metrics import ExpectedMetric
 
 RuleName = Literal[
     "accuracy_uncertainty_trust", "expected_accuracy", "boundary_uncertainty", "trust_score", "parzen_uncertainty"
@@ -87,8 +88,29 @@ class SignalRule(Rule):
         return values[self.name]
 
 
+class MetricRule(Rule):
+    """Scores a check by the expected value of a metric; of losses and costs by its negative, as in scikit-learn."""
+
+    def __init__(self, metric: ExpectedMetric) -> None:
+        self.metric, self.signals = metric, (metric.signal,)
+        self.name = metric.signal if metric.is_larger_better else f"neg_{metric.name}"
+
+    @property
+    def title(self) -> str:
+        return f"{'' if self.metric.is_larger_better else 'negative '}expected {self.metric.title}"
+
+    def score(self, values: Mapping[str, float]) -> float:
+        value = values[self.metric.signal]
+        return value if self.metric.is_larger_better else -value
+
+    def settings(self) -> dict[str, Any]:
+        return {} if self.metric.settings is None else {"settings": repr(self.metric.settings)}
+
+
 def as_rule(rule: Any) -> Rule:
     """Rule with a name, or the user's own rule after checks."""
+    if isinstance(rule, MetricRule):
+        return rule
     if isinstance(rule, str):
         if rule not in RULE_NAMES:
             names = ", ".join(map(repr, RULE_NAMES))
@@ -151,7 +173,7 @@ class SelectionRule:
             TypeError: If the rule's score is not a number.
         """
         entry, name = history[-1], self.rule.name
-        if name in SIGNALS:
+        if name in self.rule.signals:
             return
         values = {signal: entry[signal] for signal in self.rule.signals}
         entry[name] = self._score(values) if all(map(math.isfinite, values.values())) else math.nan

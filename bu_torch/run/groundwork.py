@@ -22,7 +22,7 @@ from bu_torch.internal.printing import Forecast, cleaned, shown_on
 from bu_torch.perturbation.draws import MixedMove, kind_of
 from bu_torch.run.budget import Plan, describe_ignored, plan
 from bu_torch.run.settings import MeasurementSettings
-from bu_torch.samples.balance import ClassWeight, class_shares, rare_class, stratified_rows
+from bu_torch.samples.balance import class_shares, rare_class, stratified_rows
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.measuring import Signals
 from bu_torch.signals.preparation import n_comparisons
@@ -62,6 +62,7 @@ class Groundwork:
         # preparation if the space is the network's features, and otherwise the name of the space.
         self._saved: Tensor | None = None  # bytes of `Preparation.packed`
         self._space: SpaceName | None = None
+        self.loss_weights: list[float] | None = None  # weights of classes in the loss, if the settings have none
 
     def plan_checks(self, n_training: int, n_visited: int, n_operations: int, n_bytes: int = 0) -> Plan:
         """Plan as `bu_torch.run.budget.plan` does; a training that has a plan already, from a resume, keeps it."""
@@ -79,20 +80,18 @@ class Groundwork:
         cache: str | Path | None = None,
         has_progress_bar: bool = False,
         tell: Callable[[str], None] | None = None,
-        class_weight: ClassWeight | None = None,
     ) -> str:
         """Fit the signals, or load them; return the fingerprint of samples and settings, for `Tracker.continue_with`.
 
-        Checks will be made on `device`; None stands for that of the samples. If earlier checks were made
-        (`has_resumed`), the space of neighbours stays. It may be the features of `module` before training.
-        `class_weight` applies if the settings have none. `tell` receives a forecast of a long preparation. Errors are
-        those of `Signals.fit` and `Signals.load`.
+        Checks are made on `device`, or that of the samples. The space may be the features of `module` before training,
+        and stays if earlier checks were made (`has_resumed`). `tell` gets a forecast. Errors are those of `Signals`.
         """
         if line := describe_ignored(samples.n_ignored):
             warn(line)
         samples, n_draws = self._within_memory(samples, warn)
-        n_samples = len(samples.inputs)
-        n_present = len(torch.unique(as_labels(samples.labels, n_samples)))
+        n_samples, labels = len(samples.inputs), as_labels(samples.labels, len(samples.inputs))
+        n_present, is_known = len(torch.unique(labels)), len(self.loss_weights or ()) == int(labels.max()) + 1
+        self.loss_weights = self.loss_weights if is_known else None  # a resumed state may be of other classes
         if n_present > _MOST_CLASSES_A_SAMPLE * n_samples:
             more = "" if n_samples == samples.n_training else " Use more of them (`max_samples`)."
             warn(
@@ -103,8 +102,8 @@ class Groundwork:
         make_signals = partial(
             _settings_for(self.settings, samples.packing).make_signals,
             n_draws,
-            class_weight=class_weight,
-            known_space=self._space if has_resumed else None,
+            class_weight=self.loss_weights,
+            known_space=self._space,
         )
         signals = make_signals(None if module is None else packed_model(module, samples.packing))
         if not (has_resumed and self._restores(signals, samples)):
@@ -174,8 +173,7 @@ class Groundwork:
         """Take fewer samples or draws than planned if memory demands it: some arrays have a column for each class."""
         made = self.plan_checks(len(samples.inputs), len(samples.inputs), 0)
         labels = as_labels(samples.labels, len(samples.inputs))
-        n_rows = MOST_ENTRIES // len(torch.unique(labels))
-        n_samples = len(labels)
+        n_samples, n_rows = len(labels), MOST_ENTRIES // len(torch.unique(labels))
         if made.n_draws * n_samples <= n_rows:
             return samples, made.n_draws
         n_draws = made.n_draws if self.settings.n_draws is not None else max(1, n_rows // n_samples)
@@ -233,17 +231,17 @@ class Groundwork:
 
     def _balance_line(self) -> str:
         """Log line on the weights of classes, if a sampler weights samples or a class is rare; else ""."""
-        boundary = self.signals.boundary
+        signals, boundary = self.signals, self.signals.boundary
         is_sampled = boundary.class_weight != "balanced" and self.about["data"]["sampling"] == "weighted"
         drawn = "Samples count as often as the sampler draws them." if is_sampled else ""
         if boundary.class_weight is not None:
             return f"{drawn[:-1]}, times the weights of their classes." if drawn else ""
-        if (rare := rare_class(boundary.labels, boundary.weights)) is None:
+        if signals.metric is not None or (rare := rare_class(boundary.labels, boundary.weights)) is None:
             return drawn
         label, share = rare
         return (
             f"{drawn}{drawn and ' '}Class {label} makes up {share:.1%} of what training draws, and counts that much in"
-            " expected accuracy. To change it: `class_weight='balanced'` counts all classes alike."
+            " expected accuracy. To change it: another `metric`, such as 'balanced_accuracy'."
         )
 
     def release(self) -> None:
@@ -257,13 +255,15 @@ class Groundwork:
             "samples": self.fingerprint,
             "prepared": self._saved,
             "space": self._space,
+            "loss_weights": self.loss_weights,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a checked state; with other settings, samples are planned anew."""
         self._saved, self._space = state["prepared"], state["space"]
-        if state["plan"] is not None and state["asked"] == self._asked:
-            self.plan, self.fingerprint = state["plan"], state["samples"]
+        self.loss_weights, plan = state["loss_weights"], state["plan"]
+        if state["asked"] == self._asked and plan is not None and plan.n_samples >= self.settings.n_neighbors:
+            self.plan, self.fingerprint = plan, state["samples"]
 
 
 def _settings_for(settings: MeasurementSettings, packing: Packing | None) -> MeasurementSettings:

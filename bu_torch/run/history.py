@@ -36,7 +36,7 @@ class History:
         self.settings = settings
         self.selection: SelectionRule | None = None
         if isinstance(settings, Settings):
-            self.selection = SelectionRule(settings.rule, start_from_epoch=settings.start_from_epoch)
+            self.selection = SelectionRule(settings.deciding_rule, start_from_epoch=settings.start_from_epoch)
         self.entries: list[Entry] = []
         self.reset()
 
@@ -296,6 +296,14 @@ def describe_exception(exception: BaseException) -> str:
     if isinstance(exception, KeyboardInterrupt):
         return "Training was interrupted (KeyboardInterrupt)."
     return f"Training failed: {type(exception).__name__}{f': {exception}' if str(exception) else '.'}"
+
+
+def describe_lost_best(error: ValueError) -> str:
+    """Say why the best check of a resumed state is kept no longer."""
+    return (
+        f"The checkpoint holds no best check that this package wrote: {error}. The best of the coming epochs is kept"
+        " instead."
+    )
 
 
 def describe_none_kept(why: str, reason: str) -> str:

@@ -12,13 +12,15 @@ from bu_torch.estimators.space_choice import FeatureExtractor, SpaceName
 from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import check_flag, check_integer, check_number, check_seed
 from bu_torch.perturbation.draws import Perturbation
-from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName, as_rule
+from bu_torch.rule.rules import DEFAULT_RULE, MetricRule, Rule, RuleName, as_rule
 from bu_torch.samples.balance import ClassWeight
 from bu_torch.signals.measuring import Signals
+from bu_torch.signals.metrics import as_metric
 
 AUTO: Literal["auto"] = "auto"
 MAX_BYTES = 2**30
 AVERAGING = 0.7  # about the last three checks
+NOT_MEASURED = {"cache", "averaging_device"}  # settings that change no number
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -61,6 +63,11 @@ class MeasurementSettings:
             classes alike, a dict of weights by class, or one weight for each class (as a loss has them). None takes
             samples as training draws them; the callbacks then take the class weights of the module's loss, if it has
             some.
+        metric: Metric whose expected value is measured and logged as `expected_<name>`: `"accuracy"`,
+            `"balanced_accuracy"`, `"auroc"`, `"average_precision"`, `"f1"`, `"log_loss"` or `"brier_score"` in the
+            words of torchmetrics, of two classes for class 1, of several the mean over the classes; a matrix of costs,
+            a row for each true class and a column for each predicted one; or a `torchmetrics.Metric`, which takes
+            labels drawn from the label probabilities. No held-out labels are needed for any of them.
         averaging: Largest weight of the past in an exponential moving average of the network's weights at the checks,
             0 <= averaging < 1; at the first checks it is smaller, n / (n + 10) after n. This average is measured and
             kept, and training continues without it. None measures the network as each check finds it.
@@ -84,6 +91,7 @@ class MeasurementSettings:
     feature_extractor: FeatureExtractor | None = None
     perturbation: Perturbation | None = None
     class_weight: ClassWeight | None = None
+    metric: Any = "accuracy"
     averaging: float | None = None
     averaging_device: str | None = None
     output_key: str | int | None = None
@@ -107,7 +115,7 @@ class MeasurementSettings:
         is_key = isinstance(self.output_key, str | int) and not isinstance(self.output_key, bool)
         if self.output_key is not None and not is_key:
             raise TypeError(f"`output_key` must be a name, a place or None, got {self.output_key!r}.")
-        self.class_weight = self.make_signals(n_draws=1).boundary.class_weight
+        self.class_weight = self.make_signals(n_draws=1).boundary.class_weight  # checks the rest
 
     @property
     def also(self) -> tuple[str, ...]:
@@ -116,7 +124,7 @@ class MeasurementSettings:
 
     def measures_as(self, other: "MeasurementSettings") -> bool:
         """Return True if checks with these settings and with others give the same numbers."""
-        names = {field.name for field in fields(MeasurementSettings)} - {"cache", "averaging_device"}
+        names = {field.name for field in fields(MeasurementSettings)} - NOT_MEASURED
         pairs = [(getattr(self, name), getattr(other, name)) for name in sorted(names)]
         return all(one is two or (type(one) is type(two) and _is_plain(one) and one == two) for one, two in pairs)
 
@@ -143,6 +151,7 @@ class MeasurementSettings:
             feature_extractor=self.feature_extractor,
             perturbation=self.perturbation,
             also=self.also,
+            metric=self.metric,
             class_weight=class_weight if self.class_weight is None else self.class_weight,
             module=module,
             known_space=known_space,
@@ -168,7 +177,8 @@ class Settings(MeasurementSettings):
             probabilities, `Signals.probabilities`, come once from the training labels: votes of the nearest samples,
             mixed with a kernel regression on all. Or one signal alone: `"expected_accuracy"`, `"boundary_uncertainty"`,
             `"trust_score"`, or `"parzen_uncertainty"`, the boundary uncertainty of Proposal 2, which is measured only
-            then. Or a `bu_torch.Rule` of your own.
+            then. Or a `bu_torch.Rule` of your own. With another `metric` than accuracy, the default rule keeps the
+            check of its best expected value.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -195,7 +205,14 @@ class Settings(MeasurementSettings):
 
     @property
     def also(self) -> tuple[str, ...]:
-        return tuple(name for name in as_rule(self.rule).signals if name not in Signals.NAMES)
+        measured = (*Signals.NAMES, *([] if (metric := as_metric(self.metric)) is None else [metric.signal]))
+        return tuple(name for name in as_rule(self.rule).signals if name not in measured)
+
+    @property
+    def deciding_rule(self) -> Rule:
+        """The rule, which is that of the metric if another metric than accuracy is asked for and no rule."""
+        metric = as_metric(self.metric)
+        return as_rule(self.rule) if metric is None or self.rule != DEFAULT_RULE else MetricRule(metric)
 
 
 def _is_plain(value: Any) -> bool:

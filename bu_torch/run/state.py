@@ -1,6 +1,7 @@
-"""A tracker's state in a checkpoint, which may come from anywhere: it is read whole before any of it is used."""
+"""States in checkpoints, which may come from anywhere: plain data, read entry by entry before any of it is used."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 import torch
@@ -8,92 +9,213 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from bu_torch.estimators.space_choice import SpaceName
+from bu_torch.internal.printing import cleaned
 from bu_torch.run.budget import Plan
 from bu_torch.signals.details import Recalls, Recognition
 
 _MOST_DRAWS = 1000
+_LARGEST = 2**53  # float64, which holds the history, is exact up to this
+_NEEDED = {"epoch", "expected_accuracy"}  # of each check; a rule says what else it lacks
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 def read_state(state: Any) -> dict[str, Any]:
     """Entries of what `Tracker.state_dict` returned, as their owners take them; None or empty if it lacks some.
 
     Raises:
-        ValueError: If it is something else.
+        ValueError: If one of them is something else; the message names it.
     """
-    try:
-        return _read(state)
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise ValueError(f"The checkpoint holds no state that this package wrote: {what}.") from error
+    read = _read(state, _TRACKER)
+    n_checks = len(read["history"])
+    if read["n_not_compared"] > n_checks:
+        raise ValueError(f"`n_not_compared` is {read['n_not_compared']} of {n_checks} checks")
+    return read
 
 
-def _read(state: Any) -> dict[str, Any]:
-    _check_tensors(state)
-    read = {name: state.get(name) for name in ("settings", "rule", "asked", "samples", "prepared", "space", "plan")}
-    if read["space"] not in (None, *get_args(SpaceName)):
-        raise ValueError(f"`space` is {read['space']!r:.100}")
-    if not isinstance(read["prepared"], Tensor | None):  # its contents are checked when the samples are known
-        raise TypeError(f"`prepared` is a {type(read['prepared']).__name__}")
-    read["settings"] = None if read["settings"] is None else dict(read["settings"])
-    read["rule"] = dict(read["rule"] or {})
-    if read["plan"] is not None:
-        read["plan"] = made = Plan(*map(int, read["plan"]))
-        if not (made.n_samples >= 1 and 1 <= made.n_draws <= _MOST_DRAWS):  # memory grows with it
-            raise ValueError(f"`plan` is {made}")
-    read["history"] = [check for table in state.get("history") or () for check in _read_checks(table)]
-    read["n_not_compared"] = before = int(state.get("n_not_compared") or 0)
-    if not 0 <= before <= len(read["history"]):
-        raise ValueError(f"`n_not_compared` is {before} of {len(read['history'])} checks")
-    for name in ("predictions", "best_predictions"):
-        read[name] = classes = state.get(name, torch.empty(0)).long()
-        if classes.ndim != 1 or bool((classes < 0).any()):
-            raise ValueError(f"`{name}` of shape {tuple(classes.shape)} are not classes, which are 0 or larger")
-    recalls = {name: _read_recalls(*entries) for name, entries in (state.get("recalls") or {}).items()}
-    read["recognition"] = Recognition(**recalls)
-    if (average := state.get("average")) is not None:
-        counts = {name: int(n_checks) for name, n_checks in average["n_checks"].items()}
-        if min(counts.values(), default=1) < 1:
-            raise ValueError(f"an average of {min(counts.values())} checks")
-        weights = read_weights(average["weights"])
-        average = {"past": float(average["past"]), "n_checks": counts, "weights": weights}
-    return read | {"average": average}
+def no_classes() -> Tensor:
+    """Predictions of no check, (0,) int64."""
+    return torch.empty(0, dtype=torch.int64, device="cpu")
 
 
-def _read_recalls(epoch: Any, step: Any, shares: Tensor) -> Recalls:
-    if shares.ndim != 2 or not shares.numel() or not bool(((shares >= 0) & (shares <= 1 + 1e-6)).all()):
-        raise ValueError(f"recalls are {shares!r:.100}")
-    return Recalls(int(epoch), None if step is None else int(step), *shares.tolist())
-
-
-def _read_checks(table: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Checks of a table, each with its epoch and step, and numbers by name."""
-    names = table["names"]
-    if not all(map(str.isidentifier, names)):
-        raise ValueError(f"names of numbers are {names!r:.100}")
-    checks: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in table["values"].tolist()]
-    for check in checks:
-        check["epoch"] = int(check["epoch"])
-        if "step" in check:
-            check["step"] = int(check["step"])
-    return checks
+def read_best(state: Any) -> dict[str, Any]:
+    """Entries of what a keeper's `state_dict` returned, in a file or in memory; a ValueError as `read_state` has it."""
+    return _read(state, _KEEPER)
 
 
 def read_weights(weights: Any) -> dict[str, Tensor]:
     """Weights by name that a checkpoint holds; a ValueError if they are something else."""
+    _check_plain(weights)
     if not isinstance(weights, Mapping) or not all(
         isinstance(name, str) and isinstance(one, Tensor) and (one.is_floating_point() or one.is_complex())
         for name, one in weights.items()
     ):
-        raise ValueError(f"weights must be tensors by name, got {weights!r:.100}")
-    _check_tensors(weights)
+        raise ValueError(f"weights must be tensors by name, got {type(weights).__name__}")
     return dict(weights)
 
 
-def _check_tensors(tree: Any) -> None:
-    """Raise unless all tensors are plain, on the CPU, and as large in memory as they say."""
-    for one in pytree.tree_leaves(tree):
-        if isinstance(one, Tensor):
-            is_plain = one.layout == torch.strided and not one.is_nested and not one.requires_grad
-            is_here = is_plain and one.device.type == "cpu"
-            if not is_here or one.untyped_storage().nbytes() < one.numel() * one.element_size():
-                raise ValueError(f"a tensor of {one.numel()} elements does not hold their values")
+def _read(state: Any, readers: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    if not isinstance(state, Mapping):
+        raise ValueError(f"a state must be a dict, got {type(state).__name__}")
+    read = {}
+    for name, reader in readers.items():
+        try:
+            read[name] = reader(state.get(name))
+        except Exception as error:  # a crafted value may raise anything
+            raise ValueError(f"`{name}`: {cleaned(f'{type(error).__name__}: {error}'[:200])}") from error
+    return read
+
+
+def _check_plain(tree: Any) -> None:
+    """Raise unless all is plain data, and tensors are plain, on the CPU, and as large in memory as they say."""
+    if isinstance(tree, Mapping):
+        tree = [*tree.keys(), *tree.values()]
+    if isinstance(tree, list | tuple | set | frozenset):
+        for one in tree:
+            _check_plain(one)
+    elif isinstance(tree, Tensor):
+        is_plain = tree.layout == torch.strided and not tree.is_nested and not tree.requires_grad
+        is_here = is_plain and tree.device.type == "cpu"
+        if not is_here or tree.untyped_storage().nbytes() < tree.numel() * tree.element_size():
+            raise ValueError(f"a tensor of {tree.numel()} elements does not hold their values")
+    elif not isinstance(tree, _PLAIN):
+        raise TypeError(f"an object of {type(tree).__name__} is no plain data")
+
+
+def _integer(value: Any, low: int = 0) -> int:
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    if type(value) is not int or not low <= value <= _LARGEST:
+        raise ValueError(f"an integer of at least {low} must be here, got {value!r:.100}")
+    return value
+
+
+def _maybe(reader: Callable[[Any], Any], make: Callable[[], Any] = lambda: None) -> Callable[[Any], Any]:
+    """Reader of an entry that may be absent; `make` then makes it."""
+    return lambda value: make() if value is None else reader(value)
+
+
+def _plain(kind: Any) -> Callable[[Any], Any]:
+    """Reader of plain data of a type."""
+
+    def read(value: Any) -> Any:
+        _check_plain(value)
+        if not isinstance(value, kind):
+            raise TypeError(f"a {getattr(kind, '__name__', kind)} must be here, got {type(value).__name__}")
+        return value
+
+    return read
+
+
+def _without_tensors(kind: Any) -> Callable[[Any], Any]:
+    """Reader of plain data without tensors, whose comparison has a truth value."""
+
+    def read(value: Any) -> Any:
+        if any(isinstance(one, Tensor) for one in pytree.tree_leaves(value)):
+            raise TypeError("there must be no tensor here")
+        return _plain(kind)(value)
+
+    return read
+
+
+def _read_space(value: Any) -> str:
+    if not isinstance(value, str) or value not in get_args(SpaceName):
+        raise ValueError(f"there is no such space: {value!r:.100}")
+    return value
+
+
+def _read_prepared(value: Any) -> Tensor:
+    prepared: Tensor = _plain(Tensor)(value)
+    if prepared.dtype != torch.uint8 or prepared.ndim != 1:  # contents are checked when the samples are known
+        raise ValueError(f"bytes must be here, got {prepared.dtype} of shape {tuple(prepared.shape)}")
+    return prepared
+
+
+def _read_weights_of_classes(value: Any) -> list[float]:
+    weights = [float(one) for one in _plain(list)(value)]
+    if not all(0 < one < math.inf for one in weights):
+        raise ValueError("weights of classes must be positive and finite")
+    return weights
+
+
+def _read_plan(value: Any) -> Plan:
+    made = Plan(*(_integer(one, 1) for one in _plain(list | tuple)(value)))
+    if made.n_draws > _MOST_DRAWS:  # memory grows with it
+        raise ValueError(f"there are {made.n_draws} draws")
+    return made
+
+
+def _read_history(value: Any) -> list[dict[str, Any]]:
+    """Checks in tables, each with its epoch and step, and numbers by name."""
+    checks = []
+    for table in _plain(list)(value):
+        names, values = list(table["names"]), table["values"]
+        if not all(isinstance(name, str) and name.isidentifier() for name in names):
+            raise ValueError("a number has no name")
+        if lacking := _NEEDED - set(names):
+            raise ValueError(f"a check lacks {', '.join(sorted(lacking))}")
+        for row in values.tolist():
+            check: dict[str, Any] = dict(zip(names, map(float, row), strict=True))
+            check |= {name: _integer(check[name]) for name in ("epoch", "step") if name in check}
+            checks.append(check)
+    return checks
+
+
+def _read_classes(value: Any) -> Tensor:
+    classes: Tensor = _plain(Tensor)(value)
+    if classes.ndim != 1 or classes.is_floating_point() or classes.is_complex() or bool((classes < 0).any()):
+        raise ValueError(f"classes, 0 or larger, must be here, got {classes.dtype} of shape {tuple(classes.shape)}")
+    return classes.long()
+
+
+def _read_recognition(value: Any) -> Recognition:
+    return Recognition(**{name: _read_recalls(*entries) for name, entries in _plain(dict)(value).items()})
+
+
+def _read_recalls(epoch: Any, step: Any, shares: Tensor) -> Recalls:
+    if shares.ndim != 2 or not shares.numel() or not bool(((shares >= 0) & (shares <= 1 + 1e-6)).all()):
+        raise ValueError(f"shares must be here, got a tensor of shape {tuple(shares.shape)}")
+    return Recalls(_integer(epoch), None if step is None else _integer(step), *shares.tolist())
+
+
+def _read_average(value: Any) -> dict[str, Any]:
+    average = _plain(dict)(value)
+    n_checks = {name: _integer(n, 1) for name, n in average["n_checks"].items()}
+    return {"past": float(average["past"]), "n_checks": n_checks, "weights": read_weights(average["weights"])}
+
+
+def _read_kept(value: Any) -> dict[str, Any]:
+    """Weights of any kind: a module may add objects of its own to them."""
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise TypeError(f"weights by name must be here, got {type(value).__name__}")
+    _check_plain([one for one in pytree.tree_leaves(dict(value)) if isinstance(one, Tensor)])
+    return dict(value)
+
+
+def _read_folders(value: Any) -> list[str]:
+    return [_plain(str)(one) for one in _plain(list)(value)]
+
+
+_TRACKER: dict[str, Callable[[Any], Any]] = {
+    "settings": _maybe(_without_tensors(dict)),
+    "rule": _maybe(_plain(dict), dict),
+    "asked": _maybe(_without_tensors(list)),
+    "samples": _maybe(_plain(str)),
+    "prepared": _maybe(_read_prepared),
+    "space": _maybe(_read_space),
+    "plan": _maybe(_read_plan),
+    "loss_weights": _maybe(_read_weights_of_classes),
+    "history": _maybe(_read_history, list),
+    "n_not_compared": _maybe(_integer, int),
+    "predictions": _maybe(_read_classes, no_classes),
+    "best_predictions": _maybe(_read_classes, no_classes),
+    "recalls": _maybe(_read_recognition, Recognition),
+    "average": _maybe(_read_average),
+}
+_KEEPER: dict[str, Callable[[Any], Any]] = {
+    "best_epoch": _maybe(_integer),
+    "best_step": _maybe(_integer),
+    "best_weights": _maybe(_read_kept, dict),
+    "best_model_path": _maybe(_plain(str), str),
+    "best_model_score": _maybe(float),
+    "folders": _maybe(_read_folders, list),
+}

@@ -1,7 +1,7 @@
 """Stopper of a plain training loop, which decides as the callbacks do."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from bu_torch.internal.replica import looking_at
 from bu_torch.perturbation.draws import Perturbation, keeps_integers
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.budget import count_operations, describe_byte_limit, plan
-from bu_torch.run.history import describe_exception, describe_none_kept
+from bu_torch.run.history import describe_exception, describe_lost_best, describe_none_kept
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import KeptResults, Tracker
 from bu_torch.run.weights import BestWeights, load
@@ -100,6 +100,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         feature_extractor: FeatureExtractor | None = None,
         perturbation: Perturbation | None = None,
         class_weight: ClassWeight | None = None,
+        metric: Any = "accuracy",
         averaging: float | None = AVERAGING,
         averaging_device: str | None = None,
         output_key: str | int | None = None,
@@ -172,13 +173,14 @@ class BoundaryUncertaintyStopper(KeptResults):
             if not self._best.weights:
                 why = "the kept model is no `torch.nn.Module`" if self._kept else self._tracker.checks.why_none_kept()
                 raise RuntimeError(f"There are no weights to restore: {why}.")
-            load(model, self._best.weights, may_lack=False)
+            try:
+                load(model, self._best.weights, may_lack=False)
+            except Exception as error:  # a network with a state of its own may raise anything
+                raise RuntimeError(
+                    f"The kept weights, of epoch {self.best_epoch}, do not fit `model`: {error}. Pass the network that"
+                    " was checked, as it was then."
+                ) from error
             how = ""
-        except ValueError as error:
-            raise RuntimeError(
-                f"The kept weights, of epoch {self.best_epoch}, do not fit `model`: {error}. Pass the network that was"
-                " checked, as it was then."
-            ) from error
         finally:
             self._conclude(how)
 
@@ -234,10 +236,18 @@ class BoundaryUncertaintyStopper(KeptResults):
         return {"checks": self._tracker.state_dict(), "keeper": self._best.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a `state_dict`; with other settings or samples, patience and the best epoch start anew."""
-        self._tracker.load_state_dict(state_dict["checks"])
+        """Continue from a `state_dict`.
+
+        Patience and the best epoch start anew with other settings or samples, or if the state is damaged.
+        """
+        entries = state_dict if isinstance(state_dict, Mapping) else {"checks": state_dict}
+        self._tracker.load_state_dict(entries.get("checks"))
+        self._best = BestWeights()
         if self._tracker.checks.compared:
-            self._best.load_state_dict(state_dict["keeper"])
+            try:
+                self._best.load_state_dict(entries.get("keeper"))
+            except ValueError as error:
+                self._tracker.warn(describe_lost_best(error))
         self._tracker.checks.fall_back(self._best.epoch, self._best.step)
 
     @property

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from bu_torch.functional.groups import dtype_of_labels
 from bu_torch.internal.logits import warn_of_probabilities
+from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import looking_at
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.account import Account, Record, plain, row
 from bu_torch.run.groundwork import Groundwork
 from bu_torch.run.history import JUDGED_RULES, Confidence, History, confidence_in, place_of, worse_than_chance
 from bu_torch.run.settings import MeasurementSettings
-from bu_torch.run.state import read_state
+from bu_torch.run.state import no_classes, read_state
 from bu_torch.run.weights import WeightAverage, state_to_keep
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.details import (
@@ -29,12 +30,14 @@ from bu_torch.signals.details import (
     accuracy_alone,
     blindness,
     names_and_shares,
+    threshold_line,
     unpredicted,
 )
-from bu_torch.signals.measuring import Measurement, Signals
+from bu_torch.signals.measuring import THRESHOLD, Measurement, Signals
+from bu_torch.signals.metrics import as_metric
 
 # Scores can be compared only if these settings are the same.
-_COMPARED = ["start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed", "class_weight"]
+_COMPARED = ["metric", "start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed", "class_weight"]
 
 
 class LastCheck:
@@ -46,7 +49,7 @@ class LastCheck:
         self.n_columns = 0  # width of the last logits that this process measured
         self.measurement: Measurement | None = None  # between `measure` and `end_check`, where it was measured
         # The next check is compared with the last and with the most accurate one, (n_draws * N,) each.
-        self.predictions = self.best_predictions = torch.empty(0, dtype=torch.int64)
+        self.predictions = self.best_predictions = no_classes()
 
     def measure(self, signals: Signals, logits: Tensor) -> dict[str, float]:
         n_rows = len(signals.boundary.probabilities_of_present)
@@ -75,7 +78,7 @@ class LastCheck:
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.predictions, self.best_predictions = state["predictions"], state["best_predictions"]
-        self.recognition = state["recognition"]
+        self.recognition = state["recalls"]
 
 
 class Tracker:
@@ -189,10 +192,13 @@ class Tracker:
 
     def begin(self, started: float, folder: Path | None, settings: Mapping[str, Any]) -> None:
         """Count the time of training from now on, and open a record with `settings` in `folder`, if there is one."""
+        self.account.begin(started, has_resumed=bool(self.history))
+        if folder is not None:
+            self.open_record(folder, settings)
+
+    def open_record(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        """Open a record with `settings` in `folder`."""
         account, checks = self.account, self.checks
-        account.begin(started, has_resumed=bool(self.history))
-        if folder is None:
-            return
         named = {**settings, "rule": None, **checks.rule_settings()}
         header = {
             "settings": {name: plain(value) for name, value in named.items()},
@@ -237,6 +243,8 @@ class Tracker:
             judged = dict.fromkeys(Confidence._fields) if confidence is None else confidence._asdict()
             score = None if check is None else check[self.checks.score_name]
             self.summary = {"reason": reason, "score_name": self.checks.score_name, "score": score, **kept, **judged}
+            if check is not None and THRESHOLD in check:
+                self.summary[THRESHOLD] = check[THRESHOLD]
         line = {"kind": "end", "reason": reason, "n_not_compared": self.checks.n_not_compared, **kept, **seconds}
         self.account.record.write_line(line | {"remarks": self.remarks})
 
@@ -246,22 +254,31 @@ class Tracker:
         boundary = signals.boundary
         names, shares = names_and_shares(boundary.labels, boundary.weights, self.groundwork.about["classes"])
         counted = [one for one in self.checks.compared if selection is None or selection.score(one) is not None]
+        known = self.last_check.recognition
+        if any(one is not None and len(one.expected) != len(names) for one in (known.kept, known.balanced)):
+            self.last_check.recognition = Recognition()  # a state of other classes
         finite = [accuracy for one in counted if math.isfinite(accuracy := one["expected_accuracy"])]
         column, alone = accuracy_alone(boundary.probabilities_of_present, len(boundary.labels), boundary.weights)
         skills = (signals.vote_skill, signals.regression_skill)
-        blind, confidence = blindness(max(finite, default=math.nan), alone, names[column], skills), None
+        metric = signals.metric
+        highest = (
+            max(finite, default=math.nan) if metric is None else math.inf
+        )  # one class alone is no match for others
+        blind, confidence = blindness(highest, alone, names[column], skills), None
         if selection is not None and selection.rule.name in JUDGED_RULES:
             confidence = confidence_in(check, counted, signals.skill, len(boundary.labels), alone, is_blind=bool(blind))
         lines = [blind or ("" if confidence is None else confidence.line())]
         recalls = self.last_check.recognition.kept
         if recalls is not None and (recalls.epoch, recalls.step) == place_of(check):
             lines.append(unpredicted(names, shares, recalls.expected))
+        if metric is not None:
+            lines.append(threshold_line(check, metric))
         return confidence, [line for line in (*lines, self.unrecognised(check)) if line]
 
     def unrecognised(self, check: Mapping[str, Any]) -> str:
         """Log line on a class that loses much by the kept check; "" if none does, or if classes are weighted."""
         boundary = self.groundwork.signals.boundary
-        if boundary.class_weight is not None:
+        if boundary.class_weight is not None or self.groundwork.signals.metric is not None:
             return ""
         return self.last_check.recognition.line(check, *torch.unique(boundary.labels, return_counts=True))
 
@@ -278,15 +295,20 @@ class Tracker:
         if self.average is not None:
             state["average"] = self.average.state_dict()
         # Tables of numbers, one for each run of checks with the same entries: single numbers are slow to save.
+        as_numbers = partial(torch.tensor, dtype=torch.float64, device="cpu")
         state["history"] = [
-            {"names": list(names), "values": torch.tensor([[*check.values()] for check in checks], dtype=torch.float64)}
+            {"names": list(names), "values": as_numbers([[*check.values()] for check in checks])}
             for names, checks in itertools.groupby(self.history, key=tuple)
         ]
         return state | {"settings": self._compared_settings() or None}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`; with other settings, patience and the best epoch start anew."""
-        state = read_state(state_dict)
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Continue from a `state_dict`; patience and the best epoch start anew if it is damaged, or settings differ."""
+        damage = ""
+        try:
+            state = read_state(state_dict)
+        except ValueError as error:
+            state, damage = read_state({}), str(error)
         now = self._compared_settings()
         before = now if state["settings"] is None else state["settings"]
         changed = {name: value for name, value in now.items() if value != before.get(name)}
@@ -297,10 +319,21 @@ class Tracker:
         self.groundwork.load(state)
         if self.average is not None and state["average"] is not None:
             self.average.load_state_dict(state["average"])
-        self.checks.load(state["history"], state["n_not_compared"], None if changed else state["rule"])
-        if changed:
+        rule = None if changed or damage else state["rule"]
+        try:
+            self.checks.load(state["history"], state["n_not_compared"], rule)
+        except Exception as error:  # a rule of the user's may raise anything
+            self.checks.load(state["history"], 0, None)
+            damage = f"`rule`: {cleaned(f'{type(error).__name__}: {error}')}"
+        if changed or damage:
             self.last_check.forget()
             self.groundwork.fingerprint = None  # no check is left to compare
+        if damage:
+            self.warn(
+                f"The checkpoint holds no state that this package wrote: {damage}. Patience and the best epoch start"
+                " anew."
+            )
+        elif changed:
             was = ", ".join(f"{name}={before.get(name)!r:.100}" for name in changed)
             is_now = ", ".join(f"{name}={value!r:.100}" for name, value in changed.items())
             self.warn(
@@ -313,6 +346,8 @@ class Tracker:
         if self.checks.selection is None:
             return {}
         named = {name: getattr(self.settings, name) for name in _COMPARED}
+        metric = as_metric(self.settings.metric)
+        named["metric"] = "accuracy" if metric is None else f"{metric.name}{metric.settings or ''}"
         if isinstance(weights := named["class_weight"], dict | list):
             named["class_weight"] = repr(weights)  # a state holds plain data
         past = None if self.average is None else self.average.past

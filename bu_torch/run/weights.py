@@ -20,6 +20,7 @@ from bu_torch.internal.replica import (
     reshard,
     sharded_like,
 )
+from bu_torch.run.state import read_best
 
 _WARM_UP = 10  # checks
 _MOST_NAMES = 5
@@ -191,10 +192,10 @@ class BestWeights:
         weights = {name: gathered(value) for name, value in self.weights.items()}
         return {"best_epoch": self.epoch, "best_step": self.step, "best_weights": weights}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        places = (state_dict["best_epoch"], state_dict["best_step"])
-        self.epoch, self.step = (place if isinstance(place, int) else None for place in places)
-        self.weights = state_dict["best_weights"]
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Continue from a `state_dict`; a ValueError, and no change, if it is none."""
+        state = read_best(state_dict)
+        self.epoch, self.step, self.weights = state["best_epoch"], state["best_step"], state["best_weights"]
 
 
 class Fitted(NamedTuple):
@@ -218,21 +219,16 @@ class Fitted(NamedTuple):
 
 
 def fitted(module: nn.Module, saved: Mapping[str, Any]) -> Fitted:
-    """Match saved weights to those of a module by name, with or without the prefixes of wrappers.
-
-    `torch.compile` puts `_orig_mod.` into names; `DataParallel` and its kin put `module.` before them.
-    """
+    """Match saved weights to those of a module by name."""
     now = dict(module.state_dict())
-    plain = {_plain(name): name for name in now}
     state, unknown, misshapen = {}, [], []
-    for name, value in saved.items():
-        place = name if name in now else plain.get(_plain(name))
-        if place is None:
+    for name, value in named_as(now, saved).items():
+        if name not in now:
             unknown.append(name)
-        elif getattr(now[place], "shape", None) != getattr(value, "shape", None):
+        elif getattr(now[name], "shape", None) != getattr(value, "shape", None):
             misshapen.append(name)
         else:
-            state[place] = sharded_like(value, now[place])
+            state[name] = sharded_like(value, now[name])
     absent = [name for name in now if name not in state]
     missing = changed_by_training(module, absent)
     return Fitted(state, missing, [name for name in absent if name not in missing], unknown, misshapen)
@@ -269,8 +265,24 @@ def load(module: nn.Module, saved: Mapping[str, Any], *, may_lack: bool) -> Fitt
     return kept
 
 
-def _plain(name: str) -> str:
-    return name.replace("_orig_mod.", "").removeprefix("module.")
+def named_as(names: Iterable[str], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Saved weights under these names, if theirs differ by wrappers alone; all others keep their own.
+
+    `torch.compile` puts `_orig_mod` into names; `DataParallel` and its kin put `module` into them.
+    """
+    places: dict[str, list[str]] = {}
+    for name in names:
+        places.setdefault(_unwrapped(name), []).append(name)
+    found: dict[str, Any] = {}
+    for name, value in saved.items():
+        alike = places.get(_unwrapped(name), [])
+        is_told = len(alike) == 1 and alike[0] not in saved and alike[0] not in found
+        found[alike[0] if is_told else name] = value
+    return found
+
+
+def _unwrapped(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "module"))
 
 
 def changed_by_training(module: nn.Module, names: Iterable[str]) -> list[str]:

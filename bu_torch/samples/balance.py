@@ -47,17 +47,17 @@ def weights_of(labels: Tensor, class_weight: ClassWeight | None, sample_weight: 
     `class_weight` is what `check_class_weight` returns. `"balanced"` makes all classes weigh the same together,
     whatever the samples' own weights are. Computed on the CPU, where sums are the same in each run.
     """
-    weights = torch.ones(len(labels), dtype=torch.float64)
+    weights = torch.ones(len(labels), dtype=torch.float64, device="cpu")
     if sample_weight is not None:
         weights = as_weights(sample_weight, len(labels)).cpu()
         weights = weights / weights.max()
     if class_weight is not None:
         present, columns = torch.unique(labels.cpu(), return_inverse=True)
         if isinstance(class_weight, str):
-            total = torch.zeros(len(present), dtype=torch.float64).index_add_(0, columns, weights)
+            total = torch.zeros_like(present, dtype=torch.float64).index_add_(0, columns, weights)
             of_class = total.sum() / (len(present) * total)
         else:
-            of_class = torch.tensor(_listed(class_weight, present.tolist()), dtype=torch.float64)
+            of_class = torch.tensor(_listed(class_weight, present.tolist()), dtype=torch.float64, device="cpu")
         weights = weights * of_class[columns]
     if bool((weights == weights[0]).all()):
         return None
@@ -80,8 +80,8 @@ def _listed(class_weight: dict[int, float] | list[float], present: list[int]) ->
 def class_shares(labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
     """The C classes that have samples, ascending, (C,) int64, and the weighted share of each, (C,) float64."""
     present, columns = torch.unique(labels.cpu(), return_inverse=True)
-    counted = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights.cpu()
-    shares = torch.zeros(len(present), dtype=torch.float64).index_add_(0, columns, counted)
+    counted = torch.ones_like(columns, dtype=torch.float64) if weights is None else weights.cpu()
+    shares = torch.zeros_like(present, dtype=torch.float64).index_add_(0, columns, counted)
     return present, shares / shares.sum()
 
 
@@ -116,7 +116,7 @@ def stratified_rows(n_samples: int, n_chosen: int, seed: int, labels: Tensor | N
     With labels (n_samples,), integers, each class keeps its share, and at least one sample if there is room for all.
     """
     n_chosen = min(n_chosen, n_samples)
-    order = torch.randperm(n_samples, generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(n_samples, generator=torch.Generator().manual_seed(seed), device="cpu")
     if labels is not None:
         order = order[labels.cpu()[order].argsort(stable=True)]
         is_first = torch.nn.functional.pad(labels.cpu()[order].diff() != 0, (1, 0), value=True)
@@ -125,6 +125,6 @@ def stratified_rows(n_samples: int, n_chosen: int, seed: int, labels: Tensor | N
         first, rest = order[is_first], order[~is_first]
         n_rest = n_chosen - len(first)
         # Evenly spaced among the samples in order of their classes: each class gets its share, rounded.
-        places = (torch.arange(n_rest, dtype=torch.float64) + 0.5) * (len(rest) / max(n_rest, 1))
+        places = (torch.arange(n_rest, dtype=torch.float64, device="cpu") + 0.5) * (len(rest) / max(n_rest, 1))
         order = torch.cat((first, rest[places.long()]))
     return order[:n_chosen].sort().values

@@ -163,7 +163,7 @@ def read_loader(
         )
         if len(labels) != len(indices):
             are_places, weights = False, None
-        rows = torch.as_tensor(indices) if are_places else torch.arange(len(labels))
+        rows = torch.as_tensor(indices if are_places else range(len(labels)), device="cpu")
         inputs, packing = packed(inputs)
         samples = Samples(inputs, labels, rows, n_training, classes, is_stratified, weights, 0, is_random, packing)
         return without_ignored(samples)
@@ -264,9 +264,9 @@ def _in_memory(loader: DataLoader[Any], indices: list[Any]) -> tuple[list[Tensor
         dataset = dataset.dataset
     if type(dataset) is not TensorDataset or loader.collate_fn is not default_collate:
         return None
-    rows = torch.as_tensor(indices)
+    rows = torch.as_tensor(indices, device="cpu")
     for subset in subsets:
-        rows = torch.as_tensor(subset.indices)[rows]
+        rows = torch.as_tensor(subset.indices, device="cpu")[rows]
     return list(dataset.tensors), rows
 
 
@@ -324,7 +324,7 @@ def _counted(passes: Iterator[list[Any]]) -> tuple[list[Any], Tensor | None]:
     for i in range(2, min(_MOST_PASSES, max(2, _MOST_DRAWS // len(first)))):
         halves[i % 2].update(next(passes))
     indices = sorted(halves[0] | halves[1])
-    counts = torch.tensor([[half[index] for index in indices] for half in halves], dtype=torch.float64)
+    counts = torch.tensor([[half[one] for one in indices] for half in halves], dtype=torch.float64, device="cpu")
     centred = counts - counts.mean(dim=1, keepdim=True)
     related = float((centred[0] * centred[1]).sum())
     largest = float(centred.norm(dim=1).prod())

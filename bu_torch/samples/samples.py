@@ -48,7 +48,8 @@ def whole_samples(inputs: Any, labels: Any, sample_weight: Any = None, *, keep_i
     inputs = as_features(inputs, "inputs", keep_integers=keep_integers, keep_bytes=True)
     labels = as_tensor(labels, "labels")
     weights = None if sample_weight is None else as_weights(sample_weight, len(inputs)).to(inputs.device)
-    samples = Samples(inputs, labels, torch.arange(len(inputs)), len(inputs), weights=weights, packing=packing)
+    rows = torch.arange(len(inputs), device="cpu")
+    samples = Samples(inputs, labels, rows, len(inputs), weights=weights, packing=packing)
     if labels.ndim and len(labels) == len(inputs):
         samples = without_ignored(samples)
     n_left = len(samples.inputs)
@@ -76,7 +77,8 @@ def fewer_of(samples: Samples, n_wanted: int, seed: int) -> Samples:
 def choose_among(inputs: Any, labels: Tensor, how_many: Callable[[int], int], seed: int) -> Samples:
     """Choose `how_many(n)` of the n given samples whose label is not -100."""
     inputs, packing = packed(inputs)
-    samples = Samples(inputs, signed(labels), torch.arange(len(inputs)), len(inputs), packing=packing)
+    rows = torch.arange(len(inputs), device="cpu")
+    samples = Samples(inputs, signed(labels), rows, len(inputs), packing=packing)
     samples = without_ignored(samples)
     n_left = len(samples.inputs)
     return fewer_of(samples._replace(n_training=n_left), how_many(n_left), seed)
@@ -101,11 +103,11 @@ def known_labels(dataset: Any, label_key: str | int | None = None) -> Tensor | N
     try:
         if isinstance(dataset, Subset):
             known = known_labels(dataset.dataset, label_key)
-            return None if known is None else known[torch.as_tensor(dataset.indices)]
+            return None if known is None else known[torch.as_tensor(dataset.indices, device=known.device)]
         if isinstance(dataset, TensorDataset):
             labels = dataset.tensors[label_key if isinstance(label_key, int) else -1]
         else:
-            labels = torch.as_tensor(np.asarray(dataset.targets))
+            labels = torch.as_tensor(np.asarray(dataset.targets), device="cpu")
         return _as_strata(labels, len(dataset))
     except Exception:  # a user's property may raise anything, and nothing but the strata depends on it
         return None

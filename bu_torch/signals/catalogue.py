@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Literal
 
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
+from bu_torch.functional.probabilities import as_probabilities
 from bu_torch.functional.weights import mean_of
+from bu_torch.signals.metrics import METRICS, ExpectedMetric
 
 DECIDING = "accuracy_uncertainty_trust"  # the signal by which the default rule decides
 
@@ -36,6 +39,8 @@ class SignalInputs:
     nearest_class: Tensor  # (D * N,) nearest class, without the sample that was perturbed
     label_probabilities: Tensor  # (D * N, C) class probabilities at the perturbed inputs
     label_votes: Tensor  # (N, C) votes of the labels near each sample
+    sharpness: float  # exponent that makes label probabilities as certain as left-out labels allow, >= 1
+    classes: Tensor  # (C,) classes that have samples
     local_uncertainty: Tensor  # (D * N,) uncertainty of the labels at the perturbed inputs, float64
     weights: Tensor | None  # (N,) float64 weights with mean 1; None if all samples count alike
     attainable: functional.Attainable  # most that accuracy, uncertainty and trust reach at the perturbed inputs
@@ -44,6 +49,18 @@ class SignalInputs:
     def by_sample(self, values: Tensor) -> Tensor:
         """Reshape values at the perturbed inputs, (D * N,), to a row for each draw, (D, N)."""
         return values.view(-1, len(self.labels))
+
+    def expected(self, metric: ExpectedMetric) -> Tensor:
+        """Expected value of a metric."""
+        probabilities = self.label_probabilities
+        if metric.is_of_sharp and self.sharpness > 1:
+            probabilities = as_probabilities(probabilities.double() ** self.sharpness)
+        if self.logits.shape[1] > len(self.classes):  # columns of classes without samples
+            wide = probabilities.new_zeros(self.logits.shape)
+            probabilities = wide.index_copy_(1, self.classes, probabilities)
+        n_draws = len(self.logits) // len(self.labels)
+        weights = None if self.weights is None else self.weights.repeat(n_draws)
+        return metric.formula(self.logits, probabilities, weights)
 
 
 @dataclass(frozen=True)
@@ -59,6 +76,7 @@ class Signal:
     panel: Literal["scores", "shares", "deciding"]
     formula: Callable[[SignalInputs], Tensor] | None = None  # returns a float64 scalar
     is_in_progress_bar: bool = False
+    is_default: bool = True  # False if it is measured only where it is asked for
 
 
 def _accuracy_uncertainty_trust(inputs: SignalInputs) -> Tensor:
@@ -92,8 +110,21 @@ SIGNALS = {
         Signal("label_agreement", "agreement with the labels", 0, 1, True, "shares", _label_agreement),
         Signal("vote_agreement", "agreement with the votes nearby", 0, 1, True, "shares", _vote_agreement),
         Signal("prediction_changes", "changed since the last check", 0, 1, False, "shares", _prediction_changes),
-        # Those of the papers have no formula here: they are measured where a rule reads them (`papers.signals`).
-        Signal("parzen_uncertainty", "boundary uncertainty (Proposal 2)", 0, 1, True, "scores"),
-        Signal("omission", "boundary left out (omission)", 0, 1, False, "shares"),
+        *(
+            Signal(
+                metric.signal,
+                f"expected {metric.title}",
+                0,
+                metric.high,
+                metric.is_larger_better,
+                "deciding",
+                partial(SignalInputs.expected, metric=metric),
+                is_default=False,
+            )
+            for metric in METRICS.values()
+        ),
+        # Those of the papers have no formula here: they need what `papers.signals` prepares.
+        Signal("parzen_uncertainty", "boundary uncertainty (Proposal 2)", 0, 1, True, "scores", is_default=False),
+        Signal("omission", "boundary left out (omission)", 0, 1, False, "shares", is_default=False),
     )
 }

@@ -12,6 +12,7 @@ from bu_torch.functional.boundary import gap_of, meeting_classes, nearness
 from bu_torch.functional.groups import sum_by_group
 from bu_torch.samples.balance import class_shares
 from bu_torch.signals.catalogue import SignalInputs
+from bu_torch.signals.metrics import ExpectedMetric
 
 _MOST_PAIRS = 400
 _N_PARTS = 20
@@ -173,9 +174,9 @@ class Recognition:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            name: [recalls.epoch, recalls.step, torch.tensor([recalls.labelled, recalls.expected], dtype=torch.float64)]
-            for name, recalls in (("kept", self.kept), ("balanced", self.balanced))
-            if recalls is not None
+            name: [one.epoch, one.step, torch.tensor([one.labelled, one.expected], dtype=torch.float64, device="cpu")]
+            for name, one in (("kept", self.kept), ("balanced", self.balanced))
+            if one is not None
         }
 
 
@@ -214,6 +215,17 @@ def blindness(highest: float, alone: float, name: str, skills: tuple[float, floa
         f"No check is clearly better than one class alone: the highest expected accuracy is {highest:.3f}, and always"
         f" predicting {name} scores {alone:.3f} ({skill}). Train longer; or pass `class_weight=` if the loss weighs the"
         " classes, `class_weight='balanced'` if a rare one matters."
+    )
+
+
+def threshold_line(check: Mapping[str, Any], metric: ExpectedMetric) -> str:
+    """Log line on the threshold that a metric of two classes is best at in a check; "" if there is none."""
+    threshold = check.get("threshold", math.nan)
+    if not math.isfinite(threshold):
+        return ""
+    return (
+        f"The expected {metric.title} is best if class 1 is predicted where its probability is at least {threshold:.3f}"
+        f" in place of 0.5 (`summary['threshold']`)."
     )
 
 

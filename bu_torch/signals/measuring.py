@@ -1,5 +1,6 @@
 """Signals of a check, from one pass of logits: U, trust, expected accuracy, and agreement with neighbours."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,17 +16,22 @@ from bu_torch.estimators.space_choice import FeatureExtractor, SpaceName
 from bu_torch.functional.accuracy import standard_error_of_gain
 from bu_torch.functional.checks import check_index
 from bu_torch.functional.groups import sum_by_group
+from bu_torch.functional.metrics import best_threshold
 from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.perturbation.draws import Perturbation, PerturbedInputs
 from bu_torch.samples.balance import ClassWeight, weights_of
 from bu_torch.signals.catalogue import SIGNALS, SignalInputs
 from bu_torch.signals.details import Details, details_of
+from bu_torch.signals.metrics import as_metric, check_on
 from bu_torch.signals.preparation import Preparation, fingerprint_of, warn_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
     from bu_torch.papers.signals import ProposalSignals
+
+
+THRESHOLD = "threshold"  # entry of a check: threshold of class 1 of two that the metric is best at
 
 
 @dataclass(frozen=True)
@@ -90,12 +96,16 @@ class Signals:
         class_weight: Weights of classes in all signals, votes and probabilities, as there.
         module: Network whose features may be chosen as the space, as there.
         known_space: Space that an earlier fit on these samples has chosen; None to choose.
-        also: Names of signals to measure beside those of `NAMES`: `"parzen_uncertainty"`, `"omission"`. They read the
-            network at the samples themselves too, after the perturbed ones.
+        also: Names of signals to measure beside those of `NAMES`. `"expected_auroc"`, `"expected_log_loss"` and others
+            are expected metrics. `"parzen_uncertainty"` and `"omission"` read the network at the samples themselves
+            too, after the perturbed ones.
+        metric: A metric whose expected value is measured: a name as in `MeasurementSettings`, costs or a
+            `torchmetrics.Metric`.
 
     Attributes:
         boundary: The fitted `BoundaryUncertainty`.
-        names: Names of the signals that are measured: those of `NAMES`, and of `also`.
+        names: Names of the signals that are measured: those of `NAMES`, of `also` and of `metric`, and `"threshold"` if
+            the metric of two classes has one.
         preparation: Results of `fit`, which `save` writes and `load` reads.
         vote_skill: Skill of the labels nearby at predicting a sample's label, 1 is certain, 0 chance (`LabelVotes`).
         regression_skill: Skill of a regression on all other samples (`LabelRegression`); less than 0.01 is warned of.
@@ -109,7 +119,7 @@ class Signals:
         (True, 800)
     """
 
-    NAMES = tuple(name for name, signal in SIGNALS.items() if signal.formula is not None)
+    NAMES = tuple(name for name, signal in SIGNALS.items() if signal.is_default)
     boundary: BoundaryUncertainty
     preparation: Preparation
     _derived: dict[str, Any]  # fields of `SignalInputs` that are the same at each check
@@ -127,13 +137,15 @@ class Signals:
         module: nn.Module | None = None,
         known_space: SpaceName | None = None,
         also: Sequence[str] = (),
+        metric: Any = "accuracy",
     ) -> None:
         unknown = [name for name in also if name not in SIGNALS or name in self.NAMES]
         if unknown:
-            raise ValueError(
-                f"`also` must hold names among {', '.join(SIGNALS.keys() - {*self.NAMES})}, got {unknown[0]!r}."
-            )
-        self.names = (*self.NAMES, *also)
+            others = ", ".join(name for name in SIGNALS if name not in self.NAMES)
+            raise ValueError(f"`also` must hold names among {others}, got {unknown[0]!r}.")
+        self.metric = as_metric(metric)
+        named = () if self.metric is None else (self.metric.signal,)
+        self.names = tuple(dict.fromkeys((*self.NAMES, *also, *named)))
         self.boundary = BoundaryUncertainty(
             n_neighbors,
             n_draws,
@@ -145,7 +157,7 @@ class Signals:
             module=module,
         )
         self.boundary.known_space = known_space
-        self.boundary.ends_with_samples = bool(also)
+        self.boundary.ends_with_samples = any(SIGNALS[name].formula is None for name in also)
         self._of_papers: ProposalSignals | None = None
 
     def fit(self, features: Any, labels: Any, sample_weight: Any = None, neighbors: Any = None) -> Self:
@@ -208,6 +220,10 @@ class Signals:
             from bu_torch.papers.signals import ProposalSignals
 
             self._of_papers = ProposalSignals(boundary, preparation.bayes_pairs, columns)
+        if self.metric is not None:
+            check_on(self.metric, boundary.classes.spread(probabilities, 0.0), repeated)
+            if self.metric.of_counts is not None and boundary.classes.n_classes == 2 and THRESHOLD not in self.names:
+                self.names = (*self.names, THRESHOLD)
         warn_of(preparation, inputs)
         return self
 
@@ -282,7 +298,7 @@ class Signals:
 
         Args:
             logits: Shape (n_draws * N, J), or with `also` ((n_draws + 1) * N, J), with J at least the number of
-                classes, floating point, on the device of the fitted tensors; (n_draws * N, 1) or (n_draws * N,) for two classes.
+                classes, floating point, on the device of the fitted tensors; one column, or none, for two classes.
             before: The predictions of the last measurement, shape (n_draws * N,); None at the first.
             best: Predictions, of the same shape, of the measurement to compare expected accuracy with; None for none.
 
@@ -319,12 +335,22 @@ class Signals:
             mean_trust=functional.mean_trust_score(trust.view(boundary.n_draws, -1), weights, validate_args=False),
             label_probabilities=probabilities,
             label_votes=boundary.votes_of_present,
+            sharpness=boundary.sharpness,
+            classes=boundary.classes.classes,
             local_uncertainty=boundary.local_uncertainty,
             weights=weights,
             **self._derived,
         )
         is_finite = inputs.uncertainty.isfinite()
-        values = {name: signal.formula(inputs) for name, signal in SIGNALS.items() if signal.formula is not None}
+        values = {
+            name: signal.formula(inputs)
+            for name in self.names
+            if (signal := SIGNALS.get(name)) is not None and signal.formula is not None
+        }
+        if self.metric is not None and self.metric.signal not in values:
+            values[self.metric.signal] = self._of_user(inputs)
+        if THRESHOLD in self.names and self.metric is not None and self.metric.of_counts is not None:
+            values[THRESHOLD] = best_threshold(self.metric.of_counts, logits, probabilities, repeated)
         if self._of_papers is not None:
             is_finite = is_finite & own.isfinite().all()
             values |= self._of_papers.measure(logits, own, columns)
@@ -334,6 +360,16 @@ class Signals:
             others = boundary.classes.columns(best)
             error = standard_error_of_gain(probabilities, columns, others, boundary.n_draws, weights)
         return Measurement(values, predictions, torch.where(is_finite, error, torch.nan), inputs)
+
+    def _of_user(self, inputs: SignalInputs) -> Tensor:
+        """Expected value of a metric of the user's; NaN, with a warning, if it fails in the midst of a training."""
+        assert self.metric is not None  # noqa: S101
+        try:
+            return inputs.expected(self.metric)
+        except Exception as error:  # the user's code may raise anything
+            what = f"{type(error).__name__}: {error}"
+            warnings.warn(f"The metric {self.metric.title} failed, so its value is NaN: {what}", stacklevel=2)
+            return torch.full_like(inputs.accuracy, torch.nan)
 
     def to(self, device: torch.device | str) -> Self:
         """Move what `fit` computed to `device`, in place."""

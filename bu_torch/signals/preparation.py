@@ -30,7 +30,7 @@ _FINGERPRINT = "bu_torch_fingerprint"
 _OF_BOUNDARY = ("labels", "neighbors", "nearest_distance")
 _OF_CLASSES = ("left_out_distances", "votes", "probabilities")
 _OF_PAPERS = "bayes_pairs"
-_SKILLS = ("vote_skill", "regression_skill")
+_SKILLS = ("vote_skill", "regression_skill", "sharpness")
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class Preparation:
         """Fit `boundary` to checked samples, and compute the rest; errors as in `BoundaryUncertainty.fit`."""
         points = boundary.fit_points(inputs, labels, sample_weight, known_neighbors)
         perturbed, features = boundary.perturbed_points()
-        # Near one of the samples that it was made from, a perturbed sample would be trusted for having that one's label.
+        # Near a sample that it was made from, a perturbed one would be trusted for having that sample's label.
         made_of = boundary.perturbed.sources
         if made_of is None:
             made_of = torch.arange(len(points), device=points.device).repeat(boundary.n_draws)

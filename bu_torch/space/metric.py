@@ -60,8 +60,8 @@ class LabelMetric:
         weights = None if weights is None else weights_of(labels, None, weights[rows])
         targets = torch.nn.functional.one_hot(labels) - shares_of(labels, weights)
         targets = targets[:, targets.abs().amax(dim=0) > 0].to(points)  # classes without samples have no targets
-        chosen = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed))[: self.n_landmarks]
-        chosen = chosen.to(points.device)
+        order = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed), device="cpu")
+        chosen = order[: self.n_landmarks].to(points.device)
         self.root_ = torch.eye(points.shape[1]).to(points)
         for _ in range(self.n_iterations):
             moved = points @ self.root_

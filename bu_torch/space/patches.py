@@ -1,5 +1,6 @@
 """Features of images without any training: their similarity to random patches of the training images."""
 
+from functools import partial
 from typing import Self
 
 import torch
@@ -64,7 +65,7 @@ class PatchFeatures:
         eigenvalues, axes = torch.linalg.eigh(covariance)
         scale = (eigenvalues.clamp(min=0) + _WHITENING * eigenvalues.mean()).clamp(min=_LEAST).rsqrt()
         whitening = (axes * scale) @ axes.T
-        chosen = torch.randperm(len(patches), generator=generator)[: self.n_patches].to(patches.device)
+        chosen = torch.randperm(len(patches), generator=generator, device="cpu")[: self.n_patches].to(patches.device)
         filters = (patches[chosen] - mean) @ whitening
         filters = filters / filters.norm(dim=1, keepdim=True).clamp(min=_LEAST) @ whitening
         self._offsets = (filters @ mean).float()
@@ -103,8 +104,8 @@ class PatchFeatures:
 
     def _draw(self, images: Tensor, size: int, generator: torch.Generator) -> Tensor:
         n_images, _, height, width = images.shape
-        which = torch.randint(n_images, (_SAMPLED,), generator=generator)
-        rows = torch.randint(height - size + 1, (_SAMPLED, 1, 1), generator=generator) + torch.arange(size).view(-1, 1)
-        columns = torch.randint(width - size + 1, (_SAMPLED, 1, 1), generator=generator) + torch.arange(size)
-        patches = images[which.view(-1, 1, 1).to(images.device), :, rows.to(images.device), columns.to(images.device)]
+        draw = partial(torch.randint, size=(_SAMPLED, 1, 1), generator=generator, device=generator.device)
+        which, within = draw(n_images), torch.arange(size, device=generator.device)
+        rows, columns = draw(height - size + 1) + within.view(-1, 1), draw(width - size + 1) + within
+        patches = images[which.to(images.device), :, rows.to(images.device), columns.to(images.device)]
         return patches.movedim(-1, 1).flatten(1).double()

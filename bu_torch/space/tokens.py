@@ -50,12 +50,12 @@ class TokenFeatures:
         self._known = ids[is_known]
         self._weights = (len(flat) / n_texts[is_known].double()).log()
         n_axes = min(self.n_components, len(flat))
-        self._axes = torch.eye(len(self._known)).double()
+        self._axes = torch.eye(len(self._known), dtype=torch.float64, device="cpu")
         if len(self._known) > n_axes:
             from sklearn.decomposition import TruncatedSVD
 
             found = TruncatedSVD(n_axes, random_state=scikit_learn_seed(self.seed)).fit(self._counts(flat))
-            self._axes = torch.as_tensor(found.components_.T.copy()).double()
+            self._axes = torch.from_numpy(found.components_.T.copy()).double()
         return self
 
     def transform(self, tokens: Any) -> Tensor:
@@ -68,7 +68,7 @@ class TokenFeatures:
         flat = tokens.flatten(1).cpu().long()
         if not len(self._known):
             return torch.zeros(len(flat), 1, device=tokens.device)
-        return torch.as_tensor(self._counts(flat) @ self._axes.numpy()).float().to(tokens.device)
+        return torch.from_numpy(self._counts(flat) @ self._axes.numpy()).float().to(tokens.device)
 
     def _counts(self, flat: Tensor) -> "csr_matrix":
         """Weighted counts of known tokens, rows of length 1, (n, V)."""

@@ -13,13 +13,14 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     StochasticWeightAveraging,
 )
-from problems import Classifier, Given, Plain, blobs, fit, fit_again, loader, same, scripted, trainer
+from problems import Classifier, Given, Plain, blobs, cut, fit, fit_again, loader, same, scripted, trainer
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
 from bu_torch.callbacks import fit as fit_module
 from bu_torch.report import read_record
 from bu_torch.report.verdict import RunVerdict
 from bu_torch.run import account as record_module
+from bu_torch.run.settings import NOT_MEASURED
 
 
 class TestEarlyStoppingOfTheUsers:
@@ -304,6 +305,52 @@ class TestNamesOfSeveral:
     def test_what_makes_a_value_another_makes_another_name(self, first, second):
         fits = [real(**settings)._fit for settings in (first, second, first)]
         assert [fit.suffix(fits) for fit in fits] == ["", "_2", ""]
+
+
+def flattened(inputs):
+    return inputs.flatten(1)
+
+
+# Of each argument that changes a number, a value other than the default.
+APART = {
+    "n_neighbors": 10,
+    "n_draws": 2,
+    "max_samples": 100,
+    "max_bytes": 10**6,
+    "budget": None,
+    "seed": 3,
+    "feature_extractor": flattened,
+    "perturbation": "neighbors",
+    "pairs_at": "sample",
+    "class_weight": "balanced",
+    "averaging": 0.5,
+    "output_key": 0,
+    "every_n_epochs": 2,
+    "every_n_train_steps": 3,
+    "reference": blobs(),
+    "input_key": 0,
+    "label_key": 1,
+}
+
+
+@pytest.mark.parametrize("kind", [BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping])
+def test_two_that_differ_in_one_argument_stand_in_one_trainer_under_two_names(tmp_path, kind):
+    assert APART.keys() | NOT_MEASURED == BoundaryUncertaintyMonitor.__init__.__kwdefaults__.keys()
+    several = [kind(), *(kind(**{name: value}) for name, value in APART.items())]
+    made = trainer(tmp_path, *several)
+    fits = [one._fit for one in made.callbacks if isinstance(one, kind)]
+    assert len({fit.suffix(fits) for fit in fits}) == len(several)
+
+
+@pytest.mark.filterwarnings("ignore:(The run|Patience)")
+@pytest.mark.parametrize("name", ["perturbation", "max_bytes"])
+def test_a_run_that_resumes_with_another_setting_finds_its_state_and_its_file(tmp_path, name):
+    first = scripted((0.9, 0.1))
+    path = cut(tmp_path, first)
+    changed = scripted((0.9, 0.1), **{name: APART[name]})
+    fit(tmp_path, changed, max_epochs=3, ckpt_path=path)
+    assert [check["epoch"] for check in changed.history] == [0, 1, 2]
+    assert name == "perturbation" or changed.best_model_path == first.best_model_path
 
 
 class TestFiles:

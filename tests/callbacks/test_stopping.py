@@ -6,6 +6,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, StochasticWeightAveraging
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from problems import Classifier, Gain, Weights, blobs, fit, loader, same, scripted, trainer, weights_of
+from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch import ParzenUncertainty
 from bu_torch.callbacks import BoundaryUncertaintyStopping
@@ -129,6 +130,11 @@ class TestEnds:
         assert not list(tmp_path.rglob("*.ckpt"))
         with pytest.raises(ValueError, match="with `fast_dev_run=True`"):
             stopping.trainer.test(Classifier(), loader(*blobs()), ckpt_path="best")
+
+    def test_fast_dev_run_of_a_small_batch_in_order_is_no_reason_to_refuse(self, tmp_path):
+        stopping = BoundaryUncertaintyStopping()
+        trainer(tmp_path, stopping, fast_dev_run=1).fit(Classifier(), DataLoader(TensorDataset(*blobs()), 8))
+        assert len(stopping.history) == 1
 
 
 class TestResume:

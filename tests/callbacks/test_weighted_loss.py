@@ -1,4 +1,4 @@
-"""A loss module that weighs its classes: the callbacks measure with its weights."""
+"""Losses that weigh classes: the callbacks measure with the weights that the first step passes with the labels."""
 
 import lightning.pytorch as pl
 import pytest
@@ -6,73 +6,171 @@ import torch
 from problems import blobs, loader, trainer
 from scenarios import Model, normed
 from torch import nn
+from torch.nn import functional as F
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-from bu_torch.callbacks.samples import weights_of_loss
+from bu_torch.report import read_record
 
 X, Y = blobs()
 WEIGHTS = [1.0, 4.0, 2.0]
+W = torch.tensor(WEIGHTS)
+
+
+class Step(Model):
+    """Trains by what a function makes of module, logits and labels."""
+
+    def __init__(self, step, *losses):
+        super().__init__(normed())
+        self.losses, self.step = nn.ModuleList(losses), step
+
+    def training_step(self, batch, batch_idx):
+        return self.step(self, self(batch[0]), batch[1])
+
+
+class OfTwo(Step):
+    """Of two classes that share one logit."""
+
+    def forward(self, x):
+        return super().forward(x)[:, 0]
+
+
+def first(module, logits, labels):
+    return module.losses[0](logits, labels)
+
+
+def both(module, logits, labels):
+    return module.losses[0](logits, labels) + module.losses[1](logits, labels)
+
+
+def auxiliary(module, logits, labels):
+    """The first loss is of other targets."""
+    return module.losses[0](logits, (labels + 1) % 3) + F.cross_entropy(logits, labels)
+
+
+def own(module, logits, labels):
+    """No loss gets the labels."""
+    return module.losses[0](logits, (labels + 1) % 3) - logits.log_softmax(dim=1)[range(len(labels)), labels].mean()
+
+
+def mixed(module, logits, labels):
+    """As mixup trains."""
+    return 0.7 * module.losses[0](logits, labels) + 0.3 * module.losses[0](logits, labels.flip(0))
+
+
+def functional(module, logits, labels):
+    return F.cross_entropy(logits, labels, weight=W)
+
+
+def negative(module, logits, labels):
+    return F.nll_loss(logits.log_softmax(dim=1), labels, W)
+
+
+def binary(module, logits, labels):
+    return module.losses[0](logits, labels.clamp(max=1).float())
+
+
+def binary_of_others(module, logits, labels):
+    return module.losses[0](logits, (labels == 0).float())
 
 
 def weighing(weights=WEIGHTS):
-    return Model(normed(), nn.CrossEntropyLoss(torch.tensor(weights)))
+    return Step(first, nn.CrossEntropyLoss(torch.tensor(weights)))
 
 
-def fit(folder, kind=BoundaryUncertaintyMonitor, **settings):
+def fit(folder, kind=BoundaryUncertaintyMonitor, make=weighing, labels=Y, **settings):
     pl.seed_everything(3, verbose=False)
     callback = kind(n_neighbors=10, n_draws=1, **settings)
-    trainer(folder, callback, max_epochs=2).fit(weighing(), loader(X, Y))
+    trainer(folder, callback, max_epochs=2).fit(make(), loader(X, labels))
     return callback
 
 
 def lines(log):
-    return [line for line in log.messages if "weighs the classes" in line]
+    return [line for line in log.messages if "weighs the classes by" in line]
+
+
+CE, BCE = nn.CrossEntropyLoss, nn.BCEWithLogitsLoss(pos_weight=torch.tensor([3.0]))
+ALIKE = "counts all classes alike"
+# By the losses: the step, the loss modules, the weights that are measured with, and what is said if there are none.
+LOSSES = {
+    "a loss": (Step, first, [CE(W)], WEIGHTS, ""),
+    "one of two": (Step, both, [CE(W), CE()], WEIGHTS, ""),
+    "two alike": (Step, both, [CE(W), CE(W)], WEIGHTS, ""),
+    "two that differ": (
+        Step,
+        both,
+        [CE(W), CE(W.flip(0))],
+        None,
+        "2 losses of the labels weigh the classes differently",
+    ),
+    "of other targets": (Step, auxiliary, [CE(W)], None, ""),
+    "a loss of one's own": (Step, own, [CE(W)], None, "targets in the first step were not the labels"),
+    "one that is not called": (Step, functional, [CE(W.flip(0))], WEIGHTS, ""),
+    "a function": (Step, functional, [], WEIGHTS, ""),
+    "of log probabilities": (Step, negative, [], WEIGHTS, ""),
+    "mixed labels": (Step, mixed, [CE(W)], WEIGHTS, ""),
+    "a class that does not count": (Step, first, [CE(torch.tensor([1.0, 0.0, 1.0]))], None, "that is not positive"),
+    "all alike": (Step, first, [CE(torch.full((3,), 2.0))], None, ""),
+    "two classes": (OfTwo, binary, [BCE], [1.0, 3.0], ""),
+    "the other class": (OfTwo, binary_of_others, [BCE], None, ALIKE),
+}
+
+
+@pytest.mark.parametrize("losses", LOSSES)
+def test_weights_count_if_the_first_step_gives_that_loss_the_labels(tmp_path, log, losses):
+    kind, step, modules, expected, said = LOSSES[losses]
+    labels = Y.clamp(max=1) if kind is OfTwo else Y
+    alike = [1.0] * (int(labels.max()) + 1)
+
+    def make():
+        return kind(step, *modules)
+
+    found = fit(tmp_path / "found", make=make, labels=labels)
+    given = fit(tmp_path / "given", make=make, labels=labels, class_weight=expected or alike)
+    assert found.history == given.history
+    assert len(lines(log)) == (expected is not None)
+    assert (ALIKE in log.text) == bool(said)
+    assert said in log.text
+    assert read_record(found.record_path).settings["class_weight"] == (expected and repr(expected))
 
 
 class TestTheLossOfTheModule:
     def test_weighs_what_is_measured(self, tmp_path, log):
         found = fit(tmp_path)
         assert lines(log) == [
-            "Boundary uncertainty weighs the classes by 1, 4, 2, as the module's `loss` does. To change it:"
+            "Boundary uncertainty weighs the classes by 1, 4, 2, as the loss of these labels does. To change it:"
             " `class_weight=[1.0] * 3` counts all samples alike."
         ]
-        given, plain = (fit(tmp_path, class_weight=weights) for weights in (WEIGHTS, [1.0] * 3))
+        plain = fit(tmp_path, class_weight=[1.0] * 3)
         assert len(lines(log)) == 1
-        assert found.history == given.history
         assert found.history != plain.history
         assert found.settings.class_weight is None
 
-    def test_is_that_of_the_checkpoint_when_a_run_resumes(self, tmp_path, log, recwarn):
-        """They are a buffer of the loss, which Lightning loads."""
-        path = fit(tmp_path, BoundaryUncertaintyStopping).best_model_path
+    @pytest.mark.parametrize("make", [weighing, lambda weights=None: Step(functional)])
+    def test_is_that_of_the_checkpoint_when_a_run_resumes(self, tmp_path, log, recwarn, make):
+        """They are a buffer of the loss, which Lightning loads, or are given to a function."""
+        path = fit(tmp_path, BoundaryUncertaintyStopping, make).best_model_path
         again = BoundaryUncertaintyStopping(n_neighbors=10, n_draws=1)
-        trainer(tmp_path, again, max_epochs=4).fit(weighing([1.0, 1.0, 3.0]), loader(X, Y), ckpt_path=path)
+        trainer(tmp_path, again, max_epochs=4).fit(make([1.0, 1.0, 3.0]), loader(X, Y), ckpt_path=path)
         assert [check["epoch"] for check in again.history] == [0, 1, 2, 3]
         assert again.tracker.checks.n_not_compared == 0
         assert lines(log)[1] == lines(log)[0]
         assert not [one for one in recwarn if "cannot be compared" in str(one.message)]
 
+    def test_is_asked_for_if_the_module_cannot_be_watched(self, tmp_path, log):
+        def compiled():
+            module = weighing()
+            module.net.compile(backend="eager")
+            return module
 
-W, OTHERS = torch.tensor(WEIGHTS), torch.tensor([1.0, 2.0, 4.0])
+        found = fit(tmp_path, make=compiled)
+        assert "it cannot be seen if that is for these labels" in log.text
+        assert found.tracker.groundwork.loss_weights is None
+        assert lines(log) == []
 
+    def test_is_watched_no_longer_if_the_step_fails(self, tmp_path):
+        def fail(module, logits, labels):
+            raise ZeroDivisionError
 
-@pytest.mark.parametrize(
-    ("losses", "n_classes", "expected"),
-    [
-        ([nn.CrossEntropyLoss(W)], 3, ("0", WEIGHTS)),
-        ([nn.CrossEntropyLoss(W), nn.CrossEntropyLoss()], 3, ("0", WEIGHTS)),
-        ([nn.MSELoss(), nn.NLLLoss(W)], 3, ("1", WEIGHTS)),
-        ([nn.CrossEntropyLoss(W), nn.CrossEntropyLoss(torch.ones(2))], 3, ("0", WEIGHTS)),
-        ([nn.BCEWithLogitsLoss(pos_weight=torch.tensor([19.0]))], 2, ("0", [1.0, 19.0])),
-        ([nn.BCEWithLogitsLoss(pos_weight=torch.tensor([19.0]))], 3, None),
-        ([nn.BCEWithLogitsLoss(pos_weight=torch.ones(3))], 3, None),
-        ([nn.CrossEntropyLoss(W), nn.CrossEntropyLoss(OTHERS)], 3, None),
-        ([nn.CrossEntropyLoss(W), nn.NLLLoss(W)], 3, None),
-        ([nn.CrossEntropyLoss(W)], 4, None),
-        ([nn.CrossEntropyLoss(torch.tensor([1.0, 0.0, 1.0]))], 3, None),
-        ([nn.CrossEntropyLoss(torch.full((3,), 2.0))], 3, None),
-        ([], 3, None),
-    ],
-)
-def test_weights_are_those_of_the_one_loss_that_has_some_for_these_classes(losses, n_classes, expected):
-    assert weights_of_loss(nn.ModuleList(losses), n_classes) == expected
+        with pytest.raises(ZeroDivisionError):
+            fit(tmp_path, make=lambda: Step(fail, CE(W)))
+        assert not torch.overrides._get_current_function_mode_stack()

@@ -24,10 +24,13 @@ def test_a_file_of_one_s_own_is_a_table(tmp_path):
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ({"a": [1.0, 2.0]}, "one of them called `label`, got a"),
-        ({"a": [1.0, 2.0], "b": ["x", "y"], "label": [0, 1]}, "must hold numbers, got text in column 'b'"),
-        ({"a": [1.0, None], "label": [0, 1]}, "must have no missing values, got 1 among 2 in column 'a'"),
-        ({"a": [1.0, float("inf")], "label": [0, 1]}, "must hold finite numbers"),
+        ({"a": [1.0, 2.0]}, "one of them called `label`, got 'a'"),
+        ({"a": [1.0, 2.0], " label ": [0, 1]}, "one of them called `label`, got 'a', ' label '"),
+        ({"label": [0, 1] * 60}, "must have columns of numbers beside `label`, got none"),
+        ({"a": [], "label": []}, "at least 80 rows, .* got rows: 0, classes: 0"),
+        ({"a": [1.0, 2.0] * 40, "b": ["x", "y"] * 40, "label": [0, 1] * 40}, "hold numbers, got text in column 'b'"),
+        ({"a": [1.0, None] * 40, "label": [0, 1] * 40}, "no missing values, got 40 among 80 in column 'a'"),
+        ({"a": [1.0, float("inf")] * 40, "label": [0, 1] * 40}, "must hold finite numbers"),
         ({"a": [1.0, 2.0], "label": ["x", None]}, "a label in each row, got 1 rows without one"),
         ({"a": [1.0, 2.0], "label": [0.5, 1.0]}, "must hold classes in `label`, got fractions"),
         ({"a": [1.0, 2.0], "label": [0, 1]}, "at least 80 rows, .* got rows: 2, classes: 2"),
@@ -46,7 +49,7 @@ def test_errors_are_those_of_the_epochs_that_are_named():
     inputs, labels = problems.blobs(400)
     found = compare((inputs, labels), seed=0, n_epochs=30)
     assert found == compare((inputs, labels), seed=0, n_epochs=30)
-    assert all(found.errors["best epoch"] <= found.errors[name] < 0.5 for name in ("last epoch", "refit 20 %"))
+    assert all(found.results["best epoch"] <= found.results[name] < 0.5 for name in ("last epoch", "refit 20 %"))
     assert found.epochs["last epoch"] == 30
     assert 21 <= found.epochs["bu-torch"] <= 30
     assert found.epochs["refit 20 %"] > found.epochs["hold-out 25 %"] - 20
@@ -54,7 +57,7 @@ def test_errors_are_those_of_the_epochs_that_are_named():
 
 def test_wrong_labels_are_trained_on_and_not_tested_on():
     inputs, labels = problems.blobs(400)
-    clean, noisy = (compare((inputs, labels), 0, 30, noise).errors for noise in (0.0, 0.9))
+    clean, noisy = (compare((inputs, labels), 0, 30, noise).results for noise in (0.0, 0.9))
     assert noisy["best epoch"] > clean["best epoch"] + 0.05
 
 
@@ -68,7 +71,7 @@ def test_the_command_prints_a_row_for_each_table_and_leaves_logs_and_threads(tmp
     assert main(["compare", str(tmp_path), "--seeds", "1", "--epochs", "3"]) == 0
     first, second, *lines = capsys.readouterr().out.splitlines()
     assert re.match(r"Left out: .*none\.csv` cannot be read: No columns", first)
-    assert re.match(r"Left out: .*other\.csv` must have columns separated by commas, .* got a;label\.", second)
+    assert re.match(r"Left out: .*other\.csv` must have columns separated by commas, .* got 'a;label'\.", second)
     assert [line.split()[0] for line in lines[:6]] == ["test", "few", "more", "mean", "minus", "epochs"]
     rows = [[float(cell) for cell in re.findall(r"0\.\d{3}", line)] for line in lines[1:4]]
     assert rows[2] == pytest.approx([(one + two) / 2 for one, two in zip(*rows[:2], strict=True)], abs=1e-3)

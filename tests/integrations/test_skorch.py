@@ -108,3 +108,19 @@ def test_arguments_are_refused_before_training():
         stopping(patience=-1)
     with pytest.raises(TypeError, match="patients"):
         stopping(patients=3)
+
+
+class Interrupted(skorch.callbacks.Callback):
+    """Ctrl-C in the third epoch."""
+
+    def on_batch_begin(self, net, **kwargs):
+        if len(net.history) == 3:
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_is_said_and_the_best_epoch_is_loaded(caplog):
+    caplog.set_level("INFO", logger="bu_torch")
+    made = net(stopping(), callbacks=[("boundary", stopping()), ("interrupted", Interrupted())]).fit(INPUTS, LABELS)
+    assert of(made).stopping_reason == "Training was interrupted (KeyboardInterrupt)."
+    assert "its weights are in the model. Training was interrupted" in caplog.text
+    assert len(of(made).history) == 2

@@ -3,6 +3,7 @@
 import collections
 import functools
 import itertools
+import multiprocessing
 import random
 import threading
 import types
@@ -361,6 +362,56 @@ def test_a_frozen_parameter_in_the_memory_of_a_trained_one_is_copied_with_it():
     copied = copy_of(net, {"0.weight": torch.zeros(4, 4)})
     assert not copied[1].weight.any()
     assert net[1].weight.any()
+
+
+def counting():
+    yield from range(10**6)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (counting, "generator, `held`"),
+        (threading.local, "_local, `held`"),
+        (lambda: multiprocessing.Value("i", 3), "Synchronized, `held`"),
+        (lambda: [counting()], "generator, within an attribute"),
+    ],
+)
+def test_what_a_look_would_move_and_cannot_copy_is_refused_by_name(make, said):
+    network = nn.Sequential(nn.Linear(4, 3))
+    network[0].held = make()
+    said = f"Linear holds an object of {said}.* outside of the module"
+    with pytest.raises(CopyError, match=said), looking_at(network):
+        pytest.raises(CopyError, match=f"Linear holds an object of {said}.* outside of the module"),
+        looking_at(network),
+    ):
+        pass
+
+
+class Aliased(nn.Module):
+    """Uses its weight under other names."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 3)
+        self.alias, self.row = self.first.weight.data, self.first.weight.detach()[1:]
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.alias) + (x @ self.row.T).sum(dim=1, keepdim=True)
+
+
+def test_a_tensor_that_is_a_view_of_a_weight_is_that_of_the_copy():
+    network, other = Aliased(), torch.ones(3, 4)
+    before = network.first.weight.detach().clone()
+    with looking_at(network, {"first.weight": other}) as copied:
+        assert torch.equal(copied.alias, other)
+        assert torch.equal(copied.row, other[1:])
+        copied.first.weight.data.zero_()
+        assert not copied.alias.any()
+        assert torch.equal(network(X), network(X))
+    assert torch.equal(network.alias, before)
+    with looking_at(network) as copied:
+        assert torch.equal(copied(X), network(X))
 
 
 def test_what_belongs_to_training_is_shared():

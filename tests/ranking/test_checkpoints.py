@@ -12,6 +12,7 @@ from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopping, load_checkpoint
 from bu_torch.ranking.checkpoints import module_with_weights
+from bu_torch.run.weights import named_as
 
 
 class Chosen(problems.Classifier):
@@ -217,3 +218,26 @@ def test_safetensors_files_ask_for_the_package_and_are_read(tmp_path, monkeypatc
     state = nn.Linear(2, 3).state_dict()
     safetensors.save_file(state, file)
     assert same(load_checkpoint(file).state_dict, state)
+
+
+@pytest.mark.parametrize("wrapped", ["_orig_mod.{}", "module.{}", "module._orig_mod.{}", "net.module.{}"])
+def test_names_of_wrappers_make_no_difference(tmp_path, wrapped):
+    """`torch.compile` and `DataParallel` put names of their own into those of weights, before them or within."""
+    saved_from, module = problems.Classifier(), problems.Classifier()
+    before, others = wrapped.split("{}")[0], weights_of(saved_from)
+    names = {name: before + (name.removeprefix("net.") if before.startswith("net.") else name) for name in others}
+    checkpoint = saved(tmp_path / "file.pt", {names[name]: value for name, value in others.items()})
+    with module_with_weights(module, checkpoint):
+        assert same(weights_of(module), others)
+    wrapper = nn.Module()
+    wrapper.module = module
+    with module_with_weights(wrapper, saved(tmp_path / "plain.pt", others)):
+        assert same(weights_of(module), others)
+
+
+def test_names_that_mean_two_weights_are_told_apart():
+    one, two, three = (torch.full((1,), float(n)) for n in range(3))
+    assert named_as(["a.w", "module.a.w"], {"a.w": one, "module.a.w": two}) == {"a.w": one, "module.a.w": two}
+    assert named_as(["a.w", "module.a.w"], {"_orig_mod.a.w": one}) == {"_orig_mod.a.w": one}
+    assert named_as(["a.w"], {"module.a.w": one, "a.w": two, "b": three}) == {"module.a.w": one, "a.w": two, "b": three}
+    assert named_as(["a.w"], {"module.a.w": one, "_orig_mod.a.w": two}) == {"a.w": one, "_orig_mod.a.w": two}

@@ -7,7 +7,7 @@ from problems import blobs
 from scenarios import tokens
 from torch import nn
 
-from bu_torch import Signals
+from bu_torch import BoundaryUncertaintyStopper, Signals
 from bu_torch.run.groundwork import Groundwork
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.samples.samples import whole_samples
@@ -132,3 +132,36 @@ def test_images_that_do_not_fit_on_the_device_are_prepared_where_they_are(accele
 
     monkeypatch.setattr(Signals, "fit", only_on_the_cpu)
     assert prepared(FEW, accelerator).perturbed_inputs.device.type == accelerator.type
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["samples there", "samples on the CPU"])
+@pytest.mark.parametrize(
+    ("shape", "settings"),
+    [
+        ((4,), {"max_samples": 100, "class_weight": "balanced"}),
+        ((4,), {"feature_extractor": "metric", "class_weight": [1.0, 2.0, 3.0]}),
+        ((1, 2, 2), {"cache": "folder"}),
+    ],
+    ids=["subset", "metric", "images"],
+)
+def test_a_default_device_changes_nothing(shape, settings, is_there, accelerator, tmp_path):
+    """What `torch.set_default_device` says is where new tensors of no device are, and generators are on the CPU."""
+    if "cache" in settings:
+        settings = settings | {"cache": tmp_path}
+    samples = VECTORS[0].view(-1, *shape), VECTORS[1]
+    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+
+    def checked(*samples):
+        first, again = (BoundaryUncertaintyStopper(*samples, n_neighbors=20, **settings) for _ in range(2))
+        first.check(network)
+        again.load_state_dict(first.state_dict())
+        again.check(network)
+        again.restore(network)
+        return again.history
+
+    expected = checked(*samples)
+    network.to(accelerator)
+    with torch.device(accelerator):
+        found = checked(*(one.to(accelerator) for one in samples) if is_there else samples)
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, abs=1e-5)

@@ -293,6 +293,19 @@ class TestWithoutWorker:
         dataset.item = item
         assert torch.equal(read(dataset, **collate).inputs, X)
 
+    def test_a_worker_that_waits_for_a_lock_is_said(self, monkeypatch):
+        def item(i):
+            if get_worker_info() is not None:
+                lock.acquire()  # it is held while the worker begins
+            return PAIRS[i]
+
+        lock, dataset = threading.Lock(), Transforms()
+        dataset.item = item
+        for name, value in {"_PATIENCE": 1, "_WORD": 0.5}.items():
+            monkeypatch.setattr(worker, name, value)
+        with lock, pytest.warns(UserWarning, match="Transforms has given no batch in a worker process for 0.5 s"):
+            assert torch.equal(read(dataset).inputs, X)
+
     def test_the_original_is_read_if_it_cannot_be_copied(self, spawned):
         dataset = Counts()
         dataset.lock = threading.Lock()
@@ -387,3 +400,13 @@ class TestTensorsInMemory:
                 samples.labels.zero_()
         assert torch.equal(x, X)
         assert torch.equal(y, Y)
+
+
+@pytest.mark.parametrize("start", ["in a worker", "from a copy"])
+def test_a_default_device_does_not_hinder_reading(start, request, accelerator):
+    if start == "from a copy":
+        request.getfixturevalue("spawned")
+    with torch.device(accelerator):
+        samples = read(made(PAIRS.__getitem__), lambda n: 20)
+    assert torch.equal(samples.labels, Y[samples.rows])
+    assert torch.equal(samples.inputs, X[samples.rows])

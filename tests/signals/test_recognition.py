@@ -91,9 +91,9 @@ def test_a_resumed_run_knows_the_checks_before(tmp_path):
         {"kept": [0, None, torch.zeros(3, 2).double()]},
     ],
 )
-def test_a_state_that_is_none_is_refused(recalls):
+def test_a_state_that_is_none_starts_anew(recalls):
     state = tracked(0.2, HIGH).state_dict()
-    with pytest.raises(ValueError, match="holds no state that this package wrote"):
+    with pytest.warns(UserWarning, match="holds no state that this package wrote: `recalls`: .*start anew"):
         Tracker(Settings(**SETTINGS)).load_state_dict(state | {"recalls": recalls})
 
 

@@ -1,0 +1,133 @@
+"""Expected values of metrics: what a metric would be if the labels were drawn from label probabilities.
+
+All take the network's logits (N, J) and the probabilities of the labels (N, J) at the same points, one class a column.
+A point counts with each label as often as the label is likely there, times its weight (N,); None for equal weights.
+Results are scalars, float64. Means over several classes leave out classes that no label has. The formulas are our own
+use of label probabilities; the metrics are those of torchmetrics and scikit-learn with these weights of samples.
+Arguments are not checked.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+_OfOneClass = Callable[[Tensor, Tensor, Tensor], Tensor]  # of scores, and masses of positive and negative labels (N,)
+
+
+def expected_balanced_accuracy(logits: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Mean recall of the classes, in [0, 1]."""
+    hits, _, labelled = _counts(logits, probabilities, weights)
+    return _mean_of_present(hits / labelled, labelled)
+
+
+def expected_f1(logits: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
+    """F1 score of class 1 of two, or the mean over several classes, in [0, 1]; 0 for a class never predicted."""
+    hits, predicted, labelled = _counts(logits, probabilities, weights)
+    scores = 2 * hits / (predicted + labelled)
+    return scores[1] if len(scores) == 2 else _mean_of_present(scores, labelled)
+
+
+def expected_auroc(logits: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Area under the ROC curve of class 1 of two, or the mean over several classes against the rest, in [0, 1]."""
+    return _mean_over_classes(_area_under_roc, logits, probabilities, weights)
+
+
+def expected_average_precision(logits: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Average precision of class 1 of two, or the mean over several classes against the rest, in [0, 1]."""
+    return _mean_over_classes(_average_precision, logits, probabilities, weights)
+
+
+def expected_log_loss(logits: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Cross-entropy of the network's probabilities, >= 0; less is better."""
+    return _mean(-(probabilities.double() * logits.double().log_softmax(dim=1)).sum(dim=1), weights)
+
+
+def expected_brier_score(logits: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Squared distance of the network's probabilities from the one-hot label, in [0, 2]; less is better."""
+    predicted = logits.double().softmax(dim=1)
+    each = predicted.square().sum(dim=1) - 2 * (predicted * probabilities).sum(dim=1) + 1
+    return _mean(each, weights)
+
+
+def expected_cost(logits: Tensor, probabilities: Tensor, costs: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Mean cost of the predictions; `costs` (J, J) are those of predicting a column's class where a row's is true."""
+    each = (probabilities.double() @ costs.double()).gather(1, logits.argmax(dim=1, keepdim=True)).squeeze(1)
+    return _mean(each, weights)
+
+
+def _mean(each: Tensor, weights: Tensor | None) -> Tensor:
+    return each.mean() if weights is None else torch.dot(each, weights) / weights.sum()
+
+
+def _mass(probabilities: Tensor, weights: Tensor | None) -> Tensor:
+    return probabilities.double() if weights is None else probabilities.double() * weights.unsqueeze(1)
+
+
+def _counts(logits: Tensor, probabilities: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Expected numbers (J,) of hits, predictions and labels of each class."""
+    mass, predictions = _mass(probabilities, weights), logits.argmax(dim=1, keepdim=True)
+    is_predicted = torch.zeros_like(mass).scatter_(1, predictions, 1.0)
+    return (is_predicted * mass).sum(dim=0), (is_predicted * mass.sum(dim=1, keepdim=True)).sum(dim=0), mass.sum(dim=0)
+
+
+def _mean_of_present(values: Tensor, labelled: Tensor) -> Tensor:
+    is_present = labelled > 0
+    return torch.where(is_present, values, 0.0).sum() / is_present.sum()
+
+
+def _mean_over_classes(of_one: _OfOneClass, logits: Tensor, probabilities: Tensor, weights: Tensor | None) -> Tensor:
+    mass = _mass(probabilities, weights)
+    labelled = mass.sum(dim=0)
+    others = mass.sum(dim=1, keepdim=True) - mass
+    if logits.shape[1] == 2:
+        return of_one(logits[:, 1].double() - logits[:, 0].double(), mass[:, 1], others[:, 1])
+    scores = logits.double().softmax(dim=1)
+    values = torch.stack(
+        [of_one(*columns) for columns in zip(*(x.unbind(1) for x in (scores, mass, others)), strict=True)]
+    )
+    return _mean_of_present(values, labelled)
+
+
+def _area_under_roc(scores: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    """Share of pairs of a positive and a negative whose positive has the larger score; ties count half."""
+    order, below, until = _sorted(scores, negative)
+    mass = positive[order]
+    return torch.dot(mass, (below + until) / 2) / (mass.sum() * until[-1])
+
+
+def _average_precision(scores: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    """Mean of the precision at the scores of the positives."""
+    order, _, hits = _sorted(-scores, positive)
+    _, _, alarms = _sorted(-scores, negative)
+    precision = torch.where(hits > 0, hits / (hits + alarms), 0.0)
+    return torch.dot(positive[order], precision) / hits[-1]
+
+
+def _sorted(scores: Tensor, mass: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Order of ascending scores; for each in this order, the mass of lower scores, and that of lower and equal ones."""
+    ordered, order = scores.sort(stable=True)
+    total = torch.cat((mass.new_zeros(1), mass[order].cumsum(dim=0)))
+    first, last = (torch.searchsorted(ordered, ordered, right=right) for right in (False, True))
+    return order, total[first], total[last]
+
+
+def best_threshold(
+    of_counts: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+    logits: Tensor,
+    probabilities: Tensor,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Threshold on the network's probability of class 1 of two that a metric is best at; the lowest of equal ones.
+
+    `of_counts` gives values, larger is better, from the expected numbers of hits and of false alarms at each threshold,
+    (T,), and of positives and negatives in all. The threshold lies halfway between two probabilities, or at an end.
+    """
+    mass, scores = _mass(probabilities, weights), logits.double().softmax(dim=1)[:, 1]
+    ordered, order = scores.sort()
+    positive, negative = (torch.cat((one.new_zeros(1), one[order].cumsum(dim=0))) for one in mass.flip(1).unbind(dim=1))
+    values = of_counts(positive[-1] - positive, negative[-1] - negative, positive[-1], negative[-1])
+    edges = torch.cat((ordered.new_zeros(1), ordered, ordered.new_ones(1)))
+    between = (edges[1:] + edges[:-1]) / 2
+    is_open = torch.cat((edges[1:-1] > edges[:-2], edges.new_ones(1, dtype=torch.bool)))  # not between equal ones
+    return between[torch.where(is_open, values, -torch.inf).argmax()]

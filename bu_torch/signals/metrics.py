@@ -1,0 +1,181 @@
+"""Metrics whose expected value a check measures: by name, by costs, or a metric of torchmetrics."""
+
+import copy
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from bu_torch.functional import metrics
+
+_Formula = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # of logits, label probabilities, weights: a scalar
+MetricName = Literal["accuracy", "balanced_accuracy", "auroc", "average_precision", "f1", "log_loss", "brier_score"]
+_N_DRAWS = 5  # of the labels for a metric of torchmetrics
+_PREFIX = "expected_"
+
+
+@dataclass(frozen=True)
+class ExpectedMetric:
+    """A metric of predictions and labels, in expectation over the label probabilities.
+
+    Attributes:
+        name: Name of the metric.
+        title: Name in words.
+        is_larger_better: False for losses and costs.
+        formula: From logits (N, J), label probabilities (N, J) and weights (N,) or None to a float64 scalar.
+        high: Largest value; the smallest is 0 for all that have a name.
+        is_of_sharp: True if it compares probabilities, and so takes those that are as certain as left-out labels allow.
+        settings: What tells it from another one of this name, as plain data.
+        of_counts: Values, larger is better, from numbers of hits, false alarms, positives and negatives of two classes;
+            None for a metric that has no threshold.
+    """
+
+    name: str
+    title: str
+    is_larger_better: bool
+    formula: _Formula
+    high: float = 1.0
+    is_of_sharp: bool = False
+    settings: Any = None
+    of_counts: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
+
+    @property
+    def signal(self) -> str:
+        """Name of its signal in histories, logs and records."""
+        return _PREFIX + self.name
+
+
+def _balanced(hits: Tensor, alarms: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+    return (hits / positives + 1 - alarms / negatives) / 2
+
+
+def _f1(hits: Tensor, alarms: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+    return 2 * hits / (hits + alarms + positives)
+
+
+METRICS = {
+    one.name: one
+    for one in (
+        ExpectedMetric(
+            "balanced_accuracy", "balanced accuracy", True, metrics.expected_balanced_accuracy, of_counts=_balanced
+        ),
+        ExpectedMetric("auroc", "area under the ROC curve", True, metrics.expected_auroc),
+        ExpectedMetric("average_precision", "average precision", True, metrics.expected_average_precision),
+        ExpectedMetric("f1", "F1 score", True, metrics.expected_f1, of_counts=_f1),
+        ExpectedMetric("log_loss", "log loss", False, metrics.expected_log_loss, math.inf, is_of_sharp=True),
+        ExpectedMetric("brier_score", "Brier score", False, metrics.expected_brier_score, 2.0, is_of_sharp=True),
+    )
+}
+
+
+def as_metric(metric: Any) -> ExpectedMetric | None:
+    """Metric to measure beside accuracy, after checks; None for accuracy itself.
+
+    Raises ValueError or TypeError unless it is a name, a square matrix of costs, or a `torchmetrics.Metric` of known
+    direction.
+    """
+    if isinstance(metric, str):
+        if metric not in ("accuracy", *METRICS):
+            names = ", ".join(map(repr, ("accuracy", *METRICS)))
+            raise ValueError(
+                f"`metric` must be one of {names}, a matrix of costs or a `torchmetrics.Metric`, got {metric!r}."
+            )
+        return METRICS.get(metric)
+    if isinstance(metric, ExpectedMetric):
+        return metric
+    if hasattr(metric, "higher_is_better") and hasattr(metric, "update") and not isinstance(metric, type):
+        return _of_torchmetrics(metric)
+    return _of_costs(metric)
+
+
+def _of_costs(matrix: Any) -> ExpectedMetric:
+    try:
+        costs = torch.as_tensor(matrix, dtype=torch.float64).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):
+        got = f"the class {matrix.__name__}" if isinstance(matrix, type) else type(matrix).__name__
+        raise TypeError(
+            "`metric` must be a name, a matrix of costs (a row for each true class, a column for each predicted one) or"
+            f" an instance of `torchmetrics.Metric`, got {got}."
+        ) from None
+    if costs.ndim != 2 or len(costs) < 2 or len(costs) != costs.shape[1] or not bool(costs.isfinite().all()):
+        raise ValueError(
+            "`metric` must be a square matrix of finite costs, with a row and a column for each class, got the shape"
+            f" {tuple(costs.shape)}."
+        )
+    of_counts = partial(_negative_cost, costs.tolist()) if len(costs) == 2 else None
+    cost = partial(_cost, costs)
+    return ExpectedMetric("cost", "cost", False, cost, math.inf, settings=costs.tolist(), of_counts=of_counts)
+
+
+def _negative_cost(
+    costs: list[list[float]], hits: Tensor, alarms: Tensor, positives: Tensor, negatives: Tensor
+) -> Tensor:
+    (of_rejection, of_alarm), (of_miss, of_hit) = costs
+    missed, rejected = positives - hits, negatives - alarms
+    return -(of_rejection * rejected + of_alarm * alarms + of_miss * missed + of_hit * hits)
+
+
+def _cost(costs: Tensor, logits: Tensor, probabilities: Tensor, weights: Tensor | None) -> Tensor:
+    if len(costs) != logits.shape[1]:
+        raise ValueError(
+            f"`metric` must have a row and a column of costs for each of {logits.shape[1]} classes, got {len(costs)}."
+        )
+    return metrics.expected_cost(logits, probabilities, costs.to(logits.device), weights)
+
+
+def _of_torchmetrics(metric: Any) -> ExpectedMetric:
+    name = type(metric).__name__
+    if not isinstance(metric.higher_is_better, bool):
+        raise ValueError(f"`metric` must be one of which larger or smaller is better, got {name}, which does not tell.")
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name).lower()
+    formula = partial(_drawn, metric)
+    settings = repr({key: value for key, value in vars(metric).items() if isinstance(value, bool | int | float | str)})
+    return ExpectedMetric(words.replace(" ", "_"), words, metric.higher_is_better, formula, math.inf, settings=settings)
+
+
+def _drawn(metric: Any, logits: Tensor, probabilities: Tensor, weights: Tensor | None) -> Tensor:
+    """Mean of a metric over labels that are drawn from the probabilities, the same at each check.
+
+    Weighted samples are drawn with replacement, in proportion to their weights.
+    """
+    generator, n_samples = torch.Generator(device="cpu").manual_seed(0), len(logits)
+    predicted = logits.float().softmax(dim=1)
+    if any(base.__name__.startswith("Binary") for base in type(metric).__mro__):
+        predicted = predicted[:, 1]
+    found = []
+    for _ in range(_N_DRAWS):
+        place = torch.rand(n_samples, 1, generator=generator, dtype=torch.float64, device="cpu").to(logits.device)
+        limits = probabilities.double().cumsum(dim=1)
+        labels = (limits < place * limits[:, -1:]).sum(dim=1)
+        rows: Tensor | slice = slice(None)
+        if weights is not None:
+            rows = torch.multinomial(weights.cpu(), n_samples, replacement=True, generator=generator).to(logits.device)
+        fresh = copy.deepcopy(metric).to(logits.device)
+        fresh.reset()
+        fresh.update(predicted[rows], labels[rows])
+        found.append(fresh.compute())
+    values = [torch.as_tensor(value, dtype=torch.float64, device=logits.device) for value in found]
+    return torch.stack(values).mean(dim=0)
+
+
+def check_on(metric: ExpectedMetric, probabilities: Tensor, weights: Tensor | None) -> None:
+    """Raise ValueError unless a metric gives a finite number for the label probabilities (N, J) as predictions."""
+    try:
+        value = metric.formula(probabilities.clamp(min=1e-6).log(), probabilities, weights)
+    except Exception as error:  # the user's code may raise anything
+        if isinstance(error, ValueError) and str(error).startswith("`metric`"):
+            raise
+        raise ValueError(
+            f"`metric` ({metric.title}) must take predictions and labels of {probabilities.shape[1]} classes and"
+            f" compute one number; it raised {type(error).__name__}: {error}"
+        ) from error
+    if value.ndim or not bool(value.isfinite()):
+        raise ValueError(
+            f"`metric` ({metric.title}) must compute one finite number from predictions and labels of"
+            f" {probabilities.shape[1]} classes, got {value.tolist()}."
+        )

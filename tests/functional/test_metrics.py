@@ -1,0 +1,138 @@
+"""Expected metrics, beside scikit-learn's on rows that are repeated with each label."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sklearn_metrics
+
+from bu_torch.functional import metrics
+from bu_torch.functional.probabilities import best_sharpness
+
+NAMES = ("balanced_accuracy", "f1", "auroc", "average_precision", "log_loss", "brier_score")
+COSTS = torch.tensor([[0.0, 1.0, 4.0], [5.0, 0.0, 2.0], [1.0, 3.0, -1.0]], dtype=torch.float64)
+
+
+def problem(j, *, has_ties=False, seed=0, n=70, dtype=torch.float64):
+    g = torch.Generator().manual_seed(seed)
+    logits = torch.randn(n, j, generator=g, dtype=torch.float64)
+    logits = logits.round() if has_ties else logits
+    probabilities = (2 * torch.randn(n, j, generator=g, dtype=torch.float64)).softmax(dim=1)
+    return logits.to(dtype), probabilities.to(dtype), torch.rand(n, generator=g, dtype=torch.float64) + 0.1
+
+
+def by_scikit_learn(name, logits, probabilities, weights):
+    """Each row stands once for each label, and counts as often as that label is likely."""
+    j = logits.shape[1]
+    rows, labels = logits.repeat_interleave(j, dim=0), np.tile(np.arange(j), len(logits))
+    counted = {"sample_weight": (probabilities * weights.unsqueeze(1)).flatten().numpy()}
+    likely, predicted = rows.softmax(dim=1).numpy(), rows.argmax(dim=1).numpy()
+    if name == "log_loss":
+        return sklearn_metrics.log_loss(labels, likely, **counted)
+    if name == "brier_score":
+        return np.average(((likely - np.eye(j)[labels]) ** 2).sum(axis=1), weights=counted["sample_weight"])
+    if name == "balanced_accuracy":
+        return sklearn_metrics.balanced_accuracy_score(labels, predicted, **counted)
+    if name == "f1":
+        return sklearn_metrics.f1_score(labels, predicted, average="binary" if j == 2 else "macro", **counted)
+    area = {"auroc": sklearn_metrics.roc_auc_score, "average_precision": sklearn_metrics.average_precision_score}[name]
+    if j == 2:
+        return area(labels, (rows[:, 1] - rows[:, 0]).numpy(), **counted)
+    return np.mean([area(labels == k, likely[:, k], **counted) for k in range(j)])
+
+
+def found(name, logits, probabilities, weights=None):
+    return getattr(metrics, f"expected_{name}")(logits, probabilities, weights)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("j", [2, 4])
+@pytest.mark.parametrize("has_ties", [False, True])
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_it_is_scikit_learn_s_metric_of_rows_with_each_label(name, j, has_ties, is_weighted):
+    logits, probabilities, weights = problem(j, has_ties=has_ties)
+    weights = weights if is_weighted else torch.ones_like(weights)
+    expected = by_scikit_learn(name, logits, probabilities, weights)
+    value = found(name, logits, probabilities, weights if is_weighted else None)
+    assert (value.dtype, value.shape) == (torch.float64, ())
+    assert float(value) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("j", [2, 4])
+def test_certain_labels_give_the_ordinary_metric_and_classes_without_labels_leave_it(name, j):
+    logits, probabilities, _ = problem(j)
+    labels = probabilities.argmax(dim=1)
+    certain = torch.nn.functional.one_hot(labels, j).double()
+    expected = by_scikit_learn(name, logits, certain, torch.ones(len(logits), dtype=torch.float64))
+    assert float(found(name, logits, certain)) == pytest.approx(expected, abs=1e-12)
+    if j == 4:
+        wider = (torch.nn.functional.pad(logits, (0, 2), value=-99.0), torch.nn.functional.pad(probabilities, (0, 2)))
+        assert float(found(name, *wider)) == pytest.approx(float(found(name, logits, probabilities)), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_precision_device_and_order(name, device, dtype):
+    logits, probabilities, weights = problem(3, has_ties=True)
+    expected = float(found(name, logits, probabilities, weights))
+    order = torch.randperm(len(logits), generator=torch.Generator().manual_seed(1))
+    moved = (one[order].to(device, dtype) for one in (logits, probabilities))
+    value = found(name, *moved, weights[order].to(device))
+    assert value.dtype == torch.float64
+    assert float(value) == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_cost_is_that_of_each_prediction():
+    logits, probabilities, weights = problem(3)
+    each = [
+        sum(float(p) * float(COSTS[true, int(row.argmax())]) for true, p in enumerate(likely))
+        for row, likely in zip(logits, probabilities, strict=True)
+    ]
+    assert float(metrics.expected_cost(logits, probabilities, COSTS)) == pytest.approx(np.mean(each))
+    weighted = metrics.expected_cost(logits, probabilities, COSTS, weights)
+    assert float(weighted) == pytest.approx(np.average(each, weights=weights))
+    errors = metrics.expected_cost(logits, probabilities, 1 - torch.eye(3))
+    by_class = probabilities.gather(1, logits.argmax(dim=1, keepdim=True))
+    assert float(errors) == pytest.approx(1 - float(by_class.mean()))
+
+
+@pytest.mark.parametrize("has_ties", [False, True])
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_no_threshold_is_better_than_the_best(has_ties, is_weighted):
+    logits, probabilities, weights = problem(2, has_ties=has_ties, seed=3)
+    weights = weights if is_weighted else None
+
+    def f1(hits, alarms, positives, negatives):
+        return 2 * hits / (hits + alarms + positives)
+
+    def at(threshold):
+        is_positive = logits.softmax(dim=1)[:, 1] >= threshold
+        return float(
+            metrics.expected_f1(torch.stack((~is_positive, is_positive), dim=1).double(), probabilities, weights)
+        )
+
+    best = float(metrics.best_threshold(f1, logits, probabilities, weights))
+    assert 0 < best < 1
+    assert at(best) >= max(at(threshold) for threshold in np.linspace(0, 1, 301)) - 1e-12
+
+
+def test_a_threshold_at_an_end_predicts_one_class_alone():
+    logits, probabilities, _ = problem(2)
+    never = metrics.best_threshold(lambda hits, alarms, *_: -hits - alarms, logits, probabilities)
+    always = metrics.best_threshold(lambda hits, alarms, *_: hits + alarms, logits, probabilities)
+    likely = logits.softmax(dim=1)[:, 1]
+    assert always < likely.min()
+    assert never > likely.max()
+
+
+def test_probabilities_are_sharpened_as_far_as_left_out_labels_allow():
+    g = torch.Generator().manual_seed(0)
+    certain = (3 * torch.randn(4000, 3, generator=g, dtype=torch.float64)).softmax(dim=1)
+    labels = torch.multinomial(certain, 1, generator=g).squeeze(1)
+    flat = certain.sqrt() / certain.sqrt().sum(dim=1, keepdim=True)
+    assert best_sharpness(flat, labels, None) == pytest.approx(2, abs=0.21)
+    assert best_sharpness(certain, labels, None) == pytest.approx(1, abs=0.21)
+    sharp = certain.square() / certain.square().sum(dim=1, keepdim=True)
+    assert best_sharpness(sharp, labels, None) == 1  # they are never flattened
+    assert math.isfinite(best_sharpness(torch.eye(3)[labels], labels, torch.ones(4000)))

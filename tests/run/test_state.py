@@ -1,0 +1,145 @@
+"""States that others have written or changed: whatever an entry is, training goes on."""
+
+import copy
+import math
+from contextlib import suppress
+
+import pytest
+import torch
+from problems import Given, blobs
+from torch import nn
+
+from bu_torch import BoundaryUncertaintyStopper, Rule
+
+X, Y = blobs(60)
+EXTRA = {"_extra_state": {"seen": 3}}
+
+
+class Network(nn.Linear):
+    """With a state of its own beside the weights."""
+
+    def get_extra_state(self):
+        return EXTRA["_extra_state"]
+
+    def set_extra_state(self, state):
+        assert state == EXTRA["_extra_state"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A function that makes a stopper, a network, and the state after some checks."""
+    cache = tmp_path_factory.mktemp("cache")
+
+    def make(**settings):
+        settings = {"n_neighbors": 10, "n_draws": 1, "patience": 50, "averaging": 0.5, "cache": cache} | settings
+        return BoundaryUncertaintyStopper(X, Y, **settings)
+
+    stopper, network = make(), Network(4, 3)
+    means = torch.stack([X[label == Y].mean(dim=0) for label in range(3)])
+    for step in range(3):
+        network.load_state_dict({"weight": step * means, "bias": -step * means.square().sum(dim=1) / 2, **EXTRA})
+        stopper.check(network)
+    return make, network, stopper.state_dict()
+
+
+OTHERS = {
+    "None": None,
+    "a flag": True,
+    "below zero": -1,
+    "huge": 10**30,
+    "NaN": float("nan"),
+    "infinity": float("inf"),
+    "text": "\x1b]0;x\x07",
+    "a list": [1.0],
+    "an empty list": [],
+    "a dict": {"x": 1},
+    "numbers by number": {1: 2},
+    "a pair": (1, 2),
+    "a scalar": torch.tensor(1),
+    "NaN in a tensor": torch.tensor([torch.nan]),
+    "a matrix": torch.zeros(2, 2),
+    "more than there is": torch.zeros(1).expand(10**9),
+    "no values": torch.zeros(3, device="meta"),
+    "an object": object(),
+}
+
+
+def places(tree, place=()):
+    yield place
+    if isinstance(tree, dict | list | tuple):
+        for key in tree if isinstance(tree, dict) else range(len(tree)):
+            yield from places(tree[key], (*place, key))
+
+
+def put(tree, place, value):
+    """The same tree with another value in one place."""
+    if not place:
+        return value
+    key, *rest = place
+    if isinstance(tree, dict):
+        return tree | {key: put(tree[key], rest, value)}
+    return type(tree)(put(one, rest, value) if n == key else one for n, one in enumerate(tree))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("other", list(OTHERS.values()), ids=list(OTHERS))
+def test_whatever_stands_in_place_of_an_entry_training_goes_on(run, other):
+    make, network, state = run
+    for place in places(state):
+        resumed = make()
+        resumed.load_state_dict(put(state, place, other))
+        resumed.check(network)
+        with suppress(RuntimeError):  # the only kind that is documented
+            resumed.restore(network)
+        assert math.isfinite(resumed.history[-1]["expected_accuracy"]), place
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_state_may_lack_any_entry(run):
+    make, network, state = run
+    for part in state:
+        for name in state[part]:
+            resumed = make()
+            resumed.load_state_dict(state | {part: {key: one for key, one in state[part].items() if key != name}})
+            resumed.check(network)
+
+
+def test_the_reason_is_said_and_the_best_starts_anew(run):
+    make, _, state = run
+    resumed = make()
+    with pytest.warns(UserWarning, match="wrote: `plan`: TypeError.*Patience and the best epoch start anew"):
+        resumed.load_state_dict(put(state, ("checks", "plan"), "x"))
+    assert (resumed.history, resumed.best_epoch) == ([], None)
+    with pytest.warns(UserWarning, match="no best check that this package wrote: `best_weights`: .*coming epochs"):
+        resumed.load_state_dict(put(state, ("keeper", "best_weights"), "x"))
+    assert (len(resumed.history), resumed.best_epoch) == (3, None)
+
+
+def test_a_state_as_it_was_written_is_taken_without_a_word(run, recwarn):
+    make, network, state = run
+    resumed, before = make(), copy.deepcopy(state)
+    resumed.load_state_dict(state)
+    resumed.check(network)
+    assert (resumed.best_epoch, len(resumed.history)) == (state["keeper"]["best_epoch"], 4)
+    assert [str(one.message) for one in recwarn] == []
+    torch.testing.assert_close(state["checks"]["average"], before["checks"]["average"], rtol=0, atol=0)
+
+
+class Picky(Given):
+    """Takes no state but its own."""
+
+    def load_state_dict(self, state_dict):
+        if state_dict["place"] > 1:
+            raise ZeroDivisionError("of the user's")
+
+
+def test_a_rule_that_does_not_take_its_state_starts_anew(run):
+    make, network, _ = run
+    first, resumed = (make(rule=Picky((0.9, 0.1, 0.5))) for _ in range(2))
+    for _ in range(2):
+        first.check(network)
+    with pytest.warns(UserWarning, match="`rule`: ZeroDivisionError: of the user's.*start anew"):
+        resumed.load_state_dict(first.state_dict())
+    resumed.check(network)
+    assert resumed.best_epoch == 2
+    assert isinstance(resumed.settings.rule, Rule)

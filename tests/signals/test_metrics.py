@@ -1,0 +1,186 @@
+"""A check by the metric that the user means: by name, costs, or a metric of torchmetrics."""
+
+import math
+
+import pytest
+import torch
+from problems import blobs
+from torch import nn
+from torchmetrics import classification, regression
+
+from bu_torch import BoundaryUncertaintyStopper, Rule, Signals, rank_models
+from bu_torch.functional import metrics
+from bu_torch.run.settings import MeasurementSettings, Settings
+from bu_torch.signals.metrics import METRICS, as_metric
+
+X, Y = blobs()
+TWO = Y.clamp(max=1)
+
+
+def measured(metric, labels=TWO, n_outputs=2, **options):
+    signals = Signals(n_neighbors=20, n_draws=2, metric=metric, **options).fit(X, labels)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return signals, nn.Linear(4, n_outputs)(signals.perturbed_inputs)
+
+
+@pytest.mark.parametrize("name", list(METRICS))
+@pytest.mark.parametrize("labels", [TWO, Y, torch.tensor([0, 4, 9])[Y]], ids=["two", "three", "some absent"])
+def test_a_metric_by_name_is_measured_beside_the_others(name, labels):
+    signals, logits = measured(name, labels, int(labels.max()) + 1)
+    values = signals.measure(logits).values
+    probabilities = signals.probabilities.double()
+    if METRICS[name].is_of_sharp:
+        probabilities = probabilities**signals.boundary.sharpness
+        probabilities /= probabilities.sum(dim=1, keepdim=True)
+    expected = getattr(metrics, f"expected_{name}")(logits, probabilities)
+    assert float(values[f"expected_{name}"]) == pytest.approx(float(expected), abs=1e-9)
+    plain, _ = measured("accuracy", labels)
+    others = plain.measure(logits).values
+    assert others == {one: values[one] for one in others}
+    assert tuple(values) == signals.names
+
+
+def test_one_logit_and_weights_are_those_of_two_classes():
+    signals, logits = measured("auroc", class_weight="balanced")
+    gap = logits[:, 1] - logits[:, 0]
+    assert float(signals.measure(gap).values["expected_auroc"]) == pytest.approx(
+        float(signals.measure(logits).values["expected_auroc"])
+    )
+    unweighted, _ = measured("balanced_accuracy")
+    weighted, _ = measured("balanced_accuracy", class_weight="balanced")
+    values = [one.measure(logits).values["expected_balanced_accuracy"] for one in (unweighted, weighted)]
+    assert float(values[0]) == pytest.approx(float(values[1]), abs=0.03)  # it weighs the classes alike anyway
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        classification.BinaryMatthewsCorrCoef(),
+        classification.BinaryAUROC(),
+        classification.MulticlassCohenKappa(2),
+        classification.MulticlassCalibrationError(2),
+    ],
+)
+def test_a_metric_of_torchmetrics_takes_labels_drawn_from_the_probabilities(metric):
+    signals, logits = measured(metric)
+    name = signals.metric.signal
+    value = signals.measure(logits).values[name]
+    assert signals.measure(logits).values[name] == value  # the same labels at each check
+    assert math.isfinite(float(value))
+    assert not metric.update_called
+    if isinstance(metric, classification.BinaryAUROC):
+        expected = metrics.expected_auroc(logits, signals.probabilities)
+        assert float(value) == pytest.approx(float(expected), abs=0.03)
+    assert signals.metric.is_larger_better == metric.higher_is_better
+
+
+class Failing(classification.BinaryAccuracy):
+    """Fails from some update on."""
+
+    n_updates = 0
+
+    def update(self, *arguments):
+        Failing.n_updates += 1
+        if Failing.n_updates > 10:
+            raise RuntimeError("out of luck")
+        super().update(*arguments)
+
+
+def test_a_metric_that_fails_in_the_midst_gives_nan_and_says_so():
+    Failing.n_updates = 0
+    signals, logits = measured(Failing())
+    assert math.isfinite(float(signals.measure(logits).values["expected_failing"]))
+    with pytest.warns(UserWarning, match="The metric failing failed, so its value is NaN: RuntimeError: out of luck"):
+        values = signals.measure(logits).values
+    assert values["expected_failing"].isnan()
+    assert values["expected_accuracy"].isfinite()
+
+
+@pytest.mark.parametrize(
+    ("metric", "error", "message"),
+    [
+        ("auc", ValueError, "`metric` must be one of 'accuracy', 'balanced_accuracy', .*, got 'auc'"),
+        (int, TypeError, "`metric` must be a name, a matrix of costs .*, got the class int"),
+        (None, TypeError, "`metric` must be a name, .*, got NoneType"),
+        ([[0, 1]], ValueError, r"`metric` must be a square matrix .*\(1, 2\)"),
+        ([[0, math.nan], [1, 0]], ValueError, "`metric` must be a square matrix of finite costs"),
+        (classification.BinaryROC(), ValueError, "`metric` must be one of which larger or smaller is better"),
+    ],
+)
+def test_what_is_no_metric_is_refused_by_name(metric, error, message):
+    for make in (as_metric, lambda one: Settings(metric=one), lambda one: MeasurementSettings(metric=one)):
+        with pytest.raises(error, match=message):
+            make(metric)
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (
+            [[0, 1, 2], [1, 0, 2], [2, 2, 0]],
+            "`metric` must have a row and a column of costs for each of 2 classes, got 3",
+        ),
+        (classification.MulticlassAccuracy(5), r"`metric` \(multiclass accuracy\) must take .* 2 classes .* it raised"),
+        (classification.MulticlassAccuracy(2, average=None), r"must compute one finite number .* got \["),
+        (regression.MeanSquaredError(), r"`metric` \(mean squared error\) must take predictions and labels"),
+    ],
+)
+def test_what_does_not_fit_the_labels_is_refused_before_training(metric, message):
+    with pytest.raises(ValueError, match=message):
+        measured(metric)
+
+
+@pytest.mark.parametrize("metric", ["auroc", "balanced_accuracy", "log_loss", [[0, 1], [3, 0]]])
+def test_it_decides_in_place_of_the_default_rule(metric):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    steps = torch.optim.SGD(model.parameters(), lr=0.3)
+    stopper = BoundaryUncertaintyStopper(X, TWO, n_neighbors=20, n_draws=2, metric=metric, patience=50)
+    for _ in range(12):
+        steps.zero_grad()
+        nn.functional.cross_entropy(model(X), TWO).backward()
+        steps.step()
+        stopper.check(model)
+    is_loss = not isinstance(metric, str) or metric == "log_loss"
+    name = "expected_cost" if not isinstance(metric, str) else f"expected_{metric}"
+    values = [check[name] for check in stopper.history]
+    best = min(values) if is_loss else max(values)
+    assert stopper.best_epoch == values.index(best)
+    assert stopper.best_score == (-best if is_loss else best)
+    assert stopper.score_name == (f"neg_{name.removeprefix('expected_')}" if is_loss else name)
+    has_threshold = metric not in ("auroc", "log_loss")
+    assert ("threshold" in stopper.history[0]) == has_threshold
+    stopper.restore(model)
+    if has_threshold:
+        assert stopper.summary["threshold"] == stopper.history[stopper.best_epoch]["threshold"]
+
+
+def test_a_rule_of_ones_own_may_read_expected_metrics():
+    class Ranked(Rule):
+        name = "ranked"
+        signals = ("expected_auroc", "trust_score")
+
+        def score(self, values):
+            return values["expected_auroc"]
+
+    stopper = BoundaryUncertaintyStopper(X, TWO, n_neighbors=20, n_draws=1, rule=Ranked(), metric="f1")
+    stopper.check(nn.Linear(4, 2))
+    assert stopper.score_name == "ranked"
+    assert {"expected_auroc", "expected_f1", "ranked"} <= set(stopper.history[0])
+
+
+def test_models_are_ranked_by_it():
+    torch.manual_seed(0)
+    models = {str(bias): nn.Linear(4, 2) for bias in range(3)}
+    ranking = rank_models(models, X, TWO, metric="log_loss")
+    losses = [one.signals["expected_log_loss"] for one in ranking.candidates]
+    assert losses == sorted(losses)
+
+
+def test_a_run_that_resumes_by_another_metric_starts_anew():
+    first = BoundaryUncertaintyStopper(X, TWO, n_neighbors=20, n_draws=1, metric=[[0, 1], [2, 0]])
+    first.check(nn.Linear(4, 2))
+    second = BoundaryUncertaintyStopper(X, TWO, n_neighbors=20, n_draws=1, metric=[[0, 1], [3, 0]])
+    with pytest.warns(UserWarning, match="The run resumes with"):
+        second.load_state_dict(first.state_dict())
