@@ -26,8 +26,8 @@ from bu_torch.internal.inputs import check_flag
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.history import describe_none_kept
+from bu_torch.run.results import KeptResults
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
-from bu_torch.run.tracker import KeptResults
 from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.batches import InputKey
 
@@ -157,17 +157,18 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
 
     @classmethod
     def as_published(cls, **overrides: Any) -> Self:
-        """Callback that selects as Ha et al. (2021) do: the largest boundary uncertainty of the weights as they are.
+        """Callback that selects as Ha et al. (2021) do: the largest U by Proposal 2 of the weights as they are.
 
-        It makes one draw of all training samples, and reads classes i and j of Eq. 27 at the samples themselves, so a
-        check passes all of them twice. The paper searches one whole training, so nothing ends it early. This keeps
-        worse epochs than the default (`docs/limits.md`). `overrides` take the place of these arguments.
+        It never stops a training: the paper searches all epochs of one. `as_published(patience=20)` stops it. A check
+        makes one draw of all training samples, and reads classes i and j of Eq. 27 at the samples themselves, so it
+        passes all of them twice. `docs/papers.md` compares the epochs that it keeps with those of the default.
+        `overrides` take the place of these arguments.
 
-        Departures: a sample moves by the distance to its nearest in a random direction (`perturb`); the paper's words,
-        "uniform across the features", can be read in other ways. The kernel width is Silverman's rule; Eq. 32 as
-        printed has M^(-1/5) within the minimum. A wrong pair is that of Eq. 18; Eq. 36 as printed knows none. A pair of
-        classes is separable (Eq. 39) below 1e-6 effective samples near its boundary, not at 0. Samples count as often
-        as a sampler draws them, times the weights of their classes in the loss.
+        Departures: a sample moves by the distance to its nearest in a random direction; the paper's words, "uniform
+        across the features", can be read as `perturbation="uniform"` too (`perturb`). The kernel width is Silverman's
+        rule; Eq. 32 as printed has M^(-1/5) within the minimum. A wrong pair is that of Eq. 18; Eq. 36 as printed knows
+        none. A pair of classes is separable (Eq. 39) below 1e-6 effective samples near its boundary, not at 0. Samples
+        count as often as a sampler draws them, times the weights of their classes in the loss.
         """
         published: dict[str, Any] = {"rule": "parzen_uncertainty", "averaging": None, "n_draws": 1, "budget": None}
         published |= {"max_bytes": None, "feature_extractor": "inputs", "perturbation": "random"}

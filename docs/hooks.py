@@ -47,7 +47,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Put scripts and docstrings in the place of the links to them, and lead links to figures to where they are."""
     up = "../" * page.file.src_uri.count("/")
     markdown = re.sub(r"^\[(examples/recipes/[\w.]+)\]\(.*\)$", _script, markdown, flags=re.MULTILINE)
-    markdown = re.sub(r"^- \[`(bu_torch[\w.]+)`\]\(.*\)$", _docstring, markdown, flags=re.MULTILINE)
+    markdown = re.sub(r"^- \[`(bu_torch[\w.]+)`\]\((.*)\)$", _docstring, markdown, flags=re.MULTILINE)
     return re.sub(r"\]\((?:\.\./)+benchmarks/results/(\w[\w-]*\.png)\)", rf"]({up}results/\1)", markdown)
 
 
@@ -57,6 +57,9 @@ def _script(found: re.Match[str]) -> str:
 
 
 def _docstring(found: re.Match[str]) -> str:
-    name = found[1].rpartition(".")[2]
-    options = {"members": []} if name in WITHOUT_MEMBERS else {"inherited_members": name == "BoundaryUncertainty"}
-    return f"\n::: {found[1]}\n    options: {json.dumps(options)}\n"
+    whole, name = found[1], found[1].rpartition(".")[2]
+    if whole.startswith("bu_torch.functional.") and "/papers/" in found[2]:  # found there when it is asked for
+        whole = f"bu_torch.papers.{Path(found[2]).stem}.{name}"
+    inherited = name in ("BoundaryUncertainty", "ParzenUncertainty")
+    options = {"members": []} if name in WITHOUT_MEMBERS else {"inherited_members": inherited}
+    return f"\n::: {whole}\n    options: {json.dumps(options)}\n"

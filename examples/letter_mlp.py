@@ -42,11 +42,12 @@ Split = tuple[Tensor, Tensor]
 
 
 class LetterMLP(L.LightningModule):
-    """16 features to 26 letters."""
+    """16 features to 26 letters, or other numbers of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, n_features: int = 16, n_classes: int = 26) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(16, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 26))
+        first, last = nn.Linear(n_features, 128), nn.Linear(64, n_classes)
+        self.net = nn.Sequential(first, nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), last)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
@@ -81,14 +82,16 @@ def error(module: nn.Module, split: Split) -> float:
     return float((module(x).argmax(dim=1) != y).float().mean())
 
 
-def load(n_samples: int, seed: int = 0) -> tuple[Split, Split]:
-    """Training and test half, standardised on the training half."""
-    table = pd.read_csv(FOLDER.parent / "benchmarks" / "data" / "letter.csv.gz", nrows=n_samples)
+def load(n_samples: int, seed: int = 0, name: str = "letter") -> tuple[Split, Split]:
+    """Training and test half of a table, standardised on the training half."""
+    table = pd.read_csv(FOLDER.parent / "benchmarks" / "data" / f"{name}.csv.gz")
+    table = table[:n_samples] if name == "letter" else table.sample(min(n_samples, len(table)), random_state=0)
     labels = table.pop("label").to_numpy()
     x_train, x_test, y_train, y_test = train_test_split(
         table.to_numpy(np.float32), labels, test_size=0.5, stratify=labels, random_state=seed
     )
     mean, scale = x_train.mean(axis=0), x_train.std(axis=0)
+    scale[scale == 0] = 1
     return (
         (torch.from_numpy((x_train - mean) / scale), torch.from_numpy(y_train)),
         (torch.from_numpy((x_test - mean) / scale), torch.from_numpy(y_test)),

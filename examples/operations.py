@@ -104,9 +104,8 @@ def operations(fitted: Any, model: Callable) -> Counter[str]:
     """What one score costs."""
     count = Count()
     search = mock.patch.object(bisection, "nearest", count.outside(bisection.nearest, count.searched))
-    sort = mock.patch.object(
-        bandwidth, "sort_rows", count.outside(bandwidth.sort_rows, count.sorted)
-    )  # by NumPy, on a CPU
+    # On a CPU rows are sorted by NumPy.
+    sort = mock.patch.object(bandwidth, "sort_rows", count.outside(bandwidth.sort_rows, count.sorted))
     with search, sort, count:
         fitted.score(count.outside(model, count.classified))
     return count.of

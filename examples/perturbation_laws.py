@@ -5,7 +5,8 @@ halves, network, batches, perturbation and noise. U is read at samples moved by 
 `perturb`: by the distance to the nearest sample, in a random direction), `uniform` (the text: each feature by that
 distance times a number uniform in [-1, 1]), `half` (half of `sphere`) and `none` (the samples themselves). Each law has
 two readings: the two likeliest classes of a sample (Eq. 27) at the moved sample, or, as the paper writes it, at the
-sample itself (`at x`). `hold-out` is a second network, trained on 75 % of the training half, which keeps the epoch of
+sample itself (`at x`). `probabilities` is U from label probabilities, the estimate of this package, where `sphere` has
+moved the samples. `hold-out` is a second network, trained on 75 % of the training half, which keeps the epoch of
 the least error on the other 25 %. With noise, so many of the training labels are drawn anew from all classes, those of
 the hold-out set too; the test half keeps its own.
 
@@ -16,10 +17,13 @@ network are the likely Bayes pair: elsewhere u is 0. `contradicted` is that shar
 in their likely Bayes pair; a network that learns such a label by heart has another pair. `as printed` is U of `sphere`
 without this test, as Eq. 36 stands in print.
 
+`--data` takes other tables than the letters, and batches of 32; `--draws` averages U over several moves of each sample.
+
     python examples/perturbation_laws.py
 """
 
 import argparse
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +35,7 @@ from sensitivity import cubes
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
-from bu_torch import ParzenUncertainty
+from bu_torch import BoundaryUncertainty, ParzenUncertainty
 from bu_torch.functional.boundary import top_pairs
 from bu_torch.functional.groups import sum_by_group
 from bu_torch.papers.parzen import index_pairs, pair_terms
@@ -42,6 +46,7 @@ from matplotlib import pyplot as plt
 FOLDER = Path(__file__).parent
 LAWS = {"sphere": "tab:blue", "uniform": "tab:orange", "half": "tab:purple", "none": "black"}
 READINGS = [*LAWS, *(f"{law}, at x" for law in LAWS if law != "none")]  # unmoved, both are the same
+CHOOSING = [*READINGS, "probabilities"]
 PATIENCE = 20  # epochs
 AROUND = 11  # epochs of a mean
 
@@ -49,21 +54,30 @@ AROUND = 11  # epochs of a mean
 class Watched:
     """Training samples moved by each law, and what U needs of them."""
 
-    def __init__(self, training: Split, seed: int) -> None:
+    def __init__(self, training: Split, seed: int, n_draws: int = 1) -> None:
         features, self.labels = training
-        fitted = ParzenUncertainty(seed=seed).fit(*training)
-        sphere = fitted.perturbed_inputs[0]
-        half = (features + sphere) / 2
-        self.places = torch.cat((sphere, cubes(fitted, features)[0], half, features))
+        self.n_draws = n_draws
+        fitted = ParzenUncertainty(n_draws=n_draws, seed=seed).fit(*training)
+        sphere = fitted.perturbed_inputs
+        of_laws = (sphere, cubes(fitted, features), (features + sphere) / 2, features.expand_as(sphere))
+        self.places = torch.cat(of_laws).flatten(0, 1)
         self.neighbors, self.bayes_pairs = fitted.neighbors, fitted.bayes_pairs
+        self.of_probabilities = BoundaryUncertainty(n_draws=n_draws, seed=seed, feature_extractor="inputs")
+        self.of_probabilities.fit(*training)
         self.is_contradicted = (self.labels.unsqueeze(1) != self.bayes_pairs).all(dim=1)
 
     @torch.no_grad()
     def measure(self, module: nn.Module) -> dict[str, float]:
-        """U, shares of agreeing pairs and U as printed, by law."""
+        """U, shares of agreeing pairs and U as printed, by law: means over the draws."""
+        of_laws = module(self.places).view(len(LAWS), self.n_draws, len(self.labels), -1)
+        draws = [self.measure_draw(of_laws[:, draw]) for draw in range(self.n_draws)]
+        values = {name: sum(draw[name] for draw in draws) / self.n_draws for name in draws[0]}
+        return values | {"U, probabilities": float(self.of_probabilities.score_logits(of_laws[0].flatten(0, 1)))}
+
+    def measure_draw(self, of_laws: Tensor) -> dict[str, float]:
+        """The same of one draw, from logits (laws, N, J)."""
         values = {}
         pairs, index = index_pairs(self.bayes_pairs)
-        of_laws = module(self.places).chunk(len(LAWS))
         top_at_x = top_pairs(of_laws[-1])
         for law, logits in zip(LAWS, of_laws, strict=True):
             top = top_pairs(logits)
@@ -89,15 +103,15 @@ def redraw(labels: Tensor, share: float, seed: int) -> Tensor:
     return torch.where(is_redrawn, torch.randint(int(labels.max()) + 1, labels.shape, generator=generator), labels)
 
 
-def run(seed: int, noise: float, n_samples: int, n_epochs: int) -> pd.DataFrame:
+def run(name: str, seed: int, noise: float, n_samples: int, n_epochs: int, n_draws: int) -> pd.DataFrame:
     """One training and one with a hold-out set, one row for each epoch."""
-    (features, labels), test = load(n_samples, seed)
+    (features, labels), test = load(n_samples, seed, name)
     labels = redraw(labels, noise, seed)
-    watched = Watched((features, labels), seed)
+    watched = Watched((features, labels), seed, n_draws)
     rows = []
     for module in epochs((features, labels), seed, n_epochs):
         errors = {"training error": error(module, (features, labels)), "test error": error(module, test)}
-        rows.append({"noise": noise, "seed": seed, "epoch": len(rows)} | errors | watched.measure(module))
+        rows.append({"data": name, "noise": noise, "seed": seed, "epoch": len(rows)} | errors | watched.measure(module))
     fitted, held_out = train_test_split(range(len(labels)), test_size=0.25, stratify=labels, random_state=seed)
     others = epochs((features[fitted], labels[fitted]), seed, n_epochs)
     for row, module in zip(rows, others, strict=True):
@@ -110,10 +124,11 @@ def epochs(split: Split, seed: int, n_epochs: int) -> Iterator[nn.Module]:
     """A network after each epoch of its training."""
     features, labels = split
     torch.manual_seed(seed)
-    module = LetterMLP()
+    module = LetterMLP(features.shape[1], int(labels.max()) + 1)
+    batch_size = 128 if module.net[-1].out_features == 26 else 32
     optimizer = module.configure_optimizers()
     for _ in range(n_epochs):
-        for batch in torch.randperm(len(labels)).split(128):
+        for batch in torch.randperm(len(labels)).split(batch_size):
             optimizer.zero_grad()
             nn.functional.cross_entropy(module(features[batch]), labels[batch]).backward()
             optimizer.step()
@@ -123,11 +138,11 @@ def epochs(split: Split, seed: int, n_epochs: int) -> Iterator[nn.Module]:
 def choices(rows: pd.DataFrame) -> pd.DataFrame:
     """What each law, each reading and hold-out keep of each training, one row for each."""
     kept = []
-    for (noise, seed), one in rows.groupby(["noise", "seed"]):
-        for law in (*READINGS, "hold-out"):
+    for (data, noise, seed), one in rows.groupby(["data", "noise", "seed"], sort=False):
+        for law in (*CHOOSING, "hold-out"):
             name, of = ("test error, hold-out", -one[law]) if law == "hold-out" else ("test error", one[f"U, {law}"])
             errors, u = one[name].to_numpy(), of.to_numpy()
-            common = {"noise": noise, "seed": seed, "last": errors[-1], "best": errors.min()}
+            common = {"data": data, "noise": noise, "seed": seed, "last": errors[-1], "best": errors.min()}
             largest, early = int(u.argmax()), keep_by_patience(u.tolist(), PATIENCE)
             at = {"epoch": largest, "error": errors[largest], "early": early, "early error": errors[early]}
             both = pd.concat((of, -one[name]), axis=1)
@@ -160,17 +175,17 @@ def draw(rows: pd.DataFrame, path: Path) -> None:
 def report(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
     """Tables of means over the seeds and the figure; what each law keeps of each training."""
     kept = choices(rows)
-    of_laws = kept.drop(columns="seed").groupby(["noise", "law"], sort=False)
+    of_laws = kept.drop(columns=["seed", "data"]).groupby(["noise", "law"], sort=False)
     print(f"\nmeans over the seeds {rows['seed'].unique().tolist()}, then their standard errors")
     print(of_laws.mean().round(4).to_string())
     print(of_laws.sem().round(4).to_string())
     print("\nseeds in which a law's error is below hold-out's, without patience and with it")
     for name in ("error", "early error"):
-        errors = kept.pivot_table(name, ["noise", "seed"], "law", sort=False)
+        errors = kept.pivot_table(name, ["data", "noise", "seed"], "law", sort=False)
         print(errors.lt(errors.pop("hold-out"), axis=0).groupby("noise").sum().T.to_string())
     last = rows["epoch"].max()
     print(f"\nmeans at some epochs; {last} is the last one")
-    at = rows[rows["epoch"].isin([20, 60, last])].drop(columns="seed").groupby(["noise", "epoch"])
+    at = rows[rows["epoch"].isin([20, 60, last])].drop(columns=["seed", "data"]).groupby(["noise", "epoch"])
     print(at.mean().T.round(3).to_string())
     draw(rows, path)
     return kept
@@ -178,6 +193,8 @@ def report(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
 
 def main(arguments: list[str] | None = None) -> pd.DataFrame:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", nargs="+", default=["letter"], help="tables of benchmarks/data")
+    parser.add_argument("--draws", type=int, default=1, help="moves of each sample")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--noise", type=float, nargs="+", default=[0.0, 0.2])
     parser.add_argument("--max-epochs", type=int, default=150)
@@ -191,12 +208,11 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
 
     parts = []
     options.rows.parent.mkdir(parents=True, exist_ok=True)
-    for seed in options.seeds:
-        for noise in options.noise:
-            parts.append(run(seed, noise, options.samples, options.max_epochs))
-            rows = pd.concat(parts, ignore_index=True)
-            rows.to_csv(options.rows, index=False)
-            print(choices(parts[-1]).round(4).to_string(index=False), flush=True)
+    for name, seed, noise in itertools.product(options.data, options.seeds, options.noise):
+        parts.append(run(name, seed, noise, options.samples, options.max_epochs, options.draws))
+        rows = pd.concat(parts, ignore_index=True)
+        rows.to_csv(options.rows, index=False)
+        print(choices(parts[-1]).round(4).to_string(index=False), flush=True)
     return report(rows, options.plot)
 
 

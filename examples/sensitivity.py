@@ -23,7 +23,7 @@ from sklearn.svm import SVC
 from svms import choose_c
 from torch import Tensor
 
-from bu_torch import ParzenUncertainty, PrototypeClassifier, functional
+from bu_torch import ParzenUncertainty, PrototypeClassifier, functional, perturb
 from bu_torch.evaluation import cross_validation_error
 
 matplotlib.use("Agg")
@@ -57,12 +57,9 @@ def read(name: str, n_samples: int, seed: int) -> tuple[Tensor, Tensor]:
 
 def cubes(fitted: ParzenUncertainty, features: Tensor) -> Tensor:
     """As many draws as `fitted` has, each feature moved on its own by up to the distance to the nearest sample."""
-    draws = fitted.perturbed_inputs
-    standardized = fitted.standardize(features)
-    distance = (fitted.standardize(draws.flatten(0, 1)).view_as(draws) - standardized).norm(dim=2, keepdim=True)
-    side = 2 * torch.rand(draws.shape, generator=torch.Generator().manual_seed(0)) - 1
-    moved = standardized + distance * side * (features.amax(dim=0) != features.amin(dim=0))
-    return (moved * fitted.scale_ + fitted.mean_).to(features.dtype)
+    points, generator = fitted.standardize(features), torch.Generator().manual_seed(0)
+    moved = [perturb(points, fitted.nearest_distance, generator, law="uniform") for _ in range(fitted.n_draws)]
+    return (torch.stack(moved) * fitted.scale_ + fitted.mean_).to(features.dtype)
 
 
 def sweep(

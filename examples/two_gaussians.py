@@ -1,9 +1,9 @@
 """Boundary uncertainty U and expected accuracy EA where the Bayes boundary is known.
 
 First, two overlapping Gaussians are cut at one place after another. N(0, I) and N((2, 0), I) with equal shares meet at
-x_0 = 1. There U is largest: its share of the most that any boundary reaches is about 1, and falls on both sides. EA stops
-changing there, which is where EA is largest. `Parzen U` is U as Proposal 2 estimates it, largest there too. It stays
-below 1: with M = 40 members in a cluster the smaller of two small counts is biased down.
+x_0 = 1. There U is largest: its share of the most that any boundary reaches is about 1, and falls on both sides. EA
+stops changing there, which is where EA is largest. `Parzen U` is U as Proposal 2 estimates it, largest there too. It
+stays below 1: with M = 40 members in a cluster the smaller of two small counts is biased down.
 
 Then, three stripes: class 1 lies between two halves of class 0, and the Bayes boundary has two parts, at x_0 = -1 and
 1. A classifier with only one of the parts has about the same Parzen U, since that part is in the right place. The

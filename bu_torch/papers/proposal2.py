@@ -41,7 +41,8 @@ class ParzenUncertainty(PerturbedSamples):
         bandwidth: Width of the kernel that counts samples near the boundary, `"silverman"` as in the paper or `"cvml"`
             (`bu_torch.functional.cvml_bandwidth`), which costs many times more.
         **options: `feature_extractor`, `n_components`, `perturbation`, `class_weight` and `module`, as in
-            `BoundaryUncertainty`; no metric is learnt unless it is asked for.
+            `BoundaryUncertainty`; no metric is learnt unless it is asked for. `perturbation="uniform"` moves each
+            feature on its own, by the distance to the nearest neighbour times a number in [-1, 1] (`perturb`).
 
     Attributes:
         perturbed_inputs: Points at which a classifier is read, (n_draws, N, ...), in the units of the inputs. With

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor
@@ -16,24 +16,31 @@ from bu_torch.space.tokens import check_tokens
 NEAREST, LOW, HIGH = 5, 0.3, 0.7  # neighbours to choose from, and range of the fraction of the way to the chosen one
 
 
-def perturb(features: Any, nearest_distance: Any, generator: torch.Generator | None = None) -> Tensor:
+Law = Literal["sphere", "uniform"]
+
+
+def perturb(
+    features: Any, nearest_distance: Any, generator: torch.Generator | None = None, *, law: Law = "sphere"
+) -> Tensor:
     """Move each sample by the distance to its nearest neighbour, in a random direction.
 
-    Ha et al. (2021), Algorithm 1: x + d(x) r. In the paper's text each component of r is uniform, so the length of a
-    move grows with the number of features. Here r is uniform on the unit sphere of the features that vary: the sample
-    moves by exactly d(x), and a constant feature does not change. `examples/sensitivity.py` compares both.
+    Ha et al. (2021), Algorithm 1: x + d(x) r. A constant feature does not change. `examples/sensitivity.py` and
+    `examples/perturbation_laws.py` compare the laws of r.
 
     Args:
         features: Samples, shape (N, d), tensor or array of numbers, finite, any device.
         nearest_distance: d(x) of each sample (`NeighborGraph.nearest_distance`), shape (N,), >= 0.
         generator: Source of the directions, the same for all dtypes and devices; None for a CPU generator of seed 0.
+        law: With `"sphere"`, r is uniform on the unit sphere of the features that vary: the sample moves by exactly
+            d(x). With `"uniform"`, each component of r is uniform in [-1, 1], one reading of the paper's "uniform
+            across the features": the length of a move grows with the number of features.
 
     Returns:
         The perturbed samples (N, d), float64 for float64 features and integers beyond 2^24, float32 for all others.
 
     Raises:
         TypeError, ValueError: If an argument does not hold real numbers, shapes do not fit, a distance is negative or
-            not finite, or a perturbed sample would leave the range of its dtype.
+            not finite, `law` has no such name, or a perturbed sample would leave the range of its dtype.
 
     Example:
         >>> features = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]])
@@ -49,12 +56,17 @@ def perturb(features: Any, nearest_distance: Any, generator: torch.Generator | N
         raise ValueError(f"`nearest_distance` must have shape ({features.shape[0]},), got {tuple(distance.shape)}.")
     if not bool(((distance >= 0) & distance.isfinite()).all()):
         raise ValueError(f"`nearest_distance` must be finite and >= 0, got a minimum of {float(distance.min())}.")
+    check_choice("law", law, get_args(Law))
     generator = generator or torch.Generator().manual_seed(0)
-    direction = torch.randn(features.shape, generator=generator, dtype=torch.float32, device=generator.device)
+    draw = torch.randn if law == "sphere" else torch.rand
+    direction = draw(features.shape, generator=generator, dtype=torch.float32, device=generator.device)
     direction = direction.to(features.device, features.dtype)
+    if law == "uniform":
+        direction = 2 * direction - 1
     direction *= features.amax(dim=0) != features.amin(dim=0)
-    length = direction.norm(dim=1, keepdim=True)
-    direction /= torch.where(length > 0, length, torch.ones_like(length))
+    if law == "sphere":
+        length = direction.norm(dim=1, keepdim=True)
+        direction /= torch.where(length > 0, length, torch.ones_like(length))
     return check_perturbed(features + distance.unsqueeze(1) * direction, features)
 
 
@@ -192,11 +204,9 @@ class MixedMove:
         return torch.cat((numbers, exchange_run(own, theirs, part, begin).flatten(1)), dim=1)
 
 
-PERTURBATIONS = ("random", "neighbors", "tokens")
-Perturbation = (
-    Literal["random", "neighbors", "tokens"] | Callable[[Tensor, Tensor, torch.Generator], Tensor] | MixedMove
-)
-PerturbationKind = Literal["random", "neighbors", "tokens", "mixed", "custom"]
+PerturbationName = Literal["random", "neighbors", "tokens", "uniform"]  # the last for the papers alone
+Perturbation = PerturbationName | Callable[[Tensor, Tensor, torch.Generator], Tensor] | MixedMove
+PerturbationKind = PerturbationName | Literal["mixed", "custom"]
 _BATCH, _BATCH_ELEMENTS = 64, 2**24  # a batch has a multiple of 64 rows and about 2**24 values
 
 
@@ -204,11 +214,11 @@ def check_perturbation(perturbation: Any) -> Perturbation | None:
     """Return `perturbation`, or raise unless it is a name, a callable, a `MixedMove` or None."""
     if not (perturbation is None or callable(perturbation) or isinstance(perturbation, str | MixedMove)):
         raise TypeError(
-            "`perturbation` must be 'random', 'neighbors', 'tokens', a callable (inputs, nearest_distance,"
+            "`perturbation` must be 'random', 'neighbors', 'tokens', 'uniform', a callable (inputs, nearest_distance,"
             f" generator) -> perturbed inputs, or None, got {type(perturbation).__name__}."
         )
     if isinstance(perturbation, str):
-        check_choice("perturbation", perturbation, PERTURBATIONS)
+        check_choice("perturbation", perturbation, get_args(PerturbationName))
     return perturbation
 
 
@@ -329,13 +339,14 @@ def draw_perturbed(
             draws.append(unmoved | {"own": own, "target": own})
         choices = {name: torch.cat([draw[name] for draw in draws]) for name in draws[0]}
         return PerturbedInputs(inputs, choices, perturbation if isinstance(perturbation, MixedMove) else None)
-    if kind == "random":
+    if kind in ("random", "uniform"):
+        law: Law = "sphere" if kind == "random" else "uniform"
         flat = as_floats(inputs.flatten(1))
         points = standardize(flat, *standardization)
         distance = nearest_distance if is_in_input_space else distance_among(points, neighbors)
         scale = standardization[1].to(flat.dtype)
         # The step is added to the raw input, so a constant feature does not change by a bit.
-        steps = ((perturb(points, distance, generator) - points) * scale for _ in range(n_draws))
+        steps = ((perturb(points, distance, generator, law=law) - points) * scale for _ in range(n_draws))
         held = [check_perturbed(flat + step, flat).reshape(inputs.shape) for step in steps]
     else:
         assert callable(perturbation)  # noqa: S101

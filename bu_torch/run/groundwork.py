@@ -3,30 +3,27 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
 from bu_torch.estimators.boundary import MOST_ENTRIES
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.internal.inputs import as_labels
-from bu_torch.internal.logits import as_taken, packed_model
-from bu_torch.internal.packing import Packing
+from bu_torch.internal.logits import packed_model
 from bu_torch.internal.printing import Forecast, cleaned, shown_on
-from bu_torch.perturbation.draws import MixedMove, kind_of
+from bu_torch.perturbation.draws import kind_of
+from bu_torch.run.adapters import settings_for
 from bu_torch.run.budget import Plan, describe_ignored, plan
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.samples.balance import class_shares, rare_class, stratified_rows
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.measuring import Signals
 from bu_torch.signals.preparation import n_comparisons
-from bu_torch.space.features import MixedFeatures
 
 _BAR_DELAY = 3  # seconds of preparation before a progress bar is shown
 _MOST_CLASSES_A_SAMPLE = 1 / 3
@@ -100,7 +97,7 @@ class Groundwork:
                 " boundary: this is for classifiers."
             )
         make_signals = partial(
-            _settings_for(self.settings, samples.packing).make_signals,
+            settings_for(self.settings, samples.packing).make_signals,
             n_draws,
             class_weight=self.loss_weights,
             known_space=self._space,
@@ -264,61 +261,6 @@ class Groundwork:
         self.loss_weights, plan = state["loss_weights"], state["plan"]
         if state["asked"] == self._asked and plan is not None and plan.n_samples >= self.settings.n_neighbors:
             self.plan, self.fingerprint = plan, state["samples"]
-
-
-def _settings_for(settings: MeasurementSettings, packing: Packing | None) -> MeasurementSettings:
-    """Settings adapted to packed samples: the user's callables get the tensors as training has them.
-
-    By default, rows of indices (token ids and their masks) are exchanged as tokens, images are moved as images and
-    tables as tables. Numbers beside indices are moved, and the indices exchanged (`MixedMove`).
-    """
-    if packing is None:
-        return settings
-    perturbation, extractor = settings.perturbation, settings.feature_extractor
-    if callable(perturbation):
-        perturbation = _Perturbation(perturbation, packing)
-    elif packing.has_indices and perturbation in ("random", "neighbors"):
-        names = [name for name, dtype in zip(packing.names, packing.dtypes, strict=True) if dtype is not None]
-        raise ValueError(
-            f"`perturbation={perturbation!r}` moves numbers along a line, but {', '.join(names)} hold integers: pass"
-            " None, or a callable (inputs, nearest_distance, generator) that takes these tensors as the network does."
-        )
-    elif perturbation is None and packing.form == "rows":
-        perturbation = "tokens"
-    elif perturbation is None and packing.has_indices:
-        perturbation = MixedMove(packing.n_numbers, packing.n_rows_of_indices)
-    elif perturbation is None and not packing.is_table:
-        perturbation = "neighbors"
-    if callable(extractor):
-        extractor = _Extractor(extractor, packing)
-    elif extractor is None and packing.form == "columns" and not packing.is_table:
-        extractor = MixedFeatures(packing)
-    return replace(settings, perturbation=perturbation, feature_extractor=extractor)
-
-
-class _Perturbation:
-    """Perturbation of the user that takes and returns several tensors."""
-
-    def __init__(self, perturbation: Callable[..., Any], packing: Packing) -> None:
-        self._perturbation, self._packing = perturbation, packing
-
-    def __call__(self, inputs: Tensor, *args: Any) -> Tensor:
-        perturbed = self._perturbation(self._packing.unpack(inputs), *args)
-        shapes = [getattr(tensor, "shape", None) for tensor in pytree.tree_leaves(perturbed)]
-        expected = [torch.Size((len(inputs), *shape)) for shape in self._packing.shapes]
-        if shapes != expected:
-            raise ValueError(f"`perturbation` must give tensors of the shapes of the inputs, {expected}, got {shapes}.")
-        return self._packing.pack(perturbed)
-
-
-class _Extractor:
-    def __init__(self, extractor: Callable[..., Any], packing: Packing) -> None:
-        self._extractor, self._packing = extractor, packing
-        self.__self__ = extractor if isinstance(extractor, nn.Module) else getattr(extractor, "__self__", None)
-
-    def __call__(self, inputs: Tensor) -> Any:
-        tree = self._packing.unpack(inputs)
-        return self._extractor(pytree.tree_map(lambda tensor: as_taken(self.__self__, tensor), tree))
 
 
 def fit_or_load(

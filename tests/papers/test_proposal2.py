@@ -8,7 +8,7 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from bu_torch import NeighborGraph, ParzenUncertainty, PrototypeClassifier, Signals, functional
+from bu_torch import NeighborGraph, ParzenUncertainty, PrototypeClassifier, Signals, functional, perturb
 from bu_torch.papers.proposal2 import mean_of_draws
 
 
@@ -132,6 +132,15 @@ def test_units_of_the_features_do_not_matter():
     value = ParzenUncertainty().fit(features, labels).score(linear)
     other = ParzenUncertainty().fit(features * factor + offset, labels).score(lambda x: linear((x - offset) / factor))
     assert float(other) == pytest.approx(float(value), abs=1e-6)
+
+
+def test_samples_move_by_the_law_of_the_text_where_it_is_asked_for():
+    features, labels = gaussians(dtype=torch.float64)
+    fitted = ParzenUncertainty(n_draws=2, seed=3, perturbation="uniform").fit(10 * features, labels)
+    points, draws = fitted.standardize(10 * features), torch.Generator().manual_seed(3)
+    for inputs in fitted.perturbed_inputs:
+        expected = perturb(points, fitted.nearest_distance, draws, law="uniform")
+        torch.testing.assert_close(fitted.standardize(inputs), expected)
 
 
 def test_images_keep_their_shape():

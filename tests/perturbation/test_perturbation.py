@@ -27,6 +27,20 @@ def test_directions_are_uniform_on_the_sphere(generator):
         assert float((empirical - uniform).abs().max()) / 2 < 1.63 / 20_000**0.5  # Kolmogorov-Smirnov at 1 %
 
 
+def test_each_feature_moves_uniformly_up_to_the_distance_by_the_law_of_the_text(generator):
+    features = torch.randn(20_000, 3, dtype=torch.float64, generator=generator)
+    features[:, 2] = 7.0
+    distance = torch.rand(20_000, generator=generator) + 0.1
+    step = (perturb(features, distance, generator, law="uniform") - features) / distance.unsqueeze(1)
+    assert (step[:, 2] == 0).all()
+    for one in step[:, :2].unbind(1):
+        uniform = torch.linspace(-1, 1, 20_000, dtype=torch.float64)
+        assert float((one.sort().values - uniform).abs().max()) / 2 < 1.63 / 20_000**0.5  # Kolmogorov-Smirnov at 1 %
+    assert abs(float(step[:, 0] @ step[:, 1])) / 20_000 < 0.01
+    with pytest.raises(ValueError, match="`law` must be one of 'sphere', 'uniform', got 'cube'"):
+        perturb(features, distance, law="cube")
+
+
 def test_a_constant_feature_stays_and_the_distance_is_kept():
     features = torch.randn(50, 4)
     features[:, 2] = 7.0
