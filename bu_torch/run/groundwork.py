@@ -3,30 +3,28 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
 from bu_torch.estimators.boundary import MOST_ENTRIES
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.internal.inputs import as_labels
-from bu_torch.internal.logits import as_taken, packed_model
+from bu_torch.internal.logits import packed_model
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.printing import Forecast, cleaned, shown_on
-from bu_torch.perturbation.draws import MixedMove, kind_of
+from bu_torch.perturbation.draws import kind_of
 from bu_torch.run.budget import Plan, describe_ignored, plan
+from bu_torch.run.perturbing import settings_for, with_readings
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.samples.balance import ClassWeight, class_shares, rare_class, stratified_rows
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.measuring import Signals
 from bu_torch.signals.preparation import n_comparisons
-from bu_torch.space.features import MixedFeatures
 
 _BAR_DELAY = 3  # seconds of preparation before a progress bar is shown
 _MOST_CLASSES_A_SAMPLE = 1 / 3
@@ -53,6 +51,8 @@ class Groundwork:
         self.is_restored = True  # False if the preparation in a resumed state is damaged or does not fit the samples
         self.found_in: Path | None = None  # file that `prepare` has read
         self.kept_in: Path | None = None  # file that `prepare` has written
+        self.packing: Packing | None = None  # layout of several tensors a sample in one
+        self.takes_readings = False  # perturbed samples are further readings
         self.about: dict[str, Any] = {"data": {}, "classes": None}  # samples and classes in words, for the record
         self.rows = torch.empty(0, dtype=torch.int64)  # places of the samples in the dataset, (N,)
         self._signals: Signals | None = None  # only in the process that has prepared
@@ -91,6 +91,8 @@ class Groundwork:
         if line := describe_ignored(samples.n_ignored):
             warn(line)
         samples, n_draws = self._within_memory(samples, warn)
+        samples = with_readings(samples, n_draws, self.settings, warn)
+        self.packing, self.takes_readings = samples.packing, samples.readings is not None
         n_samples = len(samples.inputs)
         n_present = len(torch.unique(as_labels(samples.labels, n_samples)))
         if n_present > _MOST_CLASSES_A_SAMPLE * n_samples:
@@ -101,7 +103,7 @@ class Groundwork:
                 " boundary: this is for classifiers."
             )
         make_signals = partial(
-            _settings_for(self.settings, samples.packing).make_signals,
+            settings_for(self.settings, samples).make_signals,
             n_draws,
             class_weight=class_weight,
             known_space=self._space if has_resumed else None,
@@ -201,7 +203,7 @@ class Groundwork:
         return self._signals
 
     def lines(self) -> list[str]:
-        """Lines for the log: which cache, which space, and how classes count."""
+        """Lines for the log: how samples are perturbed, which cache, which space, and how classes count."""
         cache = ""
         if self.found_in is not None:
             cache = f"Boundary uncertainty loaded the preparation of an earlier run: {cleaned(str(self.found_in))}."
@@ -211,7 +213,19 @@ class Groundwork:
                 f" {self.about['data']['n_samples']} samples for later runs: {cleaned(str(self.kept_in))}."
             )
         cache = cache and f"{cache} To change it: `cache=None`."
-        return [line for line in (cache, self._space_line(), self._balance_line()) if line]
+        return [line for line in (self._readings_line(), cache, self._space_line(), self._balance_line()) if line]
+
+    def _readings_line(self) -> str:
+        """Log line on further readings; "" if samples are moved."""
+        if not self.takes_readings:
+            return ""
+        times = 1 + self.signals.boundary.n_draws
+        return (
+            "A sample differs each time it is read (random augmentation), so Boundary uncertainty reads each sample"
+            f" {times} times: the first is its place among its neighbours, and further ones are perturbed samples. To"
+            f" change it: `perturbation={'random' if len(self.about['data']['shape']) == 1 else 'neighbors'!r}`, or"
+            " `reference=` takes samples without augmentation."
+        )
 
     def _space_line(self) -> str:
         """Log line on the space that was chosen, and why; "" if there was no choice."""
@@ -264,61 +278,6 @@ class Groundwork:
         self._saved, self._space = state["prepared"], state["space"]
         if state["plan"] is not None and state["asked"] == self._asked:
             self.plan, self.fingerprint = state["plan"], state["samples"]
-
-
-def _settings_for(settings: MeasurementSettings, packing: Packing | None) -> MeasurementSettings:
-    """Settings adapted to packed samples: the user's callables get the tensors as training has them.
-
-    By default, rows of indices (token ids and their masks) are exchanged as tokens, images are moved as images and
-    tables as tables. Numbers beside indices are moved, and the indices exchanged (`MixedMove`).
-    """
-    if packing is None:
-        return settings
-    perturbation, extractor = settings.perturbation, settings.feature_extractor
-    if callable(perturbation):
-        perturbation = _Perturbation(perturbation, packing)
-    elif packing.has_indices and perturbation in ("random", "neighbors"):
-        names = [name for name, dtype in zip(packing.names, packing.dtypes, strict=True) if dtype is not None]
-        raise ValueError(
-            f"`perturbation={perturbation!r}` moves numbers along a line, but {', '.join(names)} hold integers: pass"
-            " None, or a callable (inputs, nearest_distance, generator) that takes these tensors as the network does."
-        )
-    elif perturbation is None and packing.form == "rows":
-        perturbation = "tokens"
-    elif perturbation is None and packing.has_indices:
-        perturbation = MixedMove(packing.n_numbers, packing.n_rows_of_indices)
-    elif perturbation is None and not packing.is_table:
-        perturbation = "neighbors"
-    if callable(extractor):
-        extractor = _Extractor(extractor, packing)
-    elif extractor is None and packing.form == "columns" and not packing.is_table:
-        extractor = MixedFeatures(packing)
-    return replace(settings, perturbation=perturbation, feature_extractor=extractor)
-
-
-class _Perturbation:
-    """Perturbation of the user that takes and returns several tensors."""
-
-    def __init__(self, perturbation: Callable[..., Any], packing: Packing) -> None:
-        self._perturbation, self._packing = perturbation, packing
-
-    def __call__(self, inputs: Tensor, *args: Any) -> Tensor:
-        perturbed = self._perturbation(self._packing.unpack(inputs), *args)
-        shapes = [getattr(tensor, "shape", None) for tensor in pytree.tree_leaves(perturbed)]
-        expected = [torch.Size((len(inputs), *shape)) for shape in self._packing.shapes]
-        if shapes != expected:
-            raise ValueError(f"`perturbation` must give tensors of the shapes of the inputs, {expected}, got {shapes}.")
-        return self._packing.pack(perturbed)
-
-
-class _Extractor:
-    def __init__(self, extractor: Callable[..., Any], packing: Packing) -> None:
-        self._extractor, self._packing = extractor, packing
-        self.__self__ = extractor if isinstance(extractor, nn.Module) else getattr(extractor, "__self__", None)
-
-    def __call__(self, inputs: Tensor) -> Any:
-        tree = self._packing.unpack(inputs)
-        return self._extractor(pytree.tree_map(lambda tensor: as_taken(self.__self__, tensor), tree))
 
 
 def fit_or_load(
