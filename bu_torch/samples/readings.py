@@ -130,7 +130,7 @@ class LoaderRows:
         try:
             both, labels = concatenate([first, concatenate(batches, self.keys, self.transform)], NO_KEYS, None)
         except Exception as error:  # the user's code may raise anything
-            return False, f"fails: {described(error)}"
+            return False, f"fails: {_said(error)}"
         if len(labels) != 2 * n_samples:
             return False, f"gives {len(labels) - n_samples} samples instead of {n_samples}"
         if not are_equal(labels[:n_samples], labels[n_samples:]):
@@ -176,7 +176,7 @@ def read_again(samples: Samples, n_further: int) -> Samples:
         tree, labels = samples.again.read(n_times)
         inputs, packing = packed(tree)
     except Exception as error:  # the user's code may raise anything
-        raise UnreadableError(f"fails: {described(error)}") from error
+        raise UnreadableError(f"fails: {_said(error)}") from error
     if len(labels) != n_samples * n_times:
         raise UnreadableError(f"gives {len(labels)} samples instead of {n_samples * n_times}")
     if not are_equal(labels, samples.labels.repeat(n_times, *[1] * (labels.ndim - 1))):
@@ -186,6 +186,10 @@ def read_again(samples: Samples, n_further: int) -> Samples:
         raise UnreadableError(f"gives inputs of another shape, {shapes}")
     readings = inputs[n_samples:].unflatten(0, (n_further, n_samples))
     return samples._replace(inputs=inputs[:n_samples], readings=readings, packing=packing)
+
+
+def _said(error: Exception) -> str:
+    return str(error).rstrip(".") if isinstance(error, UnreadableError) else described(error)
 
 
 def are_equal(first: Tensor, second: Tensor) -> bool:
