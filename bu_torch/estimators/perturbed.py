@@ -67,8 +67,8 @@ class PerturbedSamples:
         self.perturbation = check_perturbation(perturbation)
         if feature_extractor == "tokens" and not keeps_integers(perturbation):
             raise ValueError(
-                "`feature_extractor='tokens'` needs `perturbation='tokens'` or a callable that keeps token ids integers, or"
-                f" 'reading', got {perturbation!r}."
+                "`feature_extractor='tokens'` needs `perturbation='tokens'` or a callable that keeps token ids"
+                f" integers, or 'reading', got {perturbation!r}."
             )
         self.feature_extractor = feature_extractor
         self.class_weight = check_class_weight(class_weight)

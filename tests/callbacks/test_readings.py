@@ -7,7 +7,12 @@ from scenarios import tokens
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bu_torch import BoundaryUncertainty, BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
+from bu_torch import (
+    BoundaryUncertainty,
+    BoundaryUncertaintyMonitor,
+    BoundaryUncertaintyStopper,
+    BoundaryUncertaintyStopping,
+)
 from bu_torch.report import read_record
 from bu_torch.report.page import render
 
@@ -191,5 +196,5 @@ def test_what_is_no_augmentation_ends_in_a_sentence(tmp_path, then, said):
 
 @pytest.mark.parametrize("make", [BoundaryUncertaintyStopper, lambda *data, **k: BoundaryUncertainty(**k).fit(*data)])
 def test_tensors_cannot_be_read_again(make):
-    with pytest.raises(ValueError, match="`perturbation='reading'` needs a dataset .*: tensors cannot be read again"):
+    with pytest.raises(ValueError, match=r"`perturbation='reading'` needs a dataset .*: tensors cannot be read again"):
         make(X, Y, perturbation="reading")

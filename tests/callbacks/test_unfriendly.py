@@ -144,7 +144,7 @@ REFUSED = {
         {"perturbation": "reading"},
     ),
     "readings of other samples": (
-        differing(lambda i, n: (X[i] + n, (Y[i] + n) % 3)),
+        differing(lambda i, n: (X[i], (Y[i] + (n >= 120)) % 3)),
         f"{READ}: a second reading of the same samples gives other labels",
         None,
         {"perturbation": "reading"},
