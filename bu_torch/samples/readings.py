@@ -179,7 +179,7 @@ def read_again(samples: Samples, n_further: int) -> Samples:
         raise UnreadableError(f"fails: {_said(error)}") from error
     if len(labels) != n_samples * n_times:
         raise UnreadableError(f"gives {len(labels)} samples instead of {n_samples * n_times}")
-    if not are_equal(labels, samples.labels.repeat(n_times, *[1] * (labels.ndim - 1))):
+    if not are_equal(labels, samples.labels.repeat(n_times, *[1] * (samples.labels.ndim - 1))):
         raise UnreadableError("gives other labels")
     if packing is None and inputs.shape[1:] != samples.inputs.shape[1:]:
         shapes = f"{tuple(inputs.shape[1:])} instead of {tuple(samples.inputs.shape[1:])}"
