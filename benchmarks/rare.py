@@ -1,4 +1,4 @@
-"""Rare classes: what class weights of the score and of the loss do to the error, and to the error of each class.
+"""Rare classes: what class weights and the metric do to the error, and to the error of each class.
 
     python benchmarks/rare.py FOLDER
 
@@ -28,17 +28,19 @@ EPOCHS, BATCH, PATIENCE = 100, 32, 20
 
 
 class Way(NamedTuple):
-    """Weights of classes in the loss and in the score, and whether a hold-out set decides."""
+    """Weights of classes in the loss and in the score, whether a hold-out set decides, and the metric that does."""
 
     has_weighted_loss: bool
     has_balanced_score: bool
     holds_out: bool = False
+    metric: str = "accuracy"
 
 
 MOVED = "the default, thresholds moved"
 WAYS = {
     "the default": Way(False, False),
     'class_weight="balanced"': Way(False, True),
+    'metric="balanced_accuracy"': Way(False, False, metric="balanced_accuracy"),
     "weighted loss": Way(True, True),
     "hold-out 25 %": Way(False, False, True),
     "hold-out 25 %, weighted loss": Way(True, True, True),
@@ -46,7 +48,7 @@ WAYS = {
 
 
 def train(samples: Split, test: Split, n_classes: int, seed: int, way: Way) -> Tensor:
-    """Test logits of what is kept."""
+    """Test logits of what is kept, moved so that the threshold of a metric of two classes lies at 0.5."""
     inputs, labels = samples
     held: Split | None = None
     if way.holds_out:
@@ -58,8 +60,7 @@ def train(samples: Split, test: Split, n_classes: int, seed: int, way: Way) -> T
     weights = balanced(labels, n_classes)
     loss = nn.CrossEntropyLoss(weight=weights if way.has_weighted_loss else None)
     steps = torch.optim.AdamW(net.parameters(), lr=1e-3)
-    score = "balanced" if way.has_balanced_score else None
-    stopper = None if held else BoundaryUncertaintyStopper(inputs, labels, class_weight=score, patience=PATIENCE)
+    stopper = None if held else stopper_of(inputs, labels, way)
     best: tuple[float, int] = (-1.0, 0)
     kept: dict[str, Tensor] = {}
     for epoch in range(EPOCHS):
@@ -81,7 +82,19 @@ def train(samples: Split, test: Split, n_classes: int, seed: int, way: Way) -> T
     else:
         stopper.restore(net)
     with torch.no_grad():
-        return net(test[0])
+        return moved(net(test[0]), None if stopper is None else stopper.summary.get("threshold"))
+
+
+def stopper_of(inputs: Tensor, labels: Tensor, way: Way) -> BoundaryUncertaintyStopper:
+    class_weight = "balanced" if way.has_balanced_score else None
+    return BoundaryUncertaintyStopper(inputs, labels, class_weight=class_weight, metric=way.metric, patience=PATIENCE)
+
+
+def moved(logits: Tensor, threshold: float | None) -> Tensor:
+    """Logits of two classes whose threshold of class 1's probability is moved to 0.5; others as they are."""
+    if threshold is not None:
+        logits[:, 1] -= torch.tensor(threshold).logit(eps=1e-6)
+    return logits
 
 
 def errors(logits: Tensor, labels: Tensor) -> dict[str, float]:
@@ -112,7 +125,7 @@ def plot(rows: pd.DataFrame, path: Path) -> None:
     means = rows.groupby(["data", "way"])[["test_error", "test_balanced_error"]].mean()
     figure, axes = plt.subplots(1, rows.data.nunique(), figsize=(9, 2.6), layout="constrained")
     for axis, (data, part) in zip(axes, means.groupby(level="data"), strict=True):
-        part = part.droplevel("data").reindex([*list(WAYS)[:2], MOVED, *list(WAYS)[2:]])
+        part = part.droplevel("data").reindex([*list(WAYS)[:3], MOVED, *list(WAYS)[3:]])
         places = range(len(part))
         axis.barh([place - 0.2 for place in places], part.test_error, 0.38, color="tab:gray", label="error")
         axis.barh([place + 0.2 for place in places], part.test_balanced_error, 0.38, color="tab:red", label="balanced")

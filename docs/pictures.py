@@ -1,33 +1,33 @@
-"""Draw the pictures of the documentation: two moons with every tenth label flipped, and `examples/two_gaussians.py`.
+"""Draw the pictures of the documentation, on two moons with every tenth label flipped.
 
 python docs/pictures.py     # writes docs/pictures/*.png, in about half a minute
 """
 
 import argparse
-import runpy
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 import torch
 from sklearn.datasets import make_moons
+from sklearn.neighbors import KNeighborsRegressor
 from sklearn.svm import SVC
 from torch import Tensor, nn
 
 from bu_torch import BoundaryUncertainty, BoundaryUncertaintyStopper
-from bu_torch.functional import local_uncertainty, silverman_bandwidth
+from bu_torch.functional import boundary_uncertainty
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
+from matplotlib.ticker import PercentFormatter
 
 plt.style.use(Path(__file__).with_suffix(".mplstyle"))
 FOLDER = Path(__file__).parent / "pictures"
-EXAMPLE = Path(__file__).parents[1] / "examples" / "two_gaussians.py"
 BLUE, ORANGE, GREY = "#2a6fbb", "#d9731a", "#9a9a9a"
 COLORS = np.array([BLUE, ORANGE])
-GRID = (-1.9, 2.9, -1.5, 2.0)
+GRID = (-1.8, 2.7, -1.4, 1.8)
 
 
 def moons(n_samples: int, flipped: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -71,58 +71,41 @@ def draw_moved(uncertainty: BoundaryUncertainty, inputs: Tensor, labels: Tensor,
     figure.savefig(path)
 
 
-def draw_kernel(uncertainty: BoundaryUncertainty, inputs: Tensor, labels: Tensor, machine: SVC, path: Path) -> None:
-    """What one cluster counts: a kernel around the boundary, then u of the two counts."""
-    chosen = int(((inputs - torch.tensor([0.55, 0.25])) ** 2).sum(dim=1).argmin())
-    members = uncertainty.neighbors[chosen]
-    values = torch.tensor(machine.decision_function(uncertainty.perturbed_inputs[0].double().numpy()))[members]
-    width = float(silverman_bandwidth(values.unsqueeze(0)))
-    weights = torch.exp(-((values / width) ** 2) / 2)
-    counts = [float(weights[labels[members] == k].sum()) for k in (0, 1)]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", width_ratios=(3, 2))
-    reach = 1.1 * float(values.abs().max())
-    axis = np.linspace(-reach, reach, 400)
-    left.plot(axis, np.exp(-((axis / width) ** 2) / 2), color=GREY)
-    for k in (0, 1):
-        at = labels[members] == k
-        left.vlines(values[at], 0, weights[at], color=COLORS[k], linewidth=1)
-        left.scatter(
-            values[at], weights[at], s=22, color=COLORS[k], label=f"class {k}: counts add up to {counts[k]:.1f}"
-        )
-    left.axvline(0, color="black", linewidth=1)
-    left.set(xlabel="F, the difference of two logits (0: on the boundary)", ylabel="how much a member counts")
-    left.legend(loc="upper left")
-    left.set_ylim(0, 1.35)
-    share = np.linspace(0, 1, 201)
-    right.plot(share, 1 - abs(2 * share - 1), color="black")
-    here = counts[0] / sum(counts)
-    u = 1 - abs(2 * here - 1)
-    right.scatter([here], [u], s=60, color=BLUE, zorder=3)
-    right.annotate(f"this cluster:\n{u:.2f}", (here, u), (9, 0), textcoords="offset points", fontsize=9)
-    right.set(xlabel="share of one class in what is counted", ylabel="local uncertainty u", xlim=(0, 1), ylim=(0, 1.05))
-    figure.savefig(path)
-
-
-def draw_boundaries(uncertainty: BoundaryUncertainty, inputs: Tensor, labels: Tensor, path: Path) -> dict[float, float]:
-    """Three support vector machines, from too smooth to learnt by heart."""
+def draw_boundaries(inputs: Tensor, labels: Tensor, path: Path) -> dict[float, float]:
+    """Three support vector machines over the uncertainty of the labels, and that uncertainty from each one outward."""
+    uncertainty = BoundaryUncertainty(n_draws=8).fit(inputs, labels)
+    moved, probabilities = uncertainty.perturbed_inputs.flatten(0, 1), uncertainty.probabilities.flatten(0, 1)
+    first, second = probabilities.topk(2).values.unbind(dim=1)
+    local = (1 - (first - second)).double()
+    most = float(boundary_uncertainty(probabilities, probabilities))
+    x, y = np.meshgrid(np.linspace(*GRID[:2], 240), np.linspace(*GRID[2:], 176))
+    grid = np.column_stack((x.ravel(), y.ravel()))
+    nearby = KNeighborsRegressor(25).fit(moved, local)
+    shade = np.ma.masked_where(nearby.kneighbors(grid)[0][:, 4] > 0.2, nearby.predict(grid)).reshape(x.shape)
     new_inputs, new_labels = moons(4000, flipped=0, seed=1)
-    gammas = (0.03, 2.0, 300.0)
-    figure, axes = plt.subplots(1, len(gammas), figsize=(9, 3), layout="constrained")
-    moved, found = uncertainty.perturbed_inputs[0], {}
-    for ax, gamma in zip(axes, gammas, strict=True):
+    figure, axes = plt.subplots(2, 3, figsize=(9, 4.6), layout="constrained", height_ratios=(4, 3), sharey="row")
+    share = (np.arange(20) + 0.5) / 20
+    curve_of = {f"most uncertain first (U {most:.2f})": local.sort(descending=True).values}
+    found = {}
+    names = {0.03: "too smooth", 2.0: "about right", 300.0: "memorised"}
+    for (gamma, name), ax, below in zip(names.items(), *axes, strict=True):
         machine = SVC(gamma=gamma).fit(inputs, labels)
-        found[gamma] = float(
-            uncertainty.score(lambda x, machine=machine: machine.decision_function(x.double().numpy()))
-        )
-        error = 1 - machine.score(new_inputs, new_labels)
         z = torch.tensor(machine.decision_function(moved.double().numpy()))
-        local, counts = local_uncertainty(
-            torch.stack((torch.zeros_like(z), z), dim=1), labels, uncertainty.neighbors, uncertainty.bayes_pairs
-        )
-        boundary(ax, machine)
-        ax.scatter(*moved.T, s=2 + 2 * counts, c=local, cmap="Greys", vmin=-0.2, vmax=1, edgecolors=GREY, lw=0.3)
-        frame(ax, f"{('too smooth', 'about right', 'learnt by heart')[len(found) - 1]}\nU {found[gamma]:.2f}")
-        ax.set_xlabel(f"test error {error:.3f}")
+        found[gamma] = float(boundary_uncertainty(z, probabilities))
+        ax.pcolormesh(x, y, shade, cmap="Greys", vmin=0, vmax=1, linewidth=0, rasterized=True)
+        ax.scatter(*inputs.T, s=9, c=COLORS[labels], linewidths=0)
+        boundary(ax, machine, fill=False)
+        error = 1 - machine.score(new_inputs, new_labels)
+        frame(ax, f"{name}\nU {found[gamma]:.2f}, test error {error:.3f}")
+        curves = curve_of | {"nearest to this boundary first": local[z.abs().argsort()]}
+        for (title, values), color in zip(curves.items(), (GREY, "black"), strict=True):
+            below.plot(share, [float(part.mean()) for part in values.tensor_split(20)], color=color, label=title)
+        below.fill_between((0, 0.3), (1, 0), color=BLUE, alpha=0.15, linewidth=0, label="how much a sample counts")
+        below.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="share of the samples")
+        below.xaxis.set_major_formatter(PercentFormatter(1))
+    axes[1, 0].set_ylabel("uncertainty of the labels")
+    axes[1, 0].legend(loc="upper right", borderaxespad=0)
+    axes[0, 0].set_ylabel("dark: the labels are uncertain")
     figure.savefig(path)
     return found
 
@@ -153,67 +136,31 @@ def draw_curves(inputs: Tensor, labels: Tensor, path: Path, epochs: int) -> Boun
     scores = [check[stopper.score_name] for check in stopper.history]
     middle.plot(scores, color=BLUE, label="the score that decides")
     middle.set(ylim=(np.quantile(scores, 0.05), max(scores) + 0.002), ylabel="score")  # where the largest is seen
-    for name, color in (("boundary_uncertainty", BLUE), ("expected_accuracy", ORANGE), ("label_agreement", GREY)):
-        lower.plot([check[name] for check in stopper.history], color=color, label=name.replace("_", " "))
+    for name, color in (("expected_accuracy", ORANGE), ("boundary_uncertainty", BLUE), ("trust_score", GREY)):
+        values = np.array([check[name] for check in stopper.history])
+        lower.plot(values / values.max(), color=color, label=name.replace("_", " "))
     for ax in axes:
         if stopped is not None:
             ax.axvline(kept, color="black", linestyle=":", label=f"kept, {kept}" if ax is upper else None)
             ax.axvline(stopped, color=GREY, linestyle=":", label=f"stop, {stopped}" if ax is upper else None)
         ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    lower.set(xlabel="epoch", ylabel="signal")
+    lower.set(xlabel="epoch", ylabel="share of its largest", ylim=(0.85, 1.005))
     figure.savefig(path)
     return stopper
-
-
-def draw_together(path: Path, n_samples: int) -> None:
-    """Left: U and expected accuracy where a boundary moves. Right: where a part of the Bayes boundary is left out."""
-    example = runpy.run_path(str(EXAMPLE))
-    cuts = example["measured_cuts"](n_samples, n_cuts=17, seed=0)
-    found = example["measured_stripes"](n_samples, seed=0)
-    inputs, labels = example["stripes"](n_samples, seed=0)
-    figure, axes = plt.subplots(2, 2, figsize=(9, 5), sharex="col", layout="constrained", width_ratios=(5, 4))
-    (values, slope), places = axes[:, 0], list(cuts)
-    for ax, name, color in ((values, "U", BLUE), (values, "EA", ORANGE), (slope, "slope of EA", ORANGE)):
-        ax.plot(places, [row[name] for row in cuts.values()], color=color, marker="o", markersize=3)
-    for ax in (values, slope):
-        ax.axvline(1, color="black", linestyle=":")
-    slope.axhline(0, color=GREY, linewidth=0.8)
-    values.set(ylim=(0, 1), ylabel="U and EA")
-    values.set_title("one boundary, moved across the overlap")
-    values.text(1.65, 0.84, "expected accuracy EA", color=ORANGE, fontsize=9)
-    values.text(1.7, 0.45, "boundary uncertainty U", color=BLUE, fontsize=9)
-    slope.set(xlabel="place of the boundary, $x_0$", ylabel="change of EA per unit of $x_0$")
-    slope.text(1.08, 0.16, "Bayes boundary", fontsize=9)
-    grid = torch.linspace(-4.2, 4.2, 421)
-    for ax, name in zip(axes[:, 1], ("both parts", "one part"), strict=True):
-        classifier = example["STRIPES"][name]
-        ax.scatter(*inputs[:1500].T, s=4, c=COLORS[labels[:1500]], linewidths=0)  # more would hide each other
-        is_one = classifier(torch.stack((grid, torch.zeros_like(grid)), dim=1)) > 0
-        for k, side in ((0, ~is_one), (1, is_one)):
-            ax.fill_between(grid, -2.6, 2.6, where=side.numpy(), color=COLORS[k], alpha=0.15, linewidth=0, zorder=0)
-        for place in (-1, 1):
-            is_drawn = name == "both parts" or place == 1
-            ax.axvline(place, color="black", linestyle="-" if is_drawn else ":", linewidth=1.6)
-        ax.set(xlim=(-4.2, 4.2), ylim=(-2.6, 2.6), ylabel="$x_1$")
-        ax.set_title(f"a boundary with {name}: U {found[name]['U']:.2f}, EA {found[name]['EA']:.2f}")
-    ax.set_xlabel("$x_0$")
-    figure.savefig(path)
 
 
 def main(arguments: list[str] | None = None) -> dict[float, float]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=FOLDER)
-    parser.add_argument("--smoke", action="store_true", help="fewer epochs and samples")
+    parser.add_argument("--smoke", action="store_true", help="fewer epochs")
     options = parser.parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
     inputs, labels = moons(300, flipped=0.1, seed=0)
     uncertainty = BoundaryUncertainty().fit(inputs, labels)
     machine = SVC(gamma=2.0).fit(inputs, labels)
     draw_moved(uncertainty, inputs, labels, machine, options.folder / "moved.png")
-    draw_kernel(uncertainty, inputs, labels, machine, options.folder / "kernel.png")
-    values = draw_boundaries(uncertainty, inputs, labels, options.folder / "boundaries.png")
+    values = draw_boundaries(inputs, labels, options.folder / "boundaries.png")
     draw_curves(inputs, labels, options.folder / "curves.png", epochs=25 if options.smoke else 120)
-    draw_together(options.folder / "together.png", n_samples=1000 if options.smoke else 4000)
     for path in sorted(options.folder.glob("*.png")):
         print(path)
     plt.close("all")

@@ -52,7 +52,7 @@ def main() -> GridSearchCV:
     ):
         error = 1 - SVC(gamma=gamma).fit(inputs, labels).score(new_inputs, new_labels)
         print(f"{gamma:9.4f}  {value:.3f}  {error:.3f}" + (" <- chosen" if place == found.best_index_ else ""))
-    # What decides by default in the callback.
+    # What counts most in the default score of the callback.
     print(f"expected accuracy chooses {search('expected_accuracy').best_params_['gamma']:.4f}")
     return found
 
