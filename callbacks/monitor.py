@@ -156,7 +156,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
         Defaults are left out, so that a state keeps its key if a later version adds a setting.
         """
         given: dict[str, Any] = {"averaging": self.settings.averaging, "seed": self.settings.seed}
-        default = BoundaryUncertaintyMonitor.__init__.__kwdefaults__ or {}
+        default: dict[str, Any] = BoundaryUncertaintyMonitor.__init__.__kwdefaults__ or {}
         for name in sorted(default.keys() - {*given, *NOT_MEASURED}):
             value = next(getattr(one, name) for one in (self, self.settings, self.source) if hasattr(one, name))
             if plain(value) != plain(default[name]):
