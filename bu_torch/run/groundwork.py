@@ -221,8 +221,7 @@ class Groundwork:
         return (
             "A sample differs each time it is read (random augmentation), so Boundary uncertainty reads each sample"
             f" {times} times: the first is its place among its neighbours, and further ones are perturbed samples. To"
-            f" change it: `perturbation={'random' if len(self.about['data']['shape']) == 1 else 'neighbors'!r}`, or"
-            " `reference=` takes samples without augmentation."
+            " change it: `perturbation=` names a way to move it, and `reference=` other samples."
         )
 
     def _space_line(self) -> str:
