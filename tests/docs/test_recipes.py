@@ -1,6 +1,7 @@
 """Each recipe of the documentation runs when it is copied alone, and does what its page says."""
 
 import builtins
+import re
 import shutil
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def test_every_recipe_is_tested_and_shown_on_a_page():
     tests = Path(__file__).read_text()
     assert {name for name in names if f'recipe("{name}"' not in tests} == set()
     pages = "".join(page.read_text() for page in (FOLDER.parents[1] / "docs").rglob("*.md"))
-    assert {name for name in names if f"\n[examples/recipes/{name}.py](../../examples" not in pages} == set()
+    assert {name for name in names if f"\n[examples/recipes/{name}.py](../" not in pages} == set()
 
 
 def test_plain_loop(recipe, capsys):
@@ -132,6 +133,13 @@ def test_lightning_cli(recipe, tmp_path):
     assert "class_path: bu_torch.callbacks.BoundaryUncertaintyStopping" in (tmp_path / "config.yaml").read_text()
 
 
+def test_costs(recipe, capsys):
+    costs = recipe("costs").main(epochs=30)
+    assert costs["costs"] < min(costs["nobody"], costs["everybody"])
+    thresholds = re.findall(r"by costs: epoch \d+, threshold (0\.\d+)", capsys.readouterr().out)
+    assert 0.05 < float(thresholds[1]) < 0.2  # 10 / 100 if probabilities are right
+
+
 def test_optuna_pruning(recipe):
     study = recipe("optuna_pruning", "optuna").main(trials=7, epochs=6)
     complete = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
@@ -160,7 +168,7 @@ def test_loggers(recipe, tmp_path):
     events = EventAccumulator(str(folder)).Reload()
     assert len(events.Scalars("boundary_uncertainty")) == 3
     assert "custom_scalars__config__" in events.Tags()["tensors"]
-    assert "boundary/near_boundary" in events.Tags()["histograms"]
+    assert "boundary/log_trust" in events.Tags()["histograms"]
 
 
 def test_wandb_offline(recipe, monkeypatch):
