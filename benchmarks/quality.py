@@ -4,7 +4,8 @@ A collection is a set of tables, images or texts. For each data set, setting, ki
 network is trained on all labels, one on 75 % and one on 90 % of them. On all labels the shipped tracker checks the
 average of the weights after each epoch, as the callback does; the two others have a hold-out set. Every rule is
 causal, and waits 20 epochs for a better one unless its name or its authors say otherwise. *Averaged* are weights
-averaged as the callback averages them (0.7), or with 0.97. Augmented images are checked as they are without.
+averaged as the callback averages them (0.7), or with 0.97. Augmented images are checked
+as a user's dataset gives them: read again and again, which perturbs them.
 
 *Excess* is the test error of what is kept less that of the best epoch of the weights themselves on all labels, in
 hindsight; an average may be better than that. Half of a table trains, at most 2500 samples, and at most 4000 of the
@@ -174,7 +175,7 @@ def prepare_images_or_texts(unit: Unit) -> Prepared:
         described, watch = inputs, {}
         options = {"optimizer": partial(torch.optim.AdamW, lr=1e-3)}
         if images.KINDS[unit.setting].is_augmented:
-            options["augment"] = augmented
+            options["augment"], watch["dataset"] = augmented, images.Augmented
     n_classes = int(torch.cat((labels, test[1])).max()) + 1
     watch["module"] = net
     return Prepared(
@@ -192,7 +193,7 @@ def prepare_people(unit: Unit) -> Prepared:
         "optimizer": partial(torch.optim.AdamW, lr=text.RATE if unit.collection == "distant" else 1e-3)
     }
     if unit.setting.endswith("augmented"):
-        options["augment"] = augmented
+        options["augment"], watch["dataset"] = augmented, images.Augmented
     make = lambda _: training.One(copy.deepcopy(net))  # noqa: E731
     return Prepared(inputs, labels, test, int(test[1].max()) + 1, inputs, make, options, watch)
 

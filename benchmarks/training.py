@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from tables import Split
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from bu_torch import Rule, Signals
 from bu_torch.internal.replica import copy_of
@@ -20,6 +21,8 @@ from bu_torch.run.budget import count_operations
 from bu_torch.run.settings import AVERAGING, Settings
 from bu_torch.run.tracker import Tracker
 from bu_torch.run.weights import WeightAverage
+from bu_torch.samples.reading import read_loader
+from bu_torch.samples.readings import READ_BATCH
 from bu_torch.samples.samples import choose_among
 from bu_torch.signals.details import accuracy_alone
 from bu_torch.signals.metrics import METRICS
@@ -134,7 +137,15 @@ class Everything(Rule):
 class Watched:
     """A training on all labels: what the shipped tracker decides on, and the same of the weights themselves."""
 
-    def __init__(self, samples: Split, nets: Stack | One, seed: int, module: nn.Module | None, **settings: Any) -> None:
+    def __init__(
+        self,
+        samples: Split,
+        nets: Stack | One,
+        seed: int,
+        module: nn.Module | None,
+        dataset: Callable[[Tensor, Tensor], Dataset[Any]] | None = None,
+        **settings: Any,
+    ) -> None:
         inputs, labels = samples
         self.tracker = Tracker(Settings(averaging=None, cache=None, seed=seed, **settings), warn=lambda line: None)
         if isinstance(nets, Stack):
@@ -143,7 +154,11 @@ class Watched:
             net = nets.net.eval()
             n_operations = count_operations(net, lambda: net(inputs[:1]))
         plan = self.tracker.groundwork.plan_checks(len(inputs), len(inputs), n_operations, inputs[:1].nbytes)
-        chosen = choose_among(inputs, labels, lambda n: plan.n_samples, seed=seed)
+        if dataset is None:
+            chosen = choose_among(inputs, labels, lambda n: plan.n_samples, seed=seed)
+        else:
+            loader = DataLoader(dataset(inputs, labels), READ_BATCH)
+            chosen = read_loader(loader, lambda n: plan.n_samples, seed=seed, looks_for_augmentation=True)
         self.tracker.prepare(chosen, module=module)
         self.signals: Signals = self.tracker.groundwork.signals
         self.perturbed = self.signals.perturbed_inputs
@@ -196,7 +211,8 @@ def run(
         test: Test samples.
         n_epochs: Number of epochs.
         seed: Of the order of the samples, and of checks.
-        watch: Settings of the tracker that checks; None for no checks.
+        watch: Settings of the tracker that checks, and the `dataset` of inputs and labels that it reads, if that is
+            augmented; None for no checks.
         held_out: Inputs (n, ...) and labels (B, n) to validate on; None for none.
         schedule: Makes a schedule of learning rates, for an optimiser and a number of steps.
         augment: Changes the inputs of a batch.

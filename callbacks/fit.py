@@ -30,7 +30,7 @@ from bu_torch.run.budget import describe_slow_check
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.batches import Keys
-from bu_torch.samples.reading import seeded
+from bu_torch.samples.readings import seeded
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.details import Details
 

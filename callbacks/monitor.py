@@ -60,10 +60,10 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
     in one trainer measure with different settings, the names of the second in the list end in `_2`, and so on.
 
     `forward` must give logits (n, J), or one logit (n, 1) or (n,) for two classes; an output with a `logits` entry or
-    attribute is understood too. Samples are read once, random augmentation included, and pass the hooks that transform
-    batches (`on_before_batch_transfer`, `transfer_batch_to_device`, `on_after_batch_transfer`). What a sampler draws
-    more often counts more (`WeightedRandomSampler`). Inputs that `training_step` changes to other units before the
-    network gets them are refused after the first batch.
+    attribute is understood too. Samples are read before training, again and again if random augmentation changes them,
+    and pass the hooks that transform batches (`on_before_batch_transfer`, `transfer_batch_to_device`,
+    `on_after_batch_transfer`). What a sampler draws more often counts more (`WeightedRandomSampler`). Inputs that
+    `training_step` changes to other units before the network gets them are refused after the first batch.
 
     Args:
         every_n_epochs: Check at the end of every n-th epoch, >= 1. After other epochs `trainer.callback_metrics` lacks
@@ -156,7 +156,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
         Defaults are left out, so that a state keeps its key if a later version adds a setting.
         """
         given: dict[str, Any] = {"averaging": self.settings.averaging, "seed": self.settings.seed}
-        default = BoundaryUncertaintyMonitor.__init__.__kwdefaults__
+        default: dict[str, Any] = BoundaryUncertaintyMonitor.__init__.__kwdefaults__ or {}
         for name in sorted(default.keys() - {*given, *NOT_MEASURED}):
             value = next(getattr(one, name) for one in (self, self.settings, self.source) if hasattr(one, name))
             if plain(value) != plain(default[name]):

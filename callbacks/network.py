@@ -48,7 +48,7 @@ class NetworkReader:
     """Reads the logits of a trainer's network."""
 
     def __init__(self, perturbation: Any, output_key: str | int | None) -> None:
-        self._perturbation, self._output_key = perturbation, output_key
+        self.perturbation, self._output_key = perturbation, output_key
         self.inputs: Inputs = torch.empty(0)  # this process's share
         self._n_rows = 0  # inputs of all processes together
         self.takes_integers = False  # samples are integers, before they are perturbed
@@ -85,7 +85,7 @@ class NetworkReader:
             logits = in_each_process(trainer, lambda: self.read(trainer, network, batch, self.packing))
         in_first_process(trainer, lambda: _check_columns(logits, n_classes or 0))
         self.is_tried = True
-        is_moved = self.takes_integers and self.packing is None and self._perturbation is None
+        is_moved = self.takes_integers and self.packing is None and self.perturbation is None
         embeds = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in pl_module.modules())
         if is_moved and embeds:  # its `forward` must round them
             rank_zero_warn(
@@ -113,7 +113,7 @@ class NetworkReader:
     ) -> Tensor:
         """Logits (n, J) of a copy of a module at `inputs` (n, ...), in batches, or in one if `is_whole`."""
         dtype = dtype_of(module, inputs)
-        if packing is not None or not (inputs.is_floating_point() or keeps_integers(self._perturbation)):
+        if packing is not None or not (inputs.is_floating_point() or keeps_integers(self.perturbation)):
             dtype = dtype_of(module, torch.empty(0, dtype=torch.float32))  # perturbed integers are floats
         n_rows = len(inputs) if is_whole else self._batch_size(trainer, inputs)
         parts = []
@@ -150,7 +150,7 @@ class NetworkReader:
         is_of_arguments = "positional argument" in str(error) or "keyword argument" in str(error)
         if self.packing is not None or is_of_arguments:
             return f". {SEVERAL_TENSORS}"
-        if self.takes_integers and not keeps_integers(self._perturbation):
+        if self.takes_integers and not keeps_integers(self.perturbation):
             return (
                 ". The samples are integers: token ids cannot be moved along a line, so pass"
                 " `perturbation='tokens'`, or a callable that replaces some of them."

@@ -26,12 +26,14 @@ from bu_torch.callbacks.watch import can_be_watched
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.replica import copy_of
-from bu_torch.perturbation.draws import keeps_integers
+from bu_torch.perturbation.draws import Perturbation, keeps_integers
 from bu_torch.run.budget import Plan, count_operations, describe_byte_limit, plan
+from bu_torch.run.perturbing import may_be_read_again
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.tracker import Tracker
-from bu_torch.samples import reading
 from bu_torch.samples.batches import InputKey, Keys, TooManyBytesError
+from bu_torch.samples.reading import read_loader
+from bu_torch.samples.readings import READ_BATCH
 from bu_torch.samples.samples import Samples, UnreadableError, fewer_of, whole_samples
 
 Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
@@ -48,6 +50,17 @@ class Source(NamedTuple):
     reference: Reference | None = None  # None reads the trainer's loader
     input_key: InputKey = None
     label_key: str | int | None = None
+
+
+class _Prepared(NamedTuple):
+    """What all processes need of a preparation."""
+
+    inputs: Inputs  # perturbed
+    plan: Plan | None
+    fingerprint: str  # an argument of `Tracker.continue_with`, as is the next
+    is_restored: bool
+    takes_readings: bool  # the inputs are further readings of the samples
+    packing: Packing | None
 
 
 class CheckSamples:
@@ -69,27 +82,23 @@ class CheckSamples:
         self.awaits_weights = self._settings.class_weight is None and not is_sharded and can_be_watched(pl_module)
         if trainer.reload_dataloaders_every_n_epochs and self._source.reference is None:
             rank_zero_warn("Boundary uncertainty uses the training data as first loaded and ignores reloads.")
-        one, self._reader.packing = in_first_process(trainer, lambda: self._read_here(trainer, pl_module))
-        n_operations = self._reader.count_operations(trainer, pl_module, one)
+        reader = self._reader
+        one, reader.packing, reader.perturbation = in_first_process(
+            trainer, lambda: self._read_here(trainer, pl_module)
+        )
+        n_operations = reader.count_operations(trainer, pl_module, one)
         made = in_first_process(trainer, lambda: self._prepare_here(trainer, pl_module, n_operations, when))
-        return self._use(trainer, pl_module, *made)
+        return self._use(trainer, pl_module, made)
 
-    def _use(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        inputs: Inputs,
-        planned: Plan | None,
-        fingerprint: str,
-        is_restored: bool,
-    ) -> bool:
+    def _use(self, trainer: Trainer, pl_module: LightningModule, made: "_Prepared") -> bool:
         """Let the network be read at what was prepared; False if a run resumes with other samples than before."""
-        groundwork = self._tracker.groundwork
-        groundwork.plan = planned
+        groundwork, reader, inputs = self._tracker.groundwork, self._reader, made.inputs
+        groundwork.plan, reader.packing = made.plan, made.packing
+        reader.perturbation = "reading" if made.takes_readings else self._settings.perturbation
         if groundwork.is_prepared:
             inputs = groundwork.signals.perturbed if trainer.world_size == 1 else inputs
-        self._reader.read_at(trainer, pl_module, inputs)
-        if self._tracker.continue_with(fingerprint, is_restored):
+        reader.read_at(trainer, pl_module, inputs)
+        if self._tracker.continue_with(made.fingerprint, made.is_restored):
             return True
         rank_zero_warn(
             "The run resumes with different training samples, or with another version of bu_torch: scores cannot be"
@@ -97,8 +106,10 @@ class CheckSamples:
         )
         return False
 
-    def _read_here(self, trainer: Trainer, pl_module: LightningModule) -> tuple[Tensor, Packing | None]:
-        """Read the samples, in the first process; return the input of one, to count operations, and the packing."""
+    def _read_here(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> tuple[Tensor, Packing | None, Perturbation | None]:
+        """Read the samples, in the first process; return the input of one, the packing, and the perturbation."""
         settings, reference = self._settings, self._source.reference
         trial = max(_TRIAL_SAMPLES, settings.n_neighbors) if trainer.fast_dev_run else None
 
@@ -116,7 +127,13 @@ class CheckSamples:
             self._samples = samples
             settings.refuse_too_few(len(samples.inputs), "it")
         self._reader.takes_integers = not samples.inputs.is_floating_point()
-        return samples.inputs[:1].cpu().clone(), samples.packing
+        perturbation = "reading" if self._takes_readings else settings.perturbation
+        return samples.inputs[:1].cpu().clone(), samples.packing, perturbation
+
+    @property
+    def _takes_readings(self) -> bool:
+        """True if a few samples differed when they were read again, and so will the draws."""
+        return self._samples is not None and self._samples.is_random and may_be_read_again(self._settings)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -136,10 +153,8 @@ class CheckSamples:
                 )
             raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}{way_out}") from error
 
-    def _prepare_here(
-        self, trainer: Trainer, pl_module: LightningModule, n_operations: int, when: str
-    ) -> tuple[Inputs, Plan | None, str, bool]:
-        """Prepare, in the first process; return perturbed inputs, plan, and arguments of `Tracker.continue_with`."""
+    def _prepare_here(self, trainer: Trainer, pl_module: LightningModule, n_operations: int, when: str) -> "_Prepared":
+        """Prepare, in the first process; return what all processes need."""
         groundwork, samples = self._tracker.groundwork, self._samples
         assert samples is not None  # noqa: S101  (the same process has read them)
         with self._explained():
@@ -174,7 +189,7 @@ class CheckSamples:
         assert self._samples is not None  # noqa: S101  (the same process has read them)
         return int(as_labels(self._samples.labels, len(self._samples.inputs)).max()) + 1
 
-    def _fit_here(self, trainer: Trainer, pl_module: LightningModule) -> tuple[Inputs, Plan | None, str, bool]:
+    def _fit_here(self, trainer: Trainer, pl_module: LightningModule) -> "_Prepared":
         """Fit the signals to the chosen samples, in the first process; return as `_prepare_here` does."""
         groundwork, samples = self._tracker.groundwork, self._samples
         assert samples is not None  # noqa: S101  (the same process has read them)
@@ -192,7 +207,8 @@ class CheckSamples:
         inputs: Inputs = groundwork.signals.perturbed
         if trainer.world_size > 1:
             inputs = inputs[torch.arange(len(inputs), device=inputs.device)].to("cpu")  # a copy for all processes
-        return inputs, groundwork.plan, fingerprint, groundwork.is_restored
+        state = (groundwork.plan, fingerprint, groundwork.is_restored)
+        return _Prepared(inputs, *state, groundwork.takes_readings, groundwork.packing)
 
     def _end_here(self) -> None:
         for line in self._tracker.groundwork.lines():
@@ -203,7 +219,7 @@ class CheckSamples:
         """Measure with the weights of classes that the first training step has shown; all processes must call this."""
         groundwork = self._tracker.groundwork
 
-        def fit_again() -> tuple[Inputs, Plan | None, str, bool] | None:
+        def fit_again() -> _Prepared | None:
             n_classes, before = self._n_classes(), groundwork.loss_weights
             groundwork.loss_weights, line = losses.found(n_classes)
             if groundwork.loss_weights is not None:
@@ -221,7 +237,7 @@ class CheckSamples:
 
         self.awaits_weights = False
         if (made := in_first_process(trainer, fit_again)) is not None:
-            self._use(trainer, pl_module, *made)
+            self._use(trainer, pl_module, made)
 
     def _module_as_space(self, trainer: Trainer, pl_module: LightningModule) -> nn.Module | None:
         """The network, if its features may be a space."""
@@ -245,7 +261,8 @@ class CheckSamples:
         # Distinct samples that all processes together train on between two checks.
         n_visited = int(min(n_training, self._n_batches * batch_size * trainer.world_size))
         max_samples = n_training if takes_all else None
-        return plan(self._settings, n_training, n_visited, n_operations, n_bytes, max_samples)
+        counts = n_training, n_visited, n_operations, n_bytes
+        return plan(self._settings, *counts, max_samples, holds_draws=self._takes_readings)
 
 
 def read_training_data(
@@ -263,7 +280,7 @@ def read_training_data(
         n_batches = math.inf
     if reference is not None:
         is_loader = isinstance(reference, DataLoader)
-        loader = reference if is_loader else DataLoader(reference, batch_size=reading.READ_BATCH)
+        loader = reference if is_loader else DataLoader(reference, batch_size=READ_BATCH)
         n_batches, name = math.inf, "`reference`"
     if not isinstance(loader, DataLoader):
         raise MisconfigurationException(
@@ -272,14 +289,14 @@ def read_training_data(
         )
     limit = most or _STREAM_SAMPLES
     read = partial(
-        reading.read_loader,
+        read_loader,
         loader,
         seed=settings.seed,
         keys=Keys(source.input_key, source.label_key, pl_module),
         n_batches=n_batches,
         unwrap=users_sampler,
         transform=_batch_hooks(trainer, pl_module),
-        looks_for_augmentation=reference is None,
+        looks_for_augmentation=reference is None or may_be_read_again(settings),
         has_progress_bar=trainer.progress_bar_callback is not None,
     )
     with misconfigured(UnreadableError, before=f"{name}: ", after=f" {_WAY_OUT}"):
@@ -295,10 +312,11 @@ def read_training_data(
             rank_zero_info(f"{said}{'' if most else '; `max_samples` sets another number'}.")
         elif settings.max_bytes is not None and (n_read + 1) * n_bytes > settings.max_bytes:
             rank_zero_info(f"{said}, to take no more than {settings.max_bytes} bytes. To change it: `max_bytes`.")
-    if samples.is_random:
+    if samples.is_random and not may_be_read_again(settings):
         rank_zero_info(
             f"{name}: a sample differs each time it is read (random augmentation). Boundary uncertainty reads each"
-            " sample once and perturbs that draw. To change it: `reference=` takes other samples."
+            " sample once and perturbs that draw. To change it: `perturbation='reading'` takes further readings, and"
+            " `reference=` other samples."
         )
     return samples
 

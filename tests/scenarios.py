@@ -160,6 +160,26 @@ class Noisy(Model):
         return super().training_step((batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]), batch_idx)
 
 
+class Jittered(TensorDataset):
+    """Adds less than a half to each number, anew each time."""
+
+    def __getitem__(self, i):
+        features, label = super().__getitem__(i)
+        return features + 0.8 * torch.rand(4) - 0.4, label
+
+
+class Rounding(Model):
+    """Trains on whole numbers, whatever noise is on them: a run that resumes is the run in one piece."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step((batch[0].round(), batch[1]), batch_idx)
+
+
+def whole_blobs():
+    features, labels = blobs()
+    return features.round(), labels
+
+
 CLASS_WEIGHTS = torch.tensor([1.0, 4.0, 2.0])
 
 
@@ -194,6 +214,7 @@ class Scenario:
     settings: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     others: Callable[[], list[Callback]] = list
+    dataset: Callable[..., Any] = TensorDataset
     weights: Any = None  # by which a sampler draws
     resumes: bool = True  # to the bit; random numbers of a module are in no checkpoint
     loops: bool = True  # is the same training in a loop of one's own
@@ -209,7 +230,7 @@ class Scenario:
         sampler = None
         if self.weights is not None:
             sampler = WeightedRandomSampler(self.weights, 120, generator=torch.Generator().manual_seed(0))
-        return DataLoader(TensorDataset(*self.samples()), batch_size=30, sampler=sampler)
+        return DataLoader(self.dataset(*self.samples()), batch_size=30, sampler=sampler)
 
     def stopper(self, **others):
         settings = {k: v for k, v in self.all_settings(**others).items() if not k.startswith("every_n_")}
@@ -335,5 +356,6 @@ SCENARIOS = {
     "a wrapper that merges": Scenario(module=lambda: Model(perceptron(Wrapped))),
     "dropout": Scenario(module=Classifier, **TRACELESS),
     "noise in hook and step": Scenario(module=lambda: Noisy(normed()), resumes=False, **OF_MODULE),
+    "augmented": Scenario(whole_blobs, lambda: Rounding(normed()), dataset=Jittered, **OF_MODULE),
     "compiled": Scenario(module=lambda: Compiled(normed()), **TRACELESS),
 }

@@ -44,7 +44,8 @@ class BoundaryUncertainty(PerturbedSamples):
             (`exchange_tokens`). For other inputs (graphs as tensors), a callable of the inputs (N, ...), the distance
             of each to its nearest neighbour (N,) in the space of neighbours, and a `torch.Generator` on the CPU with
             `seed`; it gives inputs of the same shape, and is called once a draw, also when a preparation is loaded.
-            Integers stay integers with `"tokens"` and a callable.
+            Integers stay integers with `"tokens"` and a callable. `"reading"` is for what reads a dataset, as the
+            callbacks do.
         class_weight: Positive weights of the classes, in scikit-learn's words: `"balanced"`, a dict of weights by class
             (1 for missing ones), or one weight for each class. The weights of a sampler are given to `fit`. None takes
             samples as they are.

@@ -20,6 +20,8 @@ from bu_torch.internal.inputs import (
 from bu_torch.internal.logits import read_logits, warn_of_probabilities
 from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.perturbation.draws import (
+    ASKED_TO_READ,
+    WITHOUT_READING,
     Perturbation,
     PerturbedInputs,
     check_perturbation,
@@ -66,7 +68,7 @@ class PerturbedSamples:
         if feature_extractor == "tokens" and not keeps_integers(perturbation):
             raise ValueError(
                 "`feature_extractor='tokens'` needs `perturbation='tokens'` or a callable that keeps token ids"
-                f" integers, got {perturbation!r}."
+                f" integers, or 'reading', got {perturbation!r}."
             )
         self.feature_extractor = feature_extractor
         self.class_weight = check_class_weight(class_weight)
@@ -95,10 +97,15 @@ class PerturbedSamples:
 
     def fit_points(self, inputs: Tensor, labels: Tensor, sample_weight: Any, neighbors: Any = None) -> Tensor:
         """Find neighbours of checked samples, perturb them, and return them as points (N, k) of the space, not kept."""
+        if self.perturbation == "reading":
+            raise ValueError(f"{ASKED_TO_READ}: tensors cannot be read again. {WITHOUT_READING}")
         check_two_classes(labels)
-        is_of_tokens = kind_of(self.perturbation, inputs) == "tokens"
+        kind = kind_of(self.perturbation, inputs)
+        is_of_tokens: bool | None = kind == "tokens"
         if is_of_tokens:
             check_tokens(inputs, "features")
+        elif kind == "reading" and not inputs.is_floating_point() and inputs.ndim < 4:
+            is_of_tokens = None  # ids or numbers
         self.weights = weights_of(labels, self.class_weight, sample_weight)
         choice = self._choice.choose(inputs, labels, self.weights, is_of_tokens=is_of_tokens, known=self.known_space)
         self.space_name_, self.space, self.skills_, points, self.trial_ = choice

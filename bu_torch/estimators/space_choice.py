@@ -212,15 +212,25 @@ class SpaceChoice:
         return any(id(parameter) in trained for parameter in extractor.parameters())
 
     def choose(
-        self, inputs: Tensor, labels: Tensor, weights: Tensor | None, *, is_of_tokens: bool, known: SpaceName | None
+        self,
+        inputs: Tensor,
+        labels: Tensor,
+        weights: Tensor | None,
+        *,
+        is_of_tokens: bool | None,
+        known: SpaceName | None,
     ) -> ChosenSpace:
         """Space of neighbours, the one asked for or the best, or the `known` one that was chosen before.
 
-        A metric is put on it if it is asked for or clearly better; a trial says which.
+        A metric is put on it if it is asked for or clearly better; a trial says which. Where nobody says if integers
+        are token ids (`is_of_tokens` is None), they are tried as both.
         """
         is_image = inputs.ndim == 4 and inputs.is_floating_point() and inputs.shape[1] <= _MOST_CHANNELS
         base: _Base = "tokens" if is_of_tokens else "patches" if is_image else "inputs"
-        candidates = self._candidates(inputs, base, known)
+        names: tuple[_Base, ...] = ("inputs", "patches") if base == "patches" else (base,)
+        if is_of_tokens is None:
+            names = ("inputs", "tokens")
+        candidates = self._candidates(inputs, base, names, known)
         with uncounted():
             name, skills, points = next(iter(candidates)), dict[str, float](), None
             if len(candidates) > 1:
@@ -240,8 +250,10 @@ class SpaceChoice:
             skills = {} if trial is None else dict(zip((name, "metric"), trial.vote_skills, strict=True))
             return ChosenSpace("metric", moved, skills, points, trial)
 
-    def _candidates(self, inputs: Tensor, base: _Base, known: SpaceName | None) -> dict[str, FeatureSpace]:
-        """Spaces to compare by name; a metric is learnt on the features `base`."""
+    def _candidates(
+        self, inputs: Tensor, base: _Base, names: tuple[_Base, ...], known: SpaceName | None
+    ) -> dict[str, FeatureSpace]:
+        """Spaces to compare, those of `names` and perhaps the module's; a metric is learnt on the features `base`."""
         settings = (self.n_components, self.seed)
         if self.feature_extractor == "module":
             return {"module": self._module_space(inputs)}
@@ -252,7 +264,6 @@ class SpaceChoice:
             return {name_of(extractor): FeatureSpace(extractor, *settings, self.module)}
         if known is not None:
             return {known: FeatureSpace(known, *settings)}
-        names: tuple[_Base, ...] = ("inputs", "patches") if base == "patches" else (base,)
         candidates: dict[str, FeatureSpace] = {name: FeatureSpace(name, *settings) for name in names}
         if self.may_use_module(inputs):
             candidates["module"] = self._module_space(inputs)

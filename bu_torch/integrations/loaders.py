@@ -32,7 +32,7 @@ def make_stopper(
 
     def read(how_many: Callable[[int], int]) -> Samples:
         try:
-            return read_loader(loader, how_many, seed=options["seed"], keys=keys)
+            return read_loader(loader, how_many, seed=options["seed"], keys=keys, looks_for_augmentation=True)
         except UnreadableError as error:
             raise ValueError(f"Training data: {error}") from error
 
@@ -48,6 +48,12 @@ def make_stopper(
     samples = read(lambda n_training: made.n_samples)
     if samples.n_ignored:
         warnings.warn(describe_ignored(samples.n_ignored), stacklevel=2)
+    if samples.is_random:
+        warnings.warn(
+            "A sample differs each time it is read (random augmentation). Each is read once here, and moved: such a"
+            " score hardly ranks epochs. Pass data without augmentation, or train with Lightning, which reads again.",
+            stacklevel=2,
+        )
     planned = {"n_draws": made.n_draws, "max_samples": None, "budget": None}
     inputs = samples.inputs if samples.packing is None else samples.packing.unpack(samples.inputs)
     options = options | planned | {"sample_weight": samples.weights}

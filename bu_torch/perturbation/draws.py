@@ -1,7 +1,6 @@
-"""Perturbed samples: each training sample is moved a little at random, moved toward a near sample, or mixed with it."""
+"""Perturbed samples: moved a little at random, moved toward a near sample, mixed with it, or read again."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 from bu_torch.functional.checks import check_choice, check_index, check_range
 from bu_torch.internal.inputs import as_features, as_flat_features, as_floats, as_tensor, check_integer, is_finite
 from bu_torch.neighbors.graph import distance_among
+from bu_torch.perturbation.moves import MixedMove, Readings, exchange_run, move_toward
 from bu_torch.space.features import standardize
 from bu_torch.space.tokens import check_tokens
 
@@ -151,28 +151,10 @@ def exchange_tokens(
     return PerturbedInputs(tokens, _choose(tokens, neighbors, generator, n_nearest, low, high, has_run=True)).whole()
 
 
-def exchange_run(tokens: Tensor, others: Tensor, share: Tensor, begin: Tensor) -> Tensor:
-    """Replace a `share` (n,) of the places where `tokens` and `others` (n, ..., L) differ by those of `others`.
-
-    The run begins at a fraction `begin` (n,), in [0, 1), of these places.
-    """
-    length = tokens.shape[-1]
-    is_other = (tokens != others).view(len(tokens), -1, length).any(dim=1)
-    n_others = is_other.sum(dim=1, keepdim=True)
-    n_exchanged = (share.unsqueeze(1) * n_others).round()
-    place = (is_other.cumsum(dim=1) - 1 - (begin.unsqueeze(1) * n_others).long()) % n_others.clamp(min=1)
-    is_exchanged = is_other & (place < n_exchanged)
-    return torch.where(is_exchanged.view(len(tokens), *[1] * (tokens.ndim - 2), length), others, tokens)
-
-
-def move_toward(inputs: Tensor, others: Tensor, part: Tensor) -> Tensor:
-    """Move `inputs` (n, ...) by a fraction `part` (n,) of the way to `others`."""
-    return torch.lerp(inputs, others, part.view(-1, *[1] * (inputs.ndim - 1)))
-
-
 def keeps_integers(perturbation: Any) -> bool:
-    """Return True if integer samples stay integers under this perturbation: a callable, or `"tokens"`."""
-    return callable(perturbation) or (isinstance(perturbation, str) and perturbation == "tokens")
+    """Return True if integer samples stay integers under this perturbation, which is none that moves them on a line."""
+    is_named = isinstance(perturbation, str) and perturbation in ("tokens", "reading")
+    return is_named or callable(perturbation) or isinstance(perturbation, Readings)
 
 
 def check_perturbed(perturbed: Tensor, features: Tensor) -> Tensor:
@@ -185,37 +167,20 @@ def check_perturbed(perturbed: Tensor, features: Tensor) -> Tensor:
     return perturbed
 
 
-@dataclass(frozen=True)
-class MixedMove:
-    """Perturbation of samples with numbers and indices: numbers move toward a neighbour's, indices are exchanged.
-
-    Attributes:
-        n_numbers: Columns of a sample that hold numbers; the others hold indices.
-        n_rows: Rows of equal length that the indices form, such as ids and their mask, exchanged in the same places.
-    """
-
-    n_numbers: int
-    n_rows: int
-
-    def between(self, inputs: Tensor, others: Tensor, part: Tensor, begin: Tensor) -> Tensor:
-        """Perturb `inputs` (n, D) by a fraction `part` (n,) toward `others`; runs of indices begin at `begin` (n,)."""
-        numbers = move_toward(inputs[:, : self.n_numbers], others[:, : self.n_numbers], part)
-        own, theirs = (one[:, self.n_numbers :].reshape(len(one), self.n_rows, -1) for one in (inputs, others))
-        return torch.cat((numbers, exchange_run(own, theirs, part, begin).flatten(1)), dim=1)
-
-
-PerturbationName = Literal["random", "neighbors", "tokens", "uniform"]  # the last for the papers alone
-Perturbation = PerturbationName | Callable[[Tensor, Tensor, torch.Generator], Tensor] | MixedMove
+PerturbationName = Literal["random", "neighbors", "tokens", "reading", "uniform"]  # the last for the papers alone
+Perturbation = PerturbationName | Callable[[Tensor, Tensor, torch.Generator], Tensor] | MixedMove | Readings
 PerturbationKind = PerturbationName | Literal["mixed", "custom"]
+ASKED_TO_READ = "`perturbation='reading'` needs a dataset or a loader whose samples differ each time they are read"
+WITHOUT_READING = "Pass `perturbation=None`."
 _BATCH, _BATCH_ELEMENTS = 64, 2**24  # a batch has a multiple of 64 rows and about 2**24 values
 
 
 def check_perturbation(perturbation: Any) -> Perturbation | None:
-    """Return `perturbation`, or raise unless it is a name, a callable, a `MixedMove` or None."""
-    if not (perturbation is None or callable(perturbation) or isinstance(perturbation, str | MixedMove)):
+    """Return `perturbation`, or raise unless it is a name, a callable, None, or one of this module's classes."""
+    if not (perturbation is None or callable(perturbation) or isinstance(perturbation, str | MixedMove | Readings)):
         raise TypeError(
-            "`perturbation` must be 'random', 'neighbors', 'tokens', 'uniform', a callable (inputs, nearest_distance,"
-            f" generator) -> perturbed inputs, or None, got {type(perturbation).__name__}."
+            "`perturbation` must be 'random', 'neighbors', 'tokens', 'reading', 'uniform', a callable (inputs,"
+            f" nearest_distance, generator) -> perturbed inputs, or None, got {type(perturbation).__name__}."
         )
     if isinstance(perturbation, str):
         check_choice("perturbation", perturbation, get_args(PerturbationName))
@@ -226,6 +191,8 @@ def kind_of(perturbation: Perturbation | None, inputs: Tensor) -> PerturbationKi
     """Name of the perturbation of inputs of this shape."""
     if isinstance(perturbation, MixedMove):
         return "mixed"
+    if isinstance(perturbation, Readings):
+        return "reading"
     if callable(perturbation):
         return "custom"
     if perturbation is None:
@@ -287,9 +254,9 @@ class PerturbedInputs:
         return (self.rows(start, start + n_rows) for start in range(0, len(self), n_rows))
 
     def blocks(self) -> Iterator[Tensor]:
-        """Yield the inputs in batches of about 64 MB, or all at once if they are held."""
+        """Yield the inputs in batches of about 64 MB, or all at once if they are vectors that are held."""
         n_rows = _BATCH * max(1, _BATCH_ELEMENTS // self.shape[1:].numel() // _BATCH)
-        return self.split(n_rows if self._choices else len(self))
+        return self.split(n_rows if self._choices or len(self.shape) > 2 else len(self))
 
     def __getitem__(self, rows: Tensor) -> "PerturbedInputs":
         """Some of the rows, with the samples that they need."""
@@ -339,6 +306,9 @@ def draw_perturbed(
             draws.append(unmoved | {"own": own, "target": own})
         choices = {name: torch.cat([draw[name] for draw in draws]) for name in draws[0]}
         return PerturbedInputs(inputs, choices, perturbation if isinstance(perturbation, MixedMove) else None)
+    if isinstance(perturbation, Readings):
+        read = perturbation.inputs[:n_draws].to(inputs).flatten(0, 1)
+        return PerturbedInputs(torch.cat((read, inputs)) if ends_with_samples else read)
     if kind in ("random", "uniform"):
         law: Law = "sphere" if kind == "random" else "uniform"
         flat = as_floats(inputs.flatten(1))
@@ -349,7 +319,7 @@ def draw_perturbed(
         steps = ((perturb(points, distance, generator, law=law) - points) * scale for _ in range(n_draws))
         held = [check_perturbed(flat + step, flat).reshape(inputs.shape) for step in steps]
     else:
-        assert callable(perturbation)  # noqa: S101
+        assert callable(perturbation)  # noqa: S101  (`PerturbedSamples` refuses a name without readings)
         custom = (perturbation(inputs.clone(), nearest_distance, generator) for _ in range(n_draws))
         held = [_check_custom(perturbed, inputs) for perturbed in custom]
     return PerturbedInputs(torch.cat([*held, inputs.to(held[0])] if ends_with_samples else held))

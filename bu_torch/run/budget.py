@@ -45,20 +45,29 @@ def plan(
     n_operations: int,
     n_bytes: int = 0,
     max_samples: int | None = None,
+    *,
+    holds_draws: bool = False,
 ) -> Plan:
     """Bound the forward passes of one check by a share of the samples that an epoch visits.
 
     Another sample says more than another draw of the same one, so only small data, where single predictions make the
     signals jump, gets several draws. An epoch visits `n_visited` of `n_training` samples; each takes `n_operations` in
-    a forward pass and `n_bytes` in memory, 0 if unknown. `max_samples` replaces the setting.
+    a forward pass and `n_bytes` in memory, 0 if unknown; so does each draw if it is held. `max_samples` replaces the
+    setting.
     """
+
+    def within_bytes(n_samples: int, n_held: int) -> int:
+        if settings.max_bytes is None or not n_bytes:
+            return n_samples
+        return min(n_samples, max(settings.max_bytes // (n_bytes * n_held), settings.n_neighbors))
+
     max_samples, n_draws = max_samples or settings.max_samples, settings.n_draws
     n_unmoved = int(bool(settings.also))  # passes of each sample beside those of its draws
     n_samples = n_training if max_samples is None else min(n_training, max_samples)
-    if settings.max_bytes is not None and n_bytes:
-        n_samples = min(n_samples, max(settings.max_bytes // n_bytes, settings.n_neighbors))
+    n_samples = within_bytes(n_samples, 1)
     if settings.budget is None:
-        return Plan(n_samples, n_draws or MAX_DRAWS)
+        n_draws = n_draws or MAX_DRAWS
+        return Plan(within_bytes(n_samples, 1 + n_draws * holds_draws), n_draws)
     affordable = _FLOOR_OPERATIONS / (n_operations + _OPERATIONS_BESIDE)
     floor = min(_MOST_FLOOR, max(_LEAST_FLOOR, affordable))
     passes = math.floor(max(AUTO_SHARE * n_visited, floor))
@@ -66,7 +75,7 @@ def plan(
         n_draws = min(MAX_DRAWS, max(1, passes // n_samples - n_unmoved))
     if max_samples is None:
         n_samples = min(n_samples, max(passes // (n_draws + n_unmoved), settings.n_neighbors))
-    return Plan(n_samples, n_draws)
+    return Plan(within_bytes(n_samples, 1 + n_draws * holds_draws), n_draws)
 
 
 def describe_byte_limit(wanted: Plan, made: Plan, max_bytes: int | None) -> str:

@@ -15,10 +15,11 @@ from bu_torch.estimators.boundary import MOST_ENTRIES
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.logits import packed_model
+from bu_torch.internal.packing import Packing
 from bu_torch.internal.printing import Forecast, cleaned, shown_on
 from bu_torch.perturbation.draws import kind_of
-from bu_torch.run.adapters import settings_for
 from bu_torch.run.budget import Plan, describe_ignored, plan
+from bu_torch.run.perturbing import settings_for, with_readings
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.samples.balance import class_shares, rare_class, stratified_rows
 from bu_torch.samples.samples import Samples
@@ -50,6 +51,8 @@ class Groundwork:
         self.is_restored = True  # False if the preparation in a resumed state is damaged or does not fit the samples
         self.found_in: Path | None = None  # file that `prepare` has read
         self.kept_in: Path | None = None  # file that `prepare` has written
+        self.packing: Packing | None = None  # layout of several tensors a sample in one
+        self.takes_readings = False  # perturbed samples are further readings
         self.about: dict[str, Any] = {"data": {}, "classes": None}  # samples and classes in words, for the record
         self.rows = torch.empty(0, dtype=torch.int64)  # places of the samples in the dataset, (N,)
         self._signals: Signals | None = None  # only in the process that has prepared
@@ -86,6 +89,8 @@ class Groundwork:
         if line := describe_ignored(samples.n_ignored):
             warn(line)
         samples, n_draws = self._within_memory(samples, warn)
+        samples = with_readings(samples, n_draws, self.settings, warn)
+        self.packing, self.takes_readings = samples.packing, samples.readings is not None
         n_samples, labels = len(samples.inputs), as_labels(samples.labels, len(samples.inputs))
         n_present, is_known = len(torch.unique(labels)), len(self.loss_weights or ()) == int(labels.max()) + 1
         self.loss_weights = self.loss_weights if is_known else None  # a resumed state may be of other classes
@@ -97,7 +102,7 @@ class Groundwork:
                 " boundary: this is for classifiers."
             )
         make_signals = partial(
-            settings_for(self.settings, samples.packing).make_signals,
+            settings_for(self.settings, samples).make_signals,
             n_draws,
             class_weight=self.loss_weights,
             known_space=self._space,
@@ -196,7 +201,7 @@ class Groundwork:
         return self._signals
 
     def lines(self) -> list[str]:
-        """Lines for the log: which cache, which space, and how classes count."""
+        """Lines for the log: how samples are perturbed, which cache, which space, and how classes count."""
         cache = ""
         if self.found_in is not None:
             cache = f"Boundary uncertainty loaded the preparation of an earlier run: {cleaned(str(self.found_in))}."
@@ -206,7 +211,18 @@ class Groundwork:
                 f" {self.about['data']['n_samples']} samples for later runs: {cleaned(str(self.kept_in))}."
             )
         cache = cache and f"{cache} To change it: `cache=None`."
-        return [line for line in (cache, self._space_line(), self._balance_line()) if line]
+        return [line for line in (self._readings_line(), cache, self._space_line(), self._balance_line()) if line]
+
+    def _readings_line(self) -> str:
+        """Log line on further readings; "" if samples are moved."""
+        if not self.takes_readings:
+            return ""
+        times = 1 + self.signals.boundary.n_draws
+        return (
+            "A sample differs each time it is read (random augmentation), so Boundary uncertainty reads each sample"
+            f" {times} times: the first is its place among its neighbours, and further ones are perturbed samples. To"
+            " change it: `perturbation=` names a way to move it, and `reference=` other samples."
+        )
 
     def _space_line(self) -> str:
         """Log line on the space that was chosen, and why; "" if there was no choice."""

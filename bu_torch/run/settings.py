@@ -37,7 +37,7 @@ class MeasurementSettings:
             `IterableDataset` the first `max_samples` are read, or 10,000.)
         max_bytes: Bound on the bytes of the samples that are held, >= 1, as the dataset returns them; at least one
             cluster is held. The default is a GiB, 1783 images of 3 x 224 x 224 in float32. Perturbed copies are made
-            batch by batch and not kept. None for no bound.
+            batch by batch and not kept, but each further reading counts. None for no bound.
         budget: Price of a check in forward passes, which several processes share. `"auto"` is at most 0.15 of the
             training samples that an epoch visits, but no fewer than a cluster; it bounds what `n_draws` and
             `max_samples` choose by themselves. To train on a sample costs two to three passes, so this is below a tenth
@@ -56,9 +56,11 @@ class MeasurementSettings:
             training. None takes vectors (N, d) of numbers as they are, and otherwise the space that predicts left-out
             labels best, or the metric if it is clearly better.
         perturbation: Way to perturb samples: `"random"`, in a random direction by the distance to the nearest
-            neighbour; `"neighbors"`, a part of the way to a nearby sample; `"tokens"`, for token ids, by tokens of a
-            nearby text; or a callable for what else cannot be moved along a straight line, see `BoundaryUncertainty`.
-            None takes the first for vectors (N, d) and the second for images and other inputs of more dimensions.
+            neighbour; `"neighbors"`, a part of the way to a near sample; `"tokens"`, for token ids, by tokens of a near
+            text; `"reading"`, by reading it again, if random augmentation changes it each time; or a callable for
+            what else cannot be moved along a straight line, see `BoundaryUncertainty`. None takes readings where two of
+            them differ, else the first for vectors (N, d) and the second for images and other inputs of more
+            dimensions.
         class_weight: Weight of each class in all that is measured, in scikit-learn's words: `"balanced"` for all
             classes alike, a dict of weights by class, or one weight for each class (as a loss has them). None takes
             samples as training draws them; the callbacks then take the class weights of the module's loss, if it has

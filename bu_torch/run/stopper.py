@@ -14,7 +14,7 @@ from bu_torch.internal.inputs import as_floats, check_integer
 from bu_torch.internal.logits import device_of, logits_at, packed_model
 from bu_torch.internal.printing import tell
 from bu_torch.internal.replica import looking_at
-from bu_torch.perturbation.draws import Perturbation, keeps_integers
+from bu_torch.perturbation.draws import ASKED_TO_READ, WITHOUT_READING, Perturbation, keeps_integers
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.budget import count_operations, describe_byte_limit, plan
 from bu_torch.run.history import describe_exception, describe_lost_best, describe_none_kept
@@ -108,6 +108,8 @@ class BoundaryUncertaintyStopper(KeptResults):
     ) -> None:
         given = locals()
         self.settings = Settings(**{field.name: given[field.name] for field in fields(Settings)})
+        if perturbation == "reading":
+            raise ValueError(f"{ASKED_TO_READ}: tensors cannot be read again. {WITHOUT_READING}")
         self.inputs, self.labels, self.sample_weight = inputs, labels, sample_weight
         self._keeps_integers = keeps_integers(perturbation)
         self._samples = whole_samples(inputs, labels, sample_weight, keep_integers=self._keeps_integers)

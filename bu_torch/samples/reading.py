@@ -8,16 +8,13 @@ import copy
 import itertools
 import math
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -26,9 +23,7 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     Subset,
-    TensorDataset,
     WeightedRandomSampler,
-    default_collate,
 )
 
 from bu_torch.internal.global_state import preserved_random_state
@@ -41,20 +36,15 @@ from bu_torch.samples.batches import (
     InputKey,
     Keys,
     as_tensors,
-    check_bytes,
     concatenate,
-    split_batch,
     whole_pair,
 )
+from bu_torch.samples.readings import READ_BATCH, LoaderRows, seeded, with_batches
 from bu_torch.samples.samples import Samples, UnreadableError, choose_among, known_labels, packed, without_ignored
-from bu_torch.samples.worker import DatasetError, from_copy, from_here, from_worker, may_start_worker, start_from
 
-READ_BATCH = 256
-_READ_TWICE = 32  # samples, to see whether they are augmented at random
 _MOST_PASSES, _MOST_DRAWS = 16, 2_000_000  # to see if a sampler draws some samples more often
 _MOST_INDICES = 100_000_000
 _SIGNIFICANCE = 3.0  # standard deviations of a correlation
-_Result = TypeVar("_Result")
 
 
 def read_samples(
@@ -143,12 +133,12 @@ def read_loader(
                 "batch_size": None if loader.batch_sampler is None else loader.batch_size or READ_BATCH
             }
             limits = stream_limit, stream_limit or 0, max_bytes, has_progress_bar
-            read = _with_batches(loader, order, seed, lambda batches: concatenate(batches, keys, transform, *limits))
+            read = with_batches(loader, order, seed, lambda batches: concatenate(batches, keys, transform, *limits))
             return choose_among(*read, how_many, seed)._replace(classes=classes)
         indices, are_lists, weights = visited_by(loader, n_batches, unwrap)
         if loader.batch_sampler is None and not are_lists:
             items = {"sampler": indices, "batch_size": None}
-            read = _with_batches(loader, items, seed, lambda batches: concatenate(batches, keys, transform))
+            read = with_batches(loader, items, seed, lambda batches: concatenate(batches, keys, transform))
             return choose_among(*read, how_many, seed)._replace(classes=classes)
         n_training, are_places = len(indices), isinstance(indices[0], int)
         known = known_labels(dataset, keys.labels) if are_places else None
@@ -158,14 +148,16 @@ def read_loader(
             chosen = stratified_rows(n_training, n_wanted, seed, None if known is None else known[indices])
             indices = [indices[i] for i in chosen.tolist()]
             weights = None if weights is None else weights[chosen]
-        inputs, labels, is_random = _read_at(
-            loader, indices, seed, keys, transform, max_bytes, looks_for_augmentation, has_progress_bar
-        )
-        if len(labels) != len(indices):
+        again = LoaderRows(loader, indices, seed, keys, transform, has_progress_bar)
+        inputs, labels, is_random, oddity = again.read_first(max_bytes, looks_for_augmentation)
+        are_known = len(labels) == len(indices)
+        if not are_known:
             are_places, weights = False, None
         rows = torch.as_tensor(indices if are_places else range(len(labels)), device="cpu")
         inputs, packing = packed(inputs)
-        samples = Samples(inputs, labels, rows, n_training, classes, is_stratified, weights, 0, is_random, packing)
+        samples = Samples(inputs, labels, rows, n_training, classes, is_stratified, weights, packing=packing)
+        if looks_for_augmentation and are_known:
+            samples = samples._replace(is_random=is_random, oddity=oddity, again=again)
         return without_ignored(samples)
 
 
@@ -178,96 +170,6 @@ def _class_names(dataset: Any) -> list[str] | None:
     except Exception:  # a user's property may raise anything, and nothing but a page's wording depends on it
         return None
     return names if all(isinstance(name, str) for name in names) else None
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Let global random states start from `seed`; put them back on leaving."""
-    with preserved_random_state():
-        start_from(seed)
-        yield
-
-
-def _with_batches(
-    loader: DataLoader[Any], order: dict[str, Any], seed: int, use: Callable[[Iterator[Any]], _Result]
-) -> _Result:
-    """Use batches from a worker, or from a copy if no worker may start, or if it fails and training has none."""
-    failure = ""
-    if may_start_worker(loader):
-        try:
-            with closing(from_worker(loader, order, seed)) as batches:
-                return use(batches)
-        except DatasetError as error:  # tensors on a GPU, connections and threads do not work in a forked process
-            if loader.num_workers:
-                raise
-            failure = f"{error} "
-    with seeded(seed), closing(from_copy(loader, order, failure)) as batches:
-        return use(batches)
-
-
-def _read_at(
-    loader: DataLoader[Any],
-    indices: list[Any],
-    seed: int,
-    keys: Keys,
-    transform: Callable[[Any], Any] | None,
-    max_bytes: int | None,
-    looks_for_augmentation: bool,
-    has_progress_bar: bool,
-) -> tuple[Any, Tensor, bool]:
-    """Inputs and labels at these indices, in batches as the loader makes them; True if a second reading differs.
-
-    Tensors in memory run no code of the user's, so they are read here, and all at once if there is no `transform`.
-    """
-    held = _in_memory(loader, indices)
-    if held is not None and transform is None:
-        tensors, rows = held
-        inputs, labels = split_batch(tensors, keys)
-        check_bytes(inputs, len(indices), max_bytes)
-        return *pytree.tree_map(lambda tensor: tensor.detach()[rows], (inputs, labels)), False
-    size = loader.batch_size or READ_BATCH
-    twice = indices[:_READ_TWICE] if looks_for_augmentation else []  # by the same worker: its generators move on
-    lists = [part[i : i + size] for part in (indices, twice) for i in range(0, len(part), size)]
-    n_lists = math.ceil(len(indices) / size)
-    order = {"sampler": lists, "batch_size": None} if loader.batch_sampler is None else {"batch_sampler": lists}
-
-    def join(batches: Iterator[Any]) -> tuple[Any, Tensor, bool]:
-        first = itertools.islice(batches, n_lists)
-        inputs, labels = concatenate(first, keys, transform, None, len(indices), max_bytes, has_progress_bar)
-        if not twice or len(labels) != len(indices):
-            return inputs, labels, False
-        n_twice = len(twice)
-        before = pytree.tree_map(lambda tensor: tensor[:n_twice], (inputs, labels))
-        both, _ = concatenate([before, concatenate(batches, keys, transform)], NO_KEYS, None)  # padded alike
-        is_same = all(torch.equal(tensor[:n_twice], tensor[n_twice:]) for tensor in pytree.tree_leaves(both))
-        return inputs, labels, not is_same
-
-    if held is not None:
-        with closing(from_here(loader.dataset, loader.collate_fn, order)) as batches:
-            return join(batches)
-    inputs, labels, is_random = _with_batches(loader, order, seed, join)
-    if len(labels) < len(indices):
-        warnings.warn(
-            f"The loader's batches hold {len(labels)} of the {len(indices)} samples that were read: only those are"
-            " used.",
-            stacklevel=2,
-        )
-    return inputs, labels, is_random
-
-
-def _in_memory(loader: DataLoader[Any], indices: list[Any]) -> tuple[list[Tensor], Tensor] | None:
-    """Tensors of a `TensorDataset`, or of subsets of one, and rows of them; None for all other datasets."""
-    dataset: Any = loader.dataset
-    subsets = []
-    while type(dataset) is Subset:
-        subsets.append(dataset)
-        dataset = dataset.dataset
-    if type(dataset) is not TensorDataset or loader.collate_fn is not default_collate:
-        return None
-    rows = torch.as_tensor(indices, device="cpu")
-    for subset in subsets:
-        rows = torch.as_tensor(subset.indices, device="cpu")[rows]
-    return list(dataset.tensors), rows
 
 
 def visited_by(

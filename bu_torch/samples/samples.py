@@ -1,7 +1,7 @@
 """Training samples as tensors, the choice of some of them, and copies among them."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,6 +11,9 @@ from torch.utils.data import Subset, TensorDataset
 from bu_torch.internal.inputs import as_features, as_labels, as_tensor
 from bu_torch.internal.packing import Packing, as_inputs
 from bu_torch.samples.balance import as_weights, stratified_rows
+
+if TYPE_CHECKING:
+    from bu_torch.samples.readings import LoaderRows
 
 IGNORED = -100  # default `ignore_index` of torch's losses
 _BLOCK_ELEMENTS = 2**22  # compared at once
@@ -27,14 +30,19 @@ class Samples(NamedTuple):
     is_stratified: bool | None = None  # whether each class has its share of a subset; None if all samples are here
     weights: Tensor | None = None  # how often training draws each, (n,) float64, > 0; None if it draws all alike
     n_ignored: int = 0  # samples that were left out because their label is `IGNORED`
-    is_random: bool = False  # whether a sample differs each time it is read
+    is_random: bool = False  # whether inputs differ each time they are read, and nothing else does
     packing: Packing | None = None  # layout of several tensors in `inputs`; None if there is one
+    oddity: str = ""  # what a second reading does otherwise, in words, if it does not give the same samples
+    again: "LoaderRows | None" = None  # reads these samples again; None if they cannot be, or nobody looked
+    readings: Tensor | None = None  # further readings of the inputs, (n_draws, n, ...)
 
     def at(self, rows: Tensor) -> "Samples":
         """Some of the samples, by their places here."""
         inputs, labels, places = (part[rows.to(part.device)] for part in (self.inputs, self.labels, self.rows))
         weights = None if self.weights is None else self.weights[rows.to(self.weights.device)]
-        return self._replace(inputs=inputs, labels=labels, rows=places, weights=weights)
+        again = None if self.again is None else self.again.at(rows)
+        readings = None if self.readings is None else self.readings[:, rows.to(self.readings.device)]
+        return self._replace(inputs=inputs, labels=labels, rows=places, weights=weights, again=again, readings=readings)
 
 
 class UnreadableError(ValueError):

@@ -120,10 +120,10 @@ def _explained(dataset: Dataset[Any], place: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # a user's class may raise anything
-        raise DatasetError(f"{type(dataset).__name__} cannot be read in {place}: {_described(error)}.") from error
+        raise DatasetError(f"{type(dataset).__name__} cannot be read in {place}: {described(error)}.") from error
 
 
-def _described(error: Exception) -> str:
+def described(error: Exception) -> str:
     """Type and text of an exception, in one line, without the traceback that torch adds to a worker's."""
     said = f"{type(error).__name__}: {error}"
     if "Original Traceback" in said:
@@ -153,7 +153,7 @@ def from_copy(loader: DataLoader[Any], order: dict[str, Any], failure: str) -> B
                     f"{name} gives the same iterator each time: reading it here would use up its samples."
                 ) from error
         warnings.warn(
-            f"{failure}{name} cannot be copied ({_described(error)}): reading it may move its random generators, caches"
+            f"{failure}{name} cannot be copied ({described(error)}): reading it may move its random generators, caches"
             " and open files.",
             stacklevel=2,
         )

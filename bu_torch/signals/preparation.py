@@ -17,7 +17,8 @@ from bu_torch.estimators.label_probabilities import LabelRegression
 from bu_torch.estimators.trust import TrustScore
 from bu_torch.internal.files import open_whole, regular_file
 from bu_torch.internal.printing import cleaned
-from bu_torch.perturbation.draws import MixedMove, kind_of
+from bu_torch.perturbation.draws import kind_of
+from bu_torch.perturbation.moves import MixedMove, Readings
 from bu_torch.samples.samples import copies
 from bu_torch.space.features import FeatureSpace, MixedFeatures
 
@@ -38,7 +39,7 @@ class Preparation:
     """Results for N samples, each perturbed D times, of C classes that have samples; `boundary` holds most of them.
 
     `save` and `packed` write one format, a zip of plain arrays and the fingerprint, which `load` checks. No inputs are
-    among them: perturbed inputs are drawn again from samples and seed.
+    among them: perturbed inputs are drawn again from samples and seed, or were read with them.
     """
 
     boundary: BoundaryUncertainty  # fitted: labels, neighbours, label probabilities
@@ -158,7 +159,7 @@ def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor
     options = (boundary.feature_extractor, boundary.perturbation)
     words += [repr(option) for option in options if isinstance(option, MixedFeatures | MixedMove)]
     words += [boundary.feature_extractor] if isinstance(boundary.feature_extractor, str) else []
-    digest = hashlib.sha256("".join([*words, kind if kind in ("neighbors", "tokens") else ""]).encode())
+    digest = hashlib.sha256("".join([*words, kind if kind in ("neighbors", "tokens", "reading") else ""]).encode())
     # An extractor and a perturbation are identified by their results on a few samples.
     few = inputs[:_PROBE]
     is_probed = callable(boundary.feature_extractor) and not boundary.may_use_module(inputs)
@@ -166,6 +167,8 @@ def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor
     if callable(boundary.perturbation):
         generator = torch.Generator().manual_seed(boundary.seed)
         probe.append(boundary.perturbation(few.clone(), torch.ones(len(few), device=few.device), generator))
+    if isinstance(boundary.perturbation, Readings):  # they cannot be drawn again
+        probe.append(boundary.perturbation.inputs[: boundary.n_draws])
     for tensor in (inputs, labels, *probe, *([] if weights is None else [weights])):
         digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
         digest.update(tensor.cpu().contiguous().numpy().data.cast("B"))

@@ -177,7 +177,7 @@ def test_random_augmentation_is_noticed_and_said_once(tmp_path, log, reach):
     data = Made(lambda i: (inputs[i].roll(int(torch.randint(-reach, reach + 1, ())), dims=1), labels[i]), 160)
     made = trainer(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1), max_epochs=1)
     made.fit(Module(), DataLoader(data, batch_size=40))
-    assert log.text.count("a sample differs each time it is read (random augmentation)") == (reach > 0)
+    assert log.text.count("A sample differs each time it is read (random augmentation)") == (reach > 0)
 
 
 @pytest.mark.parametrize("kind", ["method", "function"])

@@ -1,6 +1,7 @@
 """Bad and odd training data and outputs, in a real fit: handled, or refused by name before the first epoch."""
 
 import inspect
+import itertools
 
 import lightning.pytorch as pl
 import numpy as np
@@ -39,6 +40,15 @@ class Lenient(Classifier):
 
 def of(item, **kwargs):
     return DataLoader(Made(item), batch_size=30, **kwargs)
+
+
+def differing(item):
+    """Samples from a function of the index and of the number of those that were read before."""
+    numbers = itertools.count()
+    return of(lambda i: item(i, next(numbers)))
+
+
+READ = "`perturbation='reading'` needs a dataset or a loader whose samples differ each time they are read"
 
 
 def collated(change, **kwargs):
@@ -124,6 +134,20 @@ REFUSED = {
     "no such place": fine("must give an output with `output_key=7`, got tuple of 2", of_pair, output_key=7),
     "no such name": fine(
         "must give an output with `output_key='scores'`, got tuple of 2", of_pair, output_key="scores"
+    ),
+    "one reading of tensors": fine(f"{READ}: a second reading .* gives the same inputs", perturbation="reading"),
+    "one reading of a reference": fine(f"{READ}: these are read once", reference=(X, Y), perturbation="reading"),
+    "one reading of a stream": (
+        DataLoader(Stream(), batch_size=32),
+        f"{READ}: these are read once. Pass `perturbation=None`",
+        None,
+        {"perturbation": "reading"},
+    ),
+    "readings of other samples": (
+        differing(lambda i, n: (X[i], (Y[i] + (n >= 120)) % 3)),
+        f"{READ}: a second reading of the same samples gives other labels",
+        None,
+        {"perturbation": "reading"},
     ),
     "class weights of two": fine("data: `class_weight` must list", class_weight=[1.0, 2.0]),
     "no such place of labels": fine(

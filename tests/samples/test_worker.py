@@ -386,7 +386,7 @@ class TestAugmentation:
 
 class TestTensorsInMemory:
     def test_are_indexed_here_and_copied(self, monkeypatch):
-        monkeypatch.setattr("bu_torch.samples.reading._with_batches", None)
+        monkeypatch.setattr("bu_torch.samples.readings.with_batches", None)
         x, y = X.clone().requires_grad_(), Y.clone()
         dataset, rows = TensorDataset(x, y), torch.arange(59, -1, -1)
         for one in (dataset, Subset(Subset(dataset, range(60)), rows), Subset(dataset, rows.tolist())):

@@ -1,4 +1,4 @@
-"""Settings and functions of the user for samples of several tensors, which are packed into one."""
+"""Perturbation of the samples of a run: further readings of them, or moves that suit the tensors of a sample."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,24 +8,64 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from bu_torch.internal.inputs import as_features
 from bu_torch.internal.logits import as_taken
 from bu_torch.internal.packing import Packing
-from bu_torch.perturbation.draws import MixedMove
+from bu_torch.perturbation.draws import ASKED_TO_READ, WITHOUT_READING
+from bu_torch.perturbation.moves import MixedMove, Readings
 from bu_torch.run.settings import MeasurementSettings
+from bu_torch.samples.readings import read_again
+from bu_torch.samples.samples import Samples, UnreadableError
 from bu_torch.space.features import MixedFeatures
 
 
-def settings_for(settings: MeasurementSettings, packing: Packing | None) -> MeasurementSettings:
-    """Settings adapted to packed samples: the user's callables get the tensors as training has them.
+def with_readings(
+    samples: Samples, n_draws: int, settings: MeasurementSettings, warn: Callable[[str], None]
+) -> Samples:
+    """Read the samples again, `n_draws` times, if two readings differ and the settings name no other perturbation.
+
+    Readings that are none of the same samples end in a warning, and the samples are moved; in a ValueError if the
+    settings ask for readings.
+    """
+    if not may_be_read_again(settings):
+        return samples
+    oddity = samples.oddity
+    if samples.is_random and samples.again is not None:
+        try:
+            return read_again(samples, n_draws)
+        except UnreadableError as error:
+            oddity = str(error)
+    found = f"a second reading of the same samples {oddity or 'gives the same inputs'}"
+    if settings.perturbation == "reading":
+        found = "these are read once" if samples.again is None else found
+        raise ValueError(f"{ASKED_TO_READ}: {found}. {WITHOUT_READING}")
+    if oddity:
+        warn(
+            f"Samples: {found}. That is no augmentation, so a check perturbs the first reading. Let the dataset give"
+            " the same sample for the same index, augmented or not, or pass samples as `reference=(inputs, labels)`."
+        )
+    return samples
+
+
+def may_be_read_again(settings: MeasurementSettings) -> bool:
+    """Return True if readings may take the place of perturbed samples."""
+    return settings.perturbation is None or settings.perturbation == "reading"
+
+
+def settings_for(settings: MeasurementSettings, samples: Samples) -> MeasurementSettings:
+    """Settings adapted to samples: further readings perturb them; the user's callables get tensors as training does.
 
     By default, rows of indices (token ids and their masks) are exchanged as tokens, images are moved as images and
     tables as tables. Numbers beside indices are moved, and the indices exchanged (`MixedMove`).
     """
+    perturbation, extractor, packing = settings.perturbation, settings.feature_extractor, samples.packing
+    if samples.readings is not None:
+        flat = as_features(samples.readings.flatten(0, 1), "further readings", keep_integers=True)
+        perturbation = Readings(flat.unflatten(0, samples.readings.shape[:2]))
     if packing is None:
-        return settings
-    perturbation, extractor = settings.perturbation, settings.feature_extractor
+        return replace(settings, perturbation=perturbation)
     if callable(perturbation):
-        perturbation = UnpackedPerturbation(perturbation, packing)
+        perturbation = _Perturbation(perturbation, packing)
     elif packing.has_indices and perturbation in ("random", "neighbors"):
         names = [name for name, dtype in zip(packing.names, packing.dtypes, strict=True) if dtype is not None]
         raise ValueError(
@@ -39,13 +79,13 @@ def settings_for(settings: MeasurementSettings, packing: Packing | None) -> Meas
     elif perturbation is None and not packing.is_table:
         perturbation = "neighbors"
     if callable(extractor):
-        extractor = UnpackedExtractor(extractor, packing)
+        extractor = _Extractor(extractor, packing)
     elif extractor is None and packing.form == "columns" and not packing.is_table:
         extractor = MixedFeatures(packing)
     return replace(settings, perturbation=perturbation, feature_extractor=extractor)
 
 
-class UnpackedPerturbation:
+class _Perturbation:
     """Perturbation of the user that takes and returns several tensors."""
 
     def __init__(self, perturbation: Callable[..., Any], packing: Packing) -> None:
@@ -60,9 +100,7 @@ class UnpackedPerturbation:
         return self._packing.pack(perturbed)
 
 
-class UnpackedExtractor:
-    """Feature extractor of the user that takes several tensors."""
-
+class _Extractor:
     def __init__(self, extractor: Callable[..., Any], packing: Packing) -> None:
         self._extractor, self._packing = extractor, packing
         self.__self__ = extractor if isinstance(extractor, nn.Module) else getattr(extractor, "__self__", None)

@@ -1,0 +1,200 @@
+"""Augmented data: a check reads the network where the dataset does, at further readings of its samples."""
+
+import pytest
+import torch
+from problems import Augmented, Classifier, Made, Plain, blobs, cut, fit, in_order
+from scenarios import tokens
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from bu_torch import (
+    BoundaryUncertainty,
+    BoundaryUncertaintyMonitor,
+    BoundaryUncertaintyStopper,
+    BoundaryUncertaintyStopping,
+)
+from bu_torch.report import read_record
+from bu_torch.report.page import render
+
+X, Y = blobs()
+SEEN = []  # by networks in checks
+SAID = "A sample differs each time it is read (random augmentation)"
+
+
+class Seeing(Classifier):
+    def forward(self, x):
+        if not self.training:
+            SEEN.append(x.clone())
+        return super().forward(x)
+
+
+class SeeingTokens(Seeing):
+    def __init__(self):
+        super().__init__(n_outputs=2)
+        self.words = nn.Embedding(60, 4)
+
+    def forward(self, x):
+        if not self.training:
+            SEEN.append(x.clone())
+        return self.net(self.words(x).mean(dim=1))
+
+
+def shifted(i):
+    """One whole number is added to all of a sample."""
+    return X[i] + torch.randint(5, ()), Y[i]
+
+
+def monitored(folder, data=None, module=None, options=None, **settings):
+    SEEN.clear()
+    monitor = BoundaryUncertaintyMonitor(**{"n_neighbors": 20, "n_draws": 2, **settings})
+    data = data if isinstance(data, DataLoader) else DataLoader(data or Made(shifted), batch_size=30)
+    fit(folder, monitor, module=module or Seeing(), data=data, **{"max_epochs": 2, **(options or {})})
+    return monitor
+
+
+def are_shifted(seen):
+    """True if each row is a sample plus a whole number."""
+    steps = (seen.unsqueeze(1) - X).double()
+    return bool(((steps - steps.mean(dim=2, keepdim=True).round()).abs().amax(dim=2).amin(dim=1) < 1e-5).all())
+
+
+def ways(*lists):
+    return pytest.mark.parametrize(("settings", "kind"), lists, ids=lambda value: str(value or "by default"))
+
+
+@ways(({}, "reading"), ({"perturbation": "reading"}, "reading"), ({"perturbation": "random"}, "random"))
+def test_a_check_passes_what_the_dataset_gives(tmp_path, log, settings, kind):
+    monitor = monitored(tmp_path, **settings)
+    is_read = kind == "reading"
+    assert are_shifted(torch.cat(SEEN)) == is_read
+    record = read_record(monitor.record_path)
+    assert record.data["perturbation"] == kind
+    assert f">{kind}<" in render(record)
+    assert log.text.count(SAID) == is_read
+    assert log.text.count("To change it: `perturbation='reading'`") == (not is_read)
+
+
+def test_the_draws_of_a_sample_differ(tmp_path):
+    monitored(tmp_path, Made(lambda i: (X[i] + torch.rand(()), Y[i])), n_draws=3)
+    check = SEEN[-1]
+    assert len(check) == 360
+    assert len(torch.unique(check, dim=0)) == 360
+
+
+def test_data_that_is_not_augmented_is_moved(tmp_path, log):
+    monitor = monitored(tmp_path, Made(lambda i: (X[i], Y[i])))
+    assert read_record(monitor.record_path).data["perturbation"] == "random"
+    assert "augmentation" not in log.text
+
+
+def test_an_augmented_reference_is_read_again(tmp_path):
+    monitor = monitored(tmp_path, TensorDataset(X + 0.5, Y), reference=Made(shifted))
+    assert read_record(monitor.record_path).data["perturbation"] == "reading"
+
+
+@ways(({}, "reading"), ({"perturbation": "reading"}, "reading"), ({"perturbation": "tokens"}, "tokens"))
+def test_token_ids_stay_ids(tmp_path, settings, kind):
+    ids, labels = tokens()
+    data = Made(lambda i: (torch.where(torch.rand(12) < 0.1, 0, ids[i]), labels[i]))
+    monitor = monitored(tmp_path, data, SeeingTokens(), **settings)
+    assert {one.dtype for one in SEEN} == {torch.int64}
+    assert read_record(monitor.record_path).data["perturbation"] == kind
+    check = SEEN[-1][-240:].reshape(2, 120, 12)
+    is_own = (check == ids) | (check == 0)
+    assert bool(is_own.all()) == (kind == "reading")
+
+
+class Hooked(Seeing):
+    """Augments on the device."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return batch[0] + torch.randint(5, (len(batch[0]), 1), device=batch[0].device), batch[1]
+
+
+def test_augmentation_in_a_hook_is_drawn_anew(tmp_path, log):
+    monitored(tmp_path, in_order(), Hooked(), n_draws=3)
+    assert log.text.count(SAID) == 1
+    check = SEEN[-1]
+    assert are_shifted(check)
+    assert not torch.equal(check[:120], check[120:240])
+
+
+def test_several_tensors_are_read_again(tmp_path):
+    class Two(Plain):
+        def forward(self, first, second):
+            SEEN.append(torch.cat((first, second), dim=1).clone())
+            return self.net(SEEN[-1])
+
+        def training_step(self, batch, batch_idx):
+            return nn.functional.cross_entropy(self(*batch[:2]), batch[2])
+
+    def item(i):
+        x, label = shifted(i)
+        return x[:1], x[1:], label
+
+    monitor = monitored(tmp_path, Made(item), Two())
+    assert are_shifted(torch.cat(SEEN))
+    assert read_record(monitor.record_path).data["perturbation"] == "reading"
+
+
+def test_a_resumed_run_and_a_cache_have_the_same_readings(tmp_path, log, recwarn):
+    loader, settings = DataLoader(Augmented(), batch_size=30), {"cache": tmp_path / "near.npz"}
+    path = cut(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20, **settings), module=Plain(), data=loader)
+    torch.rand(7)  # the random state is another one
+    again = BoundaryUncertaintyMonitor(n_neighbors=20, **settings)
+    fit(tmp_path, again, module=Plain(), data=loader, max_epochs=4, ckpt_path=path)
+    assert len(again.history) == 4
+    assert not [one for one in recwarn if "different training samples" in str(one.message)]
+    assert "loaded the preparation of an earlier run" in log.text
+
+
+def test_the_bound_on_bytes_counts_each_reading(tmp_path):
+    n_bytes = X[0].nbytes
+    for n_draws, n_samples in ((1, 60), (2, 40)):
+        monitor = monitored(tmp_path, n_draws=n_draws, max_bytes=120 * n_bytes)
+        assert monitor.tracker.groundwork.plan == (n_samples, n_draws)
+    moved = monitored(tmp_path, n_draws=2, max_bytes=120 * n_bytes, perturbation="random")
+    assert moved.tracker.groundwork.plan == (120, 2)
+
+
+def test_readings_of_a_part_of_the_samples_are_of_that_part(tmp_path):
+    monitored(tmp_path, max_samples=50)
+    assert len(SEEN[-1]) == 100
+    assert are_shifted(SEEN[-1])
+
+
+def test_the_rule_of_the_paper_reads_the_samples_too(tmp_path):
+    stopping = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=2, rule="parzen_uncertainty")
+    fit(tmp_path, stopping, module=Plain(), data=DataLoader(Made(shifted), batch_size=30), max_epochs=2)
+    assert all(0 <= entry["parzen_uncertainty"] <= 1 for entry in stopping.history)
+
+
+class Failing(Made):
+    """Gives each sample once; then something else."""
+
+    def __init__(self, then):
+        self.seen = set()
+        super().__init__(lambda i: then(i) if i in self.seen else self.seen.add(i) or (X[i], Y[i]))
+
+
+def gone(i):
+    raise OSError("the file is gone")
+
+
+@pytest.mark.parametrize(
+    ("then", "said"),
+    [(lambda i: (X[i], (Y[i] + 1) % 3), "gives other labels"), (gone, "fails: .*the file is gone")],
+    ids=["other labels", "an error"],
+)
+def test_what_is_no_augmentation_ends_in_a_sentence(tmp_path, then, said):
+    match = f"a second reading of the same samples {said}.* a check perturbs the first reading. Let the dataset"
+    with pytest.warns(UserWarning, match=match):
+        monitor = monitored(tmp_path, in_order(), reference=Failing(then))
+    assert len(monitor.history) == 2
+    assert read_record(monitor.record_path).data["perturbation"] == "random"
+
+
+@pytest.mark.parametrize("make", [BoundaryUncertaintyStopper, lambda *data, **k: BoundaryUncertainty(**k).fit(*data)])
+def test_tensors_cannot_be_read_again(make):
+    with pytest.raises(ValueError, match=r"`perturbation='reading'` needs a dataset .*: tensors cannot be read again"):
+        make(X, Y, perturbation="reading")

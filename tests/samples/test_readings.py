@@ -1,0 +1,158 @@
+"""Samples that random augmentation changes are read again, as draws that repeat."""
+
+import multiprocessing
+import re
+
+import pytest
+import torch
+from problems import Augmented, Made, blobs
+from torch.utils.data import DataLoader, TensorDataset
+
+from bu_torch.samples.reading import read_loader
+from bu_torch.samples.readings import are_equal, read_again
+from bu_torch.samples.samples import UnreadableError, fewer_of
+
+X, Y = blobs()
+
+
+def read(dataset, n=1000, num_workers=0, collate_fn=None, **options):
+    loader = DataLoader(dataset, 25, num_workers=num_workers, collate_fn=collate_fn)
+    options = {"looks_for_augmentation": True, "seed": 3, **options}
+    return read_loader(loader, lambda n_training: min(n, n_training), **options)
+
+
+class Counted(Made):
+    """Samples from a function of the index and of the number of times that it was read before."""
+
+    def __init__(self, item):
+        self.times = [0] * 120
+        super().__init__(lambda i: item(i, self.count(i)))
+
+    def count(self, i):
+        self.times[i] += 1
+        return self.times[i] - 1
+
+
+class Own(Made):
+    """Draws from a generator that it holds."""
+
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(0)
+        super().__init__(lambda i: (X[i] + torch.randn(4, generator=self.generator), Y[i]))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", [Augmented, Own])
+def test_readings_differ_repeat_and_begin_alike(kind, num_workers):
+    samples = read(kind(), num_workers=num_workers)
+    three, two = read_again(samples, 3), read_again(samples, 2)
+    assert three.readings.shape == (3, *samples.inputs.shape)
+    assert torch.equal(three.readings[:2], two.readings)
+    assert torch.equal(three.inputs, two.inputs)
+    readings = [three.inputs, *three.readings]
+    for place, one in enumerate(readings):
+        assert not any((one == other).any(dim=1).any() for other in readings[:place])
+    other = read_again(read(kind(), num_workers=num_workers), 3)
+    assert torch.equal(other.readings, three.readings)
+
+
+def test_readings_are_the_same_in_a_worker_and_in_a_copy():
+    forked = read_again(read(Augmented()), 2).readings
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("spawn", force=True)
+    try:
+        assert torch.equal(read_again(read(Augmented()), 2).readings, forked)
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+
+
+def test_readings_are_those_of_the_samples_also_of_some_of_them():
+    shifted = Counted(lambda i, times: (X[i] + times, Y[i]))
+    samples = read(shifted, 90)
+    few = fewer_of(samples, 50, seed=0)
+    again = read_again(few, 2)
+    for offset, reading in enumerate((again.inputs, *again.readings)):
+        assert torch.equal(reading, X[few.rows] + offset)
+    part = again.at(torch.tensor([4, 1]))
+    assert torch.equal(part.readings, again.readings[:, [4, 1]])
+    assert shifted.times == [0] * 120  # nothing of the user's has moved
+
+
+def test_ignored_samples_are_not_read_again():
+    labels = torch.where(torch.arange(120) < 7, -100, Y)
+    again = read_again(read(Counted(lambda i, times: (X[i] + times, labels[i]))), 1)
+    assert torch.equal(again.readings[0], X[7:] + 1)
+
+
+def test_a_transform_draws_anew():
+    def transform(batch):
+        return batch[0] + torch.randn_like(batch[0]), batch[1]
+
+    samples = read(TensorDataset(X, Y), transform=transform)
+    assert samples.is_random
+    again = read_again(samples, 2)
+    assert not (again.readings[0] == again.readings[1]).any()
+    assert torch.equal(again.readings, read_again(samples, 2).readings)
+
+
+def test_token_ids_stay_ids_and_are_padded_to_one_length():
+    def collate(batch):
+        lengths = [len(ids) for ids, _ in batch]
+        ids = torch.nn.utils.rnn.pad_sequence([ids for ids, _ in batch], batch_first=True)
+        mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
+        return {"ids": ids, "mask": mask.long()}, torch.stack([label for _, label in batch])
+
+    def item(i):
+        ids = torch.arange(1, 4 + i % 7)
+        return ids[torch.rand(len(ids)) < 0.7], Y[i]
+
+    again = read_again(read(Made(item), collate_fn=collate), 2)
+    assert again.inputs.dtype == again.readings.dtype == torch.int64
+    assert again.readings.shape[2:] == again.inputs.shape[1:]
+    ids = again.packing.unpack(again.readings[0])["ids"]
+    assert all(set(row[row > 0].tolist()) <= set(range(1, 4 + i % 7)) for i, row in enumerate(ids))
+
+
+# What a second reading does, and what is said of it.
+def fails(i, times):
+    if times:
+        raise KeyError("the file is gone")
+    return X[i], Y[i]
+
+
+ODD = {
+    "other labels": (lambda i, times: (X[i] + times, (Y[i] + times) % 3), "gives other labels"),
+    "other shapes": (lambda i, times: (X[i].repeat(1 + times), Y[i]), "fails: .*all inputs must have one shape"),
+    "an error": (fails, "fails: .*the file is gone"),
+}
+
+
+@pytest.mark.parametrize("odd", list(ODD))
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_is_no_augmentation_is_told(odd, num_workers):
+    item, said = ODD[odd]
+    samples = read(Counted(item), num_workers=num_workers)
+    assert not samples.is_random
+    assert re.match(said, samples.oddity)
+    assert torch.equal(samples.inputs, X)
+
+
+def later(change):
+    """Differs as augmentation does when a few are read twice, and otherwise when all are."""
+    return Counted(lambda i, times: change(i, times) if i >= 50 and times else (X[i] + times, Y[i]))
+
+
+@pytest.mark.parametrize("odd", list(ODD))
+def test_what_comes_later_is_told_too(odd):
+    samples = read(later(ODD[odd][0]))
+    assert samples.is_random
+    with pytest.raises(UnreadableError, match=ODD[odd][1]):
+        read_again(samples, 1)
+
+
+def test_the_same_samples_are_not_random_though_they_hold_nan():
+    broken = torch.where(torch.arange(4) == 2, torch.nan, X)
+    assert not read(Made(lambda i: (broken[i], Y[i]))).is_random
+    assert are_equal(broken, broken.clone())
+    assert not are_equal(broken, X)
+    assert not are_equal(broken, broken + 1)
