@@ -50,8 +50,9 @@ def make_stopper(
         warnings.warn(describe_ignored(samples.n_ignored), stacklevel=2)
     if samples.is_random:
         warnings.warn(
-            "A sample differs each time it is read (random augmentation). Each is read once here, and moved: such a score"
-            " hardly ranks epochs. Pass training data without augmentation, or train with Lightning, which reads again.",
+            "A sample differs each time it is read (random augmentation). Each is read once here, and moved: such a"
+            " score hardly ranks epochs. Pass training data without augmentation, or train with Lightning, which reads"
+            " again.",
             stacklevel=2,
         )
     planned = {"n_draws": made.n_draws, "max_samples": None, "budget": None}
