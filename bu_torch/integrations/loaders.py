@@ -51,7 +51,7 @@ def make_stopper(
     if samples.is_random:
         warnings.warn(
             "A sample differs each time it is read (random augmentation). Each is read once here, and moved: such a"
-            " score hardly ranks epochs. Pass training data without augmentation, or train with Lightning, which reads"
+            " score ranks epochs less well. Pass training data without augmentation, or train with Lightning, which reads"
             " again.",
             stacklevel=2,
         )
