@@ -51,7 +51,7 @@ def make_stopper(
     if samples.is_random:
         warnings.warn(
             "A sample differs each time it is read (random augmentation). Each is read once here, and moved: such a"
-            " score hardly ranks epochs. Pass data without augmentation, or train with Lightning, which reads again.",
+            " score ranks epochs less well. Pass data without it, or train with Lightning, which reads samples again.",
             stacklevel=2,
         )
     planned = {"n_draws": made.n_draws, "max_samples": None, "budget": None}

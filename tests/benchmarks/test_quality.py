@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from bu_torch import BoundaryUncertaintyStopper
+from bu_torch import BoundaryUncertaintyStopper, Signals
 from bu_torch.rule.rules import STANDARD_ERROR
-from bu_torch.signals.catalogue import SIGNALS
 
 SEED, EPOCHS = 3, 40
 ACCURACY = "averaged_expected_accuracy"
@@ -38,7 +37,7 @@ def trained(quality):
 
 def record(**columns):
     """Curves of five epochs."""
-    signals = {prefix + name: [0.5] * 5 for prefix in ("", "averaged_") for name in (*SIGNALS, STANDARD_ERROR)}
+    signals = {prefix + name: [0.5] * 5 for prefix in ("", "averaged_") for name in (*Signals.NAMES, STANDARD_ERROR)}
     errors = {"test_error": [0.5, 0.4, 0.3, 0.2, 0.1], "averaged_test_error": [0.55, 0.45, 0.35, 0.25, 0.15]}
     part = {"test_error": [0.6, 0.61, 0.62, 0.63, 0.64], "averaged_test_error": [0.7, 0.71, 0.72, 0.73, 0.74]}
     measured = {name: [0.0, 0.0, 1.0, 0.0, 0.0] for name in ("val_accuracy", "val_loss", "val_scaled_loss")}
@@ -103,7 +102,7 @@ def test_a_rule_replayed_on_curves_is_the_shipped_stopper(quality, trained, rule
     error = float((net(test[0]).argmax(dim=1) != test[1]).double().mean())
     assert quality.RULES[rule]({"all": columns}) == pytest.approx(error)
     prefix = "" if "averaging" in settings else "averaged_"
-    for name in SIGNALS:
+    for name in Signals.NAMES:
         found = columns[prefix + name][: len(stopper.history)]
         assert found == pytest.approx([check[name] for check in stopper.history], rel=1e-4), name
 

@@ -4,7 +4,7 @@ import problems
 import torch
 from torch import nn
 
-from bu_torch.signals.catalogue import SIGNALS
+from bu_torch import Signals
 
 
 def test_each_network_of_a_stack_learns_as_it_would_alone(training):
@@ -45,7 +45,7 @@ def test_a_training_is_the_same_whether_it_is_watched_or_not(training):
     for one, other in zip(watched, plain, strict=True):
         for name in ("test_error", "averaged_test_error", "long_test_error"):
             assert one[name] == other[name]
-        assert {f"averaged_{signal}" for signal in SIGNALS} <= set(one)
+        assert {f"averaged_{signal}" for signal in Signals.NAMES} <= set(one)
     assert plain[0]["val_accuracy"] == [1 - error for error in plain[0]["test_error"]]  # validated on the test samples
 
 
