@@ -36,18 +36,13 @@ from bu_torch import (
     LabelRegression,
     LabelVotes,
     NeighborGraph,
-    PrototypeClassifier,
     Signals,
     TrustScore,
     functional,
     perturb,
 )
-from bu_torch.functional import boundary as stages
-from bu_torch.functional.boundary import top_pairs
+from bu_torch.functional.boundary import gap_of, local_uncertainty_of, nearness, uncertainty_along_boundary
 from bu_torch.internal.replica import copy_of
-from bu_torch.papers.bandwidth import bandwidth_of_scaled
-from bu_torch.papers.omission import cluster_counts, omission_of_counts
-from bu_torch.papers.parzen import index_pairs
 from bu_torch.run.settings import AVERAGING
 from bu_torch.run.weights import WeightAverage
 
@@ -98,26 +93,21 @@ def median_ms(call: Callable[[], object], repeats: int) -> float:
 def whole_check(device: str, n_samples: int, n_classes: int, repeats: int) -> dict[str, float]:
     """Milliseconds of U and trust of one draw on a device, and the rate at which it moves the least it has to move.
 
-    That is, once each: the logits, and for each member of a cluster its index, two logits and its label (4 bytes each).
+    That is, once each: the logits, the uncertainty of each label, and the distance to each class.
     """
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(n_samples, n_classes, generator=generator).to(device)
-    labels = (torch.arange(n_samples) % n_classes).to(device)
-    neighbors = torch.randint(n_samples, (n_samples, N_NEIGHBORS), generator=generator).int()
-    neighbors[:, 0] = torch.arange(n_samples)
-    neighbors = neighbors.to(device)
     distances = torch.rand(n_samples, n_classes, generator=generator).to(device)
-    member_labels = labels.int()[neighbors]
-    pairs, pair_index = index_pairs(top_pairs(logits))
+    local = local_uncertainty_of(torch.rand(n_samples, n_classes, generator=generator).softmax(dim=1)).to(device)
 
     def check() -> None:
-        stages.pair_terms(logits, labels, neighbors, pairs, pair_index, member_labels=member_labels)
+        uncertainty_along_boundary(logits, local)
         scores = functional.trust_score(distances, logits.argmax(dim=1), validate_args=False)
         functional.mean_trust_score(scores).item()  # waits for the device
 
-    n_bytes = 4 * n_samples * (n_classes + 4 * N_NEIGHBORS)
+    n_bytes = 4 * n_samples * (2 * n_classes + 2)
     milliseconds = median_ms(check, repeats)
-    row: dict[str, float] = {"N": n_samples, "M": N_NEIGHBORS, "J": n_classes, "U and trust, ms": milliseconds}
+    row: dict[str, float] = {"N": n_samples, "J": n_classes, "U and trust, ms": milliseconds}
     return {**row, "least bytes, GB": n_bytes / 1e9, "GB/s": n_bytes / 1e6 / milliseconds}
 
 
@@ -139,8 +129,6 @@ def setup_stages(n_samples: int, n_features: int, n_classes: int) -> dict[str, f
     row: dict[str, float] = {"N": n_samples, "d": n_features, "J": n_classes}
     row["neighbours"], graph = once(lambda: NeighborGraph(N_NEIGHBORS).fit(features))
     row["perturbation"], moved = once(lambda: perturb(features, graph.nearest_distance))
-    row["prototypes"], prototypes = once(lambda: PrototypeClassifier().fit(features, labels))
-    row["pairs"], _ = once(lambda: prototypes.top_pairs(moved))
     trust = TrustScore().fit(features, labels)
     row["class distances"], _ = once(lambda: trust.class_distances(moved, torch.arange(n_samples)))
     row["votes"], _ = once(lambda: LabelVotes().fit(labels, graph.neighbors))
@@ -228,50 +216,21 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
     neighbors[:, 0] = torch.arange(n_samples)
     module = mlp(n_features, n_classes)
     logits = torch.cat([module(batch) for batch in features.split(8192)])
-    top = top_pairs(logits)
-    pairs, pair_index = index_pairs(top)
-    flat, narrow, narrow_top = logits.reshape(-1), neighbors.int(), top.int()
-    of_labels = torch.uint8 if n_classes <= 256 else torch.int32
-    top_labels, member_labels = top.to(of_labels), labels.to(of_labels)[neighbors]
-    rows = stages._BLOCK_ELEMENTS["cpu"] // N_NEIGHBORS
-    gap = torch.rand(n_samples, N_NEIGHBORS) * 2 - 1
     distances = torch.rand(n_samples, n_classes)
-    predictions = logits.argmax(dim=1)
+    predictions, gap = logits.argmax(dim=1), gap_of(logits)
     votes = functional.label_votes(labels, neighbors, 1.0, n_classes)
-
-    def gather() -> None:
-        for pair, members in zip(narrow_top.split(rows), narrow.split(rows), strict=True):
-            stages._gap(flat, n_classes, pair, members)
-
-    def width() -> None:
-        for block in gap.split(rows):
-            bandwidth_of_scaled(block)
-
-    def count() -> None:
-        for pair, of_members, kernel in zip(
-            top_labels.split(rows), member_labels.split(rows), gap.split(rows), strict=True
-        ):
-            stages._count_block(kernel, pair, of_members)
+    local = local_uncertainty_of(votes)
 
     row: dict[str, float] = {"N": n_samples, "d": n_features, "J": n_classes}
     row["forward"] = median_ms(lambda: [module(batch) for batch in features.split(8192)], repeats)
-    row["U"] = median_ms(
-        lambda: stages.pair_terms(logits, labels, narrow, pairs, pair_index, member_labels=member_labels), repeats
-    )
-    row["of it: top pair"] = median_ms(lambda: top_pairs(logits), repeats)
-    row["of it: gather"] = median_ms(gather, repeats)
-    row["of it: width"] = median_ms(width, repeats)
-    row["of it: counts"] = median_ms(count, repeats)
-    row["of it: sums by pair"] = median_ms(
-        lambda: [stages.sum_by_group(gap[:, 0].abs(), pair_index, len(pairs)) for _ in range(2)], repeats
-    )
+    row["U"] = median_ms(lambda: uncertainty_along_boundary(logits, local), repeats)
+    row["of it: gap"] = median_ms(lambda: gap_of(logits), repeats)
+    row["of it: ranks"] = median_ms(lambda: nearness(gap), repeats)
     row["trust"] = median_ms(
         lambda: functional.mean_trust_score(functional.trust_score(distances, predictions, validate_args=False)),
         repeats,
     )
     row["votes"] = median_ms(lambda: functional.expected_accuracy(votes, predictions), repeats)
-    counts = cluster_counts(functional.label_votes(labels, neighbors, 0.0, n_classes), neighbors)
-    row["omission"] = median_ms(lambda: omission_of_counts(*counts, predictions, narrow), repeats)
     row["(U + trust) / forward"] = (row["U"] + row["trust"]) / row["forward"]
     return row
 
@@ -483,14 +442,14 @@ def plot(setup: pd.DataFrame, checks: pd.DataFrame, path: Path) -> None:
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     grown = setup[(setup.d == 16) & (setup.J == 26)].sort_values("N")
-    for name in ("neighbours", "perturbation", "prototypes", "class distances", "votes", "regression", "expected"):
+    for name in ("neighbours", "perturbation", "class distances", "votes", "regression", "expected"):
         style = "--" if name == "expected" else "-"  # there are six colours
         left.loglog(grown.N, grown[name].clip(lower=1e-4), marker="o", linestyle=style, label=name)
     left.set(xlabel="samples N", ylabel="seconds, once", title="Before the first epoch, d = 16, J = 26")
     grown = checks[(checks.d == 16) & (checks.J == 26)].sort_values("N")
     for name in ("forward", "U", "trust", "votes"):
         right.loglog(grown.N, grown[name], marker="o", label=name)
-    right.set(xlabel="samples N", ylabel="ms a check and draw", title="Each check, MLP 128-64, M = 40")
+    right.set(xlabel="samples N", ylabel="ms a check and draw", title="Each check, MLP 128-64")
     for axis in (left, right):
         axis.legend(fontsize="small")
         axis.grid(which="both", linewidth=0.3)

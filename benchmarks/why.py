@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.multiprocessing import get_context
 from training import first_largest
 
-from bu_torch import BoundaryUncertainty, LabelProbabilities, LabelVotes, TrustScore, functional
+from bu_torch import LabelProbabilities, LabelVotes, ParzenUncertainty, TrustScore, functional
 
 RADII = (0.5, 1.0, 2.0)
 DRAWS = (1, 2, 4, 8)
@@ -45,7 +45,7 @@ GROUPS = {
         for radius in RADII
     ),
     "draws": tuple(f"{name}, draws {n}" for name in ("U", "vote agreement", "trust") for n in DRAWS),
-    "cluster size M": tuple(f"{name}, M {m}" for name in ("U", "vote agreement") for m in CLUSTERS),
+    "cluster size M": tuple(f"{name}, M {m}" for name in ("Parzen U", "vote agreement") for m in CLUSTERS),
     "own sample in trust": ("trust, own sample in", "trust, own sample out"),
     "filtering of trust, own sample out": ("trust, none", "trust, density 10 %", "trust, disagreement 10 %",
                                            "trust, disagreement 20 %"),
@@ -90,7 +90,7 @@ class Reference:
     def __post_init__(self) -> None:
         n_samples = len(self.labels)
         self.clusters = [m for m in CLUSTERS if m <= n_samples]
-        self.boundary = {m: BoundaryUncertainty(m, max(DRAWS)).fit(self.inputs, self.labels) for m in self.clusters}
+        self.boundary = {m: ParzenUncertainty(m, max(DRAWS)).fit(self.inputs, self.labels) for m in self.clusters}
         moved = self.boundary[40].perturbed_inputs.float()
         self.points = {radius: (self.inputs + radius * (moved - self.inputs)).flatten(0, 1) for radius in RADII}
         own = torch.arange(n_samples).repeat(max(DRAWS))
@@ -113,11 +113,12 @@ class Reference:
         self.votes = {f"M {m}": votes.votes for m, votes in fitted.items()}
         self.votes |= {f"decay {d}": functional.label_votes(self.labels, neighbors[40], d) for d in (0, 1, 2)}
         both = LabelProbabilities().fit(self.inputs, self.labels, neighbors[40])
+        self.probabilities = {radius: both.predict_proba(points) for radius, points in self.points.items()}
         perturbed = self.points[1.0][: 4 * n_samples]
         self.expected = {
             "votes alone": both.votes.votes.repeat(4, 1),
             "regression alone": both.regression.predict_proba(perturbed),
-            "both, mixed": both.predict_proba(perturbed),
+            "both, mixed": self.probabilities[1.0][: 4 * n_samples],
             "regression, own sample out": both.regression.left_out.repeat(4, 1),
         }
 
@@ -127,14 +128,9 @@ class Reference:
         four = 4 * n_samples
         predictions = {radius: logits[radius].argmax(dim=1) for radius in RADII}
 
-        def uncertainty(of: Tensor, m: int, n_draws: int) -> float:
-            boundary = self.boundary[m]
-            draws = of[: n_draws * n_samples].split(n_samples)
-            values = [
-                functional.boundary_uncertainty(draw, labels, boundary.neighbors, boundary.bayes_pairs)
-                for draw in draws
-            ]
-            return float(torch.stack(values).mean())
+        def uncertainty(radius: float, n_draws: int) -> float:
+            of_draws = (of[radius][: n_draws * n_samples] for of in (logits, self.probabilities))
+            return float(functional.boundary_uncertainty(*of_draws))
 
         def trust(distances: str, classes: Tensor) -> Tensor:
             table = self.distances[distances][: len(classes)]
@@ -147,17 +143,17 @@ class Reference:
         }
         for radius in RADII:
             classes = predictions[radius][:four]
-            row[f"U, radius {radius:g}"] = uncertainty(logits[radius], 40, 4)
+            row[f"U, radius {radius:g}"] = uncertainty(radius, 4)
             row[f"label agreement, radius {radius:g}"] = float((classes == labels.repeat(4)).float().mean())
             row[f"vote agreement, radius {radius:g}"] = float(functional.expected_accuracy(self.votes["M 40"], classes))
             row[f"trust, radius {radius:g}"] = float(functional.mean_trust_score(trust(f"out, {radius:g}", classes)))
         for n in DRAWS:
             classes = predictions[1.0][: n * n_samples]
-            row[f"U, draws {n}"] = uncertainty(logits[1.0], 40, n)
+            row[f"U, draws {n}"] = uncertainty(1.0, n)
             row[f"vote agreement, draws {n}"] = float(functional.expected_accuracy(self.votes["M 40"], classes))
             row[f"trust, draws {n}"] = float(functional.mean_trust_score(trust("out, 1", classes)))
         for m in self.clusters:
-            row[f"U, M {m}"] = uncertainty(logits[1.0], m, 4)
+            row[f"Parzen U, M {m}"] = float(self.boundary[m].score_logits(logits[1.0]))
             row[f"vote agreement, M {m}"] = float(functional.expected_accuracy(self.votes[f"M {m}"], first))
         for name, key in (("in", "in"), ("out", "out, 1")):
             row[f"trust, own sample {name}"] = float(functional.mean_trust_score(trust(key, first)))

@@ -44,6 +44,7 @@ def record(**columns):
     part |= {prefix + name: values for name, values in measured.items() for prefix in ("", "averaged_")}
     others = {"long_test_error": [0.9] * 5, "changed_predictions": [1, 4, 3, 5, 6], "disparity": [0] * 5}
     others |= {"skill": [0.5] * 5, "alone": [0.1] * 5, "n_measured": [600] * 5}
+    others |= {f"most_{name}": [2.0] * 5 for name in ("accuracy", "uncertainty", "trust")}
     return {"all": signals | errors | others | columns, "quarter": part, "tenth": part}
 
 
@@ -54,13 +55,13 @@ def record(**columns):
         ("last epoch, averaged (0.97)", {}, 0.9),
         ("bu-torch", {"averaged_accuracy_uncertainty_trust": [0.1, 0.2, 0.9, 0.3, 0.9]}, 0.35),
         ("expected accuracy", {ACCURACY: [0.1, 0.2, 0.9, 0.3, 0.3]}, 0.35),
+        ("latest within 1 standard errors", {"averaged_accuracy_uncertainty_trust": [0.1, 0.2, 0.9, 0.8, 0.5]}, 0.15),
         (
-            "most trusted within 1 standard errors",
-            {ACCURACY: [0.1, 0.2, 0.9, 0.8, 0.3], "averaged_trust_score": [1, 1, 1, 2, 9]},
-            0.25,
+            "uncertainty and trust",
+            {ACCURACY: [9, 0, 0, 0, 0], "averaged_boundary_uncertainty": [0.1, 0.3, 0.2, 0.1, 0.1]},
+            0.45,
         ),
-        ("latest within 1 standard errors", {ACCURACY: [0.1, 0.2, 0.9, 0.8, 0.5]}, 0.15),
-        ("largest U within 0.5 standard errors", {"averaged_boundary_uncertainty": [0.1, 0.3, 0.2, 0.1, 0.1]}, 0.45),
+        ("accuracy and trust", {"averaged_boundary_uncertainty": [9, 0, 0, 0, 0], ACCURACY: [0, 0, 0, 0.7, 0]}, 0.25),
         ("boundary uncertainty, no average", {"boundary_uncertainty": [0.1, 0.2, 0.1, 0.1, 0.3]}, 0.1),
         ("hold-out accuracy, 25 %", {}, 0.62),
         ("hold-out loss, 25 %, averaged", {}, 0.7),

@@ -5,7 +5,7 @@ import math
 
 def test_stages_are_all_there(speed):
     setup = speed.setup_stages(200, 4, 3)
-    stages = {"neighbours", "perturbation", "prototypes", "pairs", "class distances", "votes", "regression", "expected"}
+    stages = {"neighbours", "perturbation", "class distances", "votes", "regression", "expected"}
     assert set(setup) == {"N", "d", "J", *stages}
     whole = speed.whole(200, 4, 3)
     assert whole["peak MiB"] >= whole["MiB of imports"] > 0
