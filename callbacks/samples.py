@@ -53,7 +53,7 @@ class Source(NamedTuple):
 
 
 class _Prepared(NamedTuple):
-    """What all processes need of a preparation."""
+    """Parts of a preparation that all processes need."""
 
     inputs: Inputs  # perturbed
     plan: Plan | None

@@ -1,4 +1,4 @@
-"""What only the paper of the trust score needs: samples filtered out of their class, and the share of neighbours."""
+"""All that only the paper of the trust score needs: samples filtered out of their class, and neighbours that agree."""
 
 import math
 import warnings

@@ -58,6 +58,10 @@ class Rule:
         """Score a check by its signals, all finite. Larger is better; a check with NaN or infinity is not kept."""
         raise NotImplementedError(f"{type(self).__name__} must define `score`.")
 
+    def shown(self, score: float) -> float:
+        """Score as messages tell it under `title`: a loss itself, whose score is negative."""
+        return score
+
     def settings(self) -> dict[str, Any]:
         """Parameters of the score, as plain data. If they differ, a resumed run does not compare earlier checks."""
         return {}
@@ -97,7 +101,10 @@ class MetricRule(Rule):
 
     @property
     def title(self) -> str:
-        return f"{'' if self.metric.is_larger_better else 'negative '}expected {self.metric.title}"
+        return f"expected {self.metric.title}"
+
+    def shown(self, score: float) -> float:
+        return score if self.metric.is_larger_better else -score
 
     def score(self, values: Mapping[str, float]) -> float:
         value = values[self.metric.signal]

@@ -122,7 +122,7 @@ class History:
         longer = " That was the last check: longer training may help." if is_open and kept is self.entries[-1] else ""
         return (
             f"Boundary uncertainty kept {place}epoch {kept['epoch']}"
-            f" ({rule.title}: {score:.4f}{rule.unit and f' {rule.unit}'}):"
+            f" ({rule.title}: {rule.shown(score):.4f}{rule.unit and f' {rule.unit}'}):"
             f" its {'averaged ' if is_averaged else ''}weights are {how}in the model{where}."
             f" {reason.rstrip('.')}.{longer}"
         )

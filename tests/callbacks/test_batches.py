@@ -244,7 +244,7 @@ def test_numbers_of_tokens_have_no_units():
         (
             False,
             None,
-            "^Class 1 makes up 4.2% of what training draws, .*`class_weight='balanced'` counts all classes",
+            "^Class 1 makes up 4.2% of what training draws, .* another `metric`, such as 'balanced_accuracy'",
         ),
         (False, "balanced", None),
         (False, {0: 0.1}, None),

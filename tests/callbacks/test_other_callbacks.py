@@ -321,7 +321,7 @@ APART = {
     "seed": 3,
     "feature_extractor": flattened,
     "perturbation": "neighbors",
-    "pairs_at": "sample",
+    "metric": "auroc",
     "class_weight": "balanced",
     "averaging": 0.5,
     "output_key": 0,

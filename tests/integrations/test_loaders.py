@@ -12,5 +12,5 @@ OPTIONS = {"seed": 0, "n_neighbors": 20, "perturbation": None}
 def test_augmented_samples_are_named(recwarn):
     make_stopper(Plain(), in_order(), OPTIONS)
     assert not recwarn
-    with pytest.warns(UserWarning, match=r"\(random augmentation\).* without augmentation, or train with Lightning"):
+    with pytest.warns(UserWarning, match=r"\(random augmentation\).* train with Lightning, which reads samples again"):
         make_stopper(Plain(), DataLoader(Augmented(), batch_size=30), OPTIONS)

@@ -25,7 +25,7 @@ def checks(**options):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     stopper = BoundaryUncertaintyStopper(inputs, labels, n_draws=1, **options)
     said = []
-    for _ in range(30):
+    for _ in range(120):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(inputs), labels).backward()
         optimizer.step()
