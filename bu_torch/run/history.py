@@ -15,7 +15,7 @@ Word = Literal["clear", "plateau", "unsure", "blind"]
 # Chosen on half of the trainings of `benchmarks/quality.py`, and judged on the others.
 _LEAST_ACCURACY, _LEAST_SAMPLES, _MOST_EQUALS = 0.7, 500, 20
 _SETTLED = 3  # checks
-# Expected accuracy is at least half of their score. No standard error is known of other scores.
+# Expected accuracy has the largest part in their score. No standard error is known of other scores.
 JUDGED_RULES: tuple[RuleName, ...] = ("accuracy_uncertainty_trust", "expected_accuracy")
 _BELOW_CHANCE = 0.8
 

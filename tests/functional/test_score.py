@@ -50,7 +50,7 @@ def test_the_shares_are_those_of_a_loop(skill, is_weighted):
     u, best = (
         oracle.boundary_uncertainty(one.tolist(), PROBABILITIES.tolist(), counted) for one in (LOGITS, PROBABILITIES)
     )
-    expected = (2 * accuracy / most + u / best + skill * logs / reached) / (3 + skill)
+    expected = (accuracy / most + u / best / 4 + skill * logs / reached) / (1.25 + skill)
     assert score(LOGITS, skill=skill, weights=weights) == pytest.approx(expected, rel=1e-5)
 
 
@@ -63,7 +63,7 @@ def test_it_does_not_depend_on_the_unit_of_distance_or_on_the_order():
 
 def test_where_all_classes_are_equally_near_trust_adds_nothing():
     both = [score(LOGITS, distances=torch.ones(50, 4), skill=skill) for skill in (0.0, 1.0)]
-    assert both[1] == pytest.approx(both[0] * 3 / 4, rel=1e-6)
+    assert both[1] == pytest.approx(both[0] * 1.25 / 2.25, rel=1e-6)
 
 
 def test_where_all_labels_are_certain_every_boundary_is_as_good():

@@ -68,7 +68,7 @@ def test_each_signal_is_a_mean_in_which_samples_count_by_their_weights(is_weight
         "label_agreement": mean(predictions == LABELS.repeat(3)),
         "vote_agreement": mean(votes.votes.repeat(3, 1)[rows, p]),
         "expected_accuracy": mean(signals.probabilities[rows, p]),
-        "accuracy_uncertainty_trust": (2 * accuracy + u / most + signals.skill * share) / (3 + signals.skill),
+        "accuracy_uncertainty_trust": (accuracy + u / most / 4 + signals.skill * share) / (1.25 + signals.skill),
         "prediction_changes": mean(predictions != before),
     }
     assert tuple(values) == Signals.NAMES
