@@ -249,7 +249,9 @@ class Groundwork:
         drawn = "Samples count as often as the sampler draws them." if is_sampled else ""
         if boundary.class_weight is not None:
             return f"{drawn[:-1]}, times the weights of their classes." if drawn else ""
-        if signals.metric is not None or (rare := rare_class(boundary.labels, boundary.weights)) is None:
+        if signals.metric is not None:
+            return drawn and f"{drawn[:-1]}, in {signals.metric.title}, too; `reference=` counts each once."
+        if (rare := rare_class(boundary.labels, boundary.weights)) is None:
             return drawn
         label, share = rare
         return (

@@ -367,6 +367,8 @@ class Signals:
         try:
             return inputs.expected(self.metric)
         except Exception as error:  # the user's code may raise anything
+            if isinstance(error, ValueError) and str(error).startswith("`metric`"):
+                raise  # it is not for as many classes as the network has outputs
             what = f"{type(error).__name__}: {error}"
             warnings.warn(f"The metric {self.metric.title} failed, so its value is NaN: {what}", stacklevel=2)
             return torch.full_like(inputs.accuracy, torch.nan)

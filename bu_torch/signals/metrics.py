@@ -33,6 +33,7 @@ class ExpectedMetric:
         settings: What tells it from another one of this name, as plain data.
         of_counts: Values, larger is better, from numbers of hits, false alarms, positives and negatives of two classes;
             None for a metric that has no threshold.
+        n_classes: Classes that it is of; None if it takes any number.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ExpectedMetric:
     is_of_sharp: bool = False
     settings: Any = None
     of_counts: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
+    n_classes: int | None = None
 
     @property
     def signal(self) -> str:
@@ -96,20 +98,24 @@ def as_metric(metric: Any) -> ExpectedMetric | None:
 def _of_costs(matrix: Any) -> ExpectedMetric:
     try:
         costs = torch.as_tensor(matrix, dtype=torch.float64).detach().cpu()
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         got = f"the class {matrix.__name__}" if isinstance(matrix, type) else type(matrix).__name__
         raise TypeError(
             "`metric` must be a name, a matrix of costs (a row for each true class, a column for each predicted one) or"
             f" an instance of `torchmetrics.Metric`, got {got}."
         ) from None
-    if costs.ndim != 2 or len(costs) < 2 or len(costs) != costs.shape[1] or not bool(costs.isfinite().all()):
+    if costs.ndim != 2 or len(costs) < 2 or len(costs) != costs.shape[1]:
         raise ValueError(
-            "`metric` must be a square matrix of finite costs, with a row and a column for each class, got the shape"
+            "`metric` must be a square matrix of costs, with a row and a column for each class, got the shape"
             f" {tuple(costs.shape)}."
         )
+    if not bool(costs.isfinite().all()):
+        raise ValueError(f"`metric` must be a matrix of finite costs, got {costs.tolist()}.")
     of_counts = partial(_negative_cost, costs.tolist()) if len(costs) == 2 else None
     cost = partial(_cost, costs)
-    return ExpectedMetric("cost", "cost", False, cost, math.inf, settings=costs.tolist(), of_counts=of_counts)
+    return ExpectedMetric(
+        "cost", "cost", False, cost, math.inf, settings=costs.tolist(), of_counts=of_counts, n_classes=len(costs)
+    )
 
 
 def _negative_cost(
@@ -123,7 +129,8 @@ def _negative_cost(
 def _cost(costs: Tensor, logits: Tensor, probabilities: Tensor, weights: Tensor | None) -> Tensor:
     if len(costs) != logits.shape[1]:
         raise ValueError(
-            f"`metric` must have a row and a column of costs for each of {logits.shape[1]} classes, got {len(costs)}."
+            f"`metric` must have a row and a column of costs for each of {logits.shape[1]} classes, got {len(costs)}:"
+            " as many as the network has outputs."
         )
     return metrics.expected_cost(logits, probabilities, costs.to(logits.device), weights)
 
@@ -133,19 +140,42 @@ def _of_torchmetrics(metric: Any) -> ExpectedMetric:
     if not isinstance(metric.higher_is_better, bool):
         raise ValueError(f"`metric` must be one of which larger or smaller is better, got {name}, which does not tell.")
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name).lower()
-    formula = partial(_drawn, metric)
-    settings = repr({key: value for key, value in vars(metric).items() if isinstance(value, bool | int | float | str)})
-    return ExpectedMetric(words.replace(" ", "_"), words, metric.higher_is_better, formula, math.inf, settings=settings)
+    if words.replace(" ", "_") in ("accuracy", "cost", *METRICS):  # a class of the user's, named as one of ours
+        words = f"own {words}"
+    is_binary = any(base.__name__.startswith("Binary") for base in type(metric).__mro__)
+    n_classes = 2 if is_binary else getattr(metric, "num_classes", None)
+    own = {key: value for key, value in vars(metric).items() if not key.startswith("_") and key != "training"}
+    return ExpectedMetric(
+        words.replace(" ", "_"),
+        words,
+        metric.higher_is_better,
+        partial(_drawn, metric, is_binary, n_classes),
+        math.inf,
+        settings=repr({key: value for key, value in own.items() if isinstance(value, bool | int | float | str)}),
+        n_classes=n_classes,
+    )
 
 
-def _drawn(metric: Any, logits: Tensor, probabilities: Tensor, weights: Tensor | None) -> Tensor:
+def _drawn(
+    metric: Any,
+    is_binary: bool,
+    n_classes: int | None,
+    logits: Tensor,
+    probabilities: Tensor,
+    weights: Tensor | None,
+) -> Tensor:
     """Mean of a metric over labels that are drawn from the probabilities, the same at each check.
 
     Weighted samples are drawn with replacement, in proportion to their weights.
     """
+    if n_classes is not None and n_classes != logits.shape[1]:
+        raise ValueError(
+            f"`metric` must be of as many classes as the network has outputs, {logits.shape[1]}, got"
+            f" {type(metric).__name__} of {n_classes}."
+        )
     generator, n_samples = torch.Generator(device="cpu").manual_seed(0), len(logits)
     predicted = logits.float().softmax(dim=1)
-    if any(base.__name__.startswith("Binary") for base in type(metric).__mro__):
+    if is_binary:
         predicted = predicted[:, 1]
     found = []
     for _ in range(_N_DRAWS):
@@ -164,7 +194,13 @@ def _drawn(metric: Any, logits: Tensor, probabilities: Tensor, weights: Tensor |
 
 
 def check_on(metric: ExpectedMetric, probabilities: Tensor, weights: Tensor | None) -> None:
-    """Raise ValueError unless a metric gives a finite number for the label probabilities (N, J) as predictions."""
+    """Raise ValueError unless a metric gives a finite number for the label probabilities (N, J) as predictions.
+
+    A metric of more classes is given columns of zeros: the network may have outputs that no label has.
+    """
+    missing = (metric.n_classes or 0) - probabilities.shape[1]
+    if missing > 0:
+        probabilities = torch.nn.functional.pad(probabilities, (0, missing))
     try:
         value = metric.formula(probabilities.clamp(min=1e-6).log(), probabilities, weights)
     except Exception as error:  # the user's code may raise anything

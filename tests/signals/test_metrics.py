@@ -103,8 +103,9 @@ def test_a_metric_that_fails_in_the_midst_gives_nan_and_says_so():
         ("auc", ValueError, "`metric` must be one of 'accuracy', 'balanced_accuracy', .*, got 'auc'"),
         (int, TypeError, "`metric` must be a name, a matrix of costs .*, got the class int"),
         (None, TypeError, "`metric` must be a name, .*, got NoneType"),
+        ([[0, 10**400], [1, 0]], TypeError, "`metric` must be a name, a matrix of costs"),
         ([[0, 1]], ValueError, r"`metric` must be a square matrix .*\(1, 2\)"),
-        ([[0, math.nan], [1, 0]], ValueError, "`metric` must be a square matrix of finite costs"),
+        ([[0, math.nan], [1, 0]], ValueError, "`metric` must be a matrix of finite costs, got .*nan"),
         (classification.BinaryROC(), ValueError, "`metric` must be one of which larger or smaller is better"),
     ],
 )
@@ -117,11 +118,6 @@ def test_what_is_no_metric_is_refused_by_name(metric, error, message):
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        (
-            [[0, 1, 2], [1, 0, 2], [2, 2, 0]],
-            "`metric` must have a row and a column of costs for each of 2 classes, got 3",
-        ),
-        (classification.MulticlassAccuracy(5), r"`metric` \(multiclass accuracy\) must take .* 2 classes .* it raised"),
         (classification.MulticlassAccuracy(2, average=None), r"must compute one finite number .* got \["),
         (regression.MeanSquaredError(), r"`metric` \(mean squared error\) must take predictions and labels"),
     ],
@@ -129,6 +125,62 @@ def test_what_is_no_metric_is_refused_by_name(metric, error, message):
 def test_what_does_not_fit_the_labels_is_refused_before_training(metric, message):
     with pytest.raises(ValueError, match=message):
         measured(metric)
+
+
+@pytest.mark.parametrize(
+    ("metric", "n_outputs", "message"),
+    [
+        ([[0, 1, 2], [1, 0, 2], [2, 2, 0]], 2, "`metric` must have .* costs for each of 2 classes, got 3: as many as"),
+        ([[0, 1], [1, 0]], 5, "`metric` must have a row and a column of costs for each of 5 classes, got 2"),
+        (classification.MulticlassAccuracy(5), 2, "`metric` must be of as many classes .*, 2, got .* of 5"),
+        (
+            classification.MulticlassF1Score(2),
+            5,
+            "`metric` must be of as many classes .*, 5, got MulticlassF1Score of 2",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_network_is_refused_at_the_first_check(metric, n_outputs, message):
+    signals, logits = measured(metric, n_outputs=n_outputs)
+    with pytest.raises(ValueError, match=message):
+        signals.measure(logits)
+
+
+def test_a_binary_metric_is_refused_for_three_classes():
+    with pytest.raises(ValueError, match="must be of as many classes .*, 3, got BinaryAUROC of 2"):
+        measured(classification.BinaryAUROC(), Y, 3)
+
+
+@pytest.mark.parametrize("metric", [(1 - torch.eye(5)).tolist(), classification.MulticlassAccuracy(5, average="micro")])
+def test_a_network_may_have_outputs_that_no_label_has(metric):
+    signals, logits = measured(metric, n_outputs=5)
+    values = signals.measure(logits).values
+    is_cost = isinstance(metric, list)
+    expected = values["expected_accuracy"]
+    found = 1 - values["expected_cost"] if is_cost else values["expected_multiclass_accuracy"]
+    assert float(found) == pytest.approx(float(expected), abs=1e-6 if is_cost else 0.05)
+
+
+class LogLoss(classification.BinaryCalibrationError):
+    """A metric of the user's with a name that is ours."""
+
+
+def test_a_metric_of_the_users_with_a_name_of_ours_is_the_users():
+    metric = LogLoss()
+    of_user = as_metric(metric)
+    assert of_user.signal == "expected_own_log_loss"
+    signals, logits = measured(metric)
+    of_base, _ = measured(classification.BinaryCalibrationError())
+    assert float(signals.measure(logits).values["expected_own_log_loss"]) == pytest.approx(
+        float(of_base.measure(logits).values["expected_binary_calibration_error"])
+    )
+
+
+def test_settings_of_a_metric_stay_when_it_is_used():
+    metric = classification.BinaryAUROC()
+    before = as_metric(metric).settings
+    metric.update(torch.tensor([0.2, 0.7]), torch.tensor([0, 1]))
+    assert as_metric(metric.eval()).settings == before
 
 
 @pytest.mark.parametrize("metric", ["auroc", "balanced_accuracy", "log_loss", [[0, 1], [3, 0]]])
