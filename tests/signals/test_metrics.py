@@ -147,7 +147,7 @@ def test_what_does_not_fit_the_network_is_refused_at_the_first_check(metric, n_o
 
 
 def test_a_binary_metric_is_refused_for_three_classes():
-    with pytest.raises(ValueError, match="must be of as many classes .*, 3, got BinaryAUROC of 2"):
+    with pytest.raises(ValueError, match=r"must be of as many classes .*, 3, got BinaryAUROC of 2"):
         measured(classification.BinaryAUROC(), Y, 3)
 
 
