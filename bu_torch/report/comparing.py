@@ -107,7 +107,7 @@ def _kept(runs: Sequence[_Run]) -> Section:
         kept = "none" if verdict.kept is None else f"{record.axis} {verdict.kept}"
         rows.append([name, kept, last, *numbers(record.check_at(verdict.kept) or {}, _PANELS)])
         endings.append(f"<li>{name}: {escaped(verdict.headline[1])}</li>")
-    head = ("run", "kept", "last check", "accuracy and trust", "expected accuracy", "U", "trust")
+    head = ("run", "kept", "last check", "accuracy, U and trust", "expected accuracy", "U", "trust")
     text = "For a run that only measured, this is the check that the default rule would have kept."
     body = table(head, rows, numbers=(1, 2, 3, 4, 5, 6)) + f"<ul>{''.join(endings)}</ul>"
     return Section("kept", "What was kept", text, body)
