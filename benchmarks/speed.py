@@ -41,7 +41,13 @@ from bu_torch import (
     functional,
     perturb,
 )
-from bu_torch.functional.boundary import gap_of, local_uncertainty_of, nearness, uncertainty_along_boundary
+from bu_torch.functional.boundary import (
+    boundary_weights,
+    gap_of,
+    local_uncertainty_of,
+    nearness,
+    uncertainty_along_boundary,
+)
 from bu_torch.internal.replica import copy_of
 from bu_torch.run.settings import AVERAGING
 from bu_torch.run.weights import WeightAverage
@@ -101,7 +107,7 @@ def whole_check(device: str, n_samples: int, n_classes: int, repeats: int) -> di
     local = local_uncertainty_of(torch.rand(n_samples, n_classes, generator=generator).softmax(dim=1)).to(device)
 
     def check() -> None:
-        uncertainty_along_boundary(logits, local)
+        uncertainty_along_boundary(logits, local, boundary_weights(logits))
         scores = functional.trust_score(distances, logits.argmax(dim=1), validate_args=False)
         functional.mean_trust_score(scores).item()  # waits for the device
 
@@ -223,7 +229,7 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
 
     row: dict[str, float] = {"N": n_samples, "d": n_features, "J": n_classes}
     row["forward"] = median_ms(lambda: [module(batch) for batch in features.split(8192)], repeats)
-    row["U"] = median_ms(lambda: uncertainty_along_boundary(logits, local), repeats)
+    row["U"] = median_ms(lambda: uncertainty_along_boundary(logits, local, boundary_weights(logits)), repeats)
     row["of it: gap"] = median_ms(lambda: gap_of(logits), repeats)
     row["of it: ranks"] = median_ms(lambda: nearness(gap), repeats)
     row["trust"] = median_ms(

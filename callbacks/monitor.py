@@ -215,7 +215,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
             if left:
                 for key in [one for one in states if one == left[0] or str(one).endswith(f": {left[0]!r}}}")]:
                     now = str(key).replace(repr(left[0]), repr(self.state_key)) if key != left[0] else self.state_key
-                    states[now] = states.pop(key)  # of this callback, or of its keeper
+                    states[now] = states.pop(key)  # it is this callback's, or its keeper's
 
     def state_dict(self) -> dict[str, Any]:
         return self.tracker.state_dict()

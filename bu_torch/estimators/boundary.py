@@ -8,7 +8,7 @@ from torch import Tensor
 from bu_torch.estimators.label_probabilities import LabelProbabilities, LabelRegression
 from bu_torch.estimators.perturbed import PerturbedSamples
 from bu_torch.estimators.space_choice import MetricRegression
-from bu_torch.functional.boundary import local_uncertainty_of, uncertainty_along_boundary
+from bu_torch.functional.boundary import boundary_weights, local_uncertainty_of, uncertainty_along_boundary
 from bu_torch.internal.inputs import PresentClasses, as_labels
 from bu_torch.space.metric import MetricSpace
 
@@ -136,7 +136,7 @@ class BoundaryUncertainty(PerturbedSamples):
         """Take probabilities (n_draws * N, C) and votes (N, C) of the C classes that have samples."""
         self.probabilities_of_present, self.votes_of_present = probabilities, votes
         self.local_uncertainty = local_uncertainty_of(probabilities)
-        self._repeated = None if self.weights is None else self.weights.repeat(self.n_draws)
+        self.repeated_weights = None if self.weights is None else self.weights.repeat(self.n_draws)
 
     def restore(
         self, tensors: dict[str, Tensor], skills: list[float], weights: Tensor | None, inputs: Tensor, space: str
@@ -160,11 +160,9 @@ class BoundaryUncertainty(PerturbedSamples):
         return self.classes.spread(self.votes_of_present, 0.0)
 
     def score_logits(self, logits: Tensor) -> Tensor:
-        return self.score_perturbed(self.as_class_logits(logits, n_rows=len(self.perturbed)))
-
-    def score_perturbed(self, logits: Tensor) -> Tensor:
-        """Boundary uncertainty, float64, of checked logits (n_draws * N, J) at the perturbed samples alone."""
-        return uncertainty_along_boundary(logits, self.local_uncertainty, self._repeated)
+        logits = self.as_class_logits(logits, n_rows=len(self.perturbed))
+        kernel = boundary_weights(logits, self.repeated_weights)
+        return uncertainty_along_boundary(logits, self.local_uncertainty, kernel)
 
     def to(self, device: torch.device | str) -> Self:
         super().to(device)

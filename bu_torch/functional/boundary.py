@@ -9,7 +9,7 @@ from bu_torch.functional.checks import as_logits, check_floating
 from bu_torch.functional.groups import sum_by_group
 from bu_torch.functional.weights import relative_weights
 
-HALF_WIDTH = 0.3  # of the kernel, as a share of the samples
+HALF_WIDTH = 0.3  # the kernel ends at this share of the samples
 
 
 def boundary_uncertainty(
@@ -62,7 +62,7 @@ def boundary_uncertainty(
         if not (low >= 0 and high <= 1 + 1e-3):
             raise ValueError(f"`probabilities` must lie in [0, 1], got values from {low} to {high}.")
         weights = relative_weights(weights, (len(logits),), logits.device)
-    return uncertainty_along_boundary(logits, local_uncertainty_of(probabilities), weights)
+    return uncertainty_along_boundary(logits, local_uncertainty_of(probabilities), boundary_weights(logits, weights))
 
 
 def local_uncertainty_of(probabilities: Tensor) -> Tensor:
@@ -101,10 +101,14 @@ def nearness(gap: Tensor, weights: Tensor | None = None) -> Tensor:
     return torch.empty_like(kernel).scatter_(0, order, kernel)
 
 
-def uncertainty_along_boundary(logits: Tensor, local: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Mean of `local` (N,), float64, weighted by nearness to the boundary of logits (N, J), J >= 2; unchecked."""
+def boundary_weights(logits: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Nearness of samples to the boundary of logits (N, J), J >= 2, times their weights: (N,), float64; unchecked."""
     kernel = nearness(gap_of(logits, 0.5), weights)  # half of the largest float is finite with either sign
-    kernel = kernel if weights is None else kernel * weights
+    return kernel if weights is None else kernel * weights
+
+
+def uncertainty_along_boundary(logits: Tensor, local: Tensor, kernel: Tensor) -> Tensor:
+    """Mean of `local` (N,), float64, weighted by the `boundary_weights` (N,) of logits (N, J); unchecked."""
     mean = torch.dot(kernel, local) / kernel.sum()
     is_finite = torch.stack(torch.aminmax(logits)).isfinite().all()  # NaN passes through
     return torch.where(is_finite, mean.clamp(0, 1), torch.nan)
@@ -121,7 +125,7 @@ class MeetingClasses(NamedTuple):
 def meeting_classes(logits: Tensor, local: Tensor, kernel: Tensor) -> MeetingClasses:
     """Two likeliest classes of each sample near the boundary, by logits (N, J); unchecked, waits for the device.
 
-    `local` (N,) is the uncertainty of the labels, `kernel` (N,) the nearness times the weight of each sample.
+    `local` (N,) is the uncertainty of the labels, `kernel` (N,) the `boundary_weights`.
     """
     pairs = top_pairs(logits)
     code, group = torch.unique(pairs[:, 0] * logits.shape[1] + pairs[:, 1], return_inverse=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-_OfOneClass = Callable[[Tensor, Tensor, Tensor], Tensor]  # of scores, and masses of positive and negative labels (N,)
+_OfOneClass = Callable[[Tensor, Tensor, Tensor], Tensor]  # scores, masses of positive and negative labels (N,)
 
 
 def expected_balanced_accuracy(logits: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -98,16 +98,19 @@ def _area_under_roc(scores: Tensor, positive: Tensor, negative: Tensor) -> Tenso
 
 def _average_precision(scores: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
     """Mean of the precision at the scores of the positives."""
-    order, _, hits = _sorted(-scores, positive)
-    _, _, alarms = _sorted(-scores, negative)
+    order, _, until = _sorted(-scores, torch.stack((positive, negative), dim=1))
+    hits, alarms = until.unbind(dim=1)
     precision = torch.where(hits > 0, hits / (hits + alarms), 0.0)
     return torch.dot(positive[order], precision) / hits[-1]
 
 
 def _sorted(scores: Tensor, mass: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Order of ascending scores; for each in this order, the mass of lower scores, and that of lower and equal ones."""
+    """Order of ascending scores; for each in this order, the mass of lower scores, and that of lower and equal ones.
+
+    Several masses of a score (N, K) are summed column by column.
+    """
     ordered, order = scores.sort(stable=True)
-    total = torch.cat((mass.new_zeros(1), mass[order].cumsum(dim=0)))
+    total = torch.cat((mass.new_zeros(1, *mass.shape[1:]), mass[order].cumsum(dim=0)))
     first, last = (torch.searchsorted(ordered, ordered, right=right) for right in (False, True))
     return order, total[first], total[last]
 

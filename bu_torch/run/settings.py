@@ -172,10 +172,10 @@ class Settings(MeasurementSettings):
         check_finite: Stop when the score is NaN or infinite. Such a check is never the best.
         start_from_epoch: First epoch that counts, >= 0. Earlier checks are measured and logged, but count neither for
             the patience nor as best.
-        rule: The score; the first check with the largest is kept. `"accuracy_uncertainty_trust"` is the mean of three
-            shares of what any classifier can reach: of expected accuracy, boundary uncertainty, and the logarithm of
-            trust (`bu_torch.functional.accuracy_uncertainty_trust`). Expected accuracy is the mean probability of the
-            predicted class, and boundary uncertainty tells how uncertain the labels are along the boundary. Their
+        rule: The score; the first check with the largest is kept. `"accuracy_uncertainty_trust"` is a weighted mean of
+            three shares of what any classifier can reach: of expected accuracy, boundary uncertainty, and the logarithm
+            of trust (`bu_torch.functional.accuracy_uncertainty_trust`). Expected accuracy is the mean probability of
+            the predicted class, and boundary uncertainty tells how uncertain the labels are along the boundary. Their
             probabilities, `Signals.probabilities`, come once from the training labels: votes of the nearest samples,
             mixed with a kernel regression on all. Or one signal alone: `"expected_accuracy"`, `"boundary_uncertainty"`,
             `"trust_score"`, or `"parzen_uncertainty"`, the boundary uncertainty of Proposal 2, which is measured only

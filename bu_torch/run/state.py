@@ -15,7 +15,7 @@ from bu_torch.signals.details import Recalls, Recognition
 
 _MOST_DRAWS = 1000
 _LARGEST = 2**53  # float64, which holds the history, is exact up to this
-_NEEDED = {"epoch", "expected_accuracy"}  # of each check; a rule says what else it lacks
+_NEEDED = {"epoch", "expected_accuracy"}  # each check has them; a rule says what else it lacks
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 

@@ -261,9 +261,8 @@ class Tracker:
         column, alone = accuracy_alone(boundary.probabilities_of_present, len(boundary.labels), boundary.weights)
         skills = (signals.vote_skill, signals.regression_skill)
         metric = signals.metric
-        highest = (
-            max(finite, default=math.nan) if metric is None else math.inf
-        )  # one class alone is no match for others
+        # A check that is best by another metric may be less accurate than one class alone.
+        highest = math.inf if metric is not None else max(finite, default=math.nan)
         blind, confidence = blindness(highest, alone, names[column], skills), None
         if selection is not None and selection.rule.name in JUDGED_RULES:
             confidence = confidence_in(check, counted, signals.skill, len(boundary.labels), alone, is_blind=bool(blind))

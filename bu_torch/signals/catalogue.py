@@ -43,6 +43,8 @@ class SignalInputs:
     classes: Tensor  # (C,) classes that have samples
     local_uncertainty: Tensor  # (D * N,) uncertainty of the labels at the perturbed inputs, float64
     weights: Tensor | None  # (N,) float64 weights with mean 1; None if all samples count alike
+    repeated_weights: Tensor | None  # (D * N,) the same for each draw
+    kernel: Tensor  # (D * N,) nearness to the network's boundary times the weight, float64
     attainable: functional.Attainable  # most that accuracy, uncertainty and trust reach at the perturbed inputs
     skill: float  # skill of predicting left-out labels, in [0, 1]
 
@@ -58,9 +60,7 @@ class SignalInputs:
         if self.logits.shape[1] > len(self.classes):  # columns of classes without samples
             wide = probabilities.new_zeros(self.logits.shape)
             probabilities = wide.index_copy_(1, self.classes, probabilities)
-        n_draws = len(self.logits) // len(self.labels)
-        weights = None if self.weights is None else self.weights.repeat(n_draws)
-        return metric.formula(self.logits, probabilities, weights)
+        return metric.formula(self.logits, probabilities, self.repeated_weights)
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,11 @@ class Signal:
     formula: Callable[[SignalInputs], Tensor] | None = None  # returns a float64 scalar
     is_in_progress_bar: bool = False
     is_default: bool = True  # False if it is measured only where it is asked for
+
+    @property
+    def reads_samples(self) -> bool:
+        """True for a signal of the papers, which reads the network at the samples themselves too."""
+        return self.formula is None
 
 
 def _accuracy_uncertainty_trust(inputs: SignalInputs) -> Tensor:

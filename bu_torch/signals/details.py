@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bu_torch.functional.boundary import gap_of, meeting_classes, nearness
+from bu_torch.functional.boundary import gap_of, meeting_classes
 from bu_torch.functional.groups import sum_by_group
 from bu_torch.samples.balance import class_shares
 from bu_torch.signals.catalogue import SignalInputs
@@ -71,13 +71,11 @@ class Details(NamedTuple):
 def details_of(inputs: SignalInputs, n_doubtful: int) -> Details:
     """Compute the details of a check."""
     local, gap = inputs.local_uncertainty, gap_of(inputs.logits, 0.5)
-    weights = None if inputs.weights is None else inputs.weights.repeat(len(local) // len(inputs.weights))
-    kernel = nearness(gap, weights)
-    meeting = meeting_classes(inputs.logits, local, kernel if weights is None else kernel * weights)
+    meeting = meeting_classes(inputs.logits, local, inputs.kernel)
     shown = meeting.shares.argsort(descending=True, stable=True)[:_MOST_PAIRS]
     columns = (column[shown].tolist() for column in meeting)
     return Details(
-        crossing=Crossing(*(_by_rank(local, place, weights) for place in (gap, -local))),
+        crossing=Crossing(*(_by_rank(local, place, inputs.repeated_weights) for place in (gap, -local))),
         pairs=[Pair(k, j, *rest) for (k, j), *rest in zip(*columns, strict=True)],
         n_pairs_left_out=len(meeting.shares) - len(shown),
         log_trust=_histogram(inputs.trust.double().log(), -7.0, 7.0, 28),

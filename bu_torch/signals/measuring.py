@@ -14,6 +14,7 @@ from bu_torch import functional
 from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.estimators.space_choice import FeatureExtractor, SpaceName
 from bu_torch.functional.accuracy import standard_error_of_gain
+from bu_torch.functional.boundary import boundary_weights, uncertainty_along_boundary
 from bu_torch.functional.checks import check_index
 from bu_torch.functional.groups import sum_by_group
 from bu_torch.functional.metrics import best_threshold
@@ -22,7 +23,7 @@ from bu_torch.perturbation.draws import Perturbation, PerturbedInputs
 from bu_torch.samples.balance import ClassWeight, weights_of
 from bu_torch.signals.catalogue import SIGNALS, SignalInputs
 from bu_torch.signals.details import Details, details_of
-from bu_torch.signals.metrics import as_metric, check_on
+from bu_torch.signals.metrics import MisfitError, as_metric, check_on
 from bu_torch.signals.preparation import Preparation, fingerprint_of, warn_of
 
 if TYPE_CHECKING:
@@ -56,11 +57,11 @@ class Measurement:
         """Recall of the C classes that have samples, by labels, then by label probabilities, (2 * C,) float64."""
         inputs, probabilities = self._inputs, self._inputs.label_probabilities
         n_classes = probabilities.shape[1]
-        if inputs.weights is None:
+        if inputs.repeated_weights is None:
             counted = torch.ones_like(inputs.label_columns, dtype=torch.float64)
             mass = probabilities.sum(dim=0, dtype=torch.float64)
         else:
-            counted = inputs.weights.repeat(len(inputs.label_columns) // len(inputs.weights))
+            counted = inputs.repeated_weights
             mass = (counted.to(probabilities.dtype) @ probabilities).double()
         known = inputs.columns.clamp(max=n_classes - 1)  # larger for a prediction of a class without samples
         expected = probabilities.gather(1, known.unsqueeze(1)).squeeze(1) * (inputs.columns < n_classes) * counted
@@ -157,7 +158,7 @@ class Signals:
             module=module,
         )
         self.boundary.known_space = known_space
-        self.boundary.ends_with_samples = any(SIGNALS[name].formula is None for name in also)
+        self.boundary.ends_with_samples = any(SIGNALS[name].reads_samples for name in also)
         self._of_papers: ProposalSignals | None = None
 
     def fit(self, features: Any, labels: Any, sample_weight: Any = None, neighbors: Any = None) -> Self:
@@ -207,8 +208,7 @@ class Signals:
         self.vote_skill, self.regression_skill = boundary.vote_skill, boundary.regression_skill
         columns = boundary.classes.columns(boundary.labels)
         own, distances = columns.repeat(boundary.n_draws), preparation.left_out_distances
-        repeated = None if boundary.weights is None else boundary.weights.repeat(boundary.n_draws)
-        probabilities = boundary.probabilities_of_present
+        repeated, probabilities = boundary.repeated_weights, boundary.probabilities_of_present
         self._derived = {
             "label_columns": own,
             "label_trust": functional.trust_score(distances, own, validate_args=False),
@@ -321,11 +321,11 @@ class Signals:
         columns = boundary.classes.columns(predictions)
         known = columns.clamp(max=len(boundary.classes))  # the last column stands for classes without samples
         trust = functional.trust_score(self.preparation.left_out_distances, known, validate_args=False)
-        repeated = None if weights is None else weights.repeat(boundary.n_draws)
-        probabilities = boundary.probabilities_of_present
+        repeated, probabilities = boundary.repeated_weights, boundary.probabilities_of_present
+        kernel = boundary_weights(logits, repeated)
         inputs = SignalInputs(
             logits=logits,
-            uncertainty=boundary.score_perturbed(logits),
+            uncertainty=uncertainty_along_boundary(logits, boundary.local_uncertainty, kernel),
             labels=boundary.labels,
             predictions=predictions,
             predictions_before=before,
@@ -339,6 +339,8 @@ class Signals:
             classes=boundary.classes.classes,
             local_uncertainty=boundary.local_uncertainty,
             weights=weights,
+            repeated_weights=repeated,
+            kernel=kernel,
             **self._derived,
         )
         is_finite = inputs.uncertainty.isfinite()
@@ -366,9 +368,9 @@ class Signals:
         assert self.metric is not None  # noqa: S101
         try:
             return inputs.expected(self.metric)
+        except MisfitError:
+            raise
         except Exception as error:  # the user's code may raise anything
-            if isinstance(error, ValueError) and str(error).startswith("`metric`"):
-                raise  # it is not for as many classes as the network has outputs
             what = f"{type(error).__name__}: {error}"
             warnings.warn(f"The metric {self.metric.title} failed, so its value is NaN: {what}", stacklevel=2)
             return torch.full_like(inputs.accuracy, torch.nan)

@@ -13,10 +13,14 @@ from torch import Tensor
 
 from bu_torch.functional import metrics
 
-_Formula = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # of logits, label probabilities, weights: a scalar
+_Formula = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # logits, label probabilities, weights -> scalar
 MetricName = Literal["accuracy", "balanced_accuracy", "auroc", "average_precision", "f1", "log_loss", "brier_score"]
-_N_DRAWS = 5  # of the labels for a metric of torchmetrics
+_N_DRAWS = 5  # labels are drawn so often for a metric of torchmetrics
 _PREFIX = "expected_"
+
+
+class MisfitError(ValueError):
+    """A metric is not of as many classes as the network has outputs."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ def _negative_cost(
 
 def _cost(costs: Tensor, logits: Tensor, probabilities: Tensor, weights: Tensor | None) -> Tensor:
     if len(costs) != logits.shape[1]:
-        raise ValueError(
+        raise MisfitError(
             f"`metric` must have a row and a column of costs for each of {logits.shape[1]} classes, got {len(costs)}:"
             " as many as the network has outputs."
         )
@@ -169,7 +173,7 @@ def _drawn(
     Weighted samples are drawn with replacement, in proportion to their weights.
     """
     if n_classes is not None and n_classes != logits.shape[1]:
-        raise ValueError(
+        raise MisfitError(
             f"`metric` must be of as many classes as the network has outputs, {logits.shape[1]}, got"
             f" {type(metric).__name__} of {n_classes}."
         )
@@ -177,10 +181,9 @@ def _drawn(
     predicted = logits.float().softmax(dim=1)
     if is_binary:
         predicted = predicted[:, 1]
-    found = []
+    limits, found = probabilities.double().cumsum(dim=1), []
     for _ in range(_N_DRAWS):
         place = torch.rand(n_samples, 1, generator=generator, dtype=torch.float64, device="cpu").to(logits.device)
-        limits = probabilities.double().cumsum(dim=1)
         labels = (limits < place * limits[:, -1:]).sum(dim=1)
         rows: Tensor | slice = slice(None)
         if weights is not None:
@@ -203,9 +206,9 @@ def check_on(metric: ExpectedMetric, probabilities: Tensor, weights: Tensor | No
         probabilities = torch.nn.functional.pad(probabilities, (0, missing))
     try:
         value = metric.formula(probabilities.clamp(min=1e-6).log(), probabilities, weights)
+    except MisfitError:
+        raise
     except Exception as error:  # the user's code may raise anything
-        if isinstance(error, ValueError) and str(error).startswith("`metric`"):
-            raise
         raise ValueError(
             f"`metric` ({metric.title}) must take predictions and labels of {probabilities.shape[1]} classes and"
             f" compute one number; it raised {type(error).__name__}: {error}"

@@ -9,6 +9,8 @@ from bu_torch import functional as F
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
 LOGITS = torch.eye(3)[LABELS]
 NEIGHBORS = (torch.arange(5) + torch.arange(6).unsqueeze(1)) % 6
+PAIRS = torch.tensor([[0, 1]] * 6)
+SAMPLES = {"logits": LOGITS, "labels": LABELS, "neighbors": NEIGHBORS, "bayes_pairs": PAIRS}
 
 # By function: arguments that fit; and changes of one, the error, and its words.
 BAD = {
@@ -44,6 +46,46 @@ BAD = {
         ({"class_distances": -LOGITS}, ValueError, r"must be >= 0, got -1\.0"),
         ({"predictions": LABELS + 1}, ValueError, r"must hold classes in \[0, 3\)"),
         ({"predictions": LABELS.float()}, TypeError, "must be an integer tensor"),
+    ),
+    # Formulas of the papers, which `functional` finds in `bu_torch.papers`.
+    "omission": (
+        {"shares": LOGITS, "predictions": LABELS, "neighbors": NEIGHBORS},
+        ({"shares": LOGITS[0]}, ValueError, r"must have shape \(N, J\), got \(3,\)"),
+        ({"shares": LOGITS[:, :1]}, ValueError, r"J >= 2, got \(6, 1\)"),
+        ({"shares": LOGITS / 0}, ValueError, "must be finite"),
+        ({"predictions": LABELS.float()}, TypeError, "must be an integer tensor"),
+        ({"predictions": LABELS - 1}, ValueError, r"must hold classes 0, 1, \.\.\., got -1"),
+        ({"neighbors": NEIGHBORS[:5]}, ValueError, r"must have shape \(6, M\)"),
+        ({"neighbors": NEIGHBORS + 1}, ValueError, r"must hold sample indices in \[0, 6\)"),
+        ({"significance": "2"}, TypeError, "must be a number >= 0, got '2'"),
+        ({"significance": 2.5}, ValueError, r"0 <= z < sqrt\(M\) with M = 5, got 2\.5"),
+    ),
+    "parzen_uncertainty": (
+        SAMPLES,
+        ({"logits": LOGITS.long()}, TypeError, "must be a floating-point tensor, got torch.int64"),
+        ({"logits": [[0.0]]}, TypeError, "must be a floating-point tensor, got list"),
+        ({"logits": LOGITS.to_sparse()}, TypeError, "must be dense"),
+        ({"logits": LOGITS.unsqueeze(0)}, ValueError, r"must have shape \(N, J\)"),
+        ({"labels": LABELS[:5]}, ValueError, r"must have shape \(6,\), got \(5,\)"),
+        ({"labels": LABELS.float()}, TypeError, "must be an integer tensor .*got torch.float32"),
+        ({"labels": LABELS + 1}, ValueError, r"must hold classes .* \[0, 3\), got values from 1 to 3"),
+        ({"neighbors": NEIGHBORS[:, :1]}, ValueError, "must have shape .* M >= 2"),
+        ({"neighbors": NEIGHBORS + 1}, ValueError, "must hold sample indices"),
+        ({"bayes_pairs": 0 * PAIRS}, ValueError, "in ascending order in each row"),
+        ({"bayes_pairs": 3 * PAIRS}, ValueError, "must hold classes"),
+        ({"predicted_pairs": PAIRS[:5]}, ValueError, r"must have shape \(6, 2\), got \(5, 2\)"),
+        ({"predicted_pairs": PAIRS.float()}, TypeError, "must be an integer tensor"),
+        ({"predicted_pairs": PAIRS.flip(1)}, ValueError, "in ascending order in each row"),
+        ({"predicted_pairs": 3 * PAIRS}, ValueError, "must hold classes"),
+        ({"min_weight": -1.0}, ValueError, r"must be >= 0, got -1\.0"),
+        ({"min_weight": "0"}, TypeError, "must be a number >= 0, got '0'"),
+        ({"bandwidth": "scott"}, ValueError, "must be one of 'silverman', 'cvml', got 'scott'"),
+    ),
+    "silverman_bandwidth": (
+        {"values": LOGITS},
+        ({"values": LOGITS[0]}, ValueError, r"must have shape \(N, M\), got \(3,\)"),
+        ({"values": LOGITS[:, :1]}, ValueError, r"M >= 2, got \(6, 1\)"),
+        ({"values": LOGITS.long()}, TypeError, "must be a floating-point tensor"),
     ),
 }
 
