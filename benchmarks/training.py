@@ -185,7 +185,7 @@ class Watched:
         self.before = measured.predictions
         values = {name: float(value) for name, value in measured.values.items()}
         if values["expected_accuracy"] > accuracy:
-            self.best = values["expected_accuracy"], measured.predictions
+            self.best = values["expected_accuracy"], measured.contributions
         return values | {STANDARD_ERROR: float(measured.standard_error)}
 
 

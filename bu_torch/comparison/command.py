@@ -12,7 +12,7 @@ import torch
 from bu_torch.comparison.tables import Comparison, Split, compare, read_table
 from bu_torch.internal.inputs import check_integer, check_number
 from bu_torch.internal.printing import say
-from bu_torch.signals.metrics import METRICS, as_metric
+from bu_torch.signals.metrics import METRIC_HELP, as_metric, metric_from
 
 _DESCRIPTION = """\
 Compare ways to stop a training on tables of your own: test errors, and epochs trained.
@@ -38,7 +38,7 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
     add("tables", nargs="+", type=Path, metavar="CSV", help="a file, or a folder of them")
     add("--seeds", type=int, default=2, metavar="N", help="trainings of each table, on different halves (%(default)s)")
     add("--epochs", type=int, default=150, metavar="N", help="length of a whole training (%(default)s)")
-    add("--metric", choices=("accuracy", *METRICS), default="accuracy", help="what decides and is compared (accuracy)")
+    add("--metric", type=metric_from, default="accuracy", help=f"what decides and is compared: {METRIC_HELP} (accuracy)")
     add("--noise", type=float, default=0.0, metavar="P", help="share of training labels redrawn at random (0)")
     parser.set_defaults(run=_run)
 

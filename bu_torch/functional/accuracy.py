@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional.checks import check_draws, check_floating
-from bu_torch.functional.weights import mean_and_error, mean_of, relative_weights
+from bu_torch.functional.weights import mean_of, relative_weights
 
 
 def expected_accuracy(
@@ -41,23 +41,11 @@ def expected_accuracy(
     check_draws(predictions, n_points, probabilities.device, validate_args)
     if validate_args:
         weights = relative_weights(weights, (n_points,), probabilities.device)
-    found = _predicted_probabilities(probabilities, predictions.view(-1, n_points).T)
+    found = predicted_probabilities(probabilities, predictions.view(-1, n_points).T)
     return mean_of(found, None if weights is None else weights.unsqueeze(1))
 
 
-def standard_error_of_gain(
-    probabilities: Tensor, predictions: Tensor, others: Tensor, n_draws: int, weights: Tensor | None = None
-) -> Tensor:
-    """Standard error of the difference between the expected accuracies of two sets of predictions (D * N,), unchecked.
-
-    The differences are paired, so the error is 0 for two networks that predict alike. The D perturbed copies of a
-    sample are not independent, so they are averaged first. Weights (N,) have mean 1.
-    """
-    found, before = (_predicted_probabilities(probabilities, some.unsqueeze(1)) for some in (predictions, others))
-    return mean_and_error((found - before).view(n_draws, -1).mean(dim=0), weights)[1]
-
-
-def _predicted_probabilities(probabilities: Tensor, predictions: Tensor) -> Tensor:
+def predicted_probabilities(probabilities: Tensor, predictions: Tensor) -> Tensor:
     """Probability of each prediction (N, D) by probabilities (N, J), float64; classes >= J have probability 0."""
     n_classes = probabilities.shape[1]
     columns = predictions.long()

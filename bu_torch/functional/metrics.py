@@ -18,13 +18,13 @@ _OfOneClass = Callable[[Tensor, Tensor, Tensor], Tensor]  # scores, masses of po
 def expected_balanced_accuracy(logits: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
     """Mean recall of the classes, in [0, 1]."""
     hits, _, labelled = _counts(logits, probabilities, weights)
-    return _mean_of_present(hits / labelled, labelled)
+    return _mean_of_present(_share(hits, labelled), labelled)
 
 
 def expected_f1(logits: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
     """F1 score of class 1 of two, or the mean over several classes, in [0, 1]; 0 for a class never predicted."""
     hits, predicted, labelled = _counts(logits, probabilities, weights)
-    scores = 2 * hits / (predicted + labelled)
+    scores = _share(2 * hits, predicted + labelled)
     return scores[1] if len(scores) == 2 else _mean_of_present(scores, labelled)
 
 
@@ -71,6 +71,11 @@ def _counts(logits: Tensor, probabilities: Tensor, weights: Tensor | None) -> tu
     return (is_predicted * mass).sum(dim=0), (is_predicted * mass.sum(dim=1, keepdim=True)).sum(dim=0), mass.sum(dim=0)
 
 
+def _share(part: Tensor, whole: Tensor) -> Tensor:
+    """Quotient, 0 where both are 0, with derivatives that are finite there too."""
+    return part / torch.where(whole > 0, whole, 1.0)
+
+
 def _mean_of_present(values: Tensor, labelled: Tensor) -> Tensor:
     is_present = labelled > 0
     return torch.where(is_present, values, 0.0).sum() / is_present.sum()
@@ -93,15 +98,14 @@ def _area_under_roc(scores: Tensor, positive: Tensor, negative: Tensor) -> Tenso
     """Share of pairs of a positive and a negative whose positive has the larger score; ties count half."""
     order, below, until = _sorted(scores, negative)
     mass = positive[order]
-    return torch.dot(mass, (below + until) / 2) / (mass.sum() * until[-1])
+    return _share(torch.dot(mass, (below + until) / 2), mass.sum() * until[-1])
 
 
 def _average_precision(scores: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
     """Mean of the precision at the scores of the positives."""
     order, _, until = _sorted(-scores, torch.stack((positive, negative), dim=1))
     hits, alarms = until.unbind(dim=1)
-    precision = torch.where(hits > 0, hits / (hits + alarms), 0.0)
-    return torch.dot(positive[order], precision) / hits[-1]
+    return _share(torch.dot(positive[order], _share(hits, hits + alarms)), hits[-1])
 
 
 def _sorted(scores: Tensor, mass: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -115,22 +119,35 @@ def _sorted(scores: Tensor, mass: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return order, total[first], total[last]
 
 
+def influence(formula: Callable[..., Tensor], logits: Tensor, probabilities: Tensor, n_draws: int) -> Tensor:
+    """Influence of each of N samples on a metric of n_draws * N points, (N,), with mean 0.
+
+    The derivative by the sample's weight, times N: the infinitesimal jackknife (Jaeckel 1972), by which the standard
+    error of the metric is their standard deviation by the root of N. For the area under the ROC curve it is that of
+    DeLong et al. (1988), for a mean what each sample adds to it.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        given = logits.detach().clone(), probabilities.detach().clone()  # they may be from inference mode
+        weights = torch.ones(len(logits), dtype=torch.float64, device=logits.device, requires_grad=True)
+        (slopes,) = torch.autograd.grad(formula(*given, weights), weights)
+    return slopes.view(n_draws, -1).sum(dim=0) * (len(logits) // n_draws)
+
+
 def best_threshold(
-    of_counts: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
-    logits: Tensor,
-    probabilities: Tensor,
-    weights: Tensor | None = None,
-) -> Tensor:
-    """Threshold on the network's probability of class 1 of two that a metric is best at; the lowest of equal ones.
+    of_counts: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], logits: Tensor, probabilities: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Threshold on the network's probability of class 1 of two that a metric is best at, and the metric there.
 
     `of_counts` gives values, larger is better, from the expected numbers of hits and of false alarms at each threshold,
-    (T,), and of positives and negatives in all. The threshold lies halfway between two probabilities, or at an end.
+    (T,), and of positives and negatives in all. The threshold lies halfway between two probabilities, or at an end; of
+    equal ones it is the lowest.
     """
-    mass, scores = _mass(probabilities, weights), logits.double().softmax(dim=1)[:, 1]
+    mass, scores = probabilities.double(), logits.double().softmax(dim=1)[:, 1]
     ordered, order = scores.sort()
     positive, negative = (torch.cat((one.new_zeros(1), one[order].cumsum(dim=0))) for one in mass.flip(1).unbind(dim=1))
     values = of_counts(positive[-1] - positive, negative[-1] - negative, positive[-1], negative[-1])
     edges = torch.cat((ordered.new_zeros(1), ordered, ordered.new_ones(1)))
     between = (edges[1:] + edges[:-1]) / 2
     is_open = torch.cat((edges[1:-1] > edges[:-2], edges.new_ones(1, dtype=torch.bool)))  # not between equal ones
-    return between[torch.where(is_open, values, -torch.inf).argmax()]
+    best = torch.where(is_open, values, -torch.inf).argmax()
+    return between.take(best), values.take(best)  # indexing would wait for the device

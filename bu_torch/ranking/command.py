@@ -17,7 +17,7 @@ from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES
 from bu_torch.run.settings import Settings
 from bu_torch.samples.reading import read_samples
 from bu_torch.signals.measuring import Signals
-from bu_torch.signals.metrics import METRICS
+from bu_torch.signals.metrics import METRIC_HELP, metric_from
 
 _PLACE = "PKG.MOD:NAME"
 _DESCRIPTION = """\
@@ -40,7 +40,7 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
     )
     add("--data", required=True, metavar=_PLACE, help=f"the training samples: {samples}")
     add("--rule", choices=RULE_NAMES, default=DEFAULT_RULE, help="default: %(default)s")
-    add("--metric", choices=("accuracy", *METRICS), default="accuracy", help="default: %(default)s")
+    add("--metric", type=metric_from, default="accuracy", help=f"{METRIC_HELP} (%(default)s)")
     add("--json", type=Path, metavar="FILE", help="write the ranking to this file")
     add("--csv", type=Path, metavar="FILE", help="write the ranking to this file")
     add("--keep", type=int, metavar="N", help="copy the best N to the folder of --to")

@@ -16,7 +16,7 @@ RuleName = Literal[
 DEFAULT_RULE: RuleName = "accuracy_uncertainty_trust"
 RULE_NAMES: tuple[RuleName, ...] = get_args(RuleName)
 Checks = Sequence[dict[str, Any]]
-# Entry of a check: standard error of the gain in expected accuracy over the highest before.
+# Entry of a check: standard error of the gain in expected accuracy, or the metric, over the best before.
 STANDARD_ERROR = "standard_error"
 # Names of other columns of a history or a record, which no rule may have.
 _RESERVED = ("epoch", "step", "seconds", "check_seconds", "train_loss", STANDARD_ERROR)
@@ -104,11 +104,10 @@ class MetricRule(Rule):
         return f"expected {self.metric.title}"
 
     def shown(self, score: float) -> float:
-        return score if self.metric.is_larger_better else -score
+        return self.metric.sign * score
 
     def score(self, values: Mapping[str, float]) -> float:
-        value = values[self.metric.signal]
-        return value if self.metric.is_larger_better else -value
+        return self.metric.sign * values[self.metric.signal]
 
     def settings(self) -> dict[str, Any]:
         return {} if self.metric.settings is None else {"settings": repr(self.metric.settings)}

@@ -15,6 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from bu_torch.signals.metrics import ExpectedMetric
+
 FORMAT = 3  # raise it when the meaning of the lines beside the table changes
 _NAME = "boundary_uncertainty"
 # Do not follow a link or wait for a pipe that has replaced the file.
@@ -177,7 +179,7 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, Mapping | list):  # weights by class
         return repr(value)[:100]
-    return str(value) if isinstance(value, Path) else type(value).__name__
+    return str(value) if isinstance(value, Path | ExpectedMetric) else type(value).__name__
 
 
 def versions() -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 from bu_torch.internal.printing import cleaned
 from bu_torch.rule.rules import Reason, RuleName, SelectionRule, Verdict, decide
 from bu_torch.run.settings import MeasurementSettings, Settings
+from bu_torch.signals.metrics import ExpectedMetric, as_metric
 
 Entry = dict[str, Any]  # one check: epoch, step, signals and score
 Word = Literal["clear", "plateau", "unsure", "blind"]
@@ -15,7 +16,7 @@ Word = Literal["clear", "plateau", "unsure", "blind"]
 # Chosen on half of the trainings of `benchmarks/quality.py`, and judged on the others.
 _LEAST_ACCURACY, _LEAST_SAMPLES, _MOST_EQUALS = 0.7, 500, 20
 _SETTLED = 3  # checks
-# Expected accuracy has the largest part in their score. No standard error is known of other scores.
+# Expected accuracy has the largest part in their score. No standard error is known of other scores but metrics.
 JUDGED_RULES: tuple[RuleName, ...] = ("accuracy_uncertainty_trust", "expected_accuracy")
 _BELOW_CHANCE = 0.8
 
@@ -37,6 +38,8 @@ class History:
         self.selection: SelectionRule | None = None
         if isinstance(settings, Settings):
             self.selection = SelectionRule(settings.deciding_rule, start_from_epoch=settings.start_from_epoch)
+        metric = as_metric(settings.metric)
+        self._value_name, self._sign = ("expected_accuracy", 1.0) if metric is None else (metric.signal, metric.sign)
         self.entries: list[Entry] = []
         self.reset()
 
@@ -59,13 +62,13 @@ class History:
     def is_last(self, epoch: int, step: int | None = None) -> bool:
         return bool(self.entries) and place_of(self.entries[-1]) == (epoch, step)
 
-    def is_most_accurate(self, entry: Entry) -> bool:
-        """True if `entry` counts and its expected accuracy is higher than in all other checks that count."""
+    def has_best_value(self, entry: Entry) -> bool:
+        """True if `entry` counts and its expected accuracy, or metric, beats that of all other checks that count."""
         first = 0 if self.selection is None else self.selection.start_from_epoch
-        accuracy = entry.get("expected_accuracy", math.nan)
+        value = self._sign * entry.get(self._value_name, math.nan)
         others = [one for one in self.compared if one["epoch"] >= first and place_of(one) != place_of(entry)]
-        is_counted = entry["epoch"] >= first and math.isfinite(accuracy)
-        return is_counted and not any(one.get("expected_accuracy", math.nan) >= accuracy for one in others)
+        is_counted = entry["epoch"] >= first and math.isfinite(value)
+        return is_counted and not any(self._sign * one.get(self._value_name, math.nan) >= value for one in others)
 
     def add(self, entry: Entry, *, is_counted: bool = True) -> None:
         """Add a check, add the rule's values to it, and decide.
@@ -206,15 +209,16 @@ def place_of(entry: Mapping[str, Any]) -> tuple[int, int | None]:
 
 
 class Confidence(NamedTuple):
-    """Confidence in the choice of a check, for the rules whose score is mostly expected accuracy."""
+    """Confidence in the choice of a check by a metric, or by a score that is mostly expected accuracy."""
 
+    metric: ExpectedMetric | None  # None is accuracy
     word: Word
     skill: float  # skill of predicting left-out labels, by neighbours or by regression: 1 is certain, 0 chance
-    expected_accuracy: float
-    first_accuracy: float  # expected accuracy of the first check
-    one_class_accuracy: float  # expected accuracy of the class that scores most if it alone is predicted
-    gain: float  # expected accuracy less that of the first check, in standard errors
-    n_equals: int  # checks whose expected accuracy is as high, within a standard error; the kept one is among them
+    value: float  # expected value of the metric
+    first_value: float  # that of the first check
+    uninformed: float  # that of the best prediction that is the same for all samples
+    gain: float  # how much better it is than that of the first check, in standard errors
+    n_equals: int  # checks that are as good, within a standard error; the kept one is among them
     n_checks: int
     n_samples: int
     doubts: list[str]  # why the choice is not clear, in words
@@ -227,12 +231,22 @@ class Confidence(NamedTuple):
             "unsure": f"The choice is unsure: {' and '.join(self.doubts)}",
             "blind": "The choice cannot be trusted",
         }[self.word]
+        title, alone = ("accuracy", "one class alone") if self.metric is None else (self.metric.title, "without inputs")
+        values = (self.first_value, self.value, self.uninformed)
+        first, value, uninformed = (f"{one:.2f}" if max(map(abs, values)) <= 1 else f"{one:.3g}" for one in values)
         return (
-            f"{start}. Expected accuracy went from {self.first_accuracy:.2f} at the first check to"
-            f" {self.expected_accuracy:.2f} (one class alone: {self.one_class_accuracy:.2f}); {self.n_equals} of"
-            f" {self.n_checks} checks come within a standard error of that. Left-out labels are predicted with skill"
-            f" {self.skill:.2f} (1 is certain, 0 chance)."
+            f"{start}. Expected {title} went from {first} at the first check to {value} ({alone}: {uninformed});"
+            f" {self.n_equals} of {self.n_checks} checks come within a standard error of that. Left-out labels are"
+            f" predicted with skill {self.skill:.2f} (1 is certain, 0 chance)."
         )
+
+
+def summary_of(confidence: Confidence | None, metric: ExpectedMetric | None) -> dict[str, Any]:
+    """Entries of a summary, with the name of the metric in place of `value`; all None without a confidence."""
+    values = dict.fromkeys(Confidence._fields) if confidence is None else confidence._asdict()
+    name = "accuracy" if metric is None else metric.name
+    named = {"value": f"expected_{name}", "first_value": f"first_{name}", "uninformed": f"one_class_{name}"}
+    return {named.get(field, field): value for field, value in values.items() if field != "metric"}
 
 
 def confidence_in(
@@ -240,23 +254,26 @@ def confidence_in(
     checks: Sequence[Mapping[str, Any]],
     skill: float,
     n_samples: int,
-    one_class_accuracy: float,
+    uninformed: float,
     *,
     is_blind: bool,
+    metric: ExpectedMetric | None = None,
 ) -> Confidence:
     """Judge the choice of the `kept` check among those that count.
 
-    The standard error is the median over the checks; each is that of a gain over the highest expected accuracy before.
+    The standard error is the median over the checks; each is that of a gain over the best expected value before.
     """
+    name, sign = ("expected_accuracy", 1.0) if metric is None else (metric.signal, metric.sign)
     errors = [error for check in checks if (error := check.get("standard_error", 0.0)) > 0]
-    error, at_kept = median(errors) if errors else 0.0, kept["expected_accuracy"]
-    values = [value for check in checks if math.isfinite(value := check["expected_accuracy"])]
-    n_equals = sum(value >= at_kept - error for value in values)
-    gain = (at_kept - values[0]) / error if error else 0.0
+    error, at_kept = median(errors) if errors else 0.0, kept[name]
+    values = [value for check in checks if math.isfinite(value := check[name])]
+    n_equals = sum(sign * value >= sign * at_kept - error for value in values)
+    gain = sign * (at_kept - values[0]) / error if error else 0.0
+    change = "risen" if sign > 0 else "fallen"
     known = {
         f"{n_samples} samples are fewer than {_LEAST_SAMPLES}": n_samples < _LEAST_SAMPLES,
-        f"expected accuracy is below {_LEAST_ACCURACY}": at_kept < _LEAST_ACCURACY,
-        "expected accuracy has not risen by a standard error": not gain > 1,
+        f"expected accuracy is below {_LEAST_ACCURACY}": metric is None and at_kept < _LEAST_ACCURACY,
+        f"{name.replace('_', ' ')} has not {change} by a standard error": not gain > 1,
     }
     doubts = [doubt for doubt, applies in known.items() if applies]
     word: Word = "clear"
@@ -264,8 +281,9 @@ def confidence_in(
         word = "blind"
     elif doubts:
         word = "plateau" if n_equals > _MOST_EQUALS else "unsure"
+    n_checks = len(checks)
     return Confidence(
-        word, skill, at_kept, values[0], one_class_accuracy, gain, n_equals, len(checks), n_samples, doubts
+        metric, word, skill, at_kept, values[0], uninformed, gain, n_equals, n_checks, n_samples, doubts
     )
 
 

@@ -15,7 +15,7 @@ from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, MetricRule, Rule, RuleName, as_rule
 from bu_torch.samples.balance import ClassWeight
 from bu_torch.signals.measuring import Signals
-from bu_torch.signals.metrics import as_metric
+from bu_torch.signals.metrics import ExpectedMetric, as_metric
 
 AUTO: Literal["auto"] = "auto"
 MAX_BYTES = 2**30
@@ -117,6 +117,8 @@ class MeasurementSettings:
         is_key = isinstance(self.output_key, str | int) and not isinstance(self.output_key, bool)
         if self.output_key is not None and not is_key:
             raise TypeError(f"`output_key` must be a name, a place or None, got {self.output_key!r}.")
+        if not isinstance(self.metric, str):
+            self.metric = as_metric(self.metric)  # a copy of what its owner may go on to use
         self.class_weight = self.make_signals(n_draws=1).boundary.class_weight  # checks the rest
 
     @property
@@ -218,7 +220,8 @@ class Settings(MeasurementSettings):
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, bool | int | float | str | dict | list | tuple)
+    is_named = isinstance(value, ExpectedMetric) and not value.is_drawn
+    return is_named or isinstance(value, bool | int | float | str | dict | list | tuple)
 
 
 def _check_device(name: str, device: Any) -> str:

@@ -37,6 +37,11 @@ def no_classes() -> Tensor:
     return torch.empty(0, dtype=torch.int64, device="cpu")
 
 
+def no_numbers() -> Tensor:
+    """Contributions to no check, (0,) float64."""
+    return torch.empty(0, dtype=torch.float64, device="cpu")
+
+
 def read_best(state: Any) -> dict[str, Any]:
     """Entries of what a keeper's `state_dict` returned, in a file or in memory; a ValueError as `read_state` has it."""
     return _read(state, _KEEPER)
@@ -167,6 +172,13 @@ def _read_classes(value: Any) -> Tensor:
     return classes.long()
 
 
+def _read_numbers(value: Any) -> Tensor:
+    numbers: Tensor = _plain(Tensor)(value)
+    if numbers.ndim != 1 or numbers.dtype != torch.float64 or not bool(numbers.isfinite().all()):
+        raise ValueError(f"finite numbers must be here, got {numbers.dtype} of shape {tuple(numbers.shape)}")
+    return numbers
+
+
 def _read_recognition(value: Any) -> Recognition:
     return Recognition(**{name: _read_recalls(*entries) for name, entries in _plain(dict)(value).items()})
 
@@ -207,7 +219,7 @@ _TRACKER: dict[str, Callable[[Any], Any]] = {
     "history": _maybe(_read_history, list),
     "n_not_compared": _maybe(_integer, int),
     "predictions": _maybe(_read_classes, no_classes),
-    "best_predictions": _maybe(_read_classes, no_classes),
+    "best_contributions": _maybe(_read_numbers, no_numbers),
     "recalls": _maybe(_read_recognition, Recognition),
     "average": _maybe(_read_average),
 }

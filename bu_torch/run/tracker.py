@@ -16,12 +16,12 @@ from bu_torch.functional.groups import dtype_of_labels
 from bu_torch.internal.logits import warn_of_probabilities
 from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import looking_at
-from bu_torch.rule.rules import STANDARD_ERROR
+from bu_torch.rule.rules import STANDARD_ERROR, MetricRule
 from bu_torch.run.account import Account, Record, plain, row
 from bu_torch.run.groundwork import Groundwork
-from bu_torch.run.history import JUDGED_RULES, Confidence, History, confidence_in, place_of, worse_than_chance
+from bu_torch.run.history import JUDGED_RULES, Confidence, History, confidence_in, place_of, summary_of, worse_than_chance
 from bu_torch.run.settings import MeasurementSettings
-from bu_torch.run.state import no_classes, read_state
+from bu_torch.run.state import no_classes, no_numbers, read_state
 from bu_torch.run.weights import WeightAverage, state_to_keep
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.details import (
@@ -48,16 +48,17 @@ class LastCheck:
         self.recalls: list[float] = []  # as `Measurement.recalls` gives them; empty if another process measured
         self.n_columns = 0  # width of the last logits that this process measured
         self.measurement: Measurement | None = None  # between `measure` and `end_check`, where it was measured
-        # The next check is compared with the last and with the most accurate one, (n_draws * N,) each.
-        self.predictions = self.best_predictions = no_classes()
+        # The next check is compared with the last one, (n_draws * N,), and with the best by expected value, (N,).
+        self.predictions = no_classes()
+        self.contributions = self.best_contributions = no_numbers()
 
     def measure(self, signals: Signals, logits: Tensor) -> dict[str, float]:
-        n_rows = len(signals.boundary.probabilities_of_present)
-        both = (self.predictions, self.best_predictions)
-        before, best = (known.to(logits.device) if len(known) == n_rows else None for known in both)
+        n_samples = len(signals.boundary.labels)
+        known = ((self.predictions, n_samples * signals.boundary.n_draws), (self.best_contributions, n_samples))
+        before, best = (one.to(logits.device) if len(one) == n_rows else None for one, n_rows in known)
         self.n_columns = logits.shape[1]
         self.measurement = signals.measure(logits, before, best)
-        self.predictions = self.measurement.predictions
+        self.predictions, self.contributions = self.measurement.predictions, self.measurement.contributions
         values = {**self.measurement.values, STANDARD_ERROR: self.measurement.standard_error}
         measured = torch.cat((torch.stack(list(values.values())), self.measurement.recalls())).tolist()
         self.recalls = measured[len(values) :]
@@ -65,19 +66,20 @@ class LastCheck:
 
     def forget(self) -> None:
         """Compare the next check with none before."""
-        self.predictions, self.best_predictions = self.predictions[:0], self.best_predictions[:0]
+        self.predictions, self.best_contributions = self.predictions[:0], self.best_contributions[:0]
         self.recognition = Recognition()
 
     def state_dict(self) -> dict[str, Any]:
         # On the CPU, in the smallest type that holds all classes.
-        narrow = {
-            name: one.cpu().to(dtype_of_labels(1 + int(one.max()) if len(one) else 0))
-            for name, one in (("predictions", self.predictions), ("best_predictions", self.best_predictions))
+        narrow = dtype_of_labels(1 + int(self.predictions.max()) if len(self.predictions) else 0)
+        return {
+            "predictions": self.predictions.cpu().to(narrow),
+            "best_contributions": self.best_contributions.cpu(),
+            "recalls": self.recognition.state_dict(),
         }
-        return narrow | {"recalls": self.recognition.state_dict()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.predictions, self.best_predictions = state["predictions"], state["best_predictions"]
+        self.predictions, self.best_contributions = state["predictions"], state["best_contributions"]
         self.recognition = state["recalls"]
 
 
@@ -175,8 +177,8 @@ class Tracker:
         With `is_counted=False`, neither it nor any check before it counts for the patience or as best.
         """
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
-        if self.checks.is_most_accurate(entry):
-            self.last_check.best_predictions = self.last_check.predictions
+        if self.checks.has_best_value(entry):
+            self.last_check.best_contributions = self.last_check.contributions
         self.checks.add(entry, is_counted=is_counted)
         if self.checks.last_score is not None:
             recalls, is_kept = self.last_check.recalls, self.checks.kept is entry
@@ -240,11 +242,11 @@ class Tracker:
         if check is not None and self.groundwork.is_prepared:
             confidence, self.remarks = self._judge(check)
         if self.checks.selection is not None:
-            judged = dict.fromkeys(Confidence._fields) if confidence is None else confidence._asdict()
+            judged = summary_of(confidence, as_metric(self.settings.metric))
             score = None if check is None else check[self.checks.score_name]
             self.summary = {"reason": reason, "score_name": self.checks.score_name, "score": score, **kept, **judged}
             if check is not None and THRESHOLD in check:
-                self.summary[THRESHOLD] = check[THRESHOLD]
+                self.summary |= {name: check[name] for name in check if name.endswith(THRESHOLD)}
         line = {"kind": "end", "reason": reason, "n_not_compared": self.checks.n_not_compared, **kept, **seconds}
         self.account.record.write_line(line | {"remarks": self.remarks})
 
@@ -257,15 +259,19 @@ class Tracker:
         known = self.last_check.recognition
         if any(one is not None and len(one.expected) != len(names) for one in (known.kept, known.balanced)):
             self.last_check.recognition = Recognition()  # a state of other classes
-        finite = [accuracy for one in counted if math.isfinite(accuracy := one["expected_accuracy"])]
+        metric, skills = signals.metric, (signals.vote_skill, signals.regression_skill)
+        value, sign = ("expected_accuracy", 1.0) if metric is None else (metric.signal, metric.sign)
         column, alone = accuracy_alone(boundary.probabilities_of_present, len(boundary.labels), boundary.weights)
-        skills = (signals.vote_skill, signals.regression_skill)
-        metric = signals.metric
-        # A check that is best by another metric may be less accurate than one class alone.
-        highest = math.inf if metric is not None else max(finite, default=math.nan)
-        blind, confidence = blindness(highest, alone, names[column], skills), None
-        if selection is not None and selection.rule.name in JUDGED_RULES:
-            confidence = confidence_in(check, counted, signals.skill, len(boundary.labels), alone, is_blind=bool(blind))
+        if metric is not None:
+            alone = metric.uninformed(signals.plain_probabilities(self.last_check.n_columns))
+        finite = [one[value] for one in counted if math.isfinite(one[value])]
+        best = max(finite, key=lambda one: sign * one, default=math.nan)
+        blind, confidence = blindness(best, alone, names[column], skills, metric), None
+        rule = None if selection is None else selection.rule
+        is_judged = rule is not None and metric is None and rule.name in JUDGED_RULES
+        if is_judged or (isinstance(rule, MetricRule) and not rule.metric.is_drawn):
+            given = (signals.skill, len(boundary.labels), alone)
+            confidence = confidence_in(check, counted, *given, is_blind=bool(blind), metric=metric)
         lines = [blind or ("" if confidence is None else confidence.line())]
         recalls = self.last_check.recognition.kept
         if recalls is not None and (recalls.epoch, recalls.step) == place_of(check):
@@ -345,8 +351,7 @@ class Tracker:
         if self.checks.selection is None:
             return {}
         named = {name: getattr(self.settings, name) for name in _COMPARED}
-        metric = as_metric(self.settings.metric)
-        named["metric"] = "accuracy" if metric is None else f"{metric.name}{metric.settings or ''}"
+        named["metric"] = str(as_metric(self.settings.metric) or "accuracy")
         if isinstance(weights := named["class_weight"], dict | list):
             named["class_weight"] = repr(weights)  # a state holds plain data
         past = None if self.average is None else self.average.past

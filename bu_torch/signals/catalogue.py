@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
-from bu_torch.functional.probabilities import as_probabilities
 from bu_torch.functional.weights import mean_of
 from bu_torch.signals.metrics import METRICS, ExpectedMetric
 
@@ -39,7 +38,8 @@ class SignalInputs:
     nearest_class: Tensor  # (D * N,) nearest class, without the sample that was perturbed
     label_probabilities: Tensor  # (D * N, C) class probabilities at the perturbed inputs
     label_votes: Tensor  # (N, C) votes of the labels near each sample
-    sharpness: float  # exponent that makes label probabilities as certain as left-out labels allow, >= 1
+    plain_probabilities: Tensor  # (D * N, C) the same if each sample counts once, whatever its weight
+    sharp_probabilities: Tensor  # (D * N, C) these, as certain as left-out labels allow
     classes: Tensor  # (C,) classes that have samples
     local_uncertainty: Tensor  # (D * N,) uncertainty of the labels at the perturbed inputs, float64
     weights: Tensor | None  # (N,) float64 weights with mean 1; None if all samples count alike
@@ -52,15 +52,17 @@ class SignalInputs:
         """Reshape values at the perturbed inputs, (D * N,), to a row for each draw, (D, N)."""
         return values.view(-1, len(self.labels))
 
+    def of_metric(self, metric: ExpectedMetric) -> Tensor:
+        """Label probabilities that a metric takes, with a column for each of the network's outputs."""
+        probabilities = self.sharp_probabilities if metric.is_of_sharp else self.plain_probabilities
+        if self.logits.shape[1] == len(self.classes):
+            return probabilities
+        wide = probabilities.new_zeros(self.logits.shape)
+        return wide.index_copy_(1, self.classes, probabilities)
+
     def expected(self, metric: ExpectedMetric) -> Tensor:
-        """Expected value of a metric."""
-        probabilities = self.label_probabilities
-        if metric.is_of_sharp and self.sharpness > 1:
-            probabilities = as_probabilities(probabilities.double() ** self.sharpness)
-        if self.logits.shape[1] > len(self.classes):  # columns of classes without samples
-            wide = probabilities.new_zeros(self.logits.shape)
-            probabilities = wide.index_copy_(1, self.classes, probabilities)
-        return metric.formula(self.logits, probabilities, self.repeated_weights)
+        """Expected value of a metric, in which each sample counts once."""
+        return metric.formula(self.logits, self.of_metric(metric), None)
 
 
 @dataclass(frozen=True)

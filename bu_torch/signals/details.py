@@ -189,28 +189,38 @@ def accuracy_alone(probabilities: Tensor, n_samples: int, weights: Tensor | None
     return best, float(scores[best])
 
 
-def blindness(highest: float, alone: float, name: str, skills: tuple[float, float]) -> str:
-    """Say that expected accuracy cannot tell checks apart, and what to do; "" if it can.
+def blindness(
+    best: float, alone: float, name: str, skills: tuple[float, float], metric: ExpectedMetric | None = None
+) -> str:
+    """Say that expected accuracy, or a metric, cannot tell checks apart, and what to do; "" if it can.
 
     Args:
-        highest: Highest expected accuracy of the checks.
-        alone: Expected accuracy of the class that scores most alone.
+        best: Best expected value of the checks.
+        alone: That of the class that scores most alone, or of the best prediction that is the same for all samples.
         name: Name of this class.
         skills: Skill of the nearest samples and of a regression on all, by left-out labels.
+        metric: The metric; None for accuracy.
     """
     nearest, regression = skills
-    has_gain = highest - alone > _LEAST_GAIN * (1 - alone)
+    sign, title = (1.0, "accuracy") if metric is None else (metric.sign, metric.title)
+    room = 1 - alone if metric is None or metric.high == 1 else abs(alone)
+    has_gain = sign * (best - alone) > _LEAST_GAIN * room
     if has_gain and max(skills) >= _LEAST_SKILL:
         return ""
     skill = f"skill {nearest:.2f} by the nearest samples, {regression:.2f} by regression; 1 is certain, 0 chance"
     if max(skills) < _LEAST_SKILL:
         return (
-            f"Expected accuracy cannot tell these epochs apart: left-out labels can hardly be predicted ({skill})."
+            f"Expected {title} cannot tell these epochs apart: left-out labels can hardly be predicted ({skill})."
             " Choose the epoch by some held-out samples, or pass a `feature_extractor` in whose space near samples are"
             " alike."
         )
+    if metric is not None:
+        return (
+            f"No check is clearly better than a prediction without inputs: the best expected {title} is {best:.4g}, and"
+            f" the same prediction for all samples scores {alone:.4g} ({skill}). Train longer."
+        )
     return (
-        f"No check is clearly better than one class alone: the highest expected accuracy is {highest:.3f}, and always"
+        f"No check is clearly better than one class alone: the highest expected accuracy is {best:.3f}, and always"
         f" predicting {name} scores {alone:.3f} ({skill}). Train longer; or pass `class_weight=` if the loss weighs the"
         " classes, `class_weight='balanced'` if a rare one matters."
     )
@@ -218,12 +228,12 @@ def blindness(highest: float, alone: float, name: str, skills: tuple[float, floa
 
 def threshold_line(check: Mapping[str, Any], metric: ExpectedMetric) -> str:
     """Log line on the threshold that a metric of two classes is best at in a check; "" if there is none."""
-    threshold = check.get("threshold", math.nan)
+    threshold, value = check.get("threshold", math.nan), check.get(metric.at_threshold, math.nan)
     if not math.isfinite(threshold):
         return ""
     return (
-        f"The expected {metric.title} is best if class 1 is predicted where its probability is at least {threshold:.3f}"
-        f" in place of 0.5 (`summary['threshold']`)."
+        f"The expected {metric.title} is best, {value:.4g} in place of {check[metric.signal]:.4g}, if class 1 is"
+        f" predicted where its probability is at least {threshold:.3f} in place of 0.5 (`summary['threshold']`)."
     )
 
 

@@ -1,6 +1,5 @@
 """Signals of a check, from one pass of logits: U, trust, expected accuracy, and agreement with neighbours."""
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,26 +12,24 @@ from torch.utils import _pytree as pytree
 from bu_torch import functional
 from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.estimators.space_choice import FeatureExtractor, SpaceName
-from bu_torch.functional.accuracy import standard_error_of_gain
 from bu_torch.functional.boundary import boundary_weights, uncertainty_along_boundary
-from bu_torch.functional.checks import check_index
+from bu_torch.functional.checks import check_floating, check_index
 from bu_torch.functional.groups import sum_by_group
-from bu_torch.functional.metrics import best_threshold
+from bu_torch.functional.probabilities import as_probabilities
+from bu_torch.functional.weights import mean_and_error
 from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.perturbation.draws import Perturbation, PerturbedInputs
 from bu_torch.samples.balance import ClassWeight, weights_of
 from bu_torch.signals.catalogue import SIGNALS, SignalInputs
 from bu_torch.signals.details import Details, details_of
-from bu_torch.signals.metrics import MisfitError, as_metric, check_on
+from bu_torch.signals.metric_values import OF_SHARP, THRESHOLD, contributions_to, counting_once, metric_values
+from bu_torch.signals.metrics import as_metric, check_on
 from bu_torch.signals.preparation import Preparation, fingerprint_of, warn_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
     from bu_torch.papers.signals import ProposalSignals
-
-
-THRESHOLD = "threshold"  # entry of a check: threshold of class 1 of two that the metric is best at
 
 
 @dataclass(frozen=True)
@@ -42,11 +39,14 @@ class Measurement:
     Attributes:
         values: Scalars by the names of `Signals.NAMES`, float64, on the device of the logits.
         predictions: Predicted classes at the perturbed inputs, (n_draws * N,) int64.
-        standard_error: Standard error of the gain in expected accuracy over `best`, float64; 0 without `best`.
+        contributions: What each sample adds to the expected accuracy, or to the metric, (N,) float64; empty for a
+            metric of torchmetrics.
+        standard_error: Standard error of the gain in it over `best`, float64; 0 without `best`.
     """
 
     values: dict[str, Tensor]
     predictions: Tensor
+    contributions: Tensor
     standard_error: Tensor
     _inputs: SignalInputs  # what the formulas read
 
@@ -105,8 +105,8 @@ class Signals:
 
     Attributes:
         boundary: The fitted `BoundaryUncertainty`.
-        names: Names of the signals that are measured: those of `NAMES`, of `also` and of `metric`, and `"threshold"` if
-            the metric of two classes has one.
+        names: Names of the signals that are measured: those of `NAMES`, of `also` and of `metric`, and if the metric of
+            two classes has a threshold, `"threshold"` and the expected value at it.
         preparation: Results of `fit`, which `save` writes and `load` reads.
         vote_skill: Skill of the labels nearby at predicting a sample's label, 1 is certain, 0 chance (`LabelVotes`).
         regression_skill: Skill of a regression on all other samples (`LabelRegression`); less than 0.01 is warned of.
@@ -213,6 +213,8 @@ class Signals:
             "label_columns": own,
             "label_trust": functional.trust_score(distances, own, validate_args=False),
             "nearest_class": boundary.classes.classes[distances[:, :-1].argmin(dim=1)],
+            "plain_probabilities": (plain := counting_once(probabilities, columns, boundary.weights)),
+            "sharp_probabilities": plain,
             "attainable": functional.attainable(probabilities, distances[:, :-1], repeated),
             "skill": min(max(self.skill, 0.0), 1.0),
         }
@@ -220,10 +222,13 @@ class Signals:
             from bu_torch.papers.signals import ProposalSignals
 
             self._of_papers = ProposalSignals(boundary, preparation.bayes_pairs, columns)
+        if boundary.sharpness > 1 and any(name in self.names for name in OF_SHARP):
+            sharp = as_probabilities(probabilities.double() ** boundary.sharpness)
+            self._derived["sharp_probabilities"] = counting_once(sharp, columns, boundary.weights)
         if self.metric is not None:
-            check_on(self.metric, boundary.classes.spread(probabilities, 0.0), repeated)
-            if self.metric.of_counts is not None and boundary.classes.n_classes == 2 and THRESHOLD not in self.names:
-                self.names = (*self.names, THRESHOLD)
+            check_on(self.metric, boundary.classes.spread(plain, 0.0))
+            if self.metric.of_counts is not None and boundary.classes.n_classes == 2:
+                self.names = tuple(dict.fromkeys((*self.names, THRESHOLD, self.metric.at_threshold)))
         warn_of(preparation, inputs)
         return self
 
@@ -253,6 +258,11 @@ class Signals:
     def probabilities(self) -> Tensor:
         """Class probabilities at each perturbed sample, (n_draws * N, J), float32 (`LabelProbabilities`)."""
         return self.boundary.probabilities.flatten(0, 1)
+
+    def plain_probabilities(self, n_columns: int) -> Tensor:
+        """The same if each sample counts once, with `n_columns` >= J columns, as metrics take them."""
+        plain = self.boundary.classes.spread(self._derived["plain_probabilities"], 0.0)
+        return torch.nn.functional.pad(plain, (0, max(0, n_columns - plain.shape[1])))
 
     @property
     def perturbed_inputs(self) -> Tensor:
@@ -300,7 +310,7 @@ class Signals:
             logits: Shape (n_draws * N, J), or with `also` ((n_draws + 1) * N, J), with J at least the number of
                 classes, floating point, on the device of the fitted tensors; one column, or none, for two classes.
             before: The predictions of the last measurement, shape (n_draws * N,); None at the first.
-            best: Predictions, of the same shape, of the measurement to compare expected accuracy with; None for none.
+            best: The contributions of the measurement to compare this one with, shape (N,); None for none.
 
         Returns:
             The measurement; its values are NaN if any logit is not finite, `prediction_changes` 1 without `before`.
@@ -312,9 +322,10 @@ class Signals:
         check_fitted(self, "preparation")
         boundary, weights = self.boundary, self.boundary.weights
         n_perturbed = boundary.n_draws * len(boundary.labels)
-        for name, given in (("before", before), ("best", best)):
-            if given is not None:
-                check_index(name, given, (n_perturbed,), boundary.labels.device)
+        if before is not None:
+            check_index("before", before, (n_perturbed,), boundary.labels.device)
+        if best is not None:
+            check_floating("best", best, (len(boundary.labels),))
         logits = boundary.as_class_logits(logits, n_rows=len(boundary.perturbed))
         logits, own = logits[:n_perturbed], logits[n_perturbed:]
         predictions = logits.max(dim=1).indices  # ties go to the lowest class
@@ -335,7 +346,6 @@ class Signals:
             mean_trust=functional.mean_trust_score(trust.view(boundary.n_draws, -1), weights, validate_args=False),
             label_probabilities=probabilities,
             label_votes=boundary.votes_of_present,
-            sharpness=boundary.sharpness,
             classes=boundary.classes.classes,
             local_uncertainty=boundary.local_uncertainty,
             weights=weights,
@@ -349,31 +359,17 @@ class Signals:
             for name in self.names
             if (signal := SIGNALS.get(name)) is not None and signal.formula is not None
         }
-        if self.metric is not None and self.metric.signal not in values:
-            values[self.metric.signal] = self._of_user(inputs)
-        if THRESHOLD in self.names and self.metric is not None and self.metric.of_counts is not None:
-            values[THRESHOLD] = best_threshold(self.metric.of_counts, logits, probabilities, repeated)
+        if self.metric is not None:
+            values = metric_values(self.metric, inputs, has_threshold=THRESHOLD in self.names) | values
         if self._of_papers is not None:
             is_finite = is_finite & own.isfinite().all()
             values |= self._of_papers.measure(logits, own, columns)
         values = {name: torch.where(is_finite, values[name], torch.nan) for name in self.names}
+        contributions, counted = contributions_to(self.metric, inputs)
         error = torch.zeros_like(values["expected_accuracy"])
-        if best is not None:
-            others = boundary.classes.columns(best)
-            error = standard_error_of_gain(probabilities, columns, others, boundary.n_draws, weights)
-        return Measurement(values, predictions, torch.where(is_finite, error, torch.nan), inputs)
-
-    def _of_user(self, inputs: SignalInputs) -> Tensor:
-        """Expected value of a metric of the user's; NaN, with a warning, if it fails in the midst of a training."""
-        assert self.metric is not None  # noqa: S101
-        try:
-            return inputs.expected(self.metric)
-        except MisfitError:
-            raise
-        except Exception as error:  # the user's code may raise anything
-            what = f"{type(error).__name__}: {error}"
-            warnings.warn(f"The metric {self.metric.title} failed, so its value is NaN: {what}", stacklevel=2)
-            return torch.full_like(inputs.accuracy, torch.nan)
+        if best is not None and len(contributions):
+            error = mean_and_error(contributions - best, counted)[1]
+        return Measurement(values, predictions, contributions, torch.where(is_finite, error, torch.nan), inputs)
 
     def to(self, device: torch.device | str) -> Self:
         """Move what `fit` computed to `device`, in place."""

@@ -1,10 +1,11 @@
 """Metrics whose expected value a check measures: by name, by costs, or a metric of torchmetrics."""
 
 import copy
+import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional import metrics
+from bu_torch.internal.inputs import as_tensor
 
 _Formula = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # logits, label probabilities, weights -> scalar
 MetricName = Literal["accuracy", "balanced_accuracy", "auroc", "average_precision", "f1", "log_loss", "brier_score"]
@@ -38,22 +40,48 @@ class ExpectedMetric:
         of_counts: Values, larger is better, from numbers of hits, false alarms, positives and negatives of two classes;
             None for a metric that has no threshold.
         n_classes: Classes that it is of; None if it takes any number.
+        is_drawn: True if it is computed from drawn labels, so that it has no derivative.
     """
 
     name: str
     title: str
     is_larger_better: bool
-    formula: _Formula
+    formula: _Formula = field(compare=False)
     high: float = 1.0
     is_of_sharp: bool = False
     settings: Any = None
-    of_counts: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
+    of_counts: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = field(default=None, compare=False)
     n_classes: int | None = None
+    is_drawn: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}{self.settings or ''}"
 
     @property
     def signal(self) -> str:
         """Name of its signal in histories, logs and records."""
         return _PREFIX + self.name
+
+    @property
+    def at_threshold(self) -> str:
+        """Name of the entry that holds its expected value at the threshold that it is best at."""
+        return f"{self.signal}_at_threshold"
+
+    @property
+    def sign(self) -> float:
+        """1.0 if larger values are better, else -1.0."""
+        return 1.0 if self.is_larger_better else -1.0
+
+    def uninformed(self, probabilities: Tensor) -> float:
+        """Best expected value, by label probabilities (N, J), of the same prediction for all points.
+
+        Among the predictions are one class for certain, for each of the 20 most frequent, and the shares of all.
+        """
+        shares = probabilities.double().mean(dim=0)
+        single = torch.eye(len(shares), dtype=torch.float64, device=shares.device)[shares.topk(min(20, len(shares)))[1]]
+        candidates = [shares.clamp(min=1e-12).log(), *single] if not self.is_drawn else [*single]
+        values = [float(self.formula(one.expand_as(probabilities), probabilities, None)) for one in candidates]
+        return self.sign * max((self.sign * value for value in values if math.isfinite(value)), default=math.nan)
 
 
 def _balanced(hits: Tensor, alarms: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
@@ -79,6 +107,9 @@ METRICS = {
 }
 
 
+METRIC_HELP = f"{', '.join(('accuracy', *METRICS))}, or costs such as '[[0, 10], [100, 10]]', a row for each true class"
+
+
 def as_metric(metric: Any) -> ExpectedMetric | None:
     """Metric to measure beside accuracy, after checks; None for accuracy itself.
 
@@ -99,9 +130,17 @@ def as_metric(metric: Any) -> ExpectedMetric | None:
     return _of_costs(metric)
 
 
+def metric_from(text: str) -> Any:
+    """Metric from a command line: a name, or costs as in `[[0, 10], [100, 10]]`."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 def _of_costs(matrix: Any) -> ExpectedMetric:
     try:
-        costs = torch.as_tensor(matrix, dtype=torch.float64).detach().cpu()
+        costs = as_tensor(matrix, "metric").detach().cpu().double()
     except (TypeError, ValueError, RuntimeError, OverflowError):
         got = f"the class {matrix.__name__}" if isinstance(matrix, type) else type(matrix).__name__
         raise TypeError(
@@ -127,7 +166,8 @@ def _negative_cost(
 ) -> Tensor:
     (of_rejection, of_alarm), (of_miss, of_hit) = costs
     missed, rejected = positives - hits, negatives - alarms
-    return -(of_rejection * rejected + of_alarm * alarms + of_miss * missed + of_hit * hits)
+    total = of_rejection * rejected + of_alarm * alarms + of_miss * missed + of_hit * hits
+    return -total / (positives + negatives)
 
 
 def _cost(costs: Tensor, logits: Tensor, probabilities: Tensor, weights: Tensor | None) -> Tensor:
@@ -153,25 +193,31 @@ def _of_torchmetrics(metric: Any) -> ExpectedMetric:
         words.replace(" ", "_"),
         words,
         metric.higher_is_better,
-        partial(_drawn, metric, is_binary, n_classes),
+        partial(_drawn, _blank(metric, name), is_binary, n_classes),
         math.inf,
         settings=repr({key: value for key, value in own.items() if isinstance(value, bool | int | float | str)}),
         n_classes=n_classes,
+        is_drawn=True,
     )
 
 
-def _drawn(
-    metric: Any,
-    is_binary: bool,
-    n_classes: int | None,
-    logits: Tensor,
-    probabilities: Tensor,
-    weights: Tensor | None,
-) -> Tensor:
-    """Mean of a metric over labels that are drawn from the probabilities, the same at each check.
+def _blank(metric: Any, name: str) -> Any:
+    """Copy without what the metric has seen, so that its owner may go on to use it."""
+    try:
+        blank = copy.deepcopy(metric)
+    except Exception as error:  # it may hold predictions with gradients, which cannot be copied
+        raise ValueError(
+            f"`metric` ({name}) cannot be copied ({type(error).__name__}: {error}): pass a new one that has seen"
+            " nothing."
+        ) from error
+    blank.reset()
+    return blank
 
-    Weighted samples are drawn with replacement, in proportion to their weights.
-    """
+
+def _drawn(
+    metric: Any, is_binary: bool, n_classes: int | None, logits: Tensor, probabilities: Tensor, _: Tensor | None
+) -> Tensor:
+    """Mean of a metric over labels that are drawn from the probabilities, the same at each check; without weights."""
     if n_classes is not None and n_classes != logits.shape[1]:
         raise MisfitError(
             f"`metric` must be of as many classes as the network has outputs, {logits.shape[1]}, got"
@@ -185,18 +231,14 @@ def _drawn(
     for _ in range(_N_DRAWS):
         place = torch.rand(n_samples, 1, generator=generator, dtype=torch.float64, device="cpu").to(logits.device)
         labels = (limits < place * limits[:, -1:]).sum(dim=1)
-        rows: Tensor | slice = slice(None)
-        if weights is not None:
-            rows = torch.multinomial(weights.cpu(), n_samples, replacement=True, generator=generator).to(logits.device)
         fresh = copy.deepcopy(metric).to(logits.device)
-        fresh.reset()
-        fresh.update(predicted[rows], labels[rows])
+        fresh.update(predicted, labels)
         found.append(fresh.compute())
     values = [torch.as_tensor(value, dtype=torch.float64, device=logits.device) for value in found]
     return torch.stack(values).mean(dim=0)
 
 
-def check_on(metric: ExpectedMetric, probabilities: Tensor, weights: Tensor | None) -> None:
+def check_on(metric: ExpectedMetric, probabilities: Tensor) -> None:
     """Raise ValueError unless a metric gives a finite number for the label probabilities (N, J) as predictions.
 
     A metric of more classes is given columns of zeros: the network may have outputs that no label has.
@@ -205,7 +247,7 @@ def check_on(metric: ExpectedMetric, probabilities: Tensor, weights: Tensor | No
     if missing > 0:
         probabilities = torch.nn.functional.pad(probabilities, (0, missing))
     try:
-        value = metric.formula(probabilities.clamp(min=1e-6).log(), probabilities, weights)
+        value = metric.formula(probabilities.clamp(min=1e-6).log(), probabilities, None)
     except MisfitError:
         raise
     except Exception as error:  # the user's code may raise anything

@@ -98,32 +98,61 @@ def test_the_cost_is_that_of_each_prediction():
 
 
 @pytest.mark.parametrize("has_ties", [False, True])
-@pytest.mark.parametrize("is_weighted", [False, True])
-def test_no_threshold_is_better_than_the_best(has_ties, is_weighted):
-    logits, probabilities, weights = problem(2, has_ties=has_ties, seed=3)
-    weights = weights if is_weighted else None
+def test_no_threshold_is_better_than_the_best(has_ties):
+    logits, probabilities, _ = problem(2, has_ties=has_ties, seed=3)
 
     def f1(hits, alarms, positives, negatives):
         return 2 * hits / (hits + alarms + positives)
 
     def at(threshold):
         is_positive = logits.softmax(dim=1)[:, 1] >= threshold
-        return float(
-            metrics.expected_f1(torch.stack((~is_positive, is_positive), dim=1).double(), probabilities, weights)
-        )
+        return float(metrics.expected_f1(torch.stack((~is_positive, is_positive), dim=1).double(), probabilities))
 
-    best = float(metrics.best_threshold(f1, logits, probabilities, weights))
+    best, value = map(float, metrics.best_threshold(f1, logits, probabilities))
     assert 0 < best < 1
-    assert at(best) >= max(at(threshold) for threshold in np.linspace(0, 1, 301)) - 1e-12
+    assert value == pytest.approx(at(best), abs=1e-12)
+    assert value >= max(at(threshold) for threshold in np.linspace(0, 1, 301)) - 1e-12
 
 
 def test_a_threshold_at_an_end_predicts_one_class_alone():
     logits, probabilities, _ = problem(2)
-    never = metrics.best_threshold(lambda hits, alarms, *_: -hits - alarms, logits, probabilities)
-    always = metrics.best_threshold(lambda hits, alarms, *_: hits + alarms, logits, probabilities)
+    never, _ = metrics.best_threshold(lambda hits, alarms, *_: -hits - alarms, logits, probabilities)
+    always, _ = metrics.best_threshold(lambda hits, alarms, *_: hits + alarms, logits, probabilities)
     likely = logits.softmax(dim=1)[:, 1]
     assert always < likely.min()
     assert never > likely.max()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("j", [2, 4])
+def test_the_influence_of_a_sample_is_the_metric_s_change_with_its_weight(name, j):
+    logits, probabilities, _ = problem(j, has_ties=True, n=60)
+    probabilities[:, -1] = 0.0 if j == 4 else probabilities[:, -1]  # a class that no label has
+    probabilities = probabilities / probabilities.sum(dim=1, keepdim=True)
+    formula = getattr(metrics, f"expected_{name}")
+    influence = metrics.influence(formula, logits, probabilities, n_draws=3)
+    assert (influence.shape, influence.dtype) == ((20,), torch.float64)
+    assert float(influence.mean()) == pytest.approx(0, abs=1e-12)
+    for sample in (0, 7, 19):
+        more, less = torch.ones(60, dtype=torch.float64), torch.ones(60, dtype=torch.float64)
+        more[sample::20] += 1e-4
+        less[sample::20] -= 1e-4
+        slope = (formula(logits, probabilities, more) - formula(logits, probabilities, less)) / 2e-4
+        assert float(influence[sample]) == pytest.approx(20 * float(slope), abs=1e-6)
+    with torch.inference_mode():
+        assert torch.equal(metrics.influence(formula, logits + 0, probabilities + 0, n_draws=3), influence)
+
+
+def test_the_standard_error_of_an_area_is_that_of_delong():
+    g = torch.Generator().manual_seed(0)
+    labels = torch.arange(300) % 3 == 0
+    scores = torch.randn(300, generator=g, dtype=torch.float64) + labels
+    logits = torch.stack((torch.zeros_like(scores), scores), dim=1)
+    hard = torch.stack((~labels, labels), dim=1).double()
+    found = float(metrics.influence(metrics.expected_auroc, logits, hard, 1).std(correction=0)) / 300**0.5
+    wins = (scores[labels].unsqueeze(1) > scores[~labels]).double()  # placements, DeLong et al. (1988)
+    variance = wins.mean(dim=1).var(correction=0) / labels.sum() + wins.mean(dim=0).var(correction=0) / (~labels).sum()
+    assert found == pytest.approx(float(variance**0.5), rel=1e-9)
 
 
 def test_probabilities_are_sharpened_as_far_as_left_out_labels_allow():

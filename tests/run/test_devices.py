@@ -72,6 +72,9 @@ def test_signals_agree_and_so_does_the_check_that_is_kept(samples, settings, acc
         (torch.tensor([0, 4, 9])[VECTORS[1]], (10,), {}),  # classes without samples between them
         (VECTORS[1].clamp(max=1), (), {}),
         (VECTORS[1].clamp(max=1), (1,), {"class_weight": {0: 1.0, 1: 3.0}}),
+        (VECTORS[1].clamp(max=1), (2,), {"metric": "f1", "class_weight": {0: 1.0, 1: 3.0}}),
+        (VECTORS[1], (5,), {"metric": "log_loss"}),
+        (VECTORS[1], (5,), {"metric": "auroc"}),
     ],
 )
 def test_nothing_of_a_check_comes_back_before_its_values_are_asked_for(labels, shape, settings):
@@ -80,7 +83,7 @@ def test_nothing_of_a_check_comes_back_before_its_values_are_asked_for(labels, s
         logits = torch.randn(600, *shape).to(device)
         first = signals.measure(logits)
         came_back.clear()
-        second = signals.measure(logits, first.predictions, first.predictions)
+        second = signals.measure(logits, first.predictions, first.contributions)
         assert came_back == []
         second.details()
         assert came_back

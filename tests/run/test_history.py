@@ -2,8 +2,9 @@
 
 import pytest
 
-from bu_torch.run.history import History, confidence_in
+from bu_torch.run.history import History, confidence_in, summary_of
 from bu_torch.run.settings import Settings
+from bu_torch.signals.metrics import METRICS
 
 
 def check(epoch, score, step=None):
@@ -70,10 +71,10 @@ def test_checks_that_do_not_count_are_not_compared():
 def test_early_checks_are_neither_kept_nor_the_most_accurate():
     history = History(Settings(start_from_epoch=2))
     assert feed(history, [0.9, 0.8, 0.5, 0.6]) == [2, 3]
-    assert history.is_most_accurate(check(4, 0.7))
-    assert not history.is_most_accurate(check(4, 0.6))
-    assert history.is_most_accurate(check(3, 0.6))  # that is made again
-    assert not history.is_most_accurate(check(1, 0.95))
+    assert history.has_best_value(check(4, 0.7))
+    assert not history.has_best_value(check(4, 0.6))
+    assert history.has_best_value(check(3, 0.6))  # that is made again
+    assert not history.has_best_value(check(1, 0.95))
 
 
 def rising(*accuracies, error=0.01):
@@ -104,7 +105,7 @@ def test_the_word_of_confidence(history, n_samples, is_blind, word):
 def test_the_numbers_of_confidence():
     found = confidence_in(RISING[2], RISING, 0.4, 600, 0.3, is_blind=False)
     assert (found.n_equals, found.n_checks) == (2, 5)
-    assert (found.skill, found.expected_accuracy, found.gain) == (0.4, 0.7, pytest.approx(20))
+    assert (found.skill, found.value, found.gain) == (0.4, 0.7, pytest.approx(20))
     assert found.line() == (
         "The choice of the epoch is clear. Expected accuracy went from 0.50 at the first check to 0.70 (one class"
         " alone: 0.30); 2 of 5 checks come within a standard error of that. Left-out labels are predicted with"
@@ -131,3 +132,24 @@ def test_a_single_check_is_never_clear_and_one_that_is_not_finite_does_not_count
 def test_without_a_standard_error_nothing_has_moved():
     found = confidence_in(RISING[0], rising(0.5, 0.5, error=0.0), 0.4, 600, 0.3, is_blind=False)
     assert (found.gain, found.n_equals) == (0, 2)
+
+
+def test_a_loss_is_judged_by_its_fall_and_under_its_own_name():
+    loss = METRICS["log_loss"]
+    checks = [
+        {"epoch": n, "expected_accuracy": 0.1, "expected_log_loss": one, "standard_error": 0.05 * (n > 0)}
+        for n, one in enumerate((0.9, 0.5, 0.3, 0.32, 0.8))
+    ]
+    found = confidence_in(checks[2], checks, 0.4, 600, 0.69, is_blind=False, metric=loss)
+    assert (found.word, found.n_equals, found.gain) == ("clear", 2, pytest.approx(12))
+    assert found.line().startswith(
+        "The choice of the epoch is clear. Expected log loss went from 0.90 at the first check to 0.30 (without inputs:"
+        " 0.69); 2 of 5 checks come"
+    )
+    summary = summary_of(found, loss)
+    assert [summary[f"{one}_log_loss"] for one in ("expected", "first", "one_class")] == [0.3, 0.9, 0.69]
+    worse = confidence_in(checks[4], [checks[0], checks[4]], 0.4, 40, 0.69, is_blind=False, metric=loss)
+    assert worse.doubts == ["40 samples are fewer than 500"]
+    same = confidence_in(checks[0], checks[:1], 0.4, 600, 0.69, is_blind=False, metric=loss)
+    assert same.doubts == ["expected log loss has not fallen by a standard error"]
+    assert set(summary_of(None, loss)) == set(summary)

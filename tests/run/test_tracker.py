@@ -85,7 +85,8 @@ def test_the_standard_error_is_of_the_gain_over_the_highest_expected_accuracy_be
         if epoch == 3:  # the highest is not the last
             assert accuracies.index(max(accuracies)) == 2
             state = tracker.state_dict()
-            assert state["predictions"].dtype == state["best_predictions"].dtype == torch.uint8
+            assert state["predictions"].dtype == torch.uint8
+            assert state["best_contributions"].shape == (120,)
             tracker, again = prepared()
             tracker.load_state_dict(state)
             assert tracker.continue_with(again)

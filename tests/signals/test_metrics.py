@@ -53,6 +53,76 @@ def test_one_logit_and_weights_are_those_of_two_classes():
     assert float(values[0]) == pytest.approx(float(values[1]), abs=0.03)  # it weighs the classes alike anyway
 
 
+@pytest.mark.parametrize("name", list(METRICS))
+def test_each_sample_counts_once_however_training_weighs_it(name):
+    weights = torch.rand(len(TWO), generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.2
+    signals = Signals(n_neighbors=20, n_draws=2, metric=name, class_weight=[1.0, 9.0]).fit(X, TWO, weights)
+    assert signals.boundary.weights is not None
+    torch.manual_seed(0)
+    logits = nn.Linear(4, 2)(signals.perturbed_inputs).detach()
+    drawn, rows = signals.boundary.weights.tolist(), signals.probabilities.double()
+    if METRICS[name].is_of_sharp:
+        rows = rows**signals.boundary.sharpness
+    mean = [sum(w for w, y in zip(drawn, TWO, strict=True) if y == k) / int((TWO == k).sum()) for k in range(2)]
+    counted = torch.tensor([[p / mean[k] for k, p in enumerate(row)] for row in rows.tolist()], dtype=torch.float64)
+    expected = getattr(metrics, f"expected_{name}")(logits, counted / counted.sum(dim=1, keepdim=True))
+    assert float(signals.measure(logits).values[f"expected_{name}"]) == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_a_balancing_sampler_hardly_changes_what_a_metric_is_expected_to_be():
+    y = torch.arange(660).ge(600).long()
+    x = torch.randn(660, 4, generator=torch.Generator().manual_seed(0)) + 1.2 * y.unsqueeze(1)
+    weights = torch.where(y == 1, 10.0, 1.0)
+    values = []
+    for given in (None, weights):
+        signals = Signals(n_neighbors=20, metric=[[0, 1], [8, 0]]).fit(x, y, given)
+        logits = 1.2 * signals.perturbed_inputs.sum(dim=1) - 5.2
+        values.append({name: float(value) for name, value in signals.measure(logits).values.items()})
+    plain, sampled = values
+    for name in ("expected_cost", "expected_cost_at_threshold"):
+        assert sampled[name] == pytest.approx(plain[name], rel=0.35)
+    assert sampled["threshold"] == pytest.approx(plain["threshold"], abs=0.1)
+    assert sampled["expected_accuracy"] < plain["expected_accuracy"] - 0.05
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [("auroc", 0.5), ("balanced_accuracy", 0.5), ("f1", None), ("brier_score", None), ([[0, 10], [100, 10]], None)],
+)
+def test_what_a_metric_is_without_inputs(metric, expected):
+    metric = as_metric(metric)
+    probabilities = torch.tensor([[0.9, 0.1], [0.5, 0.5], [1.0, 0.0]])
+    share = 0.2
+    values = {"f1": 2 * share / (1 + share), "brier_score": 2 * share * (1 - share), "cost": 10.0}
+    found = metric.uninformed(probabilities)
+    assert found == pytest.approx(values.get(metric.name, expected), abs=1e-6)
+
+
+@pytest.mark.parametrize("metric", ["auroc", "log_loss", [[0, 1], [3, 0]]])
+def test_the_standard_error_is_that_of_the_gain_in_the_metric(metric):
+    signals, first = measured(metric)
+    second = first + torch.randn(first.shape, generator=torch.Generator().manual_seed(3))
+    before = signals.measure(first)
+    assert float(before.standard_error) == 0
+    assert float(signals.measure(first, best=before.contributions).standard_error) == pytest.approx(0, abs=1e-12)
+    after = signals.measure(second, best=before.contributions)
+    differences = after.contributions - before.contributions
+    expected = float(differences.std(correction=0)) / len(TWO) ** 0.5
+    assert float(after.standard_error) == pytest.approx(expected, rel=1e-9)
+    assert expected > 0
+
+
+def test_a_metric_that_its_owner_goes_on_to_use_is_copied_before():
+    metric = classification.BinaryAUROC()
+    settings = Settings(metric=metric)
+    logits = torch.randn(8, requires_grad=True)
+    metric.update(logits.sigmoid(), torch.tensor([0, 1] * 4))  # with gradients, which no copy can be made of
+    signals = settings.make_signals(n_draws=1).fit(X, TWO)
+    assert math.isfinite(float(signals.measure(torch.randn(len(X), 2)).values["expected_binary_auroc"]))
+    with pytest.raises(ValueError, match=r"`metric` \(BinaryAUROC\) cannot be copied .*: pass a new one"):
+        Settings(metric=metric)
+
+
 @pytest.mark.parametrize(
     "metric",
     [

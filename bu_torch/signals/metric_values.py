@@ -1,0 +1,62 @@
+"""What a check measures of a metric: its expected value, threshold, and what each sample contributes."""
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from bu_torch.functional.accuracy import predicted_probabilities
+from bu_torch.functional.groups import sum_by_group
+from bu_torch.functional.metrics import best_threshold, influence
+from bu_torch.functional.probabilities import as_probabilities
+from bu_torch.signals.catalogue import SignalInputs
+from bu_torch.signals.metrics import METRICS, ExpectedMetric, MisfitError
+
+OF_SHARP = [metric.signal for metric in METRICS.values() if metric.is_of_sharp]
+THRESHOLD = "threshold"  # entry of a check: threshold of class 1 of two that the metric is best at
+
+
+def counting_once(probabilities: Tensor, columns: Tensor, weights: Tensor | None) -> Tensor:
+    """Class probabilities (D * N, C) if each sample counts once, from those of weighted samples.
+
+    Each class is divided by the mean of the weights (N,) of its samples, those whose `columns` (N,) name it (Saerens et
+    al. 2002). Without weights they are the probabilities themselves.
+    """
+    if weights is None:
+        return probabilities
+    n_classes = probabilities.shape[1]
+    counted, drawn = (sum_by_group(one, columns, n_classes) for one in (torch.ones_like(weights), weights))
+    return as_probabilities(probabilities * (counted / drawn))
+
+
+def metric_values(metric: ExpectedMetric, inputs: SignalInputs, *, has_threshold: bool) -> dict[str, Tensor]:
+    """Expected value, and for two classes the threshold and the value there.
+
+    A metric of the user's that fails in the midst of a training is NaN, with a warning.
+    """
+    try:
+        values = {metric.signal: inputs.expected(metric)}
+    except MisfitError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        what = f"{type(error).__name__}: {error}"
+        warnings.warn(f"The metric {metric.title} failed, so its value is NaN: {what}", stacklevel=2)
+        values = {metric.signal: torch.full_like(inputs.accuracy, torch.nan)}
+    if has_threshold and metric.of_counts is not None:
+        threshold, best = best_threshold(metric.of_counts, inputs.logits, inputs.of_metric(metric))
+        values |= {THRESHOLD: threshold, metric.at_threshold: metric.sign * best}
+    return values
+
+
+def contributions_to(metric: ExpectedMetric | None, inputs: SignalInputs) -> tuple[Tensor, Tensor | None]:
+    """What each of N samples contributes to the metric, (N,), empty if it has none; and the weights of samples in it.
+
+    None is accuracy.
+    """
+    if metric is None:
+        found = predicted_probabilities(inputs.label_probabilities, inputs.columns.unsqueeze(1))
+        return inputs.by_sample(found.squeeze(1)).mean(dim=0), inputs.weights
+    if metric.is_drawn:
+        return inputs.accuracy.new_empty(0), None
+    n_draws = len(inputs.columns) // len(inputs.labels)
+    return influence(metric.formula, inputs.logits, inputs.of_metric(metric), n_draws), None
