@@ -27,7 +27,9 @@ from tables import FOLDER
 from training import AVERAGE, Columns, first_largest
 
 from bu_torch.rule.rules import DEFAULT_RULE
-from bu_torch.signals.metrics import METRICS
+from bu_torch.run.history import confidence_in
+from bu_torch.signals.details import blindness
+from bu_torch.signals.metrics import METRICS, ExpectedMetric
 
 TABLES = ("german", "banknote", "breast_cancer_wisconsin", "ionosphere")
 NOISES = ("none", "uniform-0.2")
@@ -71,8 +73,21 @@ def judge(curves: dict[str, Columns], metric: str) -> dict[str, float]:
         "last epoch, averaged": of_all[f"{AVERAGE}test_{metric}"][-1],
     }
     excess = {name: best - value for name, value in found.items()}
+    excess["word"] = word(of_all, METRICS[metric])
     truth = pd.Series(of_all[f"{AVERAGE}test_{metric}"])
     return excess | {"correlation": pd.Series(expected).corr(truth, method="spearman")}
+
+
+def word(columns: Columns, metric: ExpectedMetric) -> str:
+    """The word about the choice by a metric, as a summary has it."""
+    kept, last = first_largest([metric.sign * value for value in columns[AVERAGE + metric.signal]])
+    names = {"expected_accuracy": "expected_accuracy", metric.signal: metric.signal}
+    names["standard_error"] = f"{metric.signal}_error"
+    seen = [{name: columns[AVERAGE + column][epoch] for name, column in names.items()} for epoch in range(last + 1)]
+    skill, alone = columns["skill"][0], columns[f"alone_{metric.name}"][0]
+    blind = bool(blindness(seen[kept][metric.signal], alone, "", (skill, skill), metric))
+    n_samples = int(columns["n_measured"][0])
+    return confidence_in(seen[kept], seen, skill, n_samples, alone, is_blind=blind, metric=metric).word
 
 
 def main(arguments: Sequence[str] | None = None) -> pd.DataFrame:
@@ -98,6 +113,11 @@ def main(arguments: Sequence[str] | None = None) -> pd.DataFrame:
     means["ratio to hold-out"] = means["expected metric"] / means["hold-out 25 %"]
     pd.set_option("display.width", 200, "display.max_columns", None)
     print(f"{len(found) // len(METRICS)} trainings\n{means.round(4).to_string()}")
+    by_word = found["expected metric"].groupby(found["word"])
+    right = {
+        f"right within {most}": by_word.agg(lambda excess, most=most: (excess <= most).mean()) for most in (0.01, 0.02)
+    }
+    print(pd.DataFrame(right | {"trainings": by_word.size()}).round(3).to_string())
     print(json.dumps(tables.environment()))
     return found
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from bu_torch import Rule, Signals
+from bu_torch.functional.weights import mean_and_error
 from bu_torch.internal.replica import copy_of
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.budget import count_operations
@@ -25,6 +26,7 @@ from bu_torch.samples.reading import read_loader
 from bu_torch.samples.readings import READ_BATCH
 from bu_torch.samples.samples import choose_among
 from bu_torch.signals.details import accuracy_alone
+from bu_torch.signals.metric_values import contributions_to
 from bu_torch.signals.metrics import METRICS
 
 PATIENCE = 20  # epochs that a rule waits for a better one
@@ -168,15 +170,32 @@ class Watched:
             "alone": accuracy_alone(boundary.probabilities_of_present, len(boundary.labels), boundary.weights)[1],
             "n_measured": len(boundary.labels),
             **{f"most_{name}": float(value) for name, value in most._asdict().items()},
+            **{
+                f"alone_{name}": metric.uninformed(self.signals.plain_probabilities(2))
+                for name, metric in METRICS.items()
+                if metric.signal in self.signals.names
+            },
         }
         self.before: Tensor | None = None
         self.best: tuple[float, Tensor | None] = (-math.inf, None)
+        self.best_by_metric: dict[str, tuple[float, Tensor]] = {}
 
     def check(self, member: Callable[[Tensor], Tensor], epoch: int) -> dict[str, float]:
         """A check of averaged weights, by the tracker."""
         values = self.tracker.measure(read(member, self.perturbed))
         self.tracker.add(epoch, values)
-        return values
+        return values | self._errors_of_metrics(values)
+
+    def _errors_of_metrics(self, values: dict[str, float]) -> dict[str, float]:
+        """Standard error of the gain in each metric that is measured, over its best value before."""
+        found, measured = {}, self.tracker.last_check.measurement
+        for metric in (one for one in METRICS.values() if one.signal in values and measured is not None):
+            each, _ = contributions_to(metric, measured._inputs)
+            best, before = self.best_by_metric.get(metric.name, (-math.inf, each))
+            found[f"{metric.signal}_error"] = float(mean_and_error(each - before, None)[1])
+            if (value := metric.sign * values[metric.signal]) > best:
+                self.best_by_metric[metric.name] = value, each
+        return found
 
     def look(self, member: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """The same signals of the weights themselves."""

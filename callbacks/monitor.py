@@ -83,8 +83,8 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
 
     Attributes:
         history: One dict a check, in order: `epoch` (`trainer.current_epoch`, 0-based), `step` (`trainer.global_step`),
-            the numbers above, and `standard_error` of the difference between this expected accuracy and the
-            highest before; floats, NaN if a logit was not finite.
+            the numbers above, and `standard_error` of the difference between this expected accuracy, or metric, and
+            the best before; floats, NaN if a logit was not finite.
         setup_seconds: Time spent before the first epoch, in seconds.
         check_seconds: Time spent in checks so far, in seconds.
         record_path: CSV file beside the checkpoints (or the logs, if there are none) with a row for each check,

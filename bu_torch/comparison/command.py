@@ -27,7 +27,8 @@ _NOTE = """\
 hold-out 25 %: trains on three quarters and keeps the epoch with the best accuracy or metric on the rest, no average.
 refit 20 %: a fifth chooses the epoch, then all labels are used to train up to it. averaged: the last epoch, with the
 moving average of weights that bu-torch uses. best epoch: chosen in hindsight, without averaging. one class: always
-predicts the commonest. ±: standard deviation over the trainings of a table; in the last lines, standard error."""
+predicts the one that is best on the training half. at threshold: what bu-torch kept, with the threshold that it names.
+±: standard deviation over the trainings of a table; in the last lines, standard error."""
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +39,8 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
     add("tables", nargs="+", type=Path, metavar="CSV", help="a file, or a folder of them")
     add("--seeds", type=int, default=2, metavar="N", help="trainings of each table, on different halves (%(default)s)")
     add("--epochs", type=int, default=150, metavar="N", help="length of a whole training (%(default)s)")
-    add("--metric", type=metric_from, default="accuracy", help=f"what decides and is compared: {METRIC_HELP} (accuracy)")
+    decides = f"what decides and is compared: {METRIC_HELP} (accuracy)"
+    add("--metric", type=metric_from, default="accuracy", metavar="METRIC", help=decides)
     add("--noise", type=float, default=0.0, metavar="P", help="share of training labels redrawn at random (0)")
     parser.set_defaults(run=_run)
 
@@ -130,4 +132,4 @@ def _differences(rows: Sequence[Mapping[str, float]]) -> list[str]:
 
 def _row(title: str, cells: Iterable[str | float]) -> str:
     shown = (f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in cells)
-    return f"{title[:23]:24}" + "".join(f"{cell:>15}" for cell in shown)
+    return f"{title[:24]:25}" + "".join(f"{cell:>15}" for cell in shown)

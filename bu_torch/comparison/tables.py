@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,18 +103,24 @@ def compare(
         averaged = copy_of(net, average.values(net))
         stopper.restore(net)
         kept = judge.result(net, test)
+    threshold = stopper.summary.get("threshold")
+    moved = {} if threshold is None else {"at threshold": judge.result(partial(_moved, net, threshold), test)}
     quarter, fifth = (_hold_out((inputs, labels), test, judge, share, seed, n_epochs) for share in (0.25, 0.2))
-    commonest = nn.functional.one_hot(labels.mode().values, n_classes).float()
+    alone = nn.functional.one_hot(torch.arange(n_classes, device="cpu"), n_classes).float()
+    each = [judge.result(partial(_expand, one), (inputs, labels)) for one in alone]
+    best_alone = alone[each.index(judge.best(each))]
     results = {
         "bu-torch": kept,
+        **moved,
         "hold-out 25 %": quarter.result,
         "refit 20 %": of_all[fifth.epoch],
         "last epoch": of_all[-1],
         "averaged": judge.result(averaged, test),
-        "best epoch": max(of_all) if judge.is_larger_better else min(of_all),
-        "one class": judge.result(lambda x: commonest.expand(len(x), -1), test),
+        "best epoch": judge.best(of_all),
+        "one class": judge.result(partial(_expand, best_alone), test),
     }
-    ran = {"bu-torch": n_ours, "hold-out 25 %": quarter.n_epochs, "refit 20 %": fifth.n_epochs + fifth.epoch + 1}
+    ran = dict.fromkeys(("bu-torch", *moved), n_ours)
+    ran |= {"hold-out 25 %": quarter.n_epochs, "refit 20 %": fifth.n_epochs + fifth.epoch + 1}
     return Comparison(results, {name: ran.get(name, n_epochs) for name in results if name != "one class"})
 
 
@@ -126,6 +133,9 @@ class _Judge(NamedTuple):
     @property
     def is_larger_better(self) -> bool:
         return self.metric is not None and self.metric.is_larger_better
+
+    def best(self, results: list[float]) -> float:
+        return max(results) if self.is_larger_better else min(results)
 
     def result(self, net: Callable[[Tensor], Tensor], rows: Split) -> float:
         logits, labels = _logits(net, rows[0]), rows[1]
@@ -176,6 +186,17 @@ def _train(samples: Split, n_classes: int, seed: int, n_epochs: int) -> Iterator
 @torch.no_grad()
 def _logits(net: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
     return net(inputs)
+
+
+def _expand(logits: Tensor, inputs: Tensor) -> Tensor:
+    """The same logits (J,) for all inputs."""
+    return logits.expand(len(inputs), -1)
+
+
+def _moved(net: Callable[[Tensor], Tensor], threshold: float, inputs: Tensor) -> Tensor:
+    """Logits (n, 2) that predict class 1 where its probability reaches the threshold."""
+    likely = net(inputs).softmax(dim=1)[:, 1]
+    return torch.stack((likely.new_full(likely.shape, threshold), likely), dim=1)
 
 
 def _split(table: Split, seed: int, noise: float) -> tuple[Split, Split]:

@@ -40,7 +40,7 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
     )
     add("--data", required=True, metavar=_PLACE, help=f"the training samples: {samples}")
     add("--rule", choices=RULE_NAMES, default=DEFAULT_RULE, help="default: %(default)s")
-    add("--metric", type=metric_from, default="accuracy", help=f"{METRIC_HELP} (%(default)s)")
+    add("--metric", type=metric_from, default="accuracy", metavar="METRIC", help=f"{METRIC_HELP} (%(default)s)")
     add("--json", type=Path, metavar="FILE", help="write the ranking to this file")
     add("--csv", type=Path, metavar="FILE", help="write the ranking to this file")
     add("--keep", type=int, metavar="N", help="copy the best N to the folder of --to")

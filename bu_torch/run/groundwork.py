@@ -211,7 +211,15 @@ class Groundwork:
                 f" {self.about['data']['n_samples']} samples for later runs: {cleaned(str(self.kept_in))}."
             )
         cache = cache and f"{cache} To change it: `cache=None`."
-        return [line for line in (self._readings_line(), cache, self._space_line(), self._balance_line()) if line]
+        lines = (self._readings_line(), cache, self._space_line(), self._balance_line(), self._metric_line())
+        return [line for line in lines if line]
+
+    def _metric_line(self) -> str:
+        """Log line on a metric that tells networks apart badly; "" if it does not."""
+        metric = self.signals.metric
+        if metric is None or not (doubt := metric.doubt(self.about["data"]["n_present"])):
+            return ""
+        return f"W{doubt[1:]}, so the expected {metric.title} tells networks apart badly. Let accuracy decide."
 
     def _readings_line(self) -> str:
         """Log line on further readings; "" if samples are moved."""

@@ -258,8 +258,9 @@ def confidence_in(
     *,
     is_blind: bool,
     metric: ExpectedMetric | None = None,
+    doubt: str = "",
 ) -> Confidence:
-    """Judge the choice of the `kept` check among those that count.
+    """Judge the choice of the `kept` check among those that count; a `doubt` of the metric makes it unsure.
 
     The standard error is the median over the checks; each is that of a gain over the best expected value before.
     """
@@ -271,6 +272,7 @@ def confidence_in(
     gain = sign * (at_kept - values[0]) / error if error else 0.0
     change = "risen" if sign > 0 else "fallen"
     known = {
+        doubt: bool(doubt),
         f"{n_samples} samples are fewer than {_LEAST_SAMPLES}": n_samples < _LEAST_SAMPLES,
         f"expected accuracy is below {_LEAST_ACCURACY}": metric is None and at_kept < _LEAST_ACCURACY,
         f"{name.replace('_', ' ')} has not {change} by a standard error": not gain > 1,
@@ -282,9 +284,7 @@ def confidence_in(
     elif doubts:
         word = "plateau" if n_equals > _MOST_EQUALS else "unsure"
     n_checks = len(checks)
-    return Confidence(
-        metric, word, skill, at_kept, values[0], uninformed, gain, n_equals, n_checks, n_samples, doubts
-    )
+    return Confidence(metric, word, skill, at_kept, values[0], uninformed, gain, n_equals, n_checks, n_samples, doubts)
 
 
 def worse_than_chance(checks: Sequence[Entry], n_columns: int, data: Mapping[str, int]) -> str:

@@ -19,7 +19,15 @@ from bu_torch.internal.replica import looking_at
 from bu_torch.rule.rules import STANDARD_ERROR, MetricRule
 from bu_torch.run.account import Account, Record, plain, row
 from bu_torch.run.groundwork import Groundwork
-from bu_torch.run.history import JUDGED_RULES, Confidence, History, confidence_in, place_of, summary_of, worse_than_chance
+from bu_torch.run.history import (
+    JUDGED_RULES,
+    Confidence,
+    History,
+    confidence_in,
+    place_of,
+    summary_of,
+    worse_than_chance,
+)
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.state import no_classes, no_numbers, read_state
 from bu_torch.run.weights import WeightAverage, state_to_keep
@@ -264,6 +272,7 @@ class Tracker:
         column, alone = accuracy_alone(boundary.probabilities_of_present, len(boundary.labels), boundary.weights)
         if metric is not None:
             alone = metric.uninformed(signals.plain_probabilities(self.last_check.n_columns))
+            value = metric.at_threshold if metric.at_threshold in check else value
         finite = [one[value] for one in counted if math.isfinite(one[value])]
         best = max(finite, key=lambda one: sign * one, default=math.nan)
         blind, confidence = blindness(best, alone, names[column], skills, metric), None
@@ -271,7 +280,8 @@ class Tracker:
         is_judged = rule is not None and metric is None and rule.name in JUDGED_RULES
         if is_judged or (isinstance(rule, MetricRule) and not rule.metric.is_drawn):
             given = (signals.skill, len(boundary.labels), alone)
-            confidence = confidence_in(check, counted, *given, is_blind=bool(blind), metric=metric)
+            doubt = "" if metric is None else metric.doubt(len(names))
+            confidence = confidence_in(check, counted, *given, is_blind=bool(blind), metric=metric, doubt=doubt)
         lines = [blind or ("" if confidence is None else confidence.line())]
         recalls = self.last_check.recognition.kept
         if recalls is not None and (recalls.epoch, recalls.step) == place_of(check):

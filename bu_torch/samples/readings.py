@@ -103,7 +103,9 @@ class LoaderRows:
             inputs, labels = split_batch(tensors, self.keys)
             check_bytes(inputs, n_samples, max_bytes)
             return FirstReading(*pytree.tree_map(lambda tensor: tensor.detach()[rows], (inputs, labels)))
-        twice = self.indices[:_READ_TWICE] if looks_for_augmentation else []
+        # Some classes alone may be augmented, so these lie apart.
+        places = range(0, n_samples, max(1, n_samples // _READ_TWICE)) if looks_for_augmentation else range(0)
+        twice = [self.indices[place] for place in places]
         first = self._lists(self.indices)
 
         def join(batches: Iterator[Any]) -> FirstReading:
@@ -111,7 +113,7 @@ class LoaderRows:
             reading = concatenate(part, self.keys, self.transform, None, n_samples, max_bytes, self.has_progress_bar)
             if not twice or len(reading[1]) != n_samples:
                 return FirstReading(*reading)
-            few = pytree.tree_map(lambda tensor: tensor[: len(twice)], reading)
+            few = pytree.tree_map(lambda tensor: tensor[:: places.step], reading)
             return FirstReading(*reading, *self._compared(few, batches))
 
         # By the same worker: its generators move on.
@@ -184,6 +186,8 @@ def read_again(samples: Samples, n_further: int) -> Samples:
     if packing is None and inputs.shape[1:] != samples.inputs.shape[1:]:
         shapes = f"{tuple(inputs.shape[1:])} instead of {tuple(samples.inputs.shape[1:])}"
         raise UnreadableError(f"gives inputs of another shape, {shapes}")
+    if inputs.is_floating_point() and not bool(inputs.isfinite().all()):
+        raise UnreadableError("gives inputs that are NaN or infinite")
     readings = inputs[n_samples:].unflatten(0, (n_further, n_samples))
     return samples._replace(inputs=inputs[:n_samples], readings=readings, packing=packing)
 

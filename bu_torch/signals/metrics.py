@@ -17,6 +17,8 @@ from bu_torch.internal.inputs import as_tensor
 
 _Formula = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # logits, label probabilities, weights -> scalar
 MetricName = Literal["accuracy", "balanced_accuracy", "auroc", "average_precision", "f1", "log_loss", "brier_score"]
+# Rank correlation with the same on test data: 0.1 for log loss and 0.0 for the Brier score, and 0.9 with two classes.
+_MANY_CLASSES = 4
 _N_DRAWS = 5  # labels are drawn so often for a metric of torchmetrics
 _PREFIX = "expected_"
 
@@ -71,6 +73,12 @@ class ExpectedMetric:
     def sign(self) -> float:
         """1.0 if larger values are better, else -1.0."""
         return 1.0 if self.is_larger_better else -1.0
+
+    def doubt(self, n_classes: int) -> str:
+        """Why its expected value says little with so many classes, in words; "" if it tells networks apart."""
+        if not self.is_of_sharp or n_classes < _MANY_CLASSES:
+            return ""
+        return f"with {n_classes} classes, label probabilities are less certain than a good network"
 
     def uninformed(self, probabilities: Tensor) -> float:
         """Best expected value, by label probabilities (N, J), of the same prediction for all points.

@@ -139,15 +139,25 @@ def test_what_is_no_augmentation_is_told(odd, num_workers):
 
 def later(change):
     """Differs as augmentation does when a few are read twice, and otherwise when all are."""
-    return Counted(lambda i, times: change(i, times) if i >= 50 and times else (X[i] + times, Y[i]))
+    return Counted(lambda i, times: change(i, times) if i % 3 == 1 and times else (X[i] + times, Y[i]))
 
 
-@pytest.mark.parametrize("odd", list(ODD))
+LATER = ODD | {
+    "other shapes": (ODD["other shapes"][0], "fails: "),
+    "NaN": (lambda i, times: (X[i] * torch.nan, Y[i]), "gives inputs that are NaN or infinite"),
+}
+
+
+@pytest.mark.parametrize("odd", list(LATER))
 def test_what_comes_later_is_told_too(odd):
-    samples = read(later(ODD[odd][0]))
+    samples = read(later(LATER[odd][0]))
     assert samples.is_random
-    with pytest.raises(UnreadableError, match=ODD[odd][1]):
+    with pytest.raises(UnreadableError, match=LATER[odd][1]):
         read_again(samples, 1)
+
+
+def test_augmentation_of_the_last_class_alone_is_seen():
+    assert read(Counted(lambda i, times: (X[i] + times * (i >= 110), Y[i]))).is_random
 
 
 def test_the_same_samples_are_not_random_though_they_hold_nan():

@@ -63,7 +63,7 @@ def test_each_sample_counts_once_however_training_weighs_it(name):
     drawn, rows = signals.boundary.weights.tolist(), signals.probabilities.double()
     if METRICS[name].is_of_sharp:
         rows = rows**signals.boundary.sharpness
-    mean = [sum(w for w, y in zip(drawn, TWO, strict=True) if y == k) / int((TWO == k).sum()) for k in range(2)]
+    mean = [sum(w for w, y in zip(drawn, TWO, strict=True) if y == k) / int((k == TWO).sum()) for k in range(2)]
     counted = torch.tensor([[p / mean[k] for k, p in enumerate(row)] for row in rows.tolist()], dtype=torch.float64)
     expected = getattr(metrics, f"expected_{name}")(logits, counted / counted.sum(dim=1, keepdim=True))
     assert float(signals.measure(logits).values[f"expected_{name}"]) == pytest.approx(float(expected), abs=1e-6)
@@ -306,3 +306,41 @@ def test_a_run_that_resumes_by_another_metric_starts_anew():
     second = BoundaryUncertaintyStopper(X, TWO, n_neighbors=20, n_draws=1, metric=[[0, 1], [3, 0]])
     with pytest.warns(UserWarning, match="The run resumes with"):
         second.load_state_dict(first.state_dict())
+
+
+def linear(*weights):
+    """A network without bias; a row of weights for each output."""
+    net = nn.Linear(len(weights[0]), len(weights), bias=False)
+    net.weight.data = torch.tensor(weights, dtype=torch.float32)
+    return net
+
+
+@pytest.mark.parametrize(("metric", "is_doubted"), [("log_loss", True), ("auroc", False)])
+def test_where_a_loss_tells_networks_apart_badly_the_log_and_the_word_say_so(metric, is_doubted, caplog):
+    x, y = blobs(n=600, n_classes=4)
+    with caplog.at_level("INFO", logger="bu_torch"):
+        stopper = BoundaryUncertaintyStopper(x, y, n_neighbors=20, n_draws=1, metric=metric)
+        net = linear(*[x[y == k].mean(dim=0).tolist() for k in range(4)])
+        stopper.check(net)
+        stopper.restore(net)
+    assert ("With 4 classes, label probabilities are less certain" in caplog.text) == is_doubted
+    doubts = stopper.summary["doubts"]
+    assert any(doubt.startswith("with 4 classes, label") for doubt in doubts) == is_doubted
+
+
+@pytest.mark.parametrize(("weights", "is_blind"), [(((0.0, 0.0), (9.0, 0.0)), True), (((3.0, 0.0), (0.0, 3.0)), False)])
+def test_a_metric_says_when_no_check_beats_a_prediction_without_inputs(weights, is_blind, caplog):
+    y = (torch.arange(600) % 10 == 0).long()
+    x = torch.randn(600, 1, generator=torch.Generator().manual_seed(0)) / 4 + 2 * y.unsqueeze(1)
+    x = torch.cat((torch.ones_like(x), x), dim=1)  # a constant, so the first network makes an offer to all
+    stopper = BoundaryUncertaintyStopper(x, y, n_neighbors=20, n_draws=1, metric=[[0, 10], [100, 10]])
+    net = linear(*weights)
+    with caplog.at_level("INFO", logger="bu_torch"):
+        stopper.check(net)
+        stopper.restore(net)
+    assert (stopper.summary["word"] == "blind") == is_blind
+    assert (
+        "No check is clearly better than a prediction without inputs: the best expected cost is 10" in caplog.text
+    ) == is_blind
+    assert stopper.summary["one_class_cost"] == pytest.approx(10, abs=0.5)
+    assert stopper.summary["expected_cost_at_threshold"] <= stopper.summary["expected_cost"] + 1e-9
