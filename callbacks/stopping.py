@@ -71,10 +71,11 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         best_model_path: Checkpoint of the kept epoch; "" if none was written.
         stopped_epoch: Epoch in which this callback stopped the training; None if it did not.
         stopping_reason: Reason for the end of training, in words; "" while it runs.
-        summary: Result as plain data, empty while training runs: what was kept, and whether to trust it; `threshold` and
-            the value there if the metric of two classes has one. `word` is `"clear"`, `"plateau"`, `"unsure"` or `"blind"`
-            (docs/choosing-checkpoints.md). The numbers behind it are those of `bu_torch.run.history.Confidence`, with
-            `expected_accuracy`, `first_accuracy` and `one_class_accuracy`, or the same of the `metric`, for its values.
+        summary: Result as plain data, empty while training runs: what was kept, and whether to trust it; `threshold`
+            and the value there if the metric of two classes has one. `word` is `"clear"`, `"plateau"`, `"unsure"` or
+            `"blind"` (docs/choosing-checkpoints.md). The numbers behind it are those of
+            `bu_torch.run.history.Confidence`, whose values are called `expected_accuracy`, `first_accuracy` and
+            `one_class_accuracy`, or the same of the `metric`.
             These are None if another rule decides, and after an exception in all processes but the first.
         history: As in `BoundaryUncertaintyMonitor`, and the score of a rule that is not a signal, under its name.
         record_path, setup_seconds, check_seconds: As in `BoundaryUncertaintyMonitor`.

@@ -11,7 +11,6 @@ from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.internal.inputs import (
     as_features,
     as_flat_features,
-    as_labels,
     check_fitted,
     check_integer,
     check_seed,
@@ -196,10 +195,16 @@ class PerturbedSamples:
     def update(self, logits: Tensor, index: Tensor) -> None:
         """Take in logits (n, J) at some rows (n,) of `perturbed_inputs.flatten(0, 1)`; they replace earlier ones."""
         logits = self.as_class_logits(logits, n_rows=None)
-        index = as_labels(index, logits.shape[0], "index", are_classes=False).to(logits.device)
         n_rows = len(self.perturbed)
-        if int(index.max()) >= n_rows:
-            raise ValueError(f"`index` must hold rows in [0, {n_rows}), got {int(index.max())}.")
+        index = torch.as_tensor(index, device=logits.device)
+        if index.dtype == torch.bool or index.is_floating_point() or index.shape != (len(logits),):
+            raise ValueError(
+                f"`index` must hold an integer for each row of `logits`, ({len(logits)},), got {index.dtype} of shape"
+                f" {tuple(index.shape)}."
+            )
+        index, lowest, highest = index.long(), int(index.min()), int(index.max())
+        if lowest < 0 or highest >= n_rows:
+            raise ValueError(f"`index` must hold rows in [0, {n_rows}), got {lowest if lowest < 0 else highest}.")
         if self.logits is None:
             self.logits = logits.new_full((n_rows, logits.shape[1]), torch.nan)
             self._is_given = torch.zeros(n_rows, dtype=torch.bool, device=logits.device)

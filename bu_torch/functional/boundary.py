@@ -52,7 +52,7 @@ def boundary_uncertainty(
     check_floating("probabilities", probabilities, (len(logits), "C"))
     if not 2 <= probabilities.shape[1] <= logits.shape[1]:
         raise ValueError(
-            f"`probabilities` must have 2 to {logits.shape[1]} columns, as many classes as `logits` has at most, got"
+            f"`probabilities` must have at least 2 columns, and at most the {logits.shape[1]} of `logits`, got"
             f" {probabilities.shape[1]}."
         )
     if probabilities.device != logits.device:

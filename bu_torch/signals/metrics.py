@@ -190,7 +190,10 @@ def _cost(costs: Tensor, logits: Tensor, probabilities: Tensor, weights: Tensor 
 def _of_torchmetrics(metric: Any) -> ExpectedMetric:
     name = type(metric).__name__
     if not isinstance(metric.higher_is_better, bool):
-        raise ValueError(f"`metric` must be one of which larger or smaller is better, got {name}, which does not tell.")
+        raise ValueError(
+            f"`metric` must be one of which larger or smaller is better, got {name}, which does not tell: pass a metric"
+            " of one number, such as `BinaryMatthewsCorrCoef()`, not one that wraps, counts or draws."
+        )
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name).lower()
     if words.replace(" ", "_") in ("accuracy", "cost", *METRICS):  # a class of the user's, named as one of ours
         words = f"own {words}"
