@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader
 
 from bu_torch.internal.logits import logits_at, packed_model
 from bu_torch.internal.replica import looking_at
-from bu_torch.run.budget import count_operations, describe_ignored, plan
+from bu_torch.run.budget import count_operations, plan
+from bu_torch.run.perturbing import may_be_read_again
 from bu_torch.run.settings import Settings
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
 from bu_torch.samples.batches import NO_KEYS, Keys
@@ -18,12 +19,21 @@ from bu_torch.samples.reading import read_loader
 from bu_torch.samples.samples import Samples, UnreadableError
 
 
+class LoaderStopper(BoundaryUncertaintyStopper):
+    """Stopper on `inputs` that were read from a loader: `Samples`, which hold the labels."""
+
+    def _read(self) -> Samples:
+        samples: Samples = self.inputs
+        self._keeps_integers |= samples.is_random and not samples.inputs.is_floating_point()
+        return samples
+
+
 def make_stopper(
     network: nn.Module, loader: DataLoader[Any], options: dict[str, Any], keys: Keys = NO_KEYS
 ) -> BoundaryUncertaintyStopper:
     """Stopper on the samples that a loader visits; only those that a check uses are read, and one more.
 
-    By default token ids are exchanged.
+    Augmented samples are read again. By default token ids are exchanged.
     """
     if not isinstance(loader, DataLoader):
         raise ValueError(
@@ -37,27 +47,18 @@ def make_stopper(
             raise ValueError(f"Training data: {error}") from error
 
     first = read(lambda n_training: 1)
-    are_tokens = first.packing is None and first.inputs.ndim == 2 and not first.inputs.is_floating_point()
-    if are_tokens and options["perturbation"] is None:
-        options = options | {"perturbation": "tokens"}
     settings = Settings(**{name: value for name, value in options.items() if name != "folder"})
     with looking_at(network) as copy:
         taker = packed_model(copy, first.packing)
         n_operations = count_operations(copy, partial(logits_at, taker, first.inputs, output_key=settings.output_key))
-    made = plan(settings, first.n_training, first.n_training, n_operations, first.inputs.nbytes)
+    n_samples, reads_again = first.n_training, first.is_random and may_be_read_again(settings)
+    made = plan(settings, n_samples, n_samples, n_operations, first.inputs.nbytes, holds_draws=reads_again)
     samples = read(lambda n_training: made.n_samples)
-    if samples.n_ignored:
-        warnings.warn(describe_ignored(samples.n_ignored), stacklevel=2)
-    if samples.is_random:
-        warnings.warn(
-            "A sample differs each time it is read (random augmentation). Each is read once here, and moved: such a"
-            " score ranks epochs less well. Pass data without it, or train with Lightning, which reads samples again.",
-            stacklevel=2,
-        )
-    planned = {"n_draws": made.n_draws, "max_samples": None, "budget": None}
-    inputs = samples.inputs if samples.packing is None else samples.packing.unpack(samples.inputs)
-    options = options | planned | {"sample_weight": samples.weights}
-    return BoundaryUncertaintyStopper(inputs, samples.labels, **options)
+    are_tokens = samples.packing is None and samples.inputs.ndim == 2 and not samples.inputs.is_floating_point()
+    planned: dict[str, Any] = {"n_draws": made.n_draws, "max_samples": None, "budget": None}
+    if are_tokens and not samples.is_random and options["perturbation"] is None:
+        planned["perturbation"] = "tokens"
+    return LoaderStopper(samples, samples.labels, **options | planned)
 
 
 def conclude(stopper: BoundaryUncertaintyStopper, network: nn.Module | None, reason: str = "") -> None:

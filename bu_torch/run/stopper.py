@@ -23,7 +23,7 @@ from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import Tracker
 from bu_torch.run.weights import BestWeights, load
 from bu_torch.samples.balance import ClassWeight
-from bu_torch.samples.samples import fewer_of, whole_samples
+from bu_torch.samples.samples import Samples, fewer_of, whole_samples
 
 
 class BoundaryUncertaintyStopper(KeptResults):
@@ -108,11 +108,9 @@ class BoundaryUncertaintyStopper(KeptResults):
     ) -> None:
         given = locals()
         self.settings = Settings(**{field.name: given[field.name] for field in fields(Settings)})
-        if perturbation == "reading":
-            raise ValueError(f"{ASKED_TO_READ}: tensors cannot be read again. {WITHOUT_READING}")
         self.inputs, self.labels, self.sample_weight = inputs, labels, sample_weight
         self._keeps_integers = keeps_integers(perturbation)
-        self._samples = whole_samples(inputs, labels, sample_weight, keep_integers=self._keeps_integers)
+        self._samples = self._read()
         self.settings.refuse_too_few(len(self._samples.inputs), "`inputs`")
         if folder is not None and not isinstance(folder, str | Path):
             raise TypeError(f"`folder` must be a path or None, got {type(folder).__name__}.")
@@ -123,6 +121,12 @@ class BoundaryUncertaintyStopper(KeptResults):
         self.stopped_epoch: int | None = None
         self.stopping_reason = ""
         self._is_by_steps = self._is_concluded = False
+
+    def _read(self) -> Samples:
+        """Samples to choose from."""
+        if self.settings.perturbation == "reading":
+            raise ValueError(f"{ASKED_TO_READ}: tensors cannot be read again. {WITHOUT_READING}")
+        return whole_samples(self.inputs, self.labels, self.sample_weight, keep_integers=self._keeps_integers)
 
     def check(self, model: Callable[[Tensor], Any], epoch: int | None = None, step: int | None = None) -> bool:
         """Measure the model, keep its weights if they are the best so far, and say whether to stop.
@@ -154,7 +158,7 @@ class BoundaryUncertaintyStopper(KeptResults):
             self._start(model)
         started = time.perf_counter()
         with tracker.look(model, epoch, step) as network:
-            inputs, taker = tracker.groundwork.signals.perturbed, packed_model(network, self._samples.packing)
+            inputs, taker = tracker.groundwork.signals.perturbed, packed_model(network, tracker.groundwork.packing)
             logits = logits_at(taker, inputs, output_key=self.settings.output_key)
             tracker.add(epoch, tracker.measure(logits.to(inputs.device)), step)
         if tracker.checks.is_kept_new:

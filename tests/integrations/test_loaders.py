@@ -1,7 +1,9 @@
 """What all frameworks share that train by the plain loop's stopper."""
 
 import pytest
+import torch
 from problems import Augmented, Plain, in_order
+from torch import nn
 from torch.utils.data import DataLoader
 
 from bu_torch.integrations.loaders import make_stopper
@@ -9,8 +11,54 @@ from bu_torch.integrations.loaders import make_stopper
 OPTIONS = {"seed": 0, "n_neighbors": 20, "perturbation": None}
 
 
-def test_augmented_samples_are_named(recwarn):
-    make_stopper(Plain(), in_order(), OPTIONS)
-    assert not recwarn
-    with pytest.warns(UserWarning, match=r"\(random augmentation\).* train with Lightning, which reads samples again"):
-        make_stopper(Plain(), DataLoader(Augmented(), batch_size=30), OPTIONS)
+def test_augmented_samples_are_read_again(caplog):
+    network = Plain()
+    with caplog.at_level("INFO", logger="bu_torch"):
+        make_stopper(network, in_order(), OPTIONS).check(network)
+        assert "random augmentation" not in caplog.text
+        stopper = make_stopper(network, DataLoader(Augmented(), batch_size=30), OPTIONS)
+        stopper.check(network)
+    assert "A sample differs each time it is read (random augmentation)" in caplog.text
+    groundwork = stopper.tracker.groundwork
+    assert groundwork.about["data"]["perturbation"] == "reading"
+    again = make_stopper(network, DataLoader(Augmented(), batch_size=30), OPTIONS)
+    again.check(network)
+    assert again.history[0] == stopper.history[0]
+    resumed = make_stopper(network, DataLoader(Augmented(), batch_size=30), OPTIONS)
+    resumed.load_state_dict(stopper.state_dict())
+    resumed.check(network)  # without the warning that the samples differ
+    assert len(resumed.history) == 2
+
+
+def test_moves_are_kept_if_they_are_asked_for():
+    network = Plain()
+    options = OPTIONS | {"perturbation": "random"}
+    stopper = make_stopper(network, DataLoader(Augmented(), batch_size=30), options)
+    stopper.check(network)
+    assert stopper.tracker.groundwork.about["data"]["perturbation"] == "random"
+
+
+class DroppedTokens(torch.utils.data.Dataset):
+    """Token ids of which some are dropped at random."""
+
+    def __len__(self):
+        return 120
+
+    def __getitem__(self, i):
+        ids = torch.randint(1, 99, (8,), generator=torch.Generator().manual_seed(i)) + 99 * (i % 3)
+        return torch.where(torch.rand(8) < 0.2, 0, ids), i % 3
+
+
+def test_texts_with_token_dropout_are_read_again():
+    network = nn.Sequential(nn.EmbeddingBag(300, 8), nn.Linear(8, 3))
+    stopper = make_stopper(network, DataLoader(DroppedTokens(), batch_size=30), OPTIONS)
+    stopper.check(network)
+    signals = stopper.tracker.groundwork.signals
+    assert stopper.tracker.groundwork.about["data"]["perturbation"] == "reading"
+    assert signals.perturbed_inputs.dtype == torch.int64
+
+
+@pytest.mark.parametrize("loader", [None, []])
+def test_other_loaders_are_refused(loader):
+    with pytest.raises(ValueError, match="Training data: samples are read from a `torch.utils.data.DataLoader`, got"):
+        make_stopper(Plain(), loader, OPTIONS)
