@@ -24,6 +24,8 @@ class LoaderStopper(BoundaryUncertaintyStopper):
 
     def _read(self) -> Samples:
         samples: Samples = self.inputs
+        self.inputs = samples.inputs if samples.packing is None else samples.packing.unpack(samples.inputs)
+        self.labels, self.sample_weight = samples.labels, samples.weights
         self._keeps_integers |= samples.is_random and not samples.inputs.is_floating_point()
         return samples
 
