@@ -1,5 +1,6 @@
 """Samples of the checks: read without touching the trainer's loader, and prepared in the first process for all."""
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from bu_torch.callbacks.losses import CANNOT_BE_TOLD, LossWatch, weighted_losses
 from bu_torch.callbacks.network import Inputs, NetworkReader, can_be_passed, in_first_process
@@ -290,7 +291,6 @@ def read_training_data(
     limit = most or _STREAM_SAMPLES
     read = partial(
         read_loader,
-        loader,
         seed=settings.seed,
         keys=Keys(source.input_key, source.label_key, pl_module),
         n_batches=n_batches,
@@ -301,17 +301,19 @@ def read_training_data(
     )
     with misconfigured(UnreadableError, before=f"{name}: ", after=f" {_WAY_OUT}"):
         try:
-            samples = read(how_many, stream_limit=limit, max_bytes=settings.max_bytes)
+            samples = read(loader, how_many, stream_limit=limit, max_bytes=settings.max_bytes)
+            if (before := _before_mixing(loader, samples)) is not None:
+                samples = read(before, how_many, max_bytes=settings.max_bytes)
+                rank_zero_info(
+                    f"{name}: `collate_fn` mixes labels (mixup, CutMix), so Boundary uncertainty reads the samples"
+                    " without it. To change it: `reference=(inputs, labels)`."
+                )
         except TooManyBytesError as error:
             n_fitting = max(error.n_fitting, settings.n_neighbors)
-            samples = read(lambda n_training: min(how_many(n_training), n_fitting), stream_limit=min(limit, n_fitting))
-    if isinstance(loader.dataset, IterableDataset):
-        n_read, n_bytes = samples.n_training, samples.inputs[:1].nbytes
-        said = f"Boundary uncertainty reads the first {min(n_read, limit)} samples of {type(loader.dataset).__name__}"
-        if n_read >= limit:
-            rank_zero_info(f"{said}{'' if most else '; `max_samples` sets another number'}.")
-        elif settings.max_bytes is not None and (n_read + 1) * n_bytes > settings.max_bytes:
-            rank_zero_info(f"{said}, to take no more than {settings.max_bytes} bytes. To change it: `max_bytes`.")
+            few = partial(read, loader, lambda n_training: min(how_many(n_training), n_fitting))
+            samples = few(stream_limit=min(limit, n_fitting))
+    if isinstance(loader.dataset, IterableDataset) and (line := _describe_stream(loader, samples, settings, most)):
+        rank_zero_info(line)
     if samples.is_random and not may_be_read_again(settings):
         rank_zero_info(
             f"{name}: a sample differs each time it is read (random augmentation). Boundary uncertainty reads each"
@@ -319,6 +321,34 @@ def read_training_data(
             " `reference=` other samples."
         )
     return samples
+
+
+def _describe_stream(loader: DataLoader[Any], samples: Samples, settings: MeasurementSettings, most: int | None) -> str:
+    """Log line on how much of a stream is read; "" if all is."""
+    n_read, limit, n_bytes = samples.n_training, most or _STREAM_SAMPLES, samples.inputs[:1].nbytes
+    said = f"Boundary uncertainty reads the first {min(n_read, limit)} samples of {type(loader.dataset).__name__}"
+    if n_read >= limit:
+        return f"{said}{'' if most else '; `max_samples` sets another number'}."
+    if settings.max_bytes is not None and (n_read + 1) * n_bytes > settings.max_bytes:
+        return f"{said}, to take no more than {settings.max_bytes} bytes. To change it: `max_bytes`."
+    return ""
+
+
+def _before_mixing(loader: DataLoader[Any], samples: Samples) -> DataLoader[Any] | None:
+    """Loader without `collate_fn` if that gives shares of classes in place of labels, and samples have a label each.
+
+    None if it does not, or if a sample cannot be read without it, or is of another shape then.
+    """
+    is_mixed = samples.labels.ndim == 2 and samples.labels.shape[1] > 1 and samples.labels.is_floating_point()
+    if not is_mixed or isinstance(loader.dataset, IterableDataset) or loader.collate_fn is default_collate:
+        return None
+    before = copy.copy(loader)
+    before.collate_fn = default_collate
+    try:
+        first = read_loader(before, lambda n_training: 1)
+    except (UnreadableError, TypeError, ValueError):
+        return None
+    return before if first.inputs.shape[1:] == samples.inputs.shape[1:] and first.labels.ndim == 1 else None
 
 
 def _batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any], Any] | None:

@@ -1,6 +1,7 @@
 """Samples of a loader at given indices, read once, or again and again to see how random augmentation changes them."""
 
 import itertools
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -104,7 +105,7 @@ class LoaderRows:
             check_bytes(inputs, n_samples, max_bytes)
             return FirstReading(*pytree.tree_map(lambda tensor: tensor.detach()[rows], (inputs, labels)))
         # Some classes alone may be augmented, so these lie apart.
-        places = range(0, n_samples, max(1, n_samples // _READ_TWICE)) if looks_for_augmentation else range(0)
+        places = range(0, n_samples if looks_for_augmentation else 0, math.ceil(n_samples / _READ_TWICE))
         twice = [self.indices[place] for place in places]
         first = self._lists(self.indices)
 

@@ -5,7 +5,7 @@ import torch
 from problems import Augmented, Classifier, Made, Plain, blobs, cut, fit, in_order
 from scenarios import tokens
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from bu_torch import (
     BoundaryUncertainty,
@@ -198,3 +198,22 @@ def test_what_is_no_augmentation_ends_in_a_sentence(tmp_path, then, said):
 def test_tensors_cannot_be_read_again(make):
     with pytest.raises(ValueError, match=r"`perturbation='reading'` needs a dataset .*: tensors cannot be read again"):
         make(X, Y, perturbation="reading")
+
+
+def test_samples_that_collate_fn_mixes_are_read_before_it(tmp_path, caplog):
+    def mixed(samples):
+        x, y = default_collate(samples)
+        one_hot, weight = nn.functional.one_hot(y, 3).float(), torch.rand(())
+        return weight * x + (1 - weight) * x.flip(0), weight * one_hot + (1 - weight) * one_hot.flip(0)
+
+    with caplog.at_level("INFO"):
+        monitor = BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=2)
+        data = DataLoader(Made(shifted), batch_size=30, collate_fn=mixed)
+        fit(tmp_path, monitor, module=Plain(), data=data, max_epochs=2)
+    assert (
+        "`collate_fn` mixes labels (mixup, CutMix), so Boundary uncertainty reads the samples without it" in caplog.text
+    )
+    assert SAID in caplog.text
+    signals = monitor.tracker.groundwork.about["data"]
+    assert (signals["n_samples"], signals["n_classes"], signals["perturbation"]) == (120, 3, "reading")
+    assert len(monitor.history) == 2

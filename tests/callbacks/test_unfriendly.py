@@ -51,8 +51,9 @@ def differing(item):
 READ = "`perturbation='reading'` needs a dataset or a loader whose samples differ each time they are read"
 
 
-def collated(change, **kwargs):
-    return of(lambda i: (X[i], Y[i]), collate_fn=lambda samples: change(*default_collate(samples)), **kwargs)
+def collated(change, *, one_hot=False, **kwargs):
+    labels = nn.functional.one_hot(Y, 3).float() if one_hot else Y
+    return of(lambda i: (X[i], labels[i]), collate_fn=lambda samples: change(*default_collate(samples)), **kwargs)
 
 
 def fit(folder, data, module=None, max_epochs=1, **kwargs):
@@ -70,7 +71,7 @@ class Picture:
 
 
 def mixed_up(x, y):
-    one_hot = nn.functional.one_hot(y, 3).float()
+    one_hot = nn.functional.one_hot(y, 3).float() if y.ndim == 1 else y
     return (x + x.flip(0)) / 2, (one_hot + one_hot.flip(0)) / 2
 
 
@@ -113,8 +114,8 @@ REFUSED = {
     "a list of loaders": ([FINE, FINE], "single `torch.utils.data.DataLoader`, got list"),
     "loaders in turn": (CombinedLoader([FINE, FINE], "sequential"), "single .*, got list"),
     "batches without a loader": ([(X[:60], Y[:60]), (X[60:], Y[60:])], "single .*DataLoader`, got list"),
-    "labels that collate_fn mixes": (
-        collated(mixed_up),
+    "one-hot labels that collate_fn mixes": (
+        collated(mixed_up, one_hot=True),
         r"`labels`.* If `collate_fn` or a hook mixes samples \(mixup, CutMix\), pass unmixed samples",
     ),
     "token ids": (TOKENS, "token ids cannot be moved along a line, so pass `perturbation='tokens'`, or a", Words),

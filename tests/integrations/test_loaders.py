@@ -60,5 +60,5 @@ def test_texts_with_token_dropout_are_read_again():
 
 @pytest.mark.parametrize("loader", [None, []])
 def test_other_loaders_are_refused(loader):
-    with pytest.raises(ValueError, match="Training data: samples are read from a `torch.utils.data.DataLoader`, got"):
+    with pytest.raises(ValueError, match=r"samples are read from a `torch\.utils\.data\.DataLoader`, got"):
         make_stopper(Plain(), loader, OPTIONS)
