@@ -44,7 +44,7 @@ def is_regular(path: str) -> bool:
 
 
 def may_be_named(path: Any, folders: tuple[str, ...]) -> bool:
-    """Return True if a resumed state may name this as the best checkpoint of a run that wrote to one of `folders`.
+    """Return True if a resumed state may name this as the best checkpoint of a run that wrote below one of `folders`.
 
     A local run writes a regular file or a folder of shards. Given anything else, Lightning might download it, or wait
     for a pipe.
@@ -54,7 +54,7 @@ def may_be_named(path: Any, folders: tuple[str, ...]) -> bool:
     if "://" in path:
         return is_regular(path) and any(path.startswith(f"{one}/") for one in folders)
     within = [Path(one).resolve() for one in folders if "://" not in one and "\0" not in one]
-    return is_regular(path) and Path(path).resolve().parent in within
+    return is_regular(path) and any(one in within for one in Path(path).resolve().parents)
 
 
 def is_whole(path: str) -> bool:

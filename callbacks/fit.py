@@ -148,28 +148,29 @@ class Fit:
                 self.watch.begin(trainer, pl_module, batch)
             self.tracker.account.seconds_elsewhere += time.perf_counter() - started
         if self._check_samples.awaits_weights:
-            self.losses.begin(labels_in(batch, self._keys._replace(network=pl_module)))  # last: nothing of ours counts
+            self.losses.begin(trainer.strategy, labels_in(batch, self._keys._replace(network=pl_module)))
 
     @property
     def reads_batches(self) -> bool:
         """True while batch hooks have something to do: in the first epoch, and if checks go by steps."""
-        return self.is_by_steps or not self._reader.is_tried
+        return self.is_by_steps or not self._reader.is_tried or self._check_samples.awaits_weights
 
     def end_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by steps."""
-        self._take_weights(trainer, pl_module)
-        self.watch.end_batch(trainer, pl_module)
-        self._forget_check()
         every = self._every_n_steps
         # A batch makes no step while gradients accumulate, and several steps with several optimisers.
-        if every is not None and trainer.global_step // every > self._step_before // every:
+        is_due = every is not None and trainer.global_step // every > self._step_before // every
+        self._take_weights(trainer, pl_module, must=is_due)
+        self.watch.end_batch(trainer, pl_module)
+        self._forget_check()
+        if is_due:
             self._make_check(trainer, pl_module)
 
     def end_epoch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by epochs."""
         self._forget_check()
         self.watch.end()
-        self._take_weights(trainer, pl_module)
+        self._take_weights(trainer, pl_module, must=True)
         epoch, history = trainer.current_epoch, self.tracker.history
         if not self.is_by_steps:
             if (epoch + 1) % self._every_n_epochs == 0:
@@ -184,10 +185,15 @@ class Fit:
                 " steps of `self.optimizers()`. To change it: `every_n_epochs=` counts no steps."
             )
 
-    def _take_weights(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure from now on with the weights of classes in the loss, which the first step has shown."""
+    def _take_weights(self, trainer: Trainer, pl_module: LightningModule, *, must: bool) -> None:
+        """Measure from now on with the weights of classes in the loss, once the first steps have shown them.
+
+        They `must` have before a check.
+        """
         self.losses.end()
-        if self._check_samples.awaits_weights:
+        if not self._check_samples.awaits_weights:
+            return
+        if must or trainer.strategy.reduce_boolean_decision(self.losses.is_settled, all=True):
             started = time.perf_counter()
             self._check_samples.take_weights(trainer, pl_module, self.losses)
             self._open_record(trainer)

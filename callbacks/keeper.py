@@ -66,19 +66,29 @@ class Keeper(Companion):
         self.fit, self._key = fit, key
         set_batch_hooks(self, are_called=fit.is_by_steps)
         self.best_epoch = self.best_step = None
+        self._has_warned = False  # of a best epoch in a state that is lost
 
     @property
     def state_key(self) -> str:
         return str(self._generate_state_key(owner=self._key))
 
-    @property
-    def takes_states(self) -> bool:
-        """True if the score in a state can be compared with those to come."""
-        return not self.fit.is_over and bool(self.fit.tracker.checks.compared)
-
     def keep_if_best(self, trainer: Trainer) -> None:
         """Keep the weights of the check that was made in this hook, if it is the best."""
         raise NotImplementedError
+
+    def read_state(self, state_dict: Any) -> dict[str, Any] | None:
+        """Entries of a keeper's state; None, with a warning, if it is none or its best epoch cannot be compared."""
+        if self.fit.is_over:
+            return None
+        try:
+            state = read_best(state_dict)
+            if state["best_epoch"] is not None and not self.fit.tracker.history:
+                raise ValueError("there is a best epoch without a check")
+        except ValueError as error:
+            self._has_warned = True
+            rank_zero_warn(describe_lost_best(error))
+            return None
+        return state if self.fit.tracker.checks.compared else None
 
     def settle(self, trainer: Trainer, is_in_all: bool = True) -> None:
         """Finish keeping, after all other callbacks; `is_in_all` is False if this process alone calls it."""
@@ -91,7 +101,9 @@ class Keeper(Companion):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         if not self.fit.is_over:  # a resumed run may have lost the weights of a later check
-            self.fit.tracker.checks.fall_back(self.best_epoch, self.best_step)
+            line = self.fit.tracker.checks.fall_back(self.best_epoch, self.best_step)
+            if line and not self._has_warned:
+                rank_zero_warn(line)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         self.settle(trainer)
@@ -187,6 +199,9 @@ class FileKeeper(Keeper, ModelCheckpoint):
                 f"The checkpoint of epoch {trainer.current_epoch} cannot be written: {error}. Training continues, and"
                 f" {earlier if self.best_model_path else 'no epoch is kept yet'}."
             )
+        except BaseException:  # Ctrl-C, or whatever a writer raises
+            self._return_to_earlier()
+            raise
 
     def _get_metric_interpolated_filepath_name(
         self, monitor_candidates: dict[str, Tensor], trainer: Trainer, del_filepath: str | None = None
@@ -288,18 +303,14 @@ class FileKeeper(Keeper, ModelCheckpoint):
                     Path(newest).unlink()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if not self.takes_states:
-            return
-        try:
-            state = read_best(state_dict)
-        except ValueError as error:
-            rank_zero_warn(describe_lost_best(error))
+        if (state := self.read_state(state_dict)) is None:
             return
         path, score, epoch = state["best_model_path"], state["best_model_score"], state["best_epoch"]
         if not path or score is None or epoch is None:
             return
         self._folders = state["folders"]
         if not (may_be_named(path, (str(self.dirpath), *self._folders)) and self._fs.exists(path) and is_whole(path)):
+            self._has_warned = True
             rank_zero_warn(
                 f"The checkpoint of the best epoch so far is missing, damaged, or outside the run's folder:"
                 f" {cleaned(path)}. The best of the coming epochs is kept instead."
@@ -340,9 +351,6 @@ class MemoryKeeper(Keeper, Checkpoint):
         return self.best.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self.takes_states:
-            try:
-                self.best.load_state_dict(state_dict)
-            except ValueError as error:
-                rank_zero_warn(describe_lost_best(error))
+        if (state := self.read_state(state_dict)) is not None:
+            self.best.load_state_dict(state)
             self.best_epoch, self.best_step = self.best.epoch, self.best.step

@@ -1,9 +1,12 @@
-"""Weights of classes in the loss, as the first training step passes them together with the labels of the batch."""
+"""Weights of classes in the loss, as the first training steps pass them together with the labels of the batch."""
 
 import inspect
 import math
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -21,57 +24,111 @@ CANNOT_BE_TOLD = (
     "Boundary uncertainty counts all classes alike: the module has a loss that weighs classes, and in this training it"
     " cannot be seen if that is for these labels. To weigh classes in boundary uncertainty, too, pass `class_weight=`."
 )
+_ENOUGH = 32  # labels
 _ASK = "To weigh classes in boundary uncertainty, too, pass `class_weight=`."
 
 
-class LossWatch(TorchFunctionMode):
-    """Notes which weights of classes the losses of one training step take for the labels of its batch."""
+class _Call(NamedTuple):
+    """A loss of a training step."""
+
+    weights: list[float] | None  # of classes
+    is_of_labels: bool  # its targets are the labels of the batch
+
+
+class LossWatch:
+    """Notes which weights of classes the losses of the first training steps take for the labels of their batches."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.is_on = False
         self._labels: Tensor | None = None
-        self._of_labels: list[list[float] | None] = []  # weights, one entry a call with these labels
-        self._has_others = False  # a loss for other targets, or for none that are known, has weights
+        self._n_labels = 0
+        self._strategy: Any = None  # while a step is watched
+        self._step: list[_Call] = []  # losses of the running step, in order
+        self._calls: list[_Call] | None = None  # of all steps: a loss is of the labels if it was in each
 
-    def begin(self, labels: Tensor | None) -> None:
-        """Watch from now on; the labels (n,) are those of the batch, or None if they are not known."""
+    @property
+    def is_settled(self) -> bool:
+        """True if so many labels were seen that other targets do not equal them by chance."""
+        return self._n_labels >= _ENOUGH
+
+    def begin(self, strategy: Any, labels: Tensor | None) -> None:
+        """Watch the training step of a trainer's strategy; the labels are those of the batch, None if unknown."""
         self.end()
-        self.is_on, self._labels = True, labels
-        self.__enter__()
+        self._strategy, self._labels = strategy, labels
+        self._n_labels += _ENOUGH if labels is None else len(labels)
+        strategy.training_step = _Watched(strategy.training_step, vars(strategy).get("training_step"), self._note)
 
     def end(self) -> None:
         """Watch no longer."""
-        if self.is_on:
-            self.is_on = False
-            self.__exit__(None, None, None)
+        if self._strategy is None:
+            return
+        own = vars(self._strategy).pop("training_step", None)
+        while isinstance(own, _Watched):  # also for other callbacks, whose step has ended too
+            own = own.before
+        if own is not None:
+            self._strategy.training_step = own
+        before, self._strategy = self._calls, None
+        self._calls, self._step = self._step, []
+        if before is not None:
+            pairs = zip(before, self._calls, strict=False)
+            self._calls = [one._replace(is_of_labels=one.is_of_labels and two.is_of_labels) for one, two in pairs]
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _LOSSES:
-            given = _LOSSES[func].bind(*args, **(kwargs or {})).arguments
-            weights = _weights(given, is_binary=func is nn.functional.binary_cross_entropy_with_logits)
-            target = given["target"]
-            if isinstance(target, Tensor) and holds_labels(target.detach().cpu(), self._labels):
-                self._of_labels.append(weights)
-            elif weights is not None:
-                self._has_others = True
-        return func(*args, **(kwargs or {}))
+    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = _LOSSES[func].bind(*args, **kwargs).arguments
+        weights = _weights(given, is_binary=func is nn.functional.binary_cross_entropy_with_logits)
+        target = given["target"]
+        is_of_labels = isinstance(target, Tensor) and holds_labels(target.detach().cpu(), self._labels)
+        if self._labels is None or target.numel() != self._labels.numel():
+            weights = None if func is nn.functional.binary_cross_entropy_with_logits else weights
+        self._step.append(_Call(weights, is_of_labels))
 
     def found(self, n_classes: int) -> tuple[list[float] | None, str]:
         """Weights of so many classes, or None if all count alike, and a line for the user if that cannot be told."""
-        distinct = {tuple(one[:n_classes]) for one in self._of_labels if one is not None and len(one) >= n_classes}
+        calls = self._calls or []
+        alike, of_labels = (1.0,) * n_classes, [call.weights for call in calls if call.is_of_labels]
+        distinct = {alike if one is None or len(one) < n_classes else tuple(one[:n_classes]) for one in of_labels}
         if len(distinct) == 1 and _are_positive(weights := list(next(iter(distinct)))):
             return (weights if len(set(weights)) > 1 else None), ""
         if distinct:
             why = f"{len(distinct)} losses of the labels weigh the classes differently" if len(distinct) > 1 else ""
             why = why or "a loss of the labels has a weight that is not positive"
             return None, f"Boundary uncertainty counts all classes alike: {why}. {_ASK}"
-        if self._has_others and not self._of_labels:
-            return None, (
-                "Boundary uncertainty counts all classes alike: a loss weighs classes, but its targets in the first"
-                f" step were not the labels of the batch. {_ASK}"
-            )
-        return None, ""
+        if all(call.weights is None for call in calls):
+            return None, ""
+        if self._labels is None:
+            return None, CANNOT_BE_TOLD
+        return None, (
+            "Boundary uncertainty counts all classes alike: a loss weighs classes, but its targets in the first"
+            f" step were not the labels of the batch. {_ASK}"
+        )
+
+
+@dataclass
+class _Watched:
+    """A training step whose losses are noted."""
+
+    step: Callable[..., Any]
+    before: Any  # attribute of the strategy itself that this one replaces; None if the step is its class's
+    note: Callable[..., None]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with _Noting(self.note):
+            return self.step(*args, **kwargs)
+
+
+class _Noting(TorchFunctionMode):
+    """Notes losses that training may follow; those of a graph that is being compiled are not seen."""
+
+    def __init__(self, note: Callable[..., None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if torch.compiler.is_compiling() or func not in _LOSSES:
+            return result
+        if result.requires_grad:  # others are only logged
+            self._note(func, args, kwargs or {})
+        return result
 
 
 def _weights(given: dict[str, Any], *, is_binary: bool) -> list[float] | None:
@@ -81,6 +138,15 @@ def _weights(given: dict[str, Any], *, is_binary: bool) -> list[float] | None:
         return None
     found: list[float] = weights.detach().double().flatten().tolist()
     return [1.0, *found] if is_binary else found
+
+
+def describe_weights(weights: list[float]) -> str:
+    """Log line on the weights of the loss, which the callbacks take."""
+    first, n_classes = ", ".join(f"{weight:.4g}" for weight in weights[:10]), len(weights)
+    return (
+        f"Boundary uncertainty weighs the classes by {first}{', ...' * (n_classes > 10)}, as the loss of these labels"
+        f" does. To change it: `class_weight=[1.0] * {n_classes}` counts all samples alike."
+    )
 
 
 def weighted_losses(module: nn.Module, n_classes: int) -> list[list[float]]:

@@ -13,7 +13,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from bu_torch.callbacks.losses import CANNOT_BE_TOLD, LossWatch, weighted_losses
+from bu_torch.callbacks.losses import CANNOT_BE_TOLD, LossWatch, describe_weights, weighted_losses
 from bu_torch.callbacks.network import Inputs, NetworkReader, can_be_passed, in_first_process
 from bu_torch.callbacks.trainer import (
     SHARDED,
@@ -80,7 +80,8 @@ class CheckSamples:
         """
         self._n_batches = n_batches
         is_sharded = type(trainer.strategy).__name__ in SHARDED
-        self.awaits_weights = self._settings.class_weight is None and not is_sharded and can_be_watched(pl_module)
+        may_watch = not is_sharded and not self._tracker.history and can_be_watched(pl_module)
+        self.awaits_weights = self._settings.class_weight is None and may_watch
         if trainer.reload_dataloaders_every_n_epochs and self._source.reference is None:
             rank_zero_warn("Boundary uncertainty uses the training data as first loaded and ignores reloads.")
         reader = self._reader
@@ -178,7 +179,8 @@ class CheckSamples:
                     " `input_key`."
                 )
             n_classes = self._n_classes()
-            if self._settings.class_weight is None and groundwork.loss_weights is None:
+            is_open = self._settings.class_weight is None and not self._tracker.history  # a resumed run keeps its own
+            if is_open and groundwork.loss_weights is None:
                 losses = weighted_losses(pl_module, n_classes)
                 if self.awaits_weights and len(losses) == 1:  # the first step will say if they count
                     groundwork.loss_weights = losses[0]
@@ -212,7 +214,10 @@ class CheckSamples:
         return _Prepared(inputs, *state, groundwork.takes_readings, groundwork.packing)
 
     def _end_here(self) -> None:
-        for line in self._tracker.groundwork.lines():
+        groundwork = self._tracker.groundwork
+        if self._settings.class_weight is None and groundwork.loss_weights is not None:
+            rank_zero_info(describe_weights(groundwork.loss_weights))
+        for line in groundwork.lines():
             rank_zero_info(line)
         self._samples = None
 
@@ -223,12 +228,6 @@ class CheckSamples:
         def fit_again() -> _Prepared | None:
             n_classes, before = self._n_classes(), groundwork.loss_weights
             groundwork.loss_weights, line = losses.found(n_classes)
-            if groundwork.loss_weights is not None:
-                first = ", ".join(f"{weight:.4g}" for weight in groundwork.loss_weights[:10])
-                line = (
-                    f"Boundary uncertainty weighs the classes by {first}{', ...' * (n_classes > 10)}, as the loss of"
-                    f" these labels does. To change it: `class_weight=[1.0] * {n_classes}` counts all samples alike."
-                )
             if line:
                 rank_zero_info(line)
             if groundwork.loss_weights != before:

@@ -313,7 +313,10 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             tracker.summary = trainer.strategy.broadcast(tracker.summary)
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
         if keeper is not None and kept is not None:
-            how = restore(trainer, keeper) if is_graceful and self.restore_best_weights else "not "
+            after = trainer.callbacks[trainer.callbacks.index(self) + 1 :]  # the last to restore has the model
+            others = [one for one in after if isinstance(one, BoundaryUncertaintyStopping) and one.restore_best_weights]
+            is_last = not any(one._kept is not None for one in others)
+            how = restore(trainer, keeper) if is_graceful and self.restore_best_weights and is_last else "not "
             is_open = self.stopped_epoch is None and exception is None
             path, reason = self.best_model_path, self.stopping_reason
             is_averaged, is_by_steps = tracker.average is not None, self._fit.is_by_steps

@@ -124,7 +124,7 @@ ENDS = {
         f"{NONE_KEPT}no finite check counted", reason=r"epoch 0: .* not finite \(nan\)", scores=(float("nan"),)
     ),
     "patience": Ending(f"{KEPT}in the model", reason="epoch 3: .* in the last 2 checks", settings={"patience": 2}),
-    "other shapes": Ending(f"{KEPT}not in the model", "another shape in the module: .*0.weight", happen=narrow),
+    "other shapes": Ending(f"{KEPT}not in the model", "another shape or kind in the module, .*0.weight", happen=narrow),
     "more weights": Ending(f"{KEPT}(not|partly) in the model", f"(lack|leave out 2).*: .*{ABSENT}", happen=append),
 }
 FAILURES = {

@@ -1,10 +1,11 @@
 """Results of a small network on a table, by several ways to choose the epoch."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,25 +42,18 @@ def read_table(path: Path) -> Split:
         OSError: If the file cannot be read.
         TypeError, ValueError: If a column is not numeric, values are missing, or rows or classes are too few.
     """
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise ImportError("Tables are read with pandas: `pip install pandas`.") from error
-    try:
-        frame = pd.read_csv(path)
-    except ValueError as error:
-        raise ValueError(f"`{path}` cannot be read: {error}.") from error
+    frame = _read_csv(path)
     if "label" not in frame:
         named = ", ".join(map(repr, map(str, frame.columns[:5]))) + ", ..." * (len(frame.columns) > 5)
         raise ValueError(f"`{path}` must have columns separated by commas, one of them called `label`, got {named}.")
     labels = frame.pop("label")
     if labels.isna().any():
         raise ValueError(f"`{path}` must have a label in each row, got {labels.isna().sum()} rows without one.")
-    if pd.api.types.is_float_dtype(labels) and (labels % 1 != 0).any():
+    if labels.dtype.kind == "f" and (labels % 1 != 0).any():
         raise ValueError(f"`{path}` must hold classes in `label`, got fractions (a regression?).")
     if frame.columns.empty:
         raise ValueError(f"`{path}` must have columns of numbers beside `label`, got none.")
-    codes, classes = pd.factorize(labels, sort=True)
+    codes, classes = labels.factorize(sort=True)
     if len(frame) < LEAST_ROWS or len(classes) < 2:
         raise ValueError(
             f"`{path}` must have at least {LEAST_ROWS} rows, half of them for training, and two classes, got"
@@ -73,6 +67,25 @@ def read_table(path: Path) -> Split:
     if not np.isfinite(features).all():
         raise ValueError(f"`{path}` must hold finite numbers, got an infinite one.")
     return torch.from_numpy(features), torch.from_numpy(codes).long()
+
+
+def _read_csv(path: Path) -> Any:
+    """A file as a pandas frame, in which at most one column is called `label`."""
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise ImportError("Tables are read with pandas: `pip install pandas`.") from error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # rows are longer than the header
+            frame, header = (pd.read_csv(path, index_col=False, **more) for more in ({}, {"header": None, "nrows": 1}))
+    except (FileNotFoundError, PermissionError):
+        raise
+    except (OSError, ValueError, Warning) as error:
+        raise ValueError(f"`{path}` cannot be read: {str(error).rstrip('.')}.") from error
+    if (n_labels := int((header == "label").to_numpy().sum())) > 1:
+        raise ValueError(f"`{path}` must have one column called `label`, got {n_labels}.")
+    return frame
 
 
 def compare(

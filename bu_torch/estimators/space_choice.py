@@ -230,6 +230,7 @@ class SpaceChoice:
         names: tuple[_Base, ...] = ("inputs", "patches") if base == "patches" else (base,)
         if is_of_tokens is None:
             names = ("inputs", "tokens")
+        known = known if known in ("metric", *names) else None  # samples of another kind may be given to a resumed run
         candidates = self._candidates(inputs, base, names, known)
         with uncounted():
             name, skills, points = next(iter(candidates)), dict[str, float](), None

@@ -1,5 +1,6 @@
 """Deep copies of objects of any kind, so that a check can run a copy; what belongs to the whole training is shared."""
 
+import copy
 import functools
 import threading
 import types
@@ -7,8 +8,13 @@ import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from functools import singledispatch
-from io import IOBase
+from io import BytesIO, IOBase, StringIO
+from mmap import mmap
+from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.sharedctypes import SynchronizedBase
+from multiprocessing.synchronize import SemLock
+from queue import SimpleQueue
+from sqlite3 import Connection
 from typing import Any
 
 import torch
@@ -28,7 +34,7 @@ _MOST_SPARE = 2  # bytes of a storage that several parameters share, for each by
 
 
 # Objects that cannot be copied, and that `forward` may move: those of training would be moved.
-_MOVING = (types.GeneratorType, threading.local, SynchronizedBase)
+_MOVING = (types.GeneratorType, threading.local, SynchronizedBase, SimpleQueue, Connection, SharedMemory, SemLock, mmap)
 
 
 class CopyError(RuntimeError):
@@ -109,6 +115,8 @@ class Copying:
             return self._reference(value)
         if isinstance(value, nn.Module) and (name := _wrapped(value)):
             return self._keep(value, _Bare(name, self(getattr(value, name))))
+        if isinstance(value, BytesIO | StringIO):
+            return self._keep(value, copy.copy(value))
         if _belongs_to_the_world(value):
             return self._keep(value, value)
         return self._object(value)

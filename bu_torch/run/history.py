@@ -142,17 +142,26 @@ class History:
             return "no weights could be saved"
         return "no finite check counted"
 
-    def fall_back(self, epoch: int | None, step: int | None = None) -> None:
+    def fall_back(self, epoch: int | None, step: int | None = None) -> str:
         """Keep the check of this epoch and step, because later weights are lost; None if all weights are lost.
 
-        Patience continues. Nothing changes if that check is kept already.
+        Patience continues. Nothing changes if that check is kept already. Returns a warning that names the check whose
+        weights are lost; "" if none was kept.
         """
         self.is_kept_new = False
-        if self.kept is not None and place_of(self.kept) == (epoch, step):
-            return
-        self.kept = next((entry for entry in self.compared if place_of(entry) == (epoch, step)), None)
+        lost = self.kept
+        if lost is not None and place_of(lost) == (epoch, step):
+            return ""
+        found = next((entry for entry in self.compared if place_of(entry) == (epoch, step)), None)
+        self.kept = found if found is None or self.selection is None or self.selection.is_better(found, None) else None
         if self.kept is None or self.kept is not self.entries[-1]:
             self._before = self.kept, self._before[1]
+        if lost is None:
+            return ""
+        instead = "The best of the coming epochs" if self.kept is None else f"That of epoch {self.kept['epoch']}"
+        return (
+            f"The weights of epoch {lost['epoch']}, the best so far, are not in the state. {instead} is kept instead."
+        )
 
     def reset(self) -> None:
         """Compare later checks with none of those so far."""

@@ -1,5 +1,6 @@
 """States in checkpoints, which may come from anywhere: plain data, read entry by entry before any of it is used."""
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
@@ -162,6 +163,9 @@ def _read_history(value: Any) -> list[dict[str, Any]]:
             check: dict[str, Any] = dict(zip(names, map(float, row), strict=True))
             check |= {name: _integer(check[name]) for name in ("epoch", "step") if name in check}
             checks.append(check)
+    places = [(check["epoch"], check.get("step", -1)) for check in checks]
+    if any(one >= two for one, two in itertools.pairwise(places)):
+        raise ValueError("the epochs of the checks do not ascend")
     return checks
 
 
@@ -192,7 +196,12 @@ def _read_recalls(epoch: Any, step: Any, shares: Tensor) -> Recalls:
 def _read_average(value: Any) -> dict[str, Any]:
     average = _plain(dict)(value)
     n_checks = {name: _integer(n, 1) for name, n in average["n_checks"].items()}
-    return {"past": float(average["past"]), "n_checks": n_checks, "weights": read_weights(average["weights"])}
+    weights = read_weights(average["weights"])
+    if weights and (lacking := n_checks.keys() - weights.keys()):
+        raise ValueError(f"the averages of {len(lacking)} weights are missing")
+    if any(bool(one.isnan().any()) for one in weights.values()):
+        raise ValueError("an averaged weight is NaN")
+    return {"past": float(average["past"]), "n_checks": n_checks, "weights": weights}
 
 
 def _read_kept(value: Any) -> dict[str, Any]:

@@ -178,7 +178,8 @@ class BoundaryUncertaintyStopper(KeptResults):
         how = "not "
         try:
             if not self._best.weights:
-                why = "the kept model is no `torch.nn.Module`" if self._kept else self._tracker.checks.why_none_kept()
+                lacking = "the kept model is no `torch.nn.Module`, or the loaded state holds no weights"
+                why = lacking if self._kept else self._tracker.checks.why_none_kept()
                 raise RuntimeError(f"There are no weights to restore: {why}.")
             try:
                 load(model, self._best.weights, may_lack=False)
@@ -249,13 +250,16 @@ class BoundaryUncertaintyStopper(KeptResults):
         """
         entries = state_dict if isinstance(state_dict, Mapping) else {"checks": state_dict}
         self._tracker.load_state_dict(entries.get("checks"))
-        self._best = BestWeights()
+        self._best, is_told = BestWeights(), False
         if self._tracker.checks.compared:
             try:
                 self._best.load_state_dict(entries.get("keeper"))
             except ValueError as error:
+                is_told = True
                 self._tracker.warn(describe_lost_best(error))
-        self._tracker.checks.fall_back(self._best.epoch, self._best.step)
+        line = self._tracker.checks.fall_back(self._best.epoch, self._best.step)
+        if line and not is_told:
+            self._tracker.warn(line)
 
     @property
     def tracker(self) -> Tracker:

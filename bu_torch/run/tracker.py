@@ -30,7 +30,7 @@ from bu_torch.run.history import (
 )
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.state import no_classes, no_numbers, read_state
-from bu_torch.run.weights import WeightAverage, state_to_keep
+from bu_torch.run.weights import WeightAverage, listed, state_to_keep
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.details import (
     Details,
@@ -154,6 +154,8 @@ class Tracker:
         """Add the weights of a check to the average, if there is one; a repeated check is added once."""
         if self.average is not None and isinstance(model, nn.Module):
             self.average.update(model, is_again=self.checks.is_last(epoch, step))
+            if self.average.renewed:
+                self.warn(f"The average of weights of another shape begins anew: {listed(self.average.renewed)}.")
 
     def averages(self, model: object) -> dict[str, Tensor]:
         """Averaged weights by name, which a check reads and keeps in place of the model's; empty without an average."""

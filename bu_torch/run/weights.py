@@ -13,6 +13,7 @@ from bu_torch.internal.replica import (
     copy_of,
     gathered,
     has_shards,
+    is_sharded,
     largest_of_all,
     local,
     overwrite,
@@ -58,6 +59,7 @@ class WeightAverage:
         self.past = past
         self.device = device
         self.is_current = False
+        self.renewed: list[str] = []  # weights whose average began anew at the last update, because its shape differed
         self._averages: dict[str, Averaged] = {}
 
     def update(self, module: nn.Module, *, is_again: bool = False) -> bool:
@@ -80,6 +82,7 @@ class WeightAverage:
         )
         if not self.is_current:
             return False
+        self.renewed = []
         averages: dict[str, Averaged] = {}
         by_age: dict[int, list[str]] = {}
         with torch.inference_mode(False), torch.no_grad():
@@ -88,6 +91,7 @@ class WeightAverage:
                 device = weight.device if self.device is None else torch.device(self.device)
                 if before is None or before.value.shape != weight.shape:
                     averages[name] = Averaged(weight.to(device, copy=True), 1)
+                    self.renewed += [] if before is None else [name]
                     continue
                 value = cast("Tensor", sharded_like(before.value, weight).to(device, weight.dtype))
                 averages[name] = Averaged(value, before.n_checks + (not is_again))
@@ -210,7 +214,7 @@ class Fitted(NamedTuple):
     def objection(self, *, may_lack: bool) -> str:
         """Reason why the module cannot take the weights; "" if it can. With `may_lack`, some may be absent or extra."""
         if self.misshapen:
-            return f"weights have another shape in the module: {listed(self.misshapen)}"
+            return f"weights have another shape or kind in the module, or are NaN: {listed(self.misshapen)}"
         if self.missing and (self.unknown or not may_lack):
             return f"they lack weights of the module: {listed(self.missing)}"
         if self.unknown and not may_lack:
@@ -225,13 +229,28 @@ def fitted(module: nn.Module, saved: Mapping[str, Any]) -> Fitted:
     for name, value in named_as(now, saved).items():
         if name not in now:
             unknown.append(name)
-        elif getattr(now[name], "shape", None) != getattr(value, "shape", None):
+        elif not _are_alike(now[name], value):
             misshapen.append(name)
         else:
             state[name] = sharded_like(value, now[name])
     absent = [name for name in now if name not in state]
     missing = changed_by_training(module, absent)
     return Fitted(state, missing, [name for name in absent if name not in missing], unknown, misshapen)
+
+
+def _are_alike(own: Any, saved: Any) -> bool:
+    """True if a saved tensor has the shape and kind of numbers of the module's own, and no NaN unless that has some."""
+    if getattr(own, "shape", None) != getattr(saved, "shape", None):
+        return False
+    if not (isinstance(own, Tensor) and isinstance(saved, Tensor)) or is_sharded(own) or is_sharded(saved):
+        return True
+    kinds = [
+        (one.is_floating_point(), one.is_complex(), one.dtype == torch.bool, one.element_size() == 1)
+        for one in (own, saved)
+    ]
+    has_numbers = saved.dtype in _DTYPES and own.dtype in _DTYPES
+    has_nan = has_numbers and bool(saved.isnan().any()) and not bool(own.isnan().any())
+    return kinds[0] == kinds[1] and not has_nan
 
 
 def load(module: nn.Module, saved: Mapping[str, Any], *, may_lack: bool) -> Fitted:

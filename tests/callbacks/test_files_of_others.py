@@ -15,7 +15,7 @@ import torch
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from problems import Bomb, Classifier, Given, Weights, cut, fit, same, state_of
 
@@ -132,7 +132,6 @@ ADDRESSES = {
     "device": lambda folder: "/dev/zero",
     "null byte": lambda folder: f"{folder}/user/last.ckpt\0",
     "elsewhere": lambda folder: copied(folder, folder / "elsewhere" / "best.ckpt"),
-    "beneath": lambda folder: copied(folder, folder / "checkpoints" / "beneath" / "best.ckpt"),
     "above": lambda folder: copied(folder, folder / "best.ckpt") and f"{folder}/checkpoints/../best.ckpt",
     "link": lambda folder: linked(folder, copied(folder, folder / "elsewhere" / "best.ckpt")),
 }
@@ -229,7 +228,8 @@ def test_the_best_of_an_earlier_process_is_left_where_it_is_and_named(tmp_path, 
     last, best = run(tmp_path)
     named = LEFT[name](best)
     craft(last, str(named), -1e9)
-    stopping, _ = resume(tmp_path, last)
+    with pytest.warns(UserWarning, match="epoch 0, the best so far, are not in the state. That of epoch 1 is kept"):
+        stopping, _ = resume(tmp_path, last)
     assert stopping.best_epoch in (2, 3)  # a better one came
     assert named.exists()
     assert f"leaves the best checkpoint of an earlier run where it is: {named}" in log.text
@@ -351,3 +351,47 @@ class TestOtherStores:
         with pytest.warns(UserWarning, match="has written over the checkpoint"):
             fit(tmp_path, look, stopping, max_epochs=4, plugins=[AsyncCheckpointIO()])
         assert not (tmp_path / "mark").exists()
+
+
+def test_the_best_file_may_lie_in_a_folder_below_that_of_the_run(tmp_path):
+    def fit_to(folder, scores, **options):
+        stopping = BoundaryUncertaintyStopping(rule=Given(scores), filename="best/{epoch}", n_neighbors=20, n_draws=1)
+        last = ModelCheckpoint(dirpath=tmp_path / "user", save_last=True)
+        fit(tmp_path, stopping, last, module=Classifier(), max_epochs=len(scores), **options)
+        return stopping
+
+    first = fit_to(tmp_path, [0.9, 0.1])
+    again = fit_to(tmp_path, [0.9, 0.1, 0.2, 0.3], ckpt_path=tmp_path / "user" / "last.ckpt")
+    assert (again.best_epoch, again.best_model_path) == (0, first.best_model_path)
+    assert Path(first.best_model_path).parent.name == "best"
+
+
+def test_a_best_epoch_in_a_file_is_named_if_the_resumed_run_writes_none(tmp_path):
+    last, _ = run(tmp_path)
+    stopping = BoundaryUncertaintyStopping(n_neighbors=20)
+    options = {"enable_checkpointing": False, "ckpt_path": last, "weights_only": True}
+    with pytest.warns(
+        UserWarning, match=r"epoch \d, the best so far, are not in the state. The best of the coming epochs"
+    ):
+        fit(tmp_path, stopping, module=Classifier(), max_epochs=4, **options)
+    assert stopping.best_epoch in (2, 3)
+
+
+def test_ctrl_c_while_the_best_file_is_written_leaves_the_earlier_one(tmp_path, monkeypatch, log):
+    class Interrupted(TorchCheckpointIO):
+        n_files = 0
+
+        def save_checkpoint(self, checkpoint, path, storage_options=None):
+            Interrupted.n_files += 1
+            if Interrupted.n_files == 2:
+                Path(path).write_bytes(b"PK")
+                raise KeyboardInterrupt
+            super().save_checkpoint(checkpoint, path, storage_options)
+
+    stopping = BoundaryUncertaintyStopping(rule=Given([0.1, 0.9, 0.2]), n_neighbors=20, n_draws=1)
+    module = Classifier()
+    with pytest.raises(SystemExit):  # as Lightning ends after Ctrl-C
+        fit(tmp_path, stopping, module=module, max_epochs=3, plugins=[Interrupted()])
+    assert stopping.best_epoch == 0
+    assert same(module.state_dict(), torch.load(stopping.best_model_path, weights_only=True)["state_dict"])
+    assert "kept epoch 0" in log.text

@@ -42,6 +42,17 @@ def both(module, logits, labels):
     return module.losses[0](logits, labels) + module.losses[1](logits, labels)
 
 
+def logged(module, logits, labels):
+    module.losses[0](logits.detach(), labels)
+    return module.losses[1](logits, labels)
+
+
+def watched(module, logits, labels):
+    with torch.no_grad():
+        module.losses[0](logits, labels)
+    return module.losses[1](logits, labels)
+
+
 def auxiliary(module, logits, labels):
     """The first loss is of other targets."""
     return module.losses[0](logits, (labels + 1) % 3) + F.cross_entropy(logits, labels)
@@ -73,6 +84,25 @@ def binary_of_others(module, logits, labels):
     return module.losses[0](logits, (labels == 0).float())
 
 
+def one_hot(module, logits, labels):
+    return module.losses[0](logits, F.one_hot(labels, 3).float())
+
+
+@torch.compile(backend="eager", fullgraph=True)
+def of_graph(logits, labels):
+    return F.cross_entropy(logits, labels, weight=W)
+
+
+def compiled(module, logits, labels):
+    return of_graph(logits, labels)
+
+
+def drifting(module, logits, labels):
+    """The targets of the first loss are the labels in the first step alone, as they may be by chance."""
+    others = labels if module.global_step < 1 else (labels + 1) % 3
+    return module.losses[0](logits, others) + module.losses[1](logits, labels).detach()
+
+
 def weighing(weights=WEIGHTS):
     return Step(first, nn.CrossEntropyLoss(torch.tensor(weights)))
 
@@ -93,7 +123,9 @@ ALIKE = "counts all classes alike"
 # By the losses: the step, the loss modules, the weights that are measured with, and what is said if there are none.
 LOSSES = {
     "a loss": (Step, first, [CE(W)], WEIGHTS, ""),
-    "one of two": (Step, both, [CE(W), CE()], WEIGHTS, ""),
+    "one of two": (Step, both, [CE(W), CE()], None, "2 losses of the labels weigh the classes differently"),
+    "one that is logged": (Step, logged, [CE(W), CE()], None, ""),
+    "one without gradient": (Step, watched, [CE(W), CE()], None, ""),
     "two alike": (Step, both, [CE(W), CE(W)], WEIGHTS, ""),
     "two that differ": (
         Step,
@@ -111,6 +143,15 @@ LOSSES = {
     "a class that does not count": (Step, first, [CE(torch.tensor([1.0, 0.0, 1.0]))], None, "that is not positive"),
     "all alike": (Step, first, [CE(torch.full((3,), 2.0))], None, ""),
     "two classes": (OfTwo, binary, [BCE], [1.0, 3.0], ""),
+    "two outputs that have one weight": (Step, one_hot, [BCE], None, ""),
+    "a compiled function": (Step, compiled, [], WEIGHTS, ""),  # this backend calls it
+    "other targets that are equal in the first batches": (
+        Step,
+        drifting,
+        [CE(W), CE()],
+        None,
+        "targets in the first step were not the labels",
+    ),
     "the other class": (OfTwo, binary_of_others, [BCE], None, ALIKE),
 }
 

@@ -90,3 +90,36 @@ def test_the_command_names_a_table_on_which_nothing_beats_one_class(tmp_path, ca
     pd.DataFrame(torch.randn(200, 2)).assign(label=labels).to_csv(tmp_path / "noise.csv", index=False)
     assert main(["compare", str(tmp_path), "--seeds", "1", "--epochs", "3"]) == 0
     assert "Nothing beats the commonest class in noise:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a,label,label\n1,0,0\n", "must have one column called `label`, got 2"),
+        ("a,label\n1,0,5\n2,1,5\n", "cannot be read: Length of header or names does not match"),
+    ],
+)
+def test_what_pandas_would_read_otherwise_than_meant_is_refused(tmp_path, content, message):
+    (tmp_path / "table.csv").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_table(tmp_path / "table.csv")
+
+
+def test_a_damaged_archive_is_named(tmp_path):
+    (tmp_path / "table.csv.gz").write_bytes(b"a,label\n")
+    with pytest.raises(ValueError, match=r"table\.csv\.gz` cannot be read: Not a gzipped file"):
+        read_table(tmp_path / "table.csv.gz")
+
+
+def test_costs_are_compared_also_at_the_threshold(tmp_path, capsys):
+    y = torch.arange(240) % 6 == 0
+    x = torch.randn(240, 2, generator=torch.Generator().manual_seed(0)) + y.unsqueeze(1)
+    pd.DataFrame(x).assign(label=y.int()).to_csv(tmp_path / "churn.csv", index=False)
+    costs = "[[0, 10], [100, 10]]"
+    assert main(["compare", str(tmp_path), "--seeds", "1", "--epochs", "3", "--metric", costs]) == 0
+    header, row = (line.split() for line in capsys.readouterr().out.splitlines()[:2])
+    assert header[:4] == ["cost", "bu-torch", "at", "threshold"]
+    assert float(row[-1]) == pytest.approx(10, abs=8)  # an offer to all, or to nobody
+    assert float(row[2]) <= float(row[1]) + 5
+    assert main(["compare", str(tmp_path), "--metric", "costs"]) == 1
+    assert "`metric` must be one of 'accuracy'" in capsys.readouterr().err

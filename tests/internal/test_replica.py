@@ -2,12 +2,17 @@
 
 import collections
 import functools
+import io
 import itertools
 import multiprocessing
 import random
+import sqlite3
 import threading
 import types
 import weakref
+from mmap import mmap
+from multiprocessing import Semaphore
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -458,3 +463,26 @@ def test_observers_of_quantisation_on_a_gpu():
     with looking_at(module) as network:
         network(100 * X.cuda())
     torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0)
+
+
+def test_a_stream_in_memory_is_copied():
+    class Holding(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 2)
+            self.stream = io.BytesIO(bytes(range(10)))
+
+    module = Holding()
+    copied = copy_of(module)
+    assert copied.stream.read(3) == bytes(range(3))
+    assert module.stream.tell() == 0
+
+
+@pytest.mark.parametrize("make", [SimpleQueue, lambda: sqlite3.connect(":memory:"), Semaphore, lambda: mmap(-1, 8)])
+def test_what_processes_or_threads_share_is_refused_by_name(make):
+    class Holding(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 2)
+            self.held = make()
+
+    with pytest.raises(CopyError, match=r"Holding holds an object of .*, `held`, which cannot be copied"):
+        copy_of(Holding())

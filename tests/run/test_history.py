@@ -153,3 +153,19 @@ def test_a_loss_is_judged_by_its_fall_and_under_its_own_name():
     same = confidence_in(checks[0], checks[:1], 0.4, 600, 0.69, is_blind=False, metric=loss)
     assert same.doubts == ["expected log loss has not fallen by a standard error"]
     assert set(summary_of(None, loss)) == set(summary)
+
+
+def test_the_check_whose_weights_are_lost_is_named_and_one_without_a_score_is_never_kept():
+    history = History(Settings())
+    feed(history, [0.5, 0.9, 0.4])
+    assert history.fall_back(1) == ""
+    assert history.fall_back(0) == (
+        "The weights of epoch 1, the best so far, are not in the state. That of epoch 0 is kept instead."
+    )
+    assert history.fall_back(7).endswith("The best of the coming epochs is kept instead.")
+    history = History(Settings())
+    feed(history, [float("nan")])
+    history.fall_back(0)
+    assert history.kept is None
+    feed(history, [0.5])
+    assert history.kept["epoch"] == 1
