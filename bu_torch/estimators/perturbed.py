@@ -20,6 +20,7 @@ from bu_torch.internal.logits import read_logits, warn_of_probabilities
 from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.perturbation.draws import (
     ASKED_TO_READ,
+    TOWARD_OTHERS,
     WITHOUT_READING,
     Perturbation,
     PerturbedInputs,
@@ -27,9 +28,10 @@ from bu_torch.perturbation.draws import (
     draw_perturbed,
     keeps_integers,
     kind_of,
+    units_of,
 )
 from bu_torch.samples.balance import ClassWeight, check_class_weight, weights_of
-from bu_torch.space.features import FeatureSpace, is_pooled, standardization, standardize
+from bu_torch.space.features import FeatureSpace, is_pooled, standardize
 from bu_torch.space.metric import MetricSpace
 from bu_torch.space.tokens import check_tokens
 
@@ -128,7 +130,8 @@ class PerturbedSamples:
     def perturb(self, inputs: Tensor) -> None:
         """Draw the perturbed inputs, which follow from neighbours, distances and seed; no logits are known then."""
         self.logits = None
-        self.mean_, self.scale_ = standardization(inputs.flatten(1))
+        is_moved_toward = kind_of(self.perturbation, inputs) in TOWARD_OTHERS
+        self._units = None if is_moved_toward else units_of(inputs)
         # A metric of trace d keeps the mean length of a step in a random direction.
         is_metric_of_inputs = self.space_name_ == "metric" and inputs.ndim == 2 and inputs.is_floating_point()
         self.perturbed = draw_perturbed(
@@ -138,7 +141,7 @@ class PerturbedSamples:
             self.seed,
             neighbors=self.neighbors,
             nearest_distance=self.nearest_distance,
-            standardization=(self.mean_, self.scale_),
+            units=self._units,
             is_in_input_space=(self.space_name_ == "inputs" or is_metric_of_inputs)
             and self.space.n_components is None
             and not is_pooled(inputs),
@@ -155,14 +158,26 @@ class PerturbedSamples:
     @property
     def perturbed_inputs(self) -> Tensor:
         """Points at which a classifier is read, (n_draws, N, ...); made when they are read, and not kept."""
-        check_fitted(self, "mean_")
+        check_fitted(self, "perturbed")
         return self.perturbed.whole().unflatten(0, (-1, len(self.labels)))
+
+    @property
+    def mean_(self) -> Tensor:
+        return self._in_units()[0]
+
+    @property
+    def scale_(self) -> Tensor:
+        return self._in_units()[1]
+
+    def _in_units(self) -> Tensor:
+        """Mean and scale of each feature, (2, d); samples that move toward others need none, so they are not kept."""
+        check_fitted(self, "perturbed")
+        return units_of(self.perturbed.samples) if self._units is None else self._units
 
     def standardize(self, inputs: Any) -> Tensor:
         """Inputs (n, ...) in the units in which they are perturbed, one standard deviation of each feature: (n, d)."""
-        check_fitted(self, "mean_")
-        flat = as_flat_features(inputs, "inputs", len(self.mean_))
-        return standardize(flat.to(self.mean_.device), self.mean_, self.scale_)
+        mean, scale = self._in_units()
+        return standardize(as_flat_features(inputs, "inputs", len(mean)).to(mean.device), mean, scale)
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
         """Boundary uncertainty of a classifier.
@@ -179,7 +194,7 @@ class PerturbedSamples:
         Raises:
             TypeError, ValueError: If the model does not give finite floating-point logits with a column for each class.
         """
-        check_fitted(self, "mean_")
+        check_fitted(self, "perturbed")
         logits = read_logits(model, self.perturbed)
         warn_of_probabilities(logits)
         return self.score_logits(logits.to(self.labels.device))
@@ -215,7 +230,7 @@ class PerturbedSamples:
 
     def compute(self) -> Tensor:
         """Boundary uncertainty of the logits given since `reset`; RuntimeError says how many rows are missing."""
-        check_fitted(self, "mean_")
+        check_fitted(self, "perturbed")
         n_missing = len(self.perturbed) if self.logits is None else int((~self._is_given).sum())
         if self.logits is None or n_missing:
             raise RuntimeError(f"{n_missing} perturbed inputs have no logits yet: call `update` with their rows first.")
@@ -227,7 +242,7 @@ class PerturbedSamples:
 
     def to(self, device: torch.device | str) -> Self:
         """Move all tensors to `device`, in place: the fitted ones, the perturbed inputs and the logits given."""
-        check_fitted(self, "mean_")
+        check_fitted(self, "perturbed")
         for name, value in vars(self).items():
             if isinstance(value, Tensor | PerturbedInputs):
                 setattr(self, name, value.to(device))
@@ -235,7 +250,7 @@ class PerturbedSamples:
 
     def as_class_logits(self, logits: Tensor, n_rows: int | None) -> Tensor:
         """Logits in float32 or float64 with a column for each class, and `n_rows` rows; None for any number."""
-        check_fitted(self, "mean_")
+        check_fitted(self, "perturbed")
         logits = as_logits(logits).detach()
         if logits.shape[1] < self._n_classes:
             raise ValueError(

@@ -103,7 +103,7 @@ class ParzenUncertainty(PerturbedSamples):
         Takes what `score` takes; a scalar in [0, 1], float64, mean over the draws, 0 is best
         (`bu_torch.functional.omission`).
         """
-        check_fitted(self, "mean_")
+        check_fitted(self, "perturbed")
         logits = self.as_class_logits(read_logits(model, self.perturbed), n_rows=len(self.perturbed))
         shares = functional.label_votes(self.labels, self.neighbors, 0.0, weights=self.weights)
         predictions = logits[: self.n_draws * len(self.labels)].argmax(dim=1).to(shares.device)

@@ -10,7 +10,7 @@ from bu_torch.functional.checks import check_choice, check_index, check_range
 from bu_torch.internal.inputs import as_features, as_flat_features, as_floats, as_tensor, check_integer, is_finite
 from bu_torch.neighbors.graph import distance_among
 from bu_torch.perturbation.moves import MixedMove, Readings, exchange_run, move_toward
-from bu_torch.space.features import standardize
+from bu_torch.space.features import standardization, standardize
 from bu_torch.space.tokens import check_tokens
 
 NEAREST, LOW, HIGH = 5, 0.3, 0.7  # neighbours to choose from, and range of the fraction of the way to the chosen one
@@ -172,6 +172,7 @@ Perturbation = PerturbationName | Callable[[Tensor, Tensor, torch.Generator], Te
 PerturbationKind = PerturbationName | Literal["mixed", "custom"]
 ASKED_TO_READ = "`perturbation='reading'` needs a dataset or a loader whose samples differ each time they are read"
 WITHOUT_READING = "Pass `perturbation=None`."
+TOWARD_OTHERS = ("neighbors", "tokens", "mixed")  # kinds of perturbation
 _BATCH, _BATCH_ELEMENTS = 64, 2**24  # a batch has a multiple of 64 rows and about 2**24 values
 
 
@@ -217,6 +218,11 @@ class PerturbedInputs:
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    @property
+    def samples(self) -> Tensor:
+        """Samples (N, ...) that move toward others; the inputs themselves if none do."""
+        return self._samples
 
     @property
     def device(self) -> torch.device:
@@ -278,6 +284,11 @@ class PerturbedInputs:
         return self
 
 
+def units_of(inputs: Tensor) -> Tensor:
+    """Mean and scale of each feature of inputs (N, ...), (2, d) float64, in which random directions are drawn."""
+    return torch.stack(standardization(inputs.flatten(1)))
+
+
 def draw_perturbed(
     inputs: Tensor,
     perturbation: Perturbation | None,
@@ -286,19 +297,19 @@ def draw_perturbed(
     *,
     neighbors: Tensor,
     nearest_distance: Tensor,
-    standardization: tuple[Tensor, Tensor],
+    units: Tensor | None,
     is_in_input_space: bool,
     ends_with_samples: bool = False,
 ) -> PerturbedInputs:
     """Draw independent perturbations of each input.
 
-    Random directions are drawn in the space of inputs standardised by mean and scale (d,). `is_in_input_space` says
-    that `neighbors` (N, M) and `nearest_distance` (N,) belong to this space. With `ends_with_samples` the unmoved
-    inputs follow.
+    Random directions are drawn in the space of inputs standardised by their `units`, mean and scale (2, d), None where
+    no direction is drawn. `is_in_input_space` says that `neighbors` (N, M) and `nearest_distance` (N,) belong to this
+    space. With `ends_with_samples` the unmoved inputs follow.
     """
     generator = torch.Generator().manual_seed(seed)
     kind = kind_of(perturbation, inputs)
-    if kind in ("neighbors", "tokens", "mixed"):
+    if kind in TOWARD_OTHERS:
         draws = [_choose(inputs, neighbors, generator, has_run=kind != "neighbors") for _ in range(n_draws)]
         if ends_with_samples:
             unmoved = {name: torch.zeros_like(choice) for name, choice in draws[0].items()}
@@ -309,12 +320,12 @@ def draw_perturbed(
     if isinstance(perturbation, Readings):
         read = perturbation.inputs[:n_draws].to(inputs).flatten(0, 1)
         return PerturbedInputs(torch.cat((read, inputs)) if ends_with_samples else read)
-    if kind in ("random", "uniform"):
+    if kind in ("random", "uniform") and units is not None:
         law: Law = "sphere" if kind == "random" else "uniform"
         flat = as_floats(inputs.flatten(1))
-        points = standardize(flat, *standardization)
+        points = standardize(flat, *units)
         distance = nearest_distance if is_in_input_space else distance_among(points, neighbors)
-        scale = standardization[1].to(flat.dtype)
+        scale = units[1].to(flat.dtype)
         # The step is added to the raw input, so a constant feature does not change by a bit.
         steps = ((perturb(points, distance, generator, law=law) - points) * scale for _ in range(n_draws))
         held = [check_perturbed(flat + step, flat).reshape(inputs.shape) for step in steps]

@@ -21,8 +21,8 @@ def exchange_run(tokens: Tensor, others: Tensor, share: Tensor, begin: Tensor) -
 
 
 def move_toward(inputs: Tensor, others: Tensor, part: Tensor) -> Tensor:
-    """Move `inputs` (n, ...) by a fraction `part` (n,) of the way to `others`."""
-    return torch.lerp(inputs, others, part.view(-1, *[1] * (inputs.ndim - 1)))
+    """Move `inputs` (n, ...) by a fraction `part` (n,) of the way to `others`, in place."""
+    return inputs.lerp_(others, part.view(-1, *[1] * (inputs.ndim - 1)))
 
 
 @dataclass(frozen=True)

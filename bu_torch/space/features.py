@@ -26,8 +26,8 @@ from bu_torch.internal.replica import evaluated_in_place, looking_at
 from bu_torch.space.patches import PatchFeatures
 from bu_torch.space.tokens import TokenFeatures
 
-_BATCH = 1024
-_BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, for any N
+_BATCH, _LEAST_BATCH, _BATCH_ELEMENTS = 1024, 64, 2**22  # samples that an extractor copies and takes at once
+_BLOCK_ELEMENTS = 2**20  # float64 temporaries of 8 MB, which a cache holds, for any N
 _LARGE, _POOLED = 64 * 64, 32 * 32  # pixels: images with more than the first number are pooled to about the second
 _MOST_CATEGORIES = 100  # for each place, the most frequent ones
 _MOST_PLACES = 50  # a longer row of indices is a text
@@ -193,9 +193,10 @@ class FeatureSpace:
         evaluated = nullcontext() if self.module is None else evaluated_in_place(self.module)
         with looking_at(self.feature_extractor) as extractor, evaluated:
             taker = extractor.__self__ if ismethod(extractor) else extractor
+            n_rows = min(_BATCH, max(_LEAST_BATCH, _BATCH_ELEMENTS // inputs[0].numel()))
             parts = [
                 as_tensor(extractor(as_taken(taker, part)), "feature_extractor(inputs)")
-                for part in inputs.split(_BATCH)
+                for part in inputs.split(n_rows)
             ]
         features = as_flat_features(torch.cat(parts).to(inputs.device), "feature_extractor(inputs)")
         if len(features) != len(inputs):
