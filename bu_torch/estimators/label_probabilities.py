@@ -14,9 +14,11 @@ from bu_torch.functional.probabilities import (
     best_sharpness,
     brier_score,
     count_votes,
+    first_minimum,
     landmark_factor,
     left_out_predictions,
     mixing_weight,
+    scored,
     shares_of,
     skill,
     tangent_kernel,
@@ -117,8 +119,8 @@ class LabelRegression:
 
     Args:
         n_landmarks: The largest number of points that span the solution, >= 1; time grows with its cube.
-        penalties: The penalties to choose from, each >= 1e-8, in units of the kernel's mean diagonal; the first of
-            equally good ones is taken.
+        penalties: The penalties to choose from, each >= 1e-8, in units of the kernel's mean diagonal; they are tried
+            from the largest on, until the next one is no better.
         max_samples: The largest number of samples to fit to, >= 1.
         seed: Seed of the random choices, 0 <= seed < 2**64.
 
@@ -179,12 +181,13 @@ class LabelRegression:
         targets = torch.nn.functional.one_hot(labels, n_classes).double() - self._shares
         targets = targets if root is None else targets * root
         basis, eigenvalues, projection = self._orthogonal_basis(points, root)
-        left_out = left_out_predictions(basis, eigenvalues, targets, self.penalties)
+        penalties = sorted(self.penalties, reverse=True)
+        left_out = left_out_predictions(basis, eigenvalues, targets, penalties)
         if root is not None:
             left_out = (predicted / root for predicted in left_out)
         probabilities = (as_probabilities(predicted + self._shares) for predicted in left_out)
-        candidates = zip(self.penalties, probabilities, strict=True)
-        brier_score, self.penalty_, self.left_out = best_candidate(candidates, labels, weights)
+        candidates = scored(zip(penalties, probabilities, strict=True), labels, weights)
+        brier_score, self.penalty_, self.left_out = first_minimum(candidates)
         self._weights = projection / (eigenvalues + self.penalty_) @ (basis.T @ targets)  # (L, J)
         self.skill_ = skill(brier_score, self._shares)
         return self
@@ -203,16 +206,16 @@ class LabelRegression:
     def _orthogonal_basis(self, points: Tensor, root: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Coordinates B (S, L) of points, times `root` (S, 1), so that B'B = diag(e); e (L,); P (L, L)."""
         kernel = tangent_kernel(self._landmarks, self._landmarks)
-        factor, unit = landmark_factor(kernel).T, kernel.diagonal().mean()
+        factor = landmark_factor(kernel).T * kernel.diagonal().mean()
         basis = torch.empty(len(points), len(factor), dtype=factor.dtype, device=factor.device)
         for block, of_block in zip(self._blocks(basis), self._kernel_blocks(points), strict=True):
-            block.copy_(torch.linalg.solve_triangular(factor, of_block / unit, upper=True, left=False))
+            block.copy_(torch.linalg.solve_triangular(factor, of_block, upper=True, left=False))
         if root is not None:
             basis *= root
         squared_lengths, rotation = torch.linalg.eigh(basis.T @ basis)
         for block in self._blocks(basis):
             block.copy_(block @ rotation)
-        projection = torch.linalg.solve_triangular(factor, rotation, upper=True) / unit
+        projection = torch.linalg.solve_triangular(factor, rotation, upper=True)
         return basis, squared_lengths.clamp(min=0), projection
 
     def _kernel_blocks(self, points: Tensor) -> Iterator[Tensor]:

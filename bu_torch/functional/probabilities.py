@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +10,8 @@ from torch import Tensor
 from bu_torch.functional.checks import check_index, check_not_negative, check_range
 from bu_torch.functional.weights import mean_of, relative_weights
 
-_BLOCK_ELEMENTS = 2**20  # entries of one temporary block
+_SQUARED_ELEMENTS = 2**18  # entries of one temporary block, which a cache holds
+_COLUMNS = 128  # of a product with several penalties; fewer take about as long
 _JITTERS = 1e-7, 1e-5, 1e-3  # relative to the mean diagonal of a kernel
 _COSINE_ROUNDING = 8  # epsilons
 _SHARPEST, _N_SHARPNESSES, _LEAST_PROBABILITY = 6, 26, 1e-6
@@ -71,11 +73,29 @@ def best_candidate(
 
     The probabilities are returned in float32.
     """
-    scored = (
-        (float(brier_score(left_out, labels, weights=weights)), parameter, left_out.float())
-        for parameter, left_out in candidates
-    )
-    return min(scored, key=lambda candidate: candidate[0])
+    return min(scored(candidates, labels, weights), key=lambda candidate: candidate[0])
+
+
+def scored(
+    candidates: Iterable[tuple[float, Tensor]], labels: Tensor, weights: Tensor | None
+) -> Iterator[tuple[float, float, Tensor]]:
+    """Brier score, parameter and probabilities (float32) of each candidate, one after another."""
+    for parameter, left_out in candidates:
+        yield float(brier_score(left_out, labels, weights=weights)), parameter, left_out.float()
+
+
+def first_minimum(candidates: Iterable[tuple[float, *tuple[Any, ...]]]) -> Any:
+    """First candidate (score, ...) whose score the next one does not lower; no later one is computed.
+
+    Scores that fall and then rise need no more; those of penalties do, from the largest penalty on.
+    """
+    ordered = iter(candidates)
+    best = next(ordered)
+    for candidate in ordered:
+        if not candidate[0] < best[0]:
+            break
+        best = candidate
+    return best
 
 
 def shares_of(labels: Tensor, weights: Tensor | None) -> Tensor:
@@ -198,8 +218,11 @@ def left_out_predictions(
     """
     shrinkage = 1 / (eigenvalues.unsqueeze(1) + eigenvalues.new_tensor(penalties))  # (R, P)
     moments = basis.T @ targets
-    blocks = basis.split(max(1, _BLOCK_ELEMENTS // max(1, basis.shape[1])))
+    blocks = basis.split(max(1, _SQUARED_ELEMENTS // max(1, basis.shape[1])))
     leverages = torch.cat([block.square() @ shrinkage for block in blocks])  # (N, P)
-    for shrunk, leverage in zip(shrinkage.T, leverages.T, strict=True):
-        residuals = targets - basis @ (shrunk.unsqueeze(1) * moments)
-        yield targets - residuals / (1 - leverage).unsqueeze(1)
+    n_outputs = targets.shape[1]
+    for some in torch.arange(len(penalties), device="cpu").split(max(1, _COLUMNS // n_outputs)):
+        coefficients = shrinkage[:, some].unsqueeze(2) * moments.unsqueeze(1)  # (R, p, J)
+        fitted = (basis @ coefficients.flatten(1)).unflatten(1, (-1, n_outputs))
+        for predicted, leverage in zip(fitted.unbind(dim=1), leverages[:, some].T, strict=True):
+            yield targets - (targets - predicted) / (1 - leverage).unsqueeze(1)
