@@ -14,11 +14,9 @@ from bu_torch.functional.probabilities import (
     best_sharpness,
     brier_score,
     count_votes,
-    first_minimum,
     landmark_factor,
     left_out_predictions,
     mixing_weight,
-    scored,
     shares_of,
     skill,
     tangent_kernel,
@@ -186,8 +184,8 @@ class LabelRegression:
         if root is not None:
             left_out = (predicted / root for predicted in left_out)
         probabilities = (as_probabilities(predicted + self._shares) for predicted in left_out)
-        candidates = scored(zip(penalties, probabilities, strict=True), labels, weights)
-        brier_score, self.penalty_, self.left_out = first_minimum(candidates)
+        candidates = zip(penalties, probabilities, strict=True)
+        brier_score, self.penalty_, self.left_out = best_candidate(candidates, labels, weights, ends_early=True)
         self._weights = projection / (eigenvalues + self.penalty_) @ (basis.T @ targets)  # (L, J)
         self.skill_ = skill(brier_score, self._shares)
         return self

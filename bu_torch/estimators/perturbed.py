@@ -28,10 +28,9 @@ from bu_torch.perturbation.draws import (
     draw_perturbed,
     keeps_integers,
     kind_of,
-    units_of,
 )
 from bu_torch.samples.balance import ClassWeight, check_class_weight, weights_of
-from bu_torch.space.features import FeatureSpace, is_pooled, standardize
+from bu_torch.space.features import FeatureSpace, is_pooled, standardization, standardize
 from bu_torch.space.metric import MetricSpace
 from bu_torch.space.tokens import check_tokens
 
@@ -130,8 +129,8 @@ class PerturbedSamples:
     def perturb(self, inputs: Tensor) -> None:
         """Draw the perturbed inputs, which follow from neighbours, distances and seed; no logits are known then."""
         self.logits = None
-        is_moved_toward = kind_of(self.perturbation, inputs) in TOWARD_OTHERS
-        self._units = None if is_moved_toward else units_of(inputs)
+        is_toward = kind_of(self.perturbation, inputs) in TOWARD_OTHERS
+        self._units = None if is_toward else torch.stack(standardization(inputs.flatten(1)))
         # A metric of trace d keeps the mean length of a step in a random direction.
         is_metric_of_inputs = self.space_name_ == "metric" and inputs.ndim == 2 and inputs.is_floating_point()
         self.perturbed = draw_perturbed(
@@ -172,7 +171,7 @@ class PerturbedSamples:
     def _in_units(self) -> Tensor:
         """Mean and scale of each feature, (2, d); samples that move toward others need none, so they are not kept."""
         check_fitted(self, "perturbed")
-        return units_of(self.perturbed.samples) if self._units is None else self._units
+        return torch.stack(standardization(self.perturbed.samples.flatten(1))) if self._units is None else self._units
 
     def standardize(self, inputs: Any) -> Tensor:
         """Inputs (n, ...) in the units in which they are perturbed, one standard deviation of each feature: (n, d)."""

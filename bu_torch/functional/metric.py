@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from bu_torch.functional.probabilities import first_minimum, left_out_predictions
+from bu_torch.functional.probabilities import left_out_predictions
 
 _JITTER = 1e-3  # added to the diagonal of the landmarks' kernel, because tables repeat their rows
 _BLOCK_ELEMENTS = 2**20  # gradients at once take 4 MB
@@ -31,7 +31,7 @@ def kernel_ridge(
         kernel: Kernel of N points and L landmarks, (N, L), floating point, 1 at distance 0.
         own: Kernel of the landmarks, (L, L).
         targets: Targets (N, J), centred, of the dtype of `kernel`.
-        penalties: The penalties to choose from, each > 0, tried from the largest on, until the next one is no better.
+        penalties: The penalties to choose from, each > 0.
         weights: Weight of each point in the squared error, (N,) with mean 1; None if all count alike.
 
     Returns:
@@ -47,10 +47,11 @@ def kernel_ridge(
     eigenvalues, rotation = torch.linalg.eigh((basis.T @ basis).double())
     eigenvalues, rotation = eigenvalues.clamp(min=0).to(kernel), rotation.to(kernel)
     basis = basis @ rotation
-    penalties = sorted(penalties, reverse=True)
-    left_out = left_out_predictions(basis, eigenvalues, targets, penalties)
-    errors = (float((targets - predicted).square().sum()) for predicted in left_out)
-    _, penalty = first_minimum(zip(errors, penalties, strict=True))
+    errors = [
+        float((targets - left_out).square().sum())
+        for left_out in left_out_predictions(basis, eigenvalues, targets, penalties)
+    ]
+    penalty = penalties[errors.index(min(errors))]
     return projection @ (rotation @ ((basis.T @ targets) / (eigenvalues + penalty).unsqueeze(1)))
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,34 +66,19 @@ def best_sharpness(probabilities: Tensor, labels: Tensor, weights: Tensor | None
 
 
 def best_candidate(
-    candidates: Iterable[tuple[float, Tensor]], labels: Tensor, weights: Tensor | None
+    candidates: Iterable[tuple[float, Tensor]], labels: Tensor, weights: Tensor | None, *, ends_early: bool = False
 ) -> tuple[float, float, Tensor]:
     """Lowest Brier score among candidates (parameter, left-out probabilities), with its parameter and probabilities.
 
-    The probabilities are returned in float32.
+    The probabilities are returned in float32. With `ends_early`, none is computed after the first that is no better.
     """
-    return min(scored(candidates, labels, weights), key=lambda candidate: candidate[0])
-
-
-def scored(
-    candidates: Iterable[tuple[float, Tensor]], labels: Tensor, weights: Tensor | None
-) -> Iterator[tuple[float, float, Tensor]]:
-    """Brier score, parameter and probabilities (float32) of each candidate, one after another."""
+    best = math.inf, math.nan, labels.float()
     for parameter, left_out in candidates:
-        yield float(brier_score(left_out, labels, weights=weights)), parameter, left_out.float()
-
-
-def first_minimum(candidates: Iterable[tuple[float, *tuple[Any, ...]]]) -> Any:
-    """First candidate (score, ...) whose score the next one does not lower; no later one is computed.
-
-    Scores that fall and then rise need no more; those of penalties do, from the largest penalty on.
-    """
-    ordered = iter(candidates)
-    best = next(ordered)
-    for candidate in ordered:
-        if not candidate[0] < best[0]:
+        score = float(brier_score(left_out, labels, weights=weights))
+        if score < best[0] or math.isinf(best[0]):
+            best = score, parameter, left_out.float()
+        elif ends_early:
             break
-        best = candidate
     return best
 
 

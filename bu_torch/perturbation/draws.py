@@ -10,7 +10,7 @@ from bu_torch.functional.checks import check_choice, check_index, check_range
 from bu_torch.internal.inputs import as_features, as_flat_features, as_floats, as_tensor, check_integer, is_finite
 from bu_torch.neighbors.graph import distance_among
 from bu_torch.perturbation.moves import MixedMove, Readings, exchange_run, move_toward
-from bu_torch.space.features import standardization, standardize
+from bu_torch.space.features import standardize
 from bu_torch.space.tokens import check_tokens
 
 NEAREST, LOW, HIGH = 5, 0.3, 0.7  # neighbours to choose from, and range of the fraction of the way to the chosen one
@@ -211,7 +211,7 @@ class PerturbedInputs:
     def __init__(
         self, samples: Tensor, choices: dict[str, Tensor] | None = None, mixed: MixedMove | None = None
     ) -> None:
-        self._samples, self._choices, self._mixed = samples, choices or {}, mixed
+        self.samples, self._choices, self._mixed = samples, choices or {}, mixed
         n_rows = len(self._choices.get("target", samples))
         self.shape = torch.Size((n_rows, *samples.shape[1:]))
         self.dtype = self.rows(0, 1).dtype
@@ -220,14 +220,9 @@ class PerturbedInputs:
         return self.shape[0]
 
     @property
-    def samples(self) -> Tensor:
-        """Samples (N, ...) that move toward others; the inputs themselves if none do."""
-        return self._samples
-
-    @property
     def device(self) -> torch.device:
         """Device of a batch."""
-        return self._samples.device
+        return self.samples.device
 
     @property
     def sources(self) -> Tensor | None:
@@ -246,9 +241,9 @@ class PerturbedInputs:
     def rows(self, start: int, stop: int) -> Tensor:
         """Inputs from row `start` to row `stop`, without the latter."""
         if not self._choices:
-            return self._samples[start:stop]
+            return self.samples[start:stop]
         own, target, part, *begin = (choice[start:stop] for choice in self._choices.values())
-        inputs, others = self._samples[own], self._samples[target]
+        inputs, others = self.samples[own], self.samples[target]
         if self._mixed is not None:
             return self._mixed.between(inputs, others, part, *begin)
         if begin:
@@ -267,11 +262,11 @@ class PerturbedInputs:
     def __getitem__(self, rows: Tensor) -> "PerturbedInputs":
         """Some of the rows, with the samples that they need."""
         if not self._choices:
-            return PerturbedInputs(self._samples[rows])
+            return PerturbedInputs(self.samples[rows])
         choices = {name: choice[rows] for name, choice in self._choices.items()}
         both = torch.stack((choices["own"], choices["target"]))
         used, (choices["own"], choices["target"]) = torch.unique(both, return_inverse=True)
-        return PerturbedInputs(self._samples[used], choices, self._mixed)
+        return PerturbedInputs(self.samples[used], choices, self._mixed)
 
     def whole(self) -> Tensor:
         """All inputs in one tensor."""
@@ -279,14 +274,9 @@ class PerturbedInputs:
 
     def to(self, device: torch.device | str) -> Self:
         """Move what is held to `device`, in place."""
-        self._samples = self._samples.to(device)
+        self.samples = self.samples.to(device)
         self._choices = {name: choice.to(device) for name, choice in self._choices.items()}
         return self
-
-
-def units_of(inputs: Tensor) -> Tensor:
-    """Mean and scale of each feature of inputs (N, ...), (2, d) float64, in which random directions are drawn."""
-    return torch.stack(standardization(inputs.flatten(1)))
 
 
 def draw_perturbed(

@@ -217,4 +217,4 @@ def test_images_in_bytes_measure_as_the_same_numbers_and_are_held_as_bytes(featu
     assert torch.equal(of_bytes.perturbed_inputs, of_numbers.perturbed_inputs)
     assert of_bytes.score(module) == of_numbers.score(module)
     is_held = not callable(feature_extractor) and perturbation is None
-    assert (of_bytes.perturbed._samples.dtype == torch.uint8) == is_held
+    assert (of_bytes.perturbed.samples.dtype == torch.uint8) == is_held
