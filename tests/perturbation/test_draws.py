@@ -57,4 +57,4 @@ def test_samples_follow_their_moves_where_pairs_are_read_at_them(inputs, perturb
 
 def test_a_part_holds_only_the_samples_that_it_needs():
     part = fitted(IMAGES).perturbed[torch.tensor([5])]
-    assert len(part._samples) == 2  # a sample and its neighbour
+    assert len(part.samples) == 2  # a sample and its neighbour
