@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from bu_torch.papers.gradient import GradientAnchorUncertainty
     from bu_torch.papers.proposal2 import ParzenUncertainty
     from bu_torch.papers.prototypes import PrototypeClassifier
-    from bu_torch.papers.trust_filters import KNNConfidence as KNNConfidence
     from bu_torch.perturbation.draws import exchange_tokens as exchange_tokens
     from bu_torch.perturbation.draws import perturb
     from bu_torch.perturbation.draws import perturb_toward_neighbors as perturb_toward_neighbors
@@ -99,7 +98,6 @@ _MODULES = {
     "space.features": ("FeatureSpace",),
     "space.tokens": ("TokenFeatures",),
     "estimators.trust": ("TrustScore",),
-    "papers.trust_filters": ("KNNConfidence",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

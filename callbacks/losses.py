@@ -3,7 +3,6 @@
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -102,32 +101,22 @@ class LossWatch:
         )
 
 
-@dataclass
-class _Watched:
-    """A training step whose losses are noted."""
+class _Watched(TorchFunctionMode):
+    """A training step whose losses are noted, unless a graph is being compiled or training cannot follow them."""
 
-    step: Callable[..., Any]
-    before: Any  # attribute of the strategy itself that this one replaces; None if the step is its class's
-    note: Callable[..., None]
+    def __init__(self, step: Callable[..., Any], before: Any, note: Callable[..., None]) -> None:
+        super().__init__()
+        self.step, self.note = step, note
+        self.before = before  # attribute of the strategy itself that this one replaces; None if the step is its class's
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with _Noting(self.note):
+        with self:
             return self.step(*args, **kwargs)
-
-
-class _Noting(TorchFunctionMode):
-    """Notes losses that training may follow; those of a graph that is being compiled are not seen."""
-
-    def __init__(self, note: Callable[..., None]) -> None:
-        super().__init__()
-        self._note = note
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if torch.compiler.is_compiling() or func not in _LOSSES:
-            return result
-        if result.requires_grad:  # others are only logged
-            self._note(func, args, kwargs or {})
+        if not torch.compiler.is_compiling() and func in _LOSSES and result.requires_grad:
+            self.note(func, args, kwargs or {})
         return result
 
 

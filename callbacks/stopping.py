@@ -318,13 +318,8 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             is_last = not any(one._kept is not None for one in others)
             how = restore(trainer, keeper) if is_graceful and self.restore_best_weights and is_last else "not "
             is_open = self.stopped_epoch is None and exception is None
-            path, reason = self.best_model_path, self.stopping_reason
-            is_averaged, is_by_steps = tracker.average is not None, self._fit.is_by_steps
-            line = tracker.checks.describe_kept(
-                path, how, reason, is_averaged=is_averaged, is_by_steps=is_by_steps, is_open=is_open
-            )
-            rank_zero_info(f"{line} {cost}")
-            for line in tracker.remarks:
+            given = (how, self.stopping_reason, cost, self.best_model_path)
+            for line in tracker.conclusion(*given, is_by_steps=self._fit.is_by_steps, is_open=is_open):
                 rank_zero_info(line)
         elif trainer.current_epoch or is_graceful:
             why = tracker.checks.why_none_kept()

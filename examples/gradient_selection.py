@@ -20,12 +20,12 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.svm import SVC
-from svms import choose_c
+from svms import choose_c, fold_errors
 from torch import Tensor
 
 from bu_torch import BisectionAnchorUncertainty, GradientAnchorUncertainty, ParzenUncertainty, PrototypeClassifier
-from bu_torch.evaluation import cross_validation_error
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -49,14 +49,14 @@ class Svm(SVC):
         return torch.exp(-self.gamma * torch.cdist(inputs.double(), vectors.double()).square()) @ weights + bias
 
 
-class Prototypes:
+class Prototypes(ClassifierMixin, BaseEstimator):
     """So many prototypes of each class."""
 
     def __init__(self, k: int) -> None:
         self.k = k
 
     def fit(self, features: np.ndarray, labels: np.ndarray) -> "Prototypes":
-        self.classifier = PrototypeClassifier(self.k).fit(features, labels)
+        self.classifier, self.classes_ = PrototypeClassifier(self.k).fit(features, labels), np.unique(labels)
         return self
 
     def logits(self, inputs: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def sweep(features: Tensor, labels: Tensor, candidates: dict, estimators: dict, 
     fitted = {name: estimator.fit(features, labels) for name, estimator in estimators.items()}
     rows = {}
     for value, candidate in candidates.items():
-        error = cross_validation_error(candidate, features, labels, n_folds=n_folds).error
+        error = fold_errors(candidate, features, labels, n_folds)[0]
         candidate.fit(features.numpy(), labels.numpy())
         rows[value] = {"L_val": error} | {name: float(e.score(candidate.logits)) for name, e in fitted.items()}
     return pd.DataFrame.from_dict(rows, orient="index")

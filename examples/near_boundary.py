@@ -19,11 +19,10 @@ import pandas as pd
 import torch
 from sklearn.neighbors import NearestNeighbors
 from sklearn.svm import SVC
-from svms import choose_c
+from svms import choose_c, fold_errors
 from torch import Tensor
 
 from bu_torch import BisectionAnchorUncertainty
-from bu_torch.evaluation import cross_validation_error
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -69,7 +68,7 @@ def schemes(
     rows = {}
     for exponent in exponents:
         svm = SVC(C=c, gamma=2.0**exponent)
-        row = {"L_val": cross_validation_error(svm, features, labels, n_folds=n_folds).error}
+        row = {"L_val": fold_errors(svm, features, labels, n_folds)[0]}
         model = svm.fit(features, labels).decision_function
         near = fitted.anchors(model).samples.unique()
         for k in SIZES if len(near) else ():
@@ -89,7 +88,7 @@ def imbalance(
     rows = {}
     for exponent in exponents:
         svm = SVC(C=c, gamma=2.0**exponent)
-        error = cross_validation_error(svm, features, labels, n_folds=n_folds).error
+        error = fold_errors(svm, features, labels, n_folds)[0]
         model = svm.fit(features, labels).decision_function
         common, rare = labels[plain.anchors(model).samples.unique()].bincount(minlength=2).tolist()
         values = {"U": float(plain.score(model)), "U, corrected": float(corrected.score(model))}

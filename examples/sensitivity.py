@@ -20,11 +20,10 @@ import pandas as pd
 import torch
 from scipy.stats import ks_2samp
 from sklearn.svm import SVC
-from svms import choose_c
+from svms import choose_c, fold_errors
 from torch import Tensor
 
 from bu_torch import ParzenUncertainty, PrototypeClassifier, functional, perturb
-from bu_torch.evaluation import cross_validation_error
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -76,7 +75,7 @@ def sweep(
     rows = {}
     for exponent in exponents:
         svm = SVC(C=c, gamma=2.0**exponent)
-        row = {"L_val": cross_validation_error(svm, features, labels, n_folds=n_folds).error}
+        row = {"L_val": fold_errors(svm, features, labels, n_folds)[0]}
         logits = torch.as_tensor(svm.fit(features, labels).decision_function(places))
         at, *draws = logits.split(len(labels))
         draws, in_cubes = draws[:4], draws[4:]

@@ -15,12 +15,12 @@ from pathlib import Path
 import matplotlib
 import pandas as pd
 import torch
+from sklearn.model_selection import StratifiedShuffleSplit
 from sklearn.svm import SVC
-from svms import choose_c, mixture, raw, standardized
+from svms import choose_c, fold_errors, mixture, raw, standardized
 from torch import Tensor
 
 from bu_torch import ParzenUncertainty, functional
-from bu_torch.evaluation import cross_validation_error, holdout_error
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -57,14 +57,14 @@ def sweep(training: Split, test: Split, c: float, exponents: list[int], n_folds:
     rows = {}
     for exponent in exponents:
         svm = SVC(C=c, gamma=2.0**exponent)
-        errors = cross_validation_error(svm, *training, n_folds=n_folds)
-        held_out = holdout_error(svm, *training, test_size=0.25).error
+        error, training_error = fold_errors(svm, *training, n_folds)
+        held_out, _ = fold_errors(svm, *training, n_folds, StratifiedShuffleSplit(1, test_size=0.25, random_state=0))
         svm.fit(*training)
         row = {
             "L_te": float((svm.predict(test[0]) != test[1].numpy()).mean()),
             "L_HO": held_out,
-            "L_tr": errors.training_error,
-            "L_val": errors.error,
+            "L_tr": training_error,
+            "L_val": error,
         }
         row |= {f"U_tr {move:g}": u for move, u in uncertainties(of_training, *training, svm).items()}
         row |= {f"U_te {move:g}": u for move, u in uncertainties(of_test, *test, svm).items()}

@@ -32,12 +32,12 @@ from typing import Any
 import matplotlib
 import pandas as pd
 import torch
+from sklearn.model_selection import StratifiedShuffleSplit
 from sklearn.svm import SVC
-from svms import MIXTURES, TABLES, choose_c, read
+from svms import MIXTURES, TABLES, choose_c, fold_errors, read
 from torch import Tensor
 
 from bu_torch import BisectionAnchorUncertainty, ParzenUncertainty, functional
-from bu_torch.evaluation import cross_validation_error, holdout_error
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -67,14 +67,15 @@ def sweep(
     }
     for exponent in exponents:
         svm = SVC(C=c, gamma=2.0**exponent)
-        errors, of_folds = timed(lambda svm=svm: cross_validation_error(svm, features, labels, n_folds=n_folds))
-        held_out = holdout_error(svm, features, labels, test_size=0.25).error
+        (error, training_error), of_folds = timed(lambda svm=svm: fold_errors(svm, features, labels, n_folds))
+        split = StratifiedShuffleSplit(1, test_size=0.25, random_state=0)
+        held_out, _ = fold_errors(svm, features, labels, n_folds, split)
         _, of_training = timed(lambda svm=svm: svm.fit(features, labels))
         u, of_score = timed(lambda svm=svm: float(uncertainty.score(svm.decision_function)))
         row = {
             "gamma": exponent,
-            "L_tr": errors.training_error,
-            "L_val": errors.error,
+            "L_tr": training_error,
+            "L_val": error,
             "L_HO": held_out,
             "U": u,
             "omission": float(uncertainty.omission(svm.decision_function)),

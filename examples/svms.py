@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from sklearn.model_selection import GridSearchCV, StratifiedKFold
+from sklearn.model_selection import GridSearchCV, RepeatedStratifiedKFold, StratifiedKFold, cross_validate
 from sklearn.svm import SVC
 from torch import Tensor
 
@@ -21,6 +21,16 @@ MIXTURES = {  # of each component: class, share, mean, standard deviations
 C_GRID = 2.0 ** np.arange(-3, 12, 2)
 GAMMA_GRID = 2.0 ** np.arange(-11, 4, 2)
 AT_MOST = 600  # samples for the choice of C
+
+
+def fold_errors(
+    estimator: Any, features: Tensor, labels: Tensor, n_folds: int, split: Any = None
+) -> tuple[float, float]:
+    """L_val and L_tr: mean errors on held-out samples and on those trained on, over stratified folds or a `split`."""
+    cv = RepeatedStratifiedKFold(n_splits=n_folds, n_repeats=1, random_state=0) if split is None else split
+    given = {"cv": cv, "scoring": "accuracy", "return_train_score": True}
+    scores = cross_validate(estimator, features.numpy(), labels.numpy(), **given)
+    return 1 - float(scores["test_score"].mean()), 1 - float(scores["train_score"].mean())
 
 
 def mixture(name: str, n_samples: int, seed: int) -> tuple[Tensor, Tensor]:

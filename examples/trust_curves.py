@@ -27,11 +27,12 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_predict, train_test_split
+from sklearn.neighbors import KNeighborsClassifier
 from sklearn.neural_network import MLPClassifier
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
-from bu_torch import KNNConfidence, LayerFeatures, TrustScore
+from bu_torch import LayerFeatures, TrustScore
 from bu_torch.evaluation import select_alpha, suspicious_precision, trustworthy_precision
 from bu_torch.functional import trust_score
 
@@ -80,13 +81,17 @@ def compare(make: Callable[[int], Any], train: Half, test: Half, seed: int, n_fo
     alpha = select_alpha(*train, held_out, n_folds=n_folds, seed=seed).alpha if (held_out != train[1]).any() else 0.0
     probabilities = classifier.predict_proba(test[0])
     predictions = probabilities.argmax(axis=1)
+    neighbors = KNeighborsClassifier(10).fit(*train)
+    shares = neighbors.predict_proba(test[0])  # of the classes among the nearest
     trust = TrustScore("density", alpha).fit(*train)
     distances = TrustScore().fit(*train).class_distances(test[0])
     scores = {
         "trust score": trust.score(test[0], predictions),
         "model confidence": torch.from_numpy(probabilities.max(axis=1)),
         "1-NN ratio": trust_score(distances, distances.argmin(dim=1)),
-        "kNN agreement": KNNConfidence().fit(*train).score(test[0], predictions),
+        "kNN agreement": torch.from_numpy(
+            shares[range(len(predictions)), neighbors.classes_.searchsorted(predictions)]
+        ),
     }
     is_correct = torch.from_numpy(predictions == test[1])
     others = {f"alpha {alpha:g}": TrustScore("density", alpha).fit(*train).class_distances(test[0]) for alpha in ALPHAS}

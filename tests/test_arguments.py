@@ -48,7 +48,6 @@ REFUSED = {
         "alpha": ("", 1.0, -0.1, NAN, "0.1"),
         "n_neighbors": SIZE,
     },
-    bu_torch.KNNConfidence: {"n_neighbors": SIZE},
     bu_torch.LabelVotes: {"decays": ("hold at least one number, all >= 0", (), (1.0, -1.0), (NAN,))},
     bu_torch.LabelRegression: {
         "penalties": ("hold at least one number, all finite and >= 1e-08", (), (1, 1e-9)),
@@ -107,7 +106,6 @@ UNFITTED = {
     "measure": lambda: bu_torch.Signals().measure(X[:, :2]),
     "to": lambda: bu_torch.Signals().to("cpu"),
     "perturbed inputs": lambda: bu_torch.Signals().perturbed_inputs,
-    "confidence": lambda: bu_torch.KNNConfidence().score(X, Y),
     "trust": lambda: bu_torch.TrustScore().score(X, Y),
     "votes": lambda: bu_torch.LabelVotes().score(Y),
     "regression": lambda: bu_torch.LabelRegression().predict_proba(X),

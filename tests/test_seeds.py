@@ -16,14 +16,6 @@ IDS = (X.abs() * 5).long()
 WIDE = torch.randn(600, 600, generator=torch.Generator().manual_seed(0))  # so large that components are drawn
 
 
-class Majority:
-    def fit(self, features, labels):
-        return self
-
-    def predict(self, features):
-        return np.zeros(len(features), dtype=int)
-
-
 # What takes a seed, and what comes out.
 TAKING = {
     "BoundaryUncertainty": (partial(bu_torch.BoundaryUncertainty, 10), lambda made: made.fit(X, Y).perturbed_inputs),
@@ -33,8 +25,6 @@ TAKING = {
     "TokenFeatures": (partial(bu_torch.TokenFeatures, 2), lambda made: made.fit(IDS).transform(IDS)),
     "LabelRegression": (bu_torch.LabelRegression, lambda made: made.fit(X, Y).left_out),
     "Bisection": (bu_torch.BisectionAnchorUncertainty, lambda made: made.fit(X, Y).score(lambda x: x[:, :3])),
-    "cross_validation_error": (partial(evaluation.cross_validation_error, Majority(), X, Y), lambda made: made.errors),
-    "holdout_error": (partial(evaluation.holdout_error, Majority(), X, Y), lambda made: made.errors),
     "generalization_interval": (
         partial(evaluation.generalization_interval, X, Y > 0, method="yang", n_bootstrap=5),
         torch.tensor,

@@ -120,7 +120,7 @@ def compare(
     moved = {} if threshold is None else {"at threshold": judge.result(partial(_moved, net, threshold), test)}
     quarter, fifth = (_hold_out((inputs, labels), test, judge, share, seed, n_epochs) for share in (0.25, 0.2))
     alone = nn.functional.one_hot(torch.arange(n_classes, device="cpu"), n_classes).float()
-    each = [judge.result(partial(_expand, one), (inputs, labels)) for one in alone]
+    each = [judge.result(lambda x, one=one: one.expand(len(x), -1), (inputs, labels)) for one in alone]
     best_alone = alone[each.index(judge.best(each))]
     results = {
         "bu-torch": kept,
@@ -130,7 +130,7 @@ def compare(
         "last epoch": of_all[-1],
         "averaged": judge.result(averaged, test),
         "best epoch": judge.best(of_all),
-        "one class": judge.result(partial(_expand, best_alone), test),
+        "one class": judge.result(lambda x: best_alone.expand(len(x), -1), test),
     }
     ran = dict.fromkeys(("bu-torch", *moved), n_ours)
     ran |= {"hold-out 25 %": quarter.n_epochs, "refit 20 %": fifth.n_epochs + fifth.epoch + 1}
@@ -199,11 +199,6 @@ def _train(samples: Split, n_classes: int, seed: int, n_epochs: int) -> Iterator
 @torch.no_grad()
 def _logits(net: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
     return net(inputs)
-
-
-def _expand(logits: Tensor, inputs: Tensor) -> Tensor:
-    """The same logits (J,) for all inputs."""
-    return logits.expand(len(inputs), -1)
 
 
 def _moved(net: Callable[[Tensor], Tensor], threshold: float, inputs: Tensor) -> Tensor:

@@ -14,8 +14,6 @@ from bu_torch.papers.continuum import (
     squared_error_rate,
 )
 from bu_torch.papers.continuum import error_count_bounds as error_count_bounds
-from bu_torch.papers.resampling import ErrorEstimate as ErrorEstimate
-from bu_torch.papers.resampling import cross_validation_error, holdout_error
 from bu_torch.papers.sigma import sigma_epsilon_of_neighbors as sigma_epsilon_of_neighbors
 from bu_torch.papers.sigma import sigma_epsilon_of_replicates as sigma_epsilon_of_replicates
 from bu_torch.papers.sigma import sigma_epsilon_of_residuals as sigma_epsilon_of_residuals
@@ -24,14 +22,12 @@ from bu_torch.papers.trust_rates import select_alpha, suspicious_precision, trus
 __all__ = [
     "adjusted_error_count",
     "adjusted_squared_error_count",
-    "cross_validation_error",
     "cud_supremum",
     "data_error_rate",
     "data_squared_error_rate",
     "error_count",
     "error_rate",
     "generalization_interval",
-    "holdout_error",
     "minimal_error_rate",
     "minimal_squared_error_rate",
     "network_interval",

@@ -1,13 +1,12 @@
-"""All that only the paper of the trust score needs: samples filtered out of their class, and neighbours that agree."""
+"""Filters of the trust score, as its paper has them: samples that are left out of their class."""
 
 import math
 import warnings
-from typing import Any, Literal, Self
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer
 from bu_torch.neighbors.search import nearest
 
 
@@ -63,41 +62,3 @@ def _radius(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
     own = torch.arange(len(features), device=features.device)
     found = nearest(features, features, k, exclude=own, exact=None)
     return found.distances[:, -1], found.rows
-
-
-class KNNConfidence:
-    """Share of the nearest labelled samples that carry the predicted label: a baseline of the trust score.
-
-    Raises as `TrustScore`, also if `fit` gets fewer than `n_neighbors` samples.
-
-    Args:
-        n_neighbors: Number of nearest samples to look at, >= 1.
-
-    Example:
-        >>> knn = KNNConfidence(2).fit(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 1, 1]))
-        >>> knn.score(torch.tensor([[0.0], [4.0]]), torch.tensor([1, 1]))
-        tensor([0.5000, 1.0000])
-    """
-
-    def __init__(self, n_neighbors: int = 10) -> None:
-        self.n_neighbors = check_integer("n_neighbors", n_neighbors, 1)
-
-    def fit(self, features: Any, labels: Any) -> Self:
-        """Keep the labelled samples: features (N, d) with N >= n_neighbors, finite, and classes (N,), integers >= 0."""
-        features = as_flat_features(features)
-        labels = as_labels(labels, len(features)).to(features.device)
-        if len(features) < self.n_neighbors:
-            raise ValueError(
-                f"`features` must hold at least n_neighbors={self.n_neighbors} samples, got {len(features)}."
-            )
-        self._features, self._labels = features, labels
-        return self
-
-    def score(self, features: Any, predictions: Any) -> Tensor:
-        """Share of neighbours that agree with predictions (n,), integers >= 0, at features (n, d): (n,), in [0, 1]."""
-        check_fitted(self, "_features")
-        features = as_flat_features(features, n_features=self._features.shape[1])
-        predictions = as_labels(predictions, len(features), "predictions").to(features.device)
-        rows = nearest(self._features.to(features), features, self.n_neighbors, exact=None).rows
-        agrees = self._labels.to(features.device)[rows] == predictions.unsqueeze(1)
-        return agrees.to(features.dtype).mean(dim=1)

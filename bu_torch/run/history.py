@@ -110,12 +110,9 @@ class History:
         return f"{start} did not improve{by} in the last {'check' if wait == 1 else f'{wait} checks'}{since}."
 
     def describe_kept(
-        self, path: str, how: str, reason: str, *, is_averaged: bool, is_by_steps: bool, is_open: bool
+        self, how: str, reason: str, path: str = "", *, is_averaged: bool, is_by_steps: bool, is_open: bool
     ) -> str:
-        """Say what was kept, where it is, and why training ended; whether longer training may help, if `is_open`.
-
-        `how` says if its weights are in the model: "", "partly " or "not ".
-        """
+        """Say what was kept, where it is, and why training ended; whether longer training may help, if `is_open`."""
         kept, selection = self.kept, self.selection
         assert kept is not None  # noqa: S101  (the caller has seen one)
         assert selection is not None  # noqa: S101  (there is a rule)

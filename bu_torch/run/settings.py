@@ -61,15 +61,14 @@ class MeasurementSettings:
             what else cannot be moved along a straight line, see `BoundaryUncertainty`. None takes readings where two of
             them differ, else the first for vectors (N, d) and the second for images and other inputs of more
             dimensions.
-        class_weight: Weight of each class in all that is measured, in scikit-learn's words: `"balanced"` for all
+        class_weight: Weight of each class in all signals but metrics, in scikit-learn's words: `"balanced"` for all
             classes alike, a dict of weights by class, or one weight for each class (as a loss has them). None takes
-            samples as training draws them; the callbacks then take the class weights of the module's loss, if it has
-            some.
-        metric: Metric whose expected value is measured and logged as `expected_<name>`: `"accuracy"`,
-            `"balanced_accuracy"`, `"auroc"`, `"average_precision"`, `"f1"`, `"log_loss"` or `"brier_score"` in the
-            words of torchmetrics, of two classes for class 1, of several the mean over the classes; a matrix of costs,
-            a row for each true class and a column for each predicted one; or a `torchmetrics.Metric`, which takes
-            labels drawn from the label probabilities. No held-out labels are needed for any of them.
+            samples as training draws them; the callbacks then take the weights of the module's loss, if it has some.
+        metric: Metric whose expected value is measured and logged as `expected_<name>`, each sample counting once:
+            `"accuracy"`, `"balanced_accuracy"`, `"auroc"`, `"average_precision"`, `"f1"`, `"log_loss"` or
+            `"brier_score"`, of two classes for class 1, of several the mean over the classes; a matrix of costs, a row
+            for each true class and a column for each predicted one; or a `torchmetrics.Metric`, which takes labels
+            drawn from the label probabilities.
         averaging: Largest weight of the past in an exponential moving average of the network's weights at the checks,
             0 <= averaging < 1; at the first checks it is smaller, n / (n + 10) after n. This average is measured and
             kept, and training continues without it. None measures the network as each check finds it.

@@ -215,13 +215,9 @@ class BoundaryUncertaintyStopper(KeptResults):
         if checks.kept is None:
             tell(describe_none_kept(checks.why_none_kept(), reason))
             return
-        is_averaged, is_open = tracker.average is not None, self.stopped_epoch is None
-        line = checks.describe_kept(
-            "", how, reason, is_averaged=is_averaged, is_by_steps=self._is_by_steps, is_open=is_open
-        )
-        tell(f"{line} {tracker.account.cost()}")
-        for remark in tracker.remarks:
-            tell(remark)
+        cost, is_open = tracker.account.cost(), self.stopped_epoch is None
+        for line in tracker.conclusion(how, reason, cost, is_by_steps=self._is_by_steps, is_open=is_open):
+            tell(line)
 
     def _place(self, epoch: int | None, step: int | None) -> tuple[int, int | None]:
         last = self.history[-1] if self.history else {"epoch": -1}

@@ -41,7 +41,8 @@ from bu_torch.signals.details import (
     threshold_line,
     unpredicted,
 )
-from bu_torch.signals.measuring import THRESHOLD, Measurement, Signals
+from bu_torch.signals.measuring import Measurement, Signals
+from bu_torch.signals.metric_values import THRESHOLD
 from bu_torch.signals.metrics import as_metric
 
 # Scores can be compared only if these settings are the same.
@@ -259,6 +260,14 @@ class Tracker:
                 self.summary |= {name: check[name] for name in check if name.endswith(THRESHOLD)}
         line = {"kind": "end", "reason": reason, "n_not_compared": self.checks.n_not_compared, **kept, **seconds}
         self.account.record.write_line(line | {"remarks": self.remarks})
+
+    def conclusion(self, how: str, reason: str, cost: str, path: str = "", **place: bool) -> list[str]:
+        """Lines on what was kept and whether to trust it; arguments as in `History.describe_kept`.
+
+        `how` says if its weights are in the model: "", "partly " or "not ".
+        """
+        line = self.checks.describe_kept(how, reason, path, is_averaged=self.average is not None, **place)
+        return [f"{line} {cost}", *self.remarks]
 
     def _judge(self, check: Mapping[str, Any]) -> tuple[Confidence | None, list[str]]:
         """Judge the kept check in words; name classes that are never predicted, and one that loses much."""

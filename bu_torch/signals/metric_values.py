@@ -1,4 +1,4 @@
-"""What a check measures of a metric: its expected value, threshold, and what each sample contributes."""
+"""Values of a metric at a check: expected, at the best threshold, and what each sample contributes."""
 
 import warnings
 
@@ -49,10 +49,7 @@ def metric_values(metric: ExpectedMetric, inputs: SignalInputs, *, has_threshold
 
 
 def contributions_to(metric: ExpectedMetric | None, inputs: SignalInputs) -> tuple[Tensor, Tensor | None]:
-    """What each of N samples contributes to the metric, (N,), empty if it has none; and the weights of samples in it.
-
-    None is accuracy.
-    """
+    """Contribution of each of N samples to a metric, or accuracy, (N,), empty if unknown; and weights of samples."""
     if metric is None:
         found = predicted_probabilities(inputs.label_probabilities, inputs.columns.unsqueeze(1))
         return inputs.by_sample(found.squeeze(1)).mean(dim=0), inputs.weights

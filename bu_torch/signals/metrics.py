@@ -75,7 +75,7 @@ class ExpectedMetric:
         return 1.0 if self.is_larger_better else -1.0
 
     def doubt(self, n_classes: int) -> str:
-        """Why its expected value says little with so many classes, in words; "" if it tells networks apart."""
+        """Reason why its expected value says little with so many classes, in words; "" if it tells networks apart."""
         if not self.is_of_sharp or n_classes < _MANY_CLASSES:
             return ""
         return f"with {n_classes} classes, label probabilities are less certain than a good network"
@@ -228,7 +228,7 @@ def _blank(metric: Any, name: str) -> Any:
 def _drawn(
     metric: Any, is_binary: bool, n_classes: int | None, logits: Tensor, probabilities: Tensor, _: Tensor | None
 ) -> Tensor:
-    """Mean of a metric over labels that are drawn from the probabilities, the same at each check; without weights."""
+    """Mean of a metric over labels that are drawn from the probabilities, the same at each check."""
     if n_classes is not None and n_classes != logits.shape[1]:
         raise MisfitError(
             f"`metric` must be of as many classes as the network has outputs, {logits.shape[1]}, got"
@@ -239,7 +239,7 @@ def _drawn(
     if is_binary:
         predicted = predicted[:, 1]
     limits, found = probabilities.double().cumsum(dim=1), []
-    for _ in range(_N_DRAWS):
+    for _draw in range(_N_DRAWS):
         place = torch.rand(n_samples, 1, generator=generator, dtype=torch.float64, device="cpu").to(logits.device)
         labels = (limits < place * limits[:, -1:]).sum(dim=1)
         fresh = copy.deepcopy(metric).to(logits.device)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from bu_torch import BoundaryUncertainty, KNNConfidence, LabelProbabilities, LabelRegression, LabelVotes, TrustScore
+from bu_torch import BoundaryUncertainty, LabelProbabilities, LabelRegression, LabelVotes, TrustScore
 
 X, Y = torch.randn(60, 3, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 2
 RING = (torch.arange(60).unsqueeze(1) + torch.arange(5)) % 60
@@ -58,8 +58,6 @@ def fitted():
         ("trust", lambda e: e.class_distances(EYE, [1, 2]), r"`left_out` must hold rows in \[0, 2\), got 2"),
         ("trust", lambda e: e.score(EYE, [0]), "`predictions` must have one .* 2, got 1"),
         ("trust", lambda e: TrustScore("disagreement").fit(np.eye(10), [0] * 10), "more than n_neighbors=10 samples"),
-        ("trust", lambda e: KNNConfidence().fit(torch.zeros(5, 1), [0] * 5), "at least n_neighbors=10 samples, got 5"),
-        ("trust", lambda e: KNNConfidence(1).fit(EYE, [0]), "`labels` must have one entry a sample, 2, got 1"),
     ],
 )
 def test_bad_arguments_are_named(fitted, estimator, call, message):

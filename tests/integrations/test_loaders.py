@@ -30,14 +30,6 @@ def test_augmented_samples_are_read_again(caplog):
     assert len(resumed.history) == 2
 
 
-def test_moves_are_kept_if_they_are_asked_for():
-    network = Plain()
-    options = OPTIONS | {"perturbation": "random"}
-    stopper = make_stopper(network, DataLoader(Augmented(), batch_size=30), options)
-    stopper.check(network)
-    assert stopper.tracker.groundwork.about["data"]["perturbation"] == "random"
-
-
 class DroppedTokens(torch.utils.data.Dataset):
     """Token ids of which some are dropped at random."""
 

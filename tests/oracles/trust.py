@@ -16,8 +16,3 @@ def precision(scores, is_hit, percentile, n_orders=None):
         orders = [rng.sample(samples, len(samples)) for _ in range(n_orders)]
     kept = [sorted(order, key=lambda n: -scores[n])[:n_kept] for order in orders]
     return sum(sum(is_hit[n] for n in rows) / n_kept for rows in kept) / len(kept)
-
-
-def knn_confidence(features, labels, point, prediction, k):
-    near = sorted(range(len(features)), key=lambda n: math.dist(features[n], point))[:k]
-    return sum(labels[n] == prediction for n in near) / k

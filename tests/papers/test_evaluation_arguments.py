@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from sklearn.dummy import DummyClassifier
 from torch import nn
 
 from bu_torch import evaluation
@@ -14,7 +13,6 @@ Z, E = torch.tensor([0.0, 1.0]), torch.tensor([0.5])
 SCORES = {"scores": torch.tensor([1.0, 2.0]), "is_correct": torch.tensor([True, False]), "percentiles": None}
 SAMPLES = {"features": X, "labels": Y}
 NETWORK = {"model": nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), "inputs": X, "labels": Y}
-TRAINED = {"estimator": DummyClassifier(), **SAMPLES}
 NUMBER = "must be a finite number"
 
 # By function: arguments that fit; and changes of one, with the words of the error.
@@ -44,17 +42,6 @@ BAD = {
         ({"model": torch.relu}, "must be a torch.nn.Module, got builtin"),
         ({"n_components": 0}, "must be an integer"),
         ({"labels": Y[:5]}, "must have one entry a sample, 6, got 5"),
-    ),
-    "cross_validation_error": (
-        {**TRAINED, "n_folds": 2},
-        ({"estimator": DummyClassifier}, "must be an object with `fit`"),
-        ({"n_folds": 1}, "must be an integer"),
-        ({"labels": 0 * Y}, "must hold at least two classes"),
-    ),
-    "holdout_error": (
-        TRAINED,
-        ({"test_size": 1.0}, "must be a share"),
-        ({"seed": -1}, "must be an integer >= 0, got -1"),
     ),
     "trustworthy_precision": (
         SCORES,

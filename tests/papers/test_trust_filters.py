@@ -2,9 +2,8 @@ import math
 
 import pytest
 import torch
-from oracles import trust as oracle
 
-from bu_torch import KNNConfidence, TrustScore
+from bu_torch import TrustScore
 
 
 def noisy_blobs(n=200, flipped=0.1, seed=0):
@@ -61,17 +60,3 @@ def test_a_class_too_small_for_a_density_is_named_and_kept():
     with pytest.warns(UserWarning, match=r"Classes \[1\] have fewer than n_neighbors=10"):
         trust = TrustScore("density", 0.2).fit(features, labels)
     assert trust.class_sizes_.tolist()[1] == 3
-
-
-def test_neighbors_that_agree_are_counted(dtype, device):
-    features, labels, _ = noisy_blobs()
-    features = features.to(device, dtype)
-    knn = KNNConfidence(7).fit(features[:150], labels[:150])
-    scores = knn.score(features, 1 - labels)
-    assert (scores.dtype, scores.device.type) == (dtype, device.type)
-    expected = [
-        oracle.knn_confidence(features[:150].tolist(), labels[:150].tolist(), point, 1 - label, 7)
-        for point, label in zip(features.tolist(), labels.tolist(), strict=True)
-    ]
-    assert scores.tolist() == pytest.approx(expected)
-    assert (knn.score(features, torch.full((200,), 9)) == 0).all()
