@@ -13,11 +13,7 @@ from bu_torch.callbacks.watch import holds_labels
 
 _LOSSES = {
     one: inspect.signature(one)
-    for one in (
-        nn.functional.cross_entropy,
-        nn.functional.nll_loss,
-        nn.functional.binary_cross_entropy_with_logits,
-    )
+    for one in (nn.functional.cross_entropy, nn.functional.nll_loss, nn.functional.binary_cross_entropy_with_logits)
 }
 CANNOT_BE_TOLD = (
     "Boundary uncertainty counts all classes alike: the module has a loss that weighs classes, and in this training it"

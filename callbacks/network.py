@@ -15,14 +15,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bu_torch.callbacks.trainer import (
-    SHARDED,
-    WRAPPING,
-    LightningModule,
-    MisconfigurationException,
-    Trainer,
-    library,
-)
+from bu_torch.callbacks.trainer import SHARDED, WRAPPING, LightningModule, MisconfigurationException, Trainer, library
 from bu_torch.internal.copying import CopyError, prepare_copy
 from bu_torch.internal.logits import dtype_of, joined, logits_of
 from bu_torch.internal.packing import Packing, call

@@ -8,8 +8,7 @@ RED = "\x1b[31m"
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [[f"--x{RED}"], [f"{RED}x"], ["rank", f"--x{RED}"], ["report", ".", f"--x{RED}"], ["rank", RED]],
+    "arguments", [[f"--x{RED}"], [f"{RED}x"], ["rank", f"--x{RED}"], ["report", ".", f"--x{RED}"], ["rank", RED]]
 )
 def test_arguments_that_are_refused_are_shown_without_escape_sequences(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):

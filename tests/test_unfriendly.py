@@ -7,15 +7,7 @@ import torch
 from problems import blobs
 from torch import nn
 
-from bu_torch import (
-    BoundaryUncertainty,
-    NeighborGraph,
-    PrototypeClassifier,
-    Signals,
-    TrustScore,
-    perturb,
-    rank_models,
-)
+from bu_torch import BoundaryUncertainty, NeighborGraph, PrototypeClassifier, Signals, TrustScore, perturb, rank_models
 from bu_torch.callbacks import BoundaryUncertaintyStopper
 from bu_torch.functional.boundary import local_uncertainty_of
 from bu_torch.internal.inputs import as_features, as_labels

@@ -39,11 +39,7 @@ class InBatches(Protocol):
 
 
 def read_logits(
-    model: Callable[[Tensor], Any],
-    inputs: "Tensor | InBatches",
-    batch_size: int = _BATCH,
-    *,
-    check_finite: bool = True,
+    model: Callable[[Tensor], Any], inputs: "Tensor | InBatches", batch_size: int = _BATCH, *, check_finite: bool = True
 ) -> Tensor:
     """Logits (n, J) of a copy of any callable at `inputs` (n, ...), on the model's device and in its precision."""
     with looking_at(model) as network:

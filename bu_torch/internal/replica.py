@@ -43,12 +43,7 @@ def _copied(value: Any, values: Mapping[str, Tensor] | None) -> tuple[Any, dict[
 
 
 @contextmanager
-def looking_at(
-    model: Any,
-    values: Mapping[str, Tensor] | None = None,
-    *,
-    is_sharded: bool = False,
-) -> Iterator[Any]:
+def looking_at(model: Any, values: Mapping[str, Tensor] | None = None, *, is_sharded: bool = False) -> Iterator[Any]:
     """Give a copy of a network in eval mode, without gradient; random states are put back on leaving.
 
     Weights, buffers and attributes of the copy are its own. Frozen parameters share their memory if they are most of

@@ -17,14 +17,7 @@ from sklearn.svm import SVC
 from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from bu_torch import (
-    BoundaryUncertaintyStopping,
-    SelectionRule,
-    Signals,
-    rank_checkpoints,
-    rank_models,
-    read_samples,
-)
+from bu_torch import BoundaryUncertaintyStopping, SelectionRule, Signals, rank_checkpoints, rank_models, read_samples
 from bu_torch.samples.balance import stratified_rows
 
 INPUTS, LABELS = DATA = problems.blobs(n=150)

@@ -214,8 +214,7 @@ def test_a_rule_that_cannot_be_replayed_is_drawn_where_the_run_has_kept(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("end", "is_said"),
-    [((4,), True), ((3,), False), ((4, 4), False), ((4, None, "Training failed: OSError."), False)],
+    ("end", "is_said"), [((4,), True), ((3,), False), ((4, 4), False), ((4, None, "Training failed: OSError."), False)]
 )
 def test_of_a_run_that_ends_at_its_best_it_is_said_that_more_may_help(tmp_path, end, is_said):
     rows = [row | {"my_rule": float(row["epoch"])} for row in records.checks(5)]

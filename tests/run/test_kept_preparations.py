@@ -45,14 +45,7 @@ def test_a_second_run_finds_what_the_first_has_prepared(tmp_path, log, name):
     assert second == first
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"seed": 1},
-        {"class_weight": [1.0, 2.0, 1.0]},
-        {"samples": blobs(seed=1)},
-    ],
-)
+@pytest.mark.parametrize("other", [{"seed": 1}, {"class_weight": [1.0, 2.0, 1.0]}, {"samples": blobs(seed=1)}])
 def test_a_folder_holds_a_file_for_each_set_of_samples_and_settings(tmp_path, other):
     (tmp_path / "many.files").mkdir()
     samples = {"samples": other.pop("samples")} if "samples" in other else {}

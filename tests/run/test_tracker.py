@@ -101,14 +101,7 @@ def test_with_another_patience_all_before_counts_and_this_run_s_holds():
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [
-        {"averaging": 0.5},
-        {"budget": None},
-        {"rule": "trust_score"},
-        {"seed": 1},
-        {"start_from_epoch": 1},
-    ],
+    "changed", [{"averaging": 0.5}, {"budget": None}, {"rule": "trust_score"}, {"seed": 1}, {"start_from_epoch": 1}]
 )
 def test_with_other_settings_nothing_before_is_compared(changed):
     first, said = fed(Tracker(Settings(patience=2)), 0.9), []

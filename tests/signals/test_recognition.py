@@ -84,12 +84,7 @@ def test_a_resumed_run_knows_the_checks_before(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "recalls",
-    [
-        {"other": [0, None, ZEROS]},
-        {"kept": [0, None]},
-        {"kept": [0, None, torch.zeros(3, 2).double()]},
-    ],
+    "recalls", [{"other": [0, None, ZEROS]}, {"kept": [0, None]}, {"kept": [0, None, torch.zeros(3, 2).double()]}]
 )
 def test_a_state_that_is_none_starts_anew(recalls):
     state = tracked(0.2, HIGH).state_dict()
