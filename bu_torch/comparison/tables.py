@@ -63,7 +63,8 @@ def read_table(path: Path) -> Split:
         raise ValueError(
             f"`{path}` must hold classes in `label`, got {len(classes)} in {len(frame)} rows (a regression?)."
         )
-    features = as_numbers(frame, str(path)).astype(np.float32)
+    with np.errstate(over="ignore"):  # refused below
+        features = as_numbers(frame, str(path)).astype(np.float32)
     if not np.isfinite(features).all():
         raise ValueError(f"`{path}` must hold finite numbers, got an infinite one.")
     return torch.from_numpy(features), torch.from_numpy(codes).long()
