@@ -28,7 +28,7 @@ from training import AVERAGE, Columns, first_largest
 
 from bu_torch.rule.rules import DEFAULT_RULE
 from bu_torch.run.history import confidence_in
-from bu_torch.signals.details import blindness
+from bu_torch.signals.details import describe_blindness
 from bu_torch.signals.metrics import METRICS, ExpectedMetric
 
 TABLES = ("german", "banknote", "breast_cancer_wisconsin", "ionosphere")
@@ -85,7 +85,7 @@ def word(columns: Columns, metric: ExpectedMetric) -> str:
     names["standard_error"] = f"{metric.signal}_error"
     seen = [{name: columns[AVERAGE + column][epoch] for name, column in names.items()} for epoch in range(last + 1)]
     skill, alone = columns["skill"][0], columns[f"alone_{metric.name}"][0]
-    blind = bool(blindness(seen[kept][metric.signal], alone, "", (skill, skill), metric))
+    blind = bool(describe_blindness(seen[kept][metric.signal], alone, "", (skill, skill), metric))
     n_samples = int(columns["n_measured"][0])
     return confidence_in(seen[kept], seen, skill, n_samples, alone, is_blind=blind, metric=metric).word
 

@@ -58,7 +58,7 @@ from training import AVERAGE, LONG_AVERAGE, PATIENCE, Columns, first_largest
 from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES, STANDARD_ERROR, SelectionRule
 from bu_torch.run.history import confidence_in
 from bu_torch.signals.catalogue import SIGNALS
-from bu_torch.signals.details import blindness
+from bu_torch.signals.details import describe_blindness
 from bu_torch.signals.measuring import Signals
 
 HELD_OUT = {"quarter": 0.25, "tenth": 0.1}
@@ -469,7 +469,7 @@ def word(record: Record) -> str:
     if kept is None:
         return ""
     skill, highest = columns["skill"][0], max(check["expected_accuracy"] for check in seen)
-    is_blind = blindness(highest, columns["alone"][0], "", (skill, skill)) != ""
+    is_blind = describe_blindness(highest, columns["alone"][0], "", (skill, skill)) != ""
     return confidence_in(kept, seen, skill, columns["n_measured"][0], columns["alone"][0], is_blind=is_blind).word
 
 

@@ -155,14 +155,14 @@ class Watched:
         else:
             net = nets.net.eval()
             n_operations = count_operations(net, lambda: net(inputs[:1]))
-        plan = self.tracker.groundwork.plan_checks(len(inputs), len(inputs), n_operations, inputs[:1].nbytes)
+        plan = self.tracker.check_setup.plan_checks(len(inputs), len(inputs), n_operations, inputs[:1].nbytes)
         if dataset is None:
             chosen = choose_among(inputs, labels, lambda n: plan.n_samples, seed=seed)
         else:
             loader = DataLoader(dataset(inputs, labels), READ_BATCH)
             chosen = read_loader(loader, lambda n: plan.n_samples, seed=seed, looks_for_augmentation=True)
         self.tracker.prepare(chosen, module=module)
-        self.signals: Signals = self.tracker.groundwork.signals
+        self.signals: Signals = self.tracker.check_setup.signals
         self.perturbed = self.signals.perturbed_inputs
         boundary, most = self.signals.boundary, self.signals.attainable
         self.about = {  # the same at each check

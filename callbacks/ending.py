@@ -8,8 +8,8 @@ from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
-from bu_torch.callbacks.fit import Fit
-from bu_torch.callbacks.keeper import Companion, FileKeeper, Keeper, MemoryKeeper
+from bu_torch.callbacks.fit import FitSession
+from bu_torch.callbacks.keeper import FileKeeper, InternalCallback, Keeper, MemoryKeeper
 from bu_torch.callbacks.trainer import (
     FITTING,
     OUT_OF_REACH,
@@ -30,12 +30,12 @@ from bu_torch.run.weights import listed, load
 _AS_THEY_ARE = "The weights stay as training left them."
 
 
-class Ending(Companion):
+class Ending(InternalCallback):
     """Calls `conclude(trainer, exception)` once, after all other callbacks, so that they save the training weights."""
 
     on_train_batch_start = on_train_batch_end = None
 
-    def __init__(self, fit: Fit, conclude: Callable[[Trainer, BaseException | None], None]) -> None:
+    def __init__(self, fit: FitSession, conclude: Callable[[Trainer, BaseException | None], None]) -> None:
         self.fit, self._conclude, self._is_concluded = fit, conclude, False
         self._has_others = False  # checkpoint callbacks that the user has made
 
@@ -155,7 +155,7 @@ def _load(trainer: Trainer, saved: dict[str, Any], path: str, *, is_own: bool) -
     """Load weights; those that were not saved stay as they are in the module, and a line says so."""
     module = trainer.lightning_module
     try:
-        found = load(module, saved, may_lack=is_own or not module.strict_loading)
+        found = load(module, saved, allow_missing=is_own or not module.strict_loading)
     except ValueError as error:
         raise ValueError(f"they do not fit: {error}") from error
     where = f" Its checkpoint is {cleaned(path)}." if path else ""

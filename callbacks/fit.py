@@ -11,7 +11,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from bu_torch.callbacks.losses import LossWatch
-from bu_torch.callbacks.network import NetworkReader, copied, in_first_process
+from bu_torch.callbacks.network import NetworkReader, copied, on_rank_zero
 from bu_torch.callbacks.samples import CheckSamples, Source
 from bu_torch.callbacks.trainer import (
     OUT_OF_REACH,
@@ -23,7 +23,7 @@ from bu_torch.callbacks.trainer import (
     evaluation_weights,
     misconfigured,
 )
-from bu_torch.callbacks.watch import Watch, labels_in
+from bu_torch.callbacks.watch import InputConsistency, labels_in
 from bu_torch.internal.replica import copy_of, has_lazy_layers
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.budget import describe_slow_check
@@ -46,10 +46,10 @@ _LAYOUT = {
 }
 
 
-class Fit:
+class FitSession:
     """One training: its preparation, and its checks when they are due; results outlive `release`."""
 
-    board: "Board"  # from `start` on
+    board: "MetricLogger"  # from `start` on
 
     def __init__(
         self, settings: MeasurementSettings, source: Source, every_n_epochs: int, every_n_train_steps: int | None
@@ -62,7 +62,7 @@ class Fit:
         self._reader = NetworkReader(settings.perturbation, settings.output_key)
         self._check_samples = CheckSamples(settings, source, self.tracker, self._reader)
         self._keys = Keys(source.input_key, source.label_key)
-        self.watch = Watch(self._reader, self._keys)
+        self.watch = InputConsistency(self._reader, self._keys)
         self.losses = LossWatch()
         self.has_checked = False  # in the running hook
         # Copy of the network at that check, with the average; None if the check is not kept, or weights are sharded.
@@ -71,7 +71,7 @@ class Fit:
         self.starts_anew = False  # the run resumes with other samples: no earlier check counts
         self.is_over = False  # True from `release` on
 
-    def start(self, trainer: Trainer, pl_module: LightningModule, fits: list["Fit"]) -> None:
+    def start(self, trainer: Trainer, pl_module: LightningModule, fits: list["FitSession"]) -> None:
         """Prepare, and open the record; `fits` are those of the trainer's callbacks, in their order."""
         started = time.perf_counter()
         n, unit, n_batches = self._every_n_epochs, "epoch", float(trainer.num_training_batches)
@@ -82,7 +82,7 @@ class Fit:
         when = f"after every {unit}" if n == 1 else f"every {n} {unit}s"
         with seeded(self.settings.seed):  # a `perturbation` draws the same random numbers each time
             self.starts_anew = not self._check_samples.prepare(trainer, pl_module, n_batches, when)
-        self.board = Board(trainer, self.suffix(fits))
+        self.board = MetricLogger(trainer, self.suffix(fits))
         self._warn_of_checks_not_made(trainer)
         self.tracker.begin(started, None, {})
         if not self._check_samples.awaits_weights:
@@ -93,13 +93,13 @@ class Fit:
         given = {**vars(self.settings), **self.source._asdict()}
         given |= {"every_n_epochs": self._every_n_epochs, "every_n_train_steps": self._every_n_steps}
         if self.settings.class_weight is None:
-            given["class_weight"] = self.tracker.groundwork.loss_weights
+            given["class_weight"] = self.tracker.check_setup.loss_weights
         if (folder := record_folder(trainer)) is not None:
             self.tracker.open_record(folder, given)
 
     def _warn_of_checks_not_made(self, trainer: Trainer) -> None:
         """Warn before training if no check will be made, or if a resumed run has missed one."""
-        history, n_batches = self.tracker.history, trainer.num_training_batches
+        history, n_batches = self.tracker.checks, trainer.num_training_batches
         name, unit, every = "every_n_epochs", "epoch", self._every_n_epochs
         n_planned = math.inf if trainer.max_epochs in (None, -1) else float(trainer.max_epochs)
         due, is_counted = trainer.current_epoch // every * every - 1, True
@@ -120,14 +120,14 @@ class Fit:
         if history and history[-1].get(unit, due) < due:
             rank_zero_warn(f"The run resumes after {unit} {due}, which was not checked: that {unit} cannot be kept.")
 
-    def suffix(self, fits: list["Fit"]) -> str:
+    def suffix(self, fits: list["FitSession"]) -> str:
         """Suffix of the logged names: "" for the first of these fits, "_2" for the next with other settings."""
         distinct = [fit for n, fit in enumerate(fits) if not any(map(fit.measures_as, fits[:n]))]
         # None of them is this one if a callback of the user's holds ours and passes the hooks on.
         place = next((n for n, fit in enumerate(distinct) if fit.measures_as(self)), 0)
         return f"_{place + 1}" if place else ""
 
-    def measures_as(self, other: "Fit") -> bool:
+    def measures_as(self, other: "FitSession") -> bool:
         """Return True if another fit in the same trainer gets the same numbers."""
         own, theirs = self.source, other.source
         is_alike = own.reference is theirs.reference and own[1:] == theirs[1:]
@@ -143,10 +143,10 @@ class Fit:
         # Not in `on_train_start`: the module's own comes later and may set it up. Lazy layers need a first batch.
         if not (self._reader.is_tried or has_lazy_layers(pl_module)):
             started = time.perf_counter()
-            self._reader.try_out(trainer, pl_module, self.tracker.groundwork.about["data"].get("n_classes"))
+            self._reader.validate_forward(trainer, pl_module, self.tracker.check_setup.about["data"].get("n_classes"))
             if self.source.reference is None:
                 self.watch.begin(trainer, pl_module, batch)
-            self.tracker.account.seconds_elsewhere += time.perf_counter() - started
+            self.tracker.timer.seconds_elsewhere += time.perf_counter() - started
         if self._check_samples.awaits_weights:
             self.losses.begin(trainer.strategy, labels_in(batch, self._keys._replace(network=pl_module)))
 
@@ -171,7 +171,7 @@ class Fit:
         self._forget_check()
         self.watch.end()
         self._take_weights(trainer, pl_module, must=True)
-        epoch, history = trainer.current_epoch, self.tracker.history
+        epoch, history = trainer.current_epoch, self.tracker.checks
         if not self.is_by_steps:
             if (epoch + 1) % self._every_n_epochs == 0:
                 self._make_check(trainer, pl_module)
@@ -197,7 +197,7 @@ class Fit:
             started = time.perf_counter()
             self._check_samples.take_weights(trainer, pl_module, self.losses)
             self._open_record(trainer)
-            self.tracker.account.seconds_elsewhere += time.perf_counter() - started
+            self.tracker.timer.seconds_elsewhere += time.perf_counter() - started
 
     def release(self) -> None:
         """Free what was prepared; results stay."""
@@ -232,10 +232,10 @@ class Fit:
             with copied(trainer, module, averages) as network:
                 logits = self._reader.logits(trainer, network)
                 with misconfigured(ValueError, before="The module's `forward` does not fit the labels: "):
-                    values = in_first_process(trainer, lambda: tracker.measure(logits))
+                    values = on_rank_zero(trainer, lambda: tracker.measure(logits))
             tracker.add(epoch, values, step, is_counted=not self.waits_for_average)
             self.has_checked, is_sharded = True, network is module
-            if tracker.checks.is_kept_new and not is_sharded:
+            if tracker.history.is_kept_new and not is_sharded:
                 # A fresh copy: the pass may have changed the other's buffers, and `eval` may have merged its weights.
                 self.network_to_keep = copy_of(module, averages)
         self._log(trainer, started)
@@ -246,18 +246,18 @@ class Fit:
         # The step at which Lightning logs the last batch; it counts that batch after `on_train_batch_end`.
         step = trainer.fit_loop.epoch_loop._batches_that_stepped - (0 if is_by_steps else 1)
         dashboards = self.board.dashboards(trainer)
-        account = tracker.account
+        timer = tracker.timer
         measured = tracker.last_check.measurement  # None in other processes than the first
-        details = measured.details() if measured is not None and (dashboards or account.path) else None
+        details = measured.details() if measured is not None and (dashboards or timer.path) else None
         if details is not None:
             for dashboard in dashboards:
                 dashboard.show(details, step)
         train_loss = training_loss(trainer, is_within_epoch=is_by_steps)
         if not trainer.barebones:  # it logs nothing, and warns of attempts
-            self.board.show(trainer, tracker.history[-1], step)
-        is_first = account.check_seconds == 0
+            self.board.show(trainer, tracker.checks[-1], step)
+        is_first = timer.check_seconds == 0
         tracker.end_check(started, details, train_loss)
-        if is_first and (line := describe_slow_check(account.check_seconds, account.training_seconds)):
+        if is_first and (line := describe_slow_check(timer.check_seconds, timer.training_seconds)):
             option = "every_n_train_steps" if is_by_steps else "every_n_epochs"
             rank_zero_info(f"{line} To change it: `n_draws=`, `max_samples=`, `{option}=`.")
 
@@ -294,7 +294,7 @@ class TensorBoard:
         self._writer.add_text("boundary/pairs", "\n".join(rows), step)
 
 
-class Board:
+class MetricLogger:
     """Shows the values of checks to loggers, the progress bar, and callbacks that read `callback_metrics`."""
 
     def __init__(self, trainer: Trainer, suffix: str) -> None:

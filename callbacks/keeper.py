@@ -15,7 +15,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from bu_torch.callbacks.checkpoints import Identity, claim, identity, is_regular, is_whole, may_be_named
-from bu_torch.callbacks.fit import Fit
+from bu_torch.callbacks.fit import FitSession
 from bu_torch.callbacks.trainer import (
     FITTING,
     RAW_WEIGHTS,
@@ -45,24 +45,24 @@ from bu_torch.signals.catalogue import SIGNALS
 _BEST = ("best_", "kth_", "current_")  # prefixes of the attributes of `ModelCheckpoint` that describe the best file
 
 
-class Companion(Callback):
+class InternalCallback(Callback):
     """Base of the callbacks that a stopping callback puts beside itself for one fit.
 
     Lightning skips hooks that are None, which is cheaper in each batch than calling an empty one.
     """
 
-    fit: Fit
+    fit: FitSession
     on_before_zero_grad = on_before_backward = on_after_backward = on_before_optimizer_step = None
 
 
-class Keeper(Companion):
-    """Base of both keepers: the hooks in which they keep and settle."""
+class Keeper(InternalCallback):
+    """Base of both keepers: the hooks in which they keep and delete_superseded."""
 
     best_model_path: str
     best_epoch: int | None  # epoch of the kept weights; None before the first
     best_step: int | None
 
-    def __init__(self, fit: Fit, key: str) -> None:
+    def __init__(self, fit: FitSession, key: str) -> None:
         self.fit, self._key = fit, key
         set_batch_hooks(self, are_called=fit.is_by_steps)
         self.best_epoch = self.best_step = None
@@ -82,15 +82,15 @@ class Keeper(Companion):
             return None
         try:
             state = read_best(state_dict)
-            if state["best_epoch"] is not None and not self.fit.tracker.history:
+            if state["best_epoch"] is not None and not self.fit.tracker.checks:
                 raise ValueError("there is a best epoch without a check")
         except ValueError as error:
             self._has_warned = True
             rank_zero_warn(describe_lost_best(error))
             return None
-        return state if self.fit.tracker.checks.compared else None
+        return state if self.fit.tracker.history.compared else None
 
-    def settle(self, trainer: Trainer, is_in_all: bool = True) -> None:
+    def delete_superseded(self, trainer: Trainer, is_in_all: bool = True) -> None:
         """Finish keeping, after all other callbacks; `is_in_all` is False if this process alone calls it."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -101,16 +101,16 @@ class Keeper(Companion):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         if not self.fit.is_over:  # a resumed run may have lost the weights of a later check
-            line = self.fit.tracker.checks.fall_back(self.best_epoch, self.best_step)
+            line = self.fit.tracker.history.fall_back(self.best_epoch, self.best_step)
             if line and not self._has_warned:
                 rank_zero_warn(line)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
-        self.settle(trainer)
+        self.delete_superseded(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         if self.fit.has_checked and not trainer.fast_dev_run:
-            with self.fit.tracker.account.saving():
+            with self.fit.tracker.timer.saving():
                 self.keep_if_best(trainer)
         self.fit.network_to_keep = None  # it takes as much memory as the network
 
@@ -118,21 +118,21 @@ class Keeper(Companion):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_end(trainer, pl_module)
-        self.settle(trainer)
+        self.delete_superseded(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         super().on_exception(trainer, pl_module, exception)
-        self.settle(trainer, is_in_all=False)
+        self.delete_superseded(trainer, is_in_all=False)
 
 
 class FileKeeper(Keeper, ModelCheckpoint):
     """Lightning's `ModelCheckpoint` by the score of each check, with one file under a name of its own."""
 
-    def __init__(self, fit: Fit, key: str, written: dict[str, Identity | None], **options: Any) -> None:
+    def __init__(self, fit: FitSession, key: str, written: dict[str, Identity | None], **options: Any) -> None:
         filename = options["filename"]
         ModelCheckpoint.__init__(
             self,
-            monitor=fit.tracker.checks.score_name,
+            monitor=fit.tracker.history.score_name,
             mode="max",
             save_on_train_epoch_end=True,
             **options | {"filename": filename or "boundary-{epoch}-{step}"},
@@ -178,7 +178,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
         return filepath in self._names or super().file_exists(filepath, trainer)
 
     def keep_if_best(self, trainer: Trainer) -> None:
-        checks = self.fit.tracker.checks
+        checks = self.fit.tracker.history
         if not trainer.strategy.reduce_boolean_decision(checks.is_kept_new, all=False):
             return
         candidates = self._monitor_candidates(trainer)
@@ -250,7 +250,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
         # Not yet: checkpoints that others save after this check must not name a file that is gone.
         self._obsolete = filepath
 
-    def settle(self, trainer: Trainer, is_in_all: bool = True) -> None:
+    def delete_superseded(self, trainer: Trainer, is_in_all: bool = True) -> None:
         """Delete the earlier best file, or take the newest back if it is damaged."""
         for path in [path for path, known in self._written.items() if known is None and Path(path).is_file()]:
             if zipfile.is_zipfile(path):  # another thread has written the last of it
@@ -296,7 +296,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
         for name, value in (self._before or {}).items():
             setattr(self, name, value)
         self._before = self._obsolete = None
-        self.fit.tracker.checks.fall_back(self.best_epoch, self.best_step)
+        self.fit.tracker.history.fall_back(self.best_epoch, self.best_step)
         if newest != self.best_model_path:
             with suppress(OSError):  # the name was claimed, and nothing written
                 if Path(newest).stat().st_size == 0:
@@ -335,13 +335,13 @@ class MemoryKeeper(Keeper, Checkpoint):
 
     best_model_path = ""
 
-    def __init__(self, fit: Fit, key: str) -> None:
+    def __init__(self, fit: FitSession, key: str) -> None:
         super().__init__(fit, key)
         self.best = BestWeights()
 
     def keep_if_best(self, trainer: Trainer) -> None:
         tracker, network = self.fit.tracker, self.fit.network_to_keep
-        if not tracker.checks.is_kept_new:
+        if not tracker.history.is_kept_new:
             return
         state = tracker.state_to_keep(trainer.lightning_module) if network is None else network.state_dict()
         self.best.keep(state, trainer.current_epoch, trainer.global_step)

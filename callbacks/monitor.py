@@ -4,7 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
-from bu_torch.callbacks.fit import Fit, settings_in_effect
+from bu_torch.callbacks.fit import FitSession, settings_in_effect
 from bu_torch.callbacks.samples import Reference, Source, check_reference
 from bu_torch.callbacks.trainer import (
     FITTING,
@@ -21,10 +21,10 @@ from bu_torch.callbacks.trainer import (
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_integer
 from bu_torch.perturbation.draws import Perturbation
-from bu_torch.run.account import plain
 from bu_torch.run.history import describe_exception
 from bu_torch.run.results import MeasurementResults
 from bu_torch.run.settings import AUTO, MAX_BYTES, NOT_MEASURED, MeasurementSettings
+from bu_torch.run.timing import plain
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.batches import InputKey
@@ -140,7 +140,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
             check_reference(given["reference"])
         self.every_n_epochs, self.every_n_train_steps = every_n_epochs, every_n_train_steps
         self.source = Source(given["reference"], given["input_key"], given["label_key"])
-        self._fit = Fit(self.settings, self.source, every_n_epochs, every_n_train_steps)
+        self._fit = FitSession(self.settings, self.source, every_n_epochs, every_n_train_steps)
 
     @property
     def tracker(self) -> Tracker:
@@ -169,7 +169,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
             set_batch_hooks(self, are_called=True)  # a failed fit may have left some skipped
             stand_behind_averaging(trainer, BoundaryUncertaintyMonitor)
             settings = settings_in_effect(self.settings, trainer)
-            self._fit = Fit(settings, self.source, self.every_n_epochs, self.every_n_train_steps)
+            self._fit = FitSession(settings, self.source, self.every_n_epochs, self.every_n_train_steps)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         fits = [one._fit for one in trainer.callbacks if isinstance(one, BoundaryUncertaintyMonitor)]

@@ -19,7 +19,7 @@ from bu_torch.callbacks.trainer import SHARDED, WRAPPING, LightningModule, Misco
 from bu_torch.internal.copying import CopyError, prepare_copy
 from bu_torch.internal.logits import dtype_of, joined, logits_of
 from bu_torch.internal.packing import Packing, call
-from bu_torch.internal.replica import has_lazy_layers, is_sharded, looking_at
+from bu_torch.internal.replica import evaluation_copy, has_lazy_layers, is_sharded
 from bu_torch.perturbation.draws import PerturbedInputs, keeps_integers
 from bu_torch.run.budget import count_operations
 from bu_torch.samples.samples import IGNORED
@@ -49,7 +49,7 @@ class NetworkReader:
         self.is_tried = False  # a batch was read as a check reads it
         self.packing: Packing | None = None  # layout of several tensors a sample in one; None if there is one
 
-    def read_at(self, trainer: Trainer, pl_module: LightningModule, inputs: Inputs) -> None:
+    def set_inputs(self, trainer: Trainer, pl_module: LightningModule, inputs: Inputs) -> None:
         """Read the network at these inputs (n, ...) from now on, shared out among the processes."""
         self._n_rows = len(inputs)
         if trainer.world_size > 1:
@@ -71,12 +71,12 @@ class NetworkReader:
         n_alike = trainer.world_size // trainer.strategy.distributed_sampler_kwargs["num_replicas"]
         return parts[::n_alike].flatten(0, 1)[: self._n_rows]
 
-    def try_out(self, trainer: Trainer, pl_module: LightningModule, n_classes: int | None) -> None:
+    def validate_forward(self, trainer: Trainer, pl_module: LightningModule, n_classes: int | None) -> None:
         """Read one batch as a check will, to refuse a module before it trains; the first process knows `n_classes`."""
         batch = next(iter(self.inputs.split(self._batch_size(trainer, self.inputs))))
         with copied(trainer, pl_module) as network:
             logits = in_each_process(trainer, lambda: self.read(trainer, network, batch, self.packing))
-        in_first_process(trainer, lambda: _check_columns(logits, n_classes or 0))
+        on_rank_zero(trainer, lambda: _check_columns(logits, n_classes or 0))
         self.is_tried = True
         is_moved = self.takes_integers and self.packing is None and self.perturbation is None
         embeds = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in pl_module.modules())
@@ -179,9 +179,9 @@ def _check_columns(logits: Tensor, n_classes: int) -> None:
 
 @contextmanager
 def copied(trainer: Trainer, module: nn.Module, values: Mapping[str, Tensor] | None = None) -> Iterator[nn.Module]:
-    """Give a copy of a module as `looking_at` does, with the buffers of the first process, whose weights are saved."""
+    """Give an `evaluation_copy` of a module, with the buffers of the first process, whose weights are saved."""
     try:
-        with looking_at(module, values, is_sharded=type(trainer.strategy).__name__ in SHARDED) as network:
+        with evaluation_copy(module, values, is_sharded=type(trainer.strategy).__name__ in SHARDED) as network:
             own = {name: one for name, one in network.named_buffers() if trainer.world_size > 1 and not is_sharded(one)}
             if own:
                 theirs = trainer.strategy.broadcast({name: buffer.cpu() for name, buffer in own.items()})
@@ -205,7 +205,7 @@ def _log_nothing(*_: object, **__: object) -> None:  # no lambda, because a call
     pass
 
 
-def in_first_process(trainer: Trainer, work: Callable[[], T]) -> T:
+def on_rank_zero(trainer: Trainer, work: Callable[[], T]) -> T:
     """Run `work` in the first process and return its result in all of them; if it raises there, all raise."""
     if trainer.world_size == 1:
         return work()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from bu_torch.callbacks.losses import CANNOT_BE_TOLD, LossWatch, describe_weights, weighted_losses
-from bu_torch.callbacks.network import Inputs, NetworkReader, can_be_passed, in_first_process
+from bu_torch.callbacks.network import Inputs, NetworkReader, can_be_passed, on_rank_zero
 from bu_torch.callbacks.trainer import (
     SHARDED,
     LightningModule,
@@ -80,26 +80,24 @@ class CheckSamples:
         """
         self._n_batches = n_batches
         is_sharded = type(trainer.strategy).__name__ in SHARDED
-        may_watch = not is_sharded and not self._tracker.history and can_be_watched(pl_module)
+        may_watch = not is_sharded and not self._tracker.checks and can_be_watched(pl_module)
         self.awaits_weights = self._settings.class_weight is None and may_watch
         if trainer.reload_dataloaders_every_n_epochs and self._source.reference is None:
             rank_zero_warn("Boundary uncertainty uses the training data as first loaded and ignores reloads.")
         reader = self._reader
-        one, reader.packing, reader.perturbation = in_first_process(
-            trainer, lambda: self._read_here(trainer, pl_module)
-        )
+        one, reader.packing, reader.perturbation = on_rank_zero(trainer, lambda: self._read_here(trainer, pl_module))
         n_operations = reader.count_operations(trainer, pl_module, one)
-        made = in_first_process(trainer, lambda: self._prepare_here(trainer, pl_module, n_operations, when))
+        made = on_rank_zero(trainer, lambda: self._prepare_here(trainer, pl_module, n_operations, when))
         return self._use(trainer, pl_module, made)
 
     def _use(self, trainer: Trainer, pl_module: LightningModule, made: "_Prepared") -> bool:
         """Let the network be read at what was prepared; False if a run resumes with other samples than before."""
-        groundwork, reader, inputs = self._tracker.groundwork, self._reader, made.inputs
-        groundwork.plan, reader.packing = made.plan, made.packing
+        check_setup, reader, inputs = self._tracker.check_setup, self._reader, made.inputs
+        check_setup.plan, reader.packing = made.plan, made.packing
         reader.perturbation = "reading" if made.takes_readings else self._settings.perturbation
-        if groundwork.is_prepared:
-            inputs = groundwork.signals.perturbed if trainer.world_size == 1 else inputs
-        reader.read_at(trainer, pl_module, inputs)
+        if check_setup.is_prepared:
+            inputs = check_setup.signals.perturbed if trainer.world_size == 1 else inputs
+        reader.set_inputs(trainer, pl_module, inputs)
         if self._tracker.continue_with(made.fingerprint, made.is_restored):
             return True
         rank_zero_warn(
@@ -157,33 +155,33 @@ class CheckSamples:
 
     def _prepare_here(self, trainer: Trainer, pl_module: LightningModule, n_operations: int, when: str) -> "_Prepared":
         """Prepare, in the first process; return what all processes need."""
-        groundwork, samples = self._tracker.groundwork, self._samples
+        check_setup, samples = self._tracker.check_setup, self._samples
         assert samples is not None  # noqa: S101  (the same process has read them)
         with self._explained():
-            if groundwork.plan is None:  # a resumed run has one
+            if check_setup.plan is None:  # a resumed run has one
                 wanted = self._planned(trainer, samples.n_training, n_operations)
                 n_bytes = samples.inputs[:1].nbytes
-                groundwork.plan = self._planned(trainer, samples.n_training, n_operations, n_bytes)
-                if line := describe_byte_limit(wanted, groundwork.plan, self._settings.max_bytes):
+                check_setup.plan = self._planned(trainer, samples.n_training, n_operations, n_bytes)
+                if line := describe_byte_limit(wanted, check_setup.plan, self._settings.max_bytes):
                     rank_zero_info(line)
             # Samples that are not used can be freed now.
-            self._samples = samples = fewer_of(samples, groundwork.plan.n_samples, self._settings.seed)
+            self._samples = samples = fewer_of(samples, check_setup.plan.n_samples, self._settings.seed)
             chosen = f"{len(samples.inputs)} samples"
             if samples.is_stratified is not None:
                 kind = "stratified random" if samples.is_stratified else "random"
                 chosen = f"a {kind} {len(samples.inputs)} of {samples.n_training} training samples"
-            rank_zero_info(f"Boundary uncertainty measures at {chosen}, {groundwork.plan.draws} each, {when}.")
+            rank_zero_info(f"Boundary uncertainty measures at {chosen}, {check_setup.plan.draws} each, {when}.")
             if samples.packing is not None and self._source.input_key is None:
                 rank_zero_info(
                     f"Boundary uncertainty takes these as inputs: {', '.join(samples.packing.names)}. To change it:"
                     " `input_key`."
                 )
             n_classes = self._n_classes()
-            is_open = self._settings.class_weight is None and not self._tracker.history  # a resumed run keeps its own
-            if is_open and groundwork.loss_weights is None:
+            is_open = self._settings.class_weight is None and not self._tracker.checks  # a resumed run keeps its own
+            if is_open and check_setup.loss_weights is None:
                 losses = weighted_losses(pl_module, n_classes)
                 if self.awaits_weights and len(losses) == 1:  # the first step will say if they count
-                    groundwork.loss_weights = losses[0]
+                    check_setup.loss_weights = losses[0]
                 elif losses and not self.awaits_weights:
                     rank_zero_info(CANNOT_BE_TOLD)
         return self._fit_here(trainer, pl_module)
@@ -194,7 +192,7 @@ class CheckSamples:
 
     def _fit_here(self, trainer: Trainer, pl_module: LightningModule) -> "_Prepared":
         """Fit the signals to the chosen samples, in the first process; return as `_prepare_here` does."""
-        groundwork, samples = self._tracker.groundwork, self._samples
+        check_setup, samples = self._tracker.check_setup, self._samples
         assert samples is not None  # noqa: S101  (the same process has read them)
         with self._explained():
             fingerprint = self._tracker.prepare(
@@ -207,43 +205,43 @@ class CheckSamples:
             )
             if not self.awaits_weights:
                 self._end_here()
-        inputs: Inputs = groundwork.signals.perturbed
+        inputs: Inputs = check_setup.signals.perturbed
         if trainer.world_size > 1:
             inputs = inputs[torch.arange(len(inputs), device=inputs.device)].to("cpu")  # a copy for all processes
-        state = (groundwork.plan, fingerprint, groundwork.is_restored)
-        return _Prepared(inputs, *state, groundwork.takes_readings, groundwork.packing)
+        state = (check_setup.plan, fingerprint, check_setup.is_restored)
+        return _Prepared(inputs, *state, check_setup.takes_readings, check_setup.packing)
 
     def _end_here(self) -> None:
-        groundwork = self._tracker.groundwork
-        if self._settings.class_weight is None and groundwork.loss_weights is not None:
-            rank_zero_info(describe_weights(groundwork.loss_weights))
-        for line in groundwork.lines():
+        check_setup = self._tracker.check_setup
+        if self._settings.class_weight is None and check_setup.loss_weights is not None:
+            rank_zero_info(describe_weights(check_setup.loss_weights))
+        for line in check_setup.lines():
             rank_zero_info(line)
         self._samples = None
 
     def take_weights(self, trainer: Trainer, pl_module: LightningModule, losses: LossWatch) -> None:
         """Measure with the weights of classes that the first training step has shown; all processes must call this."""
-        groundwork = self._tracker.groundwork
+        check_setup = self._tracker.check_setup
 
         def fit_again() -> _Prepared | None:
-            n_classes, before = self._n_classes(), groundwork.loss_weights
-            groundwork.loss_weights, line = losses.found(n_classes)
+            n_classes, before = self._n_classes(), check_setup.loss_weights
+            check_setup.loss_weights, line = losses.found(n_classes)
             if line:
                 rank_zero_info(line)
-            if groundwork.loss_weights != before:
+            if check_setup.loss_weights != before:
                 return self._fit_here(trainer, pl_module)
             self._end_here()
             return None
 
         self.awaits_weights = False
-        if (made := in_first_process(trainer, fit_again)) is not None:
+        if (made := on_rank_zero(trainer, fit_again)) is not None:
             self._use(trainer, pl_module, made)
 
     def _module_as_space(self, trainer: Trainer, pl_module: LightningModule) -> nn.Module | None:
         """The network, if its features may be a space."""
         # Features of a network that has already learnt these labels would leak them.
         is_asked_for = self._settings.feature_extractor == "module"
-        is_new = trainer.global_step == 0 or bool(self._tracker.history) or is_asked_for
+        is_new = trainer.global_step == 0 or bool(self._tracker.checks) or is_asked_for
         if self._reader.passes_alone and can_be_passed(trainer, pl_module):
             return pl_module if is_new else None
         if is_asked_for:

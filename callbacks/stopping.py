@@ -8,7 +8,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from bu_torch.callbacks.checkpoints import Identity
 from bu_torch.callbacks.ending import Ending, restore, why_ended
-from bu_torch.callbacks.keeper import Companion, FileKeeper, Keeper, MemoryKeeper
+from bu_torch.callbacks.keeper import FileKeeper, InternalCallback, Keeper, MemoryKeeper
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.samples import Reference
 from bu_torch.callbacks.trainer import (
@@ -185,7 +185,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
 
     @property
     def state_key(self) -> str:
-        return self._generate_state_key(rule=self.tracker.checks.score_name, **self._told_apart_by())
+        return self._generate_state_key(rule=self.tracker.history.score_name, **self._told_apart_by())
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -216,7 +216,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         owners = [one for one in trainer.callbacks if isinstance(one, BoundaryUncertaintyStopping)]
         of_others = [one._fit for one in owners if one is not self]
         of_earlier = [one._fit for one in owners[: owners.index(self)]]
-        present = [one for one in trainer.callbacks if not isinstance(one, Companion) or one.fit in of_others]
+        present = [one for one in trainer.callbacks if not isinstance(one, InternalCallback) or one.fit in of_others]
         options = {name: getattr(self, name) for name in ("dirpath", "filename", "save_weights_only")}
         keeper: Keeper
         if any(isinstance(one, Checkpoint) and not isinstance(one, MemoryKeeper) for one in present):
@@ -249,7 +249,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         if self._fit.starts_anew:
             rank_zero_warn("Patience and the best epoch start anew.")
             self._install(trainer, pl_module).on_train_start(trainer, pl_module)
-        self._first_epoch, verdict = trainer.current_epoch, self.tracker.checks.verdict
+        self._first_epoch, verdict = trainer.current_epoch, self.tracker.history.verdict
         self._is_due, self._highest = verdict.should_stop and not _may_stop(trainer), verdict.best
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -267,7 +267,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
 
     def _decide(self, trainer: Trainer, *, may_wait: bool) -> None:
         """Stop training if the check of this hook says so, or if an earlier one did and a stop is allowed by now."""
-        checks = self.tracker.checks
+        checks = self.tracker.history
         if self._fit.has_checked and checks.last_score is not None and not trainer.fast_dev_run:
             best = checks.verdict.best
             if self.verbose and best > self._highest:
@@ -299,9 +299,9 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             others = [one for one in trainer.callbacks if isinstance(one, type(self)) and one.stopped_epoch is not None]
             is_theirs = bool(others) and exception is None
             self.stopping_reason = others[0].stopping_reason if is_theirs else why_ended(trainer, exception)
-        cost = tracker.account.cost()
+        cost = tracker.timer.cost()
         if self.stopped_epoch is not None and trainer.max_epochs is not None:
-            cost += tracker.account.time_saved(self._first_epoch, trainer.current_epoch, trainer.max_epochs)
+            cost += tracker.timer.time_saved(self._first_epoch, trainer.current_epoch, trainer.max_epochs)
         tracker.end(
             self.stopping_reason,
             kept_epoch=self.best_epoch,
@@ -322,7 +322,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             for line in tracker.conclusion(*given, is_by_steps=self._fit.is_by_steps, is_open=is_open):
                 rank_zero_info(line)
         elif trainer.current_epoch or is_graceful:
-            why = tracker.checks.why_none_kept()
+            why = tracker.history.why_none_kept()
             name = "every_n_train_steps" if self._fit.is_by_steps else "every_n_epochs"
             if not self.history and (every := getattr(self, name)) > 1:
                 why += f" (`{name}={every}`)"
@@ -332,7 +332,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
 
     @property
     def _kept(self) -> dict[str, Any] | None:
-        return None if self._keeper is None or self._keeper.best_epoch is None else self.tracker.checks.kept
+        return None if self._keeper is None or self._keeper.best_epoch is None else self.tracker.history.kept
 
     @property
     def best_model_path(self) -> str:

@@ -142,7 +142,7 @@ def go_on_from_raw_weights(pl_module: LightningModule, checkpoint: dict[str, Any
     # Strategies that shard weights have loaded them already, and removed them from the checkpoint.
     loaded = checkpoint["state_dict"] if "state_dict" in checkpoint else pl_module.state_dict()
     average = {name: gathered(value) for name, value in loaded.items() if name in raw}
-    if damage or not put_back(pl_module, raw, may_lack=not pl_module.strict_loading):
+    if damage or not put_back(pl_module, raw, allow_missing=not pl_module.strict_loading):
         average = {}
         rank_zero_warn(
             f"The checkpoint holds training weights beside their average, and they{damage or ' do not fit the module'}:"

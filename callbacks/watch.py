@@ -31,7 +31,7 @@ _MASKED = 0.95
 _AFTER_BYTES = ", behind a layer that takes integers"
 
 
-class Watch:
+class InputConsistency:
     """Compares the network's inputs in training with those in a check of the same batch.
 
     It compares the calls of the module itself if the step calls it (`self(x)`), else of the first part that a check

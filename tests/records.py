@@ -9,7 +9,7 @@ import string
 
 from bu_torch import SelectionRule
 from bu_torch.report import read_record
-from bu_torch.run.account import FORMAT
+from bu_torch.run.timing import FORMAT
 
 LETTERS = list(string.ascii_uppercase)
 BINS = {"edges": [0, 1], "counts": [1]}

@@ -121,8 +121,8 @@ def compare(
     moved = {} if threshold is None else {"at threshold": judge.result(partial(_moved, net, threshold), test)}
     quarter, fifth = (_hold_out((inputs, labels), test, judge, share, seed, n_epochs) for share in (0.25, 0.2))
     alone = nn.functional.one_hot(torch.arange(n_classes, device="cpu"), n_classes).float()
-    each = [judge.result(lambda x, one=one: one.expand(len(x), -1), (inputs, labels)) for one in alone]
-    best_alone = alone[each.index(judge.best(each))]
+    each = [judge.result(_Constant(one), (inputs, labels)) for one in alone]
+    best_alone = _Constant(alone[each.index(judge.best(each))])
     results = {
         "bu-torch": kept,
         **moved,
@@ -131,7 +131,7 @@ def compare(
         "last epoch": of_all[-1],
         "averaged": judge.result(averaged, test),
         "best epoch": judge.best(of_all),
-        "one class": judge.result(lambda x: best_alone.expand(len(x), -1), test),
+        "one class": judge.result(best_alone, test),
     }
     ran = dict.fromkeys(("bu-torch", *moved), n_ours)
     ran |= {"hold-out 25 %": quarter.n_epochs, "refit 20 %": fifth.n_epochs + fifth.epoch + 1}
@@ -200,6 +200,15 @@ def _train(samples: Split, n_classes: int, seed: int, n_epochs: int) -> Iterator
 @torch.no_grad()
 def _logits(net: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
     return net(inputs)
+
+
+class _Constant(NamedTuple):
+    """The same logits (J,) for all inputs."""
+
+    logits: Tensor
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return self.logits.expand(len(inputs), -1)
 
 
 def _moved(net: Callable[[Tensor], Tensor], threshold: float, inputs: Tensor) -> Tensor:

@@ -226,7 +226,7 @@ class LabelRegression:
         return rows.split(max(1, _BLOCK_ELEMENTS // max(self._landmarks.shape)))
 
 
-class Honest(NamedTuple):
+class HeldOutPredictions(NamedTuple):
     """Class probabilities (n, C) of samples, from others alone, with the labels (n,) and weights (n,) to judge them."""
 
     votes: Tensor
@@ -293,7 +293,7 @@ class LabelProbabilities:
         if isinstance(self.regression, LabelRegression):
             rows = self.regression.rows_
             weights = None if self._weights is None else self._weights[rows]
-            honest = Honest(self.votes.left_out[rows], self.regression.left_out, labels[rows], weights)
+            honest = HeldOutPredictions(self.votes.left_out[rows], self.regression.left_out, labels[rows], weights)
             self.skills_ = self.votes.skill_, self.regression.skill_
         else:
             honest = self.regression.honest(self.votes, labels, self._weights)

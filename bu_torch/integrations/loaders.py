@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from bu_torch.internal.logits import logits_at, packed_model
-from bu_torch.internal.replica import looking_at
+from bu_torch.internal.replica import evaluation_copy
 from bu_torch.run.budget import count_operations, plan
 from bu_torch.run.perturbing import may_be_read_again
 from bu_torch.run.settings import Settings
@@ -50,7 +50,7 @@ def make_stopper(
 
     first = read(lambda n_training: 1)
     settings = Settings(**{name: value for name, value in options.items() if name != "folder"})
-    with looking_at(network) as copy:
+    with evaluation_copy(network) as copy:
         taker = packed_model(copy, first.packing)
         n_operations = count_operations(copy, partial(logits_at, taker, first.inputs, output_key=settings.output_key))
     n_samples, reads_again = first.n_training, first.is_random and may_be_read_again(settings)

@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 _ATOMIC = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size))
 # Objects of the process or of the whole training: a copy refers to the same ones.
-_WORLD = (Dataset, DataLoader, Sampler, torch.optim.Optimizer, types.ModuleType, threading.Thread, IOBase)
-_WORLD_PACKAGES = ("lightning.", "pytorch_lightning.", "torch._dynamo.", "torch.distributed.", "bu_torch.")
+_SHARED = (Dataset, DataLoader, Sampler, torch.optim.Optimizer, types.ModuleType, threading.Thread, IOBase)
+_SHARED_PACKAGES = ("lightning.", "pytorch_lightning.", "torch._dynamo.", "torch.distributed.", "bu_torch.")
 # Objects that refer to others in a way of their own.
 _WEAK = (weakref.ref, weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 _CACHED = type(functools.lru_cache(lambda: None))
@@ -53,7 +53,7 @@ def prepare_copy(module: nn.Module) -> None:
     """Prepare a module that was copied; the callbacks register what a module of Lightning's needs."""
 
 
-class _Bare(nn.Module):
+class _Unwrapped(nn.Module):
     """A network out of its wrapper, with the names that weights have in the wrapper."""
 
     def __init__(self, name: str, network: nn.Module) -> None:
@@ -114,10 +114,10 @@ class Copying:
         if isinstance(value, _REFERRING):
             return self._reference(value)
         if isinstance(value, nn.Module) and (name := _wrapped(value)):
-            return self._keep(value, _Bare(name, self(getattr(value, name))))
+            return self._keep(value, _Unwrapped(name, self(getattr(value, name))))
         if isinstance(value, BytesIO | StringIO):
             return self._keep(value, copy.copy(value))
-        if _belongs_to_the_world(value):
+        if _is_shared(value):
             return self._keep(value, value)
         return self._object(value)
 
@@ -311,11 +311,11 @@ def _wrapped(module: nn.Module) -> str:
     return "module" if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel) else ""
 
 
-def _belongs_to_the_world(value: Any) -> bool:
-    if isinstance(value, _WORLD):
+def _is_shared(value: Any) -> bool:
+    if isinstance(value, _SHARED):
         return True
     if isinstance(value, nn.Module | dict):
         return False
     bases = (f"{one.__module__}." for one in type(value).__mro__)
     others = (".callbacks.", ".mixins.")  # users derive classes with a state of their own from these
-    return any(one.startswith(_WORLD_PACKAGES) and not any(part in one for part in others) for one in bases)
+    return any(one.startswith(_SHARED_PACKAGES) and not any(part in one for part in others) for one in bases)

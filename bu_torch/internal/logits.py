@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from bu_torch.functional.checks import as_logits
 from bu_torch.internal.packing import Packing, call
-from bu_torch.internal.replica import looking_at
+from bu_torch.internal.replica import evaluation_copy
 
 _BATCH = 4096
 _LEAST_BATCH, _BATCH_ELEMENTS = 32, 2**23  # 32 MB of float32 bound a batch of large inputs
@@ -42,7 +42,7 @@ def read_logits(
     model: Callable[[Tensor], Any], inputs: "Tensor | InBatches", batch_size: int = _BATCH, *, check_finite: bool = True
 ) -> Tensor:
     """Logits (n, J) of a copy of any callable at `inputs` (n, ...), on the model's device and in its precision."""
-    with looking_at(model) as network:
+    with evaluation_copy(model) as network:
         logits = logits_at(network, inputs, batch_size)
     if check_finite and not bool(torch.stack(torch.aminmax(logits)).isfinite().all()):
         n_bad = int((~logits.isfinite().all(dim=1)).sum())
@@ -57,7 +57,7 @@ def logits_at(
     *,
     output_key: str | int | None = None,
 ) -> Tensor:
-    """Logits (n, J) at `inputs` (n, ...), in batches, of a copy from `looking_at`, which a pass may change."""
+    """Logits (n, J) at `inputs` (n, ...), in batches, of a copy from `evaluation_copy`, which a pass may change."""
     check_callable(network)
     n_values = _BATCH_ELEMENTS if inputs.is_floating_point() else _BATCH_TOKENS
     batch_size = min(batch_size, max(_LEAST_BATCH, n_values // max(1, inputs.shape[1:].numel())))

@@ -20,7 +20,7 @@ _MOST_COPIED = 2**26  # bytes of frozen parameters
 
 
 def copy_of(value: Any, values: Mapping[str, Tensor] | None = None) -> Any:
-    """Copy an object by the rules of `looking_at`, in the modes that it has; itself if it cannot be copied."""
+    """Copy an object by the rules of `evaluation_copy`, in the modes that it has; itself if it cannot be copied."""
     return _copied(value, values)[0]
 
 
@@ -43,7 +43,9 @@ def _copied(value: Any, values: Mapping[str, Tensor] | None) -> tuple[Any, dict[
 
 
 @contextmanager
-def looking_at(model: Any, values: Mapping[str, Tensor] | None = None, *, is_sharded: bool = False) -> Iterator[Any]:
+def evaluation_copy(
+    model: Any, values: Mapping[str, Tensor] | None = None, *, is_sharded: bool = False
+) -> Iterator[Any]:
     """Give a copy of a network in eval mode, without gradient; random states are put back on leaving.
 
     Weights, buffers and attributes of the copy are its own. Frozen parameters share their memory if they are most of

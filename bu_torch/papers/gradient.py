@@ -11,7 +11,7 @@ from bu_torch.functional.boundary import top_pairs
 from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.internal.inputs import check_fitted, check_integer
 from bu_torch.internal.logits import as_taken, check_callable
-from bu_torch.internal.replica import looking_at
+from bu_torch.internal.replica import evaluation_copy
 from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.papers.anchor_formulas import GAPS, MEASURES, Gap, Measure, anchor_uncertainty, near_boundary_ness
 from bu_torch.papers.anchors import AnchorEstimator, Anchors
@@ -138,7 +138,7 @@ class GradientAnchorUncertainty(AnchorEstimator):
         varies = (flat != flat[:1]).any(dim=0)
         scale = torch.where(varies, self.scale_, torch.zeros_like(self.scale_))
         gradients = []
-        with looking_at(model) as network, torch.inference_mode(False), torch.enable_grad():
+        with evaluation_copy(model) as network, torch.inference_mode(False), torch.enable_grad():
             for batch in self.inputs.split(_BATCH):
                 gradients.append(_gap_gradient(network, as_taken(network, batch)).to(flat.device).flatten(1))
         slope = torch.cat(gradients).double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) * scale

@@ -16,7 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from bu_torch.run.account import FORMAT
+from bu_torch.run.timing import FORMAT
 from bu_torch.signals.details import Crossing, Details, Doubtful, Histogram, Pair
 
 # A row has about 300 bytes, and a line of details at most about 30,000. Parsing a line can take 50 times its bytes in

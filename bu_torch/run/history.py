@@ -293,7 +293,7 @@ def confidence_in(
     return Confidence(metric, word, skill, at_kept, values[0], uninformed, gain, n_equals, n_checks, n_samples, doubts)
 
 
-def worse_than_chance(checks: Sequence[Entry], n_columns: int, data: Mapping[str, int]) -> str:
+def describe_worse_than_chance(checks: Sequence[Entry], n_columns: int, data: Mapping[str, int]) -> str:
     """Warning that the network, whose logits have `n_columns`, predicts worse than chance; "" if it does not."""
     last, n_present = [check["expected_accuracy"] for check in checks[-_SETTLED:]], data["n_present"]
     is_rising = last[-1] > last[0]  # the network still learns

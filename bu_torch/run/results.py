@@ -14,19 +14,19 @@ class MeasurementResults:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        return self.tracker.history
+        return self.tracker.checks
 
     @property
     def setup_seconds(self) -> float:
-        return self.tracker.account.setup_seconds
+        return self.tracker.timer.setup_seconds
 
     @property
     def check_seconds(self) -> float:
-        return self.tracker.account.check_seconds
+        return self.tracker.timer.check_seconds
 
     @property
     def record_path(self) -> str:
-        return self.tracker.account.path
+        return self.tracker.timer.path
 
 
 class KeptResults(MeasurementResults):
@@ -35,7 +35,7 @@ class KeptResults(MeasurementResults):
     @property
     def _kept(self) -> dict[str, Any] | None:
         """Check that is kept; None if none counts, or if its weights are lost."""
-        return self.tracker.checks.kept
+        return self.tracker.history.kept
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class KeptResults(MeasurementResults):
 
     @property
     def score_name(self) -> str:
-        return self.tracker.checks.score_name
+        return self.tracker.history.score_name
 
     @property
     def best_epoch(self) -> int | None:

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.internal.printing import cleaned
 from bu_torch.run.budget import Plan
-from bu_torch.signals.details import Recalls, Recognition
+from bu_torch.signals.details import Recalls, RecallTracker
 
 _MOST_DRAWS = 1000
 _LARGEST = 2**53  # float64, which holds the history, is exact up to this
@@ -183,8 +183,8 @@ def _read_numbers(value: Any) -> Tensor:
     return numbers
 
 
-def _read_recognition(value: Any) -> Recognition:
-    return Recognition(**{name: _read_recalls(*entries) for name, entries in _plain(dict)(value).items()})
+def _read_recognition(value: Any) -> RecallTracker:
+    return RecallTracker(**{name: _read_recalls(*entries) for name, entries in _plain(dict)(value).items()})
 
 
 def _read_recalls(epoch: Any, step: Any, shares: Tensor) -> Recalls:
@@ -229,7 +229,7 @@ _TRACKER: dict[str, Callable[[Any], Any]] = {
     "n_not_compared": _maybe(_integer, int),
     "predictions": _maybe(_read_classes, no_classes),
     "best_contributions": _maybe(_read_numbers, no_numbers),
-    "recalls": _maybe(_read_recognition, Recognition),
+    "recalls": _maybe(_read_recognition, RecallTracker),
     "average": _maybe(_read_average),
 }
 _KEEPER: dict[str, Callable[[Any], Any]] = {

@@ -13,7 +13,7 @@ from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import as_floats, check_integer
 from bu_torch.internal.logits import device_of, logits_at, packed_model
 from bu_torch.internal.printing import tell
-from bu_torch.internal.replica import looking_at
+from bu_torch.internal.replica import evaluation_copy
 from bu_torch.perturbation.draws import ASKED_TO_READ, WITHOUT_READING, Perturbation, keeps_integers
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.budget import count_operations, describe_byte_limit, plan
@@ -154,20 +154,20 @@ class BoundaryUncertaintyStopper(KeptResults):
         tracker = self._tracker
         epoch, step = self._place(epoch, step)
         self._is_by_steps, self._is_concluded = step is not None, False
-        if not tracker.groundwork.is_prepared:
+        if not tracker.check_setup.is_prepared:
             self._start(model)
         started = time.perf_counter()
         with tracker.look(model, epoch, step) as network:
-            inputs, taker = tracker.groundwork.signals.perturbed, packed_model(network, tracker.groundwork.packing)
+            inputs, taker = tracker.check_setup.signals.perturbed, packed_model(network, tracker.check_setup.packing)
             logits = logits_at(taker, inputs, output_key=self.settings.output_key)
             tracker.add(epoch, tracker.measure(logits.to(inputs.device)), step)
-        if tracker.checks.is_kept_new:
+        if tracker.history.is_kept_new:
             self._best.keep(tracker.state_to_keep(model), epoch, step)
         measured = tracker.last_check.measurement
-        tracker.end_check(started, measured.details() if measured is not None and tracker.account.path else None)
-        self.stopping_reason = tracker.checks.why_stopped(epoch, step)
-        self.stopped_epoch = epoch if tracker.checks.verdict.should_stop else None
-        return tracker.checks.verdict.should_stop
+        tracker.end_check(started, measured.details() if measured is not None and tracker.timer.path else None)
+        self.stopping_reason = tracker.history.why_stopped(epoch, step)
+        self.stopped_epoch = epoch if tracker.history.verdict.should_stop else None
+        return tracker.history.verdict.should_stop
 
     def restore(self, model: nn.Module) -> None:
         """Load the kept epoch's weights into the model, or into the network that it wraps or is wrapped in.
@@ -179,10 +179,10 @@ class BoundaryUncertaintyStopper(KeptResults):
         try:
             if not self._best.weights:
                 lacking = "the kept model is no `torch.nn.Module`, or the loaded state holds no weights"
-                why = lacking if self._kept else self._tracker.checks.why_none_kept()
+                why = lacking if self._kept else self._tracker.history.why_none_kept()
                 raise RuntimeError(f"There are no weights to restore: {why}.")
             try:
-                load(model, self._best.weights, may_lack=False)
+                load(model, self._best.weights, allow_missing=False)
             except Exception as error:  # a network with a state of its own may raise anything
                 raise RuntimeError(
                     f"The kept weights, of epoch {self.best_epoch}, do not fit `model`: {error}. Pass the network that"
@@ -209,13 +209,13 @@ class BoundaryUncertaintyStopper(KeptResults):
         if self._is_concluded:
             return
         self._is_concluded = True
-        tracker, checks = self._tracker, self._tracker.checks
+        tracker, checks = self._tracker, self._tracker.history
         self.stopping_reason = reason = self.stopping_reason or "Training ended."
         tracker.end(reason, kept_epoch=self.best_epoch, kept_step=self.best_step, stopped_epoch=self.stopped_epoch)
         if checks.kept is None:
             tell(describe_none_kept(checks.why_none_kept(), reason))
             return
-        cost, is_open = tracker.account.cost(), self.stopped_epoch is None
+        cost, is_open = tracker.timer.cost(), self.stopped_epoch is None
         for line in tracker.conclusion(how, reason, cost, is_by_steps=self._is_by_steps, is_open=is_open):
             tell(line)
 
@@ -247,13 +247,13 @@ class BoundaryUncertaintyStopper(KeptResults):
         entries = state_dict if isinstance(state_dict, Mapping) else {"checks": state_dict}
         self._tracker.load_state_dict(entries.get("checks"))
         self._best, is_told = BestWeights(), False
-        if self._tracker.checks.compared:
+        if self._tracker.history.compared:
             try:
                 self._best.load_state_dict(entries.get("keeper"))
             except ValueError as error:
                 is_told = True
                 self._tracker.warn(describe_lost_best(error))
-        line = self._tracker.checks.fall_back(self._best.epoch, self._best.step)
+        line = self._tracker.history.fall_back(self._best.epoch, self._best.step)
         if line and not is_told:
             self._tracker.warn(line)
 
@@ -262,18 +262,18 @@ class BoundaryUncertaintyStopper(KeptResults):
         return self._tracker
 
     def _start(self, model: object) -> None:
-        tracker, groundwork, started = self._tracker, self._tracker.groundwork, time.perf_counter()
+        tracker, check_setup, started = self._tracker, self._tracker.check_setup, time.perf_counter()
         one, n_training, n_operations = self._samples.inputs[:1], len(self._samples.inputs), 0
         n_bytes = one.nbytes
         one = one if self._keeps_integers or self._samples.packing is not None else as_floats(one)
-        if groundwork.plan is None and isinstance(model, nn.Module):
-            with looking_at(model) as network:
+        if check_setup.plan is None and isinstance(model, nn.Module):
+            with evaluation_copy(model) as network:
                 taker = packed_model(network, self._samples.packing)
                 n_operations = count_operations(
                     network, partial(logits_at, taker, one, output_key=self.settings.output_key)
                 )
         wanted = plan(tracker.settings, n_training, n_training, n_operations)
-        made = groundwork.plan_checks(n_training, n_training, n_operations, n_bytes)
+        made = check_setup.plan_checks(n_training, n_training, n_operations, n_bytes)
         if line := describe_byte_limit(wanted, made, self.settings.max_bytes):
             tell(line)
         samples = fewer_of(self._samples, made.n_samples, self.settings.seed)
@@ -290,9 +290,9 @@ class BoundaryUncertaintyStopper(KeptResults):
         n_samples = len(samples.inputs)
         chosen = f"{n_samples} samples" if n_samples == n_training else f"{n_samples} of {n_training} samples"
         tell(f"Boundary uncertainty measures at {chosen}, {made.draws} each.")
-        for line in groundwork.lines():
+        for line in check_setup.lines():
             tell(line)
-        if not tracker.continue_with(fingerprint, groundwork.is_restored):
+        if not tracker.continue_with(fingerprint, check_setup.is_restored):
             self._best = BestWeights()
             tracker.warn(
                 "The samples differ from those of the loaded state: scores cannot be compared with earlier checks, so"

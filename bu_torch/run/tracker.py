@@ -15,31 +15,31 @@ from torch import Tensor, nn
 from bu_torch.functional.groups import dtype_of_labels
 from bu_torch.internal.logits import warn_of_probabilities
 from bu_torch.internal.printing import cleaned
-from bu_torch.internal.replica import looking_at
+from bu_torch.internal.replica import evaluation_copy
 from bu_torch.rule.rules import STANDARD_ERROR, MetricRule
-from bu_torch.run.account import Account, Record, plain, row
-from bu_torch.run.groundwork import Groundwork
+from bu_torch.run.check_setup import CheckSetup
 from bu_torch.run.history import (
     JUDGED_RULES,
     Confidence,
     History,
     confidence_in,
+    describe_worse_than_chance,
     place_of,
     summary_of,
-    worse_than_chance,
 )
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.state import no_classes, no_numbers, read_state
+from bu_torch.run.timing import Record, RunTimer, plain, row
 from bu_torch.run.weights import WeightAverage, listed, state_to_keep
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.details import (
     Details,
-    Recognition,
+    RecallTracker,
     accuracy_alone,
-    blindness,
+    describe_blindness,
+    describe_threshold,
+    describe_unpredicted,
     names_and_shares,
-    threshold_line,
-    unpredicted,
 )
 from bu_torch.signals.measuring import Measurement, Signals
 from bu_torch.signals.metric_values import THRESHOLD
@@ -53,7 +53,7 @@ class LastCheck:
     """Measures a check, and holds what it leaves for the next: predictions, recalls, and its details until it ends."""
 
     def __init__(self) -> None:
-        self.recognition = Recognition()
+        self.recall_tracker = RecallTracker()
         self.recalls: list[float] = []  # as `Measurement.recalls` gives them; empty if another process measured
         self.n_columns = 0  # width of the last logits that this process measured
         self.measurement: Measurement | None = None  # between `measure` and `end_check`, where it was measured
@@ -76,7 +76,7 @@ class LastCheck:
     def forget(self) -> None:
         """Compare the next check with none before."""
         self.predictions, self.best_contributions = self.predictions[:0], self.best_contributions[:0]
-        self.recognition = Recognition()
+        self.recall_tracker = RecallTracker()
 
     def state_dict(self) -> dict[str, Any]:
         # On the CPU, in the smallest type that holds all classes.
@@ -84,12 +84,12 @@ class LastCheck:
         return {
             "predictions": self.predictions.cpu().to(narrow),
             "best_contributions": self.best_contributions.cpu(),
-            "recalls": self.recognition.state_dict(),
+            "recalls": self.recall_tracker.state_dict(),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.predictions, self.best_contributions = state["predictions"], state["best_contributions"]
-        self.recognition = state["recalls"]
+        self.recall_tracker = state["recalls"]
 
 
 class Tracker:
@@ -99,16 +99,16 @@ class Tracker:
     `begin`, `end_check`, `end` and `continue_with`.
 
         tracker = Tracker(Settings(patience=10))
-        plan = tracker.groundwork.plan_checks(n_training=len(inputs), n_visited=len(inputs), n_operations=100_000)
+        plan = tracker.check_setup.plan_checks(n_training=len(inputs), n_visited=len(inputs), n_operations=100_000)
         tracker.prepare(bu_torch.samples.samples.choose_among(inputs, labels, lambda n: plan.n_samples, seed=0))
         for epoch in range(500):
             train_one_epoch(model)
             with tracker.look(model, epoch) as network:
-                logits = logits_at(network, tracker.groundwork.signals.perturbed_inputs)
+                logits = logits_at(network, tracker.check_setup.signals.perturbed_inputs)
                 tracker.add(epoch, tracker.measure(logits))
-            if tracker.checks.is_kept_new:
+            if tracker.history.is_kept_new:
                 save(tracker.state_to_keep(model))
-            if tracker.checks.verdict.should_stop:
+            if tracker.history.verdict.should_stop:
                 break
 
     If several processes train, one of them prepares and measures, and all of them `add` the same values. With
@@ -118,43 +118,43 @@ class Tracker:
     def __init__(self, settings: MeasurementSettings, warn: Callable[[str], None] | None = None) -> None:
         self.settings = settings
         self.warn: Callable[[str], None] = warn or partial(warnings.warn, stacklevel=2)
-        self.checks = History(settings)  # decides which check is kept, and when to stop
-        self.groundwork = Groundwork(settings)  # samples, and what is computed from them before training
+        self.history = History(settings)  # decides which check is kept, and when to stop
+        self.check_setup = CheckSetup(settings)  # samples, and what is computed from them before training
         self.last_check = LastCheck()
         self.average: WeightAverage | None = None
         if settings.averaging is not None:
             self.average = WeightAverage(settings.averaging, settings.averaging_device)
-        self.account = Account()  # time and record
+        self.timer = RunTimer()  # time and record
         self.summary: dict[str, Any] = {}  # what was kept, and whether to trust it, once training has ended
         self.remarks: list[str] = []  # the same in sentences
         self._has_warned = False  # a warning about predictions worse than chance is given once
 
     @property
-    def history(self) -> list[dict[str, Any]]:
+    def checks(self) -> list[dict[str, Any]]:
         """One dict a check, in order, as in `BoundaryUncertaintyMonitor`; `step` only if it is known."""
-        return self.checks.entries
+        return self.history.entries
 
     def prepare(self, samples: Samples, **options: Any) -> str:
-        """Compute all that does not depend on the network, with options and errors as in `Groundwork.prepare`."""
-        return self.groundwork.prepare(samples, self.warn, has_resumed=bool(self.history), **options)
+        """Compute all that does not depend on the network, with options and errors as in `CheckSetup.prepare`."""
+        return self.check_setup.prepare(samples, self.warn, has_resumed=bool(self.checks), **options)
 
     def continue_with(self, fingerprint: str, is_restored: bool = True) -> bool:
         """Compare the samples with those of earlier checks; if they differ, start anew and return False.
 
         They also differ if their preparation, which the state held, could not be restored.
         """
-        before = self.groundwork.fingerprint
-        are_the_same = not self.history or before is None or (is_restored and before == fingerprint)
+        before = self.check_setup.fingerprint
+        are_the_same = not self.checks or before is None or (is_restored and before == fingerprint)
         if not are_the_same:
-            self.checks.reset()
+            self.history.reset()
             self.last_check.forget()
-        self.groundwork.fingerprint = fingerprint
+        self.check_setup.fingerprint = fingerprint
         return are_the_same
 
     def update_average(self, model: object, epoch: int, step: int | None = None) -> None:
         """Add the weights of a check to the average, if there is one; a repeated check is added once."""
         if self.average is not None and isinstance(model, nn.Module):
-            self.average.update(model, is_again=self.checks.is_last(epoch, step))
+            self.average.update(model, is_again=self.history.is_last(epoch, step))
             if self.average.renewed:
                 self.warn(f"The average of weights of another shape begins anew: {listed(self.average.renewed)}.")
 
@@ -165,10 +165,10 @@ class Tracker:
     def look(self, model: Any, epoch: int, step: int | None = None) -> AbstractContextManager[Any]:
         """Context of the network that a check reads: a copy of the model, with averaged weights if there are any.
 
-        The callbacks do the same in steps, because all processes of a trainer take part (`Fit._make_check`).
+        The callbacks do the same in steps, because all processes of a trainer take part (`FitSession._make_check`).
         """
         self.update_average(model, epoch, step)
-        return looking_at(model, self.averages(model))
+        return evaluation_copy(model, self.averages(model))
 
     def state_to_keep(self, model: object) -> dict[str, Any]:
         """The `state_dict` of the weights that the last check has read; empty for a model that is no module."""
@@ -176,9 +176,9 @@ class Tracker:
 
     def measure(self, logits: Tensor) -> dict[str, float]:
         """Signals and `standard_error` of the network's logits at the perturbed inputs; waits for the device once."""
-        if self.account.check_seconds == 0:
+        if self.timer.check_seconds == 0:
             warn_of_probabilities(logits, "The module", self.warn)
-        return self.last_check.measure(self.groundwork.signals, logits)
+        return self.last_check.measure(self.check_setup.signals, logits)
 
     def add(
         self, epoch: int, values: Mapping[str, float], step: int | None = None, *, is_counted: bool = True
@@ -188,16 +188,16 @@ class Tracker:
         With `is_counted=False`, neither it nor any check before it counts for the patience or as best.
         """
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
-        if self.checks.has_best_value(entry):
+        if self.history.has_best_value(entry):
             self.last_check.best_contributions = self.last_check.contributions
-        self.checks.add(entry, is_counted=is_counted)
-        if self.checks.last_score is not None:
-            recalls, is_kept = self.last_check.recalls, self.checks.kept is entry
-            self.last_check.recognition.add(epoch, step, recalls, is_kept=is_kept)
+        self.history.add(entry, is_counted=is_counted)
+        if self.history.last_score is not None:
+            recalls, is_kept = self.last_check.recalls, self.history.kept is entry
+            self.last_check.recall_tracker.add(epoch, step, recalls, is_kept=is_kept)
         if not is_counted:
             self.last_check.forget()
-        data = self.groundwork.about["data"]
-        line = worse_than_chance(self.history, self.last_check.n_columns, data) if data else ""
+        data = self.check_setup.about["data"]
+        line = describe_worse_than_chance(self.checks, self.last_check.n_columns, data) if data else ""
         if line and not self._has_warned:
             self._has_warned = True
             self.warn(line)  # last, because filters may turn a warning into an error
@@ -205,34 +205,34 @@ class Tracker:
 
     def begin(self, started: float, folder: Path | None, settings: Mapping[str, Any]) -> None:
         """Count the time of training from now on, and open a record with `settings` in `folder`, if there is one."""
-        self.account.begin(started, has_resumed=bool(self.history))
+        self.timer.begin(started, has_resumed=bool(self.checks))
         if folder is not None:
             self.open_record(folder, settings)
 
     def open_record(self, folder: Path, settings: Mapping[str, Any]) -> None:
         """Open a record with `settings` in `folder`."""
-        account, checks = self.account, self.checks
+        timer, checks = self.timer, self.history
         named = {**settings, "rule": None, **checks.rule_settings()}
         header = {
             "settings": {name: plain(value) for name, value in named.items()},
             "n_not_compared": checks.n_not_compared,
-            **self.groundwork.about,
-            "setup_seconds": account.setup_seconds,
+            **self.check_setup.about,
+            "setup_seconds": timer.setup_seconds,
         }
-        columns = filter(None, [*self.groundwork.signals.names, STANDARD_ERROR, checks.score_name])
-        account.record = Record(folder, header, map(row, self.history), columns)
+        columns = filter(None, [*self.check_setup.signals.names, STANDARD_ERROR, checks.score_name])
+        timer.record = Record(folder, header, map(row, self.checks), columns)
 
     def end_check(self, started: float, details: Details | None, train_loss: float | None = None) -> None:
         """Count the time of the last check, and write it to the record."""
-        if self.account.path and details is not None:
-            entry, kept, rows = self.history[-1], self.checks.kept or {}, self.groundwork.rows
+        if self.timer.path and details is not None:
+            entry, kept, rows = self.checks[-1], self.history.kept or {}, self.check_setup.rows
             line = {
                 "kind": "check",
                 "epoch": entry["epoch"],
                 "step": entry.get("step"),
                 "kept_epoch": kept.get("epoch"),
                 "kept_step": kept.get("step"),
-                "n_not_compared": self.checks.n_not_compared,  # the header may be older, when all checks counted
+                "n_not_compared": self.history.n_not_compared,  # the header may be older, when all checks counted
                 "crossing": {
                     name: [plain(value) for value in part] for name, part in details.crossing._asdict().items()
                 },
@@ -241,43 +241,43 @@ class Tracker:
                 "log_trust": details.log_trust._asdict(),
                 "doubtful": [[int(rows[one.row]), *one[1:]] for one in details.doubtful],
             }
-            self.account.record.write_line(line)
+            self.timer.record.write_line(line)
         self.last_check.measurement = None
-        self.account.end_check(started, self.history[-1], train_loss)
+        self.timer.end_check(started, self.checks[-1], train_loss)
 
     def end(self, reason: str, **kept: Any) -> None:
         """Judge what was kept, and write the last line of the record."""
-        seconds = {name: getattr(self.account, name) for name in ("saving_seconds", "training_seconds")}
-        check = None if kept.get("kept_epoch") is None else self.checks.kept  # weights may be lost
+        seconds = {name: getattr(self.timer, name) for name in ("saving_seconds", "training_seconds")}
+        check = None if kept.get("kept_epoch") is None else self.history.kept  # weights may be lost
         confidence, self.remarks = None, []
-        if check is not None and self.groundwork.is_prepared:
+        if check is not None and self.check_setup.is_prepared:
             confidence, self.remarks = self._judge(check)
-        if self.checks.selection is not None:
+        if self.history.selection is not None:
             judged = summary_of(confidence, as_metric(self.settings.metric))
-            score = None if check is None else check[self.checks.score_name]
-            self.summary = {"reason": reason, "score_name": self.checks.score_name, "score": score, **kept, **judged}
+            score = None if check is None else check[self.history.score_name]
+            self.summary = {"reason": reason, "score_name": self.history.score_name, "score": score, **kept, **judged}
             if check is not None and THRESHOLD in check:
                 self.summary |= {name: check[name] for name in check if name.endswith(THRESHOLD)}
-        line = {"kind": "end", "reason": reason, "n_not_compared": self.checks.n_not_compared, **kept, **seconds}
-        self.account.record.write_line(line | {"remarks": self.remarks})
+        line = {"kind": "end", "reason": reason, "n_not_compared": self.history.n_not_compared, **kept, **seconds}
+        self.timer.record.write_line(line | {"remarks": self.remarks})
 
     def conclusion(self, how: str, reason: str, cost: str, path: str = "", **place: bool) -> list[str]:
         """Lines on what was kept and whether to trust it; arguments as in `History.describe_kept`.
 
         `how` says if its weights are in the model: "", "partly " or "not ".
         """
-        line = self.checks.describe_kept(how, reason, path, is_averaged=self.average is not None, **place)
+        line = self.history.describe_kept(how, reason, path, is_averaged=self.average is not None, **place)
         return [f"{line} {cost}", *self.remarks]
 
     def _judge(self, check: Mapping[str, Any]) -> tuple[Confidence | None, list[str]]:
         """Judge the kept check in words; name classes that are never predicted, and one that loses much."""
-        signals, selection = self.groundwork.signals, self.checks.selection
+        signals, selection = self.check_setup.signals, self.history.selection
         boundary = signals.boundary
-        names, shares = names_and_shares(boundary.labels, boundary.weights, self.groundwork.about["classes"])
-        counted = [one for one in self.checks.compared if selection is None or selection.score(one) is not None]
-        known = self.last_check.recognition
+        names, shares = names_and_shares(boundary.labels, boundary.weights, self.check_setup.about["classes"])
+        counted = [one for one in self.history.compared if selection is None or selection.score(one) is not None]
+        known = self.last_check.recall_tracker
         if any(one is not None and len(one.expected) != len(names) for one in (known.kept, known.balanced)):
-            self.last_check.recognition = Recognition()  # a state of other classes
+            self.last_check.recall_tracker = RecallTracker()  # a state of other classes
         metric, skills = signals.metric, (signals.vote_skill, signals.regression_skill)
         value, sign = ("expected_accuracy", 1.0) if metric is None else (metric.signal, metric.sign)
         column, alone = accuracy_alone(boundary.probabilities_of_present, len(boundary.labels), boundary.weights)
@@ -286,7 +286,7 @@ class Tracker:
             value = metric.at_threshold if metric.at_threshold in check else value
         finite = [one[value] for one in counted if math.isfinite(one[value])]
         best = max(finite, key=lambda one: sign * one, default=math.nan)
-        blind, confidence = blindness(best, alone, names[column], skills, metric), None
+        blind, confidence = describe_blindness(best, alone, names[column], skills, metric), None
         rule = None if selection is None else selection.rule
         is_judged = rule is not None and metric is None and rule.name in JUDGED_RULES
         if is_judged or (isinstance(rule, MetricRule) and not rule.metric.is_drawn):
@@ -294,37 +294,37 @@ class Tracker:
             doubt = "" if metric is None else metric.doubt(len(names))
             confidence = confidence_in(check, counted, *given, is_blind=bool(blind), metric=metric, doubt=doubt)
         lines = [blind or ("" if confidence is None else confidence.line())]
-        recalls = self.last_check.recognition.kept
+        recalls = self.last_check.recall_tracker.kept
         if recalls is not None and (recalls.epoch, recalls.step) == place_of(check):
-            lines.append(unpredicted(names, shares, recalls.expected))
+            lines.append(describe_unpredicted(names, shares, recalls.expected))
         if metric is not None:
-            lines.append(threshold_line(check, metric))
+            lines.append(describe_threshold(check, metric))
         return confidence, [line for line in (*lines, self.unrecognised(check)) if line]
 
     def unrecognised(self, check: Mapping[str, Any]) -> str:
         """Log line on a class that loses much by the kept check; "" if none does, or if classes are weighted."""
-        boundary = self.groundwork.signals.boundary
-        if boundary.class_weight is not None or self.groundwork.signals.metric is not None:
+        boundary = self.check_setup.signals.boundary
+        if boundary.class_weight is not None or self.check_setup.signals.metric is not None:
             return ""
-        return self.last_check.recognition.line(check, *torch.unique(boundary.labels, return_counts=True))
+        return self.last_check.recall_tracker.line(check, *torch.unique(boundary.labels, return_counts=True))
 
     def release(self) -> None:
         """Free what `prepare` computed, and the average, because training has ended."""
-        self.groundwork.release()
+        self.check_setup.release()
         if self.average is not None:
             self.average.release()
         self.last_check.measurement = None
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed training needs, as plain numbers, strings and tensors on the CPU."""
-        state = self.checks.state_dict() | self.last_check.state_dict() | self.groundwork.state_dict()
+        state = self.history.state_dict() | self.last_check.state_dict() | self.check_setup.state_dict()
         if self.average is not None:
             state["average"] = self.average.state_dict()
         # Tables of numbers, one for each run of checks with the same entries: single numbers are slow to save.
         as_numbers = partial(torch.tensor, dtype=torch.float64, device="cpu")
         state["history"] = [
             {"names": list(names), "values": as_numbers([[*check.values()] for check in checks])}
-            for names, checks in itertools.groupby(self.history, key=tuple)
+            for names, checks in itertools.groupby(self.checks, key=tuple)
         ]
         return state | {"settings": self._compared_settings() or None}
 
@@ -338,22 +338,22 @@ class Tracker:
         now = self._compared_settings()
         before = now if state["settings"] is None else state["settings"]
         changed = {name: value for name, value in now.items() if value != before.get(name)}
-        score = self.checks.score_name
+        score = self.history.score_name
         if score and any(score not in check for check in state["history"]):  # an earlier version had no such score
             changed["rule"] = now["rule"]
         self.last_check.load(state)
-        self.groundwork.load(state)
+        self.check_setup.load(state)
         if self.average is not None and state["average"] is not None:
             self.average.load_state_dict(state["average"])
         rule = None if changed or damage else state["rule"]
         try:
-            self.checks.load(state["history"], state["n_not_compared"], rule)
+            self.history.load(state["history"], state["n_not_compared"], rule)
         except Exception as error:  # a rule of the user's may raise anything
-            self.checks.load(state["history"], 0, None)
+            self.history.load(state["history"], 0, None)
             damage = f"`rule`: {cleaned(f'{type(error).__name__}: {error}')}"
         if changed or damage:
             self.last_check.forget()
-            self.groundwork.fingerprint = None  # no check is left to compare
+            self.check_setup.fingerprint = None  # no check is left to compare
         if damage:
             self.warn(
                 f"The checkpoint holds no state that this package wrote: {damage}. Patience and the best epoch start"
@@ -369,11 +369,11 @@ class Tracker:
 
     def _compared_settings(self) -> dict[str, int | float | str | None]:
         """Settings that scores depend on, as plain data; empty without a rule."""
-        if self.checks.selection is None:
+        if self.history.selection is None:
             return {}
         named = {name: getattr(self.settings, name) for name in _COMPARED}
         named["metric"] = str(as_metric(self.settings.metric) or "accuracy")
         if isinstance(weights := named["class_weight"], dict | list):
             named["class_weight"] = repr(weights)  # a state holds plain data
         past = None if self.average is None else self.average.past
-        return {**self.checks.rule_settings(), "averaging": past, **named}
+        return {**self.history.rule_settings(), "averaging": past, **named}

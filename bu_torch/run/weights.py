@@ -202,7 +202,7 @@ class BestWeights:
         self.epoch, self.step, self.weights = state["best_epoch"], state["best_step"], state["best_weights"]
 
 
-class Fitted(NamedTuple):
+class MatchedWeights(NamedTuple):
     """Saved weights as a module takes them, and what does not fit."""
 
     state: dict[str, Any]  # keys are the module's names; sharded like its own weights
@@ -211,18 +211,18 @@ class Fitted(NamedTuple):
     unknown: list[str]  # saved weights for which the module has no name
     misshapen: list[str]  # saved weights of another shape than the module's
 
-    def objection(self, *, may_lack: bool) -> str:
-        """Reason why the module cannot take the weights; "" if it can. With `may_lack`, some may be absent or extra."""
+    def objection(self, *, allow_missing: bool) -> str:
+        """Reason why the module cannot take the weights; "" if it can. `allow_missing`: some may be absent or extra."""
         if self.misshapen:
             return f"weights have another shape or kind in the module, or are NaN: {listed(self.misshapen)}"
-        if self.missing and (self.unknown or not may_lack):
+        if self.missing and (self.unknown or not allow_missing):
             return f"they lack weights of the module: {listed(self.missing)}"
-        if self.unknown and not may_lack:
+        if self.unknown and not allow_missing:
             return f"the module has no place for {listed(self.unknown)}"
         return "there are none" if not self.state and (self.missing or self.left_out) else ""
 
 
-def fitted(module: nn.Module, saved: Mapping[str, Any]) -> Fitted:
+def fitted(module: nn.Module, saved: Mapping[str, Any]) -> MatchedWeights:
     """Match saved weights to those of a module by name."""
     now = dict(module.state_dict())
     state, unknown, misshapen = {}, [], []
@@ -235,7 +235,7 @@ def fitted(module: nn.Module, saved: Mapping[str, Any]) -> Fitted:
             state[name] = sharded_like(value, now[name])
     absent = [name for name in now if name not in state]
     missing = changed_by_training(module, absent)
-    return Fitted(state, missing, [name for name in absent if name not in missing], unknown, misshapen)
+    return MatchedWeights(state, missing, [name for name in absent if name not in missing], unknown, misshapen)
 
 
 def _are_alike(own: Any, saved: Any) -> bool:
@@ -253,14 +253,14 @@ def _are_alike(own: Any, saved: Any) -> bool:
     return kinds[0] == kinds[1] and not has_nan
 
 
-def load(module: nn.Module, saved: Mapping[str, Any], *, may_lack: bool) -> Fitted:
+def load(module: nn.Module, saved: Mapping[str, Any], *, allow_missing: bool) -> MatchedWeights:
     """Load saved weights into a module; the result tells which were missing and which had no place.
 
     Raises:
         ValueError: If the weights do not fit; then the module is as it was.
     """
     kept, now, expected = fitted(module, saved), module.state_dict(), list[str]()
-    if objection := kept.objection(may_lack=may_lack):
+    if objection := kept.objection(allow_missing=allow_missing):
         raise ValueError(objection)
     before = {
         name: one.detach().cpu().clone() if isinstance(one := now[name], Tensor) else copy.deepcopy(one)
@@ -274,7 +274,7 @@ def load(module: nn.Module, saved: Mapping[str, Any], *, may_lack: bool) -> Fitt
         absent = [*kept.missing, *kept.left_out, *(name for name in expected if name not in now)]
         missing = changed_by_training(module, absent)
         kept = kept._replace(missing=missing, left_out=[name for name in absent if name not in missing])
-        if objection := kept.objection(may_lack=may_lack):
+        if objection := kept.objection(allow_missing=allow_missing):
             raise ValueError(objection)
     except Exception:
         module.load_state_dict(before, strict=False)
@@ -344,13 +344,13 @@ def state_to_keep(model: object, values: Mapping[str, Tensor]) -> dict[str, Any]
         return {n: one.clone() if isinstance(one, Tensor) else one for n, one in model.state_dict().items()}
 
 
-def put_back(module: nn.Module, weights: Mapping[str, Tensor], *, may_lack: bool = False) -> bool:
+def put_back(module: nn.Module, weights: Mapping[str, Tensor], *, allow_missing: bool = False) -> bool:
     """Put the weights of training, by name, back into a module that holds their average.
 
-    Returns False and changes nothing if the module has no place for some of them, unless it `may_lack` them.
+    Returns False and changes nothing if the module has no place for some of them, unless it `allow_missing` them.
     """
     found = named_weights(module, once=False)
-    fitting = {name: weight for name, weight in weights.items() if name in found or not may_lack}
+    fitting = {name: weight for name, weight in weights.items() if name in found or not allow_missing}
     if any(name not in found or found[name].shape != weight.shape for name, weight in fitting.items()):
         return False
     overwrite(found, {name: sharded_like(weight, found[name]) for name, weight in fitting.items()})

@@ -130,7 +130,7 @@ class Recalls:
 
 
 @dataclass
-class Recognition:
+class RecallTracker:
     """Recall at the kept check, and at the check with the best mean over the classes; None before the first."""
 
     kept: Recalls | None = None
@@ -189,7 +189,7 @@ def accuracy_alone(probabilities: Tensor, n_samples: int, weights: Tensor | None
     return best, float(scores[best])
 
 
-def blindness(
+def describe_blindness(
     best: float, alone: float, name: str, skills: tuple[float, float], metric: ExpectedMetric | None = None
 ) -> str:
     """Say that expected accuracy, or a metric, cannot tell checks apart, and what to do; "" if it can.
@@ -226,7 +226,7 @@ def blindness(
     )
 
 
-def threshold_line(check: Mapping[str, Any], metric: ExpectedMetric) -> str:
+def describe_threshold(check: Mapping[str, Any], metric: ExpectedMetric) -> str:
     """Log line on the threshold that a metric of two classes is best at in a check; "" if there is none."""
     threshold, value = check.get("threshold", math.nan), check.get(metric.at_threshold, math.nan)
     if not math.isfinite(threshold):
@@ -237,7 +237,7 @@ def threshold_line(check: Mapping[str, Any], metric: ExpectedMetric) -> str:
     )
 
 
-def unpredicted(names: Sequence[str], shares: Sequence[float], expected: Sequence[float]) -> str:
+def describe_unpredicted(names: Sequence[str], shares: Sequence[float], expected: Sequence[float]) -> str:
     """Name the classes that a network never predicts, with their shares, the largest first; "" if there are none.
 
     `expected` is the recall of each class, 0 for one that is never predicted.

@@ -22,7 +22,7 @@ from bu_torch.internal.inputs import (
 )
 from bu_torch.internal.logits import as_taken
 from bu_torch.internal.packing import Packing
-from bu_torch.internal.replica import evaluated_in_place, looking_at
+from bu_torch.internal.replica import evaluated_in_place, evaluation_copy
 from bu_torch.space.patches import PatchFeatures
 from bu_torch.space.tokens import TokenFeatures
 
@@ -191,7 +191,7 @@ class FeatureSpace:
             return pooled(inputs).flatten(1)
         # A function holds its own reference to the module, so a copy cannot replace it.
         evaluated = nullcontext() if self.module is None else evaluated_in_place(self.module)
-        with looking_at(self.feature_extractor) as extractor, evaluated:
+        with evaluation_copy(self.feature_extractor) as extractor, evaluated:
             taker = extractor.__self__ if ismethod(extractor) else extractor
             n_rows = min(_BATCH, max(_LEAST_BATCH, _BATCH_ELEMENTS // inputs[0].numel()))
             parts = [

@@ -9,7 +9,7 @@ from bu_torch.internal.global_state import full_precision
 from bu_torch.internal.inputs import as_features, as_floats, check_fitted, check_flag, check_integer
 from bu_torch.internal.logits import as_taken
 from bu_torch.internal.printing import advance, start_clock
-from bu_torch.internal.replica import looking_at
+from bu_torch.internal.replica import evaluation_copy
 from bu_torch.space.features import principal_components
 
 
@@ -105,7 +105,7 @@ class LayerFeatures:
 
         rows = []
         start_clock("passes")
-        with looking_at(self.model) as network:
+        with evaluation_copy(self.model) as network:
             hooked = [network.get_submodule("" if self.layer in ("logits", "penultimate") else self.layer)]
             if is_input:
                 hooked = [module for module in network.modules() if isinstance(module, nn.Linear)]

@@ -52,9 +52,9 @@ def test_a_training_is_the_same_whether_it_is_watched_or_not(training):
 def test_augmented_images_are_checked_as_a_dataset_gives_them(training, images):
     (inputs, labels), _, net = images.prepare("digits_augmented", 0)
     watched = training.Watched((inputs, labels), training.One(net), 0, net, images.Augmented)
-    groundwork = watched.tracker.groundwork
-    assert groundwork.about["data"]["perturbation"] == "reading"
-    own = inputs[groundwork.rows]
+    check_setup = watched.tracker.check_setup
+    assert check_setup.about["data"]["perturbation"] == "reading"
+    own = inputs[check_setup.rows]
     reading = watched.perturbed[: len(own)]
     padded = torch.nn.functional.pad(own, (1, 1, 1, 1))
     shifted = torch.stack([padded[:, :, i : i + 8, j : j + 8] for i in range(3) for j in range(3)])

@@ -19,7 +19,7 @@ from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, Bou
 from bu_torch.callbacks import fit as fit_module
 from bu_torch.report import read_record
 from bu_torch.report.verdict import RunVerdict
-from bu_torch.run import account as record_module
+from bu_torch.run import timing as record_module
 from bu_torch.run.settings import NOT_MEASURED
 
 
@@ -158,7 +158,7 @@ class TestWeightAveraging:
         fit_again(tmp_path, self.averaging(which), own, max_epochs=9)
         assert (own.best_epoch, own.stopped_epoch) == (first, first + 2)
         record = read_record(own.record_path)
-        assert own.tracker.checks.n_not_compared == record.n_not_compared == first
+        assert own.tracker.history.n_not_compared == record.n_not_compared == first
         # As the page says while the run goes on.
         assert RunVerdict.of(dataclasses.replace(record, end=None)).kept == first
         assert ("before its first update do not count" in log.text) == (first > 0)

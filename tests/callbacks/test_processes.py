@@ -236,7 +236,7 @@ class OfImages(Classifier):
 stopping = BoundaryUncertaintyStopping(cache=None)
 made = trainer(folder, stopping, max_epochs=1, strategy="ddp", devices=2)
 made.fit(OfImages(), loader(images, labels, batch_size=100))
-plan = stopping.tracker.groundwork.plan
+plan = stopping.tracker.check_setup.plan
 done(made.global_rank, plan=[plan.n_samples, plan.n_draws], history=stopping.history)
 """
 

@@ -106,7 +106,7 @@ def test_a_training_stops_and_keeps_where_it_does_under_lightning_s_pair(tmp_pat
     assert made.stopping.best_epoch == torch.load(keeper.best_model_path, weights_only=True)["epoch"]
     assert made.stopping.best_score == pytest.approx(float(keeper.best_model_score))
     assert same(made.module.state_dict(), made.weights.of_epoch[made.stopping.best_epoch])
-    assert (made.stopping.tracker.checks.verdict.wait, stopper.stopping_reason) == (stopper.wait_count, reason)
+    assert (made.stopping.tracker.history.verdict.wait, stopper.stopping_reason) == (stopper.wait_count, reason)
     stopped = reason != EarlyStoppingReason.NOT_STOPPED
     assert made.stopping.stopped_epoch == (stopper.stopped_epoch if stopped else None)
     assert WORDS[reason] in made.stopping.stopping_reason

@@ -152,9 +152,9 @@ def test_the_bound_on_bytes_counts_each_reading(tmp_path):
     n_bytes = X[0].nbytes
     for n_draws, n_samples in ((1, 60), (2, 40)):
         monitor = monitored(tmp_path, n_draws=n_draws, max_bytes=120 * n_bytes)
-        assert monitor.tracker.groundwork.plan == (n_samples, n_draws)
+        assert monitor.tracker.check_setup.plan == (n_samples, n_draws)
     moved = monitored(tmp_path, n_draws=2, max_bytes=120 * n_bytes, perturbation="random")
-    assert moved.tracker.groundwork.plan == (120, 2)
+    assert moved.tracker.check_setup.plan == (120, 2)
 
 
 def test_readings_of_a_part_of_the_samples_are_of_that_part(tmp_path):
@@ -214,6 +214,6 @@ def test_samples_that_collate_fn_mixes_are_read_before_it(tmp_path, caplog):
         "`collate_fn` mixes labels (mixup, CutMix), so Boundary uncertainty reads the samples without it" in caplog.text
     )
     assert SAID in caplog.text
-    signals = monitor.tracker.groundwork.about["data"]
+    signals = monitor.tracker.check_setup.about["data"]
     assert (signals["n_samples"], signals["n_classes"], signals["perturbation"]) == (120, 3, "reading")
     assert len(monitor.history) == 2

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSa
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 from bu_torch.report import read_record
 from bu_torch.report.page import content
-from bu_torch.run.account import Record
+from bu_torch.run.timing import Record
 
 
 def fit(folder, callback, *others, **kwargs):

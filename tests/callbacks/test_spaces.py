@@ -92,7 +92,7 @@ def assert_resumes(folder, module, ends, space=None, **settings):
         last = folder / f"until {end}" / "last.ckpt"
     assert resumed.history == whole.history
     assert resumed.best_epoch == whole.best_epoch
-    assert resumed.tracker.checks.n_not_compared == 0
+    assert resumed.tracker.history.n_not_compared == 0
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_the_log_and_the_record_say_what_was_chosen(tmp_path, log, module, found
 def test_the_loop_looks_at_no_network_that_may_have_learnt_the_labels():
     stopper = BoundaryUncertaintyStopper(*images(160), n_neighbors=20, n_draws=1)
     stopper.check(Module())
-    assert list(stopper._tracker.groundwork.signals.boundary.skills_) == ["inputs", "patches"]
+    assert list(stopper._tracker.check_setup.signals.boundary.skills_) == ["inputs", "patches"]
     assert_loop_goes_on(images, Module(), Plain(), n_neighbors=20, n_draws=1, feature_extractor="module")
 
 
@@ -137,9 +137,9 @@ def assert_loop_goes_on(samples, module, later, **settings):
     stopper.check(module)
     again.load_state_dict(stopper.state_dict())
     again.check(later)
-    found, expected = (one._tracker.groundwork.signals.perturbed_inputs for one in (again, stopper))
+    found, expected = (one._tracker.check_setup.signals.perturbed_inputs for one in (again, stopper))
     assert torch.equal(found, expected)
-    assert again._tracker.checks.compared
+    assert again._tracker.history.compared
     return stopper, again
 
 

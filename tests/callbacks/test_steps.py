@@ -79,7 +79,7 @@ class TestPlaces:
         for kwargs in ({}, {"every_n_train_steps": 3}):
             monitor = BoundaryUncertaintyMonitor(n_neighbors=20, **kwargs)
             fit(tmp_path, monitor, data=loader(*blobs(n=1200), batch_size=300), max_epochs=1)
-            n_draws.append(monitor.tracker.groundwork.plan.n_draws)
+            n_draws.append(monitor.tracker.check_setup.plan.n_draws)
         assert n_draws == [10, 7]
 
     @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ class TestTheLossOfTheModule:
         again = BoundaryUncertaintyStopping(n_neighbors=10, n_draws=1)
         trainer(tmp_path, again, max_epochs=4).fit(make([1.0, 1.0, 3.0]), loader(X, Y), ckpt_path=path)
         assert [check["epoch"] for check in again.history] == [0, 1, 2, 3]
-        assert again.tracker.checks.n_not_compared == 0
+        assert again.tracker.history.n_not_compared == 0
         assert lines(log)[1] == lines(log)[0]
         assert not [one for one in recwarn if "cannot be compared" in str(one.message)]
 
@@ -199,7 +199,7 @@ class TestTheLossOfTheModule:
 
         found = fit(tmp_path, make=compiled)
         assert "it cannot be seen if that is for these labels" in log.text
-        assert found.tracker.groundwork.loss_weights is None
+        assert found.tracker.check_setup.loss_weights is None
         assert lines(log) == []
 
     def test_is_watched_no_longer_if_the_step_fails(self, tmp_path):

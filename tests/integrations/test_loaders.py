@@ -19,8 +19,8 @@ def test_augmented_samples_are_read_again(caplog):
         stopper = make_stopper(network, DataLoader(Augmented(), batch_size=30), OPTIONS)
         stopper.check(network)
     assert "A sample differs each time it is read (random augmentation)" in caplog.text
-    groundwork = stopper.tracker.groundwork
-    assert groundwork.about["data"]["perturbation"] == "reading"
+    check_setup = stopper.tracker.check_setup
+    assert check_setup.about["data"]["perturbation"] == "reading"
     again = make_stopper(network, DataLoader(Augmented(), batch_size=30), OPTIONS)
     again.check(network)
     assert again.history[0] == stopper.history[0]
@@ -45,8 +45,8 @@ def test_texts_with_token_dropout_are_read_again():
     network = nn.Sequential(nn.EmbeddingBag(300, 8), nn.Linear(8, 3))
     stopper = make_stopper(network, DataLoader(DroppedTokens(), batch_size=30), OPTIONS)
     stopper.check(network)
-    signals = stopper.tracker.groundwork.signals
-    assert stopper.tracker.groundwork.about["data"]["perturbation"] == "reading"
+    signals = stopper.tracker.check_setup.signals
+    assert stopper.tracker.check_setup.about["data"]["perturbation"] == "reading"
     assert signals.perturbed_inputs.dtype == torch.int64
 
 

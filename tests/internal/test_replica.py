@@ -25,7 +25,7 @@ from torchmetrics import CatMetric, MeanMetric
 
 from bu_torch.internal import replica
 from bu_torch.internal.copying import CopyError
-from bu_torch.internal.replica import copy_of, looking_at
+from bu_torch.internal.replica import copy_of, evaluation_copy
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
@@ -315,7 +315,7 @@ def test_a_look_changes_nothing_and_gives_what_the_network_gives_in_eval_mode(na
     twin = MODULES[name]()
     before = state(module)
     for _ in range(2):
-        with looking_at(module) as network:
+        with evaluation_copy(module) as network:
             assert not network.training
             output = network(X.clone())
             assert set(network.state_dict()) >= set(module.state_dict())
@@ -329,11 +329,11 @@ def test_a_look_changes_nothing_and_gives_what_the_network_gives_in_eval_mode(na
 def test_bound_methods_are_those_of_the_copy_and_functions_stay():
     module = Counting()
     before = state(module)
-    with looking_at(module.forward) as forward:
+    with evaluation_copy(module.forward) as forward:
         forward(X)
         assert forward.__self__ is not module
     assert state(module) == before
-    with looking_at(print) as function:
+    with evaluation_copy(print) as function:
         assert function is print
 
 
@@ -348,15 +348,15 @@ def test_many_frozen_parameters_are_shared_and_a_change_of_one_is_refused_by_nam
             return x * self.scale
 
     module = Writing(frozen=True)
-    with looking_at(module) as network:  # few are copied
+    with evaluation_copy(module) as network:  # few are copied
         network(X)
     assert module.scale.tolist() == [1] * 4
     monkeypatch.setattr(replica, "_MOST_COPIED", 0)
     assert copy_of(module).scale.data_ptr() == module.scale.data_ptr()
-    with pytest.raises(CopyError, match="frozen parameter `scale`"), looking_at(module) as network:
+    with pytest.raises(CopyError, match="frozen parameter `scale`"), evaluation_copy(module) as network:
         network(X)
     module = Writing(frozen=False)
-    with looking_at(module) as network:
+    with evaluation_copy(module) as network:
         network(X)
     assert module.scale.tolist() == [1] * 4
 
@@ -386,7 +386,7 @@ def test_what_a_look_would_move_and_cannot_copy_is_refused_by_name(make, said):
     network = nn.Sequential(nn.Linear(4, 3))
     network[0].held = make()
     said = f"Linear holds an object of {said}.* outside of the module"
-    with pytest.raises(CopyError, match=said), looking_at(network):
+    with pytest.raises(CopyError, match=said), evaluation_copy(network):
         pass
 
 
@@ -405,14 +405,14 @@ class Aliased(nn.Module):
 def test_a_tensor_that_is_a_view_of_a_weight_is_that_of_the_copy():
     network, other = Aliased(), torch.ones(3, 4)
     before = network.first.weight.detach().clone()
-    with looking_at(network, {"first.weight": other}) as copied:
+    with evaluation_copy(network, {"first.weight": other}) as copied:
         assert torch.equal(copied.alias, other)
         assert torch.equal(copied.row, other[1:])
         copied.first.weight.data.zero_()
         assert not copied.alias.any()
         assert torch.equal(network(X), network(X))
     assert torch.equal(network.alias, before)
-    with looking_at(network) as copied:
+    with evaluation_copy(network) as copied:
         assert torch.equal(copied(X), network(X))
 
 
@@ -460,7 +460,7 @@ def test_observers_of_quantisation_on_a_gpu():
     module = quantised().cuda()
     module(X.cuda())
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    with looking_at(module) as network:
+    with evaluation_copy(module) as network:
         network(100 * X.cuda())
     torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0)
 

@@ -215,7 +215,7 @@ def test_weights_of_training_that_do_not_fit_change_nothing(wrong):
     before = weights_of(module)
     assert not put_back(module, {"0.bias": torch.ones(5), **wrong})
     assert same(weights_of(module), before)
-    assert put_back(module, {"0.bias": torch.ones(5), **wrong}, may_lack=True) == ("none.such" in wrong)
+    assert put_back(module, {"0.bias": torch.ones(5), **wrong}, allow_missing=True) == ("none.such" in wrong)
 
 
 def tied_by_transpose():

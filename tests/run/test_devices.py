@@ -8,7 +8,7 @@ from scenarios import tokens
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper, Signals
-from bu_torch.run.groundwork import Groundwork
+from bu_torch.run.check_setup import CheckSetup
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.samples.samples import whole_samples
 
@@ -102,9 +102,9 @@ FEW = whole_samples(blobs(n=60, d=16)[0].view(-1, 1, 4, 4), blobs(n=60, d=16)[1]
 
 
 def prepared(samples, device, **settings):
-    groundwork = Groundwork(MeasurementSettings(n_neighbors=10, n_draws=1, **settings))
-    groundwork.prepare(samples, print, has_resumed=False, device=device)
-    return groundwork.signals
+    check_setup = CheckSetup(MeasurementSettings(n_neighbors=10, n_draws=1, **settings))
+    check_setup.prepare(samples, print, has_resumed=False, device=device)
+    return check_setup.signals
 
 
 @pytest.mark.parametrize(

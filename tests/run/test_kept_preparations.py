@@ -13,7 +13,7 @@ def fit(folder, callback, samples=None, module=None, max_epochs=2, ckpt_path=Non
     made = trainer(folder, callback, max_epochs=max_epochs, enable_checkpointing=False, **kwargs)
     made.fit(module or Classifier(), loader(*(samples or blobs())), ckpt_path=ckpt_path, weights_only=False)
     made.save_checkpoint(folder / "last.ckpt")
-    return callback.history, callback.tracker.groundwork
+    return callback.history, callback.tracker.check_setup
 
 
 def stopping(cache, **settings):
@@ -23,9 +23,9 @@ def stopping(cache, **settings):
 def test_the_default_leaves_nothing_in_the_home_folder(tmp_path, monkeypatch):
     for name in ("HOME", "USERPROFILE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
-    _, groundwork = fit(tmp_path, BoundaryUncertaintyStopping())
+    _, check_setup = fit(tmp_path, BoundaryUncertaintyStopping())
     BoundaryUncertaintyStopper(*blobs()).check(nn.Linear(4, 3))
-    assert groundwork.kept_in is None
+    assert check_setup.kept_in is None
     assert not (tmp_path / "home").exists()
 
 
@@ -95,7 +95,7 @@ def test_a_loop_of_one_s_own_finds_it_too_and_leaves_no_sample(tmp_path, caplog)
     assert f"loaded the preparation of an earlier run: {file}." in caplog.text
     assert stoppers[0].history == stoppers[1].history
     torch.save(stoppers[1].state_dict(), tmp_path / "state.pt")
-    moved = stoppers[1].tracker.groundwork.signals.perturbed_inputs
+    moved = stoppers[1].tracker.check_setup.signals.perturbed_inputs
     content = file.read_bytes() + (tmp_path / "state.pt").read_bytes()
     assert not [row for rows in (inputs, moved) for row in rows.numpy() if row.tobytes() in content]
 
@@ -107,7 +107,7 @@ def test_numbers_beside_categories_are_found_again(tmp_path):
     def again():
         stopper = BoundaryUncertaintyStopper(both, labels, n_neighbors=20, cache=tmp_path / "kept")
         stopper.check(lambda numbers, categories: numbers[:, :3] + categories)
-        return stopper.history, stopper.tracker.groundwork
+        return stopper.history, stopper.tracker.check_setup
 
     (first, kept), (second, found) = again(), again()
     assert found.found_in == kept.kept_in is not None

@@ -6,7 +6,7 @@ from problems import blobs
 from torch import nn
 
 from bu_torch import Rule, Signals
-from bu_torch.run import account, groundwork
+from bu_torch.run import check_setup, timing
 from bu_torch.run.budget import Plan
 from bu_torch.run.settings import Settings
 from bu_torch.run.tracker import Tracker
@@ -17,7 +17,7 @@ VALUES = dict.fromkeys(Signals.NAMES, 0.5)
 
 def fed(tracker, *scores):
     """The tracker, with these of the next epochs."""
-    for epoch, score in enumerate(scores, start=len(tracker.history)):
+    for epoch, score in enumerate(scores, start=len(tracker.checks)):
         tracker.add(
             epoch, VALUES | {"accuracy_uncertainty_trust": score, "expected_accuracy": score, "trust_score": score}
         )
@@ -39,7 +39,7 @@ def fed(tracker, *scores):
 )
 def test_it_says_why_in_words_not_in_names_of_columns(settings, last, reason):
     tracker = fed(Tracker(Settings(**settings)), 0.5, last)
-    assert tracker.checks.why_stopped(1) == f"Stopped in epoch 1: {reason}"
+    assert tracker.history.why_stopped(1) == f"Stopped in epoch 1: {reason}"
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_a_check_of_the_same_epoch_and_step_takes_the_place_of_the_last(again, p
     tracker.add(3, VALUES | {"expected_accuracy": 0.5}, 4)
     tracker.add(3, VALUES | {"expected_accuracy": 0.3}, 8)
     entry = tracker.add(again[0], VALUES | {"expected_accuracy": 0.4}, again[1])
-    assert [(entry["epoch"], entry["step"]) for entry in tracker.history] == places
-    assert tracker.history[-1] is entry
-    assert tracker.checks.verdict.wait == len(places) - 1
+    assert [(entry["epoch"], entry["step"]) for entry in tracker.checks] == places
+    assert tracker.checks[-1] is entry
+    assert tracker.history.verdict.wait == len(places) - 1
 
 
 SAMPLES = Samples(*blobs(), torch.arange(120), 120)
@@ -62,18 +62,18 @@ SAMPLES = Samples(*blobs(), torch.arange(120), 120)
 
 def prepared():
     tracker = Tracker(Settings(n_neighbors=20, n_draws=2))
-    tracker.groundwork.plan_checks(120, 120, 0)
+    tracker.check_setup.plan_checks(120, 120, 0)
     return tracker, tracker.prepare(SAMPLES)
 
 
 def test_the_standard_error_is_of_the_gain_over_the_highest_expected_accuracy_before():
     tracker, _ = prepared()
-    probabilities = tracker.groundwork.signals.probabilities.double()
+    probabilities = tracker.check_setup.signals.probabilities.double()
     read: list[torch.Tensor] = []
     for epoch, share in enumerate((0.0, 0.1, 0.9, 0.2, 0.3, 0.15)):
         noise = torch.randn(240, 3, generator=torch.Generator().manual_seed(epoch), dtype=torch.float64)
         read.append((1 - share) * noise + share * 5 * probabilities)
-        accuracies = [entry["expected_accuracy"] for entry in tracker.history]
+        accuracies = [entry["expected_accuracy"] for entry in tracker.checks]
         values = tracker.measure(read[-1])
         if epoch:
             best = read[accuracies.index(max(accuracies))]
@@ -96,7 +96,7 @@ def test_with_another_patience_all_before_counts_and_this_run_s_holds():
     first, said = fed(Tracker(Settings(patience=9)), 0.5, 0.1, 0.1), []
     second = Tracker(Settings(patience=4), said.append)
     second.load_state_dict(first.state_dict())
-    assert [fed(second, 0.1).checks.verdict.should_stop for _ in range(2)] == [False, True]
+    assert [fed(second, 0.1).history.verdict.should_stop for _ in range(2)] == [False, True]
     assert said == []
 
 
@@ -109,8 +109,8 @@ def test_with_other_settings_nothing_before_is_compared(changed):
     second.load_state_dict(first.state_dict())
     assert len(said) == 1
     assert f"resumes with {next(iter(changed))}=" in said[0]
-    assert fed(second, 0.1).checks.kept is second.history[-1]
-    assert [check["epoch"] for check in second.history] == [0, 1]
+    assert fed(second, 0.1).history.kept is second.checks[-1]
+    assert [check["epoch"] for check in second.checks] == [0, 1]
 
 
 def test_a_rule_with_another_parameter_starts_anew():
@@ -134,7 +134,7 @@ def test_a_rule_with_another_parameter_starts_anew():
     second = Tracker(Settings(rule=Weighted(3.0)), said.append)
     second.load_state_dict(first.state_dict())
     assert "resumes with rule.weight=3.0 instead of rule.weight=2.0" in said[0]
-    assert second.checks.n_not_compared == 1
+    assert second.history.n_not_compared == 1
 
 
 def test_a_preparation_that_a_state_holds_is_for_its_own_samples():
@@ -145,7 +145,7 @@ def test_a_preparation_that_a_state_holds_is_for_its_own_samples():
         tracker = Tracker(Settings(n_neighbors=20, n_draws=1, feature_extractor="module"))
         if state is not None:
             tracker.load_state_dict(state)
-        return tracker, tracker.continue_with(tracker.prepare(samples, module=module), tracker.groundwork.is_restored)
+        return tracker, tracker.continue_with(tracker.prepare(samples, module=module), tracker.check_setup.is_restored)
 
     first, _ = start(SAMPLES)
     first.add(0, VALUES)
@@ -155,7 +155,7 @@ def test_a_preparation_that_a_state_holds_is_for_its_own_samples():
         again, is_continued = start(samples, first.state_dict())
         assert is_continued == is_expected
         same = first if is_expected else start(samples)[0]
-        found, expected = (one.groundwork.signals.preparation for one in (again, same))
+        found, expected = (one.check_setup.signals.preparation for one in (again, same))
         assert torch.equal(found.boundary.neighbors, expected.boundary.neighbors)
         assert torch.equal(found.boundary.probabilities, expected.boundary.probabilities)
 
@@ -165,13 +165,13 @@ def test_a_preparation_that_a_state_holds_is_for_its_own_samples():
     [({}, 240, Plan(120, 2)), ({}, 120, Plan(120, 1)), ({}, 60, Plan(60, 1)), ({"n_draws": 2}, 120, Plan(60, 2))],
 )
 def test_many_classes_take_fewer_draws_or_samples(monkeypatch, settings, most_rows, plan):
-    monkeypatch.setattr(groundwork, "MOST_ENTRIES", 3 * most_rows)
+    monkeypatch.setattr(check_setup, "MOST_ENTRIES", 3 * most_rows)
     said = []
     tracker = Tracker(Settings(n_neighbors=20, **settings), said.append)
-    tracker.groundwork.plan = Plan(120, 2)
+    tracker.check_setup.plan = Plan(120, 2)
     tracker.prepare(Samples(*blobs(n=120), torch.arange(120) + 5, 120))
-    assert tracker.groundwork.plan == plan
-    assert len(tracker.groundwork.signals.perturbed_inputs) == plan.n_samples * plan.n_draws
+    assert tracker.check_setup.plan == plan
+    assert len(tracker.check_setup.signals.perturbed_inputs) == plan.n_samples * plan.n_draws
     assert len(said) == (plan != Plan(120, 2))
 
 
@@ -212,26 +212,26 @@ def test_a_resumed_training_tells_what_it_has_cost_since_then():
     first, resumed = Tracker(Settings()), Tracker(Settings())
     first.begin(0.0, None, {})
     first.add(0, VALUES)
-    assert first.account.cost().startswith("Boundary uncertainty took at least ")
+    assert first.timer.cost().startswith("Boundary uncertainty took at least ")
     resumed.load_state_dict(first.state_dict())
     resumed.begin(0.0, None, {})
-    assert resumed.account.cost().startswith("Since the run resumed, boundary uncertainty took at least ")
+    assert resumed.timer.cost().startswith("Since the run resumed, boundary uncertainty took at least ")
 
 
 def test_saving_is_a_part_of_the_cost(monkeypatch):
     seconds = iter([100.0, 110.0, 113.0, 130.0, 133.0])
     tracker = Tracker(Settings())
-    monkeypatch.setattr(account.time, "perf_counter", lambda: next(seconds))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(seconds))
     tracker.begin(90.0, None, {})
-    with tracker.account.saving():
+    with tracker.timer.saving():
         pass
-    assert tracker.account.saving_seconds == 3.0
+    assert tracker.timer.saving_seconds == 3.0
     parts = "(preparation 10.0 s, checks 0.0 s, saving 3.0 s)"
     expected = f"Boundary uncertainty took at least 13.0 s {parts} on top of 27.0 s of training: 48%."
-    assert tracker.account.cost() == expected
+    assert tracker.timer.cost() == expected
     left = " 20 of 50 epochs were trained; the rest would have taken about 60.0 s."
-    assert tracker.account.time_saved(5, 20, 50) == left
-    assert [tracker.account.time_saved(*counts) for counts in ((0, 50, 50), (5, 5, 50), (0, 50, -1))] == [""] * 3
+    assert tracker.timer.time_saved(5, 20, 50) == left
+    assert [tracker.timer.time_saved(*counts) for counts in ((0, 50, 50), (5, 5, 50), (0, 50, -1))] == [""] * 3
 
 
 def test_a_state_without_the_score_of_the_rule_starts_anew():
@@ -245,5 +245,5 @@ def test_a_state_without_the_score_of_the_rule_starts_anew():
     table["names"], table["values"] = [table["names"][n] for n in keep], table["values"][:, keep]
     state["settings"] |= {"rule": "accuracy_uncertainty_trust"}
     tracker.load_state_dict(state)
-    assert (tracker.checks.kept, len(tracker.history)) == (None, 2)
+    assert (tracker.history.kept, len(tracker.checks)) == (None, 2)
     assert "patience and the best epoch start anew" in said[0]

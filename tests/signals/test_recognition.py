@@ -7,7 +7,7 @@ from bu_torch import Signals
 from bu_torch.run.settings import Settings
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.samples import whole_samples
-from bu_torch.signals.details import Recalls, Recognition
+from bu_torch.signals.details import Recalls, RecallTracker
 
 SETTINGS = {"n_neighbors": 20, "n_draws": 2, "averaging": None, "cache": None, "rule": "expected_accuracy"}
 # A Bayes boundary of four to one, and one of equal classes.
@@ -29,18 +29,18 @@ def tracked(share, *thresholds, noise=0.0, tracker=None, first=0, **settings):
     tracker = tracker or Tracker(Settings(**SETTINGS, **settings))
     tracker.continue_with(tracker.prepare(whole_samples(*samples(share, noise))))
     for epoch, threshold in enumerate(thresholds, start=first):
-        second = tracker.groundwork.signals.perturbed_inputs[:, 0] - threshold
+        second = tracker.check_setup.signals.perturbed_inputs[:, 0] - threshold
         tracker.add(epoch, tracker.measure(torch.stack((torch.zeros_like(second), second), dim=1)))
     return tracker
 
 
 def test_a_class_that_loses_by_what_is_kept_is_named():
     tracker = tracked(0.2, HIGH, LOW)
-    assert tracker.checks.kept["epoch"] == 0
-    line = tracker.unrecognised(tracker.checks.kept)
+    assert tracker.history.kept["epoch"] == 0
+    line = tracker.unrecognised(tracker.history.kept)
     labelled = []
     for threshold in (HIGH, LOW):
-        features = tracker.groundwork.signals.perturbed_inputs.view(2, -1, 2)[:, :80, 0]
+        features = tracker.check_setup.signals.perturbed_inputs.view(2, -1, 2)[:, :80, 0]
         labelled.append(f"{float((features > threshold).double().mean()):.0%}")
     assert line == (
         f"By the given labels, the kept epoch 0 recognises {labelled[0]} of the perturbed samples of class 1,"
@@ -64,7 +64,7 @@ def test_a_class_that_loses_by_what_is_kept_is_named():
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 def test_otherwise_nothing_is_said(share, thresholds, settings, noise):
     tracker = tracked(share, *thresholds, noise=noise, **settings)
-    assert tracker.unrecognised(tracker.checks.kept) == ""
+    assert tracker.unrecognised(tracker.history.kept) == ""
 
 
 def test_a_resumed_run_knows_the_checks_before(tmp_path):
@@ -75,12 +75,12 @@ def test_a_resumed_run_knows_the_checks_before(tmp_path):
     second.load_state_dict(state)
     tracked(0.2, LOW, tracker=second, first=1)
     whole = tracked(0.2, HIGH, LOW)
-    assert second.unrecognised(second.checks.kept) == whole.unrecognised(whole.checks.kept) != ""
+    assert second.unrecognised(second.history.kept) == whole.unrecognised(whole.history.kept) != ""
     del state["recalls"]  # as of an older version
     older = Tracker(Settings(**SETTINGS))
     older.load_state_dict(state)
     tracked(0.2, LOW, tracker=older, first=1)
-    assert older.unrecognised(older.checks.kept) == ""
+    assert older.unrecognised(older.history.kept) == ""
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ def test_a_state_that_is_none_starts_anew(recalls):
 
 
 def test_steps_tell_checks_of_one_epoch_apart():
-    recognition = Recognition(Recalls(0, 4, [0.9, 0.3], [0.9, 0.3]), Recalls(0, 8, [0.8, 0.6], [0.8, 0.6]))
+    recall_tracker = RecallTracker(Recalls(0, 4, [0.9, 0.3], [0.9, 0.3]), Recalls(0, 8, [0.8, 0.6], [0.8, 0.6]))
     classes = torch.tensor([2, 5]), torch.tensor([900, 100])
-    line = recognition.line({"epoch": 0, "step": 4}, *classes)
+    line = recall_tracker.line({"epoch": 0, "step": 4}, *classes)
     assert line.startswith(
         "By the given labels, the kept step 4 recognises 30% of the perturbed samples of class 5, but"
     )
-    assert recognition.line({"epoch": 0, "step": 8}, *classes) == ""
+    assert recall_tracker.line({"epoch": 0, "step": 8}, *classes) == ""
 
 
 @pytest.mark.parametrize("is_weighted", [False, True])

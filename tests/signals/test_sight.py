@@ -9,7 +9,7 @@ from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper
 from bu_torch.functional import expected_accuracy
-from bu_torch.signals.details import accuracy_alone, blindness, names_and_shares, unpredicted
+from bu_torch.signals.details import accuracy_alone, describe_blindness, describe_unpredicted, names_and_shares
 
 
 def test_one_class_alone_scores_what_predicting_it_everywhere_scores(generator):
@@ -37,14 +37,14 @@ def test_one_class_alone_scores_what_predicting_it_everywhere_scores(generator):
     ],
 )
 def test_a_score_that_cannot_see_is_told_of(highest, skills, said):
-    line = blindness(highest, 0.86, "'no'", skills)
+    line = describe_blindness(highest, 0.86, "'no'", skills)
     assert said in line
     assert bool(line) == bool(said)
 
 
 def test_classes_that_are_never_predicted_are_named_the_largest_first():
     def line(labels, expected, named=None):
-        return unpredicted(*names_and_shares(torch.tensor(labels), None, named), expected)
+        return describe_unpredicted(*names_and_shares(torch.tensor(labels), None, named), expected)
 
     labels = [0] * 7 + [3] + [4] * 2
     assert line(labels, [0.9, 0.1, 0.2]) == ""

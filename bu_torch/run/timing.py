@@ -101,7 +101,7 @@ class Record:
         )
 
 
-class Account:
+class RunTimer:
     """The seconds of one training so far, and its record, if there is one."""
 
     def __init__(self) -> None:

@@ -38,7 +38,7 @@ _SPACES = {
 }
 
 
-class Groundwork:
+class CheckSetup:
     """Plan of the checks, the fitted `Signals`, and the part of both that a resumed run needs.
 
     `Preparation` is the part of the signals that is kept in files and states.
