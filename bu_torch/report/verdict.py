@@ -87,8 +87,9 @@ class RunVerdict:
 
 
 def rule_title(name: str) -> str:
-    """Name of a rule in words."""
-    return SIGNALS[name].title if name in SIGNALS else name.replace("_", " ")
+    """Name of a rule in words; a loss or cost counts by its negative."""
+    words = f"expected {name[4:]}, negated" if name.startswith("neg_") else name
+    return SIGNALS[name].title if name in SIGNALS else words.replace("_", " ")
 
 
 def _ending(record: RunRecord) -> str:

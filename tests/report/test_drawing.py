@@ -9,10 +9,9 @@ import records
 from bu_torch.report import read_record, write_report
 
 pytestmark = pytest.mark.skipif(browser.BINARY is None, reason="no chromium is installed")
-MAPS = ["near_boundary", "local_uncertainty", "log_trust"]
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 PLOTS = "[...document.querySelectorAll('.plot')].map(p => p.id)"
-NAMES = ["deciding", "scores", "agreement", "changes", "pairs", *MAPS, "cost"]
+NAMES = ["deciding", "scores", "agreement", "changes", "crossing", "pairs", "log_trust", "cost"]
 
 
 def drawn(page, name):
@@ -64,10 +63,11 @@ def test_a_desktop(chromium, many, dark):
         assert scores["traces"] == 12  # two scores, their largest values, four rules on both
         assert [scores[kind] for kind in ("lines", "points", "shapes")] == [2, 10, 1]
         assert "kept: " in " ".join(scores["labels"])
-        assert [drawn(page, name)["lines"] for name in ("agreement", "changes", "cost")] == [3, 2, 2]
+        assert [drawn(page, name)["lines"] for name in ("agreement", "changes", "cost")] == [3, 1, 2]
         assert pairs["maps"] == 1
         assert set(records.LETTERS) <= set(pairs["labels"])
-        assert [drawn(page, name)["maps"] for name in MAPS] == [1, 1, 1]
+        assert drawn(page, "log_trust")["maps"] == 1
+        assert drawn(page, "crossing")["lines"] == 2  # the network's, and the most that can be reached
         text, ground = page.evaluate(
             "[getComputedStyle(document.querySelector('#scores .xtick text')).fill,"
             " getComputedStyle(document.querySelector('section')).backgroundColor]"
