@@ -121,8 +121,8 @@ def compare(
     moved = {} if threshold is None else {"at threshold": judge.result(partial(_moved, net, threshold), test)}
     quarter, fifth = (_hold_out((inputs, labels), test, judge, share, seed, n_epochs) for share in (0.25, 0.2))
     alone = nn.functional.one_hot(torch.arange(n_classes, device="cpu"), n_classes).float()
-    each = [judge.result(_Constant(one), (inputs, labels)) for one in alone]
-    best_alone = _Constant(alone[each.index(judge.best(each))])
+    each = [judge.result(_constant(one), (inputs, labels)) for one in alone]
+    best_alone = _constant(alone[each.index(judge.best(each))])
     results = {
         "bu-torch": kept,
         **moved,
@@ -202,13 +202,9 @@ def _logits(net: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
     return net(inputs)
 
 
-class _Constant(NamedTuple):
-    """The same logits (J,) for all inputs."""
-
-    logits: Tensor
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        return self.logits.expand(len(inputs), -1)
+def _constant(logits: Tensor) -> Callable[[Tensor], Tensor]:
+    """Network that gives the same logits (J,) for all inputs."""
+    return lambda inputs: logits.expand(len(inputs), -1)
 
 
 def _moved(net: Callable[[Tensor], Tensor], threshold: float, inputs: Tensor) -> Tensor:

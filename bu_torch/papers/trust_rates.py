@@ -51,9 +51,17 @@ def trustworthy_precision(scores: Any, is_correct: Any, percentiles: Any = None)
 def suspicious_precision(scores: Any, is_correct: Any, percentiles: Any = None) -> Tensor:
     """Precision against percentile of the negated scores: error rate on the samples that score lowest.
 
-    Jiang et al. (2018), section 5. At percentile p the floor(p n / 100) samples with the highest scores are left out;
-    arguments, ties, result and errors are as in `trustworthy_precision`. A perfect score reaches 1 from the percentile
-    of the accuracy on.
+    Jiang et al. (2018), section 5. At percentile p the floor(p n / 100) samples with the highest scores are left out. A
+    perfect score reaches 1 from the percentile of the accuracy on.
+
+    Args:
+        scores, is_correct, percentiles: As in `trustworthy_precision`, as are ties.
+
+    Returns:
+        Shape (P,), in [0, 1], float64, on the device of the scores.
+
+    Raises:
+        TypeError, ValueError: As `trustworthy_precision`.
     """
     scores, is_correct, n_kept = _check(scores, is_correct, percentiles)
     return _precision_of_top(-scores, ~is_correct, n_kept)
