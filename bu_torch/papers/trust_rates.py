@@ -55,7 +55,9 @@ def suspicious_precision(scores: Any, is_correct: Any, percentiles: Any = None) 
     perfect score reaches 1 from the percentile of the accuracy on.
 
     Args:
-        scores, is_correct, percentiles: As in `trustworthy_precision`, as are ties.
+        scores: As in `trustworthy_precision`, as are ties.
+        is_correct: True if the prediction is right, shape (n,), bool.
+        percentiles: Shape (P,), in [0, 100); None for 0, 1, ..., 99.
 
     Returns:
         Shape (P,), in [0, 1], float64, on the device of the scores.
