@@ -186,6 +186,11 @@ EVIL = {
     "recalls in a row": {"recalls": {"balanced": [0, None, torch.ones(2)]}},
     "recalls of an epoch of text": {"recalls": {"kept": ["x", None, torch.ones(2, 3)]}},
     "settings of text": {"settings": "x"},
+    "checks in another order": table(["epoch", "expected_accuracy"], [[1.0, 0.5], [0.0, 0.5]]),
+    "an average that is NaN": {
+        "average": {"past": 0.7, "n_checks": {"w": 1}, "weights": {"w": torch.ones(1) * math.nan}}
+    },
+    "an average that lacks weights": {"average": {"past": 0.7, "n_checks": {"v": 1}, "weights": {"w": torch.ones(1)}}},
 }
 
 

@@ -1,6 +1,5 @@
 """What all frameworks share that train by the plain loop's stopper."""
 
-import pytest
 import torch
 from problems import Augmented, Plain, in_order
 from torch import nn
@@ -48,9 +47,3 @@ def test_texts_with_token_dropout_are_read_again():
     signals = stopper.tracker.check_setup.signals
     assert stopper.tracker.check_setup.about["data"]["perturbation"] == "reading"
     assert signals.perturbed_inputs.dtype == torch.int64
-
-
-@pytest.mark.parametrize("loader", [None, []])
-def test_other_loaders_are_refused(loader):
-    with pytest.raises(ValueError, match=r"samples are read from a `torch\.utils\.data\.DataLoader`, got"):
-        make_stopper(Plain(), loader, OPTIONS)

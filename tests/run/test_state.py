@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 import torch
 from problems import Given, blobs
-from torch import nn
+from torch import Tensor, nn
 
 from bu_torch import BoundaryUncertaintyStopper, Rule
 
@@ -113,6 +113,16 @@ def test_the_reason_is_said_and_the_best_starts_anew(run):
     with pytest.warns(UserWarning, match="no best check that this package wrote: `best_weights`: .*coming epochs"):
         resumed.load_state_dict(put(state, ("keeper", "best_weights"), "x"))
     assert (len(resumed.history), resumed.best_epoch) == (3, None)
+
+
+@pytest.mark.parametrize("damage", [lambda w: w * math.nan, Tensor.bool, Tensor.long], ids=["NaN", "flags", "integers"])
+def test_kept_weights_of_another_kind_are_not_put_back(run, damage):
+    make, network, state = run
+    resumed, before = make(), network.weight.clone()
+    resumed.load_state_dict(put(state, ("keeper", "best_weights", "weight"), damage(network.weight.detach())))
+    with pytest.raises(RuntimeError, match=r"do not fit `model`: weights have another shape or kind .*: weight"):
+        resumed.restore(network)
+    assert torch.equal(network.weight, before)
 
 
 def test_a_state_as_it_was_written_is_taken_without_a_word(run, recwarn):
