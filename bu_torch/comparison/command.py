@@ -26,8 +26,11 @@ their differences.
 _NOTE = """\
 hold-out 25 %: trains on three quarters and keeps the epoch with the best accuracy or metric on the rest, no average.
 refit 20 %: a fifth chooses the epoch, then all labels are used to train up to it. averaged: the last epoch, with the
-moving average of weights that bu-torch uses. best epoch: chosen in hindsight, without averaging. one class: always
-predicts the one that is best on the training half. at threshold: what bu-torch kept, with the threshold that it names.
+moving average of weights that bu-torch uses. best epoch: chosen in hindsight, without averaging. logistic, boosting:
+logistic regression and gradient boosting of scikit-learn, as they are. one class: always predicts the one that is best
+on the training half. For costs, balanced accuracy and F1 of two classes each way predicts with a threshold of its own:
+the one that bu-torch names; the best on the hold-out set, or for the models by cross-validation; for the last epoch on
+the rows that it was trained on.
 ±: standard deviation over the trainings of a table; in the last lines, standard error."""
 
 
@@ -69,7 +72,7 @@ def _run(options: argparse.Namespace) -> None:
             means = _means(results)
             say(_row(name, _with_spread(results)))
             found += runs
-            *ways, _, one_class = means  # the last two are the best epoch and one class
+            *ways, _, _, _, one_class = means  # the last four are no ways to choose an epoch
             if metric is None and one_class <= min(ways):
                 lost.append(name)
     finally:
@@ -132,4 +135,4 @@ def _differences(rows: Sequence[Mapping[str, float]]) -> list[str]:
 
 def _row(title: str, cells: Iterable[str | float]) -> str:
     shown = (f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in cells)
-    return f"{title[:24]:25}" + "".join(f"{cell:>15}" for cell in shown)
+    return f"{title[:24]:25}" + "".join(f"{cell:>14}" for cell in shown)

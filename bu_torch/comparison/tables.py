@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bu_torch.functional.metrics import best_threshold
 from bu_torch.internal.frames import as_numbers
 from bu_torch.internal.replica import copy_of
 from bu_torch.run.settings import AVERAGING
@@ -24,6 +24,7 @@ _MOST_CLASSES_A_ROW = 1 / 3
 _MOST_TRAINED, _MOST_TESTED = 2500, 4000
 _PATIENCE = 20
 _BATCH = 32
+_Net = Callable[[Tensor], Tensor]  # inputs (n, d) -> logits (n, J)
 Split = tuple[Tensor, Tensor]  # inputs (n, d) float32, classes (n,) int64
 
 
@@ -97,45 +98,42 @@ def compare(
     The network has hidden layers of 128 and 64 units, and trains with AdamW in batches of 32. A share `noise` of the
     training labels is redrawn at random. A hold-out set is a part of the training half; the epoch with the best
     `metric` on it is kept, and the least loss among ties. "Refit" trains on all labels to the epoch that a fifth chose.
-    Without a metric, accuracy decides and errors are compared.
+    Without a metric, accuracy decides and errors are compared. With one that has a threshold, each way predicts with
+    its own: that of the callback, or the best one on the hold-out set, or on the training rows where there is none.
     """
-    (inputs, labels), test = _split(table, seed, noise)
-    n_classes = int(table[1].max()) + 1
-    judge = _Judge(metric, n_classes)
+    train, test = _split(table, seed, noise)
+    judge = _Judge(metric, int(table[1].max()) + 1)
+    quarter, fifth = (_hold_out(train, test, judge, share, seed, n_epochs) for share in (0.25, 0.2))
     given = "accuracy" if metric is None else metric
-    stopper = BoundaryUncertaintyStopper(inputs, labels, seed=seed, patience=_PATIENCE, metric=given)
+    stopper = BoundaryUncertaintyStopper(*train, seed=seed, patience=_PATIENCE, metric=given)
     stopper.has_progress_bar = False
-    average = WeightAverage(AVERAGING)
-    of_all, is_over = [], False
+    average, n_ours = WeightAverage(AVERAGING), 0
+    of_all, refit = [], math.nan
     with stopper:
-        for net in _train((inputs, labels), n_classes, seed, n_epochs):
-            of_all.append(judge.result(net, test))
+        for epoch, net in enumerate(_train(train, judge.n_classes, seed, n_epochs)):
+            of_all.append(judge.result(net, test, judge.threshold(net, test)))
+            if epoch == fifth.epoch:
+                refit = judge.result(net, test, fifth.threshold)
             average.update(net)
-            if not is_over:
-                is_over = stopper.check(net)
-                n_ours = len(of_all)
+            if not n_ours and stopper.check(net):
+                n_ours = epoch + 1
         averaged = copy_of(net, average.values(net))
+        last, of_average = (judge.result(one, test, judge.threshold(one, train)) for one in (net, averaged))
         stopper.restore(net)
-        kept = judge.result(net, test)
-    threshold = stopper.summary.get("threshold")
-    moved = {} if threshold is None else {"at threshold": judge.result(partial(_moved, net, threshold), test)}
-    quarter, fifth = (_hold_out((inputs, labels), test, judge, share, seed, n_epochs) for share in (0.25, 0.2))
-    alone = nn.functional.one_hot(torch.arange(n_classes, device="cpu"), n_classes).float()
-    each = [judge.result(_constant(one), (inputs, labels)) for one in alone]
-    best_alone = _constant(alone[each.index(judge.best(each))])
+        kept = judge.result(net, test, stopper.summary.get("threshold"))
     results = {
         "bu-torch": kept,
-        **moved,
         "hold-out 25 %": quarter.result,
-        "refit 20 %": of_all[fifth.epoch],
-        "last epoch": of_all[-1],
-        "averaged": judge.result(averaged, test),
+        "refit 20 %": refit,
+        "last epoch": last,
+        "averaged": of_average,
         "best epoch": judge.best(of_all),
-        "one class": judge.result(best_alone, test),
+        **{name: _of_model(model, train, test, judge) for name, model in _models(seed).items()},
+        "one class": _one_class(train, test, judge),
     }
-    ran = dict.fromkeys(("bu-torch", *moved), n_ours)
-    ran |= {"hold-out 25 %": quarter.n_epochs, "refit 20 %": fifth.n_epochs + fifth.epoch + 1}
-    return Comparison(results, {name: ran.get(name, n_epochs) for name in results if name != "one class"})
+    ran = {"bu-torch": n_ours or n_epochs, "hold-out 25 %": quarter.n_epochs}
+    ran["refit 20 %"] = fifth.n_epochs + fifth.epoch + 1
+    return Comparison(results, ran | dict.fromkeys(("last epoch", "averaged", "best epoch"), n_epochs))
 
 
 class _Judge(NamedTuple):
@@ -151,33 +149,86 @@ class _Judge(NamedTuple):
     def best(self, results: list[float]) -> float:
         return max(results) if self.is_larger_better else min(results)
 
-    def result(self, net: Callable[[Tensor], Tensor], rows: Split) -> float:
+    def threshold(self, net: _Net, rows: Split) -> float | None:
+        """Threshold of class 1 that is best on these rows; None if the metric has none."""
+        if self.metric is None or self.metric.of_counts is None or self.n_classes != 2:
+            return None
+        return float(best_threshold(self.metric.of_counts, _logits(net, rows[0]), self._certain(rows[1]))[0])
+
+    def result(self, net: _Net, rows: Split, threshold: float | None = None) -> float:
         logits, labels = _logits(net, rows[0]), rows[1]
         if self.metric is None:
             return float((logits.argmax(dim=1) != labels).double().mean())
-        return float(self.metric.formula(logits, nn.functional.one_hot(labels, self.n_classes).double(), None))
+        if threshold is None or self.metric.of_counts is None:
+            return float(self.metric.formula(logits, self._certain(labels), None))
+        found, positive = logits.softmax(dim=1)[:, 1] >= threshold, labels == 1
+        numbers = (found & positive, found & ~positive, positive, ~positive)
+        return self.metric.sign * float(self.metric.of_counts(*(one.double().sum() for one in numbers)))
+
+    def _certain(self, labels: Tensor) -> Tensor:
+        return nn.functional.one_hot(labels, self.n_classes).double()
 
 
 class _HeldOut(NamedTuple):
     result: float
     epoch: int
     n_epochs: int
+    threshold: float | None
 
 
 def _hold_out(train: Split, test: Split, judge: _Judge, share: float, seed: int, n_epochs: int) -> _HeldOut:
     order = torch.randperm(len(train[1]), generator=torch.Generator().manual_seed(seed), device="cpu")
     rest, held = order.tensor_split([len(order) - int(share * len(order))])
     held_out = train[0][held], train[1][held]
-    best, found = (-math.inf, 0.0), _HeldOut(math.nan, 0, 0)
+    best, found = (-math.inf, 0.0), _HeldOut(math.nan, 0, 0, None)
     for epoch, net in enumerate(_train((train[0][rest], train[1][rest]), judge.n_classes, seed, n_epochs)):
-        result = judge.result(net, held_out)
+        threshold = judge.threshold(net, held_out)
+        result = judge.result(net, held_out, threshold)
         loss = float(nn.functional.cross_entropy(_logits(net, held_out[0]), held_out[1]))
         score = (result if judge.is_larger_better else -result, -loss)
         if score > best:
-            best, found = score, _HeldOut(judge.result(net, test), epoch, 0)
+            best, found = score, _HeldOut(judge.result(net, test, threshold), epoch, 0, threshold)
         elif epoch - found.epoch >= _PATIENCE:
             break
     return found._replace(n_epochs=epoch + 1)
+
+
+def _models(seed: int) -> dict[str, Any]:
+    """Models that are no networks, as scikit-learn has them."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.linear_model import LogisticRegression
+
+    return {
+        "logistic": LogisticRegression(max_iter=1000),
+        "boosting": HistGradientBoostingClassifier(random_state=seed),
+    }
+
+
+def _of_model(model: Any, train: Split, test: Split, judge: _Judge) -> float:
+    """Result of a model with scikit-learn's settings; its threshold is the best one by five-fold cross-validation."""
+    from sklearn.model_selection import cross_val_predict
+
+    x, y = train[0].numpy(), train[1].numpy()
+    present = torch.from_numpy(model.fit(x, y).classes_)
+
+    def as_logits(probabilities: Any) -> Tensor:
+        wide = torch.zeros(len(probabilities), judge.n_classes, dtype=torch.float64)
+        wide[:, present] = torch.as_tensor(probabilities, dtype=torch.float64)
+        return wide.clamp(min=1e-9).log()
+
+    threshold = None
+    if judge.threshold(_constant(torch.zeros(judge.n_classes)), train) is not None:
+        left_out = as_logits(cross_val_predict(model, x, y, cv=5, method="predict_proba"))
+        threshold = judge.threshold(lambda _: left_out, train)
+    return judge.result(lambda inputs: as_logits(model.predict_proba(inputs.numpy())), test, threshold)
+
+
+def _one_class(train: Split, test: Split, judge: _Judge) -> float:
+    """Result of the class that scores most alone on the training rows."""
+    alone = [_constant(one) for one in nn.functional.one_hot(torch.arange(judge.n_classes)).float()]
+    threshold = None if judge.threshold(alone[0], train) is None else 0.5
+    each = [judge.result(net, train, threshold) for net in alone]
+    return judge.result(alone[each.index(judge.best(each))], test, threshold)
 
 
 def _train(samples: Split, n_classes: int, seed: int, n_epochs: int) -> Iterator[nn.Module]:
@@ -198,19 +249,13 @@ def _train(samples: Split, n_classes: int, seed: int, n_epochs: int) -> Iterator
 
 
 @torch.no_grad()
-def _logits(net: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+def _logits(net: _Net, inputs: Tensor) -> Tensor:
     return net(inputs)
 
 
-def _constant(logits: Tensor) -> Callable[[Tensor], Tensor]:
+def _constant(logits: Tensor) -> _Net:
     """Network that gives the same logits (J,) for all inputs."""
     return lambda inputs: logits.expand(len(inputs), -1)
-
-
-def _moved(net: Callable[[Tensor], Tensor], threshold: float, inputs: Tensor) -> Tensor:
-    """Logits (n, 2) that predict class 1 where its probability reaches the threshold."""
-    likely = net(inputs).softmax(dim=1)[:, 1]
-    return torch.stack((likely.new_full(likely.shape, threshold), likely), dim=1)
 
 
 def _split(table: Split, seed: int, noise: float) -> tuple[Split, Split]:

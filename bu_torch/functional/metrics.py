@@ -134,15 +134,18 @@ def influence(formula: Callable[..., Tensor], logits: Tensor, probabilities: Ten
 
 
 def best_threshold(
-    of_counts: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], logits: Tensor, probabilities: Tensor
+    of_counts: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+    logits: Tensor,
+    probabilities: Tensor,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Threshold on the network's probability of class 1 of two that a metric is best at, and the metric there.
 
     `of_counts` gives values, larger is better, from the expected numbers of hits and of false alarms at each threshold,
     (T,), and of positives and negatives in all. The threshold lies halfway between two probabilities, or at an end; of
-    equal ones it is the lowest.
+    equal ones it is the lowest. The metric has derivatives by the weights, those at a fixed threshold.
     """
-    mass, scores = probabilities.double(), logits.double().softmax(dim=1)[:, 1]
+    mass, scores = _mass(probabilities, weights), logits.double().softmax(dim=1)[:, 1]
     ordered, order = scores.sort()
     positive, negative = (torch.cat((one.new_zeros(1), one[order].cumsum(dim=0))) for one in mass.flip(1).unbind(dim=1))
     values = of_counts(positive[-1] - positive, negative[-1] - negative, positive[-1], negative[-1])

@@ -113,8 +113,8 @@ class MetricRule(Rule):
         return {} if self.metric.settings is None else {"settings": repr(self.metric.settings)}
 
 
-def as_rule(rule: Any) -> Rule:
-    """Rule with a name, or the user's own rule after checks."""
+def as_rule(rule: Any, metric: ExpectedMetric | None = None) -> Rule:
+    """Rule with a name, or the user's own rule after checks; it may read the values of a metric that is measured."""
     if isinstance(rule, MetricRule):
         return rule
     if isinstance(rule, str):
@@ -130,8 +130,9 @@ def as_rule(rule: Any) -> Rule:
         raise ValueError(f"`rule.name` must be a string of letters, digits and underscores, got {name!r}.")
     if not isinstance(signals, tuple) or not signals:
         raise ValueError(f"`rule.signals` must be a tuple with at least one name, got {signals!r}.")
-    if unknown := [signal for signal in signals if signal not in SIGNALS]:
-        raise ValueError(f"`rule.signals` must be names among {', '.join(SIGNALS)}, got {unknown[0]!r}.")
+    known = (*SIGNALS, *(() if metric is None else metric.entries))
+    if unknown := [signal for signal in signals if signal not in known]:
+        raise ValueError(f"`rule.signals` must be names among {', '.join(known)}, got {unknown[0]!r}.")
     if type(rule).score is Rule.score:
         raise TypeError(f"`rule` must define `score`, which {type(rule).__name__} does not.")
     if name in (*SIGNALS, *_RESERVED) and type(rule) is not SignalRule:
@@ -146,6 +147,7 @@ class SelectionRule:
         rule: `"accuracy_uncertainty_trust"`, `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`,
             `"parzen_uncertainty"`, or a `Rule`.
         start_from_epoch: Checks of earlier epochs are not kept, >= 0.
+        metric: The metric that is measured, whose values the rule may read; None for accuracy.
 
     Attributes:
         rule: The `Rule`.
@@ -161,8 +163,14 @@ class SelectionRule:
         1
     """
 
-    def __init__(self, rule: RuleName | Rule = DEFAULT_RULE, *, start_from_epoch: int = 0) -> None:
-        self.rule = as_rule(rule)
+    def __init__(
+        self,
+        rule: RuleName | Rule = DEFAULT_RULE,
+        *,
+        start_from_epoch: int = 0,
+        metric: ExpectedMetric | None = None,
+    ) -> None:
+        self.rule = as_rule(rule, metric)
         self.start_from_epoch = check_integer("start_from_epoch", start_from_epoch, 0)
 
     @property

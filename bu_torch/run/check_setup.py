@@ -33,7 +33,7 @@ _SPACES = {
     "patches": "features of patches",
     "tokens": "counts of tokens",
     "mixed": "numbers and categories",
-    "metric": "a metric that is learnt from the labels",
+    "metric": "distances that are learnt from the labels",
     "module": "the network's own features",
 }
 
@@ -241,13 +241,15 @@ class CheckSetup:
         if not skills and trial is not None and space in _SPACES:
             before, after = trial.vote_skills
             return (
-                f"Neighbours are found in {_SPACES[space]}: in a metric that is learnt from the labels, the nearest do"
-                f" not predict left-out labels clearly better (skill {after:.2f}, without it {before:.2f})."
+                f"Neighbours are found in {_SPACES[space]}: by distances learnt from the labels, the nearest do not"
+                f" predict left-out labels clearly better (skill {after:.2f} in place of {before:.2f})."
             )
-        listed = ", ".join(f"{name} {skill:.2f}" for name, skill in skills.items())
+        named = {"metric": "learnt distances"}
+        listed = ", ".join(f"{named.get(name, name)} {skill:.2f}" for name, skill in skills.items())
         base = next((name for name in skills if name != "metric"), "inputs")
         change = f" To change it: `feature_extractor={base!r}`." if space == "metric" else ""
-        why = f"Neighbours are found in {_SPACES.get(space)}: left-out labels are predicted best there ({listed})."
+        where = f"{'by' if space == 'metric' else 'in'} {_SPACES.get(space)}"
+        why = f"Neighbours are found {where}: left-out labels are predicted best there (skill by {listed})."
         return why + change if skills else ""
 
     def _balance_line(self) -> str:

@@ -36,9 +36,10 @@ class History:
     def __init__(self, settings: MeasurementSettings) -> None:
         self.settings = settings
         self.selection: SelectionRule | None = None
-        if isinstance(settings, Settings):
-            self.selection = SelectionRule(settings.deciding_rule, start_from_epoch=settings.start_from_epoch)
         metric = as_metric(settings.metric)
+        if isinstance(settings, Settings):
+            first = settings.start_from_epoch
+            self.selection = SelectionRule(settings.deciding_rule, start_from_epoch=first, metric=metric)
         self._value_name, self._sign = ("expected_accuracy", 1.0) if metric is None else (metric.signal, metric.sign)
         self.entries: list[Entry] = []
         self.reset()
@@ -237,7 +238,9 @@ class Confidence(NamedTuple):
             "unsure": f"The choice is unsure: {' and '.join(self.doubts)}",
             "blind": "The choice cannot be trusted",
         }[self.word]
-        title, alone = ("accuracy", "one class alone") if self.metric is None else (self.metric.title, "without inputs")
+        title, alone = "accuracy", "one class alone"
+        if self.metric is not None:
+            title, alone = self.metric.title, "the same prediction for all samples"
         values = (self.first_value, self.value, self.uninformed)
         first, value, uninformed = (f"{one:.2f}" if max(map(abs, values)) <= 1 else f"{one:.3g}" for one in values)
         return (

@@ -204,18 +204,19 @@ class Settings(MeasurementSettings):
             self.stopping_threshold = check_number("stopping_threshold", self.stopping_threshold)
         self.check_finite = check_flag("check_finite", self.check_finite)
         self.start_from_epoch = check_integer("start_from_epoch", self.start_from_epoch, 0)
-        as_rule(self.rule)
+        as_rule(self.rule, as_metric(self.metric))
 
     @property
     def also(self) -> tuple[str, ...]:
-        measured = (*Signals.NAMES, *([] if (metric := as_metric(self.metric)) is None else [metric.signal]))
-        return tuple(name for name in as_rule(self.rule).signals if name not in measured)
+        metric = as_metric(self.metric)
+        measured = (*Signals.NAMES, *(() if metric is None else metric.entries))
+        return tuple(name for name in as_rule(self.rule, metric).signals if name not in measured)
 
     @property
     def deciding_rule(self) -> Rule:
         """The rule, which is that of the metric if another metric than accuracy is asked for and no rule."""
         metric = as_metric(self.metric)
-        return as_rule(self.rule) if metric is None or self.rule != DEFAULT_RULE else MetricRule(metric)
+        return as_rule(self.rule, metric) if metric is None or self.rule != DEFAULT_RULE else MetricRule(metric)
 
 
 def _is_plain(value: Any) -> bool:

@@ -42,8 +42,7 @@ from bu_torch.signals.details import (
     names_and_shares,
 )
 from bu_torch.signals.measuring import Measurement, Signals
-from bu_torch.signals.metric_values import THRESHOLD
-from bu_torch.signals.metrics import as_metric
+from bu_torch.signals.metrics import THRESHOLD, as_metric
 
 # Scores can be compared only if these settings are the same.
 _COMPARED = ["metric", "start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed", "class_weight"]

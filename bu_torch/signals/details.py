@@ -216,8 +216,8 @@ def describe_blindness(
         )
     if metric is not None:
         return (
-            f"No check is clearly better than a prediction without inputs: the best expected {title} is {best:.4g}, and"
-            f" the same prediction for all samples scores {alone:.4g} ({skill}). Train longer."
+            f"No check is clearly better than the same prediction for all samples: the best expected {title} is"
+            f" {best:.4g}, and that scores {alone:.4g} ({skill}). Train longer."
         )
     return (
         f"No check is clearly better than one class alone: the highest expected accuracy is {best:.3f}, and always"
@@ -231,9 +231,10 @@ def describe_threshold(check: Mapping[str, Any], metric: ExpectedMetric) -> str:
     threshold, value = check.get("threshold", math.nan), check.get(metric.at_threshold, math.nan)
     if not math.isfinite(threshold):
         return ""
+    at_half = "" if metric.is_at_threshold else f" in place of {check[metric.signal]:.4g}"
     return (
-        f"The expected {metric.title} is best, {value:.4g} in place of {check[metric.signal]:.4g}, if class 1 is"
-        f" predicted where its probability is at least {threshold:.3f} in place of 0.5 (`summary['threshold']`)."
+        f"The expected {metric.title} is best, {value:.4g}{at_half}, if class 1 is predicted where its probability is"
+        f" at least {threshold:.3f} in place of 0.5 (`summary['threshold']`)."
     )
 
 

@@ -22,8 +22,8 @@ from bu_torch.perturbation.draws import Perturbation, PerturbedInputs
 from bu_torch.samples.balance import ClassWeight, weights_of
 from bu_torch.signals.catalogue import SIGNALS, SignalInputs
 from bu_torch.signals.details import Details, details_of
-from bu_torch.signals.metric_values import OF_SHARP, THRESHOLD, contributions_to, counting_once, metric_values
-from bu_torch.signals.metrics import as_metric, check_on
+from bu_torch.signals.metric_values import OF_SHARP, contributions_to, counting_once, metric_values
+from bu_torch.signals.metrics import THRESHOLD, as_metric, check_on
 from bu_torch.signals.preparation import Preparation, fingerprint_of, warn_of
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ class Signals:
         if self.metric is not None:
             check_on(self.metric, boundary.classes.spread(plain, 0.0))
             if self.metric.of_counts is not None and boundary.classes.n_classes == 2:
-                self.names = tuple(dict.fromkeys((*self.names, THRESHOLD, self.metric.at_threshold)))
+                self.names = tuple(dict.fromkeys((*self.names, *self.metric.entries)))
         warn_of(preparation, inputs)
         return self
 

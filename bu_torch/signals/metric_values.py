@@ -10,10 +10,9 @@ from bu_torch.functional.groups import sum_by_group
 from bu_torch.functional.metrics import best_threshold, influence
 from bu_torch.functional.probabilities import as_probabilities
 from bu_torch.signals.catalogue import SignalInputs
-from bu_torch.signals.metrics import METRICS, ExpectedMetric, MisfitError
+from bu_torch.signals.metrics import METRICS, THRESHOLD, ExpectedMetric, MisfitError
 
 OF_SHARP = [metric.signal for metric in METRICS.values() if metric.is_of_sharp]
-THRESHOLD = "threshold"  # entry of a check: threshold of class 1 of two that the metric is best at
 
 
 def counting_once(probabilities: Tensor, columns: Tensor, weights: Tensor | None) -> Tensor:

@@ -16,11 +16,13 @@ from bu_torch.functional import metrics
 from bu_torch.internal.inputs import as_tensor
 
 _Formula = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # logits, label probabilities, weights -> scalar
+OfCounts = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # hits, false alarms, positives, negatives -> values
 MetricName = Literal["accuracy", "balanced_accuracy", "auroc", "average_precision", "f1", "log_loss", "brier_score"]
 # Rank correlation with the same on test data: 0.1 for log loss and 0.0 for the Brier score, and 0.9 with two classes.
 _MANY_CLASSES = 4
 _N_DRAWS = 5  # labels are drawn so often for a metric of torchmetrics
 _PREFIX = "expected_"
+THRESHOLD = "threshold"  # entry of a check: threshold of class 1 of two that the metric is best at
 
 
 class MisfitError(ValueError):
@@ -41,6 +43,7 @@ class ExpectedMetric:
         settings: What tells it from another one of this name, as plain data.
         of_counts: Values, larger is better, from numbers of hits, false alarms, positives and negatives of two classes;
             None for a metric that has no threshold.
+        is_at_threshold: True if its value is the one at this threshold, in place of 0.5.
         n_classes: Classes that it is of; None if it takes any number.
         is_drawn: True if it is computed from drawn labels, so that it has no derivative.
     """
@@ -52,7 +55,8 @@ class ExpectedMetric:
     high: float = 1.0
     is_of_sharp: bool = False
     settings: Any = None
-    of_counts: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = field(default=None, compare=False)
+    of_counts: OfCounts | None = field(default=None, compare=False)
+    is_at_threshold: bool = False
     n_classes: int | None = None
     is_drawn: bool = False
 
@@ -67,7 +71,12 @@ class ExpectedMetric:
     @property
     def at_threshold(self) -> str:
         """Name of the entry that holds its expected value at the threshold that it is best at."""
-        return f"{self.signal}_at_threshold"
+        return self.signal if self.is_at_threshold else f"{self.signal}_at_threshold"
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """Names of the entries of a check that hold its values; those of a threshold are there with two classes."""
+        return (self.signal,) if self.of_counts is None else (self.signal, self.at_threshold, THRESHOLD)
 
     @property
     def sign(self) -> float:
@@ -162,10 +171,17 @@ def _of_costs(matrix: Any) -> ExpectedMetric:
         )
     if not bool(costs.isfinite().all()):
         raise ValueError(f"`metric` must be a matrix of finite costs, got {costs.tolist()}.")
-    of_counts = partial(_negative_cost, costs.tolist()) if len(costs) == 2 else None
-    cost = partial(_cost, costs)
+    is_binary, of_counts = len(costs) == 2, partial(_negative_cost, costs.tolist())
     return ExpectedMetric(
-        "cost", "cost", False, cost, math.inf, settings=costs.tolist(), of_counts=of_counts, n_classes=len(costs)
+        "cost",
+        "cost",
+        False,
+        partial(_cost, costs, of_counts if is_binary else None),
+        math.inf,
+        settings=costs.tolist(),
+        of_counts=of_counts if is_binary else None,
+        is_at_threshold=is_binary,
+        n_classes=len(costs),
     )
 
 
@@ -178,12 +194,17 @@ def _negative_cost(
     return -total / (positives + negatives)
 
 
-def _cost(costs: Tensor, logits: Tensor, probabilities: Tensor, weights: Tensor | None) -> Tensor:
+def _cost(
+    costs: Tensor, of_counts: OfCounts | None, logits: Tensor, probabilities: Tensor, weights: Tensor | None
+) -> Tensor:
+    """Cost of the predictions; of two classes that at the best threshold, since prices move it far from 0.5."""
     if len(costs) != logits.shape[1]:
         raise MisfitError(
             f"`metric` must have a row and a column of costs for each of {logits.shape[1]} classes, got {len(costs)}:"
             " as many as the network has outputs."
         )
+    if of_counts is not None:
+        return -metrics.best_threshold(of_counts, logits, probabilities, weights)[1]
     return metrics.expected_cost(logits, probabilities, costs.to(logits.device), weights)
 
 

@@ -112,14 +112,14 @@ def test_a_resumed_run_measures_in_the_space_that_was_chosen(tmp_path, module, s
 @pytest.mark.parametrize(
     ("module", "found", "expected"),
     [
-        (Module, "the network's own features", ("module", "neighbors")),
-        (OfTokens, "a metric that is learnt from the labels", ("metric", "tokens")),
-        (pretrained, "the network's own features", ("module", "tokens")),
+        (Module, "in the network's own features", ("module", "neighbors")),
+        (OfTokens, "by distances that are learnt from the labels", ("metric", "tokens")),
+        (pretrained, "in the network's own features", ("module", "tokens")),
     ],
 )
 def test_the_log_and_the_record_say_what_was_chosen(tmp_path, log, module, found, expected):
     callback = fit(tmp_path, BoundaryUncertaintyMonitor(**KINDS[module][1]), module, epochs=1)
-    assert f"Neighbours are found in {found}: left-out labels are predicted best" in log.text
+    assert f"Neighbours are found {found}: left-out labels are predicted best" in log.text
     data = read_record(callback.record_path).data
     assert (data["space"], data["perturbation"]) == expected
 

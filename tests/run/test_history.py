@@ -143,8 +143,8 @@ def test_a_loss_is_judged_by_its_fall_and_under_its_own_name():
     found = confidence_in(checks[2], checks, 0.4, 600, 0.69, is_blind=False, metric=loss)
     assert (found.word, found.n_equals, found.gain) == ("clear", 2, pytest.approx(12))
     assert found.line().startswith(
-        "The choice of the epoch is clear. Expected log loss went from 0.90 at the first check to 0.30 (without inputs:"
-        " 0.69); 2 of 5 checks come"
+        "The choice of the epoch is clear. Expected log loss went from 0.90 at the first check to 0.30 (the same"
+        " prediction for all samples: 0.69); 2 of 5 checks come"
     )
     summary = summary_of(found, loss)
     assert [summary[f"{one}_log_loss"] for one in ("expected", "first", "one_class")] == [0.3, 0.9, 0.69]

@@ -79,8 +79,7 @@ def test_a_balancing_sampler_hardly_changes_what_a_metric_is_expected_to_be():
         logits = 1.2 * signals.perturbed_inputs.sum(dim=1) - 5.2
         values.append({name: float(value) for name, value in signals.measure(logits).values.items()})
     plain, sampled = values
-    for name in ("expected_cost", "expected_cost_at_threshold"):
-        assert sampled[name] == pytest.approx(plain[name], rel=0.35)
+    assert sampled["expected_cost"] == pytest.approx(plain["expected_cost"], rel=0.35)
     assert sampled["threshold"] == pytest.approx(plain["threshold"], abs=0.1)
     assert sampled["expected_accuracy"] < plain["expected_accuracy"] - 0.05
 
@@ -339,8 +338,36 @@ def test_a_metric_says_when_no_check_beats_a_prediction_without_inputs(weights, 
         stopper.check(net)
         stopper.restore(net)
     assert (stopper.summary["word"] == "blind") == is_blind
-    assert (
-        "No check is clearly better than a prediction without inputs: the best expected cost is 10" in caplog.text
-    ) == is_blind
+    assert ("prediction for all samples: the best expected cost is 10" in caplog.text) == is_blind
     assert stopper.summary["one_class_cost"] == pytest.approx(10, abs=0.5)
-    assert stopper.summary["expected_cost_at_threshold"] <= stopper.summary["expected_cost"] + 1e-9
+
+
+def test_costs_of_two_classes_are_those_at_the_best_threshold():
+    costs = [[0, 10], [100, 10]]
+    signals, logits = measured(costs)
+    moved = logits + torch.tensor([0.0, 3.0])
+    one, other = (signals.measure(given, best=signals.measure(-logits).contributions) for given in (logits, moved))
+    assert one.values["expected_cost"].item() == pytest.approx(other.values["expected_cost"].item())
+    assert one.standard_error.item() == pytest.approx(other.standard_error.item())
+    assert one.values["threshold"] < other.values["threshold"]
+    offers = logits.softmax(dim=1)[:, 1] >= one.values["threshold"]
+    at_it = torch.stack((offers.logical_not(), offers), dim=1).double()
+    expected = metrics.expected_cost(at_it, signals.probabilities, torch.tensor(costs))
+    assert one.values["expected_cost"].item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+class Cheapest(Rule):
+    name = "cheapest"
+    signals = ("expected_cost", "threshold")
+
+    def score(self, values):
+        return -values["expected_cost"] - (values["threshold"] > 0.5)
+
+
+def test_a_rule_reads_what_the_metric_measures():
+    stopper = BoundaryUncertaintyStopper(X, TWO, n_neighbors=20, rule=Cheapest(), metric=[[0, 1], [9, 0]])
+    stopper.check(linear((0.0,) * 4, (1.0,) * 4))
+    check = stopper.history[-1]
+    assert check["cheapest"] == -check["expected_cost"] - (check["threshold"] > 0.5)
+    with pytest.raises(ValueError, match=r"`rule\.signals` must be names among .*, got 'expected_cost'"):
+        BoundaryUncertaintyStopper(X, TWO, rule=Cheapest())
