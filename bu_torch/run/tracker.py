@@ -37,6 +37,7 @@ from bu_torch.signals.details import (
     RecallTracker,
     accuracy_alone,
     describe_blindness,
+    describe_few,
     describe_threshold,
     describe_unpredicted,
     names_and_shares,
@@ -256,7 +257,8 @@ class Tracker:
             score = None if check is None else check[self.history.score_name]
             self.summary = {"reason": reason, "score_name": self.history.score_name, "score": score, **kept, **judged}
             if check is not None and THRESHOLD in check:
-                self.summary |= {name: check[name] for name in check if name.endswith(THRESHOLD)}
+                of_blind = {THRESHOLD: None} if judged["word"] == "blind" else {}
+                self.summary |= {name: check[name] for name in check if name.endswith(THRESHOLD)} | of_blind
         line = {"kind": "end", "reason": reason, "n_not_compared": self.history.n_not_compared, **kept, **seconds}
         self.timer.record.write_line(line | {"remarks": self.remarks})
 
@@ -282,7 +284,6 @@ class Tracker:
         column, alone = accuracy_alone(boundary.probabilities_of_present, len(boundary.labels), boundary.weights)
         if metric is not None:
             alone = metric.uninformed(signals.plain_probabilities(self.last_check.n_columns))
-            value = metric.at_threshold if metric.at_threshold in check else value
         finite = [one[value] for one in counted if math.isfinite(one[value])]
         best = max(finite, key=lambda one: sign * one, default=math.nan)
         blind, confidence = describe_blindness(best, alone, names[column], skills, metric), None
@@ -291,12 +292,14 @@ class Tracker:
         if is_judged or (isinstance(rule, MetricRule) and not rule.metric.is_drawn):
             given = (signals.skill, len(boundary.labels), alone)
             doubt = "" if metric is None else metric.doubt(len(names))
+            if metric is not None and not metric.is_of_sharp:
+                doubt = doubt or describe_few(boundary.labels)
             confidence = confidence_in(check, counted, *given, is_blind=bool(blind), metric=metric, doubt=doubt)
         lines = [blind or ("" if confidence is None else confidence.line())]
         recalls = self.last_check.recall_tracker.kept
         if recalls is not None and (recalls.epoch, recalls.step) == place_of(check):
             lines.append(describe_unpredicted(names, shares, recalls.expected))
-        if metric is not None:
+        if metric is not None and not blind:
             lines.append(describe_threshold(check, metric))
         return confidence, [line for line in (*lines, self.unrecognised(check)) if line]
 

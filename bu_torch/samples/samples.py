@@ -107,18 +107,33 @@ def without_ignored(samples: Samples) -> Samples:
 
 
 def known_labels(dataset: Any, label_key: str | int | None = None) -> Tensor | None:
-    """Labels (N,) int64 of a `TensorDataset`, of a dataset with `targets`, or of a `Subset` of either; else None."""
+    """Labels (N,) int64 that need no sample to be read, of a dataset or a `Subset` of it; None if there are none.
+
+    They are those of a `TensorDataset`, of a list of samples, of a column as Hugging Face's datasets have them, or the
+    `targets` of torchvision's.
+    """
     try:
         if isinstance(dataset, Subset):
             known = known_labels(dataset.dataset, label_key)
             return None if known is None else known[torch.as_tensor(dataset.indices, device=known.device)]
         if isinstance(dataset, TensorDataset):
             labels = dataset.tensors[label_key if isinstance(label_key, int) else -1]
+        elif isinstance(dataset, list | tuple):
+            at = 1 if label_key is None else _name_in(dataset[0], label_key)
+            labels = torch.as_tensor(np.asarray([one[at] for one in dataset]), device="cpu")
+        elif hasattr(dataset, "column_names"):
+            column = dataset[_name_in(dataset.column_names, label_key)]
+            labels = torch.as_tensor(np.asarray(column[:]), device="cpu")
         else:
             labels = torch.as_tensor(np.asarray(dataset.targets), device="cpu")
         return _as_strata(labels, len(dataset))
     except Exception:  # a user's property may raise anything, and nothing but the strata depends on it
         return None
+
+
+def _name_in(names: Any, label_key: str | int | None) -> Any:
+    """Name of the labels in a sample or among columns; Hugging Face's collators take `label` for `labels`."""
+    return "label" if label_key == "labels" and "labels" not in names and "label" in names else label_key
 
 
 def _as_strata(labels: Tensor, n_samples: int) -> Tensor | None:

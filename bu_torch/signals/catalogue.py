@@ -48,6 +48,10 @@ class SignalInputs:
     attainable: functional.Attainable  # most that accuracy, uncertainty and trust reach at the perturbed inputs
     skill: float  # skill of predicting left-out labels, in [0, 1]
 
+    @property
+    def n_draws(self) -> int:
+        return len(self.columns) // len(self.labels)
+
     def by_sample(self, values: Tensor) -> Tensor:
         """Reshape values at the perturbed inputs, (D * N,), to a row for each draw, (D, N)."""
         return values.view(-1, len(self.labels))

@@ -22,6 +22,7 @@ _MATERIAL = 0.05  # loss of recall of a class
 _MATERIAL_MEAN = 0.01  # loss of recall, mean over the classes
 _LEAST_GAIN = 0.01  # share of the accuracy that always predicting one class leaves to gain
 _LEAST_SKILL = 0.05
+_LEAST_OF_A_CLASS = 50
 _MOST_NAMED = 5  # classes
 
 
@@ -226,11 +227,21 @@ def describe_blindness(
     )
 
 
+def describe_few(labels: Tensor) -> str:
+    """Say that the rarest class has few of the labels (N,) for a metric that looks at each class; "" if it has not."""
+    present, counts = torch.unique(labels, return_counts=True)
+    rarest = int(counts.argmin())
+    is_few = counts[rarest] < _LEAST_OF_A_CLASS
+    return f"class {int(present[rarest])} has {int(counts[rarest])} of the samples that are measured" if is_few else ""
+
+
 def describe_threshold(check: Mapping[str, Any], metric: ExpectedMetric) -> str:
     """Log line on the threshold that a metric of two classes is best at in a check; "" if there is none."""
     threshold, value = check.get("threshold", math.nan), check.get(metric.at_threshold, math.nan)
     if not math.isfinite(threshold):
         return ""
+    if threshold == 0.5:
+        return f"No other threshold than 0.5 is clearly better for the {metric.title}."
     at_half = "" if metric.is_at_threshold else f" in place of {check[metric.signal]:.4g}"
     return (
         f"The expected {metric.title} is best, {value:.4g}{at_half}, if class 1 is predicted where its probability is"

@@ -9,6 +9,7 @@ from bu_torch.functional.accuracy import predicted_probabilities
 from bu_torch.functional.groups import sum_by_group
 from bu_torch.functional.metrics import best_threshold, influence
 from bu_torch.functional.probabilities import as_probabilities
+from bu_torch.functional.weights import mean_and_error
 from bu_torch.signals.catalogue import SignalInputs
 from bu_torch.signals.metrics import METRICS, THRESHOLD, ExpectedMetric, MisfitError
 
@@ -44,7 +45,23 @@ def metric_values(metric: ExpectedMetric, inputs: SignalInputs, *, has_threshold
     if has_threshold and metric.of_counts is not None:
         threshold, best = best_threshold(metric.of_counts, inputs.logits, inputs.of_metric(metric))
         values |= {THRESHOLD: threshold, metric.at_threshold: metric.sign * best}
+        if not metric.is_at_threshold:
+            values |= _unless_clear(metric, inputs, values)
     return values
+
+
+def _unless_clear(metric: ExpectedMetric, inputs: SignalInputs, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Threshold and the value there: 0.5 and the value as it is, unless it gains more than two standard errors."""
+    likely = inputs.logits.double().softmax(dim=1)[:, 1]
+    moved = torch.stack((values[THRESHOLD].expand_as(likely), likely), dim=1)
+    given = inputs.of_metric(metric), inputs.n_draws
+    there, here = (influence(metric.formula, logits, *given) for logits in (moved, inputs.logits))
+    gain = metric.sign * (values[metric.at_threshold] - values[metric.signal])
+    is_clear = gain > 2 * mean_and_error(there - here, None)[1]
+    return {
+        THRESHOLD: torch.where(is_clear, values[THRESHOLD], 0.5),
+        metric.at_threshold: torch.where(is_clear, values[metric.at_threshold], values[metric.signal]),
+    }
 
 
 def contributions_to(metric: ExpectedMetric | None, inputs: SignalInputs) -> tuple[Tensor, Tensor | None]:
@@ -54,5 +71,4 @@ def contributions_to(metric: ExpectedMetric | None, inputs: SignalInputs) -> tup
         return inputs.by_sample(found.squeeze(1)).mean(dim=0), inputs.weights
     if metric.is_drawn:
         return inputs.accuracy.new_empty(0), None
-    n_draws = len(inputs.columns) // len(inputs.labels)
-    return influence(metric.formula, inputs.logits, inputs.of_metric(metric), n_draws), None
+    return influence(metric.formula, inputs.logits, inputs.of_metric(metric), inputs.n_draws), None

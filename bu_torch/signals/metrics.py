@@ -45,6 +45,7 @@ class ExpectedMetric:
             None for a metric that has no threshold.
         is_at_threshold: True if its value is the one at this threshold, in place of 0.5.
         n_classes: Classes that it is of; None if it takes any number.
+        is_of_one: True if of two classes it is that of class 1.
         is_drawn: True if it is computed from drawn labels, so that it has no derivative.
     """
 
@@ -58,6 +59,7 @@ class ExpectedMetric:
     of_counts: OfCounts | None = field(default=None, compare=False)
     is_at_threshold: bool = False
     n_classes: int | None = None
+    is_of_one: bool = False
     is_drawn: bool = False
 
     def __str__(self) -> str:
@@ -116,8 +118,10 @@ METRICS = {
             "balanced_accuracy", "balanced accuracy", True, metrics.expected_balanced_accuracy, of_counts=_balanced
         ),
         ExpectedMetric("auroc", "area under the ROC curve", True, metrics.expected_auroc),
-        ExpectedMetric("average_precision", "average precision", True, metrics.expected_average_precision),
-        ExpectedMetric("f1", "F1 score", True, metrics.expected_f1, of_counts=_f1),
+        ExpectedMetric(
+            "average_precision", "average precision", True, metrics.expected_average_precision, is_of_one=True
+        ),
+        ExpectedMetric("f1", "F1 score", True, metrics.expected_f1, of_counts=_f1, is_of_one=True),
         ExpectedMetric("log_loss", "log loss", False, metrics.expected_log_loss, math.inf, is_of_sharp=True),
         ExpectedMetric("brier_score", "Brier score", False, metrics.expected_brier_score, 2.0, is_of_sharp=True),
     )

@@ -156,6 +156,7 @@ class TestSubset:
             Subset(Subset(WHOLE, range(119, -1, -1)), range(119, -1, -1)),
             TensorDataset(X, Y.float()),
             TensorDataset(X, Y.byte()),
+            list(zip(X, Y, strict=True)),
         ],
     )
     def test_labels_may_be_known_without_reading(self, dataset):
@@ -164,6 +165,17 @@ class TestSubset:
         samples = read_samples(dataset, 50, input_key=input_key, label_key=label_key)
         assert samples.is_stratified
         assert torch.equal(samples.rows, stratified_rows(120, 50, 0, Y))
+
+    def test_labels_of_a_list_of_dicts_and_of_a_column_are_known_by_either_name(self):
+        samples = [{"pixels": x, "label": y} for x, y in zip(X, Y.tolist(), strict=True)]
+        assert known_labels(samples, "labels").tolist() == Y.tolist()
+
+        class Table(dict):
+            column_names = ("pixels", "label")
+
+        table = Table(pixels=X, label=Y.tolist())
+        table.__class__.__len__ = lambda _: 120
+        assert known_labels(table, "labels").tolist() == Y.tolist()
 
     def test_the_labels_are_those_of_the_samples_that_are_visited(self):
         samples = read_samples(DataLoader(TensorDataset(X, self.labels), sampler=range(60, 120), batch_size=7), 15)

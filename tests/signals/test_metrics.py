@@ -371,3 +371,33 @@ def test_a_rule_reads_what_the_metric_measures():
     assert check["cheapest"] == -check["expected_cost"] - (check["threshold"] > 0.5)
     with pytest.raises(ValueError, match=r"`rule\.signals` must be names among .*, got 'expected_cost'"):
         BoundaryUncertaintyStopper(X, TWO, rule=Cheapest())
+
+
+def test_another_threshold_than_a_half_is_named_only_if_it_is_clearly_better():
+    signals, _ = measured("f1")
+    best = signals.probabilities.clamp(min=1e-6).log()
+    found = signals.measure(best).values
+    assert found["threshold"] == 0.5
+    assert found["expected_f1_at_threshold"] == found["expected_f1"]
+    shy = signals.measure(best - torch.tensor([0.0, 20.0])).values
+    assert 0 < shy["threshold"] < 0.1
+    assert shy["expected_f1_at_threshold"] > shy["expected_f1"] + 0.1
+
+
+@pytest.mark.parametrize(("labels", "is_said"), [(TWO, True), (1 - TWO, False)])
+def test_f1_of_the_commoner_class_is_said(labels, is_said, caplog):
+    with caplog.at_level("INFO", logger="bu_torch"):
+        BoundaryUncertaintyStopper(X, labels, n_neighbors=20, metric="f1").check(linear((0.0,) * 4, (1.0,) * 4))
+    assert ("F1 score is that of class 1, 67% of the labels" in caplog.text) == is_said
+
+
+def test_few_samples_of_a_class_make_a_metric_of_classes_unsure():
+    labels = (torch.arange(len(X)) % 12 == 0).long()
+    for metric, is_said in (("auroc", True), ("log_loss", False)):
+        stopper, net = (
+            BoundaryUncertaintyStopper(X, labels, n_neighbors=20, metric=metric),
+            linear((0.0,) * 4, (1.0,) * 4),
+        )
+        stopper.check(net)
+        stopper.restore(net)
+        assert any(doubt.startswith("class 1 has 1") for doubt in stopper.summary["doubts"]) == is_said
