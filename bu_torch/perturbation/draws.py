@@ -201,6 +201,11 @@ def kind_of(perturbation: Perturbation | None, inputs: Tensor) -> PerturbationKi
     return perturbation
 
 
+def is_table(perturbation: Perturbation | None, inputs: Tensor) -> bool:
+    """True if samples are rows of numbers, maybe with categories: no images, and no token ids."""
+    return isinstance(perturbation, MixedMove) or (inputs.ndim == 2 and inputs.is_floating_point())
+
+
 class PerturbedInputs:
     """Inputs for the network, (n_draws * N, ...), draw after draw; the N unmoved samples may follow.
 

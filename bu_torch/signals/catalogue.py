@@ -46,7 +46,7 @@ class SignalInputs:
     repeated_weights: Tensor | None  # (D * N,) the same for each draw
     kernel: Tensor  # (D * N,) nearness to the network's boundary times the weight, float64
     attainable: functional.Attainable  # most that accuracy, uncertainty and trust reach at the perturbed inputs
-    skill: float  # skill of predicting left-out labels, in [0, 1]
+    trust_weight: float  # of trust in the score, in [0, 1]
 
     @property
     def n_draws(self) -> int:
@@ -92,7 +92,7 @@ class Signal:
 
 def _accuracy_uncertainty_trust(inputs: SignalInputs) -> Tensor:
     measured = (inputs.accuracy, inputs.uncertainty, inputs.mean_trust)
-    return functional.accuracy_uncertainty_trust(*measured, inputs.attainable, inputs.skill)
+    return functional.accuracy_uncertainty_trust(*measured, inputs.attainable, inputs.trust_weight)
 
 
 def _label_agreement(inputs: SignalInputs) -> Tensor:
