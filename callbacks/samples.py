@@ -146,10 +146,10 @@ class CheckSamples:
             shape = () if self._samples is None else self._samples.labels.shape
             self._samples = None
             # Labels are shares of classes if samples were mixed.
-            if len(shape) == 2 and shape[1] > 1 and not is_reference:
+            if len(shape) == 2 and shape[1] > 1:
                 way_out = (
-                    " If `collate_fn` or a hook mixes samples (mixup, CutMix), pass unmixed samples as a pair,"
-                    " `reference=(inputs, labels)`."
+                    " If a hook mixes samples (mixup, CutMix), mix in `collate_fn` or `training_step` instead, or pass"
+                    " unmixed samples as a pair, `reference=(inputs, labels)`: a dataset would pass through the hook."
                 )
             raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}{way_out}") from error
 

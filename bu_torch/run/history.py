@@ -16,6 +16,7 @@ Word = Literal["clear", "plateau", "unsure", "blind"]
 # Chosen on half of the trainings of `benchmarks/quality.py`, and judged on the others.
 _LEAST_ACCURACY, _LEAST_SAMPLES, _MOST_EQUALS = 0.7, 500, 20
 _SETTLED = 3  # checks
+_LATE = 0.1  # share of the checks: so late a kept check may be followed by better ones
 # Expected accuracy has the largest part in their score. No standard error is known of other scores but metrics.
 JUDGED_RULES: tuple[RuleName, ...] = ("accuracy_uncertainty_trust", "expected_accuracy")
 _BELOW_CHANCE = 0.8
@@ -120,7 +121,12 @@ class History:
         rule, score = selection.rule, kept[selection.score_name]
         place = f"step {kept['step']} of " if is_by_steps and "step" in kept else ""
         where = f", its checkpoint is {cleaned(path)}" if path else ""
-        longer = " That was the last check: longer training may help." if is_open and kept is self.entries[-1] else ""
+        longer, seen = "", [place_of(one) for one in self.entries]
+        n_since = len(seen) - 1 - seen.index(place_of(kept)) if place_of(kept) in seen else len(seen)
+        if is_open and n_since <= _LATE * len(self.entries):
+            which = "That was the last check" if n_since == 0 else f"Only {n_since} later checks followed"
+            lag = ", or try `averaging=None`, since the average lags" if is_averaged else ""
+            longer = f" {which}: train longer{lag}."
         return (
             f"Boundary uncertainty kept {place}epoch {kept['epoch']}"
             f" ({rule.title}: {rule.shown(score):.4f}{rule.unit and f' {rule.unit}'}):"

@@ -116,7 +116,7 @@ REFUSED = {
     "batches without a loader": ([(X[:60], Y[:60]), (X[60:], Y[60:])], "single .*DataLoader`, got list"),
     "one-hot labels that collate_fn mixes": (
         collated(mixed_up, one_hot=True),
-        r"`labels`.* If `collate_fn` or a hook mixes samples \(mixup, CutMix\), pass unmixed samples",
+        r"`labels`.* If a hook mixes samples .*, or pass unmixed samples",
     ),
     "token ids": (TOKENS, "token ids cannot be moved along a line, so pass `perturbation='tokens'`, or a", Words),
     "token ids, by their dtype": (TOKENS, r"dtype torch\.float32 to `Words\.forward` .*RuntimeError", Words),

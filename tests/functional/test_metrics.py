@@ -39,7 +39,7 @@ def by_scikit_learn(name, logits, probabilities, weights):
     area = {"auroc": sklearn_metrics.roc_auc_score, "average_precision": sklearn_metrics.average_precision_score}[name]
     if j == 2:
         return area(labels, (rows[:, 1] - rows[:, 0]).numpy(), **counted)
-    return np.mean([area(labels == k, likely[:, k], **counted) for k in range(j)])
+    return np.mean([area(labels == k, likely[:, k].astype(np.float32), **counted) for k in range(j)])
 
 
 def found(name, logits, probabilities, weights=None):
