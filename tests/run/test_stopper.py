@@ -10,6 +10,7 @@ from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper, Rule
 from bu_torch.report import read_record
+from bu_torch.rule.rules import RULE_NAMES
 from bu_torch.run.history import summary_of
 
 
@@ -140,13 +141,7 @@ class Accurate(Rule):
 
 @pytest.mark.parametrize(
     ("rule", "is_judged"),
-    [
-        ("accuracy_uncertainty_trust", True),
-        ("expected_accuracy", True),
-        ("trust_score", False),
-        ("boundary_uncertainty", False),
-        (Accurate(), False),
-    ],
+    [*((name, "accuracy" in name) for name in RULE_NAMES if name != "parzen_uncertainty"), (Accurate(), False)],
 )
 def test_a_choice_is_judged_if_expected_accuracy_has_made_it(caplog, rule, is_judged):
     caplog.set_level("INFO", logger="bu_torch")
