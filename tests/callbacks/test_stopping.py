@@ -155,20 +155,6 @@ class TestResume:
 
 
 class TestBesideOthers:
-    def test_a_user_s_checkpoint_and_stopper_on_our_key_keep_their_own_state(self, tmp_path):
-        ours = {"monitor": "given", "mode": "max"}
-        keeper = ModelCheckpoint(tmp_path / "user", save_top_k=2, save_last=True, **ours)
-        users = keeper, EarlyStopping(**ours, patience=7)
-        stopping, _, _ = run(tmp_path, [0.1, 0.9, 0.5, 0.4], *users, patience=3)
-        assert stopping.stopped_epoch == 4
-        assert len(list((tmp_path / "user").glob("epoch*.ckpt"))) == 2
-        assert Path(stopping.best_model_path).name.startswith("boundary-")
-        content = torch.load(tmp_path / "user" / "last.ckpt", weights_only=True)
-        states = content["callbacks"]
-        names = sorted(key.split("{")[0] for key in states)
-        assert names == ["BoundaryUncertaintyStopping", "EarlyStopping", "FileKeeper", "ModelCheckpoint"]
-        assert (content["epoch"], states["EarlyStopping" + str(ours)]["wait_count"]) == (2, 1)
-
     @pytest.mark.parametrize("ours_first", [True, False])
     def test_a_module_that_brings_an_early_stopping(self, tmp_path, ours_first):
         class Bringing(Classifier):
