@@ -1,5 +1,6 @@
 import importlib.util
 import logging
+import multiprocessing
 import random
 import sys
 
@@ -55,6 +56,15 @@ def log(caplog):
     """What the user is told, from INFO on."""
     caplog.set_level("INFO", logger="lightning.pytorch")
     return caplog
+
+
+@pytest.fixture
+def spawned():
+    """Processes are spawned by default, as on Windows and macOS: samples are read from a copy."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("spawn", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
 
 
 @pytest.fixture

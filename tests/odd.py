@@ -60,12 +60,7 @@ REFUSED = {
     "one class": ("`labels` must hold at least two classes, got only class 2", X, 0 * Y + 2, unchanged),
     "fractions": ("`labels` must hold integer classes, got fractional .*regression", X, Y + 0.5, unchanged),
     "negative": (r"`labels` must hold classes 0, 1, \.\.\., got -1: if they are", X, Y - 1, unchanged),
-    "strings": (
-        "labels.*must be a tensor.*scikit-learn's `LabelEncoder`",
-        X.numpy(),
-        np.array(list("abc") * 40),
-        unchanged,
-    ),
+    "strings": ("labels.*must be a tensor.*`LabelEncoder`", X.numpy(), np.array(list("abc") * 40), unchanged),
     "few columns": ("2 columns of logits, fewer than|at least 3 columns, .*got 2", X, Y, lambda z: z[:, :2]),
 }
 # Labels that are the same as `Y`.
@@ -113,16 +108,13 @@ def failing(error, at=3):
 
 
 KEPT, NONE_KEPT = "kept .*epoch 1 .*: its weights are ", "kept no epoch: "
+NO_FINITE = f"{NONE_KEPT}no finite check counted"
 EARLY, ABSENT = "all checks were of epochs before `start_from_epoch=9`", r"3\.weight, \S*3\.bias"
 ENDS = {
     "by itself": Ending(f"{KEPT}in the model"),
     "early checks": Ending(NONE_KEPT + EARLY, settings={"start_from_epoch": 9}),
-    "no finite check": Ending(
-        f"{NONE_KEPT}no finite check counted", settings={"check_finite": False}, scores=(float("nan"),)
-    ),
-    "NaN": Ending(
-        f"{NONE_KEPT}no finite check counted", reason=r"epoch 0: .* not finite \(nan\)", scores=(float("nan"),)
-    ),
+    "no finite check": Ending(NO_FINITE, settings={"check_finite": False}, scores=(float("nan"),)),
+    "NaN": Ending(NO_FINITE, reason=r"epoch 0: .* not finite \(nan\)", scores=(float("nan"),)),
     "patience": Ending(f"{KEPT}in the model", reason="epoch 3: .* in the last 2 checks", settings={"patience": 2}),
     "other shapes": Ending(f"{KEPT}not in the model", "another shape or kind in the module, .*0.weight", happen=narrow),
     "more weights": Ending(f"{KEPT}(not|partly) in the model", f"(lack|leave out 2).*: .*{ABSENT}", happen=append),

@@ -28,6 +28,11 @@ def blobs(n=120, d=4, n_classes=3, seed=0):
     return centres[labels] + torch.randn(n, d, generator=g), labels
 
 
+def weights_at_random(n=120):
+    """Positive, some of them several times as large as others, (n,) float64."""
+    return (torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 0.8).exp()
+
+
 def loader(*tensors, batch_size=30, **kwargs):
     return DataLoader(TensorDataset(*tensors), batch_size=batch_size, shuffle=True, **kwargs)
 
@@ -147,6 +152,11 @@ def cut(folder, *callbacks, again=False, max_epochs=2, **options):
 def weights_of(module):
     """A copy of all weights and buffers, also of those that a module's own `state_dict` leaves out."""
     return {name: value.clone() for name, value in nn.Module.state_dict(module).items()}
+
+
+def looked_at(callback):
+    """How many samples its checks look at, and how many draws of each."""
+    return callback.state_dict()["plan"]
 
 
 def state_of(checkpoint, name):

@@ -23,13 +23,7 @@ SPACE = {"feature_extractor": ("be callable", 3), "n_components": ("be an intege
 DRAWS = {"perturbation": ("be one of 'random', 'neighbors'", "noise"), "n_draws": SIZE}
 MEASURED = NEIGHBORS | SEED | SPACE | DRAWS
 MEASURE = {"measure": ("be one of 'entropy', 'triangle'", "gini")}
-RULE = {
-    "rule": (
-        "be one of 'accuracy_uncertainty_trust', 'expected_accuracy', 'boundary_uncertainty', 'trust_score'",
-        "accuracy",
-    ),
-    "start_from_epoch": ("be an integer >= 0", -1),
-}
+RULE = {"rule": ("be one of 'accuracy_uncertainty_trust',", "accuracy"), "start_from_epoch": ("be an integer >= 0", -1)}
 SETTINGS = {name: wrong for name, wrong in MEASURED.items() if name != "n_components"} | {
     "max_samples": ("be an integer >= 40", 39),
     "budget": ("be one of 'auto', None", 0, 0.3, -1.0, "much", NAN, True),

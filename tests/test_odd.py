@@ -128,9 +128,7 @@ def heard(caplog, ending, one):
 
 
 LIGHTNINGS = {
-    "no room": odd.Ending(
-        f"{odd.NONE_KEPT}no weights could be saved", "written.*no epoch is kept yet", "ran until `max_epochs=9`"
-    ),
+    "no room": odd.Ending("kept no epoch: no weights could be", "written.*no epoch is kept yet", "`max_epochs=9`"),
     "max_steps": odd.Ending(odd.KEPT, "", "Training ran until `max_steps=16`"),
     "max_time": odd.Ending(odd.KEPT, "", "Training ran until `max_time`"),
     "another callback": odd.Ending(odd.KEPT, "", "Other code stopped training"),

@@ -75,9 +75,7 @@ class TestWeightsLeftOut:
     )
     def test_one_that_training_changes_is_warned_of_by_name(self, tmp_path, log, kind, strict):
         module, own = kind("net.4", strict=strict), scripted()
-        with pytest.warns(
-            UserWarning, match=r"leave out 2 that training changes: net\.4\.weight, net\.4\.bias"
-        ) as said:
+        with pytest.warns(UserWarning, match=r"leave out 2 .*: net\.4\.weight, net\.4\.bias") as said:
             _, weights = fit(tmp_path, own, module=module)
         assert any(own.best_model_path in str(one.message) for one in said)
         for name, value in weights_of(module).items():
@@ -133,9 +131,7 @@ def test_a_network_that_changes_gets_its_weights_back_if_it_can(tmp_path, change
     module, look = Changing(), Weights()
     smaller = nn.Sequential(nn.Linear(4, 7), nn.ReLU(), nn.Linear(7, 3))
     module.change = lambda net: smaller if change == "smaller" else torch.compile(net, backend="eager")
-    is_refused = pytest.warns(
-        UserWarning, match="do not fit: weights have another shape or kind in the module, .*net.0.weight"
-    )
+    is_refused = pytest.warns(UserWarning, match="another shape or kind in the module, .*net.0.weight")
     with is_refused if change == "smaller" else nullcontext():
         trained(tmp_path, scripted(), look, module=module, enable_checkpointing=checkpoints)
     found, expected = weights_of(module), look.at_end if change == "smaller" else look.of_epoch[1]

@@ -54,7 +54,7 @@ def measured(states, **settings):
 sample_weights = None
 
 def done(rank, **values):
-    (folder / f"rank{{rank}}.json").write_text(json.dumps(values))
+    (folder / f"{{name}}-{{rank}}.json").write_text(json.dumps(values))
 """
 
 FIT = """
@@ -100,15 +100,22 @@ except BaseException as error:
 """
 
 
-def run(tmp_path, script, steps=None, **arguments):
-    file = tmp_path / "script.py"
-    places = {"tests": str(Path(__file__).parents[1]), "folder": str(tmp_path)}
-    file.write_text((COMMON + script).format(steps=steps, **places, **arguments))
+def run(folder, script, steps=None, **arguments):
+    """What one script has said, and what each of its processes has written."""
+    return run_several(folder, [script], steps=steps, **arguments)[0]
+
+
+def run_several(folder, scripts, **arguments):
+    """The same of scripts that run one after another in the same processes, whose start takes longer than they do."""
+    file, places = folder / "script.py", {"tests": str(Path(__file__).parents[1]), "folder": str(folder)}
+    named = (f"name = {name}\n{script}" for name, script in enumerate(scripts))
+    file.write_text("".join([COMMON, *named]).format(**{"steps": None} | places | arguments))
     others = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     environment = {name: value for name, value in os.environ.items() if name not in others} | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", file]
     found = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    return found, [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank*.json"))]
+    written = [sorted(folder.glob(f"{name}-*.json")) for name in range(len(scripts))]
+    return [(found, [json.loads(path.read_text()) for path in paths]) for paths in written]
 
 
 def assert_as_alone(first, second):
@@ -118,11 +125,30 @@ def assert_as_alone(first, second):
             assert shared[name] == pytest.approx(value, abs=1e-5), name
 
 
-@pytest.mark.parametrize("steps", [pytest.param(None, marks=pytest.mark.slow), 2])
-def test_two_processes_agree_with_one_on_the_same_weights_and_decide_alike(tmp_path, steps):
+def test_two_processes_agree_with_one_see_other_units_count_operations_at_once_and_end_together(tmp_path):
+    given = {
+        "speaks": "always",
+        "steps": 2,
+        "prepare": "batch[0] / 255",
+        "given": "balanced",
+        "where": "forward",
+        "rank": 1,
+    }
+    counted, agreed, seen, failed = run_several(tmp_path, [IMAGES, FIT, WEIGHTED, FAIL], **given)
+    assert_operations_are_counted_by_all_at_once(*counted, [500, 1], ["inputs", "patches"])
+    assert_both_agree_with_one_on_the_same_weights_and_decide_alike(*agreed, "step")
+    assert_other_units_are_seen(*seen, ["values of mean"] * 2)
+    assert_both_have_failed(*failed, ("Another process could not read", "only here"))
+
+
+@pytest.mark.slow
+def test_two_processes_agree_with_one_by_epochs(tmp_path):
+    assert_both_agree_with_one_on_the_same_weights_and_decide_alike(*run(tmp_path, FIT), "epoch")
+
+
+def assert_both_agree_with_one_on_the_same_weights_and_decide_alike(found, ranks, unit):
     """The last batch of an epoch is smaller than the others, and its step comes after one with a check."""
-    found, ranks = run(tmp_path, FIT, steps)
-    assert found.returncode == 0, found.stderr
+    assert len(ranks) == 2, found.stderr
     first, second = ranks
     assert len(first["history"]) > 3
     assert_as_alone(first, second)
@@ -134,21 +160,24 @@ def test_two_processes_agree_with_one_on_the_same_weights_and_decide_alike(tmp_p
     assert Path(first["path"]).exists()
     assert second["record"] == ""
     assert Path(first["record"]).read_text().count("\n") == len(first["history"]) + 1
-    assert found.stderr.count("Boundary uncertainty kept " + ("epoch" if steps is None else "step")) == 1
+    assert found.stderr.count(f"Boundary uncertainty kept {unit}") == 1
     assert not any("boundary_uncertainty" in line or "agreement" in line for line in first["said"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("where", "rank", "messages"),
+    ("where", "messages"),
     [
-        ("forward", 1, ("Another process could not read", "only here")),
-        pytest.param("forward", 0, ("only here", "Another process could not read"), marks=pytest.mark.slow),
-        pytest.param("data", 0, ("OSError: no such file", "The first process failed: "), marks=pytest.mark.slow),
-        pytest.param("settings", 0, ("n_neighbors=500", "n_neighbors=500"), marks=pytest.mark.slow),
+        ("forward", ("only here", "Another process could not read")),
+        ("data", ("OSError: no such file", "The first process failed: ")),
+        ("settings", ("n_neighbors=500", "n_neighbors=500")),
     ],
 )
-def test_what_fails_in_one_process_ends_both(tmp_path, where, rank, messages):
-    found, ranks = run(tmp_path, FAIL, where=where, rank=rank)
+def test_what_fails_in_one_process_ends_both(tmp_path, where, messages):
+    assert_both_have_failed(*run(tmp_path, FAIL, where=where, rank=0), messages)
+
+
+def assert_both_have_failed(found, ranks, messages):
     assert found.returncode != 0
     assert len(ranks) >= 1  # the other may have been ended by Lightning first
     for one in ranks:
@@ -180,32 +209,28 @@ if made.global_rank == 0 and not error:
     again = measured(kept.of_epoch, n_draws=2, class_weight={given!r} or [1.0, 4.0, 2.0])
 hooks = sum(len(part._forward_pre_hooks) for part in module.modules())
 done(made.global_rank, history=stopping.history, again=again, error=error, hooks=hooks)
-os._exit(0)
 """
+EXIT = "\nos._exit(0)\n"  # as processes may wait for each other that have failed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("given", ["balanced", None])
 def test_two_processes_count_what_a_sampler_draws_and_a_loss_weighs_as_one_does(tmp_path, given):
-    _, ranks = run(tmp_path, WEIGHTED, prepare="batch[0]", given=given)
+    _, ranks = run(tmp_path, WEIGHTED + EXIT, prepare="batch[0]", given=given)
     first, second = ranks
     assert first["error"] == second["error"] == ""
     assert len(first["history"]) == 2
     assert_as_alone(first, second)
 
 
-@pytest.mark.parametrize(
-    ("prepare", "messages"),
-    [
-        ("batch[0] / 255", ["values of mean"] * 2),
-        pytest.param(
-            "batch[0] / 255**self.global_rank", ["in another process", "values of mean"], marks=pytest.mark.slow
-        ),
-    ],
-)
-def test_other_units_in_training_are_seen_behind_ddp(tmp_path, prepare, messages):
-    """Which calls the module with the arguments of `training_step` first."""
-    _, ranks = run(tmp_path, WEIGHTED, prepare=prepare, given="balanced")
+@pytest.mark.slow
+def test_other_units_in_one_process_are_seen_in_both(tmp_path):
+    found = run(tmp_path, WEIGHTED + EXIT, prepare="batch[0] / 255**self.global_rank", given="balanced")
+    assert_other_units_are_seen(*found, ["in another process", "values of mean"])
+
+
+def assert_other_units_are_seen(found, ranks, messages):
+    """Behind DDP, which calls the module with the arguments of `training_step` first."""
     assert len(ranks) == 2
     for one, message in zip(ranks, messages, strict=True):
         assert one["error"].startswith("MisconfigurationException: In training, the network gets inputs that differ")
@@ -236,23 +261,22 @@ class OfImages(Classifier):
 stopping = BoundaryUncertaintyStopping(cache=None)
 made = trainer(folder, stopping, max_epochs=1, strategy="ddp", devices=2)
 made.fit(OfImages(), loader(images, labels, batch_size=100))
-plan = stopping.tracker.check_setup.plan
-done(made.global_rank, plan=[plan.n_samples, plan.n_draws], history=stopping.history)
+done(made.global_rank, plan=stopping.state_dict()["plan"], history=stopping.history)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("speaks", "plan", "spaces"),
-    [
-        ("always", [500, 1], ["inputs", "patches"]),
-        pytest.param("never", [500, 1], ["inputs", "patches", "module"], marks=pytest.mark.slow),
-        pytest.param("in batches", [900, 4], ["inputs", "patches"], marks=pytest.mark.slow),
-    ],
+    [("never", [500, 1], ["inputs", "patches", "module"]), ("in batches", [900, 4], ["inputs", "patches"])],
 )
 def test_operations_are_counted_by_all_processes_at_once(tmp_path, speaks, plan, spaces):
+    assert_operations_are_counted_by_all_at_once(*run(tmp_path, IMAGES, speaks=speaks), plan, spaces)
+
+
+def assert_operations_are_counted_by_all_at_once(found, ranks, plan, spaces):
     """So that one alone does not wait in a `forward` that speaks to the others, nor for its features."""
-    found, ranks = run(tmp_path, IMAGES, speaks=speaks)
-    assert found.returncode == 0, found.stderr
+    assert len(ranks) == 2, found.stderr
     first, second = ranks
     assert first["plan"] == second["plan"] == plan  # 900 images, four times, by the weights alone
     compared = found.stderr.split("predicted best there (")[1].split(")")[0]

@@ -20,6 +20,7 @@ from lightning.pytorch.loggers import CSVLogger
 from problems import Classifier, Weights, blobs, loader, same, scripted, state_of, trainer, weights_of
 
 from bu_torch.callbacks import BoundaryUncertaintyStopping
+from bu_torch.report import read_record
 
 NAN = math.nan
 PAGE = Path(__file__).parents[2] / "docs" / "lightning.md"
@@ -106,7 +107,9 @@ def test_a_training_stops_and_keeps_where_it_does_under_lightning_s_pair(tmp_pat
     assert made.stopping.best_epoch == torch.load(keeper.best_model_path, weights_only=True)["epoch"]
     assert made.stopping.best_score == pytest.approx(float(keeper.best_model_score))
     assert same(made.module.state_dict(), made.weights.of_epoch[made.stopping.best_epoch])
-    assert (made.stopping.tracker.history.verdict.wait, stopper.stopping_reason) == (stopper.wait_count, reason)
+    assert stopper.stopping_reason == reason
+    scores = [entry["given"] for entry in made.stopping.history]
+    assert read_record(made.stopping.record_path).values("given") == pytest.approx(scores, nan_ok=True)
     stopped = reason != EarlyStoppingReason.NOT_STOPPED
     assert made.stopping.stopped_epoch == (stopper.stopped_epoch if stopped else None)
     assert WORDS[reason] in made.stopping.stopping_reason
@@ -367,29 +370,6 @@ class TestOtherwise:
         assert (theirs.current_epoch, stopper.stopped_epoch) == (4, 1)
         made = run(tmp_path, script, max_epochs=6, **settings)
         assert (made.trainer.current_epoch, made.stopping.stopped_epoch) == (6, None)
-
-    def test_a_second_fit_of_one_trainer_starts_anew(self, tmp_path):
-        script = [0.9, 0.8, 0.7]
-        theirs, _, keeper = run_lightning_s(tmp_path / "theirs", script, max_epochs=2)
-        made = run(tmp_path, script, max_epochs=2)
-        first = made.stopping.best_model_path
-        for one in (theirs, made.trainer):
-            one.fit_loop.max_epochs = 4
-            one.fit(one.lightning_module, data())
-        assert torch.load(keeper.best_model_path, weights_only=True)["epoch"] == 0
-        assert (made.stopping.best_epoch, epochs(made.stopping)) == (2, [2, 3])
-        assert Path(first).exists()
-
-    def test_a_resumed_run_has_the_patience_of_its_own_callback(self, tmp_path):
-        script, last = [0.9, 0.1], ModelCheckpoint(tmp_path / "user", save_last=True)
-        run_lightning_s(tmp_path / "theirs", script, last, patience=2)
-        path = last.last_model_path
-        theirs, stopper, _ = run_lightning_s(tmp_path / "theirs", script, ckpt_path=path, patience=5)
-        assert (stopper.patience, theirs.current_epoch) == (2, 4)
-        last = ModelCheckpoint(tmp_path / "user", save_last=True)
-        run(tmp_path, script, last, patience=2)
-        made = run(tmp_path, script, ckpt_path=last.last_model_path, patience=5)
-        assert (made.stopping.settings.patience, made.trainer.current_epoch) == (5, 6)
 
     def test_a_module_that_steps_its_optimiser_itself_is_saved(self, tmp_path):
         class Manual(Logging):

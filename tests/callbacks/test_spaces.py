@@ -3,7 +3,7 @@
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from problems import Classifier, Made, trainer
+from problems import Classifier, trainer
 from scenarios import images, tokens
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -92,7 +92,7 @@ def assert_resumes(folder, module, ends, space=None, **settings):
         last = folder / f"until {end}" / "last.ckpt"
     assert resumed.history == whole.history
     assert resumed.best_epoch == whole.best_epoch
-    assert resumed.tracker.history.n_not_compared == 0
+    assert resumed.state_dict()["n_not_compared"] == 0
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def assert_loop_goes_on(samples, module, later, **settings):
     again.check(later)
     found, expected = (one._tracker.check_setup.signals.perturbed_inputs for one in (again, stopper))
     assert torch.equal(found, expected)
-    assert again._tracker.history.compared
+    assert again.state_dict()["checks"]["n_not_compared"] == 0
     return stopper, again
 
 
@@ -150,7 +150,7 @@ def test_features_of_a_network_are_not_cached(tmp_path):
     assert not (tmp_path / "cache.npz").exists()
 
 
-def test_a_state_of_others_is_refused_or_left():
+def test_a_preparation_in_a_state_that_is_damaged_is_left():
     def load(**changed):
         other = BoundaryUncertaintyStopper(*images(160), feature_extractor="module", **FEW)
         other.load_state_dict({**state, "checks": {**state["checks"], **changed}})
@@ -158,26 +158,12 @@ def test_a_state_of_others_is_refused_or_left():
 
     stopper = BoundaryUncertaintyStopper(*images(160), feature_extractor="module", **FEW)
     stopper.check(Module())
-    state, byte = stopper.state_dict(), torch.ones(1, dtype=torch.uint8)
-    for wrong in ("many", {"votes": byte}, byte.expand(2**40), byte.to("meta")):
-        with pytest.warns(UserWarning, match="holds no state that this package wrote: `prepared`: .*start anew"):
-            load(prepared=wrong)
-    with pytest.warns(UserWarning, match="`space`: .*'outer'"):
-        load(space="outer")
+    state = stopper.state_dict()
     whole = state["checks"]["prepared"]
     for crooked in (whole[:-100], whole[:0], torch.cat((whole[:5000], whole[5000:] ^ 1))):
         other = load(prepared=crooked)
         with pytest.warns(UserWarning, match="patience and the best epoch start anew"):
             other.check(Module())
-
-
-@pytest.mark.parametrize("reach", [0, 2])
-def test_random_augmentation_is_noticed_and_said_once(tmp_path, log, reach):
-    inputs, labels = images(160)
-    data = Made(lambda i: (inputs[i].roll(int(torch.randint(-reach, reach + 1, ())), dims=1), labels[i]), 160)
-    made = trainer(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1), max_epochs=1)
-    made.fit(Module(), DataLoader(data, batch_size=40))
-    assert log.text.count("A sample differs each time it is read (random augmentation)") == (reach > 0)
 
 
 @pytest.mark.parametrize("kind", ["method", "function"])

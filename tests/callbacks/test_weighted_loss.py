@@ -123,17 +123,11 @@ ALIKE = "counts all classes alike"
 # By the losses: the step, the loss modules, the weights that are measured with, and what is said if there are none.
 LOSSES = {
     "a loss": (Step, first, [CE(W)], WEIGHTS, ""),
-    "one of two": (Step, both, [CE(W), CE()], None, "2 losses of the labels weigh the classes differently"),
+    "one of two": (Step, both, [CE(W), CE()], None, "2 losses of the labels"),
     "one that is logged": (Step, logged, [CE(W), CE()], None, ""),
     "one without gradient": (Step, watched, [CE(W), CE()], None, ""),
     "two alike": (Step, both, [CE(W), CE(W)], WEIGHTS, ""),
-    "two that differ": (
-        Step,
-        both,
-        [CE(W), CE(W.flip(0))],
-        None,
-        "2 losses of the labels weigh the classes differently",
-    ),
+    "two that differ": (Step, both, [CE(W), CE(W.flip(0))], None, "2 losses of the labels"),
     "of other targets": (Step, auxiliary, [CE(W)], None, ""),
     "a loss of one's own": (Step, own, [CE(W)], None, "targets in the first step were not the labels"),
     "one that is not called": (Step, functional, [CE(W.flip(0))], WEIGHTS, ""),
@@ -187,7 +181,7 @@ class TestTheLossOfTheModule:
         again = BoundaryUncertaintyStopping(n_neighbors=10, n_draws=1)
         trainer(tmp_path, again, max_epochs=4).fit(make([1.0, 1.0, 3.0]), loader(X, Y), ckpt_path=path)
         assert [check["epoch"] for check in again.history] == [0, 1, 2, 3]
-        assert again.tracker.history.n_not_compared == 0
+        assert again.state_dict()["n_not_compared"] == 0
         assert lines(log)[1] == lines(log)[0]
         assert not [one for one in recwarn if "cannot be compared" in str(one.message)]
 
@@ -199,7 +193,7 @@ class TestTheLossOfTheModule:
 
         found = fit(tmp_path, make=compiled)
         assert "it cannot be seen if that is for these labels" in log.text
-        assert found.tracker.check_setup.loss_weights is None
+        assert read_record(found.record_path).settings["class_weight"] is None
         assert lines(log) == []
 
     def test_is_watched_no_longer_if_the_step_fails(self, tmp_path):

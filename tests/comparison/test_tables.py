@@ -45,20 +45,22 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, table, said):
         read_table(file)
 
 
-def test_errors_are_those_of_the_epochs_that_are_named():
-    inputs, labels = problems.blobs(400)
-    found = compare((inputs, labels), seed=0, n_epochs=30)
-    assert found == compare((inputs, labels), seed=0, n_epochs=30)
-    assert all(found.results["best epoch"] <= found.results[name] < 0.5 for name in ("last epoch", "refit 20 %"))
-    assert found.epochs["last epoch"] == 30
-    assert 21 <= found.epochs["bu-torch"] <= 30
-    assert found.epochs["refit 20 %"] > found.epochs["hold-out 25 %"] - 20
+@pytest.fixture(scope="module")
+def clean():
+    return compare(problems.blobs(400), seed=0, n_epochs=30)
 
 
-def test_wrong_labels_are_trained_on_and_not_tested_on():
-    inputs, labels = problems.blobs(400)
-    clean, noisy = (compare((inputs, labels), 0, 30, noise).results for noise in (0.0, 0.9))
-    assert noisy["best epoch"] > clean["best epoch"] + 0.05
+def test_errors_are_those_of_the_epochs_that_are_named(clean):
+    assert clean == compare(problems.blobs(400), seed=0, n_epochs=30)
+    assert all(clean.results["best epoch"] <= clean.results[name] < 0.5 for name in ("last epoch", "refit 20 %"))
+    assert clean.epochs["last epoch"] == 30
+    assert 21 <= clean.epochs["bu-torch"] <= 30
+    assert clean.epochs["refit 20 %"] > clean.epochs["hold-out 25 %"] - 20
+
+
+def test_wrong_labels_are_trained_on_and_not_tested_on(clean):
+    noisy = compare(problems.blobs(400), 0, 30, 0.9)
+    assert noisy.results["best epoch"] > clean.results["best epoch"] + 0.05
 
 
 def test_the_command_prints_a_row_for_each_table_and_leaves_logs_and_threads(tmp_path, capsys):
@@ -94,10 +96,7 @@ def test_the_command_names_a_table_on_which_nothing_beats_one_class(tmp_path, ca
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        ("a,label,label\n1,0,0\n", "must have one column called `label`, got 2"),
-        ("a,label\n1,0,5\n2,1,5\n", "cannot be read: Length of header or names does not match"),
-    ],
+    [("a,label,label\n1,0,0\n", "must have one .*, got 2"), ("a,label\n1,0,5\n2,1,5\n", "cannot be read: Length of")],
 )
 def test_what_pandas_would_read_otherwise_than_meant_is_refused(tmp_path, content, message):
     (tmp_path / "table.csv").write_text(content)

@@ -134,7 +134,7 @@ def test_lightning_cli(recipe, tmp_path):
 
 
 def test_costs(recipe, capsys):
-    costs = recipe("costs").main(epochs=30)
+    costs = recipe("costs").main(epochs=12)
     assert costs["costs"] < min(costs["nobody"], costs["everybody"])
     thresholds = re.findall(r"by costs: epoch \d+, threshold (0\.\d+)", capsys.readouterr().out)
     assert 0.05 < float(thresholds[1]) < 0.2  # 10 / 100 if probabilities are right
@@ -190,7 +190,7 @@ def test_frozen_backbone(recipe):
 
 
 def test_fine_tuning(recipe):
-    errors = recipe("fine_tuning").main(runs=2)
+    errors = recipe("fine_tuning").main(runs=1)
     assert errors["kept"] <= errors["last"] + 0.02
 
 

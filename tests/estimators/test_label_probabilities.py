@@ -2,14 +2,14 @@ import faiss
 import pytest
 import torch
 from oracles.labels import by_refitting, by_solving, votes
-from problems import blobs
+from problems import blobs, weights_at_random
 
 from bu_torch import LabelProbabilities, LabelRegression, LabelVotes, NeighborGraph
 from bu_torch.functional import label_votes
 from bu_torch.functional.probabilities import brier_score, mixing_weight
 from bu_torch.samples.balance import stratified_rows
 
-WEIGHTS = (torch.randn(60, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 0.8).exp()
+WEIGHTS = weights_at_random(60)
 
 
 class TestVotes:

@@ -7,13 +7,29 @@ from bu_torch import Signals
 from bu_torch import functional as F
 
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
-LOGITS = torch.eye(3)[LABELS]
+LOGITS, UNCERTAIN = torch.eye(3)[LABELS], torch.full((6, 3), 1 / 3)
 NEIGHBORS = (torch.arange(5) + torch.arange(6).unsqueeze(1)) % 6
 PAIRS = torch.tensor([[0, 1]] * 6)
 SAMPLES = {"logits": LOGITS, "labels": LABELS, "neighbors": NEIGHBORS, "bayes_pairs": PAIRS}
 
 # By function: arguments that fit; and changes of one, the error, and its words.
 BAD = {
+    "boundary_uncertainty": (
+        {"logits": LOGITS, "probabilities": UNCERTAIN},
+        ({"logits": LOGITS.long()}, TypeError, "must be a floating-point tensor, got torch.int64"),
+        ({"logits": [[0.0]]}, TypeError, "must be a floating-point tensor, got list"),
+        ({"logits": LOGITS.to_sparse()}, TypeError, "must be dense"),
+        ({"logits": LOGITS[:0]}, ValueError, r"must have shape \(N, J\) with N, J >= 1"),
+        ({"probabilities": UNCERTAIN[:2]}, ValueError, r"must have shape \(6, C\), got \(2, 3\)"),
+        ({"probabilities": UNCERTAIN[:, :1]}, ValueError, "must have at least 2 columns.*got 1"),
+        ({"logits": LOGITS[:, :2]}, ValueError, "`probabilities` must have .*the 2 of `logits`, got 3"),
+        ({"probabilities": UNCERTAIN.long()}, TypeError, "must be a floating-point tensor"),
+        ({"probabilities": UNCERTAIN.tolist()}, TypeError, "must be a floating-point tensor.*got list"),
+        ({"probabilities": -UNCERTAIN}, ValueError, r"must lie in \[0, 1\], got values from -0.3"),
+        ({"probabilities": 9 * UNCERTAIN}, ValueError, r"must lie in \[0, 1\], got values from 3"),
+        ({"probabilities": UNCERTAIN / 0}, ValueError, r"must lie in \[0, 1\], got values from inf"),
+        ({"probabilities": UNCERTAIN.to("meta")}, ValueError, "must be on cpu.*got meta"),
+    ),
     "expected_accuracy": (
         {"probabilities": LOGITS, "predictions": LABELS},
         ({"probabilities": [[1.0]]}, TypeError, r"must be .*of shape \(N, J\), got list"),

@@ -146,37 +146,3 @@ def test_the_classes_that_meet_share_the_boundary():
     for pair, share in zip(meeting.pairs, meeting.shares, strict=True):
         is_here = (top_pairs(logits) == pair).all(dim=1)
         assert float(kernel[is_here].sum() / kernel.sum()) == pytest.approx(float(share))
-
-
-LOGITS, PROBABILITIES = torch.eye(3), torch.full((3, 3), 1 / 3)
-
-
-@pytest.mark.parametrize(
-    ("logits", "probabilities", "error", "message"),
-    [
-        (LOGITS.long(), PROBABILITIES, TypeError, "`logits` must be a floating-point tensor, got torch.int64"),
-        ([[0.0]], PROBABILITIES, TypeError, "`logits` must be a floating-point tensor, got list"),
-        (LOGITS.to_sparse(), PROBABILITIES, TypeError, "`logits` must be dense"),
-        (LOGITS[:0], PROBABILITIES[:0], ValueError, r"`logits` must have shape \(N, J\) with N, J >= 1"),
-        (LOGITS, PROBABILITIES[:2], ValueError, r"`probabilities` must have shape \(3, C\), got \(2, 3\)"),
-        (LOGITS, PROBABILITIES[:, :1], ValueError, "`probabilities` must have at least 2 columns.*got 1"),
-        (LOGITS[:, :2], PROBABILITIES, ValueError, "`probabilities` must have .*the 2 of `logits`, got 3"),
-        (LOGITS, PROBABILITIES.long(), TypeError, "`probabilities` must be a floating-point tensor"),
-        (LOGITS, PROBABILITIES.tolist(), TypeError, "`probabilities` must be a floating-point tensor.*got list"),
-        (LOGITS, -PROBABILITIES, ValueError, r"`probabilities` must lie in \[0, 1\], got values from -0.3"),
-        (LOGITS, 9 * PROBABILITIES, ValueError, r"`probabilities` must lie in \[0, 1\], got values from 3"),
-        (LOGITS, PROBABILITIES / 0, ValueError, r"`probabilities` must lie in \[0, 1\], got values from inf"),
-        (LOGITS, PROBABILITIES.to("meta"), ValueError, "`probabilities` must be on cpu.*got meta"),
-    ],
-)
-def test_bad_arguments_are_named(logits, probabilities, error, message):
-    with pytest.raises(error, match=message):
-        boundary_uncertainty(logits, probabilities)
-
-
-@pytest.mark.parametrize(
-    ("weights", "error"), [(torch.ones(2), ValueError), (torch.zeros(3), ValueError), ([1.0] * 3, TypeError)]
-)
-def test_bad_weights_are_named(weights, error):
-    with pytest.raises(error, match="`weights` must"):
-        boundary_uncertainty(LOGITS, PROBABILITIES, weights=weights)

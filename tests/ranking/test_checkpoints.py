@@ -67,10 +67,7 @@ def test_a_class_is_built_from_the_hyperparameters_in_the_file(run, random_state
             pass
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [(lambda: 1, r"must give a torch.nn.Module, got int"), (1, r"`module` must be a torch.nn.Module, a class")],
-)
+@pytest.mark.parametrize(("wrong", "message"), [(lambda: 1, "must give a torch.nn.Module, got"), (1, "`module` must")])
 def test_a_function_that_gives_a_module_is_called(tmp_path, wrong, message):
     checkpoint = saved(tmp_path / "plain.pt", nn.Linear(2, 3).state_dict())
     assert (checkpoint.epoch, checkpoint.step) == (None, None)

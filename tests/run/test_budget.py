@@ -3,7 +3,7 @@ import warnings
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from problems import Classifier, Made, blobs, fit, loader, state_of
+from problems import Classifier, Made, blobs, fit, loader, looked_at, state_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -60,7 +60,7 @@ def test_limited_batches_are_counted(tmp_path, monkeypatch):
     module, data = Classifier(), loader(*blobs(900))  # all batches would pay for 270
     module.register_parameter("heavy", nn.Parameter(torch.zeros(2 * 10**6)))
     fit(tmp_path, monitor, module=module, data=data, max_epochs=1, limit_train_batches=2)
-    assert monitor.tracker.check_setup.plan == Plan(220, 1)
+    assert looked_at(monitor) == Plan(220, 1)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_of_a_reference(tmp_path, monkeypatch, reference, asked, expected):
     monkeypatch.setattr("bu_torch.run.budget._MOST_FLOOR", 200)
     monitor = BoundaryUncertaintyMonitor(reference=reference, **asked)
     fit(tmp_path, monitor, max_epochs=1)
-    assert monitor.tracker.check_setup.plan == expected
+    assert looked_at(monitor) == expected
 
 
 def test_weights_of_lazy_layers_are_not_counted():
@@ -140,14 +140,11 @@ def test_an_embedding_counts_by_what_is_multiplied_with_it():
 
 @pytest.mark.parametrize(
     ("check", "training", "told"),
-    [
-        (0.8, 1.2, "A check of boundary uncertainty takes 0.8 s, and the training before it took 1.2 s."),
-        (0.8, 3.3, ""),
-        (0.4, 0.1, ""),
-    ],
+    [(0.8, 1.2, "takes 0.8 s, and the training before it took 1.2 s."), (0.8, 3.3, ""), (0.4, 0.1, "")],
 )
 def test_a_check_is_slow_in_seconds_and_beside_training(check, training, told):
-    assert describe_slow_check(check, training) == told
+    found = describe_slow_check(check, training)
+    assert (bool(found), told in found) == (bool(told), True)
 
 
 def images(n=1300):
@@ -169,10 +166,8 @@ def test_a_small_conv_net_looks_at_as_many_samples_as_it_can_afford(tmp_path, lo
     """It has few weights, and does much with each."""
     monitor = BoundaryUncertaintyMonitor(feature_extractor="inputs")
     fit(tmp_path, monitor, module=OfImages(), data=loader(*images(), batch_size=1300), max_epochs=1)
-    assert monitor.tracker.check_setup.plan == Plan(500, 1)
-    assert monitor.tracker.check_setup.about["data"]["n_samples"] == 500
-    expected = "measures at a stratified random 500 of 1300 training samples, 1 draw each, after every epoch."
-    assert expected in log.text
+    assert looked_at(monitor) == Plan(500, 1)
+    assert "a stratified random 500 of 1300 training samples, 1 draw each, after every epoch." in log.text
 
 
 class Told(Made):
@@ -201,7 +196,7 @@ def test_a_resumed_run_looks_at_the_same_samples(tmp_path, data):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="The run resumes with different")
         resumed = run(max_epochs=2, ckpt_path=tmp_path / "last.ckpt")
-    assert resumed.tracker.check_setup.plan == Plan(500, 1)
+    assert looked_at(resumed) == Plan(500, 1)
     assert [check["epoch"] for check in resumed.history] == [0, 1]
 
 
@@ -233,7 +228,7 @@ def test_a_resumed_run_keeps_its_plan_unless_asked_for_another(tmp_path):
     def plan_of(n_samples, *, max_epochs=2, ckpt_path=tmp_path / "kept.ckpt", **kwargs):
         monitor, data = BoundaryUncertaintyMonitor(**kwargs), loader(*blobs(n_samples))
         fit(tmp_path, monitor, save_last(tmp_path), data=data, max_epochs=max_epochs, ckpt_path=ckpt_path)
-        return monitor.tracker.check_setup.plan
+        return looked_at(monitor)
 
     assert plan_of(120, max_epochs=1, ckpt_path=None) == Plan(120, 4)
     path = (tmp_path / "last.ckpt").rename(tmp_path / "kept.ckpt")

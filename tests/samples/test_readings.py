@@ -1,6 +1,5 @@
 """Samples that random augmentation changes are read again, as draws that repeat."""
 
-import multiprocessing
 import re
 
 import pytest
@@ -56,14 +55,12 @@ def test_readings_differ_repeat_and_begin_alike(kind, num_workers):
     assert torch.equal(other.readings, three.readings)
 
 
-def test_readings_are_the_same_in_a_worker_and_in_a_copy():
-    forked = read_again(read(Augmented()), 2).readings
-    before = multiprocessing.get_start_method(allow_none=True)
-    multiprocessing.set_start_method("spawn", force=True)
-    try:
-        assert torch.equal(read_again(read(Augmented()), 2).readings, forked)
-    finally:
-        multiprocessing.set_start_method(before, force=True)
+def test_readings_are_the_same_in_a_worker_and_in_a_copy(request):
+    forked = read_again(read(Augmented()), 2)
+    request.getfixturevalue("spawned")
+    copied = read_again(read(Augmented()), 2)
+    assert torch.equal(copied.inputs, forked.inputs)
+    assert torch.equal(copied.readings, forked.readings)
 
 
 def test_readings_are_those_of_the_samples_also_of_some_of_them():

@@ -49,15 +49,6 @@ def n_open():
     return len(list(Path("/dev/fd").iterdir()))
 
 
-@pytest.fixture
-def spawned():
-    """Processes are spawned by default, as on Windows and macOS: samples are read from a copy."""
-    before = multiprocessing.get_start_method(allow_none=True)
-    multiprocessing.set_start_method("spawn", force=True)
-    yield
-    multiprocessing.set_start_method(before, force=True)
-
-
 class Draws:
     """A transform with generators of its own."""
 
@@ -358,30 +349,14 @@ class TestWithoutWorker:
             read(made(raises), num_workers=num_workers)
 
 
-class TestAugmentation:
-    @pytest.mark.parametrize("num_workers", [0, 1, "spawned"])
-    @pytest.mark.parametrize(("kind", "is_random"), [(Augmented, True), (Transforms, True), (made, False)])
-    def test_is_noticed_whatever_generator_it_draws_from(self, kind, is_random, num_workers, request):
-        if num_workers == "spawned":
-            request.getfixturevalue("spawned")
-        dataset = made(PAIRS.__getitem__) if kind is made else kind()
-        options = {"num_workers": 0 if num_workers == "spawned" else num_workers}
-        assert read(dataset, looks_for_augmentation=True, **options).is_random == is_random
+def test_padding_is_no_augmentation():
+    def collate(samples):
+        longest = max(i for i, _ in samples) + 1
+        mask = torch.arange(longest) <= torch.tensor([[i] for i, _ in samples])
+        return {"ids": mask * 7, "mask": mask.long()}, torch.tensor([label for _, label in samples])
 
-    def test_padding_is_none(self):
-        def collate(samples):
-            longest = max(i for i, _ in samples) + 1
-            mask = torch.arange(longest) <= torch.tensor([[i] for i, _ in samples])
-            return {"ids": mask * 7, "mask": mask.long()}, torch.tensor([label for _, label in samples])
-
-        dataset = made(lambda i: (i, int(Y[i])))
-        assert not read(dataset, looks_for_augmentation=True, collate_fn=collate).is_random
-
-    def test_draws_are_the_same_in_a_worker_and_in_a_copy(self, request):
-        samples = read(Augmented(), seed=3)
-        request.getfixturevalue("spawned")
-        assert torch.equal(read(Augmented(), seed=3).inputs, samples.inputs)
-        assert not torch.equal(read(Augmented(), seed=4).inputs, samples.inputs)
+    dataset = made(lambda i: (i, int(Y[i])))
+    assert not read(dataset, looks_for_augmentation=True, collate_fn=collate).is_random
 
 
 class TestTensorsInMemory:

@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from problems import blobs
+from problems import blobs, weights_at_random
 
 from bu_torch import Signals
 from bu_torch.run.check_setup import fit_or_load
@@ -134,21 +134,69 @@ def test_whatever_is_fitted_is_read_again_to_the_bit(tmp_path, features, labels,
     again = unfitted(**settings).load(path, features, labels)
     for name in ("class_distances", "votes", "probabilities"):
         assert torch.equal(getattr(again, name), getattr(signals, name))
-    for name in (
-        "perturbed_inputs",
-        "labels",
-        "neighbors",
-        "nearest_distance",
-        "probabilities",
-        "votes",
-        "mean_",
-        "scale_",
-    ):
+    of_boundary = ("perturbed_inputs", "labels", "neighbors", "nearest_distance", "probabilities", "votes")
+    for name in (*of_boundary, "mean_", "scale_"):
         found, expected = getattr(again.boundary, name), getattr(signals.boundary, name)
         assert found.dtype == expected.dtype
         assert torch.equal(found, expected)
     assert again.boundary.space_name_ == signals.boundary.space_name_
     assert (again.vote_skill, again.regression_skill) == (signals.vote_skill, signals.regression_skill)
+
+
+OF = {"features": X, "labels": Y, "weights": (WEIGHTS := weights_at_random())}
+WRITTEN_BY = {"feature_extractor": lambda x: x[:, :2], "perturbation": moved, "class_weight": "balanced"}
+OTHERS = {
+    "features": {"features": X + 1e-6},
+    "labels": {"labels": Y.flip(0)},
+    "order": {name: part.flip(0) for name, part in OF.items()},
+    "weights": {"weights": WEIGHTS.flip(0)},
+    "no weights": {"weights": None},
+    "a seed": {"seed": 4},
+    "draws": {"n_draws": D + 1},
+    "neighbours": {"n_neighbors": M + 1},
+    "an extractor": {"feature_extractor": lambda x: x[:, 2:]},
+    "components": {"n_components": 2},
+    "a perturbation": {"perturbation": lambda x, d, g: x},
+    "classes that count alike": {"class_weight": None},
+    "weights of classes": {"class_weight": {0: 2.0}},
+}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    path = tmp_path_factory.mktemp("weighted") / "cache.npz"
+    signals = unfitted(**WRITTEN_BY).fit(*OF.values())
+    signals.save(path)
+    return path, signals
+
+
+def test_of_weighted_samples_it_is_read_again(written):
+    path, signals = written
+    again = unfitted(**WRITTEN_BY).load(path, *OF.values())
+    logits = torch.randn(D * N, 3)
+    assert signals.measure(logits).values == again.measure(logits).values
+    assert torch.equal(signals.boundary.weights, again.boundary.weights)
+    assert [signals.is_of(X, Y, weights) for weights in (WEIGHTS, WEIGHTS * 2.0**-7, None)] == [True, True, False]
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_of_other_samples_or_settings_it_is_refused(written, other):
+    given, settings = ({name: other[name] for name in other if (name in OF) == of_samples} for of_samples in (1, 0))
+    with pytest.raises(ValueError, match="was made of other samples or settings"):
+        unfitted(**WRITTEN_BY | settings).load(written[0], *(OF | given).values())
+
+
+def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    def torn(file, **arrays):
+        file.write(b"half")
+        raise OSError("disk full")
+
+    (tmp_path / "cache.npz").write_bytes(b"old")
+    signals = unfitted().fit(X, Y)
+    monkeypatch.setattr(np, "savez", torn)
+    with pytest.raises(OSError, match="disk full"):
+        signals.save(tmp_path / "cache.npz")
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"old"]
 
 
 def test_no_input_is_in_a_file(tmp_path):

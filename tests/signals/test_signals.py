@@ -1,6 +1,5 @@
 import warnings
 
-import numpy as np
 import pytest
 import torch
 from problems import blobs
@@ -93,50 +92,6 @@ def test_a_logit_that_is_not_finite_makes_all_nan():
     logits[7, 1] = torch.nan
     values, _ = signals.measure(logits)
     assert all(value.isnan() for value in values.values())
-
-
-OTHER_SETTINGS = {
-    "seed": 4,
-    "n_draws": 3,
-    "n_neighbors": 41,
-    "feature_extractor": lambda x: x[:, 2:],
-    "n_components": 2,
-    "perturbation": lambda x, d, g: x,
-}
-
-
-class TestFile:
-    @pytest.mark.parametrize("change", ["features", "labels", "order", *OTHER_SETTINGS])
-    def test_of_other_samples_or_settings_is_refused(self, tmp_path, change):
-        settings = {"feature_extractor": lambda x: x[:, :2], "perturbation": lambda x, d, g: x.flip(0)}
-        signals, features, labels = fitted(**settings), X, Y
-        signals.save(tmp_path / "cache.npz")
-        again = Signals(n_draws=2, seed=3, **settings).load(tmp_path / "cache.npz", features, labels)
-        assert torch.equal(again.class_distances, signals.class_distances)
-        if change == "features":
-            features = features + 1e-6
-        elif change == "labels":
-            labels = labels.flip(0)
-        elif change == "order":
-            features, labels = features.flip(0), labels.flip(0)
-        settings |= {"n_draws": 2, "seed": 3, **{name: OTHER_SETTINGS[name] for name in {change} & set(OTHER_SETTINGS)}}
-        with pytest.raises(ValueError, match="was made of other samples or settings"):
-            Signals(**settings).load(tmp_path / "cache.npz", features, labels)
-
-    def test_a_save_that_fails_leaves_the_old_file(self, tmp_path, monkeypatch):
-        signals = fitted()
-        path = tmp_path / "cache.npz"
-        path.write_bytes(b"old")
-
-        def torn(file, **arrays):
-            file.write(b"half")
-            raise OSError("disk full")
-
-        monkeypatch.setattr(np, "savez", torn)
-        with pytest.raises(OSError, match="disk full"):
-            signals.save(path)
-        assert path.read_bytes() == b"old"
-        assert [file.name for file in tmp_path.iterdir()] == ["cache.npz"]
 
 
 @pytest.mark.filterwarnings("error")

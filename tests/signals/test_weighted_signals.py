@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from oracles import boundary as oracle
-from problems import blobs
+from problems import blobs, weights_at_random
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper, LabelProbabilities, LabelVotes, Signals, TrustScore, functional
@@ -16,10 +16,6 @@ from bu_torch.samples.balance import weights_of
 X, Y = blobs()
 LABELS = torch.where(torch.rand(120, generator=torch.Generator().manual_seed(7)) < 0.2, 0, Y)  # some are wrong
 SETTINGS = {"n_neighbors": 20, "n_draws": 3, "seed": 3}
-
-
-def weights_at_random(n=120):
-    return (torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 0.8).exp()
 
 
 def fitted(sample_weight=None, **kwargs):
@@ -127,30 +123,6 @@ def test_details_of_weighted_samples():
     of_all = float((counted * local).sum() / counted.sum())
     for part in details.crossing:  # parts of nearly equal weight
         assert np.nanmean(part) == pytest.approx(of_all, abs=0.05)
-
-
-class TestFile:
-    def test_of_weights_loads_what_was_saved(self, tmp_path):
-        weights = weights_at_random()
-        signals = fitted(weights, class_weight="balanced")
-        signals.save(tmp_path / "cache.npz")
-        again = Signals(**SETTINGS, class_weight="balanced").load(tmp_path / "cache.npz", X, LABELS, weights)
-        logits = read(signals)
-        assert signals.measure(logits).values == again.measure(logits).values
-        assert torch.equal(signals.boundary.weights, again.boundary.weights)
-        assert signals.is_of(X, LABELS, weights)
-        assert signals.is_of(X, LABELS, weights * 2.0**-7)
-        assert not signals.is_of(X, LABELS)
-
-    @pytest.mark.parametrize(
-        ("class_weight", "weights"),
-        [(None, weights_at_random()), ("balanced", None), ({0: 2.0}, weights_at_random()), (None, None)],
-    )
-    def test_of_other_weights_is_refused(self, tmp_path, class_weight, weights):
-        signals = fitted(weights_at_random(), class_weight="balanced")
-        signals.save(tmp_path / "cache.npz")
-        with pytest.raises(ValueError, match="was made of other samples or settings"):
-            Signals(**SETTINGS, class_weight=class_weight).load(tmp_path / "cache.npz", X, LABELS, weights)
 
 
 class TestStopper:
