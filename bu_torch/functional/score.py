@@ -28,10 +28,10 @@ def accuracy_uncertainty_trust(
     """Weighted mean of three shares: of expected accuracy, boundary uncertainty and log trust that can be reached.
 
     The value is 1 if every prediction is both the most probable and the nearest class, and the boundary runs where the
-    labels are most uncertain. Expected accuracy has weight 1, boundary uncertainty 1/4, and trust on tables the skill
-    of predicting left-out labels: the nearest class misleads if many labels are wrong. On images and texts it misleads
-    more often, so trust has weight 0. The share of trust is negative if the predicted classes are farther away than
-    others, and 0 if all classes are equally near. This score is our own.
+    labels are most uncertain. Expected accuracy has weight 1, boundary uncertainty 1/4, and trust the skill of
+    predicting left-out labels: the nearest class misleads if many labels are wrong. The share of trust is negative if
+    the predicted classes are farther away than others, and 0 if all classes are equally near. This score is our own,
+    for tables: on images and texts a check takes the share of expected accuracy alone.
 
     Args:
         accuracy: Expected accuracy of the predictions (`expected_accuracy`), in [0, 1].

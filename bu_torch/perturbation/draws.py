@@ -201,8 +201,8 @@ def kind_of(perturbation: Perturbation | None, inputs: Tensor) -> PerturbationKi
     return perturbation
 
 
-def is_table(perturbation: Perturbation | None, inputs: Tensor) -> bool:
-    """True if samples are rows of numbers, maybe with categories: no images, and no token ids."""
+def are_rows(perturbation: Perturbation | None, inputs: Tensor) -> bool:
+    """True if samples are rows of a table, of numbers and perhaps categories: no images, and no token ids."""
     return isinstance(perturbation, MixedMove) or (inputs.ndim == 2 and inputs.is_floating_point())
 
 

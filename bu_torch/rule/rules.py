@@ -164,11 +164,7 @@ class SelectionRule:
     """
 
     def __init__(
-        self,
-        rule: RuleName | Rule = DEFAULT_RULE,
-        *,
-        start_from_epoch: int = 0,
-        metric: ExpectedMetric | None = None,
+        self, rule: RuleName | Rule = DEFAULT_RULE, *, start_from_epoch: int = 0, metric: ExpectedMetric | None = None
     ) -> None:
         self.rule = as_rule(rule, metric)
         self.start_from_epoch = check_integer("start_from_epoch", start_from_epoch, 0)

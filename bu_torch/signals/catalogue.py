@@ -46,7 +46,8 @@ class SignalInputs:
     repeated_weights: Tensor | None  # (D * N,) the same for each draw
     kernel: Tensor  # (D * N,) nearness to the network's boundary times the weight, float64
     attainable: functional.Attainable  # most that accuracy, uncertainty and trust reach at the perturbed inputs
-    trust_weight: float  # of trust in the score, in [0, 1]
+    skill: float  # skill of predicting left-out labels, in [0, 1]
+    are_rows: bool  # samples are rows of a table: no images, no texts
 
     @property
     def n_draws(self) -> int:
@@ -91,8 +92,11 @@ class Signal:
 
 
 def _accuracy_uncertainty_trust(inputs: SignalInputs) -> Tensor:
+    """The score; on images and texts, where the two others mislead more often, the share of accuracy alone."""
+    if not inputs.are_rows:
+        return inputs.accuracy / inputs.attainable.accuracy
     measured = (inputs.accuracy, inputs.uncertainty, inputs.mean_trust)
-    return functional.accuracy_uncertainty_trust(*measured, inputs.attainable, inputs.trust_weight)
+    return functional.accuracy_uncertainty_trust(*measured, inputs.attainable, inputs.skill)
 
 
 def _label_agreement(inputs: SignalInputs) -> Tensor:

@@ -18,7 +18,7 @@ from bu_torch.functional.groups import sum_by_group
 from bu_torch.functional.probabilities import as_probabilities
 from bu_torch.functional.weights import mean_and_error
 from bu_torch.internal.inputs import as_labels, check_fitted
-from bu_torch.perturbation.draws import Perturbation, PerturbedInputs, is_table
+from bu_torch.perturbation.draws import Perturbation, PerturbedInputs, are_rows
 from bu_torch.samples.balance import ClassWeight, weights_of
 from bu_torch.signals.catalogue import SIGNALS, SignalInputs
 from bu_torch.signals.details import Details, details_of
@@ -216,7 +216,8 @@ class Signals:
             "plain_probabilities": (plain := counting_once(probabilities, columns, boundary.weights)),
             "sharp_probabilities": plain,
             "attainable": functional.attainable(probabilities, distances[:, :-1], repeated),
-            "trust_weight": min(max(self.skill, 0.0), 1.0) if is_table(boundary.perturbation, inputs) else 0.0,
+            "skill": min(max(self.skill, 0.0), 1.0),
+            "are_rows": are_rows(boundary.perturbation, inputs),
         }
         if preparation.bayes_pairs is not None:
             from bu_torch.papers.signals import ProposalSignals
