@@ -32,18 +32,9 @@ from bu_torch.run.tracker import Tracker
 from bu_torch.samples.batches import Keys
 from bu_torch.samples.readings import seeded
 from bu_torch.signals.catalogue import SIGNALS
-from bu_torch.signals.details import Details
 
 LOSSES = ("train_loss", "training_loss", "train/loss", "loss/train", "loss")  # the first that is logged counts
 _LEFT_OUT = ("epoch", "step", STANDARD_ERROR)
-_SHARES = [f"^{signal.name}$" for signal in SIGNALS.values() if signal.panel == "shares"]
-_OTHERS = [f"^{signal.name}$" for signal in SIGNALS.values() if signal.panel != "shares"]
-_LAYOUT = {
-    "boundary uncertainty": {
-        "U, trust score and training loss": ["Multiline", [*_OTHERS, "^(?!val).*loss"]],
-        "expected accuracy and agreement": ["Multiline", _SHARES],
-    }
-}
 
 
 class FitSession:
@@ -222,7 +213,7 @@ class FitSession:
         self.waits_for_average = average is not None and int(average.n_averaged) == 0
         if self.waits_for_average and not has_waited:
             rank_zero_info(
-                "Boundary uncertainty measures the average of WeightAveraging, as checkpoints hold it. Checks before"
+                "bu-torch measures the average of WeightAveraging, as checkpoints hold it. Checks before"
                 " its first update do not count and are not kept."
             )
         module, epoch, step = average.module if average else pl_module, trainer.current_epoch, trainer.global_step
@@ -245,13 +236,9 @@ class FitSession:
         tracker, is_by_steps = self.tracker, self.is_by_steps
         # The step at which Lightning logs the last batch; it counts that batch after `on_train_batch_end`.
         step = trainer.fit_loop.epoch_loop._batches_that_stepped - (0 if is_by_steps else 1)
-        dashboards = self.board.dashboards(trainer)
         timer = tracker.timer
         measured = tracker.last_check.measurement  # None in other processes than the first
-        details = measured.details() if measured is not None and (dashboards or timer.path) else None
-        if details is not None:
-            for dashboard in dashboards:
-                dashboard.show(details, step)
+        details = measured.details() if measured is not None and timer.path else None
         train_loss = training_loss(trainer, is_within_epoch=is_by_steps)
         if not trainer.barebones:  # it logs nothing, and warns of attempts
             self.board.show(trainer, tracker.checks[-1], step)
@@ -260,38 +247,6 @@ class FitSession:
         if is_first and (line := describe_slow_check(timer.check_seconds, timer.training_seconds)):
             option = "every_n_train_steps" if is_by_steps else "every_n_epochs"
             rank_zero_info(f"{line} To change it: `n_draws=`, `max_samples=`, `{option}=`.")
-
-
-class TensorBoard:
-    """Histograms, a table of pairs, and panels in the tab "Custom Scalars", by `logger.experiment`."""
-
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
-
-    def lay_out(self) -> None:
-        """Arrange the curves, once, before training."""
-        self._writer.add_custom_scalars(_LAYOUT)
-
-    def show(self, details: Details, step: int) -> None:
-        """Show the details of a check at the step of its scalars."""
-        edges, counts = details.log_trust.edges, details.log_trust.counts
-        bins = [((low + high) / 2, n) for low, high, n in zip(edges, edges[1:], counts, strict=False)]
-        self._writer.add_histogram_raw(
-            "boundary/log_trust",
-            min=edges[0],
-            max=edges[-1],
-            num=sum(counts),
-            sum=sum(n * middle for middle, n in bins),
-            sum_squares=sum(n * middle**2 for middle, n in bins),
-            bucket_limits=edges[1:],
-            bucket_counts=counts,
-            global_step=step,
-        )
-        rows = ["| classes | share of the boundary | uncertainty of the labels there |", "|---|---|---|"]
-        rows += [f"| {one.first} - {one.second} | {one.share:.3f} | {one.uncertainty:.3f} |" for one in details.pairs]
-        if details.n_pairs_left_out:
-            rows.append(f"| and {details.n_pairs_left_out} more | | |")
-        self._writer.add_text("boundary/pairs", "\n".join(rows), step)
 
 
 class MetricLogger:
@@ -305,18 +260,6 @@ class MetricLogger:
                 f"The names that this callback logs end in {suffix}, because an earlier callback measures with other"
                 " settings."
             )
-        for dashboard in self.dashboards(trainer):
-            dashboard.lay_out()
-
-    def dashboards(self, trainer: Trainer) -> list[TensorBoard]:
-        """Dashboards among the trainer's loggers: in the process that writes, if the names have no suffix."""
-        if self._suffix or trainer.fast_dev_run or not trainer.is_global_zero:
-            return []
-        return [
-            TensorBoard(logger.experiment)
-            for logger in trainer.loggers
-            if any(cls.__name__ == "TensorBoardLogger" for cls in type(logger).__mro__)
-        ]
 
     def show(self, trainer: Trainer, check: dict[str, Any], step: int) -> None:
         """Log a check at a step.
@@ -352,7 +295,7 @@ def settings_in_effect(settings: MeasurementSettings, trainer: Trainer) -> Measu
     strategy = type(trainer.strategy).__name__
     if theirs or strategy in OUT_OF_REACH:
         why = f"{type(theirs[0]).__name__} does so" if theirs else f"{strategy} shards them"
-        rank_zero_info(f"Boundary uncertainty averages no weights: {why}.")
+        rank_zero_info(f"bu-torch averages no weights: {why}.")
         return replace(settings, averaging=None)
     if (device := settings.averaging_device) is not None:
         before = f"`averaging_device` must be a device of this machine, got {device!r}: "

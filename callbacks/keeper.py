@@ -267,7 +267,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
                 self._replaced.append(self._obsolete)
             elif self._obsolete is not None:
                 left = cleaned(self._obsolete)
-                rank_zero_info(f"Boundary uncertainty leaves the best checkpoint of an earlier run where it is: {left}")
+                rank_zero_info(f"bu-torch leaves the best checkpoint of an earlier run where it is: {left}")
             self._before = self._obsolete = None
         # A run that resumes from another callback's newest checkpoint, perhaps mid-epoch, needs the file that was best
         # then.

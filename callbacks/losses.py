@@ -16,7 +16,7 @@ _LOSSES = {
     for one in (nn.functional.cross_entropy, nn.functional.nll_loss, nn.functional.binary_cross_entropy_with_logits)
 }
 CANNOT_BE_TOLD = (
-    "Boundary uncertainty counts all classes alike: the module has a loss that weighs classes, and in this training it"
+    "bu-torch counts all classes alike: the module has a loss that weighs classes, and in this training it"
     " cannot be seen if that is for these labels. To weigh classes in boundary uncertainty, too, pass `class_weight=`."
 )
 _ENOUGH = 32  # labels
@@ -86,13 +86,13 @@ class LossWatch:
         if distinct:
             why = f"{len(distinct)} losses of the labels weigh the classes differently" if len(distinct) > 1 else ""
             why = why or "a loss of the labels has a weight that is not positive"
-            return None, f"Boundary uncertainty counts all classes alike: {why}. {_ASK}"
+            return None, f"bu-torch counts all classes alike: {why}. {_ASK}"
         if all(call.weights is None for call in calls):
             return None, ""
         if self._labels is None:
             return None, CANNOT_BE_TOLD
         return None, (
-            "Boundary uncertainty counts all classes alike: a loss weighs classes, but its targets in the first"
+            "bu-torch counts all classes alike: a loss weighs classes, but its targets in the first"
             f" step were not the labels of the batch. {_ASK}"
         )
 
@@ -129,7 +129,7 @@ def describe_weights(weights: list[float]) -> str:
     """Log line on the weights of the loss, which the callbacks take."""
     first, n_classes = ", ".join(f"{weight:.4g}" for weight in weights[:10]), len(weights)
     return (
-        f"Boundary uncertainty weighs the classes by {first}{', ...' * (n_classes > 10)}, as the loss of these labels"
+        f"bu-torch weighs the classes by {first}{', ...' * (n_classes > 10)}, as the loss of these labels"
         f" does. To change it: `class_weight=[1.0] * {n_classes}` counts all samples alike."
     )
 

@@ -83,7 +83,7 @@ class CheckSamples:
         may_watch = not is_sharded and not self._tracker.checks and can_be_watched(pl_module)
         self.awaits_weights = self._settings.class_weight is None and may_watch
         if trainer.reload_dataloaders_every_n_epochs and self._source.reference is None:
-            rank_zero_warn("Boundary uncertainty uses the training data as first loaded and ignores reloads.")
+            rank_zero_warn("bu-torch uses the training data as first loaded and ignores reloads.")
         reader = self._reader
         one, reader.packing, reader.perturbation = on_rank_zero(trainer, lambda: self._read_here(trainer, pl_module))
         n_operations = reader.count_operations(trainer, pl_module, one)
@@ -151,7 +151,7 @@ class CheckSamples:
                     " If a hook mixes samples (mixup, CutMix), mix in `collate_fn` or `training_step` instead, or pass"
                     " unmixed samples as a pair, `reference=(inputs, labels)`: a dataset would pass through the hook."
                 )
-            raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}{way_out}") from error
+            raise MisconfigurationException(f"bu-torch cannot use {source}: {error}{way_out}") from error
 
     def _prepare_here(self, trainer: Trainer, pl_module: LightningModule, n_operations: int, when: str) -> "_Prepared":
         """Prepare, in the first process; return what all processes need."""
@@ -170,11 +170,10 @@ class CheckSamples:
             if samples.is_stratified is not None:
                 kind = "stratified random" if samples.is_stratified else "random"
                 chosen = f"a {kind} {len(samples.inputs)} of {samples.n_training} training samples"
-            rank_zero_info(f"Boundary uncertainty measures at {chosen}, {check_setup.plan.draws} each, {when}.")
+            rank_zero_info(f"bu-torch measures at {chosen}, {check_setup.plan.draws} each, {when}.")
             if samples.packing is not None and self._source.input_key is None:
                 rank_zero_info(
-                    f"Boundary uncertainty takes these as inputs: {', '.join(samples.packing.names)}. To change it:"
-                    " `input_key`."
+                    f"bu-torch takes these as inputs: {', '.join(samples.packing.names)}. To change it: `input_key`."
                 )
             n_classes = self._n_classes()
             is_open = self._settings.class_weight is None and not self._tracker.checks  # a resumed run keeps its own
@@ -302,7 +301,7 @@ def read_training_data(
             if (before := _before_mixing(loader, samples)) is not None:
                 samples = read(before, how_many, max_bytes=settings.max_bytes)
                 rank_zero_info(
-                    f"{name}: `collate_fn` mixes labels (mixup, CutMix), so Boundary uncertainty reads the samples"
+                    f"{name}: `collate_fn` mixes labels (mixup, CutMix), so bu-torch reads the samples"
                     " without it. To change it: `reference=(inputs, labels)`."
                 )
         except TooManyBytesError as error:
@@ -313,7 +312,7 @@ def read_training_data(
         rank_zero_info(line)
     if samples.is_random and not may_be_read_again(settings):
         rank_zero_info(
-            f"{name}: a sample differs each time it is read (random augmentation). Boundary uncertainty reads each"
+            f"{name}: a sample differs each time it is read (random augmentation). bu-torch reads each"
             " sample once and perturbs that draw. To change it: `perturbation='reading'` takes further readings, and"
             " `reference=` other samples."
         )
@@ -323,7 +322,7 @@ def read_training_data(
 def _describe_stream(loader: DataLoader[Any], samples: Samples, settings: MeasurementSettings, most: int | None) -> str:
     """Log line on how much of a stream is read; "" if all is."""
     n_read, limit, n_bytes = samples.n_training, most or _STREAM_SAMPLES, samples.inputs[:1].nbytes
-    said = f"Boundary uncertainty reads the first {min(n_read, limit)} samples of {type(loader.dataset).__name__}"
+    said = f"bu-torch reads the first {min(n_read, limit)} samples of {type(loader.dataset).__name__}"
     if n_read >= limit:
         return f"{said}{'' if most else '; `max_samples` sets another number'}."
     if settings.max_bytes is not None and (n_read + 1) * n_bytes > settings.max_bytes:

@@ -91,7 +91,7 @@ class InputConsistency:
                 way_out = _OF_BYTES
             raise MisconfigurationException(
                 "In training, the network gets inputs that differ from those of the batches"
-                f"{f': {objection}' if objection else ', in another process'}. Boundary uncertainty reads the batches,"
+                f"{f': {objection}' if objection else ', in another process'}. bu-torch reads the batches,"
                 " so it would measure at inputs that the network never gets."
                 f" {way_out}"
             )

@@ -119,7 +119,7 @@ def test_logits_that_are_not_finite_have_no_score(tmp_path, way, logits):
 
 def heard(caplog, ending, one):
     """The one line of what was kept, if it is as the ending wants it."""
-    (line,) = [line for line in caplog.messages if "Boundary uncertainty kept" in line]
+    (line,) = [line for line in caplog.messages if "bu-torch kept" in line]
     assert re.search(ending.kept, line)
     assert re.search(ending.reason, one.stopping_reason)
     assert one.stopping_reason in line

@@ -86,7 +86,7 @@ def describe_byte_limit(wanted: Plan, made: Plan, max_bytes: int | None) -> str:
     if made.n_samples >= wanted.n_samples:
         return ""
     return (
-        f"Boundary uncertainty holds {made.n_samples} samples instead of {wanted.n_samples}, to take no more than"
+        f"bu-torch holds {made.n_samples} samples instead of {wanted.n_samples}, to take no more than"
         f" {max_bytes} bytes. To change it: `max_bytes`."
     )
 
@@ -101,10 +101,7 @@ def describe_slow_check(check_seconds: float, training_seconds: float) -> str:
     """Warning about a check that is slow compared with the training before it; "" if it is not."""
     if check_seconds < max(_SLOW, _MUCH * training_seconds):
         return ""
-    return (
-        f"A check of boundary uncertainty takes {check_seconds:.1f} s, and the training before it took"
-        f" {training_seconds:.1f} s."
-    )
+    return f"A check takes {check_seconds:.1f} s, and the training before it took {training_seconds:.1f} s."
 
 
 def count_operations(module: nn.Module, forward: Callable[[], object] | None = None) -> int:

@@ -204,10 +204,10 @@ class CheckSetup:
         """Lines for the log: how samples are perturbed, which cache, which space, and how classes count."""
         cache = ""
         if self.found_in is not None:
-            cache = f"Boundary uncertainty loaded the preparation of an earlier run: {cleaned(str(self.found_in))}."
+            cache = f"bu-torch loaded the preparation of an earlier run: {cleaned(str(self.found_in))}."
         elif self.kept_in is not None:
             cache = (
-                "Boundary uncertainty kept neighbours, distances, class probabilities and labels of"
+                "bu-torch kept neighbours, distances, class probabilities and labels of"
                 f" {self.about['data']['n_samples']} samples for later runs: {cleaned(str(self.kept_in))}."
             )
         cache = cache and f"{cache} To change it: `cache=None`."
@@ -231,7 +231,7 @@ class CheckSetup:
             return ""
         times = 1 + self.signals.boundary.n_draws
         return (
-            "A sample differs each time it is read (random augmentation), so Boundary uncertainty reads each sample"
+            "A sample differs each time it is read (random augmentation), so bu-torch reads each sample"
             f" {times} times: the first is its place among its neighbours, and further ones are perturbed samples. To"
             " change it: `perturbation=` names a way to move it, and `reference=` other samples."
         )
@@ -357,14 +357,14 @@ def _bar(signals: Signals, inputs: Tensor, is_shown: bool, tell: Callable[[str],
             " features. To change it: `feature_extractor`, or `max_samples`.",
         }[kind]
         if tell is not None:
-            tell(f"Boundary uncertainty {line}")
+            tell(f"bu-torch {line}")
 
     totals = {"comparisons": n_comparisons(len(inputs), signals.boundary.n_draws)}
     if signals.boundary.may_use_module(inputs):
         totals["passes"] = (1 + signals.boundary.n_draws) * len(inputs)
     with (
         tqdm(
-            desc="Boundary uncertainty prepares",
+            desc="bu-torch prepares",
             total=totals["comparisons"],
             delay=_BAR_DELAY,
             disable=not is_shown,

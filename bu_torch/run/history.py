@@ -128,7 +128,7 @@ class History:
             lag = ", or try `averaging=None`, since the average lags" if is_averaged else ""
             longer = f" {which}: train longer{lag}."
         return (
-            f"Boundary uncertainty kept {place}epoch {kept['epoch']}"
+            f"bu-torch kept {place}epoch {kept['epoch']}"
             f" ({rule.title}: {rule.shown(score):.4f}{rule.unit and f' {rule.unit}'}):"
             f" its {'averaged ' if is_averaged else ''}weights are {how}in the model{where}."
             f" {reason.rstrip('.')}.{longer}"
@@ -341,4 +341,4 @@ def describe_lost_best(error: ValueError) -> str:
 
 def describe_none_kept(why: str, reason: str) -> str:
     """Say that no check was kept and why, and the `reason` why training ended."""
-    return f"Boundary uncertainty kept no epoch: {why}. {reason} The weights are those of training."
+    return f"bu-torch kept no epoch: {why}. {reason} The weights are those of training."

@@ -289,7 +289,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         )
         n_samples = len(samples.inputs)
         chosen = f"{n_samples} samples" if n_samples == n_training else f"{n_samples} of {n_training} samples"
-        tell(f"Boundary uncertainty measures at {chosen}, {made.draws} each.")
+        tell(f"bu-torch measures at {chosen}, {made.draws} each.")
         for line in check_setup.lines():
             tell(line)
         if not tracker.continue_with(fingerprint, check_setup.is_restored):

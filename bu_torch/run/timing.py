@@ -19,6 +19,7 @@ from bu_torch.signals.metrics import ExpectedMetric
 
 FORMAT = 3  # raise it when the meaning of the lines beside the table changes
 _NAME = "boundary_uncertainty"
+_LARGEST_SHARE = 10.0  # of the time of training: beyond it, hardly any has been measured
 # Do not follow a link or wait for a pipe that has replaced the file.
 _APPEND = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
@@ -139,9 +140,9 @@ class RunTimer:
         share = sum(parts.values()) / max(seconds, 1e-9)
         listed = ", ".join(f"{name} {spent:.1f} s" for name, spent in parts.items() if spent or name != "saving")
         total = sum(round(spent, 1) for spent in parts.values())  # must be the sum of the rounded parts
-        start = "Since the run resumed, boundary" if self.has_resumed else "Boundary"
-        told = f"took at least {total:.1f} s ({listed}) on top of {seconds:.1f} s of training: {share:.0%}"
-        return f"{start} uncertainty {told}."
+        start = "Since the run resumed, " if self.has_resumed else ""
+        percent = f": {share:.0%}" if share < _LARGEST_SHARE else ""
+        return f"{start}bu-torch took at least {total:.1f} s ({listed}) on top of {seconds:.1f} s of training{percent}."
 
     def time_saved(self, first: int, n_trained: int, n_planned: int) -> str:
         """Say how long the remaining epochs would have taken, judged by those trained since the `first`."""

@@ -97,7 +97,7 @@ def concatenate(
     read: list[Any] = []
     all_labels: list[Tensor] = []
     options: dict[str, Any] = {"total": n_expected or None, "unit": " samples", "leave": False}
-    with tqdm(desc="Boundary uncertainty reads", delay=3, disable=not has_progress_bar, **options) as shown:
+    with tqdm(desc="bu-torch reads", delay=3, disable=not has_progress_bar, **options) as shown:
         for inputs, labels in (split_batch(batch, keys) for batch in batches):
             if len(labels):
                 if transform is not None:  # the transform has moved them to the network's device

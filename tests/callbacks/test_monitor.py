@@ -118,4 +118,4 @@ class TestModels:
 def test_a_bar_shows_how_far_a_long_preparation_is(tmp_path, capsys, monkeypatch, is_shown):
     monkeypatch.setattr(check_setup, "_BAR_DELAY", 0)
     fit(tmp_path, BoundaryUncertaintyMonitor(), enable_progress_bar=is_shown, max_epochs=1)
-    assert ("Boundary uncertainty prepares:" in capsys.readouterr().err) == is_shown
+    assert ("bu-torch prepares:" in capsys.readouterr().err) == is_shown

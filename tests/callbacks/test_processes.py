@@ -160,7 +160,7 @@ def assert_both_agree_with_one_on_the_same_weights_and_decide_alike(found, ranks
     assert Path(first["path"]).exists()
     assert second["record"] == ""
     assert Path(first["record"]).read_text().count("\n") == len(first["history"]) + 1
-    assert found.stderr.count(f"Boundary uncertainty kept {unit}") == 1
+    assert found.stderr.count(f"bu-torch kept {unit}") == 1
     assert not any("boundary_uncertainty" in line or "agreement" in line for line in first["said"])
 
 

@@ -166,7 +166,7 @@ class TestTheLossOfTheModule:
     def test_weighs_what_is_measured(self, tmp_path, log):
         found = fit(tmp_path)
         assert lines(log) == [
-            "Boundary uncertainty weighs the classes by 1, 4, 2, as the loss of these labels does. To change it:"
+            "bu-torch weighs the classes by 1, 4, 2, as the loss of these labels does. To change it:"
             " `class_weight=[1.0] * 3` counts all samples alike."
         ]
         plain = fit(tmp_path, class_weight=[1.0] * 3)

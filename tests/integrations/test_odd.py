@@ -116,7 +116,7 @@ def test_every_end_says_what_was_kept_and_why(tmp_path, caplog, way, end, loads,
     ending, name = odd.ENDS[end], "load_best" if way == "skorch" else "load_best_model_at_end"
     options = ending.options() | {name: loads, "folder": tmp_path / "record"}
     stopper = WAYS[way](tmp_path, odd.X, odd.Y, odd.unchanged, options, ending.happen, 4)
-    (line,) = [line for line in caplog.messages if "Boundary uncertainty kept" in line]
+    (line,) = [line for line in caplog.messages if "bu-torch kept" in line]
     assert re.search(ending.kept if loads else ending.kept.removesuffix("in the model"), line)
     assert not ending.warned or any(re.search(ending.warned, str(one.message)) for one in recwarn)
     assert re.search(ending.reason, stopper.stopping_reason)

@@ -208,10 +208,10 @@ def test_a_resumed_training_tells_what_it_has_cost_since_then():
     first, resumed = Tracker(Settings()), Tracker(Settings())
     first.begin(0.0, None, {})
     first.add(0, VALUES)
-    assert first.timer.cost().startswith("Boundary uncertainty took at least ")
+    assert first.timer.cost().startswith("bu-torch took at least ")
     resumed.load_state_dict(first.state_dict())
     resumed.begin(0.0, None, {})
-    assert resumed.timer.cost().startswith("Since the run resumed, boundary uncertainty took at least ")
+    assert resumed.timer.cost().startswith("Since the run resumed, bu-torch took at least ")
 
 
 def test_saving_is_a_part_of_the_cost(monkeypatch):
@@ -223,7 +223,7 @@ def test_saving_is_a_part_of_the_cost(monkeypatch):
         pass
     assert tracker.timer.saving_seconds == 3.0
     parts = "(preparation 10.0 s, checks 0.0 s, saving 3.0 s)"
-    expected = f"Boundary uncertainty took at least 13.0 s {parts} on top of 27.0 s of training: 48%."
+    expected = f"bu-torch took at least 13.0 s {parts} on top of 27.0 s of training: 48%."
     assert tracker.timer.cost() == expected
     left = " 20 of 50 epochs were trained; the rest would have taken about 60.0 s."
     assert tracker.timer.time_saved(5, 20, 50) == left
