@@ -56,7 +56,7 @@ class InternalCallback(Callback):
 
 
 class Keeper(InternalCallback):
-    """Base of both keepers: the hooks in which they keep and delete_superseded."""
+    """Base of both keepers: the hooks in which they keep weights and delete earlier ones."""
 
     best_model_path: str
     best_epoch: int | None  # epoch of the kept weights; None before the first

@@ -1,6 +1,6 @@
 """Early stopping under label noise: without validation data, with a hold-out set, and to the last epoch.
 
-An MLP of 128 and 64 units learns from 3000 of the 20000 samples of Letter RecallTracker, 20 % of whose labels are drawn
+An MLP of 128 and 64 units learns from 3000 of the 20000 samples of Letter Recognition, 20 % of whose labels are drawn
 anew from all classes. The other 17000, whose labels are right, test it. Three trainings begin with the same weights:
 one on all 3000 labels with `BoundaryUncertaintyStopping()`; one on 75 % of them with Lightning's own `EarlyStopping`
 and `ModelCheckpoint` on the rest, whose labels are as noisy; one on all of them for 100 epochs. Nothing is tested

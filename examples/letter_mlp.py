@@ -1,4 +1,4 @@
-"""Early stopping of an MLP on Letter RecallTracker without validation data: the experiment of Fig. 9.
+"""Early stopping of an MLP on Letter Recognition without validation data: the experiment of Fig. 9.
 
 Ha et al. (2021), section 6: 20000 letters in 16 features, half for training, half for testing, features standardised
 on the training half; an MLP with hidden layers of 128 and 64 units, ReLU, cross entropy, RMSprop. A second network,
