@@ -20,7 +20,11 @@ from bu_torch.samples.samples import Samples, UnreadableError
 
 
 class LoaderStopper(BoundaryUncertaintyStopper):
-    """Stopper on `inputs` that were read from a loader: `Samples`, which hold the labels."""
+    """Stopper on `inputs` that were read from a loader, `Samples`, which hold the labels, as training begins."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._tracker.timer.runs_already = True
 
     def _read(self) -> Samples:
         samples: Samples = self.inputs
