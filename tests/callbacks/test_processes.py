@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -280,7 +281,7 @@ def assert_operations_are_counted_by_all_at_once(found, ranks, plan, spaces):
     first, second = ranks
     assert first["plan"] == second["plan"] == plan  # 900 images, four times, by the weights alone
     compared = found.stderr.split("predicted best there (")[1].split(")")[0]
-    assert [part.split()[0] for part in compared.split(", ")] == spaces
+    assert re.findall(r"(\w+) -?\d", compared) == spaces
     assert first["history"] == second["history"]
 
 
