@@ -135,10 +135,17 @@ def network_interval(
         inputs: Inputs of the network, shape (n, ...), tensor or array of numbers, finite.
         labels: Classes, shape (n,), 0 or 1.
         n_components: Principal components, >= 1, fewer if the samples have no more; None for the features themselves.
-        method: As in `generalization_interval`, as are results and errors; also a ValueError without a linear layer.
-        confidence: As there.
-        n_bootstrap: As there.
-        seed: As there.
+        method: As in `generalization_interval`, as are the arguments below.
+        confidence: Level of the interval, 0 < confidence < 1.
+        n_bootstrap: Bootstrap draws, >= 1.
+        seed: Seed of the draws, 0 <= seed < 2**64.
+
+    Returns:
+        center, lower and upper as floats, not clipped to [0, 1].
+
+    Raises:
+        ValueError: If no linear layer is called, or as in `generalization_interval`.
+        TypeError: If an argument has the wrong type.
 
     Example:
         >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)

@@ -120,8 +120,17 @@ def error_count_bounds(count: Any, data_error: Any) -> ErrorCountBounds:
 def adjusted_error_count(predictions: Any, z: Any, edges: Any, sigma_delta: Any) -> Tensor:
     """Error count that weights each sample by the probability that its label is right; Mevik (2003), Eq. 25.
 
-    `sigma_delta` is the standard deviation of the measurement error, >= 0, in units of z; 0 gives `error_count`. All
-    else is as in `error_rate`.
+    Args:
+        predictions: Predicted classes, shape (n,), integers in [0, C).
+        z: Measurements, shape (n,), real, finite.
+        edges: Inner class boundaries, shape (C - 1,), increasing, may be infinite.
+        sigma_delta: Standard deviation of the measurement error, >= 0, in units of z; 0 gives `error_count`.
+
+    Returns:
+        Scalar in [0, 1], float64, on the device of z.
+
+    Raises:
+        TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
     """
     cut = _Cut(z, edges, ("sigma_delta", sigma_delta), predictions)
     weights = cut.inside().gather(1, cut.own.unsqueeze(1)).squeeze(1)
@@ -154,9 +163,18 @@ def error_rate(predictions: Any, z: Any, edges: Any, sigma_epsilon: Any) -> Tens
 
 
 def minimal_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
-    """Lowest error rate of any classifier, as if z were f(x), in [0, 1); Mevik (2003), Eq. 27, as `error_rate`.
+    """Lowest error rate of any classifier, as if z were f(x); Mevik (2003), Eq. 27.
 
-    With f(x) in the place of z this is Eq. 7.
+    Args:
+        z: Measurements, shape (n,), real, finite. With f(x) in their place this is Eq. 7.
+        edges: Inner class boundaries, shape (C - 1,), increasing, may be infinite.
+        sigma_epsilon: Standard deviation of y given x, >= 0, in units of z.
+
+    Returns:
+        Scalar in [0, 1), float64, on the device of z.
+
+    Raises:
+        TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
     """
     return _Cut(z, edges, ("sigma_epsilon", sigma_epsilon)).outside().amin(dim=1).mean()
 
@@ -164,7 +182,16 @@ def minimal_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
 def squared_error_count(predictions: Any, z: Any, edges: Any) -> Tensor:
     """Apparent mean squared distance from z to the interval of the predicted class; Mevik (2003), Eq. 28 with Eq. 8.
 
-    Arguments and errors are those of `error_rate`; the result is a scalar >= 0 in squared units of z.
+    Args:
+        predictions: Predicted classes, shape (n,), integers in [0, C).
+        z: Measurements, shape (n,), real, finite.
+        edges: Inner class boundaries, shape (C - 1,), increasing, may be infinite.
+
+    Returns:
+        Scalar >= 0 in squared units of z, float64, on the device of z.
+
+    Raises:
+        TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
     """
     cut = _Cut(z, edges, predictions=predictions)
     return cut.at_predicted(cut.penalties()).mean()
@@ -173,9 +200,20 @@ def squared_error_count(predictions: Any, z: Any, edges: Any) -> Tensor:
 def adjusted_squared_error_count(predictions: Any, z: Any, edges: Any, sigma_delta: Any) -> Tensor:
     """Squared error count minus the amount that the measurement error adds to each apparent error.
 
-    Mevik (2003), Eq. 29. `sigma_delta` is the standard deviation of the measurement error, >= 0, in units of z; all
-    else is as in `squared_error_count`. The value, >= -sigma_delta^2, is not clipped at 0, which would bias it: it is
-    slightly negative for a classifier whose few errors all lie nearer to an edge than sigma_delta.
+    Mevik (2003), Eq. 29. The value is not clipped at 0, which would bias it: it is slightly negative for a classifier
+    whose few errors all lie nearer to an edge than sigma_delta.
+
+    Args:
+        predictions: Predicted classes, shape (n,), integers in [0, C).
+        z: Measurements, shape (n,), real, finite.
+        edges: Inner class boundaries, shape (C - 1,), increasing, may be infinite.
+        sigma_delta: Standard deviation of the measurement error, >= 0, in units of z; 0 gives `squared_error_count`.
+
+    Returns:
+        Scalar >= -sigma_delta^2 in squared units of z, float64, on the device of z.
+
+    Raises:
+        TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
     """
     sigma = number("sigma_delta", sigma_delta)
     return squared_error_count(predictions, z, edges) - sigma**2 * error_count(predictions, z, edges)
@@ -184,17 +222,37 @@ def adjusted_squared_error_count(predictions: Any, z: Any, edges: Any, sigma_del
 def squared_error_rate(predictions: Any, z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
     """Expected squared distance from y to the interval of the predicted class, as if z were f(x).
 
-    Mevik (2003), Eq. 30 and 31. (Eq. 11 prints the class c of y where it means the predicted class j.) Arguments and
-    errors are those of `error_rate`; the result is a scalar >= 0 in squared units of z.
+    Mevik (2003), Eq. 30 and 31. (Eq. 11 prints the class c of y where it means the predicted class j.)
+
+    Args:
+        predictions: Predicted classes, shape (n,), integers in [0, C).
+        z: Measurements, shape (n,), real, finite.
+        edges: Inner class boundaries, shape (C - 1,), increasing, may be infinite.
+        sigma_epsilon: Standard deviation of y given x, >= 0, in units of z; 0 gives `squared_error_count`.
+
+    Returns:
+        Scalar >= 0 in squared units of z, float64, on the device of z.
+
+    Raises:
+        TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
     """
     cut = _Cut(z, edges, ("sigma_epsilon", sigma_epsilon), predictions)
     return cut.at_predicted(cut.expected_penalties()).mean()
 
 
 def minimal_squared_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
-    """Lowest squared error rate of any classifier, as if z were f(x); Mevik (2003), Eq. 32, as `squared_error_rate`.
+    """Lowest squared error rate of any classifier, as if z were f(x); Mevik (2003), Eq. 32.
 
-    With f(x) in the place of z this is Eq. 12.
+    Args:
+        z: Measurements, shape (n,), real, finite. With f(x) in their place this is Eq. 12.
+        edges: Inner class boundaries, shape (C - 1,), increasing, may be infinite.
+        sigma_epsilon: Standard deviation of y given x, >= 0, in units of z.
+
+    Returns:
+        Scalar >= 0 in squared units of z, float64, on the device of z.
+
+    Raises:
+        TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
     """
     return _Cut(z, edges, ("sigma_epsilon", sigma_epsilon)).expected_penalties().amin(dim=1).mean()
 
