@@ -208,7 +208,7 @@ BAD_LABELS = {
     "unsigned beyond int64": (Y.numpy().astype("u8") * (2**63 - 1), r"below 100000, got 1\.84467e\+19"),
     "far below 0": (Y * -1e30, r"classes 0, 1, ..., got -2e\+30: if they are classes, number them"),
     "integers of more than 64 bits": ([2**64] * 120, "hold numbers of at most 64 bits, got a larger one"),
-    "one-hot": (torch.eye(3)[Y].long(), r"got \(120, 3\)\. For one-hot labels or probabilities, pass `labels.argmax"),
+    "one-hot": (torch.eye(3)[Y].long(), r"got \(120, 3\)\. For one-hot or smoothed labels, pass `labels.argmax"),
     "smoothed": (torch.eye(3)[Y] * 0.9 + 0.1 / 3, r"pass `labels.argmax\(dim=1\)`"),
     "several a sample": (torch.ones(120, 3).long(), r"got \(120, 3\)\. A sample must have one label"),
     "one a pixel": (Y.view(-1, 1, 1).expand(-1, 2, 2), r"one class a sample, shape \(N,\), got \(120, 2, 2\)"),

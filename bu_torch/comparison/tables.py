@@ -120,7 +120,8 @@ def compare(
         averaged = copy_of(net, average.values(net))
         last, of_average = (judge.result(one, test, judge.threshold(one, train)) for one in (net, averaged))
         stopper.restore(net)
-        kept = judge.result(net, test, stopper.summary.get("threshold"))
+        threshold = next(one.get("threshold") for one in stopper.history if one["epoch"] == stopper.best_epoch)
+        kept = judge.result(net, test, threshold)  # a blind choice has one too, though nothing recommends it
     results = {
         "bu-torch": kept,
         "hold-out 25 %": quarter.result,

@@ -222,8 +222,9 @@ def _hint(labels: Tensor) -> str:
     values = labels.double()
     is_share = bool(((values >= 0) & (values <= 1)).all())
     if is_share and bool(((values.sum(dim=1) - 1).abs() < 1e-2).all()):
-        is_certain = bool((values.max(dim=1).values > 1 - 1e-2).all())
-        return " For one-hot labels, pass `labels.argmax(dim=1)`." if is_certain else " These are shares of classes."
+        highest = values.max(dim=1).values
+        is_mixed = bool(highest.max() - highest.min() > 1e-2)  # else they are one-hot, or smoothed
+        return " They are mixed." if is_mixed else " For one-hot or smoothed labels, pass `labels.argmax(dim=1)`."
     return " A sample must have one label: multi-label classification and several targets are not supported."
 
 
