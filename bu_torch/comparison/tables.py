@@ -213,8 +213,8 @@ def _of_model(model: Any, train: Split, test: Split, judge: _Judge) -> float:
     present = torch.from_numpy(model.fit(x, y).classes_)
 
     def as_logits(probabilities: Any) -> Tensor:
-        wide = torch.zeros(len(probabilities), judge.n_classes, dtype=torch.float64)
-        wide[:, present] = torch.as_tensor(probabilities, dtype=torch.float64)
+        wide = torch.zeros(len(probabilities), judge.n_classes, dtype=torch.float64, device="cpu")
+        wide[:, present] = torch.from_numpy(probabilities).double()
         return wide.clamp(min=1e-9).log()
 
     threshold = None

@@ -21,7 +21,7 @@ from bu_torch.functional.probabilities import (
     skill,
     tangent_kernel,
 )
-from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_seed
+from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, check_fitted, check_integer, check_seed
 from bu_torch.internal.printing import advance
 from bu_torch.neighbors.k_means import lloyd
 from bu_torch.samples.balance import stratified_rows, weights_of
@@ -98,7 +98,7 @@ class LabelVotes:
         A class that `fit` never saw has no votes.
         """
         check_fitted(self, "votes")
-        predictions = torch.as_tensor(predictions)
+        predictions = as_tensor(predictions, "predictions")
         predictions = as_labels(predictions, predictions.shape[0] if predictions.ndim else 1, "predictions")
         return functional.expected_accuracy(self.votes, predictions.to(self.votes.device), weights=self._weights)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bu_torch import functional
 from bu_torch.functional.checks import check_choice
-from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_number
+from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, check_fitted, check_integer, check_number
 from bu_torch.neighbors.graph import nearest_of_groups
 from bu_torch.neighbors.search import is_large, nearest
 
@@ -103,7 +103,7 @@ class TrustScore:
         features = as_flat_features(features, n_features=self._classes[0].shape[1])
         place = None
         if left_out is not None:
-            left_out = torch.as_tensor(left_out)
+            left_out = as_tensor(left_out, "left_out")
             n_each = left_out.shape[1] if left_out.ndim == 2 else 1
             left_out = as_labels(left_out.flatten(), len(features) * n_each, "left_out", are_classes=False)
             if int(left_out.max()) >= len(self._place):

@@ -76,7 +76,7 @@ def logits_of(output: Any, n_inputs: int, name: str = "`model`", key: str | int 
     else:
         found = entry_of(output, key, name)
     try:
-        found = torch.as_tensor(found)
+        found = found if isinstance(found, Tensor) else torch.as_tensor(found, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"{name} must give a tensor or an array of logits (n, J), or an output with `logits`, got {_kind(output)}."

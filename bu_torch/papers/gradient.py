@@ -181,7 +181,8 @@ def _histogram_at_zero(values: np.ndarray) -> int:
 def _gap_gradient(model: Callable[[Tensor], Any], batch: Tensor) -> Tensor:
     inputs = batch.detach().clone().requires_grad_()
     try:
-        logits = as_logits(torch.as_tensor(model(inputs)))
+        found = model(inputs)
+        logits = as_logits(found if isinstance(found, Tensor) else torch.as_tensor(found, device="cpu"))
         gap = -logits.gather(1, top_pairs(logits.detach())).diff(dim=1).abs().sum()
         return torch.autograd.grad(gap, inputs)[0]
     except RuntimeError as error:
