@@ -18,6 +18,7 @@ from bu_torch.internal.logits import packed_model
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.printing import Forecast, cleaned, shown_on
 from bu_torch.perturbation.draws import kind_of
+from bu_torch.rule.rules import DEFAULT_RULE
 from bu_torch.run.budget import Plan, describe_ignored, plan
 from bu_torch.run.perturbing import settings_for, with_readings
 from bu_torch.run.settings import MeasurementSettings
@@ -212,6 +213,12 @@ class CheckSetup:
             )
         cache = cache and f"{cache} To change it: `cache=None`."
         lines = (self._readings_line(), cache, self._space_line(), self._balance_line(), self._metric_line())
+        is_default = getattr(self.settings, "rule", "") == DEFAULT_RULE and self.signals.metric is None
+        if is_default and not self.signals.are_rows:
+            lines = (
+                *lines,
+                "On images and texts the score is expected accuracy alone, a share of the highest possible.",
+            )
         return [line for line in lines if line]
 
     def _metric_line(self) -> str:
