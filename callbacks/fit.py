@@ -186,7 +186,8 @@ class FitSession:
             return
         if must or trainer.strategy.reduce_boolean_decision(self.losses.is_settled, all=True):
             started = time.perf_counter()
-            self._check_samples.take_weights(trainer, pl_module, self.losses)
+            with seeded(self.settings.seed):  # as the first preparation
+                self._check_samples.take_weights(trainer, pl_module, self.losses)
             self._open_record(trainer)
             self.tracker.timer.seconds_elsewhere += time.perf_counter() - started
 
@@ -202,6 +203,7 @@ class FitSession:
         """Watch the training no longer, because it has ended or failed."""
         self.watch.end()
         self.losses.end()
+        self._check_samples.release()
 
     def _forget_check(self) -> None:
         self.has_checked, self.network_to_keep = False, None

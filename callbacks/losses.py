@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bu_torch.callbacks.watch import holds_labels
+from bu_torch.callbacks.watch import holds_labels, is_transformed
 
 _LOSSES = {
     one: inspect.signature(one)
@@ -63,7 +63,9 @@ class LossWatch:
             self._strategy.training_step = own
         before, self._strategy = self._calls, None
         self._calls, self._step = self._step, []
-        if before is not None:
+        if before and not self._calls:  # the step was skipped
+            self._calls = before
+        elif before is not None:
             pairs = zip(before, self._calls, strict=False)
             self._calls = [one._replace(is_of_labels=one.is_of_labels and two.is_of_labels) for one, two in pairs]
 
@@ -76,12 +78,17 @@ class LossWatch:
             weights = None if func is nn.functional.binary_cross_entropy_with_logits else weights
         self._step.append(_Call(weights, is_of_labels))
 
-    def found(self, n_classes: int) -> tuple[list[float] | None, str]:
-        """Weights of so many classes, or None if all count alike, and a line for the user if that cannot be told."""
+    def found(self, n_classes: int, present: set[int] | None = None) -> tuple[list[float] | None, str]:
+        """Weights of so many classes, or None if all count alike, and a line for the user if that cannot be told.
+
+        Those of classes that are not among the `present` ones are 1.
+        """
         calls = self._calls or []
         alike, of_labels = (1.0,) * n_classes, [call.weights for call in calls if call.is_of_labels]
         distinct = {alike if one is None or len(one) < n_classes else tuple(one[:n_classes]) for one in of_labels}
-        if len(distinct) == 1 and _are_positive(weights := list(next(iter(distinct)))):
+        absent = set() if present is None else {*range(n_classes)} - present
+        weights = [1.0 if place in absent else one for place, one in enumerate(next(iter(distinct), alike))]
+        if len(distinct) == 1 and _are_positive(weights):
             return (weights if len(set(weights)) > 1 else None), ""
         if distinct:
             why = f"{len(distinct)} losses of the labels weigh the classes differently" if len(distinct) > 1 else ""
@@ -111,7 +118,7 @@ class _Watched(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not torch.compiler.is_compiling() and func in _LOSSES and result.requires_grad:
+        if func in _LOSSES and result.requires_grad and not (torch.compiler.is_compiling() or is_transformed()):
             self.note(func, args, kwargs or {})
         return result
 

@@ -1,6 +1,5 @@
 """Samples of the checks: read without touching the trainer's loader, and prepared in the first process for all."""
 
-import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,9 +10,10 @@ import numpy as np
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from bu_torch.callbacks.losses import CANNOT_BE_TOLD, LossWatch, describe_weights, weighted_losses
+from bu_torch.callbacks.mixing import before_mixing, is_mixture
 from bu_torch.callbacks.network import Inputs, NetworkReader, can_be_passed, on_rank_zero
 from bu_torch.callbacks.trainer import (
     SHARDED,
@@ -71,6 +71,7 @@ class CheckSamples:
         self._settings, self._source, self._tracker, self._reader = settings, source, tracker, reader
         self._n_batches = math.inf  # for one process, between two checks
         self._samples: Samples | None = None  # while they are prepared; in the first process
+        self._module: nn.Module | None = None  # the network before training, if its features are the space
         self.awaits_weights = False  # the first training step will show the weights of classes in the loss
 
     def prepare(self, trainer: Trainer, pl_module: LightningModule, n_batches: float, when: str) -> bool:
@@ -88,7 +89,13 @@ class CheckSamples:
         one, reader.packing, reader.perturbation = on_rank_zero(trainer, lambda: self._read_here(trainer, pl_module))
         n_operations = reader.count_operations(trainer, pl_module, one)
         made = on_rank_zero(trainer, lambda: self._prepare_here(trainer, pl_module, n_operations, when))
+        if self._samples is not None and self._tracker.check_setup.about["data"].get("space") == "module":
+            self._module = copy_of(pl_module)  # for the second preparation
         return self._use(trainer, pl_module, made)
+
+    def release(self) -> None:
+        """Free the samples, because they are prepared or training has ended."""
+        self._samples = self._module = None
 
     def _use(self, trainer: Trainer, pl_module: LightningModule, made: "_Prepared") -> bool:
         """Let the network be read at what was prepared; False if a run resumes with other samples than before."""
@@ -175,7 +182,7 @@ class CheckSamples:
                 rank_zero_info(
                     f"bu-torch takes these as inputs: {', '.join(samples.packing.names)}. To change it: `input_key`."
                 )
-            n_classes = self._n_classes()
+            n_classes = max(self._present()) + 1
             is_open = self._settings.class_weight is None and not self._tracker.checks  # a resumed run keeps its own
             if is_open and check_setup.loss_weights is None:
                 losses = weighted_losses(pl_module, n_classes)
@@ -185,9 +192,10 @@ class CheckSamples:
                     rank_zero_info(CANNOT_BE_TOLD)
         return self._fit_here(trainer, pl_module)
 
-    def _n_classes(self) -> int:
+    def _present(self) -> set[int]:
+        """Classes that have samples."""
         assert self._samples is not None  # noqa: S101  (the same process has read them)
-        return int(as_labels(self._samples.labels, len(self._samples.inputs)).max()) + 1
+        return set(as_labels(self._samples.labels, len(self._samples.inputs)).unique().tolist())
 
     def _fit_here(self, trainer: Trainer, pl_module: LightningModule) -> "_Prepared":
         """Fit the signals to the chosen samples, in the first process; return as `_prepare_here` does."""
@@ -197,7 +205,7 @@ class CheckSamples:
             fingerprint = self._tracker.prepare(
                 samples,
                 device=pl_module.device,
-                module=self._module_as_space(trainer, pl_module),
+                module=self._module or self._module_as_space(trainer, pl_module),
                 cache=None if trainer.fast_dev_run else self._settings.cache,
                 has_progress_bar=trainer.progress_bar_callback is not None,
                 tell=rank_zero_info,
@@ -216,15 +224,15 @@ class CheckSamples:
             rank_zero_info(describe_weights(check_setup.loss_weights))
         for line in check_setup.lines():
             rank_zero_info(line)
-        self._samples = None
+        self.release()
 
     def take_weights(self, trainer: Trainer, pl_module: LightningModule, losses: LossWatch) -> None:
         """Measure with the weights of classes that the first training step has shown; all processes must call this."""
         check_setup = self._tracker.check_setup
 
         def fit_again() -> _Prepared | None:
-            n_classes, before = self._n_classes(), check_setup.loss_weights
-            check_setup.loss_weights, line = losses.found(n_classes)
+            n_classes, before = max(self._present()) + 1, check_setup.loss_weights
+            check_setup.loss_weights, line = losses.found(n_classes, self._present())
             if line:
                 rank_zero_info(line)
             if check_setup.loss_weights != before:
@@ -298,11 +306,13 @@ def read_training_data(
     with misconfigured(UnreadableError, before=f"{name}: ", after=f" {_WAY_OUT}"):
         try:
             samples = read(loader, how_many, stream_limit=limit, max_bytes=settings.max_bytes)
-            if (before := _before_mixing(loader, samples)) is not None:
-                samples = read(before, how_many, max_bytes=settings.max_bytes)
+            if (before := before_mixing(loader, samples, read)) is not None:
+                mixed, samples = samples, read(before, how_many, max_bytes=settings.max_bytes)
+                if not is_mixture(samples, mixed):
+                    raise UnreadableError("`collate_fn` mixes samples (mixup, CutMix) and prepares them, too.")
                 rank_zero_info(
-                    f"{name}: `collate_fn` mixes labels (mixup, CutMix), so bu-torch reads the samples"
-                    " without it. To change it: `reference=(inputs, labels)`."
+                    f"{name}: `collate_fn` mixes labels (mixup, CutMix), so bu-torch reads the samples without it. To"
+                    " change it: `reference=(inputs, labels)`."
                 )
         except TooManyBytesError as error:
             n_fitting = max(error.n_fitting, settings.n_neighbors)
@@ -328,23 +338,6 @@ def _describe_stream(loader: DataLoader[Any], samples: Samples, settings: Measur
     if settings.max_bytes is not None and (n_read + 1) * n_bytes > settings.max_bytes:
         return f"{said}, to take no more than {settings.max_bytes} bytes. To change it: `max_bytes`."
     return ""
-
-
-def _before_mixing(loader: DataLoader[Any], samples: Samples) -> DataLoader[Any] | None:
-    """Loader without `collate_fn` if that gives shares of classes in place of labels, and samples have a label each.
-
-    None if it does not, or if a sample cannot be read without it, or is of another shape then.
-    """
-    is_mixed = samples.labels.ndim == 2 and samples.labels.shape[1] > 1 and samples.labels.is_floating_point()
-    if not is_mixed or isinstance(loader.dataset, IterableDataset) or loader.collate_fn is default_collate:
-        return None
-    before = copy.copy(loader)
-    before.collate_fn = default_collate
-    try:
-        first = read_loader(before, lambda n_training: 1)
-    except (UnreadableError, TypeError, ValueError):
-        return None
-    return before if first.inputs.shape[1:] == samples.inputs.shape[1:] and first.labels.ndim == 1 else None
 
 
 def _batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any], Any] | None:

@@ -142,6 +142,11 @@ def can_be_watched(module: nn.Module) -> bool:
     )
 
 
+def is_transformed() -> bool:
+    """True within a transform of `torch.func`, such as `vmap`, in which tensors hold no values that can be read."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 class _Listener:
     """Hook that records the first calls of each module, no more than `most`; copies of a module get a no-op.
 
@@ -160,7 +165,7 @@ class _Listener:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         module = self._parts.get(module, module)
-        if len(self._seen.get(module, ())) >= self._most:
+        if len(self._seen.get(module, ())) >= self._most or is_transformed():
             return
         named: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
         tensors = {  # on the CPU, which holds the dtypes of all devices
@@ -205,7 +210,7 @@ def difference(expected: _Call, got: _Call, labels: Tensor | None) -> str:
         return f"{_named(got)}, but a check passes {_named(expected)}"
     names = expected if expected.keys() == got.keys() else got  # by name, or else by place
     pairs = zip(expected.values(), (got[name] for name in names), strict=True)
-    return next((found for first, second in pairs if (found := _difference(first, second))), "")
+    return next((found for first, second in pairs if (found := difference_of(first, second))), "")
 
 
 def _named(call: _Call) -> str:
@@ -213,7 +218,8 @@ def _named(call: _Call) -> str:
     return f"{len(call)} tensor{'s' if len(call) > 1 else ''} ({names})"
 
 
-def _difference(expected: Tensor, got: Tensor) -> str:
+def difference_of(expected: Tensor, got: Tensor) -> str:
+    """Say how inputs differ in more than their order or a mixture of them; "" if they do not."""
     if expected.numel() == got.numel() and _is_close(expected.flatten(), got.flatten()):
         return ""
     if expected.shape[1:] != got.shape[1:]:

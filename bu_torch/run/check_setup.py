@@ -212,13 +212,10 @@ class CheckSetup:
                 f" {self.about['data']['n_samples']} samples for later runs: {cleaned(str(self.kept_in))}."
             )
         cache = cache and f"{cache} To change it: `cache=None`."
-        lines = (self._readings_line(), cache, self._space_line(), self._balance_line(), self._metric_line())
+        lines = [self._readings_line(), cache, self._space_line(), self._balance_line(), self._metric_line()]
         is_default = getattr(self.settings, "rule", "") == DEFAULT_RULE and self.signals.metric is None
         if is_default and not self.signals.are_rows:
-            lines = (
-                *lines,
-                "On images and texts the score is expected accuracy alone, a share of the highest possible.",
-            )
+            lines.append("On images and texts the score is expected accuracy alone, a share of the highest possible.")
         return [line for line in lines if line]
 
     def _metric_line(self) -> str:

@@ -1,5 +1,7 @@
 """Losses that weigh classes: the callbacks measure with the weights that the first step passes with the labels."""
 
+from types import SimpleNamespace
+
 import lightning.pytorch as pl
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
+from bu_torch.callbacks.losses import LossWatch
 from bu_torch.report import read_record
 
 X, Y = blobs()
@@ -203,3 +206,31 @@ class TestTheLossOfTheModule:
         with pytest.raises(ZeroDivisionError):
             fit(tmp_path, make=lambda: Step(fail, CE(W)))
         assert not torch.overrides._get_current_function_mode_stack()
+
+
+def test_losses_of_a_transform_of_torch_func_are_left_alone(tmp_path):
+    class Ensemble(Step):
+        def training_step(self, batch, batch_idx):
+            own = {name: torch.stack([one, 0.9 * one]) for name, one in self.named_parameters()}
+
+            def loss(values):
+                return F.cross_entropy(torch.func.functional_call(self, values, (batch[0],)), batch[1], weight=W)
+
+            return torch.func.vmap(loss, randomness="different")(own).mean()
+
+    callback = BoundaryUncertaintyMonitor(n_neighbors=20)
+    trainer(tmp_path, callback, max_epochs=1).fit(Ensemble(None), loader(X, Y))
+    assert len(callback.history) == 1
+
+
+def test_a_class_without_samples_may_have_any_weight_and_a_skipped_step_forgets_nothing():
+    watch, strategy, labels = LossWatch(), SimpleNamespace(training_step=None), torch.tensor([0, 2, 2])
+    logits = torch.zeros(3, 3, requires_grad=True)
+    weights = torch.tensor([1.0, torch.inf, 2.0])
+    for step in (lambda: F.cross_entropy(logits, labels, weight=weights), lambda: None):
+        strategy.training_step = step
+        watch.begin(strategy, labels)
+        strategy.training_step()
+        watch.end()
+    assert watch.found(3, {0, 2}) == ([1.0, 1.0, 2.0], "")
+    assert watch.found(3)[0] is None
