@@ -209,7 +209,7 @@ class TestTheLossOfTheModule:
 
 
 def test_losses_of_a_transform_of_torch_func_are_left_alone(tmp_path):
-    class Ensemble(Step):
+    class Ensemble(Model):
         def training_step(self, batch, batch_idx):
             own = {name: torch.stack([one, 0.9 * one]) for name, one in self.named_parameters()}
 
@@ -219,7 +219,7 @@ def test_losses_of_a_transform_of_torch_func_are_left_alone(tmp_path):
             return torch.func.vmap(loss, randomness="different")(own).mean()
 
     callback = BoundaryUncertaintyMonitor(n_neighbors=20)
-    trainer(tmp_path, callback, max_epochs=1).fit(Ensemble(None), loader(X, Y))
+    trainer(tmp_path, callback, max_epochs=1).fit(Ensemble(nn.Linear(4, 3)), loader(X, Y))
     assert len(callback.history) == 1
 
 
