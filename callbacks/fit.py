@@ -139,7 +139,12 @@ class FitSession:
                 self.watch.begin(trainer, pl_module, batch)
             self.tracker.timer.seconds_elsewhere += time.perf_counter() - started
         if self._check_samples.awaits_weights:
-            self.losses.begin(trainer.strategy, labels_in(batch, self._keys._replace(network=pl_module)))
+            self.losses.begin(labels_in(batch, self._keys._replace(network=pl_module)))
+
+    def see_loss(self, loss: Tensor) -> None:
+        """Note what a step is trained by, before its backward pass."""
+        if self._check_samples.awaits_weights:
+            self.losses.see(loss)
 
     @property
     def reads_batches(self) -> bool:

@@ -1,135 +1,181 @@
-"""Weights of classes in the loss, as the first training steps pass them together with the labels of the batch."""
+"""Weights of classes in the loss, as the graphs of the first training steps hold them beside the labels."""
 
-import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from bu_torch.callbacks.watch import holds_labels, is_transformed
+from bu_torch.callbacks.watch import holds_labels
 
-_LOSSES = {
-    one: inspect.signature(one)
-    for one in (nn.functional.cross_entropy, nn.functional.nll_loss, nn.functional.binary_cross_entropy_with_logits)
-}
-CANNOT_BE_TOLD = (
-    "bu-torch counts all classes alike: the module has a loss that weighs classes, and in this training it"
-    " cannot be seen if that is for these labels. To weigh classes in boundary uncertainty, too, pass `class_weight=`."
-)
-_ENOUGH = 32  # labels
+_ENOUGH_LABELS, _ENOUGH_STEPS = 32, 2  # that other targets do not equal the labels, nor weights agree, by chance
+_MOST_NODES = 1000  # of a graph; those of the loss come first
+_SAME = 1e-3  # relative
+_ALIKE = "bu-torch counts all classes alike"
 _ASK = "To weigh classes in boundary uncertainty, too, pass `class_weight=`."
+_Weights = dict[int, float]
 
 
-class _Call(NamedTuple):
+class _Loss(NamedTuple):
     """A loss of a training step."""
 
-    weights: list[float] | None  # of classes
     is_of_labels: bool  # its targets are the labels of the batch
+    is_weighted: bool
+    weights: _Weights | None  # of the classes that it shows; None if it weighs samples otherwise than by their class
 
 
 class LossWatch:
-    """Notes which weights of classes the losses of the first training steps take for the labels of their batches."""
+    """Notes which weights of classes the losses of the first training steps give the labels of their batches.
+
+    They are read in the graph that leads to the loss, before its backward pass. So only what is trained by counts,
+    however it was called, and training is not touched.
+    """
 
     def __init__(self) -> None:
         self._labels: Tensor | None = None
-        self._n_labels = 0
-        self._strategy: Any = None  # while a step is watched
-        self._step: list[_Call] = []  # losses of the running step, in order
-        self._calls: list[_Call] | None = None  # of all steps: a loss is of the labels if it was in each
+        self._n_labels = self._n_steps = 0  # of steps with a loss
+        self._step: list[_Loss] | None = None
+        self._steps: list[list[_Loss]] = []  # those whose loss shows targets
 
     @property
     def is_settled(self) -> bool:
-        """True if so many labels were seen that other targets do not equal them by chance."""
-        return self._n_labels >= _ENOUGH
+        """True if so much was seen that it does not agree by chance."""
+        return self._n_labels >= _ENOUGH_LABELS and self._n_steps >= _ENOUGH_STEPS
 
-    def begin(self, strategy: Any, labels: Tensor | None) -> None:
-        """Watch the training step of a trainer's strategy; the labels are those of the batch, None if unknown."""
-        self.end()
-        self._strategy, self._labels = strategy, labels
-        self._n_labels += _ENOUGH if labels is None else len(labels)
-        strategy.training_step = _Watched(strategy.training_step, vars(strategy).get("training_step"), self._note)
+    def begin(self, labels: Tensor | None) -> None:
+        """Begin a step; the labels are those of the batch, on the CPU, None if unknown."""
+        self._labels = labels
+
+    def see(self, loss: Tensor) -> None:
+        """Note the losses that a step's loss was made of."""
+        self._step = [*(self._step or []), *_losses_of(loss, self._labels)]
 
     def end(self) -> None:
-        """Watch no longer."""
-        if self._strategy is None:
-            return
-        own = vars(self._strategy).pop("training_step", None)
-        while isinstance(own, _Watched):  # also for other callbacks, whose step has ended too
-            own = own.before
-        if own is not None:
-            self._strategy.training_step = own
-        before, self._strategy = self._calls, None
-        self._calls, self._step = self._step, []
-        if before and not self._calls:  # the step was skipped
-            self._calls = before
-        elif before is not None:
-            pairs = zip(before, self._calls, strict=False)
-            self._calls = [one._replace(is_of_labels=one.is_of_labels and two.is_of_labels) for one, two in pairs]
-
-    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = _LOSSES[func].bind(*args, **kwargs).arguments
-        weights = _weights(given, is_binary=func is nn.functional.binary_cross_entropy_with_logits)
-        target = given["target"]
-        is_of_labels = isinstance(target, Tensor) and holds_labels(target.detach().cpu(), self._labels)
-        if self._labels is None or target.numel() != self._labels.numel():
-            weights = None if func is nn.functional.binary_cross_entropy_with_logits else weights
-        self._step.append(_Call(weights, is_of_labels))
+        """End the step, if one has begun."""
+        if self._step is not None:
+            self._n_steps += 1
+            self._n_labels += _ENOUGH_LABELS if self._labels is None else len(self._labels)
+            self._steps += [self._step] if self._step else []
+        self._step, self._labels = None, None
 
     def found(self, n_classes: int, present: set[int] | None = None) -> tuple[list[float] | None, str]:
         """Weights of so many classes, or None if all count alike, and a line for the user if that cannot be told.
 
         Those of classes that are not among the `present` ones are 1.
         """
-        calls = self._calls or []
-        alike, of_labels = (1.0,) * n_classes, [call.weights for call in calls if call.is_of_labels]
-        distinct = {alike if one is None or len(one) < n_classes else tuple(one[:n_classes]) for one in of_labels}
-        absent = set() if present is None else {*range(n_classes)} - present
-        weights = [1.0 if place in absent else one for place, one in enumerate(next(iter(distinct), alike))]
-        if len(distinct) == 1 and _are_positive(weights):
-            return (weights if len(set(weights)) > 1 else None), ""
-        if distinct:
-            why = f"{len(distinct)} losses of the labels weigh the classes differently" if len(distinct) > 1 else ""
-            why = why or "a loss of the labels has a weight that is not positive"
-            return None, f"bu-torch counts all classes alike: {why}. {_ASK}"
-        if all(call.weights is None for call in calls):
-            return None, ""
-        if self._labels is None:
-            return None, CANNOT_BE_TOLD
-        return None, (
-            "bu-torch counts all classes alike: a loss weighs classes, but its targets in the first"
-            f" step were not the labels of the batch. {_ASK}"
-        )
+        present = {*range(n_classes)} if present is None else present
+        if not self._steps:
+            return None, f"{_ALIKE}: no loss with targets was seen. If the loss weighs classes, pass `class_weight=`."
+        why = ""
+        agreeing = self._agreeing()
+        if len(agreeing) > 1:
+            why = f"{len(agreeing)} losses of the labels weigh the classes differently"
+        elif not agreeing:
+            if any(loss.is_weighted for step in self._steps for loss in step):
+                why = (
+                    "a loss has weights, but they differ between steps, or its targets are not the labels of the batch"
+                )
+        elif (weights := agreeing[0]) is None:
+            why = "a loss weighs the labels, but not by their classes alone"
+        elif len({weights.get(place) for place in present}) > 1:
+            if present <= weights.keys() and all(0 < weights[place] < math.inf for place in present):
+                return [weights[place] if place in present else 1.0 for place in range(n_classes)], ""
+            why = "a loss of the labels has a weight that is not positive, or shows none for a class"
+        return None, f"{_ALIKE}: {why}. {_ASK}" if why else ""
+
+    def _agreeing(self) -> list[_Weights | None]:
+        """Weights of the losses of the labels that every step has, each once."""
+        first, *later = [[loss.weights for loss in step if loss.is_of_labels] for step in self._steps]
+        found: list[_Weights | None] = []
+        for weights in first:
+            for others in later:
+                same = [other for other in others if _agree(weights, other)]
+                if not same:
+                    break
+                weights = None if weights is None else {**(same[0] or {}), **weights}
+            else:
+                if not any(_agree(weights, one) for one in found):
+                    found.append(weights)
+        return found
 
 
-class _Watched(TorchFunctionMode):
-    """A training step whose losses are noted, unless a graph is being compiled or training cannot follow them."""
-
-    def __init__(self, step: Callable[..., Any], before: Any, note: Callable[..., None]) -> None:
-        super().__init__()
-        self.step, self.note = step, note
-        self.before = before  # attribute of the strategy itself that this one replaces; None if the step is its class's
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self:
-            return self.step(*args, **kwargs)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func in _LOSSES and result.requires_grad and not (torch.compiler.is_compiling() or is_transformed()):
-            self.note(func, args, kwargs or {})
-        return result
+def _agree(one: _Weights | None, two: _Weights | None) -> bool:
+    """Return True if the weights of the classes that both show are in the same ratios."""
+    if one is None or two is None:
+        return one is two
+    places = [place for place in one if place in two and math.isfinite(one[place] * two[place])]
+    largest = max(places, key=lambda place: one[place], default=None)
+    return largest is None or all(
+        math.isclose(one[place] * two[largest], two[place] * one[largest], rel_tol=_SAME) for place in places
+    )
 
 
-def _weights(given: dict[str, Any], *, is_binary: bool) -> list[float] | None:
-    """Weights that a loss was called with; two classes that share one logit have that of the second."""
-    weights = given.get("pos_weight" if is_binary else "weight")
-    if not isinstance(weights, Tensor) or weights.is_meta or (is_binary and weights.numel() != 1):
+def _losses_of(loss: Tensor, labels: Tensor | None) -> Iterator[_Loss]:
+    """Losses with targets in the graph that leads to a loss."""
+    seen: set[Any] = set()
+    left: list[tuple[Any, tuple[Tensor, ...]]] = [(loss.grad_fn, ())]
+    while left and len(seen) < _MOST_NODES:
+        node, factors = left.pop(0)
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        target = _saved(node, "target")
+        if target is None and node.name().startswith("Mul"):
+            saved = (_saved(node, "self"), _saved(node, "other"))
+            constants = [one for one in saved if one is not None and not one.requires_grad and one.numel() > 1]
+            # Cross-entropy with one-hot targets multiplies log-probabilities by them.
+            target = next((one for one in constants if one.ndim == 2 and _is_of(labels, one)), None)
+            factors = (*factors, *(one for one in constants if one is not target))
+        if target is None:
+            left += [(following, factors) for following, _ in node.next_functions]
+        else:
+            yield _described(node, target, factors, labels)
+
+
+def _saved(node: Any, name: str) -> Tensor | None:
+    """A tensor that a node has saved; None if there is none, or if it has changed since."""
+    try:
+        value = getattr(node, f"_saved_{name}", None)
+    except RuntimeError:
         return None
-    found: list[float] = weights.detach().double().flatten().tolist()
-    return [1.0, *found] if is_binary else found
+    return value if isinstance(value, Tensor) and not value.is_meta else None
+
+
+def _is_of(labels: Tensor | None, target: Tensor) -> bool:
+    return labels is not None and len(target) == len(labels) and holds_labels(target.detach().cpu(), labels)
+
+
+def _described(node: Any, target: Tensor, factors: tuple[Tensor, ...], labels: Tensor | None) -> _Loss:
+    """Describe a loss by what its node has saved, and by the factors of its terms."""
+    by_class, each = _saved(node, "weight"), list(factors)
+    if node.name().startswith("Binary"):
+        each += [] if by_class is None else [by_class]
+        by_class, positive = None, _saved(node, "pos_weight")
+        if positive is not None and (positive.numel() > 1 or target.shape[1:].numel() == 1):
+            each.append(torch.where(target > 0, positive, torch.ones_like(positive)))
+    each = [one.detach().double().cpu() for one in each if one.amin() < one.amax()]
+    by_class = None if by_class is None or by_class.amin() == by_class.amax() else by_class.detach().double().cpu()
+    is_weighted = by_class is not None or bool(each)
+    if labels is None or not _is_of(labels, target):
+        return _Loss(False, is_weighted, None)
+    classes = labels.flatten().long()
+    weights = torch.ones(len(classes), dtype=torch.float64)
+    for one in each:
+        if one.numel() == len(classes) and one.ndim < 3:
+            weights = weights * one.flatten()
+        elif one.shape == (1, target.shape[-1]):
+            by_class = one.flatten() if by_class is None else by_class * one.flatten()
+        else:
+            return _Loss(True, True, None)
+    shown = {int(one): weights[classes == one] for one in classes.unique() if one >= 0}
+    if any(one.amax() > (1 + _SAME) * one.amin() for one in shown.values()):
+        return _Loss(True, True, None)
+    found = {place: float(one[0]) for place, one in shown.items()}
+    if by_class is not None:
+        places = range(len(by_class)) if not each else [place for place in found if place < len(by_class)]
+        found = {place: found.get(place, 1.0) * float(by_class[place]) for place in places}
+    return _Loss(True, is_weighted, found)
 
 
 def describe_weights(weights: list[float]) -> str:
@@ -141,18 +187,15 @@ def describe_weights(weights: list[float]) -> str:
     )
 
 
-def weighted_losses(module: nn.Module, n_classes: int) -> list[list[float]]:
-    """Weights of the losses in a module that have some for so many classes: what the first step probably shows."""
-    found = []
+def weights_in(module: nn.Module, n_classes: int) -> list[float] | None:
+    """Weights of the one loss in a module that has some for so many classes: what the first steps probably show."""
+    found: list[list[float]] = []
     for part in module.modules():
         if isinstance(part, nn.CrossEntropyLoss | nn.NLLLoss | nn.BCEWithLogitsLoss):
             is_binary = isinstance(part, nn.BCEWithLogitsLoss)
-            weights = _weights(part._buffers, is_binary=is_binary)
-            is_told = weights is None or len(weights) != n_classes or len(set(weights)) == 1 or weights in found
-            if weights is not None and not is_told and _are_positive(weights):
-                found.append(weights)
-    return found
-
-
-def _are_positive(weights: list[float]) -> bool:
-    return all(0 < weight < math.inf for weight in weights)
+            weights = part._buffers.get("pos_weight" if is_binary else "weight")
+            if weights is not None and not weights.is_meta and weights.numel() == (1 if is_binary else n_classes):
+                own = [1.0] * is_binary + weights.detach().double().flatten().tolist()
+                is_told = len(own) != n_classes or len(set(own)) == 1 or own in found
+                found += [] if is_told or not all(0 < one < math.inf for one in own) else [own]
+    return found[0] if len(found) == 1 else None

@@ -4,6 +4,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import Tensor
+
 from bu_torch.callbacks.fit import FitSession, settings_in_effect
 from bu_torch.callbacks.samples import Reference, Source, check_reference
 from bu_torch.callbacks.trainer import (
@@ -180,6 +182,9 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._fit.start_batch(trainer, pl_module, batch)
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        self._fit.see_loss(loss)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         self._fit.end_batch(trainer, pl_module)

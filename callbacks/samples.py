@@ -12,18 +12,16 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from bu_torch.callbacks.losses import CANNOT_BE_TOLD, LossWatch, describe_weights, weighted_losses
+from bu_torch.callbacks.losses import LossWatch, describe_weights, weights_in
 from bu_torch.callbacks.mixing import before_mixing, is_mixture
 from bu_torch.callbacks.network import Inputs, NetworkReader, can_be_passed, on_rank_zero
 from bu_torch.callbacks.trainer import (
-    SHARDED,
     LightningModule,
     MisconfigurationException,
     Trainer,
     library,
     misconfigured,
 )
-from bu_torch.callbacks.watch import can_be_watched
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.replica import copy_of
@@ -80,9 +78,7 @@ class CheckSamples:
         One process has `n_batches` between two checks; `when` says in words when checks are due.
         """
         self._n_batches = n_batches
-        is_sharded = type(trainer.strategy).__name__ in SHARDED
-        may_watch = not is_sharded and not self._tracker.checks and can_be_watched(pl_module)
-        self.awaits_weights = self._settings.class_weight is None and may_watch
+        self.awaits_weights = self._settings.class_weight is None and not self._tracker.checks
         if trainer.reload_dataloaders_every_n_epochs and self._source.reference is None:
             rank_zero_warn("bu-torch uses the training data as first loaded and ignores reloads.")
         reader = self._reader
@@ -183,13 +179,8 @@ class CheckSamples:
                     f"bu-torch takes these as inputs: {', '.join(samples.packing.names)}. To change it: `input_key`."
                 )
             n_classes = max(self._present()) + 1
-            is_open = self._settings.class_weight is None and not self._tracker.checks  # a resumed run keeps its own
-            if is_open and check_setup.loss_weights is None:
-                losses = weighted_losses(pl_module, n_classes)
-                if self.awaits_weights and len(losses) == 1:  # the first step will say if they count
-                    check_setup.loss_weights = losses[0]
-                elif losses and not self.awaits_weights:
-                    rank_zero_info(CANNOT_BE_TOLD)
+            if self.awaits_weights and check_setup.loss_weights is None:
+                check_setup.loss_weights = weights_in(pl_module, n_classes)  # the first steps will say if they count
         return self._fit_here(trainer, pl_module)
 
     def _present(self) -> set[int]:

@@ -133,11 +133,12 @@ def labels_in(batch: Any, keys: Keys) -> Tensor | None:
 
 
 def can_be_watched(module: nn.Module) -> bool:
-    """Return True if hooks do not change how this module runs, because no part of it is compiled."""
+    """Return True if hooks do not change how this module runs, because no part and no method of it is compiled."""
     return getattr(module, "_compiler_ctx", None) is None and not any(
         type(part).__name__ == "OptimizedModule"
         or getattr(part, "_compiled_call_impl", None) is not None
         or isinstance(part, torch.jit.ScriptModule)
+        or any(hasattr(one, "_torchdynamo_orig_callable") for one in (*vars(part).values(), *vars(type(part)).values()))
         for part in module.modules()
     )
 

@@ -1,6 +1,4 @@
-"""Losses that weigh classes: the callbacks measure with the weights that the first step passes with the labels."""
-
-from types import SimpleNamespace
+"""Losses that weigh classes: the callbacks measure with the weights that the first steps give the labels."""
 
 import lightning.pytorch as pl
 import pytest
@@ -91,7 +89,7 @@ def one_hot(module, logits, labels):
     return module.losses[0](logits, F.one_hot(labels, 3).float())
 
 
-@torch.compile(backend="eager", fullgraph=True)
+@torch.compile(backend="aot_eager", fullgraph=True)
 def of_graph(logits, labels):
     return F.cross_entropy(logits, labels, weight=W)
 
@@ -103,7 +101,44 @@ def compiled(module, logits, labels):
 def drifting(module, logits, labels):
     """The targets of the first loss are the labels in the first step alone, as they may be by chance."""
     others = labels if module.global_step < 1 else (labels + 1) % 3
-    return module.losses[0](logits, others) + module.losses[1](logits, labels).detach()
+    return module.losses[0](logits, others) + module.losses[1](logits, labels)
+
+
+def alternating(module, logits, labels):
+    """Every second step has an auxiliary loss, and every third none at all."""
+    if module.trainer.fit_loop.batch_idx % 3 == 2:
+        return None
+    others = module.losses[1](logits, (labels + 1) % 3) if module.global_step % 2 else 0
+    return others + module.losses[0](logits, labels)
+
+
+def of_the_batch(module, logits, labels):
+    counts = torch.bincount(labels, minlength=3).clamp(min=1)
+    return F.cross_entropy(logits, labels, weight=1 / counts)
+
+
+def each(module, logits, labels):
+    return (F.cross_entropy(logits, labels, reduction="none") * W[labels]).sum() / W[labels].sum()
+
+
+def each_otherwise(module, logits, labels):
+    return (F.cross_entropy(logits, labels, reduction="none") * (1 + logits[:, 0].detach().abs())).mean()
+
+
+def margin(module, logits, labels):
+    return F.multi_margin_loss(logits, labels, weight=W)
+
+
+def of_one_hot(module, logits, labels):
+    return F.cross_entropy(logits, F.one_hot(labels, 3).float(), weight=W)
+
+
+def binary_each(module, logits, labels):
+    return F.binary_cross_entropy_with_logits(logits, labels.float(), weight=torch.tensor([2.0, 1.0])[labels])
+
+
+def columns(module, logits, labels):
+    return F.binary_cross_entropy_with_logits(logits, F.one_hot(labels, 3).float(), pos_weight=W)
 
 
 def weighing(weights=WEIGHTS):
@@ -132,7 +167,7 @@ LOSSES = {
     "two alike": (Step, both, [CE(W), CE(W)], WEIGHTS, ""),
     "two that differ": (Step, both, [CE(W), CE(W.flip(0))], None, "2 losses of the labels"),
     "of other targets": (Step, auxiliary, [CE(W)], None, ""),
-    "a loss of one's own": (Step, own, [CE(W)], None, "targets in the first step were not the labels"),
+    "a loss of one's own": (Step, own, [CE(W)], None, "its targets are not the labels"),
     "one that is not called": (Step, functional, [CE(W.flip(0))], WEIGHTS, ""),
     "a function": (Step, functional, [], WEIGHTS, ""),
     "of log probabilities": (Step, negative, [], WEIGHTS, ""),
@@ -141,7 +176,15 @@ LOSSES = {
     "all alike": (Step, first, [CE(torch.full((3,), 2.0))], None, ""),
     "two classes": (OfTwo, binary, [BCE], [1.0, 3.0], ""),
     "two outputs that have one weight": (Step, one_hot, [BCE], None, ""),
-    "a compiled function": (Step, compiled, [], WEIGHTS, ""),  # this backend calls it
+    "a compiled function": (Step, compiled, [], None, "no loss with targets was seen"),
+    "of each sample": (Step, each, [], WEIGHTS, ""),
+    "of each sample, not by class": (Step, each_otherwise, [], None, "not by their classes alone"),
+    "of one-hot labels": (Step, of_one_hot, [], WEIGHTS, ""),
+    "a margin": (Step, margin, [], WEIGHTS, ""),
+    "of each binary label": (OfTwo, binary_each, [], [2.0, 1.0], ""),
+    "of each output": (Step, columns, [], None, "not by their classes alone"),
+    "of each batch": (Step, of_the_batch, [], None, "they differ between steps"),
+    "not alone in each step": (Step, alternating, [CE(W), CE()], WEIGHTS, ""),
     "other targets that are equal in the first batches": (Step, drifting, [CE(W), CE()], None, ""),
     "the other class": (OfTwo, binary_of_others, [BCE], None, ALIKE),
 }
@@ -188,24 +231,14 @@ class TestTheLossOfTheModule:
         assert lines(log)[1] == lines(log)[0]
         assert not [one for one in recwarn if "cannot be compared" in str(one.message)]
 
-    def test_is_asked_for_if_the_module_cannot_be_watched(self, tmp_path, log):
+    def test_is_seen_behind_a_compiled_network(self, tmp_path, log):
         def compiled():
             module = weighing()
-            module.net.compile(backend="eager")
+            module.net.compile(backend="aot_eager")
             return module
 
-        found = fit(tmp_path, make=compiled)
-        assert "it cannot be seen if that is for these labels" in log.text
-        assert read_record(found.record_path).settings["class_weight"] is None
-        assert lines(log) == []
-
-    def test_is_watched_no_longer_if_the_step_fails(self, tmp_path):
-        def fail(module, logits, labels):
-            raise ZeroDivisionError
-
-        with pytest.raises(ZeroDivisionError):
-            fit(tmp_path, make=lambda: Step(fail, CE(W)))
-        assert not torch.overrides._get_current_function_mode_stack()
+        assert fit(tmp_path, make=compiled).history
+        assert len(lines(log)) == 1
 
 
 def test_losses_of_a_transform_of_torch_func_are_left_alone(tmp_path):
@@ -224,14 +257,20 @@ def test_losses_of_a_transform_of_torch_func_are_left_alone(tmp_path):
     assert len(callback.history) == 1
 
 
-def test_a_class_without_samples_may_have_any_weight_and_a_skipped_step_forgets_nothing():
-    watch, strategy, labels = LossWatch(), SimpleNamespace(training_step=None), torch.tensor([0, 2, 2])
+def test_a_class_without_samples_may_have_any_weight():
+    watch, labels = LossWatch(), torch.tensor([0, 2, 2])
     logits = torch.zeros(3, 3, requires_grad=True)
-    weights = torch.tensor([1.0, torch.inf, 2.0])
-    for step in (lambda: F.cross_entropy(logits, labels, weight=weights), lambda: None):
-        strategy.training_step = step
-        watch.begin(strategy, labels)
-        strategy.training_step()
-        watch.end()
+    watch.begin(labels)
+    watch.see(F.cross_entropy(logits, labels, weight=torch.tensor([1.0, torch.inf, 2.0])))
+    watch.end()
     assert watch.found(3, {0, 2}) == ([1.0, 1.0, 2.0], "")
     assert watch.found(3)[0] is None
+
+
+def test_an_epoch_without_steps_is_said(tmp_path, log):
+    class Late(Step):
+        def on_train_batch_start(self, batch, batch_idx):
+            return -1 if self.current_epoch == 0 else None
+
+    fit(tmp_path, make=lambda: Late(functional))
+    assert "no loss with targets was seen" in log.text
