@@ -34,6 +34,7 @@ from bu_torch.samples.batches import InputKey, Keys, TooManyBytesError
 from bu_torch.samples.reading import read_loader
 from bu_torch.samples.readings import READ_BATCH
 from bu_torch.samples.samples import Samples, UnreadableError, fewer_of, whole_samples
+from bu_torch.signals.metrics import as_metric
 
 Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
 _NO_DATASETS = (tuple, list, dict, str, bytes, Tensor, np.ndarray)
@@ -78,7 +79,8 @@ class CheckSamples:
         One process has `n_batches` between two checks; `when` says in words when checks are due.
         """
         self._n_batches = n_batches
-        self.awaits_weights = self._settings.class_weight is None and not self._tracker.checks
+        is_open = self._settings.class_weight is None and as_metric(self._settings.metric) is None  # counts by class
+        self.awaits_weights = is_open and not self._tracker.checks
         if trainer.reload_dataloaders_every_n_epochs and self._source.reference is None:
             rank_zero_warn("bu-torch uses the training data as first loaded and ignores reloads.")
         reader = self._reader

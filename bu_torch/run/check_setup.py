@@ -263,10 +263,11 @@ class CheckSetup:
     def _balance_line(self) -> str:
         """Log line on the weights of classes, if a sampler weights samples or a class is rare; else ""."""
         signals, boundary = self.signals, self.signals.boundary
+        is_weighted = self.about["data"]["sampling"] == "weighted"
         if signals.metric is not None:
             counts_once = f"In the {signals.metric.title} each sample counts once, however training weighs it."
-            return counts_once if boundary.weights is not None else ""
-        is_sampled = boundary.class_weight != "balanced" and self.about["data"]["sampling"] == "weighted"
+            return counts_once if is_weighted or self.settings.class_weight is not None else ""
+        is_sampled = boundary.class_weight != "balanced" and is_weighted
         drawn = "Samples count as often as the sampler draws them." if is_sampled else ""
         if boundary.class_weight is not None:
             return f"{drawn[:-1]}, times the weights of their classes." if drawn else ""

@@ -13,7 +13,7 @@ from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import check_flag, check_integer, check_number, check_seed
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, MetricRule, Rule, RuleName, as_rule
-from bu_torch.samples.balance import ClassWeight
+from bu_torch.samples.balance import ClassWeight, check_class_weight
 from bu_torch.signals.measuring import Signals
 from bu_torch.signals.metrics import ExpectedMetric, as_metric
 
@@ -118,7 +118,8 @@ class MeasurementSettings:
             raise TypeError(f"`output_key` must be a name, a place or None, got {self.output_key!r}.")
         if not isinstance(self.metric, str):
             self.metric = as_metric(self.metric)  # a copy of what its owner may go on to use
-        self.class_weight = self.make_signals(n_draws=1).boundary.class_weight  # checks the rest
+        self.make_signals(n_draws=1)  # checks the rest
+        self.class_weight = check_class_weight(self.class_weight)
 
     @property
     def also(self) -> tuple[str, ...]:

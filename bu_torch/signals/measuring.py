@@ -187,7 +187,7 @@ class Signals:
             ValueError: If the file is damaged, was not written by `save`, or is for other samples or settings.
         """
         inputs, labels = self._read(features, labels)
-        weights = weights_of(labels, self.boundary.class_weight, sample_weight)
+        weights = self._weights(labels, sample_weight)
         return self._derive_from(Preparation.load(path, self.boundary, inputs, labels, weights), inputs)
 
     def save(self, path: str | Path) -> None:
@@ -302,8 +302,12 @@ class Signals:
     def fingerprint_of(self, features: Any, labels: Any, sample_weight: Any = None) -> str:
         """Fingerprint that `fit` with these arguments would give."""
         inputs, labels = self._read(features, labels)
+        return fingerprint_of(self.boundary, inputs, labels, self._weights(labels, sample_weight))
+
+    def _weights(self, labels: Tensor, sample_weight: Any) -> Tensor | None:
+        """Checked weights of samples and classes, (N,) float64; None if all count alike, as for a metric."""
         weights = weights_of(labels, self.boundary.class_weight, sample_weight)
-        return fingerprint_of(self.boundary, inputs, labels, weights)
+        return weights if self.metric is None else None
 
     def _read(self, features: Any, labels: Any) -> tuple[Tensor, Tensor]:
         inputs = self.boundary.as_inputs(features)
