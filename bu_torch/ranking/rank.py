@@ -105,7 +105,10 @@ def rank_models(
     signals: Signals | None = None,
     batch_size: int = 4096,
 ) -> Ranking:
-    """Rank classifiers of any kind that were trained on the same samples, as `rank_checkpoints` does.
+    """Rank classifiers that were trained on the same samples, as `rank_checkpoints` does.
+
+    Rank classifiers of one kind, such as forests of several depths. Label probabilities may know less than a classifier
+    of another kind, which then ranks too low; a warning says so.
 
     Args:
         models: A list, or a mapping from names, of modules, callables (n, ...) -> (n, J) and fitted classifiers of
@@ -142,6 +145,13 @@ def rank_models(
     fit_signals(judge.signals, dataset if labels is None else (dataset, labels))
     if classes is None:
         classes = np.arange(int(judge.signals.boundary.labels.max()) + 1)
+    if len(kinds := {type(model) for model in named.values()}) > 1:
+        listed = ", ".join(sorted(kind.__name__ for kind in kinds))
+        warnings.warn(
+            f"Classifiers of different kinds are ranked ({listed}): one that knows more than label probabilities do,"
+            " such as boosted trees on some tables, ranks too low. Compare kinds by cross-validation.",
+            stacklevel=2,
+        )
     measured = []
     for name, model in named.items():
         read = estimator_logits(model, classes, frame) if is_estimator(model) else model

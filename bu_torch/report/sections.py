@@ -39,7 +39,7 @@ def content(record: RunRecord) -> Content:
         "Longest boundaries": _longest_pairs(verdict),
         "Trust": figures.trust(verdict),
         "Doubtful samples": _doubtful(verdict),
-        "Cost": figures.cost(verdict),
+        "Time": figures.cost(verdict),
         "Settings": _settings(record),
     }
     title, why = verdict.headline
@@ -51,7 +51,7 @@ def assembled(window: str, title: str, text: str, parts: Mapping[str, Section | 
     shown = {link: part for link, part in parts.items() if part is not None}
     links = "".join(f'<a href="#section-{part.name}">{escaped(link)}</a>' for link, part in shown.items())
     main = (
-        f'<header><p class="kind">Boundary uncertainty report</p><h1>{escaped(title)}</h1><p>{escaped(text)}</p>'
+        f'<header><p class="kind">Boundary uncertainty report</p><h1>{escaped(title)}</h1><p>{_prose(text)}</p>'
         f'</header><nav aria-label="On this page">{links}</nav>{above}'
     )
     for part in shown.values():
@@ -69,7 +69,7 @@ def _above(verdict: RunVerdict) -> str:
         notes.append(f"Boundary uncertainty is not finite in {n_bad} of {n_checks} checks: gaps in the curve.")
     if record.details and (without := sum(place not in record.details for place in record.places)):
         notes.append(f"{without} of {n_checks} checks have no details here.")
-    listed = "".join(f"<li>{escaped(note)}</li>" for note in notes)
+    listed = "".join(f"<li>{_prose(note)}</li>" for note in notes)
     tiles = "".join(
         f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd><dd>{escaped(note)}</dd></div>"
         for name, value, note in (_tiles(verdict) if record.checks else ())
@@ -85,11 +85,15 @@ def _tiles(verdict: RunVerdict) -> list[tuple[str, str, str]]:
     if check is not None:
         within = f" (epoch {check['epoch']})" if axis == "step" else ""
         kept = f"kept {axis}" if verdict.rule else "would be kept"
-        tiles.append((kept, str(check[axis]), f"of {last[axis]}{within}"))
+        tiles.append((kept, str(check[axis]), f"of {record.places[0]} to {last[axis]}{within}"))
+        if verdict.metric is not None:
+            tiles.append((verdict.metric.replace("_", " "), shown_number(check[verdict.metric]), "it decided"))
+        if math.isfinite(threshold := check.get("threshold", math.nan)):
+            tiles.append(("threshold", shown_number(threshold), "predict class 1 from this probability on"))
         if "expected_accuracy" in check:
             note = "at the perturbed samples" + (f", {record.weighting}" if record.weighting else "")
             tiles.append(("expected accuracy", shown_number(check["expected_accuracy"]), note))
-        if check[axis] in verdict.scores and verdict.rule not in SHOWN:
+        if check[axis] in verdict.scores and verdict.rule not in SHOWN and verdict.metric is None:
             tiles.append(("score", shown_number(verdict.scores[check[axis]]), verdict.title))
         mixed = "1: the labels are uncertain along the boundary"
         tiles.append(("boundary uncertainty", shown_number(check["boundary_uncertainty"]), mixed))
@@ -99,7 +103,7 @@ def _tiles(verdict: RunVerdict) -> list[tuple[str, str, str]]:
     if training > 0 and math.isfinite(spent):
         since = ", since the run resumed" if math.isnan(record.values("seconds")[0]) else ""
         times = f"{duration(spent)} on top of {duration(training)} of training{since}"
-        tiles.append(("cost", f"{spent / training:.0%}", times))
+        tiles.append(("time of the checks", f"{spent / training:.0%}", times))
     if math.isfinite(record.setup_seconds):
         tiles.append(("preparation", duration(record.setup_seconds), "once, before the first epoch"))
     return tiles
@@ -109,18 +113,21 @@ def _rules(verdict: RunVerdict) -> Section | None:
     record = verdict.record
     if not record.checks:
         return None
-    rows = []
+    rows, shown = [], (*SHOWN, verdict.metric) if verdict.metric and verdict.metric not in SHOWN else SHOWN
     for rule in verdict.by_rule:
         label = escaped(rule_title(rule))
         name = f"<strong>{label}</strong>, this run's" if rule == verdict.rule else label
         check, why = verdict.by_rule[rule], "kept none: no finite check counted"
-        rows.append([name, why, "", "", "", ""] if check is None else [name, str(check[record.axis]), *numbers(check)])
+        cells = [why, *[""] * len(shown)] if check is None else [str(check[record.axis]), *numbers(check, shown)]
+        rows.append([name, *cells])
     note = (
         "Each rule is replayed on the checks of this run that count, without patience. The run itself may have kept"
         " another epoch if it resumed from another run."
     )
-    head = ("rule", record.axis, "expected accuracy", "U", "trust", "label agreement")
-    return Section("rules", "What each rule would have kept", note, table(head, rows, numbers=(1, 2, 3, 4, 5)))
+    short = {"boundary_uncertainty": "U", "trust_score": "trust"}
+    head = ("rule", record.axis, *(short.get(name, name.replace("_", " ")) for name in shown))
+    body = table(head, rows, numbers=range(1, len(head)))
+    return Section("rules", "What each rule would have kept", note, body)
 
 
 def _longest_pairs(verdict: RunVerdict) -> Section | None:
@@ -157,6 +164,7 @@ def _doubtful(verdict: RunVerdict) -> Section | None:
         f"{len(rows)} samples, by the trust in their label or in the prediction, whichever is lower{most}. The nearest"
         " samples contradict one of the two. This is common in rare classes, so a listed label need not be wrong."
     )
+    reading += " Class 1 is predicted from 0.5 on here." if record.has("threshold") else ""
     body = f"{button}{table(head, rows, numbers=(0, 4, 5), is_tall=True)}{indices if suspects else ''}"
     return Section("doubtful", f"Samples unlike those nearby, at {record.axis} {place}", reading, body)
 
@@ -200,6 +208,11 @@ def table(
     top = f"<thead>{line('th', kinds, head)}</thead>" if head else ""
     body = "".join(line("td", named, row) for row in rows)
     return f'<div class="scroll{" tall" if is_tall else ""}"><table>{top}<tbody>{body}</tbody></table></div>'
+
+
+def _prose(text: str) -> str:
+    """A line of the log, escaped, without its marks of code."""
+    return escaped(text).replace("`", "")
 
 
 def numbers(check: Mapping[str, Any], names: Sequence[str] = SHOWN) -> list[str]:

@@ -50,6 +50,13 @@ class RunVerdict:
         return rule_title(self.rule or DEFAULT_RULE)
 
     @property
+    def metric(self) -> str | None:
+        """Signal of the metric that decided; None if none did."""
+        name = f"expected_{self.rule[4:]}" if self.rule and self.rule.startswith("neg_") else self.rule
+        is_metric = name and name.startswith("expected_") and name not in RULE_NAMES
+        return name if is_metric and self.record.has(str(name)) else None
+
+    @property
     def why_not_highest(self) -> str:
         """Sentence on the highest score if another check is kept, such as after weights were lost; "" otherwise."""
         finite = {place: value for place, value in self.scores.items() if math.isfinite(value)}

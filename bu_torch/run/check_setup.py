@@ -219,14 +219,14 @@ class CheckSetup:
         return [line for line in lines if line]
 
     def _metric_line(self) -> str:
-        """Log line on a metric that tells networks apart badly, or is of the commoner class; "" if neither."""
+        """Log line on prices, or on a metric that tells networks apart badly or is of the commoner class; else ""."""
         metric, boundary = self.signals.metric, self.signals.boundary
         share = float((boundary.labels == 1).double().mean())
         if metric is not None and metric.is_of_one and boundary.classes.n_classes == 2 and share > 0.5:
             whose = f"The {metric.title} is that of class 1, {share:.0%} of the labels."
             return f"{whose} Swap the labels if you mean class 0."
         if metric is None or not (doubt := metric.doubt(self.about["data"]["n_present"])):
-            return ""
+            return "" if metric is None else metric.prices
         return f"W{doubt[1:]}, so the expected {metric.title} tells networks apart badly. Let accuracy decide."
 
     def _readings_line(self) -> str:

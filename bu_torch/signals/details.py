@@ -243,9 +243,11 @@ def describe_threshold(check: Mapping[str, Any], metric: ExpectedMetric) -> str:
     if threshold == 0.5:
         return f"No other threshold than 0.5 is clearly better for the {metric.title}."
     at_half = "" if metric.is_at_threshold else f" in place of {check[metric.signal]:.4g}"
+    calibrated = metric.calibrated_threshold
+    by_price = f" Calibrated probabilities would need {calibrated:.3f}." if math.isfinite(calibrated) else ""
     return (
         f"The expected {metric.title} is best, {value:.4g}{at_half}, if class 1 is predicted where its probability is"
-        f" at least {threshold:.3f} in place of 0.5 (`summary['threshold']`)."
+        f" at least {threshold:.3f} in place of 0.5 (`summary['threshold']`).{by_price}"
     )
 
 

@@ -85,6 +85,26 @@ class ExpectedMetric:
         """1.0 if larger values are better, else -1.0."""
         return 1.0 if self.is_larger_better else -1.0
 
+    @property
+    def prices(self) -> str:
+        """Costs of two classes in words; "" for another metric."""
+        if not self.is_at_threshold:
+            return ""
+        (of_rejection, of_alarm), (of_miss, of_hit) = self.settings
+        return (
+            f"A sample of class 0 costs {of_rejection:g} where 0 is predicted and {of_alarm:g} where 1 is, one of"
+            f" class 1 {of_miss:g} and {of_hit:g}."
+        )
+
+    @property
+    def calibrated_threshold(self) -> float:
+        """Threshold by which calibrated probabilities of two classes cost least (Elkan 2001, Eq. 2); NaN if unknown."""
+        if not self.is_at_threshold:
+            return math.nan
+        (of_rejection, of_alarm), (of_miss, of_hit) = self.settings
+        lost, saved = of_alarm - of_rejection, of_miss - of_hit
+        return lost / (lost + saved) if lost > 0 and saved > 0 else math.nan
+
     def doubt(self, n_classes: int) -> str:
         """Reason why its expected value says little with so many classes, in words; "" if it tells networks apart."""
         if not self.is_of_sharp or n_classes < _MANY_CLASSES:
@@ -156,10 +176,17 @@ def metric_from(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
+        if text.lstrip().startswith("["):
+            raise ValueError(f"`metric` cannot be read as a matrix of costs: {text!r:.200}.") from None
         return text
 
 
 def _of_costs(matrix: Any) -> ExpectedMetric:
+    lengths = (
+        {len(row) for row in matrix if isinstance(row, list | tuple)} if isinstance(matrix, list | tuple) else set()
+    )
+    if len(lengths) > 1:
+        raise ValueError(f"`metric` must be a square matrix of costs, got rows of {sorted(lengths)} numbers.")
     try:
         costs = as_tensor(matrix, "metric").detach().cpu().double()
     except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -175,6 +202,8 @@ def _of_costs(matrix: Any) -> ExpectedMetric:
         )
     if not bool(costs.isfinite().all()):
         raise ValueError(f"`metric` must be a matrix of finite costs, got {costs.tolist()}.")
+    if bool((costs == costs[:, :1]).all()):
+        raise ValueError(f"`metric` must have costs that depend on the prediction, got {costs.tolist()}.")
     is_binary, of_counts = len(costs) == 2, partial(_negative_cost, costs.tolist())
     return ExpectedMetric(
         "cost",

@@ -66,7 +66,7 @@ def main(epochs: int = 100) -> dict[str, float]:
                 enable_model_summary=False,
             )
             trainer.fit(module, DataLoader(TensorDataset(*training), batch_size=50, shuffle=True))
-        threshold = stopping.summary.get("threshold") or 0.1  # above which the prices make an offer worth it
+        threshold = stopping.summary.get("threshold", 0.1)  # above which the prices make an offer worth it
         for place in (0.5, threshold):
             found[name] = cost(module, *test, place)
             print(f"by {name}: epoch {stopping.best_epoch}, threshold {place:.3f}, a customer costs {found[name]:.2f}")

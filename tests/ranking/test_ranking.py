@@ -207,7 +207,8 @@ def test_models_of_any_kind_are_ranked_together():
     regression, linear = LogisticRegression(max_iter=500).fit(features, LABELS), nn.Linear(4, 3).double()
     linear.weight.data[:], linear.bias.data[:] = map(torch.from_numpy, (regression.coef_, regression.intercept_))
     forms = {"module": linear, "function": lambda x: linear(x), "far": lambda x: linear(x - 2)}
-    ranking = rank_models({"regression": regression, **forms}, features, LABELS)
+    with pytest.warns(UserWarning, match=r"different kinds are ranked \(Linear, LogisticRegression, function\)"):
+        ranking = rank_models({"regression": regression, **forms}, features, LABELS)
     values = by_name(ranking)
     for name in ("module", "function"):
         assert values[name].signals == pytest.approx(values["regression"].signals, abs=1e-9)
@@ -217,6 +218,7 @@ def test_models_of_any_kind_are_ranked_together():
         ranking.copy_best(1, "anywhere")
 
 
+@pytest.mark.filterwarnings("ignore:Classifiers of different kinds")
 def test_labels_of_estimators_may_be_of_any_kind():
     features = INPUTS.numpy().astype(np.float64)
     expected = None

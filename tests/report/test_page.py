@@ -190,6 +190,16 @@ def test_an_accuracy_in_which_samples_count_differently_says_so(tmp_path, sampli
     assert f"at the perturbed samples{note}" + "score" in words(record)
 
 
+def test_a_metric_that_decided_has_a_tile_a_column_and_its_threshold(tmp_path):
+    rows = [row | {"neg_cost": -5.5, "expected_cost": 5.5, "threshold": 0.055} for row in records.checks(20)]
+    record = records.run(tmp_path, rows, n_checks=20, n_classes=3, rule="neg_cost")
+    said = words(record)
+    assert "expected cost5.500it decided" in said
+    assert "threshold0.055predict class 1 from this probability on" in said
+    assert "Class 1 is predicted from 0.5 on here." in said
+    assert {row[-1] for row in cells(record, "rules") if row[0].startswith("<strong>")} == {"5.500"}
+
+
 def test_a_killed_run_says_so_and_a_monitor_that_it_decides_nothing(tmp_path):
     killed = words(records.run(tmp_path / "killed", n_checks=10, n_classes=3, ended=False))
     assert "is kept so far" in killed

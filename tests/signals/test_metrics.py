@@ -174,6 +174,8 @@ def test_a_metric_that_fails_in_the_midst_gives_nan_and_says_so():
         (None, TypeError, "`metric` must be a name, .*, got NoneType"),
         ([[0, 10**400], [1, 0]], TypeError, "`metric` must be a name, a matrix of costs"),
         ([[0, 1]], ValueError, r"`metric` must be a square matrix .*\(1, 2\)"),
+        ([[0, 1], [1]], ValueError, r"`metric` must be a square matrix .* rows of \[1, 2\]"),
+        ([[5, 5], [1, 1]], ValueError, "`metric` must have costs that depend on the prediction"),
         ([[0, math.nan], [1, 0]], ValueError, "`metric` must be a matrix of finite costs, got .*nan"),
         (classification.BinaryROC(), ValueError, "`metric` must be one of which larger or smaller is better"),
     ],
@@ -336,6 +338,19 @@ def test_a_metric_says_when_no_check_beats_a_prediction_without_inputs(weights, 
     assert (stopper.summary["word"] == "blind") == is_blind
     assert ("prediction for all samples: the best expected cost is 10" in caplog.text) == is_blind
     assert stopper.summary["one_class_cost"] == pytest.approx(10, abs=0.5)
+
+
+def test_prices_of_two_classes_and_the_threshold_that_they_imply_are_told():
+    metric = as_metric([[0, 10], [100, 30]])
+    assert (
+        metric.prices
+        == "A sample of class 0 costs 0 where 0 is predicted and 10 where 1 is, one of class 1 100 and 30."
+    )
+    likely = torch.linspace(0, 1, 1001, dtype=torch.float64)
+    costs = (1 - likely) * 10 + likely * 30, likely * 100  # of an alarm, and of none
+    assert metric.calibrated_threshold == pytest.approx(float(likely[(costs[0] < costs[1]).nonzero()[0]]), abs=2e-3)
+    assert math.isnan(as_metric([[0, -10], [100, 0]]).calibrated_threshold)  # an alarm always pays
+    assert as_metric("f1").prices == ""
 
 
 def test_costs_of_two_classes_are_those_at_the_best_threshold():
