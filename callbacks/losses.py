@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from bu_torch.callbacks.watch import holds_labels
 
 _ENOUGH_LABELS, _ENOUGH_STEPS = 32, 2  # that other targets do not equal the labels, nor weights agree, by chance
+_LABELS_OF_ROWS = 1000  # that each class is among them, where a factor of each sample shows the weight of its class
 _MOST_NODES = 1000  # of a graph; those of the loss come first
 _SAME = 1e-3  # relative
 _ALIKE = "bu-torch counts all classes alike"
@@ -22,6 +24,7 @@ class _Loss(NamedTuple):
 
     is_of_labels: bool  # its targets are the labels of the batch
     is_weighted: bool
+    is_by_row: bool  # it has factors of the samples, which show the classes of the batch alone
     weights: _Weights | None  # of the classes that it shows; None if it weighs samples otherwise than by their class
 
 
@@ -41,7 +44,8 @@ class LossWatch:
     @property
     def is_settled(self) -> bool:
         """True if so much was seen that it does not agree by chance."""
-        return self._n_labels >= _ENOUGH_LABELS and self._n_steps >= _ENOUGH_STEPS
+        is_by_row = any(loss.is_by_row for step in self._steps for loss in step)
+        return self._n_labels >= (_LABELS_OF_ROWS if is_by_row else _ENOUGH_LABELS) and self._n_steps >= _ENOUGH_STEPS
 
     def begin(self, labels: Tensor | None) -> None:
         """Begin a step; the labels are those of the batch, on the CPU, None if unknown."""
@@ -49,7 +53,9 @@ class LossWatch:
 
     def see(self, loss: Tensor) -> None:
         """Note the losses that a step's loss was made of."""
-        self._step = [*(self._step or []), *_losses_of(loss, self._labels)]
+        self._step = [] if self._step is None else self._step
+        with suppress(Exception):  # no graph of the user's may end a training
+            self._step += _losses_of(loss, self._labels)
 
     def end(self) -> None:
         """End the step, if one has begun."""
@@ -67,18 +73,18 @@ class LossWatch:
         present = {*range(n_classes)} if present is None else present
         if not self._steps:
             return None, f"{_ALIKE}: no loss with targets was seen. If the loss weighs classes, pass `class_weight=`."
-        why = ""
-        agreeing = self._agreeing()
+        why, agreeing = "", self._agreeing()
+        is_weighted = any(loss.is_weighted for step in self._steps for loss in step)
         if len(agreeing) > 1:
             why = f"{len(agreeing)} losses of the labels weigh the classes differently"
         elif not agreeing:
-            if any(loss.is_weighted for step in self._steps for loss in step):
+            if is_weighted:
                 why = (
                     "a loss has weights, but they differ between steps, or its targets are not the labels of the batch"
                 )
         elif (weights := agreeing[0]) is None:
             why = "a loss weighs the labels, but not by their classes alone"
-        elif len({weights.get(place) for place in present}) > 1:
+        elif is_weighted and len({weights.get(place) for place in present}) > 1:
             if present <= weights.keys() and all(0 < weights[place] < math.inf for place in present):
                 return [weights[place] if place in present else 1.0 for place in range(n_classes)], ""
             why = "a loss of the labels has a weight that is not positive, or shows none for a class"
@@ -117,33 +123,56 @@ def _losses_of(loss: Tensor, labels: Tensor | None) -> Iterator[_Loss]:
     left: list[tuple[Any, tuple[Tensor, ...]]] = [(loss.grad_fn, ())]
     while left and len(seen) < _MOST_NODES:
         node, factors = left.pop(0)
-        if node is None or node in seen:
+        # A gradient that is part of the loss, as in a gradient penalty, holds losses of its own.
+        if node is None or node in seen or "BackwardBackward" in node.name():
+            continue
+        if (target := _saved(node, "target")) is not None:  # it may be reached again, with other factors
+            yield _described(node, target, factors, labels)
             continue
         seen.add(node)
-        target = _saved(node, "target")
-        if target is None and node.name().startswith("Mul"):
-            saved = (_saved(node, "self"), _saved(node, "other"))
-            constants = [one for one in saved if one is not None and not one.requires_grad and one.numel() > 1]
-            # Cross-entropy with one-hot targets multiplies log-probabilities by them.
-            target = next((one for one in constants if one.ndim == 2 and _is_of(labels, one)), None)
-            factors = (*factors, *(one for one in constants if one is not target))
-        if target is None:
-            left += [(following, factors) for following, _ in node.next_functions]
-        else:
+        constants, following = _constants(node), [one for one, _ in node.next_functions]
+        # Cross-entropy with one-hot targets multiplies log-probabilities by them.
+        target = next((one for one in constants if one.ndim == 2 and _is_of(labels, one)), None)
+        factors = (*factors, *(one for one in constants if one is not target))
+        if target is not None:
             yield _described(node, target, factors, labels)
+            continue
+        for place, one in enumerate(following):
+            # The other factor of a product may hold constants, too: alpha[labels] * (1 - p) ** gamma of a focal loss.
+            beside = following[1 - place] if _is_product(node) and len(following) == 2 else None
+            left.append((one, (*factors, *(_constants(beside) if beside is not None else ()))))
+
+
+def _is_product(node: Any) -> bool:
+    return node.name().startswith(("Mul", "Div"))
+
+
+def _constants(node: Any) -> list[Tensor]:
+    """Factors of a product or a quotient that nothing trains."""
+    if not _is_product(node):
+        return []
+    saved = _saved(node, "self"), _saved(node, "other")
+    found = [one for one in saved if one is not None and not one.requires_grad and one.numel() > 1]
+    return [1 / one for one in found] if node.name().startswith("Div") else found
 
 
 def _saved(node: Any, name: str) -> Tensor | None:
-    """A tensor that a node has saved; None if there is none, or if it has changed since."""
+    """A tensor that a node has saved; None if there is none, if it has changed, or if user code would run to get it."""
     try:
-        value = getattr(node, f"_saved_{name}", None)
+        raw = getattr(node, f"_raw_saved_{name}", None)
+        if raw is None or getattr(raw, "unpack_hook", None) is not None:  # such as of activation checkpointing
+            return None
+        value = getattr(node, f"_saved_{name}")
     except RuntimeError:
         return None
-    return value if isinstance(value, Tensor) and not value.is_meta else None
+    is_plain = isinstance(value, Tensor) and value.layout == torch.strided and not (value.is_meta or value.is_complex())
+    return value if is_plain else None
 
 
 def _is_of(labels: Tensor | None, target: Tensor) -> bool:
-    return labels is not None and len(target) == len(labels) and holds_labels(target.detach().cpu(), labels)
+    if labels is None or target.ndim == 0 or len(target) != len(labels):
+        return False
+    return holds_labels(target.detach().cpu(), labels)
 
 
 def _described(node: Any, target: Tensor, factors: tuple[Tensor, ...], labels: Tensor | None) -> _Loss:
@@ -154,28 +183,29 @@ def _described(node: Any, target: Tensor, factors: tuple[Tensor, ...], labels: T
         by_class, positive = None, _saved(node, "pos_weight")
         if positive is not None and (positive.numel() > 1 or target.shape[1:].numel() == 1):
             each.append(torch.where(target > 0, positive, torch.ones_like(positive)))
-    each = [one.detach().double().cpu() for one in each if one.amin() < one.amax()]
+    each = [one.detach().double().cpu() for one in each]
     by_class = None if by_class is None or by_class.amin() == by_class.amax() else by_class.detach().double().cpu()
-    is_weighted = by_class is not None or bool(each)
+    is_weighted = by_class is not None or any(one.amin() < one.amax() for one in each)
     if labels is None or not _is_of(labels, target):
-        return _Loss(False, is_weighted, None)
-    classes = labels.flatten().long()
-    weights = torch.ones(len(classes), dtype=torch.float64)
+        return _Loss(False, is_weighted, False, None)
+    # Labels of mixed samples are shares of the classes.
+    classes = labels.flatten().long() if labels.numel() == len(labels) else torch.empty(0, dtype=torch.long)
+    weights, is_by_row = torch.ones(len(classes), dtype=torch.float64), False
     for one in each:
         if one.numel() == len(classes) and one.ndim < 3:
-            weights = weights * one.flatten()
+            weights, is_by_row = weights * one.flatten(), True
         elif one.shape == (1, target.shape[-1]):
             by_class = one.flatten() if by_class is None else by_class * one.flatten()
-        else:
-            return _Loss(True, True, None)
+        elif one.amin() < one.amax():
+            return _Loss(True, True, False, None)
     shown = {int(one): weights[classes == one] for one in classes.unique() if one >= 0}
     if any(one.amax() > (1 + _SAME) * one.amin() for one in shown.values()):
-        return _Loss(True, True, None)
+        return _Loss(True, True, False, None)
     found = {place: float(one[0]) for place, one in shown.items()}
     if by_class is not None:
-        places = range(len(by_class)) if not each else [place for place in found if place < len(by_class)]
+        places = range(len(by_class)) if not is_by_row else [place for place in found if place < len(by_class)]
         found = {place: found.get(place, 1.0) * float(by_class[place]) for place in places}
-    return _Loss(True, is_weighted, found)
+    return _Loss(True, is_weighted, is_by_row, found)
 
 
 def describe_weights(weights: list[float]) -> str:

@@ -7,6 +7,7 @@ from problems import blobs, loader, trainer
 from scenarios import Model, normed
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 from bu_torch.callbacks.losses import LossWatch
@@ -121,6 +122,37 @@ def each(module, logits, labels):
     return (F.cross_entropy(logits, labels, reduction="none") * W[labels]).sum() / W[labels].sum()
 
 
+def focal(module, logits, labels):
+    each = F.cross_entropy(logits, labels, reduction="none")
+    return (W[labels] * (1 - (-each).exp()) ** 2 * each).mean()
+
+
+def divided(module, logits, labels):
+    return (F.cross_entropy(logits, labels, reduction="none") / (1 / W)[labels]).mean()
+
+
+def one_by_one(module, logits, labels):
+    return sum(F.cross_entropy(one, label) for one, label in zip(logits, labels, strict=True)) + F.mse_loss(
+        logits.mean(), W.mean()
+    )
+
+
+def penalised(module, logits, labels):
+    loss = F.cross_entropy(logits, labels, weight=W)
+    (gradient,) = torch.autograd.grad(loss, logits, create_graph=True)
+    return loss + gradient.square().sum()
+
+
+def checkpointed(module, logits, labels):
+    return checkpoint(lambda: F.cross_entropy(logits, labels, weight=W), use_reentrant=False)
+
+
+def sparse(module, logits, labels):
+    return first(module, logits, labels) + 0 * torch.sparse.sum(
+        logits.to_sparse() * torch.ones_like(logits).to_sparse()
+    )
+
+
 def each_otherwise(module, logits, labels):
     return (F.cross_entropy(logits, labels, reduction="none") * (1 + logits[:, 0].detach().abs())).mean()
 
@@ -179,6 +211,12 @@ LOSSES = {
     "a compiled function": (Step, compiled, [], None, "no loss with targets was seen"),
     "of each sample": (Step, each, [], WEIGHTS, ""),
     "of each sample, not by class": (Step, each_otherwise, [], None, "not by their classes alone"),
+    "focal": (Step, focal, [], WEIGHTS, ""),
+    "a quotient": (Step, divided, [], WEIGHTS, ""),
+    "of scalars": (Step, one_by_one, [], None, ""),
+    "with a gradient penalty": (Step, penalised, [], WEIGHTS, ""),
+    "in a checkpoint, which is not run again": (Step, checkpointed, [], None, "no loss with targets was seen"),
+    "beside a sparse product": (Step, sparse, [CE(W)], WEIGHTS, ""),
     "of one-hot labels": (Step, of_one_hot, [], WEIGHTS, ""),
     "a margin": (Step, margin, [], WEIGHTS, ""),
     "of each binary label": (OfTwo, binary_each, [], [2.0, 1.0], ""),
@@ -265,6 +303,19 @@ def test_a_class_without_samples_may_have_any_weight():
     watch.end()
     assert watch.found(3, {0, 2}) == ([1.0, 1.0, 2.0], "")
     assert watch.found(3)[0] is None
+
+
+def test_a_class_that_the_first_steps_lack_is_waited_for_or_counts_as_the_others():
+    logits = torch.zeros(40, 3, requires_grad=True)
+    for weights, expected in ((torch.tensor([2.0, 2.0, 6.0]), [2.0, 2.0, 6.0]), (torch.ones(3), None)):
+        watch = LossWatch()
+        for n in (2, 2, 3):
+            labels = torch.arange(40) % n
+            watch.begin(labels)
+            watch.see((F.cross_entropy(logits, labels, reduction="none") * weights[labels]).mean())
+            watch.end()
+        assert not watch.is_settled
+        assert watch.found(3) == (expected, "")
 
 
 def test_an_epoch_without_steps_is_said(tmp_path, log):
