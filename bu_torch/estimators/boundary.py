@@ -10,6 +10,7 @@ from bu_torch.estimators.perturbed import PerturbedSamples
 from bu_torch.estimators.space_choice import MetricRegression
 from bu_torch.functional.boundary import boundary_weights, local_uncertainty_of, uncertainty_along_boundary
 from bu_torch.internal.inputs import PresentClasses, as_labels
+from bu_torch.perturbation.draws import Readings
 from bu_torch.space.metric import MetricSpace
 
 MOST_ENTRIES = 2**28  # in an array with a column for each class: a gibibyte in float32; there are three such arrays
@@ -130,7 +131,9 @@ class BoundaryUncertainty(PerturbedSamples):
         expected.fit(own, self.classes.columns(self.labels), self.neighbors, self.weights)
         self.vote_skill, self.regression_skill = expected.skills_
         self.sharpness = expected.sharpness_
-        self.take_probabilities(expected.predict_proba(read), expected.votes.votes)
+        # The network is read at another reading of the sample itself, where its own label would reward memorising it.
+        is_reading = isinstance(self.perturbation, Readings)
+        self.take_probabilities(expected.predict_proba(read, own if is_reading else None), expected.votes.votes)
 
     def take_probabilities(self, probabilities: Tensor, votes: Tensor) -> None:
         """Take probabilities (n_draws * N, C) and votes (N, C) of the C classes that have samples."""

@@ -186,7 +186,8 @@ class LabelRegression:
         probabilities = (as_probabilities(predicted + self._shares) for predicted in left_out)
         candidates = zip(penalties, probabilities, strict=True)
         brier_score, self.penalty_, self.left_out = best_candidate(candidates, labels, weights, ends_early=True)
-        self._weights = projection / (eigenvalues + self.penalty_) @ (basis.T @ targets)  # (L, J)
+        self._projection, self._shrinkage = projection, 1 / (eigenvalues + self.penalty_)  # (L, L) and (L,)
+        self._weights = projection * self._shrinkage @ (basis.T @ targets)  # (L, J)
         self.skill_ = skill(brier_score, self._shares)
         return self
 
@@ -199,6 +200,28 @@ class LabelRegression:
         kernels = self._kernel_blocks(points)
         for block, kernel in zip(self._blocks(probabilities), kernels, strict=True):
             block.copy_(as_probabilities(kernel @ self._weights + self._shares))
+        return probabilities
+
+    def left_out_proba(self, features: Any, own: Any, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Class probabilities (P, J), float32, at points (P, d) by the fit to all samples but one, another for each.
+
+        The samples (P, d), `own`, are among those that it is fitted to, with labels (P,) and weights (P,) of mean 1. It
+        is the leave-one-out prediction in closed form, at another place than the sample. Penalty, centre, scale and
+        shares of the classes are those of all.
+        """
+        check_fitted(self, "_weights")
+        pair = [as_flat_features(one, n_features=len(self._center)).to(self._center.device) for one in (features, own)]
+        probabilities = torch.empty(len(pair[0]), len(self._shares), device=pair[0].device, dtype=torch.float32)
+        factors = torch.ones_like(labels, dtype=torch.float64) if weights is None else weights
+        parts = (*(self._kernel_blocks(one) for one in pair), self._blocks(labels), self._blocks(factors))
+        for block, at, there, label, factor in zip(self._blocks(probabilities), *parts, strict=True):
+            target = torch.nn.functional.one_hot(label, len(self._shares)) - self._shares
+            basis = there @ self._projection
+            shrunk = basis * self._shrinkage
+            leverage = factor * (basis * shrunk).sum(dim=1)
+            pull = factor * ((at @ self._projection) * shrunk).sum(dim=1) / (1 - leverage)
+            changed = at @ self._weights - pull.unsqueeze(1) * (target - there @ self._weights)
+            block.copy_(as_probabilities(changed + self._shares))
         return probabilities
 
     def _orthogonal_basis(self, points: Tensor, root: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -304,6 +327,7 @@ class LabelProbabilities:
         mixture = torch.lerp(honest.votes, honest.regression, self.weight_)
         self.sharpness_ = best_sharpness(mixture, honest.labels, honest.weights)
         self._fit_copies(as_flat_features(features).to(labels.device), labels, neighbors)
+        self._labels = labels
         return self
 
     def _fit_copies(self, features: Tensor, labels: Tensor, neighbors: Tensor) -> None:
@@ -327,23 +351,32 @@ class LabelProbabilities:
             others = as_probabilities(counts[is_read]).to(mixture)
             given = None if self._weights is None else self._weights[judged]
             self.copy_weight_ = float(mixing_weight(mixture, others, labels[judged], weights=given))
+        self._left_out_copy_shares = as_probabilities(counts).float()
         counts[torch.arange(len(counts), device=counts.device), labels[self._copied]] += weights[self._copied]
         self._copy_shares = as_probabilities(counts).float()
 
-    def predict_proba(self, perturbed: Any) -> Tensor:
+    def predict_proba(self, perturbed: Any, own: Any = None) -> Tensor:
         """Class probabilities (D * N, J) at perturbed samples, float32, rows sum to 1; J is the largest label + 1.
 
-        `perturbed` holds D perturbed copies of each training sample, one draw of all N samples after another.
+        `perturbed` holds D perturbed copies of each training sample, one draw of all N samples after another. With the
+        samples of `fit` themselves (N, d) as `own`, each sample's own label is left out at its copies.
         """
         check_fitted(self, "weight_")
         perturbed = as_flat_features(perturbed, "perturbed")
         votes = self.votes.votes
         if len(perturbed) % len(votes):
             raise ValueError(f"`perturbed` must hold a multiple of the {len(votes)} samples, got {len(perturbed)}.")
-        probabilities = self.regression.predict_proba(perturbed)
+        if own is None:
+            probabilities, shares = self.regression.predict_proba(perturbed), self._copy_shares
+        else:
+            rows = torch.arange(len(votes), device=votes.device).repeat(len(perturbed) // len(votes))
+            weights = None if self._weights is None else self._weights[rows]
+            own = as_flat_features(own, "own")[rows]
+            probabilities = self.regression.left_out_proba(perturbed, own, self._labels[rows], weights)
+            votes, shares = self.votes.left_out, self._left_out_copy_shares
         for draw in probabilities.view(-1, *votes.shape):  # in place: with many draws this is a large tensor
             torch.lerp(votes, draw, self.weight_, out=draw)
-            draw[self._copied] = torch.lerp(draw[self._copied], self._copy_shares, self.copy_weight_)
+            draw[self._copied] = torch.lerp(draw[self._copied], shares, self.copy_weight_)
         return probabilities
 
     def score(self, perturbed: Any, predictions: Any) -> Tensor:

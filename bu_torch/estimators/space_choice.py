@@ -154,6 +154,15 @@ class MetricRegression:
         """Class probabilities (P, J), float32, at points (P, d) of the space."""
         return self._mixed(lambda part: self.parts[part].predict_proba(self._moved(features, part)))
 
+    def left_out_proba(self, features: Tensor, own: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The same without one sample each, as `LabelRegression.left_out_proba`; the metric has seen all."""
+
+        def of_part(part: int) -> Tensor:
+            pair = (self._moved(one, part) for one in (features, own))
+            return self.parts[part].left_out_proba(*pair, labels, weights)
+
+        return self._mixed(of_part)
+
     def _moved(self, features: Tensor, part: int) -> Tensor:
         return self.metric.transform(features) if part else features
 

@@ -45,6 +45,16 @@ def expected_accuracy(
     return mean_of(found, None if weights is None else weights.unsqueeze(1))
 
 
+def cost_of_memorising(probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Expected accuracy lost where a wrong label is predicted in place of the most probable class.
+
+    It is the mean difference of the largest of the class probabilities (N, J) and the mean of the others, a float64
+    scalar in [0, 1]; weights (N,) have mean 1. It is our own.
+    """
+    largest = probabilities.amax(dim=1).double()
+    return mean_of(largest - (1 - largest) / max(1, probabilities.shape[1] - 1), weights)
+
+
 def predicted_probabilities(probabilities: Tensor, predictions: Tensor) -> Tensor:
     """Probability of each prediction (N, D) by probabilities (N, J), float64; classes >= J have probability 0."""
     n_classes = probabilities.shape[1]

@@ -215,7 +215,8 @@ class CheckSetup:
         lines = [self._readings_line(), cache, self._space_line(), self._balance_line(), self._metric_line()]
         is_default = getattr(self.settings, "rule", "") == DEFAULT_RULE and self.signals.metric is None
         if is_default and not self.signals.are_rows:
-            lines.append("On images and texts the score is expected accuracy alone, a share of the highest possible.")
+            own = " and, by a small weight, agreement with the labels" if self.takes_readings else " alone"
+            lines.append(f"On images and texts the score is expected accuracy{own}, a share of the highest possible.")
         return [line for line in lines if line]
 
     def _metric_line(self) -> str:

@@ -48,6 +48,7 @@ class SignalInputs:
     attainable: functional.Attainable  # most that accuracy, uncertainty and trust reach at the perturbed inputs
     skill: float  # skill of predicting left-out labels, in [0, 1]
     are_rows: bool  # samples are rows of a table: no images, no texts
+    label_weight: Tensor  # weight of the agreement with the labels beside expected accuracy, a float64 scalar
 
     @property
     def n_draws(self) -> int:
@@ -92,9 +93,14 @@ class Signal:
 
 
 def _accuracy_uncertainty_trust(inputs: SignalInputs) -> Tensor:
-    """The score; on images and texts, where the two others mislead more often, the share of accuracy alone."""
+    """The score; on images and texts, where U and trust mislead more often, the share of accuracy alone.
+
+    Where samples are read again, that is accuracy by the other samples. Then agreement with a sample's own label has a
+    weight of its own: half of what a memorised label costs, so that memorising never pays.
+    """
     if not inputs.are_rows:
-        return inputs.accuracy / inputs.attainable.accuracy
+        agreed = inputs.label_weight * _label_agreement(inputs)
+        return (inputs.accuracy + agreed) / (inputs.attainable.accuracy + inputs.label_weight)
     measured = (inputs.accuracy, inputs.uncertainty, inputs.mean_trust)
     return functional.accuracy_uncertainty_trust(*measured, inputs.attainable, inputs.skill)
 

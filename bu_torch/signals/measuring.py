@@ -12,13 +12,14 @@ from torch.utils import _pytree as pytree
 from bu_torch import functional
 from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.estimators.space_choice import FeatureExtractor, SpaceName
+from bu_torch.functional.accuracy import cost_of_memorising
 from bu_torch.functional.boundary import boundary_weights, uncertainty_along_boundary
 from bu_torch.functional.checks import check_floating, check_index
 from bu_torch.functional.groups import sum_by_group
 from bu_torch.functional.probabilities import as_probabilities
 from bu_torch.functional.weights import mean_and_error
 from bu_torch.internal.inputs import as_labels, check_fitted
-from bu_torch.perturbation.draws import Perturbation, PerturbedInputs, are_rows
+from bu_torch.perturbation.draws import Perturbation, PerturbedInputs, Readings, are_rows
 from bu_torch.samples.balance import ClassWeight, weights_of
 from bu_torch.signals.catalogue import SIGNALS, SignalInputs
 from bu_torch.signals.details import Details, details_of
@@ -218,6 +219,7 @@ class Signals:
             "attainable": functional.attainable(probabilities, distances[:, :-1], repeated),
             "skill": min(max(self.skill, 0.0), 1.0),
             "are_rows": are_rows(boundary.perturbation, inputs),
+            "label_weight": self._label_weight(),
         }
         if preparation.bayes_pairs is not None:
             from bu_torch.papers.signals import ProposalSignals
@@ -232,6 +234,13 @@ class Signals:
                 self.names = tuple(dict.fromkeys((*self.names, *self.metric.entries)))
         warn_of(preparation, inputs)
         return self
+
+    def _label_weight(self) -> Tensor:
+        """Weight of the agreement with a sample's own label, where its label probabilities leave that out."""
+        boundary = self.boundary
+        if not isinstance(boundary.perturbation, Readings):
+            return torch.zeros((), dtype=torch.float64, device=boundary.labels.device)
+        return cost_of_memorising(boundary.probabilities_of_present, boundary.repeated_weights) / 2
 
     @property
     def skill(self) -> float:

@@ -74,6 +74,22 @@ class TestRegression:
         torch.testing.assert_close(regression.left_out.cpu(), expected.float(), atol=2e-4, rtol=0)
 
     @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["alike", "weighted"])
+    def test_a_label_is_left_out_at_another_place_as_by_a_fit_without_it(self, weights, device):
+        features, labels = blobs(n=60)
+        elsewhere = features + 0.3 * torch.randn(features.shape, generator=torch.Generator().manual_seed(0))
+        regression = LabelRegression().fit(features.to(device), labels.to(device), weights)
+        mean_1 = None if weights is None else (weights / weights.mean()).double().to(device)
+        given = (features.to(device), labels.to(device), mean_1)
+        rows, penalty = torch.arange(60), regression.penalty_
+        expected = torch.cat(
+            [by_solving(features, labels, penalty, elsewhere[row : row + 1], rows != row, weights) for row in rows]
+        )
+        found = regression.left_out_proba(elsewhere.to(device), *given)
+        torch.testing.assert_close(found.cpu(), expected.float(), atol=2e-4, rtol=0)
+        at_home = regression.left_out_proba(features.to(device), *given)
+        torch.testing.assert_close(at_home, regression.left_out, atol=1e-5, rtol=0)
+
+    @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["alike", "weighted"])
     def test_the_penalty_predicts_left_out_labels_best(self, weights):
         features, labels = blobs(n=60)
         labels = torch.where(torch.rand(60, generator=torch.Generator().manual_seed(0)) < 0.3, 0, labels)
@@ -209,6 +225,20 @@ class TestProbabilities:
         score = probabilities.score(perturbed.to(device), predictions)
         assert score.dtype == torch.float64
         assert float(score) == pytest.approx(sum(chosen) / 120, abs=3e-3)
+
+    def test_own_labels_are_left_out_of_both_parts(self):
+        features, labels, neighbors, perturbed = noisy_blobs()
+        probabilities = LabelProbabilities().fit(features, labels, neighbors)
+        parts = probabilities.votes.left_out, probabilities.regression
+        others = [parts[1].left_out_proba(draw, features, labels) for draw in perturbed.split(len(labels))]
+        expected = torch.cat([torch.lerp(parts[0], one, probabilities.weight_) for one in others])
+        torch.testing.assert_close(probabilities.predict_proba(perturbed, features), expected)
+        copies = features.repeat(2, 1)[:90]  # 30 samples have one
+        of_copies = labels.repeat(2)[:90]
+        found = LabelProbabilities().fit(copies, of_copies, NeighborGraph(10).fit(copies).neighbors)
+        found.copy_weight_ = 1.0
+        others = torch.nn.functional.one_hot(labels[:30]).float()
+        torch.testing.assert_close(found.predict_proba(copies, copies)[:30], others)
 
     def test_votes_that_are_always_right_have_all_the_weight(self):
         features, labels = blobs(n=30)
