@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 
 from bu_torch.callbacks.checkpoints import Identity, claim, identity, is_regular, is_whole, may_be_named
 from bu_torch.callbacks.fit import FitSession
@@ -217,34 +217,39 @@ class FileKeeper(Keeper, ModelCheckpoint):
 
     @preserved_random_state()  # the module's `on_save_checkpoint` may draw random numbers
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        tracker, module = self.fit.tracker, trainer.lightning_module
-        network = None if average_model(trainer) is not None else self.fit.network_to_keep
-        saver = copy.copy(trainer)  # saves the measured weights in place of the module's
-        saver._checkpoint_connector = connector = copy.copy(trainer._checkpoint_connector)
-        self.is_saving = True
+        module, network, self.is_saving = trainer.lightning_module, self._network(trainer), True
+        # Shards have no copy, and Lightning calls no `on_save_checkpoint` for a file of weights alone.
+        values = self.fit.tracker.averages(module) if network is None else {}
+        if network is not None and self.save_weights_only:
+            values = named_weights(network, once=False)
         try:
-            if network is None:
-                with replaced_in_place(module, tracker.averages(module)) as own:
-                    self._raw = {name: gathered(one) for name, one in own.items()}
-                    super()._save_checkpoint(saver, filepath)
-            else:
-                connector._get_lightning_module_state_dict = network.state_dict
-                if tracker.average is not None or optimizers_in_training(trainer):
-                    # The weights of training lie beside the average; all processes of shards take part.
-                    frozen = {name for name, one in module.named_parameters() if not one.requires_grad}
-                    trained = {name: one for name, one in named_weights(module).items() if name not in frozen}
-                    self._raw = {name: gathered(one.detach()) for name, one in trained.items()}
-                super()._save_checkpoint(saver, filepath)
+            with replaced_in_place(module, values) as own:
+                self._raw = {name: gathered(one) for name, one in own.items()}
+                super()._save_checkpoint(trainer, filepath)
         finally:
             self.is_saving, self._raw = False, {}
         is_there = not isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO)  # complete by now
         self._written[filepath] = identity(filepath, self._fs) if is_there else None
 
+    def _network(self, trainer: Trainer) -> nn.Module | None:
+        """Copy whose weights the file holds; None if the trainer's module has them, or if an average of Lightning's."""
+        return None if average_model(trainer) is not None else self.fit.network_to_keep
+
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if not self.is_saving:
             self._named_elsewhere = self.best_model_path
-        elif self._raw:
-            checkpoint[RAW_WEIGHTS] = self._raw
+            return
+        raw = self._raw
+        if (network := self._network(trainer)) is not None:
+            saved, measured = checkpoint["state_dict"], network.state_dict()
+            saved.update({name: measured[name] for name in saved if name in measured})  # others may have left out some
+            if self.fit.tracker.average is not None or optimizers_in_training(trainer):
+                # The weights of training lie beside the average; all processes of shards take part.
+                frozen = {name for name, one in pl_module.named_parameters() if not one.requires_grad}
+                trained = {name: one for name, one in named_weights(pl_module).items() if name not in frozen}
+                raw = {name: gathered(one.detach()) for name, one in trained.items()}
+        if raw:
+            checkpoint[RAW_WEIGHTS] = raw
 
     def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         # Not yet: checkpoints that others save after this check must not name a file that is gone.
