@@ -58,12 +58,12 @@ SAMPLES = Samples(*blobs(), torch.arange(120), 120)
 
 def prepared():
     tracker = Tracker(Settings(n_neighbors=20, n_draws=2))
-    tracker.check_setup.plan_checks(120, 120, 0)
-    return tracker, tracker.prepare(SAMPLES)
+    tracker.start(lambda: SAMPLES)
+    return tracker
 
 
 def test_the_standard_error_is_of_the_gain_over_the_highest_expected_accuracy_before():
-    tracker, _ = prepared()
+    tracker = prepared()
     probabilities = tracker.check_setup.signals.probabilities.double()
     read: list[torch.Tensor] = []
     for epoch, share in enumerate((0.0, 0.1, 0.9, 0.2, 0.3, 0.15)):
@@ -83,9 +83,9 @@ def test_the_standard_error_is_of_the_gain_over_the_highest_expected_accuracy_be
             state = tracker.state_dict()
             assert state["predictions"].dtype == torch.uint8
             assert state["best_contributions"].shape == (120,)
-            tracker, again = prepared()
+            tracker = Tracker(Settings(n_neighbors=20, n_draws=2))
             tracker.load_state_dict(state)
-            assert tracker.continue_with(again)
+            assert tracker.start(lambda: SAMPLES)
 
 
 def test_with_another_patience_all_before_counts_and_this_run_s_holds():
@@ -141,7 +141,7 @@ def test_a_preparation_that_a_state_holds_is_for_its_own_samples():
         tracker = Tracker(Settings(n_neighbors=20, n_draws=1, feature_extractor="module"))
         if state is not None:
             tracker.load_state_dict(state)
-        return tracker, tracker.continue_with(tracker.prepare(samples, module=module), tracker.check_setup.is_restored)
+        return tracker, tracker.start(lambda: samples, module=module)
 
     first, _ = start(SAMPLES)
     first.add(0, VALUES)
@@ -165,7 +165,7 @@ def test_many_classes_take_fewer_draws_or_samples(monkeypatch, settings, most_ro
     said = []
     tracker = Tracker(Settings(n_neighbors=20, **settings), said.append)
     tracker.check_setup.plan = Plan(120, 2)
-    tracker.prepare(Samples(*blobs(n=120), torch.arange(120) + 5, 120))
+    tracker.start(lambda: Samples(*blobs(n=120), torch.arange(120) + 5, 120))
     assert tracker.check_setup.plan == plan
     assert len(tracker.check_setup.signals.perturbed_inputs) == plan.n_samples * plan.n_draws
     assert len(said) == (plan != Plan(120, 2))
@@ -176,7 +176,7 @@ def test_many_classes_take_fewer_draws_or_samples(monkeypatch, settings, most_ro
 def test_nearly_as_many_labels_as_samples_are_warned_of(n_classes, is_warned):
     said = []
     samples = Samples(blobs()[0], torch.arange(120) % n_classes, torch.arange(120), 120)
-    Tracker(Settings(n_neighbors=20, n_draws=1), said.append).prepare(samples)
+    Tracker(Settings(n_neighbors=20, n_draws=1), said.append).start(lambda: samples)
     assert any("the task is a regression" in one for one in said) == is_warned
 
 
@@ -218,7 +218,7 @@ def test_saving_is_a_part_of_the_cost(monkeypatch):
     seconds = iter([100.0, 110.0, 113.0, 130.0, 133.0])
     tracker = Tracker(Settings())
     monkeypatch.setattr(timing.time, "perf_counter", lambda: next(seconds))
-    tracker.begin(90.0, None, {})
+    tracker.timer.begin(90.0, has_resumed=False)
     with tracker.timer.saving():
         pass
     assert tracker.timer.saving_seconds == 3.0
