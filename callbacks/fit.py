@@ -223,7 +223,7 @@ class FitSession:
         module, epoch, step = average.module if average else pl_module, trainer.current_epoch, trainer.global_step
         unfit = "The module's `forward` does not fit the labels: "
         with evaluation_weights(trainer), misconfigured(CopyError), misconfigured(UnfitLogitsError, before=unfit):
-            read = partial(self._reader.read_check, trainer, tracker.inputs)
+            read = partial(self._reader.read, trainer, inputs=tracker.inputs, packing=self._reader.packing)
             self.check = tracker.check(module, read, epoch, step, is_counted=not self.waits_for_average)
         self._log(trainer, started)
 
@@ -283,6 +283,7 @@ class MetricLogger:
 
 def settings_in_effect(settings: MeasurementSettings, trainer: Trainer) -> MeasurementSettings:
     """Settings in effect: without `averaging` if another callback averages the weights, or if they are sharded."""
+    settings = replace(settings, cache=None) if trainer.fast_dev_run else settings
     if settings.averaging is None:
         return settings
     theirs = [one for one in trainer.callbacks if isinstance(one, WeightAveraging | StochasticWeightAveraging)]

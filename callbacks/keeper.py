@@ -225,12 +225,10 @@ class FileKeeper(Keeper, ModelCheckpoint):
         self._measured = {} if check is None or average_model(trainer) is not None else check.weights
         is_in_place = self.save_weights_only or not self._measured  # Lightning calls no hook for weights alone
         values = self.fit.tracker.averages(module) if is_in_place else {}
+        own_weights = evaluation_weights(trainer) if self.save_weights_only else nullcontext()
         self.is_saving = True
         try:
-            with (
-                evaluation_weights(trainer) if self.save_weights_only else nullcontext(),
-                replaced_in_place(module, values) as own,
-            ):
+            with own_weights, replaced_in_place(module, values) as own:
                 self._raw = {name: gathered(one) for name, one in own.items()}
                 super()._save_checkpoint(trainer, filepath)
         finally:

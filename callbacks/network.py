@@ -88,10 +88,6 @@ class NetworkReader:
         self.passes_alone = bool(has_passed) and not collectives.are_seen
         return n_operations
 
-    def read_check(self, trainer: Trainer, inputs: Inputs, network: nn.Module) -> Tensor:
-        """Logits of a copy of the network at the inputs of a check."""
-        return self.read(trainer, network, inputs, self.packing)
-
     def read(
         self, trainer: Trainer, module: nn.Module, inputs: Inputs, packing: Packing | None, *, is_whole: bool = False
     ) -> Tensor:

@@ -22,7 +22,7 @@ from bu_torch.perturbation.draws import Perturbation, keeps_integers
 from bu_torch.run.budget import Plan, count_operations, plan
 from bu_torch.run.perturbing import may_be_read_again
 from bu_torch.run.settings import MeasurementSettings
-from bu_torch.run.tracker import Prepared, Tracker
+from bu_torch.run.tracker import Tracker
 from bu_torch.samples.batches import InputKey, Keys, TooManyBytesError
 from bu_torch.samples.reading import read_loader
 from bu_torch.samples.readings import READ_BATCH
@@ -67,14 +67,12 @@ class CheckSamples:
         self.awaits_weights = is_open and not tracker.checks
         if trainer.reload_dataloaders_every_n_epochs and self._source.reference is None:
             rank_zero_warn("bu-torch uses the training data as first loaded and ignores reloads.")
-        one, reader.packing, reader.perturbation = tracker.processes.on_first(
-            lambda: self._read_here(trainer, pl_module)
-        )
+        first = tracker.processes.on_first(lambda: self._read_here(trainer, pl_module))
+        one, reader.packing, reader.perturbation = first
         n_operations = reader.count_operations(trainer, pl_module, one, tracker.processes)
         self._options = {
             "device": pl_module.device,
             "module": self._module_as_space(trainer, pl_module),
-            "cache": None if trainer.fast_dev_run else self._settings.cache,
             "has_progress_bar": trainer.progress_bar_callback is not None,
         }
         with self._explained():
@@ -90,10 +88,9 @@ class CheckSamples:
         self._options["module"] = copy_of(pl_module) if is_space else None
         return self._follow(is_the_same)
 
-    def _take(self) -> Samples:
+    def _take(self) -> Any:
         """Hand over the samples, so that those that are not used can be freed."""
         samples, self._samples = self._samples, None
-        assert samples is not None  # noqa: S101  (the same process has read them)
         return samples
 
     def release(self) -> None:
@@ -170,22 +167,20 @@ class CheckSamples:
         """Measure with the weights of classes that the first training step has shown; all processes must call this."""
         tracker, setup = self._tracker, self._tracker.check_setup
 
-        def fit_again() -> Prepared | None:
+        def is_other() -> bool:
             assert tracker.samples is not None  # noqa: S101  (they wait for this)
             labels, before = as_labels(tracker.samples.labels, len(tracker.samples.inputs)), setup.loss_weights
             present = set(labels.unique().tolist())
             setup.loss_weights, line = losses.found(max(present) + 1, present)
             if line:
                 rank_zero_info(line)
-            if setup.loss_weights != before:
-                return tracker.fit(**self._options)
-            tracker.settle()
-            return None
+            if setup.loss_weights == before:
+                tracker.settle()
+            return setup.loss_weights != before
 
-        self.awaits_weights, device = False, self._options["device"]
+        self.awaits_weights = False
         with self._explained():
-            made = tracker.processes.on_first(fit_again)
-        self._follow(made is None or tracker.use(made, device))
+            self._follow(not tracker.processes.on_first(is_other) or tracker.start(self._take, **self._options))
 
     def _module_as_space(self, trainer: Trainer, pl_module: LightningModule) -> nn.Module | None:
         """The network, if its features may be a space."""

@@ -91,11 +91,10 @@ class CheckSetup:
         has_resumed: bool,
         device: torch.device | None = None,
         module: nn.Module | None = None,
-        cache: str | Path | None = None,
         has_progress_bar: bool = False,
         tell: Callable[[str], None] | None = None,
     ) -> str:
-        """Fit the signals, or load them; return the fingerprint of samples and settings, for `Tracker.use`.
+        """Fit the signals, or load them; return the fingerprint of samples and settings, for `Tracker.start`.
 
         Checks are made on `device`, or that of the samples. The space may be the features of `module` before training,
         and stays if earlier checks were made (`has_resumed`). `tell` gets a forecast. Errors are those of `Signals`.
@@ -103,6 +102,7 @@ class CheckSetup:
         if line := describe_ignored(samples.n_ignored):
             warn(line)
         samples, n_draws = self._within_memory(samples, warn)
+        cache = self.settings.cache
         samples = with_readings(samples, n_draws, self.settings, warn)
         self.packing, self.takes_readings = samples.packing, samples.readings is not None
         n_samples, labels = len(samples.inputs), as_labels(samples.labels, len(samples.inputs))

@@ -278,7 +278,6 @@ class BoundaryUncertaintyStopper(KeptResults):
             device=device_of(model, samples.inputs),
             # The first check mostly comes after some training, so the network's features are a space only on request.
             module=model if isinstance(model, nn.Module) and self.settings.feature_extractor is not None else None,
-            cache=self.settings.cache,
             has_progress_bar=self.has_progress_bar,
         )
         if not is_the_same:

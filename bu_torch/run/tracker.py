@@ -43,7 +43,7 @@ class Check(NamedTuple):
     weights: dict[str, Any]  # `state_dict` of the network that was read, if it is to be kept and no shard
 
 
-class Prepared(NamedTuple):
+class _Prepared(NamedTuple):
     """Parts of a preparation that all processes need."""
 
     inputs: Any  # perturbed
@@ -110,60 +110,44 @@ class Tracker:
         *,
         when: str = "",
         device: torch.device | None = None,
+        is_final: bool = True,
         **options: Any,
     ) -> bool:
         """Prepare the samples of the checks, in the first process for all; False if a run resumes with others.
 
-        Args:
-            source: Gives the samples to choose from.
-            planned: Gives the plan of a check from the number of training samples and the bytes of one, 0 for no limit.
-            when: Says when checks are due, for the log.
-            device: Device of the network; None for that of the samples.
-            options: Those of `fit`.
-        """
-
-        def work() -> Prepared:
-            self.samples = self.check_setup.choose(source(), planned, when, self.tell)
-            return self.fit(device=device, **options)
-
-        return self.use(self.processes.on_first(work), device)
-
-    def fit(self, *, is_final: bool = True, **options: Any) -> Prepared:
-        """Prepare the chosen samples, in the first process, for the last time if `is_final`.
-
-        Options and errors are those of `CheckSetup.prepare`.
-        """
-        setup = self.check_setup
-        assert self.samples is not None  # noqa: S101  (`start` has chosen them)
-        has_resumed = bool(self.checks)
-        fingerprint = setup.prepare(self.samples, self.warn, has_resumed=has_resumed, tell=self.tell, **options)
-        inputs = setup.signals.perturbed
-        if self.processes.count > 1:
-            inputs = inputs[torch.arange(len(inputs), device=inputs.device)].to("cpu")  # a copy for all processes
-        if is_final:
-            self.settle()
-        return Prepared(inputs, setup.plan, setup.packing, setup.takes_readings, fingerprint, setup.is_restored)
-
-    def settle(self) -> None:
-        """Say how samples are measured, and free them, because they are not prepared again."""
-        self.samples = None
-        for line in self.check_setup.lines():
-            self.tell(line)
-
-    def use(self, made: Prepared, device: torch.device | None) -> bool:
-        """Read the network at what was prepared; if a run resumes with other samples, start anew and return False.
-
-        They are also others if their preparation, which the state held, could not be restored.
+        `source` gives the samples to choose from, `planned` the plan of a check from the number of training samples and
+        the bytes of one, 0 for no limit; `when` says for the log when checks are due. Unless this `is_final`, a second
+        call prepares the same samples anew. Other options, and errors, are those of `CheckSetup.prepare`.
         """
         setup, before = self.check_setup, self.check_setup.fingerprint
-        setup.plan, setup.packing, setup.takes_readings = made.plan, made.packing, made.takes_readings
+
+        def prepare() -> _Prepared:
+            if self.samples is None:
+                self.samples = setup.choose(source(), planned, when, self.tell)
+            options.update(has_resumed=bool(self.checks), device=device, tell=self.tell)
+            fingerprint = setup.prepare(self.samples, self.warn, **options)
+            inputs: Any = setup.signals.perturbed
+            if self.processes.count > 1:
+                inputs = inputs[torch.arange(len(inputs), device=inputs.device)].to("cpu")  # a copy for all processes
+            if is_final:
+                self.settle()
+            return _Prepared(inputs, setup.plan, setup.packing, setup.takes_readings, fingerprint, setup.is_restored)
+
+        made = self.processes.on_first(prepare)
         self._n_rows, self.inputs = len(made.inputs), self.processes.share_of(made.inputs, device)
+        setup.plan, setup.packing, setup.takes_readings = made.plan, made.packing, made.takes_readings
         setup.fingerprint = made.fingerprint
         if not self.checks or before is None or (made.is_restored and before == made.fingerprint):
             return True
         self.history.reset()
         self.last_check.forget()
         return False
+
+    def settle(self) -> None:
+        """Say how samples are measured, and free them, because they are not prepared again; in the first process."""
+        self.samples = None
+        for line in self.check_setup.lines():
+            self.tell(line)
 
     def averages(self, model: object) -> dict[str, Tensor]:
         """Averaged weights by name, which a check reads and keeps in place of the model's; empty without an average."""

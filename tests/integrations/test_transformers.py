@@ -14,7 +14,6 @@ transformers = pytest.importorskip("transformers")
 
 from problems import same  # noqa: E402
 
-from bu_torch.integrations import transformers as integration  # noqa: E402
 from bu_torch.integrations.transformers import BoundaryUncertaintyCallback  # noqa: E402
 from bu_torch.run.processes import Processes  # noqa: E402
 
