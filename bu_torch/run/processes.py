@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed, nn
@@ -36,17 +36,12 @@ class Processes:
         """Run `work` in the first process and return its result in all of them; if it raises there, all raise."""
         if self.count == 1:
             return work()
-        outcome: tuple[Any, str] = (None, "")
-        error: Exception | None = None
-        if self.rank == 0:
-            try:
-                outcome = (work(), "")
-            except Exception as raised:
-                error, outcome = raised, (None, "".join(traceback.format_exception_only(raised)).strip())
-        result, message = self.broadcast(outcome)
+        result, error = _tried(work) if self.rank == 0 else (None, None)
+        message = "" if error is None else "".join(traceback.format_exception_only(error)).strip()
+        result, message = self.broadcast((result, message))
         if message:
             raise error or RuntimeError(f"The first process failed: {message}")
-        return result
+        return cast("T", result)
 
     def share_of(self, inputs: Any, device: torch.device | None = None) -> Any:
         """Rows of this process: equally many in each, so the last row is repeated to fill them."""
@@ -60,12 +55,8 @@ class Processes:
         """Logits (n_rows, J) of which each process reads its share; if one process fails, all raise."""
         if self.count == 1:
             return read()
-        part, error = torch.empty(0), None
-        try:
-            part = read()
-        except Exception as raised:  # the user's code may raise anything
-            error = raised
-        if self.any(error is not None):
+        part, error = _tried(read)
+        if self.any(error is not None) or part is None:
             raise error or RuntimeError("Another process could not read its share of the logits.")
         if part.dtype not in (torch.float32, torch.float64):
             part = part.float()  # exact, and known to every backend
@@ -84,6 +75,13 @@ class Processes:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Processes, ()  # what holds a copy is with no others
+
+
+def _tried(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    try:
+        return work(), None
+    except Exception as error:  # the user's code may raise anything
+        return None, error
 
 
 class TorchProcesses(Processes):

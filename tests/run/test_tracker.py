@@ -185,7 +185,7 @@ def test_nearly_as_many_labels_as_samples_are_warned_of(n_classes, is_warned):
     [((0.1, 0.1, 0.1), True), ((0.2, 0.3, 0.1), False), ((0.1, 0.15, 0.2), False), ((0.1, 0.15, 0.2, 0.1, 0.1), True)],
 )
 def test_worse_than_chance_is_warned_of_where_it_does_not_get_better(accuracies, is_warned):
-    tracker, said = prepared()[0], []
+    tracker, said = prepared(), []
     tracker.warn = said.append
     fed(tracker, *accuracies)
     assert [f"Expected accuracy is {accuracies[-1]:.2f}" in one for one in said] == [True] * is_warned
@@ -195,7 +195,7 @@ def test_worse_than_chance_is_warned_of_where_it_does_not_get_better(accuracies,
     ("n_columns", "accuracy", "is_warned"), [(16, 0.06, True), (16, 0.3, False), (4, 0.2, True), (3, 0.06, False)]
 )
 def test_more_columns_than_classes_that_predict_worse_than_chance_are_warned_of_at_once(n_columns, accuracy, is_warned):
-    tracker, said = prepared()[0], []
+    tracker, said = prepared(), []
     tracker.warn = said.append
     logits = torch.randn(240, n_columns, generator=torch.Generator().manual_seed(0))
     tracker.add(0, tracker.measure(logits) | {"expected_accuracy": accuracy})
@@ -206,11 +206,11 @@ def test_more_columns_than_classes_that_predict_worse_than_chance_are_warned_of_
 
 def test_a_resumed_training_tells_what_it_has_cost_since_then():
     first, resumed = Tracker(Settings()), Tracker(Settings())
-    first.begin(0.0, None, {})
+    first.timer.begin(0.0, has_resumed=False)
     first.add(0, VALUES)
     assert first.timer.cost().startswith("bu-torch took at least ")
     resumed.load_state_dict(first.state_dict())
-    resumed.begin(0.0, None, {})
+    resumed.timer.begin(0.0, has_resumed=True)
     assert resumed.timer.cost().startswith("Since the run resumed, bu-torch took at least ")
 
 
