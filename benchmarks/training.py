@@ -18,7 +18,7 @@ from bu_torch import Rule, Signals
 from bu_torch.functional.weights import mean_and_error
 from bu_torch.internal.replica import copy_of
 from bu_torch.rule.rules import STANDARD_ERROR
-from bu_torch.run.budget import count_operations
+from bu_torch.run.budget import count_operations, plan
 from bu_torch.run.settings import AVERAGING, Settings
 from bu_torch.run.tracker import Tracker
 from bu_torch.run.weights import WeightAverage
@@ -155,13 +155,13 @@ class Watched:
         else:
             net = nets.net.eval()
             n_operations = count_operations(net, lambda: net(inputs[:1]))
-        plan = self.tracker.check_setup.plan_checks(len(inputs), len(inputs), n_operations, inputs[:1].nbytes)
+        made = plan(self.tracker.settings, len(inputs), len(inputs), n_operations, inputs[:1].nbytes)
         if dataset is None:
-            chosen = choose_among(inputs, labels, lambda n: plan.n_samples, seed=seed)
+            chosen = choose_among(inputs, labels, lambda n: made.n_samples, seed=seed)
         else:
             loader = DataLoader(dataset(inputs, labels), READ_BATCH)
-            chosen = read_loader(loader, lambda n: plan.n_samples, seed=seed, looks_for_augmentation=True)
-        self.tracker.prepare(chosen, module=module)
+            chosen = read_loader(loader, lambda n: made.n_samples, seed=seed, looks_for_augmentation=True)
+        self.tracker.start(lambda: chosen, lambda *_: made, module=module)
         self.signals: Signals = self.tracker.check_setup.signals
         self.perturbed = self.signals.perturbed_inputs
         boundary, most = self.signals.boundary, self.signals.attainable

@@ -3,19 +3,21 @@
 import math
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor, nn
+from torch import Tensor
 
 from bu_torch.callbacks.losses import LossWatch
-from bu_torch.callbacks.network import NetworkReader, copied, on_rank_zero
+from bu_torch.callbacks.network import NetworkReader
 from bu_torch.callbacks.samples import CheckSamples, Source
 from bu_torch.callbacks.trainer import (
     OUT_OF_REACH,
     LightningModule,
+    LightningProcesses,
     StochasticWeightAveraging,
     Trainer,
     WeightAveraging,
@@ -24,11 +26,12 @@ from bu_torch.callbacks.trainer import (
     misconfigured,
 )
 from bu_torch.callbacks.watch import InputConsistency, labels_in
-from bu_torch.internal.replica import copy_of, has_lazy_layers
+from bu_torch.internal.copying import CopyError
+from bu_torch.internal.replica import has_lazy_layers
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.budget import describe_slow_check
 from bu_torch.run.settings import MeasurementSettings
-from bu_torch.run.tracker import Tracker
+from bu_torch.run.tracker import Check, Tracker, UnfitLogitsError
 from bu_torch.samples.batches import Keys
 from bu_torch.samples.readings import seeded
 from bu_torch.signals.catalogue import SIGNALS
@@ -49,15 +52,13 @@ class FitSession:
         self._every_n_epochs, self._every_n_steps = every_n_epochs, every_n_train_steps
         self.is_by_steps = every_n_train_steps is not None
         self._step_before = 0  # `trainer.global_step` before the running batch
-        self.tracker = Tracker(settings, rank_zero_warn)
+        self.tracker = Tracker(settings, rank_zero_warn, rank_zero_info)
         self._reader = NetworkReader(settings.perturbation, settings.output_key)
         self._check_samples = CheckSamples(settings, source, self.tracker, self._reader)
         self._keys = Keys(source.input_key, source.label_key)
         self.watch = InputConsistency(self._reader, self._keys)
         self.losses = LossWatch()
-        self.has_checked = False  # in the running hook
-        # Copy of the network at that check, with the average; None if the check is not kept, or weights are sharded.
-        self.network_to_keep: nn.Module | None = None
+        self.check: Check | None = None  # made in the running hook
         self.waits_for_average = False  # `WeightAveraging` had not updated its average at the last check
         self.starts_anew = False  # the run resumes with other samples: no earlier check counts
         self.is_over = False  # True from `release` on
@@ -70,12 +71,13 @@ class FitSession:
             n, unit = self._every_n_steps, "step"
             steps_of_batch = len(trainer.optimizers) / trainer.accumulate_grad_batches  # one step of each optimiser
             n_batches = min(n_batches, math.ceil(n / max(steps_of_batch, 1e-9)))
+        self.tracker.processes = LightningProcesses(trainer)
         when = f"after every {unit}" if n == 1 else f"every {n} {unit}s"
         with seeded(self.settings.seed):  # a `perturbation` draws the same random numbers each time
             self.starts_anew = not self._check_samples.prepare(trainer, pl_module, n_batches, when)
         self.board = MetricLogger(trainer, self.suffix(fits))
         self._warn_of_checks_not_made(trainer)
-        self.tracker.begin(started, None, {})
+        self.tracker.timer.begin(started, has_resumed=bool(self.tracker.checks))
         if not self._check_samples.awaits_weights:
             self._open_record(trainer)
 
@@ -127,16 +129,16 @@ class FitSession:
 
     def start_batch(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         """Read a batch as a check will, before the first one trains."""
-        self._forget_check()
+        self.check = None
         if self.is_by_steps:
             self._step_before = trainer.global_step
             self.board.withdraw(trainer)
         # Not in `on_train_start`: the module's own comes later and may set it up. Lazy layers need a first batch.
         if not (self._reader.is_tried or has_lazy_layers(pl_module)):
             started = time.perf_counter()
-            self._reader.validate_forward(trainer, pl_module, self.tracker.check_setup.about["data"].get("n_classes"))
+            self._reader.validate_forward(trainer, pl_module, self.tracker)
             if self.source.reference is None:
-                self.watch.begin(trainer, pl_module, batch)
+                self.watch.begin(trainer, pl_module, batch, self.tracker.processes)
             self.tracker.timer.seconds_elsewhere += time.perf_counter() - started
         if self._check_samples.awaits_weights:
             self.losses.begin(labels_in(batch, self._keys._replace(network=pl_module)))
@@ -156,17 +158,17 @@ class FitSession:
         every = self._every_n_steps
         # A batch makes no step while gradients accumulate, and several steps with several optimisers.
         is_due = every is not None and trainer.global_step // every > self._step_before // every
-        self._take_weights(trainer, pl_module, must=is_due)
+        self._take_weights(trainer, must=is_due)
         self.watch.end_batch(trainer, pl_module)
-        self._forget_check()
+        self.check = None
         if is_due:
             self._make_check(trainer, pl_module)
 
     def end_epoch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by epochs."""
-        self._forget_check()
+        self.check = None
         self.watch.end()
-        self._take_weights(trainer, pl_module, must=True)
+        self._take_weights(trainer, must=True)
         epoch, history = trainer.current_epoch, self.tracker.checks
         if not self.is_by_steps:
             if (epoch + 1) % self._every_n_epochs == 0:
@@ -181,7 +183,7 @@ class FitSession:
                 " steps of `self.optimizers()`. To change it: `every_n_epochs=` counts no steps."
             )
 
-    def _take_weights(self, trainer: Trainer, pl_module: LightningModule, *, must: bool) -> None:
+    def _take_weights(self, trainer: Trainer, *, must: bool) -> None:
         """Measure from now on with the weights of classes in the loss, once the first steps have shown them.
 
         They `must` have before a check.
@@ -192,16 +194,14 @@ class FitSession:
         if must or trainer.strategy.reduce_boolean_decision(self.losses.is_settled, all=True):
             started = time.perf_counter()
             with seeded(self.settings.seed):  # as the first preparation
-                self._check_samples.take_weights(trainer, pl_module, self.losses)
+                self._check_samples.take_weights(self.losses)
             self._open_record(trainer)
             self.tracker.timer.seconds_elsewhere += time.perf_counter() - started
 
     def release(self) -> None:
         """Free what was prepared; results stay."""
-        self.is_over = True
-        self._forget_check()
+        self.is_over, self.check = True, None
         self.tracker.release()
-        self._reader.inputs = torch.empty(0)
         self.end_watching()
 
     def end_watching(self) -> None:
@@ -209,9 +209,6 @@ class FitSession:
         self.watch.end()
         self.losses.end()
         self._check_samples.release()
-
-    def _forget_check(self) -> None:
-        self.has_checked, self.network_to_keep = False, None
 
     def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> None:
         started, tracker, average = time.perf_counter(), self.tracker, average_model(trainer)
@@ -224,18 +221,10 @@ class FitSession:
                 " its first update do not count and are not kept."
             )
         module, epoch, step = average.module if average else pl_module, trainer.current_epoch, trainer.global_step
-        with evaluation_weights(trainer):
-            tracker.update_average(pl_module, epoch, step)
-            averages = tracker.averages(pl_module)
-            with copied(trainer, module, averages) as network:
-                logits = self._reader.logits(trainer, network)
-                with misconfigured(ValueError, before="The module's `forward` does not fit the labels: "):
-                    values = on_rank_zero(trainer, lambda: tracker.measure(logits))
-            tracker.add(epoch, values, step, is_counted=not self.waits_for_average)
-            self.has_checked, is_sharded = True, network is module
-            if tracker.history.is_kept_new and not is_sharded:
-                # A fresh copy: the pass may have changed the other's buffers, and `eval` may have merged its weights.
-                self.network_to_keep = copy_of(module, averages)
+        unfit = "The module's `forward` does not fit the labels: "
+        with evaluation_weights(trainer), misconfigured(CopyError), misconfigured(UnfitLogitsError, before=unfit):
+            read = partial(self._reader.read, trainer, inputs=tracker.inputs, packing=self._reader.packing)
+            self.check = tracker.check(module, read, epoch, step, is_counted=not self.waits_for_average)
         self._log(trainer, started)
 
     def _log(self, trainer: Trainer, started: float) -> None:
@@ -244,13 +233,11 @@ class FitSession:
         # The step at which Lightning logs the last batch; it counts that batch after `on_train_batch_end`.
         step = trainer.fit_loop.epoch_loop._batches_that_stepped - (0 if is_by_steps else 1)
         timer = tracker.timer
-        measured = tracker.last_check.measurement  # None in other processes than the first
-        details = measured.details() if measured is not None and timer.path else None
         train_loss = training_loss(trainer, is_within_epoch=is_by_steps)
         if not trainer.barebones:  # it logs nothing, and warns of attempts
             self.board.show(trainer, tracker.checks[-1], step)
         is_first = timer.check_seconds == 0
-        tracker.end_check(started, details, train_loss)
+        tracker.end_check(started, train_loss)
         if is_first and (line := describe_slow_check(timer.check_seconds, timer.training_seconds)):
             option = "every_n_train_steps" if is_by_steps else "every_n_epochs"
             rank_zero_info(f"{line} To change it: `n_draws=`, `max_samples=`, `{option}=`.")
@@ -296,6 +283,7 @@ class MetricLogger:
 
 def settings_in_effect(settings: MeasurementSettings, trainer: Trainer) -> MeasurementSettings:
     """Settings in effect: without `averaging` if another callback averages the weights, or if they are sharded."""
+    settings = replace(settings, cache=None) if trainer.fast_dev_run else settings
     if settings.averaging is None:
         return settings
     theirs = [one for one in trainer.callbacks if isinstance(one, WeightAveraging | StochasticWeightAveraging)]

@@ -6,7 +6,7 @@ share a state key with the user's own, and forget the best score when a resumed 
 
 import copy
 import zipfile
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from bu_torch.callbacks.trainer import (
     Trainer,
     WeightAveraging,
     average_model,
+    evaluation_weights,
     misconfigured,
     optimizers_in_training,
     set_batch_hooks,
@@ -39,6 +40,7 @@ from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import gathered, replaced_in_place
 from bu_torch.run.history import describe_lost_best
 from bu_torch.run.state import read_best
+from bu_torch.run.tracker import Check
 from bu_torch.run.weights import BestWeights, named_weights
 from bu_torch.signals.catalogue import SIGNALS
 
@@ -72,7 +74,7 @@ class Keeper(InternalCallback):
     def state_key(self) -> str:
         return str(self._generate_state_key(owner=self._key))
 
-    def keep_if_best(self, trainer: Trainer) -> None:
+    def keep_if_best(self, trainer: Trainer, check: Check) -> None:
         """Keep the weights of the check that was made in this hook, if it is the best."""
         raise NotImplementedError
 
@@ -109,10 +111,10 @@ class Keeper(InternalCallback):
         self.delete_superseded(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
-        if self.fit.has_checked and not trainer.fast_dev_run:
+        if (check := self.fit.check) is not None and not trainer.fast_dev_run:
             with self.fit.tracker.timer.saving():
-                self.keep_if_best(trainer)
-        self.fit.network_to_keep = None  # it takes as much memory as the network
+                self.keep_if_best(trainer, check)
+        self.fit.check = None  # its weights take as much memory as the network
 
     on_train_epoch_start, on_train_epoch_end = on_train_batch_start, on_train_batch_end
 
@@ -152,7 +154,9 @@ class FileKeeper(Keeper, ModelCheckpoint):
         self._names: set[str] = set()  # names that are taken, also of files still to be written
         self._has_claims = True  # names can be reserved, because the trainer writes one file with torch
         self.is_saving = False
-        self._raw: dict[str, Tensor] = {}  # weights of training, while a file is written
+        # While a file is written: weights of training, and those that replace them in the file.
+        self._raw: dict[str, Tensor] = {}
+        self._measured: dict[str, Any] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -177,12 +181,11 @@ class FileKeeper(Keeper, ModelCheckpoint):
     def file_exists(self, filepath: Any, trainer: Trainer) -> bool:
         return filepath in self._names or super().file_exists(filepath, trainer)
 
-    def keep_if_best(self, trainer: Trainer) -> None:
-        checks = self.fit.tracker.history
-        if not trainer.strategy.reduce_boolean_decision(checks.is_kept_new, all=False):
+    def keep_if_best(self, trainer: Trainer, check: Check) -> None:
+        if not self.fit.tracker.processes.any(check.is_kept):
             return
         candidates = self._monitor_candidates(trainer)
-        own = {name: value for name, value in checks.entries[-1].items() if name not in ("epoch", "step")}
+        own = {name: value for name, value in check.entry.items() if name not in ("epoch", "step")}
         candidates |= {name: torch.tensor(value, dtype=torch.float64, device="cpu") for name, value in own.items()}
         self._before = {name: copy.copy(value) for name, value in vars(self).items() if name.startswith(_BEST)}
         self._obsolete = None
@@ -217,34 +220,34 @@ class FileKeeper(Keeper, ModelCheckpoint):
 
     @preserved_random_state()  # the module's `on_save_checkpoint` may draw random numbers
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        tracker, module = self.fit.tracker, trainer.lightning_module
-        network = None if average_model(trainer) is not None else self.fit.network_to_keep
-        saver = copy.copy(trainer)  # saves the measured weights in place of the module's
-        saver._checkpoint_connector = connector = copy.copy(trainer._checkpoint_connector)
+        module, check = trainer.lightning_module, self.fit.check
+        # Empty if weights are sharded, or of an average of Lightning's, which its own hook saves.
+        self._measured = {} if check is None or average_model(trainer) is not None else check.weights
+        is_in_place = self.save_weights_only or not self._measured  # Lightning calls no hook for weights alone
+        values = self.fit.tracker.averages(module) if is_in_place else {}
+        own_weights = evaluation_weights(trainer) if self.save_weights_only else nullcontext()
         self.is_saving = True
         try:
-            if network is None:
-                with replaced_in_place(module, tracker.averages(module)) as own:
-                    self._raw = {name: gathered(one) for name, one in own.items()}
-                    super()._save_checkpoint(saver, filepath)
-            else:
-                connector._get_lightning_module_state_dict = network.state_dict
-                if tracker.average is not None or optimizers_in_training(trainer):
-                    # The weights of training lie beside the average; all processes of shards take part.
-                    frozen = {name for name, one in module.named_parameters() if not one.requires_grad}
-                    trained = {name: one for name, one in named_weights(module).items() if name not in frozen}
-                    self._raw = {name: gathered(one.detach()) for name, one in trained.items()}
-                super()._save_checkpoint(saver, filepath)
+            with own_weights, replaced_in_place(module, values) as own:
+                self._raw = {name: gathered(one) for name, one in own.items()}
+                super()._save_checkpoint(trainer, filepath)
         finally:
-            self.is_saving, self._raw = False, {}
+            self.is_saving, self._raw, self._measured = False, {}, {}
         is_there = not isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO)  # complete by now
         self._written[filepath] = identity(filepath, self._fs) if is_there else None
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if not self.is_saving:
             self._named_elsewhere = self.best_model_path
-        elif self._raw:
-            checkpoint[RAW_WEIGHTS] = self._raw
+            return
+        raw, measured, saved = self._raw, self._measured, checkpoint["state_dict"]
+        saved.update({name: measured[name] for name in saved if name in measured})  # others may have left out some
+        if measured and (self.fit.tracker.average is not None or optimizers_in_training(trainer)):
+            # The weights of training lie beside the average.
+            frozen = {name for name, one in pl_module.named_parameters() if not one.requires_grad}
+            raw = {n: one.detach() for n, one in named_weights(pl_module).items() if n not in frozen}
+        if raw:
+            checkpoint[RAW_WEIGHTS] = raw
 
     def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         # Not yet: checkpoints that others save after this check must not name a file that is gone.
@@ -339,12 +342,11 @@ class MemoryKeeper(Keeper, Checkpoint):
         super().__init__(fit, key)
         self.best = BestWeights()
 
-    def keep_if_best(self, trainer: Trainer) -> None:
-        tracker, network = self.fit.tracker, self.fit.network_to_keep
-        if not tracker.history.is_kept_new:
+    def keep_if_best(self, trainer: Trainer, check: Check) -> None:
+        if not check.is_kept:
             return
-        state = tracker.state_to_keep(trainer.lightning_module) if network is None else network.state_dict()
-        self.best.keep(state, trainer.current_epoch, trainer.global_step)
+        weights = check.weights or self.fit.tracker.state_to_keep(trainer.lightning_module)
+        self.best.keep(weights, trainer.current_epoch, trainer.global_step)
         self.best_epoch, self.best_step = self.best.epoch, self.best.step
 
     def state_dict(self) -> dict[str, Any]:

@@ -4,27 +4,34 @@ Every process reaches every collective, in the same order, even if one process f
 """
 
 import copy
-import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bu_torch.callbacks.trainer import SHARDED, WRAPPING, LightningModule, MisconfigurationException, Trainer, library
+from bu_torch.callbacks.trainer import (
+    SHARDED,
+    WRAPPING,
+    LightningModule,
+    MisconfigurationException,
+    Trainer,
+    library,
+    misconfigured,
+)
 from bu_torch.internal.copying import CopyError, prepare_copy
 from bu_torch.internal.logits import dtype_of, joined, logits_of
 from bu_torch.internal.packing import Packing, call
-from bu_torch.internal.replica import evaluation_copy, has_lazy_layers, is_sharded
+from bu_torch.internal.replica import has_lazy_layers
 from bu_torch.perturbation.draws import PerturbedInputs, keeps_integers
 from bu_torch.run.budget import count_operations
+from bu_torch.run.processes import Processes
+from bu_torch.run.tracker import Tracker
 from bu_torch.samples.samples import IGNORED
 
-T = TypeVar("T")
 Inputs = Tensor | PerturbedInputs
 _BATCH_ELEMENTS = 2**16  # input values of one forward batch, so that small inputs go through in few batches
 CHANGE_INPUTS = (
@@ -42,41 +49,21 @@ class NetworkReader:
 
     def __init__(self, perturbation: Any, output_key: str | int | None) -> None:
         self.perturbation, self._output_key = perturbation, output_key
-        self.inputs: Inputs = torch.empty(0)  # this process's share
-        self._n_rows = 0  # inputs of all processes together
         self.takes_integers = False  # samples are integers, before they are perturbed
         self.passes_alone = True  # this process may call `forward` without the others
         self.is_tried = False  # a batch was read as a check reads it
         self.packing: Packing | None = None  # layout of several tensors a sample in one; None if there is one
 
-    def set_inputs(self, trainer: Trainer, pl_module: LightningModule, inputs: Inputs) -> None:
-        """Read the network at these inputs (n, ...) from now on, shared out among the processes."""
-        self._n_rows = len(inputs)
-        if trainer.world_size > 1:
-            placed = trainer.strategy.distributed_sampler_kwargs  # processes that split layers have the same samples
-            # Equally many rows in each, for as many forward passes: the last row is repeated to fill them.
-            n_rows = -(-len(inputs) // placed["num_replicas"])
-            places = torch.arange(n_rows, device=inputs.device) + placed["rank"] * n_rows
-            inputs = inputs[places.clamp(max=len(inputs) - 1)].to(pl_module.device)
-        self.inputs = inputs
-
-    def logits(self, trainer: Trainer, network: nn.Module) -> Tensor:
-        """Logits (n, J) of a copy of the network."""
-        part = in_each_process(trainer, lambda: self.read(trainer, network, self.inputs, self.packing))
-        if trainer.world_size == 1:
-            return part
-        if part.dtype not in (torch.float32, torch.float64):
-            part = part.float()  # exact, and known to every backend
-        parts = trainer.strategy.all_gather(part.contiguous())
-        n_alike = trainer.world_size // trainer.strategy.distributed_sampler_kwargs["num_replicas"]
-        return parts[::n_alike].flatten(0, 1)[: self._n_rows]
-
-    def validate_forward(self, trainer: Trainer, pl_module: LightningModule, n_classes: int | None) -> None:
-        """Read one batch as a check will, to refuse a module before it trains; the first process knows `n_classes`."""
-        batch = next(iter(self.inputs.split(self._batch_size(trainer, self.inputs))))
-        with copied(trainer, pl_module) as network:
-            logits = in_each_process(trainer, lambda: self.read(trainer, network, batch, self.packing))
-        on_rank_zero(trainer, lambda: _check_columns(logits, n_classes or 0))
+    def validate_forward(self, trainer: Trainer, pl_module: LightningModule, tracker: Tracker) -> None:
+        """Read one batch as a check will, to refuse a module before it trains."""
+        batch, processes = (
+            next(iter(tracker.inputs.split(self._batch_size(trainer, tracker.inputs)))),
+            tracker.processes,
+        )
+        with misconfigured(CopyError), processes.copied(pl_module) as network:
+            logits = processes.read(lambda: self.read(trainer, network, batch, self.packing), len(batch))
+        n_classes = tracker.check_setup.about["data"].get("n_classes", 0)  # the first process knows it
+        processes.on_first(lambda: _check_columns(logits, n_classes))
         self.is_tried = True
         is_moved = self.takes_integers and self.packing is None and self.perturbation is None
         embeds = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in pl_module.modules())
@@ -86,12 +73,12 @@ class NetworkReader:
                 " `perturbation='tokens'`: otherwise they are moved like numbers, to ids of unrelated tokens."
             )
 
-    def count_operations(self, trainer: Trainer, pl_module: LightningModule, one: Tensor) -> int:
+    def count_operations(self, trainer: Trainer, pl_module: LightningModule, one: Tensor, processes: Processes) -> int:
         """Count the operations of one sample's forward pass by all processes; find out if one could make it alone."""
-        self.passes_alone = trainer.world_size == 1
+        self.passes_alone = processes.count == 1
         if not can_be_passed(trainer, pl_module):
             return count_operations(pl_module)
-        with copied(trainer, pl_module) as network:
+        with misconfigured(CopyError), processes.copied(pl_module) as network:
             forward = partial(self.read, trainer, network, one.to(pl_module.device), self.packing)
             if self.passes_alone:
                 return count_operations(network, forward)
@@ -177,21 +164,6 @@ def _check_columns(logits: Tensor, n_classes: int) -> None:
         )
 
 
-@contextmanager
-def copied(trainer: Trainer, module: nn.Module, values: Mapping[str, Tensor] | None = None) -> Iterator[nn.Module]:
-    """Give an `evaluation_copy` of a module, with the buffers of the first process, whose weights are saved."""
-    try:
-        with evaluation_copy(module, values, is_sharded=type(trainer.strategy).__name__ in SHARDED) as network:
-            own = {name: one for name, one in network.named_buffers() if trainer.world_size > 1 and not is_sharded(one)}
-            if own:
-                theirs = trainer.strategy.broadcast({name: buffer.cpu() for name, buffer in own.items()})
-                for name, buffer in own.items():
-                    buffer.copy_(theirs[name])
-            yield network
-    except CopyError as error:
-        raise MisconfigurationException(str(error)) from error
-
-
 @prepare_copy.register
 def _ignore_logs(module: LightningModule) -> None:
     """Let a copy ignore what it logs: it would enter the epoch's mean, or be refused in the hook of a check."""
@@ -203,38 +175,6 @@ def _ignore_logs(module: LightningModule) -> None:
 
 def _log_nothing(*_: object, **__: object) -> None:  # no lambda, because a callback that holds a copy may be pickled
     pass
-
-
-def on_rank_zero(trainer: Trainer, work: Callable[[], T]) -> T:
-    """Run `work` in the first process and return its result in all of them; if it raises there, all raise."""
-    if trainer.world_size == 1:
-        return work()
-    outcome: tuple[Any, str] = (None, "")
-    error: Exception | None = None
-    if trainer.is_global_zero:
-        try:
-            outcome = (work(), "")
-        except Exception as raised:
-            error, outcome = raised, (None, "".join(traceback.format_exception_only(raised)).strip())
-    result, message = trainer.strategy.broadcast(outcome)
-    if message:
-        raise error or RuntimeError(f"The first process failed: {message}")
-    return result
-
-
-def in_each_process(trainer: Trainer, read: Callable[[], Tensor]) -> Tensor:
-    """Logits that this process reads; if one process fails, all raise."""
-    if trainer.world_size == 1:
-        return read()
-    part: Any = None
-    error: Exception | None = None
-    try:
-        part = read()
-    except Exception as raised:
-        error = raised
-    if trainer.strategy.reduce_boolean_decision(error is not None, all=False):
-        raise error or RuntimeError("Another process could not read its share of the logits.")
-    return part
 
 
 class Collectives(TorchDispatchMode):

@@ -7,26 +7,19 @@ from functools import partial
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
-import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from bu_torch.callbacks.losses import LossWatch, describe_weights, weights_in
 from bu_torch.callbacks.mixing import before_mixing, is_mixture
-from bu_torch.callbacks.network import Inputs, NetworkReader, can_be_passed, on_rank_zero
-from bu_torch.callbacks.trainer import (
-    LightningModule,
-    MisconfigurationException,
-    Trainer,
-    library,
-    misconfigured,
-)
+from bu_torch.callbacks.network import NetworkReader, can_be_passed
+from bu_torch.callbacks.trainer import LightningModule, MisconfigurationException, Trainer, library, misconfigured
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.replica import copy_of
 from bu_torch.perturbation.draws import Perturbation, keeps_integers
-from bu_torch.run.budget import Plan, count_operations, describe_byte_limit, plan
+from bu_torch.run.budget import Plan, count_operations, plan
 from bu_torch.run.perturbing import may_be_read_again
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.tracker import Tracker
@@ -52,25 +45,16 @@ class Source(NamedTuple):
     label_key: str | int | None = None
 
 
-class _Prepared(NamedTuple):
-    """Parts of a preparation that all processes need."""
-
-    inputs: Inputs  # perturbed
-    plan: Plan | None
-    fingerprint: str  # an argument of `Tracker.continue_with`, as is the next
-    is_restored: bool
-    takes_readings: bool  # the inputs are further readings of the samples
-    packing: Packing | None
-
-
 class CheckSamples:
     """Reads a trainer's samples, plans how many of them a check uses, and prepares these."""
 
     def __init__(self, settings: MeasurementSettings, source: Source, tracker: Tracker, reader: NetworkReader) -> None:
         self._settings, self._source, self._tracker, self._reader = settings, source, tracker, reader
         self._n_batches = math.inf  # for one process, between two checks
-        self._samples: Samples | None = None  # while they are prepared; in the first process
+        self._samples: Samples | None = None  # until the tracker has them; in the first process
         self._module: nn.Module | None = None  # the network before training, if its features are the space
+        self._takes_readings = False  # a few samples differed when they were read again, and so will the draws
+        self._options: dict[str, Any] = {}  # of each preparation
         self.awaits_weights = False  # the first training step will show the weights of classes in the loss
 
     def prepare(self, trainer: Trainer, pl_module: LightningModule, n_batches: float, when: str) -> bool:
@@ -78,38 +62,56 @@ class CheckSamples:
 
         One process has `n_batches` between two checks; `when` says in words when checks are due.
         """
-        self._n_batches = n_batches
+        self._n_batches, reader, tracker = n_batches, self._reader, self._tracker
         is_open = self._settings.class_weight is None and as_metric(self._settings.metric) is None  # counts by class
-        self.awaits_weights = is_open and not self._tracker.checks
+        self.awaits_weights = is_open and not tracker.checks
         if trainer.reload_dataloaders_every_n_epochs and self._source.reference is None:
             rank_zero_warn("bu-torch uses the training data as first loaded and ignores reloads.")
-        reader = self._reader
-        one, reader.packing, reader.perturbation = on_rank_zero(trainer, lambda: self._read_here(trainer, pl_module))
-        n_operations = reader.count_operations(trainer, pl_module, one)
-        made = on_rank_zero(trainer, lambda: self._prepare_here(trainer, pl_module, n_operations, when))
-        if self._samples is not None and self._tracker.check_setup.about["data"].get("space") == "module":
-            self._module = copy_of(pl_module)  # for the second preparation
-        return self._use(trainer, pl_module, made)
+        first = tracker.processes.on_first(lambda: self._read_here(trainer, pl_module))
+        one, reader.packing, reader.perturbation = first
+        n_operations = reader.count_operations(trainer, pl_module, one, tracker.processes)
+        self._options = {
+            "device": pl_module.device,
+            "module": self._module_as_space(trainer, pl_module),
+            "has_progress_bar": trainer.progress_bar_callback is not None,
+        }
+        with self._explained():
+            is_the_same = tracker.start(
+                self._take,
+                lambda n_training, n_bytes: self._planned(trainer, n_training, n_operations, n_bytes),
+                when=f", {when}",
+                is_final=not self.awaits_weights,
+                **self._options,
+            )
+        # Only the network before training may be a space of the second preparation.
+        is_space = tracker.samples is not None and tracker.check_setup.about["data"].get("space") == "module"
+        self._options["module"] = copy_of(pl_module) if is_space else None
+        return self._follow(is_the_same)
+
+    def _take(self) -> Any:
+        """Hand over the samples, so that those that are not used can be freed."""
+        samples, self._samples = self._samples, None
+        return samples
 
     def release(self) -> None:
-        """Free the samples, because they are prepared or training has ended."""
-        self._samples = self._module = None
+        """Free what only a preparation needs, because there is none to come or training has ended."""
+        self._samples, self._options = None, {}
 
-    def _use(self, trainer: Trainer, pl_module: LightningModule, made: "_Prepared") -> bool:
-        """Let the network be read at what was prepared; False if a run resumes with other samples than before."""
-        check_setup, reader, inputs = self._tracker.check_setup, self._reader, made.inputs
-        check_setup.plan, reader.packing = made.plan, made.packing
-        reader.perturbation = "reading" if made.takes_readings else self._settings.perturbation
-        if check_setup.is_prepared:
-            inputs = check_setup.signals.perturbed if trainer.world_size == 1 else inputs
-        reader.set_inputs(trainer, pl_module, inputs)
-        if self._tracker.continue_with(made.fingerprint, made.is_restored):
-            return True
-        rank_zero_warn(
-            "The run resumes with different training samples, or with another version of bu_torch: scores cannot be"
-            " compared with earlier checks."
-        )
-        return False
+    def _follow(self, is_the_same: bool) -> bool:
+        """Let the reader read what was prepared; pass on whether a run resumes with the same samples."""
+        setup, reader = self._tracker.check_setup, self._reader
+        reader.packing = setup.packing
+        reader.perturbation = "reading" if setup.takes_readings else self._settings.perturbation
+        if not self.awaits_weights:
+            self.release()
+            if setup.loss_weights is not None and self._settings.class_weight is None:
+                rank_zero_info(describe_weights(setup.loss_weights))
+        if not is_the_same:
+            rank_zero_warn(
+                "The run resumes with different training samples, or with another version of bu_torch: scores cannot be"
+                " compared with earlier checks."
+            )
+        return is_the_same
 
     def _read_here(
         self, trainer: Trainer, pl_module: LightningModule
@@ -131,14 +133,17 @@ class CheckSamples:
                 samples = read_training_data(trainer, pl_module, settings, self._source, how_many, most)
             self._samples = samples
             settings.refuse_too_few(len(samples.inputs), "it")
+            n_classes, setup = 1 + int(as_labels(samples.labels, len(samples.inputs)).max()), self._tracker.check_setup
+        if self.awaits_weights and setup.loss_weights is None:
+            setup.loss_weights = weights_in(pl_module, n_classes)  # the first steps will say if they count
+        if samples.packing is not None and self._source.input_key is None:
+            rank_zero_info(
+                f"bu-torch takes these as inputs: {', '.join(samples.packing.names)}. To change it: `input_key`."
+            )
         self._reader.takes_integers = not samples.inputs.is_floating_point()
+        self._takes_readings = samples.is_random and may_be_read_again(settings)
         perturbation = "reading" if self._takes_readings else settings.perturbation
         return samples.inputs[:1].cpu().clone(), samples.packing, perturbation
-
-    @property
-    def _takes_readings(self) -> bool:
-        """True if a few samples differed when they were read again, and so will the draws."""
-        return self._samples is not None and self._samples.is_random and may_be_read_again(self._settings)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -158,84 +163,24 @@ class CheckSamples:
                 )
             raise MisconfigurationException(f"bu-torch cannot use {source}: {error}{way_out}") from error
 
-    def _prepare_here(self, trainer: Trainer, pl_module: LightningModule, n_operations: int, when: str) -> "_Prepared":
-        """Prepare, in the first process; return what all processes need."""
-        check_setup, samples = self._tracker.check_setup, self._samples
-        assert samples is not None  # noqa: S101  (the same process has read them)
-        with self._explained():
-            if check_setup.plan is None:  # a resumed run has one
-                wanted = self._planned(trainer, samples.n_training, n_operations)
-                n_bytes = samples.inputs[:1].nbytes
-                check_setup.plan = self._planned(trainer, samples.n_training, n_operations, n_bytes)
-                if line := describe_byte_limit(wanted, check_setup.plan, self._settings.max_bytes):
-                    rank_zero_info(line)
-            # Samples that are not used can be freed now.
-            self._samples = samples = fewer_of(samples, check_setup.plan.n_samples, self._settings.seed)
-            chosen = f"{len(samples.inputs)} samples"
-            if samples.is_stratified is not None:
-                kind = "stratified random" if samples.is_stratified else "random"
-                chosen = f"a {kind} {len(samples.inputs)} of {samples.n_training} training samples"
-            rank_zero_info(f"bu-torch measures at {chosen}, {check_setup.plan.draws} each, {when}.")
-            if samples.packing is not None and self._source.input_key is None:
-                rank_zero_info(
-                    f"bu-torch takes these as inputs: {', '.join(samples.packing.names)}. To change it: `input_key`."
-                )
-            n_classes = max(self._present()) + 1
-            if self.awaits_weights and check_setup.loss_weights is None:
-                check_setup.loss_weights = weights_in(pl_module, n_classes)  # the first steps will say if they count
-        return self._fit_here(trainer, pl_module)
-
-    def _present(self) -> set[int]:
-        """Classes that have samples."""
-        assert self._samples is not None  # noqa: S101  (the same process has read them)
-        return set(as_labels(self._samples.labels, len(self._samples.inputs)).unique().tolist())
-
-    def _fit_here(self, trainer: Trainer, pl_module: LightningModule) -> "_Prepared":
-        """Fit the signals to the chosen samples, in the first process; return as `_prepare_here` does."""
-        check_setup, samples = self._tracker.check_setup, self._samples
-        assert samples is not None  # noqa: S101  (the same process has read them)
-        with self._explained():
-            fingerprint = self._tracker.prepare(
-                samples,
-                device=pl_module.device,
-                module=self._module or self._module_as_space(trainer, pl_module),
-                cache=None if trainer.fast_dev_run else self._settings.cache,
-                has_progress_bar=trainer.progress_bar_callback is not None,
-                tell=rank_zero_info,
-            )
-            if not self.awaits_weights:
-                self._end_here()
-        inputs: Inputs = check_setup.signals.perturbed
-        if trainer.world_size > 1:
-            inputs = inputs[torch.arange(len(inputs), device=inputs.device)].to("cpu")  # a copy for all processes
-        state = (check_setup.plan, fingerprint, check_setup.is_restored)
-        return _Prepared(inputs, *state, check_setup.takes_readings, check_setup.packing)
-
-    def _end_here(self) -> None:
-        check_setup = self._tracker.check_setup
-        if self._settings.class_weight is None and check_setup.loss_weights is not None:
-            rank_zero_info(describe_weights(check_setup.loss_weights))
-        for line in check_setup.lines():
-            rank_zero_info(line)
-        self.release()
-
-    def take_weights(self, trainer: Trainer, pl_module: LightningModule, losses: LossWatch) -> None:
+    def take_weights(self, losses: LossWatch) -> None:
         """Measure with the weights of classes that the first training step has shown; all processes must call this."""
-        check_setup = self._tracker.check_setup
+        tracker, setup = self._tracker, self._tracker.check_setup
 
-        def fit_again() -> _Prepared | None:
-            n_classes, before = max(self._present()) + 1, check_setup.loss_weights
-            check_setup.loss_weights, line = losses.found(n_classes, self._present())
+        def is_other() -> bool:
+            assert tracker.samples is not None  # noqa: S101  (they wait for this)
+            labels, before = as_labels(tracker.samples.labels, len(tracker.samples.inputs)), setup.loss_weights
+            present = set(labels.unique().tolist())
+            setup.loss_weights, line = losses.found(max(present) + 1, present)
             if line:
                 rank_zero_info(line)
-            if check_setup.loss_weights != before:
-                return self._fit_here(trainer, pl_module)
-            self._end_here()
-            return None
+            if setup.loss_weights == before:
+                tracker.settle()
+            return setup.loss_weights != before
 
         self.awaits_weights = False
-        if (made := on_rank_zero(trainer, fit_again)) is not None:
-            self._use(trainer, pl_module, made)
+        with self._explained():
+            self._follow(not tracker.processes.on_first(is_other) or tracker.start(self._take, **self._options))
 
     def _module_as_space(self, trainer: Trainer, pl_module: LightningModule) -> nn.Module | None:
         """The network, if its features may be a space."""

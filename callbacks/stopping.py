@@ -25,7 +25,6 @@ from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
-from bu_torch.run.history import describe_none_kept
 from bu_torch.run.results import KeptResults
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.samples.balance import ClassWeight
@@ -268,7 +267,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
     def _decide(self, trainer: Trainer, *, may_wait: bool) -> None:
         """Stop training if the check of this hook says so, or if an earlier one did and a stop is allowed by now."""
         checks = self.tracker.history
-        if self._fit.has_checked and checks.last_score is not None and not trainer.fast_dev_run:
+        if self._fit.check is not None and checks.last_score is not None and not trainer.fast_dev_run:
             best = checks.verdict.best
             if self.verbose and best > self._highest:
                 gain = "" if self._highest == -float("inf") else f" by {best - self._highest:.4f}"
@@ -299,36 +298,32 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             others = [one for one in trainer.callbacks if isinstance(one, type(self)) and one.stopped_epoch is not None]
             is_theirs = bool(others) and exception is None
             self.stopping_reason = others[0].stopping_reason if is_theirs else why_ended(trainer, exception)
-        cost = tracker.timer.cost()
-        if self.stopped_epoch is not None and trainer.max_epochs is not None:
-            cost += tracker.timer.time_saved(self._first_epoch, trainer.current_epoch, trainer.max_epochs)
-        tracker.end(
-            self.stopping_reason,
-            kept_epoch=self.best_epoch,
-            kept_step=self.best_step,
-            stopped_epoch=self.stopped_epoch,
-            best_model_path=self.best_model_path,
-        )
-        if exception is None:  # after one, the other processes may not come here
-            tracker.summary = trainer.strategy.broadcast(tracker.summary)
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
-        if keeper is not None and kept is not None:
+        places = {"kept_epoch": self.best_epoch, "kept_step": self.best_step, "stopped_epoch": self.stopped_epoch}
+        ended = {**places, "best_model_path": self.best_model_path}
+        if kept is None and not (trainer.current_epoch or is_graceful):  # nothing to say
+            tracker.end(self.stopping_reason, **ended)
+            return
+
+        def put_back() -> str:
             after = trainer.callbacks[trainer.callbacks.index(self) + 1 :]  # the last to restore has the model
             others = [one for one in after if isinstance(one, BoundaryUncertaintyStopping) and one.restore_best_weights]
             is_last = not any(one._kept is not None for one in others)
-            how = restore(trainer, keeper) if is_graceful and self.restore_best_weights and is_last else "not "
-            is_open = self.stopped_epoch is None and exception is None
-            given = (how, self.stopping_reason, cost, self.best_model_path)
-            for line in tracker.conclusion(*given, is_by_steps=self._fit.is_by_steps, is_open=is_open):
-                rank_zero_info(line)
-        elif trainer.current_epoch or is_graceful:
-            why = tracker.history.why_none_kept()
-            name = "every_n_train_steps" if self._fit.is_by_steps else "every_n_epochs"
-            if not self.history and (every := getattr(self, name)) > 1:
-                why += f" (`{name}={every}`)"
-            if self._fit.waits_for_average:
-                why += ": the average of WeightAveraging was not updated before it"
-            rank_zero_info(describe_none_kept(why, self.stopping_reason))
+            is_due = is_graceful and self.restore_best_weights and is_last
+            return restore(trainer, keeper) if is_due and keeper is not None else "not "
+
+        why, cost = tracker.history.why_none_kept(), tracker.timer.cost()
+        name = "every_n_train_steps" if self._fit.is_by_steps else "every_n_epochs"
+        if not self.history and (every := getattr(self, name)) > 1:
+            why += f" (`{name}={every}`)"
+        if self._fit.waits_for_average:
+            why += ": the average of WeightAveraging was not updated before it"
+        if self.stopped_epoch is not None and trainer.max_epochs is not None:
+            cost += tracker.timer.time_saved(self._first_epoch, trainer.current_epoch, trainer.max_epochs)
+        place = {"is_by_steps": self._fit.is_by_steps, "is_open": self.stopped_epoch is None and exception is None}
+        tracker.conclude(self.stopping_reason, put_back, place, cost, why, **ended)
+        if exception is None:  # after one, the other processes may not come here
+            tracker.summary = tracker.processes.broadcast(tracker.summary)
 
     @property
     def _kept(self) -> dict[str, Any] | None:

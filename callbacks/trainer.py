@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from packaging.version import Version
+from torch import Tensor
 
 from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import gathered
+from bu_torch.run.processes import Processes, T
 from bu_torch.run.state import read_weights
 from bu_torch.run.weights import put_back
 
@@ -104,6 +106,27 @@ def check_trainer(trainer: Any) -> None:
     other = next((tree for tree in _TREES if any(one.startswith(f"{tree}.") for one in of)), None)
     way_out = "" if other is None else f" Import `{other}` before `bu_torch.callbacks`, and not `{TREE}`."
     raise MisconfigurationException(f"This callback works with a `Trainer` of `{TREE}`, got {kind}.{way_out}")
+
+
+class LightningProcesses(Processes):
+    """Processes of a trainer."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.count, self.rank, self._strategy = trainer.world_size, trainer.global_rank, trainer.strategy
+        self.are_sharded = type(trainer.strategy).__name__ in SHARDED
+        if self.count > 1:
+            placed = trainer.strategy.distributed_sampler_kwargs
+            self.n_shares, self.share = placed["num_replicas"], placed["rank"]
+
+    def broadcast(self, value: T) -> T:
+        return self._strategy.broadcast(value)
+
+    def any(self, flag: bool) -> bool:
+        return self._strategy.reduce_boolean_decision(flag, all=False)
+
+    def gather(self, part: Tensor) -> Tensor:
+        parts: Tensor = self._strategy.all_gather(part)
+        return parts[:: self.count // self.n_shares]
 
 
 def set_batch_hooks(callback: Any, *, are_called: bool) -> None:

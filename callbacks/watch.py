@@ -10,8 +10,10 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
-from bu_torch.callbacks.network import CHANGE_INPUTS, SEVERAL_TENSORS, NetworkReader, copied
+from bu_torch.callbacks.network import CHANGE_INPUTS, SEVERAL_TENSORS, NetworkReader
 from bu_torch.callbacks.trainer import SHARDED, LightningModule, MisconfigurationException, Trainer
+from bu_torch.internal.copying import CopyError
+from bu_torch.run.processes import Processes
 from bu_torch.samples.batches import Keys, split_batch
 from bu_torch.samples.samples import UnreadableError, packed
 
@@ -47,17 +49,17 @@ class InputConsistency:
         self._expected: dict[nn.Module, list[_Call]] = {}  # the call of a check
         self._got: dict[nn.Module, list[_Call]] = {}  # calls in training
 
-    def begin(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
+    def begin(self, trainer: Trainer, pl_module: LightningModule, batch: Any, processes: Processes) -> None:
         """Prepare to compare the network's inputs in this step."""
         if type(trainer.strategy).__name__ in SHARDED or not can_be_watched(pl_module):
             return
         self._is_on = True  # in each process: all decide together
         # A batch that cannot be taken apart could not be read as a sample either.
-        with suppress(UnreadableError, TypeError, MisconfigurationException):
+        with suppress(UnreadableError, TypeError, MisconfigurationException, CopyError):
             several, labels = split_batch(batch, self._keys._replace(network=pl_module))
             inputs, packing = packed(several)
             self._labels = labels.detach().to("cpu", copy=True)
-            with copied(trainer, pl_module) as network:
+            with processes.copied(pl_module) as network:
                 names = dict(pl_module.named_modules())  # `eval` may remove parts of the copy
                 parts = {part: names[name] for name, part in network.named_modules() if name in names}
                 listener = _Listener(self._expected, self._labels, parts)

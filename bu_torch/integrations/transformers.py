@@ -13,11 +13,11 @@ from bu_torch.integrations.loaders import conclude, make_stopper, missing
 from bu_torch.internal.files import whole_file
 from bu_torch.internal.inputs import check_integer
 from bu_torch.ranking.checkpoints import why_unreadable
+from bu_torch.run.processes import TorchProcesses
 from bu_torch.run.settings import Settings
 from bu_torch.samples.batches import Keys
 
 try:
-    from accelerate.utils import broadcast_object_list
     from transformers import TrainerCallback
 except ImportError as error:
     raise missing("transformers", "transformers accelerate") from error
@@ -76,6 +76,8 @@ class BoundaryUncertaintyCallback(TrainerCallback):
             own = DataLoader(dataset, args.eval_batch_size, sampler=sampler, collate_fn=collate)
         self.stopper = make_stopper(model, own, self.options, keys)
         self.stopper.has_progress_bar = not args.disable_tqdm
+        if args.world_size > 1:
+            self.stopper.tracker.processes = TorchProcesses()
         if state.global_step:
             self._resume(_file(args, state))
 
@@ -107,7 +109,8 @@ class BoundaryUncertaintyCallback(TrainerCallback):
         if step > (history[-1].get("step", 0) if history else 0):
             should_stop = self.stopper.check(model, math.ceil(state.epoch) - 1, step)
             state.log_history.append({**history[-1], "epoch": state.epoch, "step": step})
-            (control.should_training_stop,) = broadcast_object_list([should_stop or control.should_training_stop])
+            should_stop |= control.should_training_stop
+            control.should_training_stop = self.stopper.tracker.processes.broadcast(should_stop)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero and (file := _file(args, state)).parent.is_dir():

@@ -6,7 +6,7 @@ A sharded network, whose tensors are `DTensor` (`fully_shard`, tensor parallelis
 import sys
 import types
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeGuard
 
 import torch
@@ -86,6 +86,16 @@ def evaluation_copy(
                         " copied: `forward` and `eval` must not write to it. Register it as a buffer, or let it require"
                         " a gradient."
                     )
+
+
+def is_unmoved(network: nn.Module, model: nn.Module, values: Mapping[str, Tensor]) -> bool:
+    """True if a copy still has the weights and buffers it was made with; its pass or `eval` may have changed them."""
+    before, now = dict(_named(model)) | dict(values), dict(_named(network))
+    with suppress(Exception):  # some tensors cannot be compared
+        return before.keys() == now.keys() and all(
+            torch.equal(one, before[name].to(one.device)) for name, one in now.items()
+        )
+    return False
 
 
 def has_lazy_layers(module: nn.Module) -> bool:

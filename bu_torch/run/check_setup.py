@@ -19,11 +19,11 @@ from bu_torch.internal.packing import Packing
 from bu_torch.internal.printing import Forecast, cleaned, shown_on
 from bu_torch.perturbation.draws import kind_of
 from bu_torch.rule.rules import DEFAULT_RULE
-from bu_torch.run.budget import Plan, describe_ignored, plan
+from bu_torch.run.budget import Plan, describe_byte_limit, describe_ignored, plan
 from bu_torch.run.perturbing import settings_for, with_readings
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.samples.balance import class_shares, rare_class, stratified_rows
-from bu_torch.samples.samples import Samples
+from bu_torch.samples.samples import Samples, fewer_of
 from bu_torch.signals.measuring import Signals
 from bu_torch.signals.preparation import n_comparisons
 
@@ -65,10 +65,23 @@ class CheckSetup:
         self._space: SpaceName | None = None
         self.loss_weights: list[float] | None = None  # weights of classes in the loss, if the settings have none
 
-    def plan_checks(self, n_training: int, n_visited: int, n_operations: int, n_bytes: int = 0) -> Plan:
-        """Plan as `bu_torch.run.budget.plan` does; a training that has a plan already, from a resume, keeps it."""
-        self.plan = self.plan or plan(self.settings, n_training, n_visited, n_operations, n_bytes)
-        return self.plan
+    def choose(
+        self, samples: Samples, planned: Callable[[int, int], Plan] | None, when: str, tell: Callable[[str], None]
+    ) -> Samples:
+        """Plan, unless a resumed run has a plan, and take as many of the samples; arguments as in `Tracker.start`."""
+        if self.plan is None:
+            n_training, n_bytes = samples.n_training, samples.inputs[:1].nbytes
+            planned = planned or (lambda n, n_bytes: plan(self.settings, n, n, 0, n_bytes))
+            wanted, self.plan = planned(n_training, 0), planned(n_training, n_bytes)
+            if line := describe_byte_limit(wanted, self.plan, self.settings.max_bytes):
+                tell(line)
+        samples = fewer_of(samples, self.plan.n_samples, self.settings.seed)
+        chosen = f"{len(samples.inputs)} samples"
+        if samples.is_stratified is not None:
+            kind = "stratified random" if samples.is_stratified else "random"
+            chosen = f"a {kind} {len(samples.inputs)} of {samples.n_training} training samples"
+        tell(f"bu-torch measures at {chosen}, {self.plan.draws} each{when}.")
+        return samples
 
     def prepare(
         self,
@@ -78,11 +91,10 @@ class CheckSetup:
         has_resumed: bool,
         device: torch.device | None = None,
         module: nn.Module | None = None,
-        cache: str | Path | None = None,
         has_progress_bar: bool = False,
         tell: Callable[[str], None] | None = None,
     ) -> str:
-        """Fit the signals, or load them; return the fingerprint of samples and settings, for `Tracker.continue_with`.
+        """Fit the signals, or load them; return the fingerprint of samples and settings, for `Tracker.start`.
 
         Checks are made on `device`, or that of the samples. The space may be the features of `module` before training,
         and stays if earlier checks were made (`has_resumed`). `tell` gets a forecast. Errors are those of `Signals`.
@@ -90,6 +102,7 @@ class CheckSetup:
         if line := describe_ignored(samples.n_ignored):
             warn(line)
         samples, n_draws = self._within_memory(samples, warn)
+        cache = self.settings.cache
         samples = with_readings(samples, n_draws, self.settings, warn)
         self.packing, self.takes_readings = samples.packing, samples.readings is not None
         n_samples, labels = len(samples.inputs), as_labels(samples.labels, len(samples.inputs))
@@ -174,7 +187,7 @@ class CheckSetup:
 
     def _within_memory(self, samples: Samples, warn: Callable[[str], None]) -> tuple[Samples, int]:
         """Take fewer samples or draws than planned if memory demands it: some arrays have a column for each class."""
-        made = self.plan_checks(len(samples.inputs), len(samples.inputs), 0)
+        made = self.plan or plan(self.settings, len(samples.inputs), len(samples.inputs), 0)
         labels = as_labels(samples.labels, len(samples.inputs))
         n_samples, n_rows = len(labels), MOST_ENTRIES // len(torch.unique(labels))
         if made.n_draws * n_samples <= n_rows:

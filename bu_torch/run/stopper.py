@@ -12,18 +12,17 @@ from torch import Tensor, nn
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import as_floats, check_integer
 from bu_torch.internal.logits import device_of, logits_at, packed_model
-from bu_torch.internal.printing import tell
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.perturbation.draws import ASKED_TO_READ, WITHOUT_READING, Perturbation, keeps_integers
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
-from bu_torch.run.budget import count_operations, describe_byte_limit, plan
-from bu_torch.run.history import describe_exception, describe_lost_best, describe_none_kept
+from bu_torch.run.budget import count_operations, plan
+from bu_torch.run.history import describe_exception, describe_lost_best
 from bu_torch.run.results import KeptResults
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import Tracker
 from bu_torch.run.weights import BestWeights, load
 from bu_torch.samples.balance import ClassWeight
-from bu_torch.samples.samples import Samples, fewer_of, whole_samples
+from bu_torch.samples.samples import Samples, whole_samples
 
 
 class BoundaryUncertaintyStopper(KeptResults):
@@ -154,17 +153,18 @@ class BoundaryUncertaintyStopper(KeptResults):
         tracker = self._tracker
         epoch, step = self._place(epoch, step)
         self._is_by_steps, self._is_concluded = step is not None, False
-        if not tracker.check_setup.is_prepared:
+        if tracker.inputs is None:
             self._start(model)
         started = time.perf_counter()
-        with tracker.look(model, epoch, step) as network:
-            inputs, taker = tracker.check_setup.signals.perturbed, packed_model(network, tracker.check_setup.packing)
-            logits = logits_at(taker, inputs, output_key=self.settings.output_key)
-            tracker.add(epoch, tracker.measure(logits.to(inputs.device)), step)
-        if tracker.history.is_kept_new:
-            self._best.keep(tracker.state_to_keep(model), epoch, step)
-        measured = tracker.last_check.measurement
-        tracker.end_check(started, measured.details() if measured is not None and tracker.timer.path else None)
+
+        def read(network: Any) -> Tensor:
+            taker = packed_model(network, tracker.check_setup.packing)
+            return logits_at(taker, tracker.inputs, output_key=self.settings.output_key).to(tracker.inputs.device)
+
+        check = tracker.check(model, read, epoch, step)
+        if check.is_kept:
+            self._best.keep(check.weights or tracker.state_to_keep(model), epoch, step)
+        tracker.end_check(started)
         self.stopping_reason = tracker.history.why_stopped(epoch, step)
         self.stopped_epoch = epoch if tracker.history.verdict.should_stop else None
         return tracker.history.verdict.should_stop
@@ -209,15 +209,16 @@ class BoundaryUncertaintyStopper(KeptResults):
         if self._is_concluded:
             return
         self._is_concluded = True
-        tracker, checks = self._tracker, self._tracker.history
-        self.stopping_reason = reason = self.stopping_reason or "Training ended."
-        tracker.end(reason, kept_epoch=self.best_epoch, kept_step=self.best_step, stopped_epoch=self.stopped_epoch)
-        if checks.kept is None:
-            tell(describe_none_kept(checks.why_none_kept(), reason))
-            return
-        cost, is_open = tracker.timer.cost(), self.stopped_epoch is None
-        for line in tracker.conclusion(how, reason, cost, is_by_steps=self._is_by_steps, is_open=is_open):
-            tell(line)
+        self.stopping_reason = self.stopping_reason or "Training ended."
+        self._tracker.conclude(
+            self.stopping_reason,
+            lambda: how,
+            {"is_by_steps": self._is_by_steps, "is_open": self.stopped_epoch is None},
+            self._tracker.timer.cost(),
+            kept_epoch=self.best_epoch,
+            kept_step=self.best_step,
+            stopped_epoch=self.stopped_epoch,
+        )
 
     def _place(self, epoch: int | None, step: int | None) -> tuple[int, int | None]:
         last = self.history[-1] if self.history else {"epoch": -1}
@@ -262,40 +263,29 @@ class BoundaryUncertaintyStopper(KeptResults):
         return self._tracker
 
     def _start(self, model: object) -> None:
-        tracker, check_setup, started = self._tracker, self._tracker.check_setup, time.perf_counter()
-        one, n_training, n_operations = self._samples.inputs[:1], len(self._samples.inputs), 0
-        n_bytes = one.nbytes
-        one = one if self._keeps_integers or self._samples.packing is not None else as_floats(one)
-        if check_setup.plan is None and isinstance(model, nn.Module):
+        tracker, samples, started = self._tracker, self._samples, time.perf_counter()
+        one, n_training, n_operations = samples.inputs[:1], len(samples.inputs), 0
+        one = one if self._keeps_integers or samples.packing is not None else as_floats(one)
+        if tracker.check_setup.plan is None and isinstance(model, nn.Module):
             with evaluation_copy(model) as network:
-                taker = packed_model(network, self._samples.packing)
+                taker = packed_model(network, samples.packing)
                 n_operations = count_operations(
                     network, partial(logits_at, taker, one, output_key=self.settings.output_key)
                 )
-        wanted = plan(tracker.settings, n_training, n_training, n_operations)
-        made = check_setup.plan_checks(n_training, n_training, n_operations, n_bytes)
-        if line := describe_byte_limit(wanted, made, self.settings.max_bytes):
-            tell(line)
-        samples = fewer_of(self._samples, made.n_samples, self.settings.seed)
-        # The first check mostly comes after some training, so the network's features are a space only on request.
-        module = model if isinstance(model, nn.Module) and self.settings.feature_extractor is not None else None
-        fingerprint = tracker.prepare(
-            samples,
+        is_the_same = tracker.start(
+            lambda: samples,
+            lambda _, n_bytes: plan(self.settings, n_training, n_training, n_operations, n_bytes),
             device=device_of(model, samples.inputs),
-            module=module,
-            cache=self.settings.cache,
+            # The first check mostly comes after some training, so the network's features are a space only on request.
+            module=model if isinstance(model, nn.Module) and self.settings.feature_extractor is not None else None,
             has_progress_bar=self.has_progress_bar,
-            tell=tell,
         )
-        n_samples = len(samples.inputs)
-        chosen = f"{n_samples} samples" if n_samples == n_training else f"{n_samples} of {n_training} samples"
-        tell(f"bu-torch measures at {chosen}, {made.draws} each.")
-        for line in check_setup.lines():
-            tell(line)
-        if not tracker.continue_with(fingerprint, check_setup.is_restored):
+        if not is_the_same:
             self._best = BestWeights()
             tracker.warn(
                 "The samples differ from those of the loaded state: scores cannot be compared with earlier checks, so"
                 " patience and the best epoch start anew."
             )
-        tracker.begin(started, None if self.folder is None else Path(self.folder), vars(self.settings))
+        tracker.timer.begin(started, has_resumed=bool(self.history))
+        if self.folder is not None and tracker.processes.rank == 0:
+            tracker.open_record(Path(self.folder), vars(self.settings))

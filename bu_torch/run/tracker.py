@@ -1,123 +1,92 @@
 """Tracker of one training from check to check; it knows no trainer."""
 
 import itertools
-import math
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from bu_torch.functional.groups import dtype_of_labels
+from bu_torch.internal import printing
 from bu_torch.internal.logits import warn_of_probabilities
+from bu_torch.internal.packing import Packing
 from bu_torch.internal.printing import cleaned
-from bu_torch.internal.replica import evaluation_copy
-from bu_torch.rule.rules import STANDARD_ERROR, MetricRule
+from bu_torch.rule.rules import STANDARD_ERROR
+from bu_torch.run.budget import Plan
 from bu_torch.run.check_setup import CheckSetup
-from bu_torch.run.history import (
-    JUDGED_RULES,
-    Confidence,
-    History,
-    confidence_in,
-    describe_worse_than_chance,
-    place_of,
-    summary_of,
-)
+from bu_torch.run.history import History, describe_none_kept, describe_worse_than_chance, summary_of
+from bu_torch.run.last_check import LastCheck
+from bu_torch.run.processes import Processes
 from bu_torch.run.settings import MeasurementSettings
-from bu_torch.run.state import no_classes, no_numbers, read_state
+from bu_torch.run.state import read_state
 from bu_torch.run.timing import Record, RunTimer, plain, row
 from bu_torch.run.weights import WeightAverage, listed, state_to_keep
 from bu_torch.samples.samples import Samples
-from bu_torch.signals.details import (
-    Details,
-    RecallTracker,
-    accuracy_alone,
-    describe_blindness,
-    describe_few,
-    describe_threshold,
-    describe_unpredicted,
-    names_and_shares,
-)
-from bu_torch.signals.measuring import Measurement, Signals
 from bu_torch.signals.metrics import THRESHOLD, as_metric
 
 # Scores can be compared only if these settings are the same.
 _COMPARED = ["metric", "start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed", "class_weight"]
 
 
-class LastCheck:
-    """Measures a check, and holds what it leaves for the next: predictions, recalls, and its details until it ends."""
+class UnfitLogitsError(ValueError):
+    """Logits do not fit the labels."""
 
-    def __init__(self) -> None:
-        self.recall_tracker = RecallTracker()
-        self.recalls: list[float] = []  # as `Measurement.recalls` gives them; empty if another process measured
-        self.n_columns = 0  # width of the last logits that this process measured
-        self.measurement: Measurement | None = None  # between `measure` and `end_check`, where it was measured
-        # The next check is compared with the last one, (n_draws * N,), and with the best by expected value, (N,).
-        self.predictions = no_classes()
-        self.contributions = self.best_contributions = no_numbers()
 
-    def measure(self, signals: Signals, logits: Tensor) -> dict[str, float]:
-        n_samples = len(signals.boundary.labels)
-        known = ((self.predictions, n_samples * signals.boundary.n_draws), (self.best_contributions, n_samples))
-        before, best = (one.to(logits.device) if len(one) == n_rows else None for one, n_rows in known)
-        self.n_columns = logits.shape[1]
-        self.measurement = signals.measure(logits, before, best)
-        self.predictions, self.contributions = self.measurement.predictions, self.measurement.contributions
-        values = {**self.measurement.values, STANDARD_ERROR: self.measurement.standard_error}
-        measured = torch.cat((torch.stack(list(values.values())), self.measurement.recalls())).tolist()
-        self.recalls = measured[len(values) :]
-        return dict(zip(values, measured, strict=False))
+class Check(NamedTuple):
+    """A check, as its owner reads it."""
 
-    def forget(self) -> None:
-        """Compare the next check with none before."""
-        self.predictions, self.best_contributions = self.predictions[:0], self.best_contributions[:0]
-        self.recall_tracker = RecallTracker()
+    entry: dict[str, Any]
+    is_kept: bool  # it is the one to keep from now on
+    weights: dict[str, Any]  # `state_dict` of the network that was read, if it is to be kept and no shard
 
-    def state_dict(self) -> dict[str, Any]:
-        # On the CPU, in the smallest type that holds all classes.
-        narrow = dtype_of_labels(1 + int(self.predictions.max()) if len(self.predictions) else 0)
-        return {
-            "predictions": self.predictions.cpu().to(narrow),
-            "best_contributions": self.best_contributions.cpu(),
-            "recalls": self.recall_tracker.state_dict(),
-        }
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        self.predictions, self.best_contributions = state["predictions"], state["best_contributions"]
-        self.recall_tracker = state["recalls"]
+class _Prepared(NamedTuple):
+    """Parts of a preparation that all processes need."""
+
+    inputs: Any  # perturbed
+    plan: Plan | None
+    packing: Packing | None
+    takes_readings: bool
+    fingerprint: str  # of samples and settings
+    is_restored: bool  # False if the preparation in a resumed state does not fit them
 
 
 class Tracker:
     """Measures each check of one training, keeps the history and the record, and says what to keep and when to stop.
 
-    A training calls it in this order, with `logits_at` of `bu_torch.internal.logits`. A record and a resume also need
-    `begin`, `end_check`, `end` and `continue_with`.
+    A training calls it in this order, with `logits_at` of `bu_torch.internal.logits`. A record also needs `begin`,
+    `end_check` and `end`.
 
         tracker = Tracker(Settings(patience=10))
-        plan = tracker.check_setup.plan_checks(n_training=len(inputs), n_visited=len(inputs), n_operations=100_000)
-        tracker.prepare(bu_torch.samples.samples.choose_among(inputs, labels, lambda n: plan.n_samples, seed=0))
+        samples = bu_torch.samples.samples.whole_samples(inputs, labels)
+        tracker.start(lambda: samples, lambda n, n_bytes: plan(tracker.settings, n, n, 100_000, n_bytes))
         for epoch in range(500):
             train_one_epoch(model)
-            with tracker.look(model, epoch) as network:
-                logits = logits_at(network, tracker.check_setup.signals.perturbed_inputs)
-                tracker.add(epoch, tracker.measure(logits))
-            if tracker.history.is_kept_new:
-                save(tracker.state_to_keep(model))
+            check = tracker.check(model, lambda network: logits_at(network, tracker.inputs), epoch)
+            if check.is_kept:
+                save(check.weights)
             if tracker.history.verdict.should_stop:
                 break
 
-    If several processes train, one of them prepares and measures, and all of them `add` the same values. With
-    `MeasurementSettings` alone, nothing is decided.
+    If several `processes` train, the first one prepares and measures, each reads its share of the logits, and all `add`
+    the same values: all must call the same methods. With `MeasurementSettings` alone, nothing is decided.
     """
 
-    def __init__(self, settings: MeasurementSettings, warn: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        settings: MeasurementSettings,
+        warn: Callable[[str], None] | None = None,
+        tell: Callable[[str], None] = printing.tell,
+    ) -> None:
         self.settings = settings
         self.warn: Callable[[str], None] = warn or partial(warnings.warn, stacklevel=2)
+        self.tell = tell
+        self.processes = Processes()
+        self.inputs: Any = None  # perturbed inputs that this process reads; None before `start`
+        self.samples: Samples | None = None  # in use, until `settle`; in the first process
         self.history = History(settings)  # decides which check is kept, and when to stop
         self.check_setup = CheckSetup(settings)  # samples, and what is computed from them before training
         self.last_check = LastCheck()
@@ -134,41 +103,74 @@ class Tracker:
         """One dict a check, in order, as in `BoundaryUncertaintyMonitor`; `step` only if it is known."""
         return self.history.entries
 
-    def prepare(self, samples: Samples, **options: Any) -> str:
-        """Compute all that does not depend on the network, with options and errors as in `CheckSetup.prepare`."""
-        return self.check_setup.prepare(samples, self.warn, has_resumed=bool(self.checks), **options)
+    def start(
+        self,
+        source: Callable[[], Samples],
+        planned: Callable[[int, int], Plan] | None = None,
+        *,
+        when: str = "",
+        device: torch.device | None = None,
+        is_final: bool = True,
+        **options: Any,
+    ) -> bool:
+        """Prepare the samples of the checks, in the first process for all; False if a run resumes with others.
 
-    def continue_with(self, fingerprint: str, is_restored: bool = True) -> bool:
-        """Compare the samples with those of earlier checks; if they differ, start anew and return False.
-
-        They also differ if their preparation, which the state held, could not be restored.
+        `source` gives the samples to choose from, `planned` the plan of a check from the number of training samples and
+        the bytes of one, 0 for no limit; `when` says for the log when checks are due. Unless this `is_final`, a second
+        call prepares the same samples anew. Other options, and errors, are those of `CheckSetup.prepare`.
         """
-        before = self.check_setup.fingerprint
-        are_the_same = not self.checks or before is None or (is_restored and before == fingerprint)
-        if not are_the_same:
-            self.history.reset()
-            self.last_check.forget()
-        self.check_setup.fingerprint = fingerprint
-        return are_the_same
+        setup, before = self.check_setup, self.check_setup.fingerprint
 
-    def update_average(self, model: object, epoch: int, step: int | None = None) -> None:
-        """Add the weights of a check to the average, if there is one; a repeated check is added once."""
-        if self.average is not None and isinstance(model, nn.Module):
-            self.average.update(model, is_again=self.history.is_last(epoch, step))
-            if self.average.renewed:
-                self.warn(f"The average of weights of another shape begins anew: {listed(self.average.renewed)}.")
+        def prepare() -> _Prepared:
+            if self.samples is None:
+                self.samples = setup.choose(source(), planned, when, self.tell)
+            options.update(has_resumed=bool(self.checks), device=device, tell=self.tell)
+            fingerprint = setup.prepare(self.samples, self.warn, **options)
+            inputs: Any = setup.signals.perturbed
+            if self.processes.count > 1:
+                inputs = inputs[torch.arange(len(inputs), device=inputs.device)].to("cpu")  # a copy for all processes
+            if is_final:
+                self.settle()
+            return _Prepared(inputs, setup.plan, setup.packing, setup.takes_readings, fingerprint, setup.is_restored)
+
+        made = self.processes.on_first(prepare)
+        self._n_rows, self.inputs = len(made.inputs), self.processes.share_of(made.inputs, device)
+        setup.plan, setup.packing, setup.takes_readings = made.plan, made.packing, made.takes_readings
+        setup.fingerprint = made.fingerprint
+        if not self.checks or before is None or (made.is_restored and before == made.fingerprint):
+            return True
+        self.history.reset()
+        self.last_check.forget()
+        return False
+
+    def settle(self) -> None:
+        """Say how samples are measured, and free them, because they are not prepared again; in the first process."""
+        self.samples = None
+        for line in self.check_setup.lines():
+            self.tell(line)
 
     def averages(self, model: object) -> dict[str, Tensor]:
         """Averaged weights by name, which a check reads and keeps in place of the model's; empty without an average."""
         return self.average.values(model) if self.average is not None and isinstance(model, nn.Module) else {}
 
-    def look(self, model: Any, epoch: int, step: int | None = None) -> AbstractContextManager[Any]:
-        """Context of the network that a check reads: a copy of the model, with averaged weights if there are any.
+    def check(
+        self, model: Any, read: Callable[[Any], Tensor], epoch: int, step: int | None = None, *, is_counted: bool = True
+    ) -> Check:
+        """Measure a copy of a model, with averaged weights if there are any, and `add` the check.
 
-        The callbacks do the same in steps, because all processes of a trainer take part (`FitSession._make_check`).
+        `read` gives the logits of a network at `inputs`. Weights that are sharded are left to `state_to_keep`.
         """
-        self.update_average(model, epoch, step)
-        return evaluation_copy(model, self.averages(model))
+        if self.average is not None and isinstance(model, nn.Module):
+            self.average.update(model, is_again=self.history.is_last(epoch, step))
+            if self.average.renewed:
+                self.warn(f"The average of weights of another shape begins anew: {listed(self.average.renewed)}.")
+        processes, averages = self.processes, self.averages(model)
+        with processes.copied(model, averages) as network:
+            logits = processes.read(lambda: read(network), self._n_rows)
+            entry = self.add(epoch, processes.on_first(lambda: self.measure(logits)), step, is_counted=is_counted)
+            is_kept = self.history.is_kept_new
+            weights = state_to_keep(model, averages, network) if is_kept and network is not model else {}
+        return Check(entry, is_kept, weights)
 
     def state_to_keep(self, model: object) -> dict[str, Any]:
         """The `state_dict` of the weights that the last check has read; empty for a model that is no module."""
@@ -178,7 +180,10 @@ class Tracker:
         """Signals and `standard_error` of the network's logits at the perturbed inputs; waits for the device once."""
         if self.timer.check_seconds == 0:
             warn_of_probabilities(logits, "The module", self.warn)
-        return self.last_check.measure(self.check_setup.signals, logits)
+        try:
+            return self.last_check.measure(self.check_setup.signals, logits)
+        except ValueError as error:
+            raise UnfitLogitsError(str(error)) from error
 
     def add(
         self, epoch: int, values: Mapping[str, float], step: int | None = None, *, is_counted: bool = True
@@ -203,12 +208,6 @@ class Tracker:
             self.warn(line)  # last, because filters may turn a warning into an error
         return entry
 
-    def begin(self, started: float, folder: Path | None, settings: Mapping[str, Any]) -> None:
-        """Count the time of training from now on, and open a record with `settings` in `folder`, if there is one."""
-        self.timer.begin(started, has_resumed=bool(self.checks))
-        if folder is not None:
-            self.open_record(folder, settings)
-
     def open_record(self, folder: Path, settings: Mapping[str, Any]) -> None:
         """Open a record with `settings` in `folder`."""
         timer, checks = self.timer, self.history
@@ -222,9 +221,11 @@ class Tracker:
         columns = filter(None, [*self.check_setup.signals.names, STANDARD_ERROR, checks.score_name])
         timer.record = Record(folder, header, map(row, self.checks), columns)
 
-    def end_check(self, started: float, details: Details | None, train_loss: float | None = None) -> None:
+    def end_check(self, started: float, train_loss: float | None = None) -> None:
         """Count the time of the last check, and write it to the record."""
-        if self.timer.path and details is not None:
+        measured = self.last_check.measurement  # None in other processes than the first
+        if self.timer.path and measured is not None:
+            details = measured.details()
             entry, kept, rows = self.checks[-1], self.history.kept or {}, self.check_setup.rows
             line = {
                 "kind": "check",
@@ -251,7 +252,8 @@ class Tracker:
         check = None if kept.get("kept_epoch") is None else self.history.kept  # weights may be lost
         confidence, self.remarks = None, []
         if check is not None and self.check_setup.is_prepared:
-            confidence, self.remarks = self._judge(check)
+            setup = self.check_setup
+            confidence, self.remarks = self.last_check.judge(check, self.history, setup.signals, setup.about["classes"])
         if self.history.selection is not None:
             judged = summary_of(confidence, as_metric(self.settings.metric))
             score = None if check is None else check[self.history.score_name]
@@ -262,57 +264,28 @@ class Tracker:
         line = {"kind": "end", "reason": reason, "n_not_compared": self.history.n_not_compared, **kept, **seconds}
         self.timer.record.write_line(line | {"remarks": self.remarks})
 
-    def conclusion(self, how: str, reason: str, cost: str, path: str = "", **place: bool) -> list[str]:
-        """Lines on what was kept and whether to trust it; arguments as in `History.describe_kept`.
+    def conclude(
+        self, reason: str, restore: Callable[[], str], place: Mapping[str, bool], cost: str, why: str = "", **kept: Any
+    ) -> None:
+        """`end`, `restore` the kept weights, and say what was kept, whether to trust it, and why training ended.
 
-        `how` says if its weights are in the model: "", "partly " or "not ".
+        `restore` returns how they are in the model, "", "partly " or "not "; `place` is for `History.describe_kept`.
+        `cost` is `RunTimer.cost`; `why` nothing is kept is known here unless it is given.
         """
-        line = self.history.describe_kept(how, reason, path, is_averaged=self.average is not None, **place)
-        return [f"{line} {cost}", *self.remarks]
-
-    def _judge(self, check: Mapping[str, Any]) -> tuple[Confidence | None, list[str]]:
-        """Judge the kept check in words; name classes that are never predicted, and one that loses much."""
-        signals, selection = self.check_setup.signals, self.history.selection
-        boundary = signals.boundary
-        names, shares = names_and_shares(boundary.labels, boundary.weights, self.check_setup.about["classes"])
-        counted = [one for one in self.history.compared if selection is None or selection.score(one) is not None]
-        known = self.last_check.recall_tracker
-        if any(one is not None and len(one.expected) != len(names) for one in (known.kept, known.balanced)):
-            self.last_check.recall_tracker = RecallTracker()  # a state of other classes
-        metric, skills = signals.metric, (signals.vote_skill, signals.regression_skill)
-        value, sign = ("expected_accuracy", 1.0) if metric is None else (metric.signal, metric.sign)
-        column, alone = accuracy_alone(boundary.probabilities_of_present, len(boundary.labels), boundary.weights)
-        if metric is not None:
-            alone = metric.uninformed(signals.plain_probabilities(self.last_check.n_columns))
-        finite = [one[value] for one in counted if math.isfinite(one[value])]
-        best = max(finite, key=lambda one: sign * one, default=math.nan)
-        blind, confidence = describe_blindness(best, alone, names[column], skills, metric), None
-        rule = None if selection is None else selection.rule
-        is_judged = rule is not None and metric is None and rule.name in JUDGED_RULES
-        if is_judged or (isinstance(rule, MetricRule) and not rule.metric.is_drawn):
-            given = (signals.skill, len(boundary.labels), alone)
-            doubt = "" if metric is None else metric.doubt(len(names))
-            if metric is not None and not metric.is_of_sharp:
-                doubt = doubt or describe_few(boundary.labels)
-            confidence = confidence_in(check, counted, *given, is_blind=bool(blind), metric=metric, doubt=doubt)
-        lines = [blind or ("" if confidence is None else confidence.line())]
-        recalls = self.last_check.recall_tracker.kept
-        if recalls is not None and (recalls.epoch, recalls.step) == place_of(check):
-            lines.append(describe_unpredicted(names, shares, recalls.expected))
-        if metric is not None and not blind:
-            lines.append(describe_threshold(check, metric))
-        return confidence, [line for line in (*lines, self.unrecognised(check)) if line]
-
-    def unrecognised(self, check: Mapping[str, Any]) -> str:
-        """Log line on a class that loses much by the kept check; "" if none does, or if classes are weighted."""
-        boundary = self.check_setup.signals.boundary
-        if boundary.class_weight is not None or self.check_setup.signals.metric is not None:
-            return ""
-        return self.last_check.recall_tracker.line(check, *torch.unique(boundary.labels, return_counts=True))
+        self.end(reason, **kept)
+        lines = [describe_none_kept(why or self.history.why_none_kept(), reason)]
+        if kept["kept_epoch"] is not None:
+            path, is_averaged = kept.get("best_model_path", ""), self.average is not None
+            line = self.history.describe_kept(restore(), reason, path, is_averaged=is_averaged, **place)
+            lines = [f"{line} {cost}", *self.remarks]
+        for line in lines if self.processes.rank == 0 else ():
+            self.tell(line)
 
     def release(self) -> None:
-        """Free what `prepare` computed, and the average, because training has ended."""
+        """Free what `start` computed, and the average, because training has ended."""
         self.check_setup.release()
+        self.inputs = self.samples = None
+        self.processes = Processes()
         if self.average is not None:
             self.average.release()
         self.last_check.measurement = None

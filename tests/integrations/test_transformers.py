@@ -14,8 +14,8 @@ transformers = pytest.importorskip("transformers")
 
 from problems import same  # noqa: E402
 
-from bu_torch.integrations import transformers as integration  # noqa: E402
 from bu_torch.integrations.transformers import BoundaryUncertaintyCallback  # noqa: E402
+from bu_torch.run.processes import Processes  # noqa: E402
 
 PAD, LENGTH = 0, 8
 PAGE = Path(__file__).parents[2] / "docs/recipes/huggingface.md"
@@ -118,7 +118,7 @@ def test_a_column_that_only_the_loss_reads_is_no_input(tmp_path):
 
 
 def test_of_several_processes_the_first_decides(tmp_path, monkeypatch):
-    monkeypatch.setattr(integration, "broadcast_object_list", lambda decisions: [True for _ in decisions])
+    monkeypatch.setattr(Processes, "broadcast", lambda processes, decision: True)
     run = trainer(tmp_path, ours := callback())
     run.train()
     assert ours.stopper.stopped_epoch is None

@@ -6,7 +6,7 @@ from problems import blobs
 from torch import nn
 
 from bu_torch import Rule, Signals
-from bu_torch.run import check_setup, timing
+from bu_torch.run import check_setup, timing, weights
 from bu_torch.run.budget import Plan
 from bu_torch.run.settings import Settings
 from bu_torch.run.tracker import Tracker
@@ -58,12 +58,12 @@ SAMPLES = Samples(*blobs(), torch.arange(120), 120)
 
 def prepared():
     tracker = Tracker(Settings(n_neighbors=20, n_draws=2))
-    tracker.check_setup.plan_checks(120, 120, 0)
-    return tracker, tracker.prepare(SAMPLES)
+    tracker.start(lambda: SAMPLES)
+    return tracker
 
 
 def test_the_standard_error_is_of_the_gain_over_the_highest_expected_accuracy_before():
-    tracker, _ = prepared()
+    tracker = prepared()
     probabilities = tracker.check_setup.signals.probabilities.double()
     read: list[torch.Tensor] = []
     for epoch, share in enumerate((0.0, 0.1, 0.9, 0.2, 0.3, 0.15)):
@@ -83,9 +83,9 @@ def test_the_standard_error_is_of_the_gain_over_the_highest_expected_accuracy_be
             state = tracker.state_dict()
             assert state["predictions"].dtype == torch.uint8
             assert state["best_contributions"].shape == (120,)
-            tracker, again = prepared()
+            tracker = Tracker(Settings(n_neighbors=20, n_draws=2))
             tracker.load_state_dict(state)
-            assert tracker.continue_with(again)
+            assert tracker.start(lambda: SAMPLES)
 
 
 def test_with_another_patience_all_before_counts_and_this_run_s_holds():
@@ -141,7 +141,7 @@ def test_a_preparation_that_a_state_holds_is_for_its_own_samples():
         tracker = Tracker(Settings(n_neighbors=20, n_draws=1, feature_extractor="module"))
         if state is not None:
             tracker.load_state_dict(state)
-        return tracker, tracker.continue_with(tracker.prepare(samples, module=module), tracker.check_setup.is_restored)
+        return tracker, tracker.start(lambda: samples, module=module)
 
     first, _ = start(SAMPLES)
     first.add(0, VALUES)
@@ -165,7 +165,7 @@ def test_many_classes_take_fewer_draws_or_samples(monkeypatch, settings, most_ro
     said = []
     tracker = Tracker(Settings(n_neighbors=20, **settings), said.append)
     tracker.check_setup.plan = Plan(120, 2)
-    tracker.prepare(Samples(*blobs(n=120), torch.arange(120) + 5, 120))
+    tracker.start(lambda: Samples(*blobs(n=120), torch.arange(120) + 5, 120))
     assert tracker.check_setup.plan == plan
     assert len(tracker.check_setup.signals.perturbed_inputs) == plan.n_samples * plan.n_draws
     assert len(said) == (plan != Plan(120, 2))
@@ -176,7 +176,7 @@ def test_many_classes_take_fewer_draws_or_samples(monkeypatch, settings, most_ro
 def test_nearly_as_many_labels_as_samples_are_warned_of(n_classes, is_warned):
     said = []
     samples = Samples(blobs()[0], torch.arange(120) % n_classes, torch.arange(120), 120)
-    Tracker(Settings(n_neighbors=20, n_draws=1), said.append).prepare(samples)
+    Tracker(Settings(n_neighbors=20, n_draws=1), said.append).start(lambda: samples)
     assert any("the task is a regression" in one for one in said) == is_warned
 
 
@@ -185,7 +185,7 @@ def test_nearly_as_many_labels_as_samples_are_warned_of(n_classes, is_warned):
     [((0.1, 0.1, 0.1), True), ((0.2, 0.3, 0.1), False), ((0.1, 0.15, 0.2), False), ((0.1, 0.15, 0.2, 0.1, 0.1), True)],
 )
 def test_worse_than_chance_is_warned_of_where_it_does_not_get_better(accuracies, is_warned):
-    tracker, said = prepared()[0], []
+    tracker, said = prepared(), []
     tracker.warn = said.append
     fed(tracker, *accuracies)
     assert [f"Expected accuracy is {accuracies[-1]:.2f}" in one for one in said] == [True] * is_warned
@@ -195,7 +195,7 @@ def test_worse_than_chance_is_warned_of_where_it_does_not_get_better(accuracies,
     ("n_columns", "accuracy", "is_warned"), [(16, 0.06, True), (16, 0.3, False), (4, 0.2, True), (3, 0.06, False)]
 )
 def test_more_columns_than_classes_that_predict_worse_than_chance_are_warned_of_at_once(n_columns, accuracy, is_warned):
-    tracker, said = prepared()[0], []
+    tracker, said = prepared(), []
     tracker.warn = said.append
     logits = torch.randn(240, n_columns, generator=torch.Generator().manual_seed(0))
     tracker.add(0, tracker.measure(logits) | {"expected_accuracy": accuracy})
@@ -206,11 +206,11 @@ def test_more_columns_than_classes_that_predict_worse_than_chance_are_warned_of_
 
 def test_a_resumed_training_tells_what_it_has_cost_since_then():
     first, resumed = Tracker(Settings()), Tracker(Settings())
-    first.begin(0.0, None, {})
+    first.timer.begin(0.0, has_resumed=False)
     first.add(0, VALUES)
     assert first.timer.cost().startswith("bu-torch took at least ")
     resumed.load_state_dict(first.state_dict())
-    resumed.begin(0.0, None, {})
+    resumed.timer.begin(0.0, has_resumed=True)
     assert resumed.timer.cost().startswith("Since the run resumed, bu-torch took at least ")
 
 
@@ -218,7 +218,7 @@ def test_saving_is_a_part_of_the_cost(monkeypatch):
     seconds = iter([100.0, 110.0, 113.0, 130.0, 133.0])
     tracker = Tracker(Settings())
     monkeypatch.setattr(timing.time, "perf_counter", lambda: next(seconds))
-    tracker.begin(90.0, None, {})
+    tracker.timer.begin(90.0, has_resumed=False)
     with tracker.timer.saving():
         pass
     assert tracker.timer.saving_seconds == 3.0
@@ -243,3 +243,27 @@ def test_a_state_without_the_score_of_the_rule_starts_anew():
     tracker.load_state_dict(state)
     assert (tracker.history.kept, len(tracker.checks)) == (None, 2)
     assert "patience and the best epoch start anew" in said[0]
+
+
+class Observed(nn.Linear):
+    """Counts the batches that it sees, also in eval mode."""
+
+    def __init__(self):
+        super().__init__(4, 3)
+        self.register_buffer("n_seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.n_seen += self.moves
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("moves", [0, 1])
+def test_the_copy_that_was_read_is_kept_unless_its_pass_has_moved_it(monkeypatch, moves):
+    made, copy_of = [], weights.copy_of
+    monkeypatch.setattr(weights, "copy_of", lambda *given: made.append(given) or copy_of(*given))
+    model, tracker = Observed(), prepared()
+    model.moves = moves
+    check = tracker.check(model, lambda network: network(tracker.check_setup.signals.perturbed_inputs), 0)
+    assert (check.is_kept, len(made)) == (True, moves)
+    assert check.weights.keys() == model.state_dict().keys()
+    assert all(torch.equal(check.weights[name], value) for name, value in model.state_dict().items())

@@ -27,17 +27,21 @@ def samples(share, noise=0.0, n=400):
 
 def tracked(share, *thresholds, noise=0.0, tracker=None, first=0, **settings):
     tracker = tracker or Tracker(Settings(**SETTINGS, **settings))
-    tracker.continue_with(tracker.prepare(whole_samples(*samples(share, noise))))
+    tracker.start(lambda: whole_samples(*samples(share, noise)))
     for epoch, threshold in enumerate(thresholds, start=first):
         second = tracker.check_setup.signals.perturbed_inputs[:, 0] - threshold
         tracker.add(epoch, tracker.measure(torch.stack((torch.zeros_like(second), second), dim=1)))
     return tracker
 
 
+def unrecognised(tracker):
+    return tracker.last_check.unrecognised(tracker.history.kept, tracker.check_setup.signals)
+
+
 def test_a_class_that_loses_by_what_is_kept_is_named():
     tracker = tracked(0.2, HIGH, LOW)
     assert tracker.history.kept["epoch"] == 0
-    line = tracker.unrecognised(tracker.history.kept)
+    line = unrecognised(tracker)
     labelled = []
     for threshold in (HIGH, LOW):
         features = tracker.check_setup.signals.perturbed_inputs.view(2, -1, 2)[:, :80, 0]
@@ -64,7 +68,7 @@ def test_a_class_that_loses_by_what_is_kept_is_named():
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 def test_otherwise_nothing_is_said(share, thresholds, settings, noise):
     tracker = tracked(share, *thresholds, noise=noise, **settings)
-    assert tracker.unrecognised(tracker.history.kept) == ""
+    assert unrecognised(tracker) == ""
 
 
 def test_a_resumed_run_knows_the_checks_before(tmp_path):
@@ -75,12 +79,12 @@ def test_a_resumed_run_knows_the_checks_before(tmp_path):
     second.load_state_dict(state)
     tracked(0.2, LOW, tracker=second, first=1)
     whole = tracked(0.2, HIGH, LOW)
-    assert second.unrecognised(second.history.kept) == whole.unrecognised(whole.history.kept) != ""
+    assert unrecognised(second) == unrecognised(whole) != ""
     del state["recalls"]  # as of an older version
     older = Tracker(Settings(**SETTINGS))
     older.load_state_dict(state)
     tracked(0.2, LOW, tracker=older, first=1)
-    assert older.unrecognised(older.history.kept) == ""
+    assert unrecognised(older) == ""
 
 
 def test_steps_tell_checks_of_one_epoch_apart():

@@ -1,0 +1,107 @@
+"""Measurement of one check, what it leaves for the next, and the judgement of the kept one."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bu_torch.functional.groups import dtype_of_labels
+from bu_torch.rule.rules import STANDARD_ERROR, MetricRule
+from bu_torch.run.history import JUDGED_RULES, Confidence, History, confidence_in, place_of
+from bu_torch.run.state import no_classes, no_numbers
+from bu_torch.signals.details import (
+    RecallTracker,
+    accuracy_alone,
+    describe_blindness,
+    describe_few,
+    describe_threshold,
+    describe_unpredicted,
+    names_and_shares,
+)
+from bu_torch.signals.measuring import Measurement, Signals
+
+
+class LastCheck:
+    """Measures a check, and holds what it leaves for the next: predictions, recalls, and its details until it ends."""
+
+    def __init__(self) -> None:
+        self.recall_tracker = RecallTracker()
+        self.recalls: list[float] = []  # as `Measurement.recalls` gives them; empty if another process measured
+        self.n_columns = 0  # width of the last logits that this process measured
+        self.measurement: Measurement | None = None  # between `measure` and `end_check`, where it was measured
+        # The next check is compared with the last one, (n_draws * N,), and with the best by expected value, (N,).
+        self.predictions = no_classes()
+        self.contributions = self.best_contributions = no_numbers()
+
+    def measure(self, signals: Signals, logits: Tensor) -> dict[str, float]:
+        n_samples = len(signals.boundary.labels)
+        known = ((self.predictions, n_samples * signals.boundary.n_draws), (self.best_contributions, n_samples))
+        before, best = (one.to(logits.device) if len(one) == n_rows else None for one, n_rows in known)
+        self.n_columns = logits.shape[1]
+        self.measurement = signals.measure(logits, before, best)
+        self.predictions, self.contributions = self.measurement.predictions, self.measurement.contributions
+        values = {**self.measurement.values, STANDARD_ERROR: self.measurement.standard_error}
+        measured = torch.cat((torch.stack(list(values.values())), self.measurement.recalls())).tolist()
+        self.recalls = measured[len(values) :]
+        return dict(zip(values, measured, strict=False))
+
+    def forget(self) -> None:
+        """Compare the next check with none before."""
+        self.predictions, self.best_contributions = self.predictions[:0], self.best_contributions[:0]
+        self.recall_tracker = RecallTracker()
+
+    def state_dict(self) -> dict[str, Any]:
+        # On the CPU, in the smallest type that holds all classes.
+        narrow = dtype_of_labels(1 + int(self.predictions.max()) if len(self.predictions) else 0)
+        return {
+            "predictions": self.predictions.cpu().to(narrow),
+            "best_contributions": self.best_contributions.cpu(),
+            "recalls": self.recall_tracker.state_dict(),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.predictions, self.best_contributions = state["predictions"], state["best_contributions"]
+        self.recall_tracker = state["recalls"]
+
+    def judge(
+        self, check: Mapping[str, Any], history: History, signals: Signals, classes: list[str] | None
+    ) -> tuple[Confidence | None, list[str]]:
+        """Judge the kept check in words; name classes that are never predicted, and one that loses much."""
+        boundary, selection = signals.boundary, history.selection
+        names, shares = names_and_shares(boundary.labels, boundary.weights, classes)
+        counted = [one for one in history.compared if selection is None or selection.score(one) is not None]
+        known = self.recall_tracker
+        if any(one is not None and len(one.expected) != len(names) for one in (known.kept, known.balanced)):
+            self.recall_tracker = RecallTracker()  # a state of other classes
+        metric, skills = signals.metric, (signals.vote_skill, signals.regression_skill)
+        value, sign = ("expected_accuracy", 1.0) if metric is None else (metric.signal, metric.sign)
+        column, alone = accuracy_alone(boundary.probabilities_of_present, len(boundary.labels), boundary.weights)
+        if metric is not None:
+            alone = metric.uninformed(signals.plain_probabilities(self.n_columns))
+        finite = [one[value] for one in counted if math.isfinite(one[value])]
+        best = max(finite, key=lambda one: sign * one, default=math.nan)
+        blind, confidence = describe_blindness(best, alone, names[column], skills, metric), None
+        rule = None if selection is None else selection.rule
+        is_judged = rule is not None and metric is None and rule.name in JUDGED_RULES
+        if is_judged or (isinstance(rule, MetricRule) and not rule.metric.is_drawn):
+            given = (signals.skill, len(boundary.labels), alone)
+            doubt = "" if metric is None else metric.doubt(len(names))
+            if metric is not None and not metric.is_of_sharp:
+                doubt = doubt or describe_few(boundary.labels)
+            confidence = confidence_in(check, counted, *given, is_blind=bool(blind), metric=metric, doubt=doubt)
+        lines = [blind or ("" if confidence is None else confidence.line())]
+        recalls = self.recall_tracker.kept
+        if recalls is not None and (recalls.epoch, recalls.step) == place_of(check):
+            lines.append(describe_unpredicted(names, shares, recalls.expected))
+        if metric is not None and not blind:
+            lines.append(describe_threshold(check, metric))
+        return confidence, [line for line in (*lines, self.unrecognised(check, signals)) if line]
+
+    def unrecognised(self, check: Mapping[str, Any], signals: Signals) -> str:
+        """Log line on a class that loses much by the kept check; "" if none does, or if classes are weighted."""
+        labels = signals.boundary.labels
+        if signals.boundary.class_weight is not None or signals.metric is not None:
+            return ""
+        return self.recall_tracker.line(check, *torch.unique(labels, return_counts=True))

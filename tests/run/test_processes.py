@@ -1,0 +1,52 @@
+"""Two processes of a plain loop share the work of a check, and agree with one."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import torch
+from problems import blobs
+from torch import distributed, multiprocessing, nn
+from bu_torch import BoundaryUncertaintyStopper
+from bu_torch.run.processes import TorchProcesses
+
+def train(rank, n):
+    torch.manual_seed(0)
+    stopper, model = BoundaryUncertaintyStopper(*blobs(n=121), n_neighbors=20, n_draws=1), nn.Linear(4, 3)
+    if n > 1:
+        distributed.init_process_group("gloo", init_method="file://{folder}/store", rank=rank, world_size=n)
+        stopper.tracker.processes = TorchProcesses()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        nn.functional.cross_entropy(model(stopper.inputs), stopper.labels).backward()
+        optimizer.step()
+        stopper.check(model)
+    stopper.restore(model)
+    found = {{"history": stopper.history, "kept": stopper.best_epoch, "weight": model.weight.sum().item()}}
+    found |= {{"read": len(stopper.tracker.inputs), "is_first": stopper.tracker.check_setup.is_prepared}}
+    Path({folder!r}, f"{{n}}-{{rank}}.json").write_text(json.dumps(found))
+
+if __name__ == "__main__":
+    multiprocessing.start_processes(train, (2,), 2, start_method="fork")
+    train(0, 1)
+"""
+
+
+def test_two_processes_of_a_plain_loop_read_half_each_and_agree_with_one(tmp_path):
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT.format(tests=str(Path(__file__).parents[1]), folder=str(tmp_path)))
+    subprocess.run([sys.executable, file], check=True, timeout=120)
+    first, second, alone = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("2-0", "2-1", "1-0"))
+    assert (first["read"], second["read"], alone["read"]) == (61, 61, 121)
+    assert (first.pop("is_first"), second.pop("is_first")) == (True, False)
+    assert first == second
+    for shared, entry in zip(first["history"], alone["history"], strict=True):
+        assert shared == pytest.approx(entry, abs=1e-6)
+    assert (first["kept"], first["weight"]) == (alone["kept"], pytest.approx(alone["weight"], abs=1e-6))
