@@ -184,7 +184,7 @@ CLASS_WEIGHTS = torch.tensor([1.0, 4.0, 2.0])
 
 
 class Compiled(Model):
-    """Gives its loss weights of classes, which are no part of the module."""
+    """Has a compiled network, and a loss with weights of classes that are no part of the module."""
 
     def __init__(self, net):
         super().__init__(net)
@@ -357,5 +357,5 @@ SCENARIOS = {
     "dropout": Scenario(module=Classifier, **TRACELESS),
     "noise in hook and step": Scenario(module=lambda: Noisy(normed()), resumes=False, **OF_MODULE),
     "augmented": Scenario(whole_blobs, lambda: Rounding(normed()), dataset=Jittered, **OF_MODULE),
-    "compiled": Scenario(module=lambda: Compiled(normed()), **TRACELESS),
+    "compiled": Scenario(module=lambda: Compiled(normed()), resumes=False, **OF_MODULE),
 }
