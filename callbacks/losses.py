@@ -208,12 +208,13 @@ def _described(node: Any, target: Tensor, factors: tuple[Tensor, ...], labels: T
     return _Loss(True, is_weighted, is_by_row, found)
 
 
-def describe_weights(weights: list[float]) -> str:
+def describe_weights(weights: list[float], *, has_resumed: bool = False) -> str:
     """Log line on the weights of the loss, which the callbacks take."""
     first, n_classes = ", ".join(f"{weight:.4g}" for weight in weights[:10]), len(weights)
+    whose = "did in the run that is resumed" if has_resumed else "does"
     return (
-        f"bu-torch weighs the classes by {first}{', ...' * (n_classes > 10)}, as the loss of these labels"
-        f" does. To change it: `class_weight=[1.0] * {n_classes}` counts all samples alike."
+        f"bu-torch weighs the classes by {first}{', ...' * (n_classes > 10)}, as the loss of these labels {whose}. To"
+        f" change it: `class_weight=[1.0] * {n_classes}` counts all samples alike."
     )
 
 

@@ -105,7 +105,7 @@ class CheckSamples:
         if not self.awaits_weights:
             self.release()
             if setup.loss_weights is not None and self._settings.class_weight is None:
-                rank_zero_info(describe_weights(setup.loss_weights))
+                rank_zero_info(describe_weights(setup.loss_weights, has_resumed=bool(self._tracker.checks)))
         if not is_the_same:
             rank_zero_warn(
                 "The run resumes with different training samples, or with another version of bu_torch: scores cannot be"

@@ -158,8 +158,8 @@ class MetricRegression:
         """The same without one sample each, as `LabelRegression.left_out_proba`; the metric has seen all."""
 
         def of_part(part: int) -> Tensor:
-            pair = (self._moved(one, part) for one in (features, own))
-            return self.parts[part].left_out_proba(*pair, labels, weights)
+            moved = self._moved(features, part), self._moved(own, part)
+            return self.parts[part].left_out_proba(*moved, labels, weights)
 
         return self._mixed(of_part)
 

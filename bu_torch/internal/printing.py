@@ -73,12 +73,12 @@ class Forecast:
                 self._tell(kind, seconds)
 
 
-_shown: ContextVar[tuple[Bar, Forecast | None] | None] = ContextVar("shown", default=None)
+_shown: ContextVar[tuple[Bar | None, Forecast | None] | None] = ContextVar("shown", default=None)
 _is_counted = ContextVar("is_counted", default=True)
 
 
 @contextmanager
-def shown_on(bar: Bar, forecast: Forecast | None = None) -> Iterator[None]:
+def shown_on(bar: Bar | None, forecast: Forecast | None = None) -> Iterator[None]:
     """Let `advance` move `bar` within, and count for a forecast."""
     token = _shown.set((bar, forecast))
     try:
@@ -114,7 +114,8 @@ def advance(n: float = 0, n_passes: int = 0) -> None:
         return
     bar, forecast = shown
     n = n if _is_counted.get() else 0
-    bar.update(n)
+    if bar is not None:
+        bar.update(n)
     if forecast is not None:
         forecast.count("comparisons", n)
         forecast.count("passes", n_passes)

@@ -1,33 +1,29 @@
 """Samples that checks use, their number, and the signals fitted to them."""
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from bu_torch.estimators.boundary import MOST_ENTRIES
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.logits import packed_model
 from bu_torch.internal.packing import Packing
-from bu_torch.internal.printing import Forecast, cleaned, shown_on
+from bu_torch.internal.printing import cleaned
 from bu_torch.perturbation.draws import kind_of
 from bu_torch.rule.rules import DEFAULT_RULE
 from bu_torch.run.budget import Plan, describe_byte_limit, describe_ignored, plan
+from bu_torch.run.cache import fit_or_load
 from bu_torch.run.perturbing import settings_for, with_readings
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.samples.balance import class_shares, rare_class, stratified_rows
 from bu_torch.samples.samples import Samples, fewer_of
 from bu_torch.signals.measuring import Signals
-from bu_torch.signals.preparation import n_comparisons
 
-_BAR_DELAY = 3  # seconds of preparation before a progress bar is shown
 _MOST_CLASSES_A_SAMPLE = 1 / 3
 _SPACES = {
     "inputs": "the inputs",
@@ -56,6 +52,8 @@ class CheckSetup:
         self.takes_readings = False  # perturbed samples are further readings
         self.about: dict[str, Any] = {"data": {}, "classes": None}  # samples and classes in words, for the record
         self.rows = torch.empty(0, dtype=torch.int64)  # places of the samples in the dataset, (N,)
+        self._n_draws = 1
+        self._refused: ValueError | None = None  # why the file of the cache does not fit, if weights may yet change
         self._signals: Signals | None = None  # only in the process that has prepared
         # Settings that determine the samples and perturbations: with others, a resumed run plans anew.
         self._asked = [settings.budget, settings.n_draws, settings.max_samples, settings.n_neighbors, settings.seed]
@@ -66,9 +64,17 @@ class CheckSetup:
         self.loss_weights: list[float] | None = None  # weights of classes in the loss, if the settings have none
 
     def choose(
-        self, samples: Samples, planned: Callable[[int, int], Plan] | None, when: str, tell: Callable[[str], None]
+        self,
+        samples: Samples,
+        planned: Callable[[int, int], Plan] | None,
+        when: str,
+        tell: Callable[[str], None],
+        warn: Callable[[str], None],
     ) -> Samples:
-        """Plan, unless a resumed run has a plan, and take as many of the samples; arguments as in `Tracker.start`."""
+        """Plan, unless a resumed run has a plan, and take as many of the samples; augmented ones are read again.
+
+        Arguments are those of `Tracker.start`.
+        """
         if self.plan is None:
             n_training, n_bytes = samples.n_training, samples.inputs[:1].nbytes
             planned = planned or (lambda n, n_bytes: plan(self.settings, n, n, 0, n_bytes))
@@ -81,7 +87,10 @@ class CheckSetup:
             kind = "stratified random" if samples.is_stratified else "random"
             chosen = f"a {kind} {len(samples.inputs)} of {samples.n_training} training samples"
         tell(f"bu-torch measures at {chosen}, {self.plan.draws} each{when}.")
-        return samples
+        if line := describe_ignored(samples.n_ignored):
+            warn(line)
+        samples, self._n_draws = self._within_memory(samples, warn)
+        return with_readings(samples, self._n_draws, self.settings, warn)
 
     def prepare(
         self,
@@ -89,21 +98,19 @@ class CheckSetup:
         warn: Callable[[str], None],
         *,
         has_resumed: bool,
+        is_final: bool = True,
         device: torch.device | None = None,
         module: nn.Module | None = None,
         has_progress_bar: bool = False,
         tell: Callable[[str], None] | None = None,
     ) -> str:
-        """Fit the signals, or load them; return the fingerprint of samples and settings, for `Tracker.start`.
+        """Fit the signals to chosen samples, or load them; return the fingerprint of samples and settings.
 
         Checks are made on `device`, or that of the samples. The space may be the features of `module` before training,
-        and stays if earlier checks were made (`has_resumed`). `tell` gets a forecast. Errors are those of `Signals`.
+        and stays if earlier checks were made (`has_resumed`). `tell` gets a forecast. Unless this `is_final`, a file of
+        the cache that does not fit is refused by `settle` alone. Errors are those of `Signals`.
         """
-        if line := describe_ignored(samples.n_ignored):
-            warn(line)
-        samples, n_draws = self._within_memory(samples, warn)
-        cache = self.settings.cache
-        samples = with_readings(samples, n_draws, self.settings, warn)
+        cache, n_draws = self.settings.cache, self._n_draws
         self.packing, self.takes_readings = samples.packing, samples.readings is not None
         n_samples, labels = len(samples.inputs), as_labels(samples.labels, len(samples.inputs))
         n_present, is_known = len(torch.unique(labels)), len(self.loss_weights or ()) == int(labels.max()) + 1
@@ -133,8 +140,9 @@ class CheckSetup:
                     warn(f"Features of a network differ from run to run: they are not kept in the cache {cache}.")
                     cache = None
             inputs = samples.inputs.to(self._faster_device(samples, device))
-            self.found_in, self.kept_in = fit_or_load(
-                signals, inputs, samples.labels, cache, samples.weights, has_progress_bar, tell
+            options: Any = {"sample_weight": samples.weights, "has_progress_bar": has_progress_bar, "tell": tell}
+            self._fit(
+                signals, partial(fit_or_load, signals, inputs, samples.labels, **options), cache, is_final=is_final
             )
             self._saved = self._space = None
             if signals.boundary.may_use_module(samples.inputs):
@@ -146,6 +154,19 @@ class CheckSetup:
         self._signals, self.rows = signals.to(device or samples.inputs.device), samples.rows
         self.about = self._describe(signals, samples, n_draws)
         return signals.fingerprint
+
+    def _fit(self, signals: Signals, fit: Callable[..., Any], cache: str | Path | None, *, is_final: bool) -> None:
+        """Fit or load, as `fit_or_load`; a file of this run, written for other weights of the classes, is replaced."""
+        if self.kept_in is not None and self.kept_in == cache:
+            self.kept_in.unlink(missing_ok=True)
+        self._refused = None
+        try:
+            self.found_in, self.kept_in = fit(cache=cache)
+        except ValueError as error:
+            if is_final or cache is None or signals.is_fitted:
+                raise
+            self._refused = error
+            self.found_in, self.kept_in = fit(cache=None)
 
     def _faster_device(self, samples: Samples, device: torch.device | None) -> torch.device:
         """Device on which preparation is faster: that of the checks for images, else that of the samples."""
@@ -213,6 +234,12 @@ class CheckSetup:
         if self._signals is None:
             raise RuntimeError("This Tracker has no samples yet: call `prepare` first.")
         return self._signals
+
+    def settle(self) -> list[str]:
+        """`lines`, since no other preparation follows; raises if the file of the cache is for other samples."""
+        if self._refused is not None:
+            raise self._refused
+        return self.lines()
 
     def lines(self) -> list[str]:
         """Lines for the log: how samples are perturbed, which cache, which space, and how classes count."""
@@ -313,83 +340,3 @@ class CheckSetup:
         self.loss_weights, plan = state["loss_weights"], state["plan"]
         if state["asked"] == self._asked and plan is not None and plan.n_samples >= self.settings.n_neighbors:
             self.plan, self.fingerprint = plan, state["samples"]
-
-
-def fit_or_load(
-    signals: Signals,
-    inputs: Tensor,
-    labels: Tensor,
-    cache: str | Path | None,
-    sample_weight: Tensor | None = None,
-    has_progress_bar: bool = False,
-    tell: Callable[[str], None] | None = None,
-) -> tuple[Path | None, Path | None]:
-    """Load what an earlier run has kept for the same samples and settings, or fit and keep the result.
-
-    Samples are those of `Signals.fit`, whose errors are raised. `cache` is a file (npz), which is refused if it is
-    damaged or for other samples or settings (ValueError); or a folder, in which samples and settings give the file its
-    name. If it cannot be written, a warning says so. `tell` takes a line with the expected time of a long fit. Returns
-    the file that was read, and the file that was written, or None.
-    """
-    inputs = signals.boundary.as_inputs(inputs)
-    with _bar(signals, inputs, has_progress_bar, tell):
-        try:
-            return _by_file(signals, (inputs, labels, sample_weight), cache)
-        except torch.OutOfMemoryError:  # training may still fit on the device
-            return _by_file(signals, (inputs.cpu(), labels, sample_weight), cache)
-
-
-def _by_file(signals: Signals, samples: tuple[Any, ...], cache: str | Path | None) -> tuple[Path | None, Path | None]:
-    if cache is None:
-        signals.fit(*samples)
-        return None, None
-    # A name without a suffix is a folder to be made.
-    cache = Path(cache)
-    if cache.is_dir() or not (cache.suffix or cache.exists()):
-        cache = cache / f"{signals.fingerprint_of(*samples)}.npz"
-    try:
-        signals.load(cache, *samples)
-        return cache, None
-    except (FileNotFoundError, NotADirectoryError):
-        signals.fit(*samples)
-    except OSError as error:
-        line = f"The cache {cache} cannot be read: {error.strerror}. Its contents are computed anew."
-        warnings.warn(f"{line} To turn the cache off: `cache=None`.", stacklevel=3)
-        signals.fit(*samples)
-        return None, None
-    try:
-        signals.save(cache)
-        return None, cache
-    except OSError as error:
-        warnings.warn(f"The cache {cache} cannot be written: {error}. It is not kept.", stacklevel=3)
-        return None, None
-
-
-@contextmanager
-def _bar(signals: Signals, inputs: Tensor, is_shown: bool, tell: Callable[[str], None] | None) -> Iterator[None]:
-    """Show a progress bar for the work of `signals` within, after a few seconds, and tell its expected time."""
-
-    def tell_forecast(kind: str, seconds: float) -> None:
-        line = {
-            "comparisons": f"compares samples for about {seconds:.0f} s first. To change it: `max_samples`.",
-            "passes": f"passes samples through the network for up to {seconds:.0f} s first, to find near ones by its"
-            " features. To change it: `feature_extractor`, or `max_samples`.",
-        }[kind]
-        if tell is not None:
-            tell(f"bu-torch {line}")
-
-    totals = {"comparisons": n_comparisons(len(inputs), signals.boundary.n_draws)}
-    if signals.boundary.may_use_module(inputs):
-        totals["passes"] = (1 + signals.boundary.n_draws) * len(inputs)
-    with (
-        tqdm(
-            desc="bu-torch prepares",
-            total=totals["comparisons"],
-            delay=_BAR_DELAY,
-            disable=not is_shown,
-            leave=False,
-            bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
-        ) as bar,
-        shown_on(bar, Forecast(totals, tell_forecast)),
-    ):
-        yield

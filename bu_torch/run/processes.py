@@ -1,12 +1,13 @@
 """Processes that train one network together: each reaches every collective, in the same order, even if one fails."""
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.nn.parameter import is_lazy
 
 from bu_torch.internal.replica import evaluation_copy, is_sharded
 
@@ -62,16 +63,19 @@ class Processes:
             part = part.float()  # exact, and known to every backend
         return self.gather(part.contiguous()).flatten(0, 1)[:n_rows]
 
-    @contextmanager
-    def copied(self, model: Any, values: Mapping[str, Tensor] | None = None) -> Iterator[Any]:
-        """Give an `evaluation_copy` of a model, with the buffers of the first process, whose weights are saved."""
-        with evaluation_copy(model, values, is_sharded=self.are_sharded) as network:
-            buffers = network.named_buffers() if self.count > 1 and isinstance(network, nn.Module) else ()
-            if own := {name: one for name, one in buffers if not is_sharded(one)}:
-                theirs = self.broadcast({name: buffer.cpu() for name, buffer in own.items()})
-                for name, buffer in own.items():
-                    buffer.copy_(theirs[name])
-            yield network
+    def same_buffers(self, model: Any, values: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Values of weights by name, and with them the buffers of the first process, whose weights are saved."""
+        values = dict(values or {})
+        buffers = model.named_buffers(remove_duplicate=False) if isinstance(model, nn.Module) and self.count > 1 else ()
+        own = {name: one for name, one in buffers if not (is_lazy(one) or is_sharded(one))}
+        if own:
+            theirs = self.broadcast({name: values.get(name, buffer).detach().cpu() for name, buffer in own.items()})
+            values |= {name: theirs[name].to(buffer.device) for name, buffer in own.items()}
+        return values
+
+    def copied(self, model: Any) -> AbstractContextManager[Any]:
+        """Give an `evaluation_copy` of a model with the buffers of the first process."""
+        return evaluation_copy(model, self.same_buffers(model), is_sharded=self.are_sharded)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Processes, ()  # what holds a copy is with no others
@@ -85,23 +89,24 @@ def _tried(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 class TorchProcesses(Processes):
-    """Processes of torch's default group, as in a plain loop, under `accelerate launch`, and in Lightning Fabric."""
+    """Processes of a group of torch, None for all: in a plain loop, under `accelerate launch`, in Lightning Fabric."""
 
-    def __init__(self) -> None:
-        self.count = self.n_shares = distributed.get_world_size()
-        self.rank = self.share = distributed.get_rank()
+    def __init__(self, group: Any = None) -> None:
+        self._group = group
+        self.count = self.n_shares = distributed.get_world_size(group)
+        self.rank = self.share = distributed.get_rank(group)
 
     def broadcast(self, value: T) -> T:
         values = [value]
-        distributed.broadcast_object_list(values)
+        distributed.broadcast_object_list(values, group=self._group, group_src=0)
         return values[0]
 
     def any(self, flag: bool) -> bool:
         flags = [flag] * self.count
-        distributed.all_gather_object(flags, flag)
+        distributed.all_gather_object(flags, flag, group=self._group)
         return any(flags)
 
     def gather(self, part: Tensor) -> Tensor:
         parts = [torch.empty_like(part) for _ in range(self.count)]
-        distributed.all_gather(parts, part)
+        distributed.all_gather(parts, part, group=self._group)
         return torch.stack(parts)

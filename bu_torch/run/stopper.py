@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import as_floats, check_integer
@@ -17,12 +17,19 @@ from bu_torch.perturbation.draws import ASKED_TO_READ, WITHOUT_READING, Perturba
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.budget import count_operations, plan
 from bu_torch.run.history import describe_exception, describe_lost_best
+from bu_torch.run.processes import TorchProcesses
 from bu_torch.run.results import KeptResults
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import Tracker
 from bu_torch.run.weights import BestWeights, load
 from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.samples import Samples, whole_samples
+
+_ALONE = (
+    "This process checks alone, of several that train. Buffers of BatchNorm differ among them, so that others may keep"
+    " other weights, or go on and wait for this one for ever. Pass `process_group=torch.distributed.group.WORLD` in all"
+    " of them, or check in one process alone and send its answer, and in the end its weights, to the others."
+)
 
 
 class BoundaryUncertaintyStopper(KeptResults):
@@ -38,6 +45,9 @@ class BoundaryUncertaintyStopper(KeptResults):
             which torch's losses ignore, are left out with a warning.
         sample_weight: Relative frequency of each sample in training, shape (N,), positive; None if all are alike.
         folder: Folder for the record of the checks; None for no record.
+        process_group: Processes that train together, such as `torch.distributed.group.WORLD`: all of them call `check`
+            with the same samples, each reads its share, the first one decides for all, logs and keeps the `summary`,
+            and all keep the same weights. None if one process checks alone.
         **settings: All of `bu_torch.run.settings.Settings`, such as `patience`, `rule`, `budget` (an epoch visits each
             of the N samples once), `cache` and `averaging` (0.7).
 
@@ -84,6 +94,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         *,
         sample_weight: Any = None,
         folder: str | Path | None = None,
+        process_group: Any = None,
         patience: int = 20,
         min_delta: float = 0.0,
         stopping_threshold: float | None = None,
@@ -116,6 +127,8 @@ class BoundaryUncertaintyStopper(KeptResults):
         self.folder = folder
         self.has_progress_bar = True
         self._tracker = Tracker(self.settings)
+        if process_group is not None:
+            self._tracker.processes = TorchProcesses(process_group)
         self._best = BestWeights()
         self.stopped_epoch: int | None = None
         self.stopping_reason = ""
@@ -264,6 +277,9 @@ class BoundaryUncertaintyStopper(KeptResults):
 
     def _start(self, model: object) -> None:
         tracker, samples, started = self._tracker, self._samples, time.perf_counter()
+        has_group = distributed.is_available() and distributed.is_initialized()
+        if has_group and tracker.processes.count < distributed.get_world_size():
+            tracker.warn(_ALONE)
         one, n_training, n_operations = samples.inputs[:1], len(samples.inputs), 0
         one = one if self._keeps_integers or samples.packing is not None else as_floats(one)
         if tracker.check_setup.plan is None and isinstance(model, nn.Module):

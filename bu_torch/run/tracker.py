@@ -14,6 +14,7 @@ from bu_torch.internal import printing
 from bu_torch.internal.logits import warn_of_probabilities
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.printing import cleaned
+from bu_torch.internal.replica import evaluation_copy
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.budget import Plan
 from bu_torch.run.check_setup import CheckSetup
@@ -123,8 +124,8 @@ class Tracker:
 
         def prepare() -> _Prepared:
             if self.samples is None:
-                self.samples = setup.choose(source(), planned, when, self.tell)
-            options.update(has_resumed=bool(self.checks), device=device, tell=self.tell)
+                self.samples = setup.choose(source(), planned, when, self.tell, self.warn)
+            options.update(has_resumed=bool(self.checks), is_final=is_final, device=device, tell=self.tell)
             fingerprint = setup.prepare(self.samples, self.warn, **options)
             inputs: Any = setup.signals.perturbed
             if self.processes.count > 1:
@@ -146,7 +147,7 @@ class Tracker:
     def settle(self) -> None:
         """Say how samples are measured, and free them, because they are not prepared again; in the first process."""
         self.samples = None
-        for line in self.check_setup.lines():
+        for line in self.check_setup.settle():
             self.tell(line)
 
     def averages(self, model: object) -> dict[str, Tensor]:
@@ -164,12 +165,13 @@ class Tracker:
             self.average.update(model, is_again=self.history.is_last(epoch, step))
             if self.average.renewed:
                 self.warn(f"The average of weights of another shape begins anew: {listed(self.average.renewed)}.")
-        processes, averages = self.processes, self.averages(model)
-        with processes.copied(model, averages) as network:
+        processes = self.processes
+        values = processes.same_buffers(model, self.averages(model))
+        with evaluation_copy(model, values, is_sharded=processes.are_sharded) as network:
             logits = processes.read(lambda: read(network), self._n_rows)
             entry = self.add(epoch, processes.on_first(lambda: self.measure(logits)), step, is_counted=is_counted)
             is_kept = self.history.is_kept_new
-            weights = state_to_keep(model, averages, network) if is_kept and network is not model else {}
+            weights = state_to_keep(model, values, network) if is_kept and network is not model else {}
         return Check(entry, is_kept, weights)
 
     def state_to_keep(self, model: object) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,7 +98,9 @@ def concatenate(
     read: list[Any] = []
     all_labels: list[Tensor] = []
     options: dict[str, Any] = {"total": n_expected or None, "unit": " samples", "leave": False}
-    with tqdm(desc="bu-torch reads", delay=3, disable=not has_progress_bar, **options) as shown:
+    # A disabled bar would start tqdm's thread, too.
+    bar = tqdm(desc="bu-torch reads", delay=3, **options) if has_progress_bar else nullcontext()
+    with bar as shown:
         for inputs, labels in (split_batch(batch, keys) for batch in batches):
             if len(labels):
                 if transform is not None:  # the transform has moved them to the network's device
@@ -107,7 +110,8 @@ def concatenate(
                 read.append(pytree.tree_map(operator.itemgetter(slice(n_left)), inputs))
                 all_labels.append(labels[:n_left])
                 n_left -= len(all_labels[-1])
-                shown.update(len(all_labels[-1]))
+                if shown is not None:
+                    shown.update(len(all_labels[-1]))
             if not n_left:
                 break
     if not read:

@@ -19,7 +19,8 @@ from bu_torch.functional.groups import sum_by_group
 from bu_torch.functional.probabilities import as_probabilities
 from bu_torch.functional.weights import mean_and_error
 from bu_torch.internal.inputs import as_labels, check_fitted
-from bu_torch.perturbation.draws import Perturbation, PerturbedInputs, Readings, are_rows
+from bu_torch.perturbation.draws import Perturbation, PerturbedInputs, are_rows
+from bu_torch.perturbation.moves import Readings
 from bu_torch.samples.balance import ClassWeight, weights_of
 from bu_torch.signals.catalogue import SIGNALS, SignalInputs
 from bu_torch.signals.details import Details, details_of

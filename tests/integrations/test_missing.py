@@ -10,7 +10,6 @@ import pytest
     ("module", "package", "command"),
     [
         ("transformers", "transformers", "pip install transformers accelerate"),
-        ("transformers", "accelerate", "pip install transformers accelerate"),
         ("skorch", "skorch", "pip install skorch"),
         ("optuna", "optuna", "pip install optuna"),
         ("ray", "ray", r'pip install "ray\[tune\]"'),

@@ -6,6 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from problems import blobs
+
+from bu_torch import BoundaryUncertaintyStopper
 
 SCRIPT = """
 import json, sys
@@ -15,21 +19,24 @@ import torch
 from problems import blobs
 from torch import distributed, multiprocessing, nn
 from bu_torch import BoundaryUncertaintyStopper
-from bu_torch.run.processes import TorchProcesses
 
 def train(rank, n):
     torch.manual_seed(0)
-    stopper, model = BoundaryUncertaintyStopper(*blobs(n=121), n_neighbors=20, n_draws=1), nn.Linear(4, 3)
+    options = {{"n_neighbors": 20, "n_draws": 1}}
     if n > 1:
         distributed.init_process_group("gloo", init_method="file://{folder}/store", rank=rank, world_size=n)
-        stopper.tracker.processes = TorchProcesses()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        options["process_group"] = distributed.group.WORLD
+    stopper = BoundaryUncertaintyStopper(*blobs(n=121), **options)
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
+    model[0].running_mean += rank  # as other samples leave it; the first process's counts
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
     for _ in range(3):
-        nn.functional.cross_entropy(model(stopper.inputs), stopper.labels).backward()
+        nn.functional.cross_entropy(model[1](stopper.inputs), stopper.labels).backward()
         optimizer.step()
         stopper.check(model)
     stopper.restore(model)
-    found = {{"history": stopper.history, "kept": stopper.best_epoch, "weight": model.weight.sum().item()}}
+    found = {{"history": stopper.history, "kept": stopper.best_epoch, "weight": model[1].weight.sum().item()}}
+    found["mean"] = model[0].running_mean.tolist()
     found |= {{"read": len(stopper.tracker.inputs), "is_first": stopper.tracker.check_setup.is_prepared}}
     Path({folder!r}, f"{{n}}-{{rank}}.json").write_text(json.dumps(found))
 
@@ -49,4 +56,12 @@ def test_two_processes_of_a_plain_loop_read_half_each_and_agree_with_one(tmp_pat
     assert first == second
     for shared, entry in zip(first["history"], alone["history"], strict=True):
         assert shared == pytest.approx(entry, abs=1e-6)
+    assert first["mean"] == alone["mean"] == [0, 0, 0, 0]
     assert (first["kept"], first["weight"]) == (alone["kept"], pytest.approx(alone["weight"], abs=1e-6))
+
+
+def test_a_process_that_checks_alone_among_several_is_told(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: 2)
+    with pytest.warns(UserWarning, match="process_group=torch.distributed.group.WORLD"):
+        BoundaryUncertaintyStopper(*blobs(), n_neighbors=20).check(torch.nn.Linear(4, 3))
