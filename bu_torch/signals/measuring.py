@@ -211,6 +211,7 @@ class Signals:
         columns = boundary.classes.columns(boundary.labels)
         own, distances = columns.repeat(boundary.n_draws), preparation.left_out_distances
         repeated, probabilities = boundary.repeated_weights, boundary.probabilities_of_present
+        is_reading = isinstance(boundary.perturbation, Readings)  # there probabilities leave a sample's own label out
         self._derived = {
             "label_columns": own,
             "label_trust": functional.trust_score(distances, own, validate_args=False),
@@ -220,7 +221,7 @@ class Signals:
             "attainable": functional.attainable(probabilities, distances[:, :-1], repeated),
             "skill": min(max(self.skill, 0.0), 1.0),
             "are_rows": are_rows(boundary.perturbation, inputs),
-            "label_weight": self._label_weight(),
+            "label_weight": cost_of_memorising(probabilities, repeated) * (is_reading / 2),
         }
         if preparation.bayes_pairs is not None:
             from bu_torch.papers.signals import ProposalSignals
@@ -235,13 +236,6 @@ class Signals:
                 self.names = tuple(dict.fromkeys((*self.names, *self.metric.entries)))
         warn_of(preparation, inputs)
         return self
-
-    def _label_weight(self) -> Tensor:
-        """Weight of the agreement with a sample's own label, where its label probabilities leave that out."""
-        boundary = self.boundary
-        if not isinstance(boundary.perturbation, Readings):
-            return torch.zeros((), dtype=torch.float64, device=boundary.labels.device)
-        return cost_of_memorising(boundary.probabilities_of_present, boundary.repeated_weights) / 2
 
     @property
     def skill(self) -> float:
