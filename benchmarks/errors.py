@@ -98,9 +98,9 @@ def main(results: Path = RESULTS) -> None:
     print("|---" * (len(names) + 1) + "|")
     for name, row in found.iterrows():
         errors = row[list(RULES.values())].astype(float)
-        least = errors.drop("best").round(3).min()
-        cells = ["" if pd.isna(value) else f"{value:.3f}" for value in errors]
-        bold = [round(value, 3) == least and rule != "best" for rule, value in errors.items()]
+        cells = ["" if pd.isna(value) else f"{round(value, 6):.3f}" for value in errors]
+        least = min(cell for cell, rule in zip(cells, errors.index, strict=True) if cell and rule != "best")
+        bold = [cell == least and rule != "best" for cell, rule in zip(cells, errors.index, strict=True)]
         shown = [f"**{cell}**" if is_bold else cell for cell, is_bold in zip(cells, bold, strict=True)]
         print(f"| {name} | {' | '.join([*shown, row.iloc[-1]])} |")
 
