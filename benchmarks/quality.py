@@ -12,12 +12,21 @@ hindsight; an average may be better than that. Half of a table trains, at most 2
 rest test.
 
     python benchmarks/quality.py --quick             # a minute
-    python benchmarks/quality.py tables
+    python benchmarks/quality.py --show              # what is saved, of all collections but the quick one together
+
+The saved results:
+
+    python benchmarks/quality.py tables --settings adamw rmsprop
+    python benchmarks/quality.py others
+    python benchmarks/quality.py images --noise none uniform-0.2
+    python benchmarks/text.py --fetch && python benchmarks/quality.py texts
+    python benchmarks/quality.py business --folder FOLDER --settings adamw --noise none uniform-0.2 --seeds 2
+    python benchmarks/quality.py people --folder FOLDER && python benchmarks/quality.py distant --folder FOLDER
+
+Others:
+
     python benchmarks/keel.py KEEL && python benchmarks/quality.py keel --folder KEEL
     python benchmarks/quality.py images --emoji emoji-datasource-google-15.1.2.tgz
-    python benchmarks/text.py --fetch && python benchmarks/quality.py texts
-    python benchmarks/quality.py business --folder BUSINESS   # those with a rare class, if there; people, distant
-    python benchmarks/quality.py --show              # what is saved, of all collections but the quick one together
 
 Each training is saved as it ends, and is not run again, the quick ones apart. `CHOSEN_ON` names the collections that
 set the limits of the word on the choice. The score (its weights 1, 1/4 and skill) was chosen on trainings of all
