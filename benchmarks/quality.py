@@ -12,15 +12,25 @@ hindsight; an average may be better than that. Half of a table trains, at most 2
 rest test.
 
     python benchmarks/quality.py --quick             # a minute
-    python benchmarks/quality.py tables
-    python benchmarks/keel.py KEEL && python benchmarks/quality.py keel --folder KEEL
-    python benchmarks/quality.py images --emoji emoji-datasource-google-15.1.2.tgz
-    python benchmarks/text.py --fetch && python benchmarks/quality.py texts
-    python benchmarks/quality.py business --folder BUSINESS   # those with a rare class, if there; people, distant
     python benchmarks/quality.py --show              # what is saved, of all collections but the quick one together
 
+The saved results:
+
+    python benchmarks/quality.py tables --settings adamw rmsprop
+    python benchmarks/quality.py others
+    python benchmarks/quality.py images --noise none uniform-0.2
+    python benchmarks/text.py --fetch && python benchmarks/quality.py texts
+    python benchmarks/quality.py business --folder FOLDER --settings adamw --noise none uniform-0.2 --seeds 2
+    python benchmarks/quality.py people --folder FOLDER && python benchmarks/quality.py distant --folder FOLDER
+
+Others:
+
+    python benchmarks/keel.py KEEL && python benchmarks/quality.py keel --folder KEEL
+    python benchmarks/quality.py images --emoji emoji-datasource-google-15.1.2.tgz
+
 Each training is saved as it ends, and is not run again, the quick ones apart. `CHOSEN_ON` names the collections that
-choices were made on; the others were run once, when all was chosen.
+set the limits of the word on the choice. The score (its weights 1, 1/4 and skill) was chosen on trainings of all
+collections but `keel`, with AdamW, half of them with other seeds.
 """
 
 import argparse
@@ -569,7 +579,7 @@ def show(rows: pd.DataFrame) -> None:
     """Print all rules, then ratios by labels and collection."""
     pd.set_option("display.width", 200, "display.max_rows", None, "display.max_columns", None)
     rows = with_labels(rows)
-    rows["half"] = np.where(rows.collection.isin(CHOSEN_ON), "chosen on", "unseen")
+    rows["half"] = np.where(rows.collection.isin(CHOSEN_ON), "sets the word's limits", "sets none")
     for labels, part in rows.groupby("labels"):
         print(f"\n{labels}, {int((part.rule == OURS).sum())} trainings\n{summarise(part).round(4)}")
         if BALANCED in part and (known := part[part[BALANCED].notna()]).size:
