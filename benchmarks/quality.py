@@ -99,7 +99,7 @@ SETTINGS: dict[str, tuple[training.Optimizer, Callable[..., Any] | None]] = {
     "cosine": (ADAMW, cosine),
     "schedule_free": (schedule_free, None),
 }
-COLLECTIONS = ("tables", "others", "keel", "seven", "images", "images_unseen", "texts", "texts_unseen")
+COLLECTIONS = ("tables", "others", "keel", "seven", "fresh", "images", "images_unseen", "texts", "texts_unseen")
 COLLECTIONS += ("business", *people.KINDS)
 BUSINESS = ("attrition", "credit_data", "hpc_data", "mlc_churn")
 CHOSEN_ON = ("tables", "images", "texts")
@@ -241,8 +241,8 @@ def units(collection: str, options: argparse.Namespace) -> list[Unit]:
             of_tables = [file for file in of_tables if Path(file).name.partition(".csv")[0] in named]
         for table in of_tables:  # what cannot be trained on is said before any training
             tables.read_table(table)
-    elif collection in ("keel", "seven", "business"):
-        raise SystemExit(f"`{collection}` needs `--folder`; `benchmarks/keel.py` fills one of the first two.")
+    elif collection in ("keel", "seven", "fresh", "business"):
+        raise SystemExit(f"`{collection}` needs `--folder`; `benchmarks/keel.py` fills one of the first three.")
     return [
         Unit(collection, table, setting, seed, tuple(options.noise), options.epochs)
         for seed, table, setting in itertools.product(range(options.seeds), of_tables, options.settings)
