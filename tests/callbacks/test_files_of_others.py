@@ -18,8 +18,8 @@ from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from problems import Bomb, Classifier, Given, Weights, cut, fit, same, state_of
 
-from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-from bu_torch.callbacks.checkpoints import claim, identity
+from bu_torch import BoundaryUncertaintyStopping
+from bu_torch.internal.files import claim, identity
 
 PLACE, WEIGHTS = {"epoch": 1, "global_step": 8}, {"state_dict": Classifier().state_dict()}  # of the second epoch
 
@@ -145,14 +145,6 @@ def test_a_file_of_the_same_size_and_time_is_another_s(tmp_path):
     path.write_bytes(b"evil")
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
     assert before != identity(str(path), LocalFileSystem())
-
-
-@pytest.mark.parametrize("kind", [BoundaryUncertaintyStopping, BoundaryUncertaintyMonitor])
-def test_a_state_that_is_none_starts_anew(kind):
-    callback = kind(n_neighbors=20)
-    with pytest.warns(UserWarning, match="`plan`: .*start anew"):
-        callback.load_state_dict(callback.state_dict() | {"plan": "x"})
-    assert callback.history == []
 
 
 @pytest.mark.parametrize("weights", [{}, {"net.0.weight": torch.zeros(2)}, {"net.0.weight": 1}])
