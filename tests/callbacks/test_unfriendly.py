@@ -123,8 +123,6 @@ REFUSED = {
     "a short reference": fine("cannot use `reference`: .*it has 7 samples, fewer", reference=(X[:7], Y[:7])),
     "a narrow reference": fine(r"passes inputs of shape \(120, 3\) .*`Lenient", reference=(X[:, :3], Y)),
     "one column": fine("gives one column, but the labels have classes 0, .*A regression", giving(lambda z: z[:, 0])),
-    "one dimension more": fine(r"`logits` must have shape .*got \(1, 120, 3\)", giving(lambda z: z[None])),
-    "more rows": fine("must give one row of logits an input, 120, got 240", giving(lambda z: torch.cat((z, z)))),
     "no output": fine("`forward` must give a tensor .*got NoneType", giving(lambda z: None)),
     "an output of two": fine("got tuple of 2.* `output_key=` names the logits in a", of_pair),
     "no such place": fine("must give an output with `output_key=7`, got tuple of 2", of_pair, output_key=7),
@@ -221,7 +219,6 @@ def swapped(inputs, nearest_distance, generator):
 HANDLED = {
     "pictures of bytes": (loader((X * 20 + 100).clamp(0, 255).byte().reshape(120, 1, 2, 2), Y),),
     "absent classes": (loader(X, (Y > 0).long() * 7), lambda: Lenient(n_outputs=8)),
-    "a stream of a wrong length": (DataLoader(Stream(length=1000), batch_size=32),),
     "one loader in a combined one": (CombinedLoader(loader(X, Y), "min_size"),),
     "token ids, exchanged": (TOKENS, Words, {"perturbation": swapped}),
     "half precision": (FINE, giving(lambda z: z.half())),
