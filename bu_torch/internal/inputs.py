@@ -225,7 +225,8 @@ def _advice_on(values: Any, n_dimensions: int | None = None) -> tuple[str, str]:
 
 def _check_range(labels: Tensor, name: str, are_classes: bool) -> None:
     """Raise unless whole-numbered labels are in range, before a conversion to int64 wraps them around."""
-    least, largest = labels.double().min().item(), labels.double().max().item()
+    values = labels.double()
+    least, largest = values.min().item(), values.max().item()
     if least < 0:
         way_out = f": {_NUMBER_THEM}" if are_classes else ""
         raise ValueError(f"`{name}` must hold classes 0, 1, ..., got {least:.15g}{way_out}.")

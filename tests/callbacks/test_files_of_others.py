@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
@@ -19,7 +18,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from problems import Bomb, Classifier, Given, Weights, cut, fit, same, state_of
 
 from bu_torch import BoundaryUncertaintyStopping
-from bu_torch.internal.files import claim, identity
+from bu_torch.internal.files import claim
 
 PLACE, WEIGHTS = {"epoch": 1, "global_step": 8}, {"state_dict": Classifier().state_dict()}  # of the second epoch
 
@@ -135,16 +134,6 @@ def test_only_a_file_in_the_folder_of_the_run_may_be_named_as_the_best(tmp_path,
     with pytest.warns(UserWarning, match="best epoch so far is missing, damaged, or outside the run's folder"):
         stopping, _ = resume(tmp_path, last)
     assert stopping.best_epoch in (2, 3)
-
-
-def test_a_file_of_the_same_size_and_time_is_another_s(tmp_path):
-    path = tmp_path / "best.ckpt"
-    path.write_bytes(b"ours")
-    before, found = identity(str(path), LocalFileSystem()), path.stat()
-    assert before == identity(str(path), LocalFileSystem())
-    path.write_bytes(b"evil")
-    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
-    assert before != identity(str(path), LocalFileSystem())
 
 
 @pytest.mark.parametrize("weights", [{}, {"net.0.weight": torch.zeros(2)}, {"net.0.weight": 1}])

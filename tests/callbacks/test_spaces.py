@@ -127,7 +127,7 @@ def test_the_log_and_the_record_say_what_was_chosen(tmp_path, log, module, found
 def test_the_loop_looks_at_no_network_that_may_have_learnt_the_labels():
     stopper = BoundaryUncertaintyStopper(*images(160), n_neighbors=20, n_draws=1)
     stopper.check(Module())
-    assert list(stopper._tracker.check_setup.signals.boundary.skills_) == ["inputs", "patches"]
+    assert list(stopper.tracker.check_setup.signals.boundary.skills_) == ["inputs", "patches"]
     assert_loop_goes_on(images, Module(), Plain(), n_neighbors=20, n_draws=1, feature_extractor="module")
 
 
@@ -137,7 +137,7 @@ def assert_loop_goes_on(samples, module, later, **settings):
     stopper.check(module)
     again.load_state_dict(stopper.state_dict())
     again.check(later)
-    found, expected = (one._tracker.check_setup.signals.perturbed_inputs for one in (again, stopper))
+    found, expected = (one.tracker.check_setup.signals.perturbed_inputs for one in (again, stopper))
     assert torch.equal(found, expected)
     assert again.state_dict()["checks"]["n_not_compared"] == 0
     return stopper, again

@@ -219,6 +219,7 @@ def swapped(inputs, nearest_distance, generator):
 HANDLED = {
     "pictures of bytes": (loader((X * 20 + 100).clamp(0, 255).byte().reshape(120, 1, 2, 2), Y),),
     "absent classes": (loader(X, (Y > 0).long() * 7), lambda: Lenient(n_outputs=8)),
+    "a stream of a wrong length": (DataLoader(Stream(length=1000), batch_size=32),),
     "one loader in a combined one": (CombinedLoader(loader(X, Y), "min_size"),),
     "token ids, exchanged": (TOKENS, Words, {"perturbation": swapped}),
     "half precision": (FINE, giving(lambda z: z.half())),

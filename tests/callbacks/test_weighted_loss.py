@@ -249,10 +249,8 @@ def test_weights_count_if_the_first_step_gives_that_loss_the_labels(tmp_path, lo
 class TestTheLossOfTheModule:
     def test_weighs_what_is_measured(self, tmp_path, log):
         found = fit(tmp_path)
-        assert lines(log) == [
-            "bu-torch weighs the classes by 1, 4, 2, as the loss of these labels does. To change it:"
-            " `class_weight=[1.0] * 3` counts all samples alike."
-        ]
+        (line,) = lines(log)
+        assert all(one in line for one in ("by 1, 4, 2, as the loss", "`class_weight=[1.0] * 3` counts all"))
         plain = fit(tmp_path, class_weight=[1.0] * 3)
         assert len(lines(log)) == 1
         assert found.history != plain.history
