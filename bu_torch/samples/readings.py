@@ -190,7 +190,7 @@ def read_again(samples: Samples, n_further: int) -> Samples:
 
 
 def _oddity(labels: Tensor, expected: Tensor) -> str:
-    """What another reading does, in words, if it does not give these labels; "" if it does."""
+    """Say what another reading does if it does not give these labels; "" if it does."""
     if len(labels) != len(expected):
         return f"gives {len(labels)} samples instead of {len(expected)}"
     return "" if are_equal(labels, expected) else "gives other labels"
