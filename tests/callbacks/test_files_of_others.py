@@ -187,34 +187,33 @@ print(stopping.best_model_path)
 """
 
 
-class TestTwoRunsInOneFolder:
-    @pytest.mark.parametrize("plugins", [[], [AsyncCheckpointIO()]], ids=["now", "later"])
-    def test_each_keeps_a_file_of_its_own_and_restores_that(self, tmp_path, monkeypatch, plugins):
-        """The other, in another process or in this one, begins when the first has named its file and not written it."""
+@pytest.mark.parametrize("plugins", [[], [AsyncCheckpointIO()]], ids=["now", "later"])
+def test_two_runs_in_one_folder_keep_and_restore_a_file_each(tmp_path, monkeypatch, plugins):
+    """The other, in another process or in this one, begins when the first has named its file and not written it."""
 
-        def run_beside():
-            command = [sys.executable, "-W", "ignore", "-c", RUN.format(tests=TESTS, folder=str(tmp_path))]
-            return subprocess.run(command, capture_output=True, text=True, timeout=300).stdout.split()[-1]
+    def run_beside():
+        command = [sys.executable, "-W", "ignore", "-c", RUN.format(tests=TESTS, folder=str(tmp_path))]
+        return subprocess.run(command, capture_output=True, text=True, timeout=300).stdout.split()[-1]
 
-        def run_within():
-            other = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=1, **settings | {"rule": Given([0.9, 0.1])})
-            fit(tmp_path, other, max_epochs=2)
-            return other.best_model_path
+    def run_within():
+        other = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=1, **settings | {"rule": Given([0.9, 0.1])})
+        fit(tmp_path, other, max_epochs=2)
+        return other.best_model_path
 
-        def save(self, checkpoint, path, storage_options=None):
-            if not paths:
-                paths.append("")
-                paths[0] = run_beside() if plugins else run_within()
-            write(self, checkpoint, path, storage_options)
+    def save(self, checkpoint, path, storage_options=None):
+        if not paths:
+            paths.append("")
+            paths[0] = run_beside() if plugins else run_within()
+        write(self, checkpoint, path, storage_options)
 
-        paths, write, module, look = [], TorchCheckpointIO.save_checkpoint, Classifier(), Weights()
-        monkeypatch.setattr(TorchCheckpointIO, "save_checkpoint", save)
-        settings = {"rule": Given([0.9, 0.1]), "dirpath": tmp_path, "filename": "best"}
-        stopping = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=1, averaging=None, **settings)
-        fit(tmp_path, stopping, look, module=module, max_epochs=2, plugins=plugins)
-        assert [Path(path).name for path in (stopping.best_model_path, *paths)] == ["best.ckpt", "best-v1.ckpt"]
-        assert same(module.state_dict(), look.of_epoch[0])
-        assert not same(module.state_dict(), torch.load(paths[0], weights_only=True)["state_dict"])
+    paths, write, module, look = [], TorchCheckpointIO.save_checkpoint, Classifier(), Weights()
+    monkeypatch.setattr(TorchCheckpointIO, "save_checkpoint", save)
+    settings = {"rule": Given([0.9, 0.1]), "dirpath": tmp_path, "filename": "best"}
+    stopping = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=1, averaging=None, **settings)
+    fit(tmp_path, stopping, look, module=module, max_epochs=2, plugins=plugins)
+    assert [Path(path).name for path in (stopping.best_model_path, *paths)] == ["best.ckpt", "best-v1.ckpt"]
+    assert same(module.state_dict(), look.of_epoch[0])
+    assert not same(module.state_dict(), torch.load(paths[0], weights_only=True)["state_dict"])
 
 
 class Elsewhere(TorchCheckpointIO):

@@ -78,23 +78,6 @@ def fit(folder, callback, module=Module, epochs=4, ckpt_path=None):
     return callback
 
 
-def assert_resumes(folder, module, ends, space=None, **settings):
-    """Cut at the ends of these epochs, a run measures and keeps what it does in one piece."""
-
-    def part(name, epochs, ckpt_path=None):
-        callback = BoundaryUncertaintyStopping(**KINDS[module][1], **settings)
-        callback.settings.feature_extractor = space
-        return fit(folder / name, callback, module, epochs, ckpt_path)
-
-    whole, last = part("whole", ends[-1]), None
-    for end in ends:
-        resumed = part(f"until {end}", end, last)
-        last = folder / f"until {end}" / "last.ckpt"
-    assert resumed.history == whole.history
-    assert resumed.best_epoch == whole.best_epoch
-    assert resumed.state_dict()["n_not_compared"] == 0
-
-
 @pytest.mark.parametrize(
     ("module", "space", "ends", "has_cache"),
     [
@@ -105,8 +88,21 @@ def assert_resumes(folder, module, ends, space=None, **settings):
     ],
 )
 def test_a_resumed_run_measures_in_the_space_that_was_chosen(tmp_path, module, space, ends, has_cache):
-    """By then the network has been trained, and its features are others."""
-    assert_resumes(tmp_path, module, ends, space, cache=tmp_path / "cache.npz" if has_cache else None)
+    """Cut at the ends of these epochs: by then the network has been trained, and its features are others."""
+
+    def part(name, epochs, ckpt_path=None):
+        cache = tmp_path / "cache.npz" if has_cache else None
+        callback = BoundaryUncertaintyStopping(**KINDS[module][1], cache=cache)
+        callback.settings.feature_extractor = space
+        return fit(tmp_path / name, callback, module, epochs, ckpt_path)
+
+    whole, last = part("whole", ends[-1]), None
+    for end in ends:
+        resumed = part(f"until {end}", end, last)
+        last = tmp_path / f"until {end}" / "last.ckpt"
+    assert resumed.history == whole.history
+    assert resumed.best_epoch == whole.best_epoch
+    assert resumed.state_dict()["n_not_compared"] == 0
 
 
 @pytest.mark.parametrize(

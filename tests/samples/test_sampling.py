@@ -281,21 +281,18 @@ class TestIgnoredLabels:
             whole_samples(*arguments)
 
 
-class TestTransform:
-    """What a trainer does to each batch."""
+@pytest.mark.parametrize("dataset", [WHOLE, one_by_one(Y), Stream(Y)], ids=["at once", "one by one", "a stream"])
+@pytest.mark.parametrize("n_wanted", [N, 50])
+def test_each_batch_passes_a_transform_once(dataset, n_wanted):
+    seen = []
 
-    @pytest.mark.parametrize("dataset", [WHOLE, one_by_one(Y), Stream(Y)], ids=["at once", "one by one", "a stream"])
-    @pytest.mark.parametrize("n_wanted", [N, 50])
-    def test_each_batch_passes_once(self, dataset, n_wanted):
-        seen = []
+    def transform(batch):
+        seen.extend(batch[0])
+        return batch[0] / 255, batch[1]
 
-        def transform(batch):
-            seen.extend(batch[0])
-            return batch[0] / 255, batch[1]
-
-        loader = DataLoader(dataset, batch_size=30, shuffle=dataset is WHOLE)
-        samples = read_loader(loader, lambda n: n_wanted, transform=transform)
-        torch.testing.assert_close(samples.inputs, X[samples.rows] / 255)
-        assert torch.equal(samples.labels, Y[samples.rows])
-        assert len(samples.rows) == n_wanted
-        assert len(seen) == (N if isinstance(dataset, IterableDataset) else n_wanted)
+    loader = DataLoader(dataset, batch_size=30, shuffle=dataset is WHOLE)
+    samples = read_loader(loader, lambda n: n_wanted, transform=transform)
+    torch.testing.assert_close(samples.inputs, X[samples.rows] / 255)
+    assert torch.equal(samples.labels, Y[samples.rows])
+    assert len(samples.rows) == n_wanted
+    assert len(seen) == (N if isinstance(dataset, IterableDataset) else n_wanted)
