@@ -27,6 +27,7 @@ from bu_torch.callbacks.trainer import (
 )
 from bu_torch.callbacks.watch import InputConsistency, labels_in
 from bu_torch.internal.copying import CopyError
+from bu_torch.internal.printing import showing_progress
 from bu_torch.internal.replica import has_lazy_layers
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.budget import describe_slow_check
@@ -73,7 +74,8 @@ class FitSession:
             n_batches = min(n_batches, math.ceil(n / max(steps_of_batch, 1e-9)))
         self.tracker.processes = LightningProcesses(trainer)
         when = f"after every {unit}" if n == 1 else f"every {n} {unit}s"
-        with seeded(self.settings.seed):  # a `perturbation` draws the same random numbers each time
+        # A `perturbation` draws the same random numbers each time.
+        with seeded(self.settings.seed), showing_progress(trainer.progress_bar_callback is not None):
             self.starts_anew = not self._check_samples.prepare(trainer, pl_module, n_batches, when)
         self.board = MetricLogger(trainer, self.suffix(fits))
         self._warn_of_checks_not_made(trainer)
@@ -193,7 +195,8 @@ class FitSession:
             return
         if must or trainer.strategy.reduce_boolean_decision(self.losses.is_settled, all=True):
             started = time.perf_counter()
-            with seeded(self.settings.seed):  # as the first preparation
+            # As the first preparation.
+            with seeded(self.settings.seed), showing_progress(trainer.progress_bar_callback is not None):
                 self._check_samples.take_weights(self.losses)
             self._open_record(trainer)
             self.tracker.timer.seconds_elsewhere += time.perf_counter() - started

@@ -73,7 +73,6 @@ class CheckSamples:
         self._options = {
             "device": pl_module.device,
             "module": self._module_as_space(trainer, pl_module),
-            "has_progress_bar": trainer.progress_bar_callback is not None,
         }
         with self._explained():
             is_the_same = tracker.start(
@@ -239,7 +238,6 @@ def read_training_data(
         unwrap=users_sampler,
         transform=_batch_hooks(trainer, pl_module),
         looks_for_augmentation=reference is None or may_be_read_again(settings),
-        has_progress_bar=trainer.progress_bar_callback is not None,
     )
     with misconfigured(UnreadableError, before=f"{name}: ", after=f" {_WAY_OUT}"):
         try:

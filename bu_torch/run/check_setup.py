@@ -101,13 +101,11 @@ class CheckSetup:
         is_final: bool = True,
         device: torch.device | None = None,
         module: nn.Module | None = None,
-        has_progress_bar: bool = False,
-        tell: Callable[[str], None] | None = None,
     ) -> str:
         """Fit the signals to chosen samples, or load them; return the fingerprint of samples and settings.
 
         Checks are made on `device`, or that of the samples. The space may be the features of `module` before training,
-        and stays if earlier checks were made (`has_resumed`). `tell` gets a forecast. Unless this `is_final`, a file of
+        and stays if earlier checks were made (`has_resumed`). Unless this `is_final`, a file of
         the cache that does not fit is refused by `settle` alone. Errors are those of `Signals`.
         """
         cache, n_draws = self.settings.cache, self._n_draws
@@ -140,10 +138,8 @@ class CheckSetup:
                     warn(f"Features of a network differ from run to run: they are not kept in the cache {cache}.")
                     cache = None
             inputs = samples.inputs.to(self._faster_device(samples, device))
-            options: Any = {"sample_weight": samples.weights, "has_progress_bar": has_progress_bar, "tell": tell}
-            self._fit(
-                signals, partial(fit_or_load, signals, inputs, samples.labels, **options), cache, is_final=is_final
-            )
+            fit = partial(fit_or_load, signals, inputs, samples.labels, sample_weight=samples.weights)
+            self._fit(signals, fit, cache, is_final=is_final)
             self._saved = self._space = None
             if signals.boundary.may_use_module(samples.inputs):
                 match signals.boundary.space_name_:

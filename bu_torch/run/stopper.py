@@ -12,6 +12,7 @@ from torch import Tensor, distributed, nn
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import as_floats, check_integer
 from bu_torch.internal.logits import device_of, logits_at, packed_model
+from bu_torch.internal.printing import showing_progress
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.perturbation.draws import ASKED_TO_READ, WITHOUT_READING, Perturbation, keeps_integers
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
@@ -167,7 +168,8 @@ class BoundaryUncertaintyStopper(KeptResults):
         epoch, step = self._place(epoch, step)
         self._is_by_steps, self._is_concluded = step is not None, False
         if tracker.inputs is None:
-            self._start(model)
+            with showing_progress(self.has_progress_bar):
+                self._start(model)
         started = time.perf_counter()
 
         def read(network: Any) -> Tensor:
@@ -294,7 +296,6 @@ class BoundaryUncertaintyStopper(KeptResults):
             device=device_of(model, samples.inputs),
             # The first check mostly comes after some training, so the network's features are a space only on request.
             module=model if isinstance(model, nn.Module) and self.settings.feature_extractor is not None else None,
-            has_progress_bar=self.has_progress_bar,
         )
         if not is_the_same:
             self._best = BestWeights()

@@ -125,7 +125,7 @@ class Tracker:
         def prepare() -> _Prepared:
             if self.samples is None:
                 self.samples = setup.choose(source(), planned, when, self.tell, self.warn)
-            options.update(has_resumed=bool(self.checks), is_final=is_final, device=device, tell=self.tell)
+            options.update(has_resumed=bool(self.checks), is_final=is_final, device=device)
             fingerprint = setup.prepare(self.samples, self.warn, **options)
             inputs: Any = setup.signals.perturbed
             if self.processes.count > 1:
