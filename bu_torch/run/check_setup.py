@@ -17,12 +17,12 @@ from bu_torch.internal.printing import cleaned
 from bu_torch.perturbation.draws import kind_of
 from bu_torch.rule.rules import DEFAULT_RULE
 from bu_torch.run.budget import Plan, describe_byte_limit, describe_ignored, plan
-from bu_torch.run.cache import fit_or_load
 from bu_torch.run.perturbing import settings_for, with_readings
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.samples.balance import class_shares, rare_class, stratified_rows
 from bu_torch.samples.samples import Samples, fewer_of
 from bu_torch.signals.measuring import Signals
+from bu_torch.signals.preparation import fit_or_load
 
 _MOST_CLASSES_A_SAMPLE = 1 / 3
 _SPACES = {
@@ -36,10 +36,7 @@ _SPACES = {
 
 
 class CheckSetup:
-    """Plan of the checks, the fitted `Signals`, and the part of both that a resumed run needs.
-
-    `Preparation` is the part of the signals that is kept in files and states.
-    """
+    """Plan of the checks, the fitted `Signals`, and the part of both that a resumed run needs."""
 
     def __init__(self, settings: MeasurementSettings) -> None:
         self.settings = settings
@@ -59,7 +56,7 @@ class CheckSetup:
         self._asked = [settings.budget, settings.n_draws, settings.max_samples, settings.n_neighbors, settings.seed]
         # A resumed run cannot repeat the choice of a space, because the network has changed. So a state holds the whole
         # preparation if the space is the network's features, and otherwise the name of the space.
-        self._saved: Tensor | None = None  # bytes of `Preparation.packed`
+        self._saved: Tensor | None = None  # bytes of `Signals.packed`
         self._space: SpaceName | None = None
         self.loss_weights: list[float] | None = None  # weights of classes in the loss, if the settings have none
 
@@ -146,7 +143,7 @@ class CheckSetup:
                     case "inputs" | "patches" | "tokens" | "metric" as name:
                         self._space = name
                     case _:
-                        self._saved = signals.preparation.packed()
+                        self._saved = signals.packed()
         self._signals, self.rows = signals.to(device or samples.inputs.device), samples.rows
         self.about = self._describe(signals, samples, n_draws)
         return signals.fingerprint

@@ -12,7 +12,7 @@ import torch
 from problems import blobs, weights_at_random
 
 from bu_torch import Signals
-from bu_torch.run.cache import fit_or_load
+from bu_torch.signals.preparation import fit_or_load
 
 X, Y = blobs()
 N, M, D = 120, 10, 2
