@@ -9,7 +9,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from bu_torch.callbacks.checkpoints import Identity
 from bu_torch.callbacks.ending import Ending, restore, why_ended
 from bu_torch.callbacks.keeper import FileKeeper, InternalCallback, Keeper, MemoryKeeper
-from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
+from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor, fits_in
 from bu_torch.callbacks.samples import Reference
 from bu_torch.callbacks.trainer import (
     FITTING,
@@ -244,7 +244,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         return state
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_start(trainer, pl_module)
+        self._fit.start(trainer, pl_module, fits_in(trainer))
         if self._fit.starts_anew:
             rank_zero_warn("Patience and the best epoch start anew.")
             self._install(trainer, pl_module).on_train_start(trainer, pl_module)
