@@ -29,10 +29,9 @@ from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_integer
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.run.history import describe_exception
-from bu_torch.run.results import MeasurementResults
 from bu_torch.run.settings import AUTO, MAX_BYTES, NOT_MEASURED, MeasurementSettings
 from bu_torch.run.timing import plain
-from bu_torch.run.tracker import Tracker
+from bu_torch.run.tracker import MeasurementResults, Tracker
 from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.batches import InputKey
 

@@ -25,8 +25,8 @@ from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
-from bu_torch.run.results import KeptResults
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
+from bu_torch.run.tracker import KeptResults
 from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.batches import InputKey
 

@@ -19,9 +19,8 @@ from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.budget import count_operations, plan
 from bu_torch.run.history import describe_exception, describe_lost_best
 from bu_torch.run.processes import TorchProcesses
-from bu_torch.run.results import KeptResults
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
-from bu_torch.run.tracker import Tracker
+from bu_torch.run.tracker import KeptResults, Tracker
 from bu_torch.run.weights import BestWeights, load
 from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.samples import Samples, whole_samples
