@@ -232,7 +232,7 @@ def fit_signals(signals: Signals, dataset: Any, cache: Path | None = None) -> No
         warnings.warn(line, stacklevel=3)
     if not signals.is_fitted:
         fit_or_load(signals, inputs, labels, cache, sample_weight=samples.weights)
-    elif not signals.is_of(inputs, labels, samples.weights):
+    elif signals.fingerprint != signals.fingerprint_of(inputs, labels, samples.weights):
         raise ValueError("`signals` must be fitted on the samples of `dataset`, or not at all, got other samples.")
 
 

@@ -1,6 +1,6 @@
 """Samples that checks use, their number, and the signals fitted to them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from bu_torch.run.settings import MeasurementSettings
 from bu_torch.samples.balance import class_shares, rare_class, stratified_rows
 from bu_torch.samples.samples import Samples, fewer_of
 from bu_torch.signals.measuring import Signals
+from bu_torch.signals.metrics import ExpectedMetric
 from bu_torch.signals.preparation import fit_or_load
 
 _MOST_CLASSES_A_SAMPLE = 1 / 3
@@ -281,84 +282,80 @@ class CheckSetup:
         for line in self._lines():
             self._tell(line)
 
-    def _lines(self) -> list[str]:
+    def _lines(self) -> Iterator[str]:
         """Lines for the log: how samples are perturbed, which cache, which space, and how classes count."""
-        cache = ""
-        if self.found_in is not None:
-            cache = f"bu-torch loaded the preparation of an earlier run: {cleaned(str(self.found_in))}."
-        elif self.kept_in is not None:
-            cache = (
-                "bu-torch kept neighbours, distances, class probabilities and labels of"
-                f" {self.about['data']['n_samples']} samples for later runs: {cleaned(str(self.kept_in))}."
+        if self.takes_readings:
+            yield (
+                "A sample differs each time it is read (random augmentation), so bu-torch reads each sample"
+                f" {1 + self._n_draws} times: the first is its place among its neighbours, and further ones are"
+                " perturbed samples. To change it: `perturbation=` names a way to move it, and `reference=` other"
+                " samples."
             )
-        cache = cache and f"{cache} To change it: `cache=None`."
-        lines = [self._readings_line(), cache, self._space_line(), self._balance_line(), self._metric_line()]
-        is_default = getattr(self.settings, "rule", "") == DEFAULT_RULE and self.signals.metric is None
+        if self.found_in is not None:
+            file = cleaned(str(self.found_in))
+            yield f"bu-torch loaded the preparation of an earlier run: {file}. To change it: `cache=None`."
+        elif self.kept_in is not None:
+            n_samples, file = self.about["data"]["n_samples"], cleaned(str(self.kept_in))
+            yield (
+                f"bu-torch kept neighbours, distances, class probabilities and labels of {n_samples} samples for later"
+                f" runs: {file}. To change it: `cache=None`."
+            )
+        yield from self._lines_on_space()
+        metric = self.signals.metric
+        yield from self._lines_on_classes() if metric is None else self._lines_on_metric(metric)
+        is_default = getattr(self.settings, "rule", "") == DEFAULT_RULE and metric is None
         if is_default and not self.signals.are_rows:
             own = " and, by a small weight, agreement with the labels" if self.takes_readings else " alone"
-            lines.append(f"On images and texts the score is expected accuracy{own}, a share of the highest possible.")
-        return [line for line in lines if line]
+            yield f"On images and texts the score is expected accuracy{own}, a share of the highest possible."
 
-    def _metric_line(self) -> str:
-        """Log line on prices, or on a metric that tells networks apart badly or is of the commoner class; else ""."""
-        metric, boundary = self.signals.metric, self.signals.boundary
-        share = float((boundary.labels == 1).double().mean())
-        if metric is not None and metric.is_of_one and boundary.classes.n_classes == 2 and share > 0.5:
-            whose = f"The {metric.title} is that of class 1, {share:.0%} of the labels."
-            return f"{whose} Swap the labels if you mean class 0."
-        if metric is None or not (doubt := metric.doubt(self.about["data"]["n_present"])):
-            return "" if metric is None else metric.prices
-        return f"W{doubt[1:]}, so the expected {metric.title} tells networks apart badly. Let accuracy decide."
-
-    def _readings_line(self) -> str:
-        """Log line on further readings; "" if samples are moved."""
-        if not self.takes_readings:
-            return ""
-        times = 1 + self.signals.boundary.n_draws
-        return (
-            "A sample differs each time it is read (random augmentation), so bu-torch reads each sample"
-            f" {times} times: the first is its place among its neighbours, and further ones are perturbed samples. To"
-            " change it: `perturbation=` names a way to move it, and `reference=` other samples."
-        )
-
-    def _space_line(self) -> str:
-        """Log line on the space that was chosen, and why; "" if there was no choice."""
+    def _lines_on_space(self) -> Iterator[str]:
+        """Space that was chosen, and why, if there was a choice."""
         boundary = self.signals.boundary
         space, trial, skills = boundary.space_name_, boundary.trial_, boundary.skills_
         if space == "metric" and boundary.feature_extractor is None:
             skills = skills or {"metric": boundary.vote_skill}  # a loaded preparation has this one
-        if not skills and trial is not None and space in _SPACES:
+        if skills:
+            named = {"metric": "learnt distances"}
+            listed = ", ".join(f"{named.get(name, name)} {skill:.2f}" for name, skill in skills.items())
+            base = next((name for name in skills if name != "metric"), "inputs")
+            change = f" To change it: `feature_extractor={base!r}`." if space == "metric" else ""
+            where = f"{'by' if space == 'metric' else 'in'} {_SPACES.get(space)}"
+            yield (
+                f"Neighbours are found {where}: left-out labels are predicted best there (skill by {listed}).{change}"
+            )
+        elif trial is not None and space in _SPACES:
             before, after = trial.vote_skills
-            return (
+            yield (
                 f"Neighbours are found in {_SPACES[space]}: by distances learnt from the labels, the nearest do not"
                 f" predict left-out labels clearly better (skill {after:.2f} in place of {before:.2f})."
             )
-        named = {"metric": "learnt distances"}
-        listed = ", ".join(f"{named.get(name, name)} {skill:.2f}" for name, skill in skills.items())
-        base = next((name for name in skills if name != "metric"), "inputs")
-        change = f" To change it: `feature_extractor={base!r}`." if space == "metric" else ""
-        where = f"{'by' if space == 'metric' else 'in'} {_SPACES.get(space)}"
-        why = f"Neighbours are found {where}: left-out labels are predicted best there (skill by {listed})."
-        return why + change if skills else ""
 
-    def _balance_line(self) -> str:
-        """Log line on the weights of classes, if a sampler weights samples or a class is rare; else ""."""
-        signals, boundary = self.signals, self.signals.boundary
-        is_weighted = self.about["data"]["sampling"] == "weighted"
-        if signals.metric is not None:
-            counts_once = f"In the {signals.metric.title} each sample counts once, however training weighs it."
-            return counts_once if is_weighted or self.settings.class_weight is not None else ""
-        is_sampled = boundary.class_weight != "balanced" and is_weighted
-        drawn = "Samples count as often as the sampler draws them." if is_sampled else ""
-        if boundary.class_weight is not None:
-            return f"{drawn[:-1]}, times the weights of their classes." if drawn else ""
-        if (rare := rare_class(boundary.labels, boundary.weights)) is None:
-            return drawn
-        label, share = rare
-        return (
-            f"{drawn}{drawn and ' '}Class {label} makes up {share:.1%} of what training draws, and counts that much in"
-            " expected accuracy. To change it: another `metric`, such as 'balanced_accuracy'."
-        )
+    def _lines_on_classes(self) -> Iterator[str]:
+        """Weights of classes, if a sampler weights samples, and a class that is rare."""
+        boundary, is_weighted = self.signals.boundary, self.about["data"]["sampling"] == "weighted"
+        if is_weighted and boundary.class_weight != "balanced":
+            times = "" if boundary.class_weight is None else ", times the weights of their classes"
+            yield f"Samples count as often as the sampler draws them{times}."
+        if boundary.class_weight is None and (rare := rare_class(boundary.labels, boundary.weights)) is not None:
+            yield (
+                f"Class {rare[0]} makes up {rare[1]:.1%} of what training draws, and counts that much in expected"
+                " accuracy. To change it: another `metric`, such as 'balanced_accuracy'."
+            )
+
+    def _lines_on_metric(self, metric: ExpectedMetric) -> Iterator[str]:
+        """How samples count in the metric, prices, and a metric that tells networks apart badly."""
+        boundary, data = self.signals.boundary, self.about["data"]
+        if data["sampling"] == "weighted" or self.settings.class_weight is not None:
+            yield f"In the {metric.title} each sample counts once, however training weighs it."
+        share, doubt = float((boundary.labels == 1).double().mean()), metric.doubt(data["n_present"])
+        if metric.is_of_one and boundary.classes.n_classes == 2 and share > 0.5:
+            whose = f"The {metric.title} is that of class 1, {share:.0%} of the labels."
+            yield f"{whose} Swap the labels if you mean class 0."
+        elif doubt:
+            sentence = f"{doubt[0].upper()}{doubt[1:]}"
+            yield f"{sentence}, so the expected {metric.title} tells networks apart badly. Let accuracy decide."
+        elif metric.prices:
+            yield metric.prices
 
     def release(self) -> None:
         """Free what was computed, because training has ended."""

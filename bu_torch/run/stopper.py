@@ -52,16 +52,11 @@ class BoundaryUncertaintyStopper(KeptResults):
             of the N samples once), `cache` and `averaging` (0.7).
 
     Attributes:
-        best_epoch: Epoch of the kept check, as given to `check`; None before the first that counts.
-        best_step: Step of the kept check, as given to `check`; None if none was given.
-        best_score: The rule's score there.
+        best_epoch, best_step, best_score, history, summary, setup_seconds, check_seconds, record_path: As in
+            `BoundaryUncertaintyStopping`, with epochs and steps as given to `check`.
         stopped_epoch: Epoch of the check that said to stop; None before.
         stopping_reason: Reason to stop, in words; "Training ended." if the loop ended by itself, or the exception that
             left a `with`; "" before.
-        history, summary: As in `BoundaryUncertaintyStopping`.
-        setup_seconds: Time spent before the first check, in seconds.
-        check_seconds: Time spent in checks so far, in seconds.
-        record_path: The table of checks; "" if there is none.
         has_progress_bar: Show a bar if the preparation takes some seconds; True unless set.
 
     Raises:
@@ -135,7 +130,12 @@ class BoundaryUncertaintyStopper(KeptResults):
         self._is_by_steps = self._is_concluded = False
 
     def _read(self) -> Samples:
-        """Samples to choose from."""
+        """Samples to choose from; an integration has read them from a loader."""
+        if isinstance(samples := self.inputs, Samples):
+            self.inputs = samples.inputs if samples.packing is None else samples.packing.unpack(samples.inputs)
+            self.sample_weight = samples.weights
+            self._keeps_integers |= samples.is_random and not samples.inputs.is_floating_point()
+            return samples
         if self.settings.perturbation == "reading":
             raise ValueError(f"{ASKED_TO_READ}: tensors cannot be read again. {WITHOUT_READING}")
         return whole_samples(self.inputs, self.labels, self.sample_weight, keep_integers=self._keeps_integers)

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from bu_torch import functional
 from bu_torch.estimators.boundary import BoundaryUncertainty
-from bu_torch.estimators.space_choice import FeatureExtractor, SpaceName
+from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.estimators.trust import TrustScore
 from bu_torch.functional.accuracy import cost_of_memorising
 from bu_torch.functional.boundary import boundary_weights, uncertainty_along_boundary
@@ -20,9 +20,9 @@ from bu_torch.functional.probabilities import as_probabilities
 from bu_torch.functional.weights import mean_and_error
 from bu_torch.internal.files import open_whole
 from bu_torch.internal.inputs import as_labels, check_fitted
-from bu_torch.perturbation.draws import Perturbation, PerturbedInputs, are_rows
+from bu_torch.perturbation.draws import PerturbedInputs, are_rows
 from bu_torch.perturbation.moves import Readings
-from bu_torch.samples.balance import ClassWeight, weights_of
+from bu_torch.samples.balance import weights_of
 from bu_torch.signals.catalogue import SIGNALS, SignalInputs
 from bu_torch.signals.details import Measurement
 from bu_torch.signals.metric_values import OF_SHARP, contributions_to, counting_once, metric_values
@@ -40,17 +40,14 @@ class Signals:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
         n_draws: Independent perturbations of each sample, >= 1.
         seed: Seed of all random choices, 0 <= seed < 2**64.
-        feature_extractor: Space of neighbours and of class distances, as in `BoundaryUncertainty`.
-        n_components: Principal components of that space, as there.
-        perturbation: Way to perturb samples, as there.
-        class_weight: Weights of classes in all signals, votes and probabilities, as there.
-        module: Network whose features may be chosen as the space, as there.
-        known_space: Space that an earlier fit on these samples has chosen; None to choose.
         also: Names of signals to measure beside those of `NAMES`. `"expected_auroc"`, `"expected_log_loss"` and others
             are expected metrics. `"parzen_uncertainty"` and `"omission"` read the network at the samples themselves
             too, after the perturbed ones.
         metric: A metric whose expected value is measured: a name as in `MeasurementSettings`, costs or a
             `torchmetrics.Metric`.
+        known_space: Space that an earlier fit on these samples has chosen; None to choose.
+        **options: `feature_extractor`, `n_components`, `perturbation`, `class_weight` and `module`, as in
+            `BoundaryUncertainty`; class distances are taken in its space, and the weights count in all signals.
 
     Attributes:
         boundary: The fitted `BoundaryUncertainty`.
@@ -81,14 +78,10 @@ class Signals:
         n_draws: int = 4,
         seed: int = 0,
         *,
-        feature_extractor: FeatureExtractor | None = None,
-        n_components: int | None = None,
-        perturbation: Perturbation | None = None,
-        class_weight: ClassWeight | None = None,
-        module: nn.Module | None = None,
-        known_space: SpaceName | None = None,
         also: Sequence[str] = (),
         metric: Any = "accuracy",
+        known_space: SpaceName | None = None,
+        **options: Any,
     ) -> None:
         unknown = [name for name in also if name not in SIGNALS or name in self.NAMES]
         if unknown:
@@ -97,16 +90,7 @@ class Signals:
         self.metric = as_metric(metric)
         named = () if self.metric is None else (self.metric.signal,)
         self.names = tuple(dict.fromkeys((*self.NAMES, *also, *named)))
-        self.boundary = BoundaryUncertainty(
-            n_neighbors,
-            n_draws,
-            seed,
-            feature_extractor=feature_extractor,
-            n_components=n_components,
-            perturbation=perturbation,
-            class_weight=class_weight,
-            module=module,
-        )
+        self.boundary = BoundaryUncertainty(n_neighbors, n_draws, seed, **options)
         self.boundary.known_space = known_space
         self.boundary.ends_with_samples = any(SIGNALS[name].reads_samples for name in also)
         self._of_papers: ProposalSignals | None = None
@@ -281,10 +265,6 @@ class Signals:
     def is_fitted(self) -> bool:
         """True if `fit` or `load` has been called."""
         return hasattr(self, "_fingerprint")
-
-    def is_of(self, features: Any, labels: Any, sample_weight: Any = None) -> bool:
-        """True if these Signals are fitted to just these samples; arguments as in `fit`."""
-        return self.is_fitted and self.fingerprint == self.fingerprint_of(features, labels, sample_weight)
 
     def fingerprint_of(self, features: Any, labels: Any, sample_weight: Any = None) -> str:
         """Fingerprint that `fit` with these arguments would give."""
