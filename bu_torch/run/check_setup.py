@@ -43,6 +43,7 @@ class Prepared(NamedTuple):
     plan: Plan | None
     packing: Packing | None  # layout of several tensors a sample in one
     takes_readings: bool  # perturbed samples are further readings
+    loss_weights: list[float] | None  # weights of classes in the loss, if the settings have none
     fingerprint: str  # of samples and settings
     is_restored: bool  # False if the preparation in a resumed state is damaged or does not fit them
 
@@ -74,7 +75,7 @@ class CheckSetup:
         # preparation if the space is the network's features, and otherwise the name of the space.
         self._saved: Tensor | None = None  # bytes of `Signals.packed`
         self._space: SpaceName | None = None
-        self.loss_weights: list[float] | None = None  # weights of classes in the loss, if the settings have none
+        self.loss_weights: list[float] | None = None
 
     def _choose(self, samples: Samples, planned: Callable[[int, int], Plan] | None, when: str) -> Samples:
         """Plan, unless a resumed run has a plan, and take as many of the samples; augmented ones are read again."""
@@ -154,12 +155,14 @@ class CheckSetup:
             perturbed = perturbed[torch.arange(len(perturbed), device=perturbed.device)].to("cpu")
         if is_final:
             self.settle()
-        return Prepared(perturbed, self.plan, self.packing, self.takes_readings, signals.fingerprint, self._is_restored)
+        made = perturbed, self.plan, self.packing, self.takes_readings, self.loss_weights
+        return Prepared(*made, signals.fingerprint, self._is_restored)
 
     def take(self, made: Prepared) -> bool:
         """Take what the first process has prepared; False if it is for other samples than a resumed state has."""
         before, self.fingerprint = self.fingerprint, made.fingerprint
         self.plan, self.packing, self.takes_readings = made.plan, made.packing, made.takes_readings
+        self.loss_weights = made.loss_weights
         return before is None or (made.is_restored and before == made.fingerprint)
 
     def _check_classes(self, samples: Samples) -> None:
