@@ -346,7 +346,7 @@ class CheckSetup:
             )
 
     def _lines_on_metric(self, metric: ExpectedMetric) -> Iterator[str]:
-        """How samples count in the metric, prices, and a metric that tells networks apart badly."""
+        """Weights that the metric ignores, its class or prices, and a warning if it tells networks apart badly."""
         boundary, data = self.signals.boundary, self.about["data"]
         if data["sampling"] == "weighted" or self.settings.class_weight is not None:
             yield f"In the {metric.title} each sample counts once, however training weighs it."
