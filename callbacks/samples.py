@@ -45,7 +45,7 @@ class Source(NamedTuple):
 
 
 class Example(NamedTuple):
-    """What all processes need to know of the samples before these are prepared."""
+    """The first sample, and the kind of all, which every process needs before they are prepared."""
 
     inputs: Tensor  # of the first sample, on the CPU
     are_integers: bool
