@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from bu_torch.rule.rules import Rule, SelectionRule
     from bu_torch.run.stopper import BoundaryUncertaintyStopper
     from bu_torch.samples.reading import read_samples
-    from bu_torch.signals.measuring import Measurement as Measurement
+    from bu_torch.signals.details import Measurement as Measurement
     from bu_torch.signals.measuring import Signals
     from bu_torch.space.features import FeatureSpace as FeatureSpace
     from bu_torch.space.layers import LayerFeatures
@@ -93,7 +93,8 @@ _MODULES = {
     "perturbation.draws": ("exchange_tokens", "perturb", "perturb_toward_neighbors"),
     "ranking.rank": ("rank_checkpoints", "rank_models"),
     "ranking.ranking": ("Candidate", "Ranking"),
-    "signals.measuring": ("Measurement", "Signals"),
+    "signals.details": ("Measurement",),
+    "signals.measuring": ("Signals",),
     "samples.reading": ("read_samples",),
     "space.features": ("FeatureSpace",),
     "space.tokens": ("TokenFeatures",),

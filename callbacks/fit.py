@@ -2,7 +2,8 @@
 
 import math
 import time
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,23 +12,22 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from bu_torch.callbacks.losses import LossWatch
+from bu_torch.callbacks.losses import LossWatch, describe_weights, weights_in
 from bu_torch.callbacks.network import NetworkReader
-from bu_torch.callbacks.samples import CheckSamples, Source
+from bu_torch.callbacks.samples import CheckSamples, Source, network_as_space
 from bu_torch.callbacks.trainer import (
-    OUT_OF_REACH,
     LightningModule,
     LightningProcesses,
-    StochasticWeightAveraging,
     Trainer,
-    WeightAveraging,
     average_model,
     evaluation_weights,
     misconfigured,
 )
 from bu_torch.callbacks.watch import InputConsistency, labels_in
 from bu_torch.internal.copying import CopyError
-from bu_torch.internal.replica import has_lazy_layers
+from bu_torch.internal.inputs import as_labels
+from bu_torch.internal.printing import showing_progress
+from bu_torch.internal.replica import copy_of, has_lazy_layers
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.budget import describe_slow_check
 from bu_torch.run.settings import MeasurementSettings
@@ -35,6 +35,7 @@ from bu_torch.run.tracker import Check, Tracker, UnfitLogitsError
 from bu_torch.samples.batches import Keys
 from bu_torch.samples.readings import seeded
 from bu_torch.signals.catalogue import SIGNALS
+from bu_torch.signals.metrics import as_metric
 
 LOSSES = ("train_loss", "training_loss", "train/loss", "loss/train", "loss")  # the first that is logged counts
 _LEFT_OUT = ("epoch", "step", STANDARD_ERROR)
@@ -54,7 +55,9 @@ class FitSession:
         self._step_before = 0  # `trainer.global_step` before the running batch
         self.tracker = Tracker(settings, rank_zero_warn, rank_zero_info)
         self._reader = NetworkReader(settings.perturbation, settings.output_key)
-        self._check_samples = CheckSamples(settings, source, self.tracker, self._reader)
+        self._check_samples = CheckSamples(settings, source)
+        self._awaits_weights = False  # the first steps will show the weights of classes in the loss
+        self._network_before: LightningModule | None = None  # before training, if its features are the space
         self._keys = Keys(source.input_key, source.label_key)
         self.watch = InputConsistency(self._reader, self._keys)
         self.losses = LossWatch()
@@ -66,20 +69,72 @@ class FitSession:
     def start(self, trainer: Trainer, pl_module: LightningModule, fits: list["FitSession"]) -> None:
         """Prepare, and open the record; `fits` are those of the trainer's callbacks, in their order."""
         started = time.perf_counter()
+        tracker, samples, reader = self.tracker, self._check_samples, self._reader
+        processes = tracker.processes = LightningProcesses(trainer)
+        are_classes_open = self.settings.class_weight is None and as_metric(self.settings.metric) is None
+        self._awaits_weights = are_classes_open and not tracker.checks
+        if trainer.reload_dataloaders_every_n_epochs and self.source.reference is None:
+            rank_zero_warn("bu-torch uses the training data as first loaded and ignores reloads.")
+        n_batches, when = self._between_checks(trainer)
+        with self._preparing(trainer):
+            example = processes.on_first(partial(samples.read, trainer, pl_module, n_batches))
+            reader.packing, reader.perturbation = example.packing, example.perturbation
+            reader.takes_integers = example.are_integers
+            if self._awaits_weights and tracker.check_setup.loss_weights is None:
+                # The first steps will say if they count.
+                tracker.check_setup.loss_weights = weights_in(pl_module, example.n_classes)
+            n_operations = reader.count_operations(trainer, pl_module, example.inputs, processes)
+            is_asked_for = self.settings.feature_extractor == "module"
+            # Features of a network that has already learnt these labels would leak them.
+            is_new = trainer.global_step == 0 or bool(tracker.checks)
+            module = network_as_space(trainer, pl_module, reader, is_asked_for=is_asked_for, is_new=is_new)
+            with samples.explained():
+                is_the_same = tracker.start(
+                    samples.take,
+                    partial(samples.plan, trainer, n_batches, n_operations),
+                    when=f", {when}",
+                    device=pl_module.device,
+                    module=module,
+                    is_final=not self._awaits_weights,
+                )
+        if self._awaits_weights and tracker.check_setup.about["data"].get("space") == "module":
+            self._network_before = copy_of(pl_module)
+        self._follow()
+        self.starts_anew = not is_the_same
+        if not is_the_same:
+            rank_zero_warn(
+                "The run resumes with different training samples, or with another version of bu_torch: scores cannot be"
+                " compared with earlier checks."
+            )
+        self.board = MetricLogger(trainer, self.suffix(fits))
+        self._warn_of_checks_not_made(trainer)
+        tracker.timer.begin(started, has_resumed=bool(tracker.checks))
+        if not self._awaits_weights:
+            self._open_record(trainer)
+
+    def _between_checks(self, trainer: Trainer) -> tuple[float, str]:
+        """Number of batches that one process has between two checks; when checks are due, in words."""
         n, unit, n_batches = self._every_n_epochs, "epoch", float(trainer.num_training_batches)
         if self._every_n_steps is not None:
             n, unit = self._every_n_steps, "step"
             steps_of_batch = len(trainer.optimizers) / trainer.accumulate_grad_batches  # one step of each optimiser
             n_batches = min(n_batches, math.ceil(n / max(steps_of_batch, 1e-9)))
-        self.tracker.processes = LightningProcesses(trainer)
-        when = f"after every {unit}" if n == 1 else f"every {n} {unit}s"
-        with seeded(self.settings.seed):  # a `perturbation` draws the same random numbers each time
-            self.starts_anew = not self._check_samples.prepare(trainer, pl_module, n_batches, when)
-        self.board = MetricLogger(trainer, self.suffix(fits))
-        self._warn_of_checks_not_made(trainer)
-        self.tracker.timer.begin(started, has_resumed=bool(self.tracker.checks))
-        if not self._check_samples.awaits_weights:
-            self._open_record(trainer)
+        return n_batches, f"after every {unit}" if n == 1 else f"every {n} {unit}s"
+
+    @contextmanager
+    def _preparing(self, trainer: Trainer) -> Iterator[None]:
+        """Seed each preparation, so that a `perturbation` draws the same; show progress bars if the trainer does."""
+        with seeded(self.settings.seed), showing_progress(trainer.progress_bar_callback is not None):
+            yield
+
+    def _follow(self) -> None:
+        """Read the network as the prepared samples need it, and say which weights of the loss count."""
+        setup, reader = self.tracker.check_setup, self._reader
+        reader.packing = setup.packing
+        reader.perturbation = "reading" if setup.takes_readings else self.settings.perturbation
+        are_known = self.settings.class_weight is None and not self._awaits_weights
+        if are_known and setup.loss_weights is not None:
+            rank_zero_info(describe_weights(setup.loss_weights, has_resumed=bool(self.tracker.checks)))
 
     def _open_record(self, trainer: Trainer) -> None:
         """Open the record, which shows the arguments in effect."""
@@ -140,18 +195,18 @@ class FitSession:
             if self.source.reference is None:
                 self.watch.begin(trainer, pl_module, batch, self.tracker.processes)
             self.tracker.timer.seconds_elsewhere += time.perf_counter() - started
-        if self._check_samples.awaits_weights:
+        if self._awaits_weights:
             self.losses.begin(labels_in(batch, self._keys._replace(network=pl_module)))
 
     def see_loss(self, loss: Tensor) -> None:
         """Note what a step is trained by, before its backward pass."""
-        if self._check_samples.awaits_weights:
+        if self._awaits_weights:
             self.losses.see(loss)
 
     @property
     def reads_batches(self) -> bool:
         """True while batch hooks have something to do: in the first epoch, and if checks go by steps."""
-        return self.is_by_steps or not self._reader.is_tried or self._check_samples.awaits_weights
+        return self.is_by_steps or not self._reader.is_tried or self._awaits_weights
 
     def end_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by steps."""
@@ -189,14 +244,31 @@ class FitSession:
         They `must` have before a check.
         """
         self.losses.end()
-        if not self._check_samples.awaits_weights:
+        if not self._awaits_weights:
             return
         if must or trainer.strategy.reduce_boolean_decision(self.losses.is_settled, all=True):
-            started = time.perf_counter()
-            with seeded(self.settings.seed):  # as the first preparation
-                self._check_samples.take_weights(self.losses)
+            started, tracker = time.perf_counter(), self.tracker
+            self._awaits_weights = False
+            with self._preparing(trainer), self._check_samples.explained():
+                if tracker.processes.on_first(self._has_other_weights):
+                    tracker.start(None, device=trainer.lightning_module.device, module=self._network_before)
+            self._network_before = None
+            self._follow()
             self._open_record(trainer)
-            self.tracker.timer.seconds_elsewhere += time.perf_counter() - started
+            tracker.timer.seconds_elsewhere += time.perf_counter() - started
+
+    def _has_other_weights(self) -> bool:
+        """Return True if the loss weighs the classes otherwise than the preparation, which is final if not."""
+        setup = self.tracker.check_setup
+        assert setup.samples is not None  # noqa: S101  (they wait for this)
+        before, labels = setup.loss_weights, as_labels(setup.samples.labels, len(setup.samples.inputs))
+        present = set(labels.unique().tolist())
+        setup.loss_weights, line = self.losses.found(max(present) + 1, present)
+        if line:
+            rank_zero_info(line)
+        if setup.loss_weights == before:
+            setup.settle()
+        return setup.loss_weights != before
 
     def release(self) -> None:
         """Free what was prepared; results stay."""
@@ -208,7 +280,8 @@ class FitSession:
         """Watch the training no longer, because it has ended or failed."""
         self.watch.end()
         self.losses.end()
-        self._check_samples.release()
+        self._check_samples.take()
+        self._network_before = None
 
     def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> None:
         started, tracker, average = time.perf_counter(), self.tracker, average_model(trainer)
@@ -279,24 +352,6 @@ class MetricLogger:
         """Undo `withdraw` for callbacks that read values when an epoch or the training ends."""
         for name, value in self._values.items():
             trainer.callback_metrics.setdefault(name, value)
-
-
-def settings_in_effect(settings: MeasurementSettings, trainer: Trainer) -> MeasurementSettings:
-    """Settings in effect: without `averaging` if another callback averages the weights, or if they are sharded."""
-    settings = replace(settings, cache=None) if trainer.fast_dev_run else settings
-    if settings.averaging is None:
-        return settings
-    theirs = [one for one in trainer.callbacks if isinstance(one, WeightAveraging | StochasticWeightAveraging)]
-    strategy = type(trainer.strategy).__name__
-    if theirs or strategy in OUT_OF_REACH:
-        why = f"{type(theirs[0]).__name__} does so" if theirs else f"{strategy} shards them"
-        rank_zero_info(f"bu-torch averages no weights: {why}.")
-        return replace(settings, averaging=None)
-    if (device := settings.averaging_device) is not None:
-        before = f"`averaging_device` must be a device of this machine, got {device!r}: "
-        with misconfigured(RuntimeError, AssertionError, before=before):
-            torch.zeros(1, device=device).cpu()
-    return settings
 
 
 def record_folder(trainer: Trainer) -> Path | None:

@@ -1,19 +1,24 @@
 """Watching a training: boundary uncertainty and trust score at each check, nothing decided."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 
-from bu_torch.callbacks.fit import FitSession, settings_in_effect
+from bu_torch.callbacks.fit import FitSession
 from bu_torch.callbacks.samples import Reference, Source, check_reference
 from bu_torch.callbacks.trainer import (
     FITTING,
+    OUT_OF_REACH,
     RAW_WEIGHTS,
     Callback,
     LightningModule,
+    StochasticWeightAveraging,
     Trainer,
+    WeightAveraging,
     check_trainer,
     go_on_from_raw_weights,
     misconfigured,
@@ -24,10 +29,9 @@ from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_integer
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.run.history import describe_exception
-from bu_torch.run.results import MeasurementResults
 from bu_torch.run.settings import AUTO, MAX_BYTES, NOT_MEASURED, MeasurementSettings
 from bu_torch.run.timing import plain
-from bu_torch.run.tracker import Tracker
+from bu_torch.run.tracker import MeasurementResults, Tracker
 from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.batches import InputKey
 
@@ -172,12 +176,11 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
         if stage == FITTING:
             set_batch_hooks(self, are_called=True)  # a failed fit may have left some skipped
             stand_behind_averaging(trainer, BoundaryUncertaintyMonitor)
-            settings = settings_in_effect(self.settings, trainer)
+            settings = _settings_in_effect(self.settings, trainer)
             self._fit = FitSession(settings, self.source, self.every_n_epochs, self.every_n_train_steps)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        fits = [one._fit for one in trainer.callbacks if isinstance(one, BoundaryUncertaintyMonitor)]
-        self._fit.start(trainer, pl_module, fits)
+        self._fit.start(trainer, pl_module, fits_in(trainer))
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         set_batch_hooks(self, are_called=self._fit.reads_batches)
@@ -230,3 +233,26 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if not self._fit.is_over:  # `trainer.test` of a checkpoint must not undo later checks of this run
             self.tracker.load_state_dict(state_dict)
+
+
+def fits_in(trainer: Trainer) -> list[FitSession]:
+    """The fits of the trainer's callbacks, in their order."""
+    return [one._fit for one in trainer.callbacks if isinstance(one, BoundaryUncertaintyMonitor)]
+
+
+def _settings_in_effect(settings: MeasurementSettings, trainer: Trainer) -> MeasurementSettings:
+    """Settings in effect: without `averaging` if another callback averages the weights, or if they are sharded."""
+    settings = replace(settings, cache=None) if trainer.fast_dev_run else settings
+    if settings.averaging is None:
+        return settings
+    theirs = [one for one in trainer.callbacks if isinstance(one, WeightAveraging | StochasticWeightAveraging)]
+    strategy = type(trainer.strategy).__name__
+    if theirs or strategy in OUT_OF_REACH:
+        why = f"{type(theirs[0]).__name__} does so" if theirs else f"{strategy} shards them"
+        rank_zero_info(f"bu-torch averages no weights: {why}.")
+        return replace(settings, averaging=None)
+    if (device := settings.averaging_device) is not None:
+        before = f"`averaging_device` must be a device of this machine, got {device!r}: "
+        with misconfigured(RuntimeError, AssertionError, before=before):
+            torch.zeros(1, device=device).cpu()
+    return settings

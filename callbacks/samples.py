@@ -1,5 +1,6 @@
-"""Samples of the checks: read without touching the trainer's loader, and prepared in the first process for all."""
+"""Samples to choose those of the checks from, read without touching the trainer's loader."""
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,14 +8,13 @@ from functools import partial
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
-from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from bu_torch.callbacks.losses import LossWatch, describe_weights, weights_in
-from bu_torch.callbacks.mixing import before_mixing, is_mixture
 from bu_torch.callbacks.network import NetworkReader, can_be_passed
 from bu_torch.callbacks.trainer import LightningModule, MisconfigurationException, Trainer, library, misconfigured
+from bu_torch.callbacks.watch import difference_of
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.replica import copy_of
@@ -22,12 +22,10 @@ from bu_torch.perturbation.draws import Perturbation, keeps_integers
 from bu_torch.run.budget import Plan, count_operations, plan
 from bu_torch.run.perturbing import may_be_read_again
 from bu_torch.run.settings import MeasurementSettings
-from bu_torch.run.tracker import Tracker
 from bu_torch.samples.batches import InputKey, Keys, TooManyBytesError
 from bu_torch.samples.reading import read_loader
 from bu_torch.samples.readings import READ_BATCH
 from bu_torch.samples.samples import Samples, UnreadableError, fewer_of, whole_samples
-from bu_torch.signals.metrics import as_metric
 
 Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
 _NO_DATASETS = (tuple, list, dict, str, bytes, Tensor, np.ndarray)
@@ -35,6 +33,7 @@ _BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_afte
 _WAY_OUT = "The training samples can also be passed as `reference=(inputs, labels)`."
 _STREAM_SAMPLES = 10_000  # read from a stream of unknown length unless `max_samples` says otherwise
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
+_SHARES_APART = 0.1  # of a class, between samples that are mixed and others
 
 
 class Source(NamedTuple):
@@ -45,86 +44,34 @@ class Source(NamedTuple):
     label_key: str | int | None = None
 
 
+class Example(NamedTuple):
+    """The first sample, and the kind of all, which every process needs before they are prepared."""
+
+    inputs: Tensor  # of the first sample, on the CPU
+    are_integers: bool
+    n_classes: int
+    packing: Packing | None
+    perturbation: Perturbation | None
+
+
 class CheckSamples:
-    """Reads a trainer's samples, plans how many of them a check uses, and prepares these."""
+    """Samples to choose from: read in the first process, without touching the trainer's loader, and handed over."""
 
-    def __init__(self, settings: MeasurementSettings, source: Source, tracker: Tracker, reader: NetworkReader) -> None:
-        self._settings, self._source, self._tracker, self._reader = settings, source, tracker, reader
-        self._n_batches = math.inf  # for one process, between two checks
-        self._samples: Samples | None = None  # until the tracker has them; in the first process
-        self._module: nn.Module | None = None  # the network before training, if its features are the space
+    def __init__(self, settings: MeasurementSettings, source: Source) -> None:
+        self._settings, self._source = settings, source
+        self._samples: Samples | None = None  # until `take`
         self._takes_readings = False  # a few samples differed when they were read again, and so will the draws
-        self._options: dict[str, Any] = {}  # of each preparation
-        self.awaits_weights = False  # the first training step will show the weights of classes in the loss
 
-    def prepare(self, trainer: Trainer, pl_module: LightningModule, n_batches: float, when: str) -> bool:
-        """Compute all that does not depend on the network; False if a run resumes with other samples than before.
-
-        One process has `n_batches` between two checks; `when` says in words when checks are due.
-        """
-        self._n_batches, reader, tracker = n_batches, self._reader, self._tracker
-        is_open = self._settings.class_weight is None and as_metric(self._settings.metric) is None  # counts by class
-        self.awaits_weights = is_open and not tracker.checks
-        if trainer.reload_dataloaders_every_n_epochs and self._source.reference is None:
-            rank_zero_warn("bu-torch uses the training data as first loaded and ignores reloads.")
-        first = tracker.processes.on_first(lambda: self._read_here(trainer, pl_module))
-        one, reader.packing, reader.perturbation = first
-        n_operations = reader.count_operations(trainer, pl_module, one, tracker.processes)
-        self._options = {
-            "device": pl_module.device,
-            "module": self._module_as_space(trainer, pl_module),
-            "has_progress_bar": trainer.progress_bar_callback is not None,
-        }
-        with self._explained():
-            is_the_same = tracker.start(
-                self._take,
-                lambda n_training, n_bytes: self._planned(trainer, n_training, n_operations, n_bytes),
-                when=f", {when}",
-                is_final=not self.awaits_weights,
-                **self._options,
-            )
-        # Only the network before training may be a space of the second preparation.
-        is_space = tracker.samples is not None and tracker.check_setup.about["data"].get("space") == "module"
-        self._options["module"] = copy_of(pl_module) if is_space else None
-        return self._follow(is_the_same)
-
-    def _take(self) -> Any:
-        """Hand over the samples, so that those that are not used can be freed."""
-        samples, self._samples = self._samples, None
-        return samples
-
-    def release(self) -> None:
-        """Free what only a preparation needs, because there is none to come or training has ended."""
-        self._samples, self._options = None, {}
-
-    def _follow(self, is_the_same: bool) -> bool:
-        """Let the reader read what was prepared; pass on whether a run resumes with the same samples."""
-        setup, reader = self._tracker.check_setup, self._reader
-        reader.packing = setup.packing
-        reader.perturbation = "reading" if setup.takes_readings else self._settings.perturbation
-        if not self.awaits_weights:
-            self.release()
-            if setup.loss_weights is not None and self._settings.class_weight is None:
-                rank_zero_info(describe_weights(setup.loss_weights, has_resumed=bool(self._tracker.checks)))
-        if not is_the_same:
-            rank_zero_warn(
-                "The run resumes with different training samples, or with another version of bu_torch: scores cannot be"
-                " compared with earlier checks."
-            )
-        return is_the_same
-
-    def _read_here(
-        self, trainer: Trainer, pl_module: LightningModule
-    ) -> tuple[Tensor, Packing | None, Perturbation | None]:
-        """Read the samples, in the first process; return the input of one, the packing, and the perturbation."""
+    def read(self, trainer: Trainer, pl_module: LightningModule, n_batches: float) -> Example:
+        """Read as many samples as a check may use; one process has `n_batches` between two checks."""
         settings, reference = self._settings, self._source.reference
         trial = max(_TRIAL_SAMPLES, settings.n_neighbors) if trainer.fast_dev_run else None
 
         def how_many(n_training: int) -> int:
-            n_samples = self._planned(trainer, n_training, count_operations(pl_module)).n_samples
+            n_samples = self.plan(trainer, n_batches, count_operations(pl_module), n_training).n_samples
             return n_samples if trial is None else min(n_samples, trial)
 
-        with self._explained():
+        with self.explained():
             if _is_pair(reference):
                 samples = whole_samples(*reference, keep_integers=keeps_integers(settings.perturbation))
                 samples = fewer_of(samples, how_many(len(samples.inputs)), settings.seed)
@@ -133,79 +80,61 @@ class CheckSamples:
                 samples = read_training_data(trainer, pl_module, settings, self._source, how_many, most)
             self._samples = samples
             settings.refuse_too_few(len(samples.inputs), "it")
-            n_classes, setup = 1 + int(as_labels(samples.labels, len(samples.inputs)).max()), self._tracker.check_setup
-        if self.awaits_weights and setup.loss_weights is None:
-            setup.loss_weights = weights_in(pl_module, n_classes)  # the first steps will say if they count
+            n_classes = 1 + int(as_labels(samples.labels, len(samples.inputs)).max())
         if samples.packing is not None and self._source.input_key is None:
             rank_zero_info(
                 f"bu-torch takes these as inputs: {', '.join(samples.packing.names)}. To change it: `input_key`."
             )
-        self._reader.takes_integers = not samples.inputs.is_floating_point()
         self._takes_readings = samples.is_random and may_be_read_again(settings)
         perturbation = "reading" if self._takes_readings else settings.perturbation
-        return samples.inputs[:1].cpu().clone(), samples.packing, perturbation
+        are_integers = not samples.inputs.is_floating_point()
+        return Example(samples.inputs[:1].cpu().clone(), are_integers, n_classes, samples.packing, perturbation)
+
+    def take(self) -> Any:
+        """Hand over the samples, so that those that are not used can be freed."""
+        samples, self._samples = self._samples, None
+        return samples
+
+    def plan(self, trainer: Trainer, n_batches: float, n_operations: int, n_training: int, n_bytes: int = 0) -> Plan:
+        """Plan of a check; arguments are those of `read` and `plan`."""
+        takes_all = self._settings.max_samples is None and _is_pair(self._source.reference)
+        batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
+        # Distinct samples that all processes together train on between two checks.
+        n_visited = int(min(n_training, n_batches * batch_size * trainer.world_size))
+        max_samples = n_training if takes_all else None
+        counts = n_training, n_visited, n_operations, n_bytes
+        return plan(self._settings, *counts, max_samples, holds_draws=self._takes_readings)
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def explained(self) -> Iterator[None]:
         """Raise errors within as Lightning's, naming the samples that cannot be used."""
         try:
             yield
         except (TypeError, ValueError) as error:
-            is_reference, way_out = self._source.reference is not None, ""
-            source = "`reference`" if is_reference else "the training data"
-            shape = () if self._samples is None else self._samples.labels.shape
-            self._samples = None
+            samples, way_out = self.take(), ""
+            name = "the training data" if self._source.reference is None else "`reference`"
             # Labels are shares of classes if samples were mixed.
-            if len(shape) == 2 and shape[1] > 1:
+            if samples is not None and samples.labels.ndim == 2 and samples.labels.shape[1] > 1:
                 way_out = (
                     " If a hook mixes samples (mixup, CutMix), mix in `collate_fn` or `training_step` instead, or pass"
                     " unmixed samples as a pair, `reference=(inputs, labels)`: a dataset would pass through the hook."
                 )
-            raise MisconfigurationException(f"bu-torch cannot use {source}: {error}{way_out}") from error
+            raise MisconfigurationException(f"bu-torch cannot use {name}: {error}{way_out}") from error
 
-    def take_weights(self, losses: LossWatch) -> None:
-        """Measure with the weights of classes that the first training step has shown; all processes must call this."""
-        tracker, setup = self._tracker, self._tracker.check_setup
 
-        def is_other() -> bool:
-            assert tracker.samples is not None  # noqa: S101  (they wait for this)
-            labels, before = as_labels(tracker.samples.labels, len(tracker.samples.inputs)), setup.loss_weights
-            present = set(labels.unique().tolist())
-            setup.loss_weights, line = losses.found(max(present) + 1, present)
-            if line:
-                rank_zero_info(line)
-            if setup.loss_weights == before:
-                tracker.settle()
-            return setup.loss_weights != before
-
-        self.awaits_weights = False
-        with self._explained():
-            self._follow(not tracker.processes.on_first(is_other) or tracker.start(self._take, **self._options))
-
-    def _module_as_space(self, trainer: Trainer, pl_module: LightningModule) -> nn.Module | None:
-        """The network, if its features may be a space."""
-        # Features of a network that has already learnt these labels would leak them.
-        is_asked_for = self._settings.feature_extractor == "module"
-        is_new = trainer.global_step == 0 or bool(self._tracker.checks) or is_asked_for
-        if self._reader.passes_alone and can_be_passed(trainer, pl_module):
-            return pl_module if is_new else None
-        if is_asked_for:
-            raise MisconfigurationException(
-                "`feature_extractor='module'` needs features of the network before training, which one process reads"
-                " alone. That fails if weights are sharded, if a layer is lazy, or if `forward` communicates with other"
-                " processes or fails for a single sample. Pass `feature_extractor='inputs'` or 'patches', or a"
-                " callable."
-            )
-        return None
-
-    def _planned(self, trainer: Trainer, n_training: int, n_operations: int, n_bytes: int = 0) -> Plan:
-        takes_all = self._settings.max_samples is None and _is_pair(self._source.reference)
-        batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
-        # Distinct samples that all processes together train on between two checks.
-        n_visited = int(min(n_training, self._n_batches * batch_size * trainer.world_size))
-        max_samples = n_training if takes_all else None
-        counts = n_training, n_visited, n_operations, n_bytes
-        return plan(self._settings, *counts, max_samples, holds_draws=self._takes_readings)
+def network_as_space(
+    trainer: Trainer, pl_module: LightningModule, reader: NetworkReader, *, is_asked_for: bool, is_new: bool
+) -> LightningModule | None:
+    """The network, if its features may be a space: unless it is trained already, and no space of its was asked for."""
+    if reader.passes_alone and can_be_passed(trainer, pl_module):
+        return pl_module if is_new or is_asked_for else None
+    if is_asked_for:
+        raise MisconfigurationException(
+            "`feature_extractor='module'` needs features of the network before training, which one process reads alone."
+            " That fails if weights are sharded, if a layer is lazy, or if `forward` communicates with other processes"
+            " or fails for a single sample. Pass `feature_extractor='inputs'` or 'patches', or a callable."
+        )
+    return None
 
 
 def read_training_data(
@@ -239,14 +168,13 @@ def read_training_data(
         unwrap=users_sampler,
         transform=_batch_hooks(trainer, pl_module),
         looks_for_augmentation=reference is None or may_be_read_again(settings),
-        has_progress_bar=trainer.progress_bar_callback is not None,
     )
     with misconfigured(UnreadableError, before=f"{name}: ", after=f" {_WAY_OUT}"):
         try:
             samples = read(loader, how_many, stream_limit=limit, max_bytes=settings.max_bytes)
-            if (before := before_mixing(loader, samples, read)) is not None:
+            if (before := _before_mixing(loader, samples, read)) is not None:
                 mixed, samples = samples, read(before, how_many, max_bytes=settings.max_bytes)
-                if not is_mixture(samples, mixed):
+                if not _is_mixture(samples, mixed):
                     raise UnreadableError("`collate_fn` mixes samples (mixup, CutMix) and prepares them, too.")
                 rank_zero_info(
                     f"{name}: `collate_fn` mixes labels (mixup, CutMix), so bu-torch reads the samples without it. To"
@@ -265,6 +193,34 @@ def read_training_data(
             " `reference=` other samples."
         )
     return samples
+
+
+def _before_mixing(loader: DataLoader[Any], samples: Samples, read: Callable[..., Samples]) -> DataLoader[Any] | None:
+    """Loader without `collate_fn` if that gives shares of classes in place of labels, and samples have a label each.
+
+    None if it does not, or if a sample cannot be read without it, or is of another shape then.
+    """
+    is_mixed = samples.labels.ndim == 2 and samples.labels.shape[1] > 1 and samples.labels.is_floating_point()
+    if not is_mixed or isinstance(loader.dataset, IterableDataset) or loader.collate_fn is default_collate:
+        return None
+    before = copy.copy(loader)
+    before.collate_fn = default_collate
+    try:
+        first = read(before, lambda n_training: 1)
+    except (UnreadableError, TypeError, ValueError):
+        return None
+    is_alike = first.inputs.shape[1:] == samples.inputs.shape[1:] and (first.packing is None) == (
+        samples.packing is None
+    )
+    return before if is_alike and first.labels.ndim == 1 else None
+
+
+def _is_mixture(samples: Samples, mixed: Samples) -> bool:
+    """True if these samples, mixed with one another, may have become the others, with shares (N, J) as labels."""
+    shares = nn.functional.one_hot(samples.labels.long(), mixed.labels.shape[1]).double().mean(dim=0)
+    is_alike = samples.inputs.is_floating_point() == mixed.inputs.is_floating_point()
+    is_alike &= bool((shares - mixed.labels.double().mean(dim=0)).abs().max() < _SHARES_APART)
+    return is_alike and not difference_of(samples.inputs, mixed.inputs)
 
 
 def _describe_stream(loader: DataLoader[Any], samples: Samples, settings: MeasurementSettings, most: int | None) -> str:

@@ -8,7 +8,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from bu_torch.callbacks.ending import Ending, restore, why_ended
 from bu_torch.callbacks.keeper import FileKeeper, InternalCallback, Keeper, MemoryKeeper
-from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
+from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor, fits_in
 from bu_torch.callbacks.samples import Reference
 from bu_torch.callbacks.trainer import (
     FITTING,
@@ -25,8 +25,8 @@ from bu_torch.internal.files import Identity
 from bu_torch.internal.inputs import check_flag
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
-from bu_torch.run.results import KeptResults
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
+from bu_torch.run.tracker import KeptResults
 from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.batches import InputKey
 
@@ -245,7 +245,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         return state
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_start(trainer, pl_module)
+        self._fit.start(trainer, pl_module, fits_in(trainer))
         if self._fit.starts_anew:
             rank_zero_warn("Patience and the best epoch start anew.")
             self._install(trainer, pl_module).on_train_start(trainer, pl_module)

@@ -100,20 +100,21 @@ class BoundaryUncertainty(PerturbedSamples):
         """
         inputs = self.as_inputs(features)
         labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
+        self.take_classes(labels)
         points = self.fit_points(inputs, labels, sample_weight, neighbors)
         self.estimate_probabilities(inputs, points, *self.perturbed_points())
         return self
 
-    def fit_points(self, inputs: Tensor, labels: Tensor, sample_weight: Any, neighbors: Any = None) -> Tensor:
+    def take_classes(self, labels: Tensor) -> None:
+        """Note the classes that have samples; raise a ValueError if arrays with a column for each are too large."""
         self.classes = PresentClasses(labels)
-        n_entries = self.n_draws * len(inputs) * len(self.classes)
+        n_entries = self.n_draws * len(labels) * len(self.classes)
         if n_entries > MOST_ENTRIES:
             raise ValueError(
-                f"{self.n_draws} draws of {len(inputs)} samples of {len(self.classes)} classes need arrays of"
+                f"{self.n_draws} draws of {len(labels)} samples of {len(self.classes)} classes need arrays of"
                 f" {n_entries:.1e} numbers, more than {MOST_ENTRIES:.1e}: pass fewer draws or samples (`n_draws`,"
                 " `max_samples`)."
             )
-        return super().fit_points(inputs, labels, sample_weight, neighbors)
 
     def estimate_probabilities(self, inputs: Tensor, points: Tensor, perturbed: Tensor, features: Tensor) -> None:
         """Estimate the probabilities of the labels, from samples and perturbed samples as points of the space.

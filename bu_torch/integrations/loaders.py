@@ -19,21 +19,6 @@ from bu_torch.samples.reading import read_loader
 from bu_torch.samples.samples import Samples, UnreadableError
 
 
-class LoaderStopper(BoundaryUncertaintyStopper):
-    """Stopper on `inputs` that were read from a loader, `Samples`, which hold the labels, as training begins."""
-
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self._tracker.timer.runs_already = True
-
-    def _read(self) -> Samples:
-        samples: Samples = self.inputs
-        self.inputs = samples.inputs if samples.packing is None else samples.packing.unpack(samples.inputs)
-        self.labels, self.sample_weight = samples.labels, samples.weights
-        self._keeps_integers |= samples.is_random and not samples.inputs.is_floating_point()
-        return samples
-
-
 def make_stopper(
     network: nn.Module, loader: DataLoader[Any], options: dict[str, Any], keys: Keys = NO_KEYS
 ) -> BoundaryUncertaintyStopper:
@@ -64,7 +49,9 @@ def make_stopper(
     planned: dict[str, Any] = {"n_draws": made.n_draws, "max_samples": None, "budget": None}
     if are_tokens and not samples.is_random and options["perturbation"] is None:
         planned["perturbation"] = "tokens"
-    return LoaderStopper(samples, samples.labels, **options | planned)
+    stopper = BoundaryUncertaintyStopper(samples, samples.labels, **options | planned)
+    stopper.tracker.timer.runs_already = True
+    return stopper
 
 
 def conclude(stopper: BoundaryUncertaintyStopper, network: nn.Module | None, reason: str = "") -> None:

@@ -2,16 +2,17 @@
 
 import logging
 import sys
-import time
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
+
+from tqdm.auto import tqdm
 
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode
 _JOINERS = "\u200c\u200d"  # belong to words of some scripts, and to emojis
-_FIRST_PART, _LONG = 1.0, 10.0  # seconds
+_BAR_DELAY = 3  # seconds of work before a progress bar is shown
 
 
 def cleaned(value: Any) -> str:
@@ -37,85 +38,45 @@ def tell(line: str) -> None:
     log.info("%s", cleaned(line))
 
 
-class Bar(Protocol):
-    """Progress bar with tqdm's `update`."""
-
-    def update(self, n: float = 1) -> object: ...
-
-
-class Forecast:
-    """Forecast of a long computation from the pace of its first part.
-
-    Args:
-        totals: Units of work that are to be done, by kind.
-        tell: Takes a kind and the seconds that it will take, once, if these are many.
-    """
-
-    def __init__(self, totals: Mapping[str, float], tell: Callable[[str, float], None]) -> None:
-        self._totals, self._tell = dict(totals), tell
-        self._started = dict.fromkeys(totals, time.perf_counter())
-        self._counts = dict.fromkeys(totals, 0.0)
-
-    def start(self, kind: str) -> None:
-        """Start the clock, so that earlier work does not count for the pace."""
-        if not self._counts.get(kind):
-            self._started[kind] = time.perf_counter()
-
-    def count(self, kind: str, n: float) -> None:
-        """Count `n` units that were done."""
-        if not n or kind not in self._totals:
-            return
-        self._counts[kind] += n
-        seconds = time.perf_counter() - self._started[kind]
-        if seconds >= _FIRST_PART:
-            seconds *= self._totals.pop(kind) / self._counts[kind]
-            if seconds >= _LONG:
-                self._tell(kind, seconds)
-
-
-_shown: ContextVar[tuple[Bar | None, Forecast | None] | None] = ContextVar("shown", default=None)
+_are_shown = ContextVar("are_shown", default=False)
+_bar: ContextVar[Any] = ContextVar("bar", default=None)
 _is_counted = ContextVar("is_counted", default=True)
 
 
-@contextmanager
-def shown_on(bar: Bar | None, forecast: Forecast | None = None) -> Iterator[None]:
-    """Let `advance` move `bar` within, and count for a forecast."""
-    token = _shown.set((bar, forecast))
-    try:
-        yield
-    finally:
-        _shown.reset(token)
+def showing_progress(are_shown: bool) -> AbstractContextManager[None]:
+    """Let `progress` show its bars within, or not."""
+    return _having(_are_shown, are_shown)
 
 
-@contextmanager
-def uncounted() -> Iterator[None]:
+def shown_on(bar: Any) -> AbstractContextManager[None]:
+    """Let `advance` move `bar` within; it has the `update` of tqdm's bars, or is None."""
+    return _having(_bar, bar)
+
+
+def uncounted() -> AbstractContextManager[None]:
     """Let `advance` refresh the bar within, without moving it."""
-    token = _is_counted.set(False)
+    return _having(_is_counted, False)
+
+
+@contextmanager
+def _having(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _is_counted.reset(token)
-        start_clock("comparisons")
+        variable.reset(token)
 
 
-def start_clock(kind: str) -> None:
-    """Begin to time work of a kind, `"comparisons"` or `"passes"` through a network, unless some has been counted."""
-    _, forecast = _shown.get() or (None, None)
-    if forecast is not None:
-        forecast.start(kind)
+@contextmanager
+def progress(what: str, **options: Any) -> Iterator[None]:
+    """Show a bar of tqdm's for the work within, after a few seconds, if bars are shown; `advance` moves it."""
+    # A disabled bar would start tqdm's thread, too.
+    bar = tqdm(desc=what, delay=_BAR_DELAY, leave=False, **options) if _are_shown.get() else nullcontext()
+    with bar as shown, shown_on(shown):
+        yield
 
 
-def advance(n: float = 0, n_passes: int = 0) -> None:
-    """Move the bar by `n` comparisons, 0 for uncounted work, and count `n_passes` samples through a network.
-
-    Does nothing without a bar.
-    """
-    if (shown := _shown.get()) is None:
-        return
-    bar, forecast = shown
-    n = n if _is_counted.get() else 0
-    if bar is not None:
-        bar.update(n)
-    if forecast is not None:
-        forecast.count("comparisons", n)
-        forecast.count("passes", n_passes)
+def advance(n: float = 0) -> None:
+    """Move the bar by `n` units of work, 0 for uncounted work; does nothing without a bar."""
+    if (bar := _bar.get()) is not None:
+        bar.update(n if _is_counted.get() else 0)

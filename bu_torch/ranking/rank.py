@@ -17,12 +17,12 @@ from bu_torch.ranking.estimators import encode, estimator_logits, is_estimator
 from bu_torch.ranking.ranking import Candidate, Ranking
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.budget import describe_ignored
-from bu_torch.run.cache import fit_or_load
 from bu_torch.run.settings import Settings
 from bu_torch.samples.batches import whole_pair
 from bu_torch.samples.reading import read_samples
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.measuring import Signals
+from bu_torch.signals.preparation import fit_or_load
 
 Paths = str | Path | Iterable[str | Path]
 _OF_A_RUN = "prediction_changes"  # compares two checks of a run; a single classifier has none
@@ -231,7 +231,7 @@ def fit_signals(signals: Signals, dataset: Any, cache: Path | None = None) -> No
         warnings.warn(line, stacklevel=3)
     if not signals.is_fitted:
         fit_or_load(signals, inputs, labels, cache, sample_weight=samples.weights)
-    elif not signals.is_of(inputs, labels, samples.weights):
+    elif signals.fingerprint != signals.fingerprint_of(inputs, labels, samples.weights):
         raise ValueError("`signals` must be fitted on the samples of `dataset`, or not at all, got other samples.")
 
 

@@ -192,13 +192,6 @@ class SelectionRule:
         """Score of a completed check; None if its epoch is too early to count."""
         return None if entry["epoch"] < self.start_from_epoch else entry[self.score_name]
 
-    def kept(self, history: Checks) -> dict[str, Any] | None:
-        """The completed check to keep; None if no check counts."""
-        kept = None
-        for entry in history:
-            kept = entry if self.is_better(entry, kept) else kept
-        return kept
-
     def is_better(self, entry: Mapping[str, Any], kept: Mapping[str, Any] | None) -> bool:
         """True if a completed check counts and its score exceeds the score of `kept`."""
         score = self.score(entry)
@@ -211,11 +204,12 @@ class SelectionRule:
 
         Returns a completed copy of the check to keep, or None if no check counts. Raises as `complete`.
         """
-        completed = [dict(entry) for entry in history]
+        kept = None
         self.rule.reset()
-        for entry in completed:
+        for entry in map(dict, history):
             self.complete([entry])
-        return self.kept(completed)
+            kept = entry if self.is_better(entry, kept) else kept
+        return kept
 
     def _score(self, values: Mapping[str, float]) -> float:
         name = f"`{type(self.rule).__name__}.score`"

@@ -81,16 +81,6 @@ def plan(
     return Plan(within_bytes(n_samples, 1 + n_draws * holds_draws), n_draws)
 
 
-def describe_byte_limit(wanted: Plan, made: Plan, max_bytes: int | None) -> str:
-    """Log line if `max_bytes` reduces the number of samples; else ""."""
-    if made.n_samples >= wanted.n_samples:
-        return ""
-    return (
-        f"bu-torch holds {made.n_samples} samples instead of {wanted.n_samples}, to take no more than"
-        f" {max_bytes} bytes. To change it: `max_bytes`."
-    )
-
-
 def describe_ignored(n_ignored: int) -> str:
     """Warning about samples that are left out; "" if there are none."""
     line = f"{n_ignored} samples have the label {IGNORED}, which torch's losses ignore: they are left out."

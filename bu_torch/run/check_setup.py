@@ -1,9 +1,9 @@
 """Samples that checks use, their number, and the signals fitted to them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +16,14 @@ from bu_torch.internal.packing import Packing
 from bu_torch.internal.printing import cleaned
 from bu_torch.perturbation.draws import kind_of
 from bu_torch.rule.rules import DEFAULT_RULE
-from bu_torch.run.budget import Plan, describe_byte_limit, describe_ignored, plan
-from bu_torch.run.cache import fit_or_load
+from bu_torch.run.budget import Plan, describe_ignored, plan
 from bu_torch.run.perturbing import settings_for, with_readings
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.samples.balance import class_shares, rare_class, stratified_rows
 from bu_torch.samples.samples import Samples, fewer_of
 from bu_torch.signals.measuring import Signals
+from bu_torch.signals.metrics import ExpectedMetric
+from bu_torch.signals.preparation import fit_or_load
 
 _MOST_CLASSES_A_SAMPLE = 1 / 3
 _SPACES = {
@@ -35,21 +36,34 @@ _SPACES = {
 }
 
 
+class Prepared(NamedTuple):
+    """Parts of a preparation that all processes need."""
+
+    inputs: Any  # perturbed
+    plan: Plan | None
+    packing: Packing | None  # layout of several tensors a sample in one
+    takes_readings: bool  # perturbed samples are further readings
+    loss_weights: list[float] | None  # weights of classes in the loss, if the settings have none
+    fingerprint: str  # of samples and settings
+    is_restored: bool  # False if the preparation in a resumed state is damaged or does not fit them
+
+
 class CheckSetup:
     """Plan of the checks, the fitted `Signals`, and the part of both that a resumed run needs.
 
-    `Preparation` is the part of the signals that is kept in files and states.
+    The first process calls `prepare`, and all take what it returns; `warn` and `tell` take lines for the log.
     """
 
-    def __init__(self, settings: MeasurementSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: MeasurementSettings, warn: Callable[[str], None], tell: Callable[[str], None]) -> None:
+        self.settings, self._warn, self._tell = settings, warn, tell
+        self.samples: Samples | None = None  # in use, until `settle`; in the first process
         self.plan: Plan | None = None
         self.fingerprint: str | None = None  # identifies the samples of earlier checks
-        self.is_restored = True  # False if the preparation in a resumed state is damaged or does not fit the samples
+        self._is_restored = True
         self.found_in: Path | None = None  # file that `prepare` has read
         self.kept_in: Path | None = None  # file that `prepare` has written
-        self.packing: Packing | None = None  # layout of several tensors a sample in one
-        self.takes_readings = False  # perturbed samples are further readings
+        self.packing: Packing | None = None
+        self.takes_readings = False
         self.about: dict[str, Any] = {"data": {}, "classes": None}  # samples and classes in words, for the record
         self.rows = torch.empty(0, dtype=torch.int64)  # places of the samples in the dataset, (N,)
         self._n_draws = 1
@@ -59,114 +73,139 @@ class CheckSetup:
         self._asked = [settings.budget, settings.n_draws, settings.max_samples, settings.n_neighbors, settings.seed]
         # A resumed run cannot repeat the choice of a space, because the network has changed. So a state holds the whole
         # preparation if the space is the network's features, and otherwise the name of the space.
-        self._saved: Tensor | None = None  # bytes of `Preparation.packed`
+        self._saved: Tensor | None = None  # bytes of `Signals.packed`
         self._space: SpaceName | None = None
-        self.loss_weights: list[float] | None = None  # weights of classes in the loss, if the settings have none
+        self.loss_weights: list[float] | None = None
 
-    def choose(
-        self,
-        samples: Samples,
-        planned: Callable[[int, int], Plan] | None,
-        when: str,
-        tell: Callable[[str], None],
-        warn: Callable[[str], None],
-    ) -> Samples:
-        """Plan, unless a resumed run has a plan, and take as many of the samples; augmented ones are read again.
-
-        Arguments are those of `Tracker.start`.
-        """
+    def _choose(self, samples: Samples, planned: Callable[[int, int], Plan] | None, when: str) -> Samples:
+        """Plan, unless a resumed run has a plan, and take as many of the samples; augmented ones are read again."""
         if self.plan is None:
             n_training, n_bytes = samples.n_training, samples.inputs[:1].nbytes
             planned = planned or (lambda n, n_bytes: plan(self.settings, n, n, 0, n_bytes))
             wanted, self.plan = planned(n_training, 0), planned(n_training, n_bytes)
-            if line := describe_byte_limit(wanted, self.plan, self.settings.max_bytes):
-                tell(line)
+            if self.plan.n_samples < wanted.n_samples:
+                self._tell(
+                    f"bu-torch holds {self.plan.n_samples} samples instead of {wanted.n_samples}, to take no more than"
+                    f" {self.settings.max_bytes} bytes. To change it: `max_bytes`."
+                )
         samples = fewer_of(samples, self.plan.n_samples, self.settings.seed)
         chosen = f"{len(samples.inputs)} samples"
         if samples.is_stratified is not None:
             kind = "stratified random" if samples.is_stratified else "random"
             chosen = f"a {kind} {len(samples.inputs)} of {samples.n_training} training samples"
-        tell(f"bu-torch measures at {chosen}, {self.plan.draws} each{when}.")
+        self._tell(f"bu-torch measures at {chosen}, {self.plan.draws} each{when}.")
         if line := describe_ignored(samples.n_ignored):
-            warn(line)
-        samples, self._n_draws = self._within_memory(samples, warn)
-        return with_readings(samples, self._n_draws, self.settings, warn)
+            self._warn(line)
+        samples, self._n_draws = self._within_memory(samples)
+        return with_readings(samples, self._n_draws, self.settings, self._warn)
 
     def prepare(
         self,
-        samples: Samples,
-        warn: Callable[[str], None],
+        source: Callable[[], Samples] | None,
+        planned: Callable[[int, int], Plan] | None = None,
         *,
-        has_resumed: bool,
-        is_final: bool = True,
+        when: str = "",
         device: torch.device | None = None,
         module: nn.Module | None = None,
-        has_progress_bar: bool = False,
-        tell: Callable[[str], None] | None = None,
-    ) -> str:
-        """Fit the signals to chosen samples, or load them; return the fingerprint of samples and settings.
+        has_resumed: bool = False,
+        is_final: bool = True,
+        is_shared: bool = False,
+    ) -> Prepared:
+        """Choose samples, unless an earlier call has; fit the signals to them, or load them.
 
-        Checks are made on `device`, or that of the samples. The space may be the features of `module` before training,
-        and stays if earlier checks were made (`has_resumed`). `tell` gets a forecast. Unless this `is_final`, a file of
-        the cache that does not fit is refused by `settle` alone. Errors are those of `Signals`.
+        `source` gives the samples to choose from, `planned` the plan of a check from the number of training samples and
+        the bytes of one, 0 for no limit; `when` says for the log when checks are due. Checks are made on `device`, or
+        that of the samples. The space may be the features of `module` before training, and stays if earlier checks were
+        made (`has_resumed`). Unless this `is_final`, a second call without a `source` prepares the same samples anew,
+        and a file of the cache that does not fit is refused by `settle` alone. If other processes get the perturbed
+        inputs (`is_shared`), they are copied to the CPU. Errors are those of `Signals`.
         """
-        cache, n_draws = self.settings.cache, self._n_draws
+        if source is not None:
+            self.samples = self._choose(source(), planned, when)
+        assert self.samples is not None  # noqa: S101  (the first call has a source, the second follows on it)
+        samples = self.samples
         self.packing, self.takes_readings = samples.packing, samples.readings is not None
-        n_samples, labels = len(samples.inputs), as_labels(samples.labels, len(samples.inputs))
-        n_present, is_known = len(torch.unique(labels)), len(self.loss_weights or ()) == int(labels.max()) + 1
-        self.loss_weights = self.loss_weights if is_known else None  # a resumed state may be of other classes
-        if n_present > _MOST_CLASSES_A_SAMPLE * n_samples:
-            more = "" if n_samples == samples.n_training else " Use more of them (`max_samples`)."
-            warn(
-                f"The {n_samples} samples in use have {n_present} different labels, so neighbours say little about a"
-                f" label.{more} If the labels are numbers to predict, the task is a regression, which has no decision"
-                " boundary: this is for classifiers."
-            )
+        self._check_classes(samples)
         make_signals = partial(
             settings_for(self.settings, samples).make_signals,
-            n_draws,
+            self._n_draws,
             class_weight=self.loss_weights,
             known_space=self._space,
         )
         signals = make_signals(None if module is None else packed_model(module, samples.packing))
         if not (has_resumed and self._restores(signals, samples)):
-            if signals.boundary.may_use_module(samples.inputs):
-                has_learnt = has_resumed and self._space is None
-                if signals.boundary.feature_extractor is None and (cache is not None or has_learnt):
-                    # A file must follow from the samples alone, and a network that has learnt the labels would leak
-                    # them into the choice of a space.
-                    signals = make_signals(None)
-                elif signals.boundary.feature_extractor is not None and cache is not None:
-                    warn(f"Features of a network differ from run to run: they are not kept in the cache {cache}.")
-                    cache = None
+            if self._is_space_left_out(signals, samples, has_resumed=has_resumed):
+                signals = make_signals(None)
+            cache = self._cache_for(signals, samples)
             inputs = samples.inputs.to(self._faster_device(samples, device))
-            options: Any = {"sample_weight": samples.weights, "has_progress_bar": has_progress_bar, "tell": tell}
-            self._fit(
-                signals, partial(fit_or_load, signals, inputs, samples.labels, **options), cache, is_final=is_final
-            )
-            self._saved = self._space = None
-            if signals.boundary.may_use_module(samples.inputs):
-                match signals.boundary.space_name_:
-                    case "inputs" | "patches" | "tokens" | "metric" as name:
-                        self._space = name
-                    case _:
-                        self._saved = signals.preparation.packed()
+            fit = partial(fit_or_load, signals, inputs, samples.labels, sample_weight=samples.weights)
+            self._refused = None
+            try:
+                self.found_in, self.kept_in = fit(cache=cache)
+            except ValueError as error:
+                if is_final or cache is None or signals.is_fitted:
+                    raise
+                self._refused = error
+                self.found_in, self.kept_in = fit(cache=None)
+            self._note_space(signals, samples)
         self._signals, self.rows = signals.to(device or samples.inputs.device), samples.rows
-        self.about = self._describe(signals, samples, n_draws)
-        return signals.fingerprint
+        self.about = self._describe(signals, samples)
+        perturbed: Any = signals.perturbed
+        if is_shared:
+            perturbed = perturbed[torch.arange(len(perturbed), device=perturbed.device)].to("cpu")
+        if is_final:
+            self.settle()
+        made = perturbed, self.plan, self.packing, self.takes_readings, self.loss_weights
+        return Prepared(*made, signals.fingerprint, self._is_restored)
 
-    def _fit(self, signals: Signals, fit: Callable[..., Any], cache: str | Path | None, *, is_final: bool) -> None:
-        """Fit or load, as `fit_or_load`; a file of this run, written for other weights of the classes, is replaced."""
+    def take(self, made: Prepared) -> bool:
+        """Take what the first process has prepared; False if it is for other samples than a resumed state has."""
+        before, self.fingerprint = self.fingerprint, made.fingerprint
+        self.plan, self.packing, self.takes_readings = made.plan, made.packing, made.takes_readings
+        self.loss_weights = made.loss_weights
+        return before is None or (made.is_restored and before == made.fingerprint)
+
+    def _check_classes(self, samples: Samples) -> None:
+        """Warn if labels look like numbers to predict; drop weights of the loss that are of other classes."""
+        n_samples, labels = len(samples.inputs), as_labels(samples.labels, len(samples.inputs))
+        n_present, is_known = len(torch.unique(labels)), len(self.loss_weights or ()) == int(labels.max()) + 1
+        self.loss_weights = self.loss_weights if is_known else None  # a resumed state may be of other classes
+        if n_present > _MOST_CLASSES_A_SAMPLE * n_samples:
+            more = "" if n_samples == samples.n_training else " Use more of them (`max_samples`)."
+            self._warn(
+                f"The {n_samples} samples in use have {n_present} different labels, so neighbours say little about a"
+                f" label.{more} If the labels are numbers to predict, the task is a regression, which has no decision"
+                " boundary: this is for classifiers."
+            )
+
+    def _is_space_left_out(self, signals: Signals, samples: Samples, *, has_resumed: bool) -> bool:
+        """True if the network's features must not be chosen as the space.
+
+        A file must follow from the samples alone, and a network that has learnt the labels would leak them into the
+        choice of a space.
+        """
+        is_open = signals.boundary.feature_extractor is None and signals.boundary.may_use_module(samples.inputs)
+        return is_open and (self.settings.cache is not None or (has_resumed and self._space is None))
+
+    def _cache_for(self, signals: Signals, samples: Samples) -> str | Path | None:
+        """The cache, unless the space is asked to be a network's; a file of an earlier call is removed."""
+        cache = self.settings.cache
+        if cache is not None and signals.boundary.may_use_module(samples.inputs):
+            self._warn(f"Features of a network differ from run to run: they are not kept in the cache {cache}.")
+            return None
         if self.kept_in is not None and self.kept_in == cache:
-            self.kept_in.unlink(missing_ok=True)
-        self._refused = None
-        try:
-            self.found_in, self.kept_in = fit(cache=cache)
-        except ValueError as error:
-            if is_final or cache is None or signals.is_fitted:
-                raise
-            self._refused = error
-            self.found_in, self.kept_in = fit(cache=None)
+            self.kept_in.unlink(missing_ok=True)  # it was written for other weights of the classes
+        return cache
+
+    def _note_space(self, signals: Signals, samples: Samples) -> None:
+        """Note for a resumed run which space was chosen; the whole preparation, if it is the network's features."""
+        self._saved = self._space = None
+        if signals.boundary.may_use_module(samples.inputs):
+            match signals.boundary.space_name_:
+                case "inputs" | "patches" | "tokens" | "metric" as name:
+                    self._space = name
+                case _:
+                    self._saved = signals.packed()
 
     def _faster_device(self, samples: Samples, device: torch.device | None) -> torch.device:
         """Device on which preparation is faster: that of the checks for images, else that of the samples."""
@@ -183,15 +222,15 @@ class CheckSetup:
         try:
             signals.load(self._saved, samples.inputs, samples.labels, samples.weights)
         except ValueError:  # damaged or for other samples: the caller warns
-            self.is_restored = False
-        return self.is_restored
+            self._is_restored = False
+        return self._is_restored
 
-    def _describe(self, signals: Signals, samples: Samples, n_draws: int) -> dict[str, Any]:
+    def _describe(self, signals: Signals, samples: Samples) -> dict[str, Any]:
         present, shares = class_shares(signals.boundary.labels, samples.weights)
         skills = {name: round(skill, 4) for name, skill in signals.boundary.skills_.items()}
         data = {
             "n_samples": len(samples.inputs),
-            "n_draws": n_draws,
+            "n_draws": self._n_draws,
             "n_training": samples.n_training,
             "n_classes": int(samples.labels.max()) + 1,
             "n_present": len(present),
@@ -206,7 +245,7 @@ class CheckSetup:
         left_out = {"votes": round(signals.vote_skill, 4), "regression": round(signals.regression_skill, 4)}
         return {"data": data, "classes": samples.classes, "skills": left_out}
 
-    def _within_memory(self, samples: Samples, warn: Callable[[str], None]) -> tuple[Samples, int]:
+    def _within_memory(self, samples: Samples) -> tuple[Samples, int]:
         """Take fewer samples or draws than planned if memory demands it: some arrays have a column for each class."""
         made = self.plan or plan(self.settings, len(samples.inputs), len(samples.inputs), 0)
         labels = as_labels(samples.labels, len(samples.inputs))
@@ -218,7 +257,7 @@ class CheckSetup:
             n_samples = n_rows // n_draws
             samples = samples.at(stratified_rows(len(labels), n_samples, self.settings.seed, labels))
         self.plan = Plan(n_samples, n_draws)
-        warn(
+        self._warn(
             f"Many classes need much memory: a check uses {n_samples} samples, each perturbed {n_draws} times, instead"
             f" of the planned {made.n_samples} and {made.n_draws}."
         )
@@ -232,97 +271,98 @@ class CheckSetup:
     def signals(self) -> Signals:
         """Signals that were prepared; a RuntimeError before."""
         if self._signals is None:
-            raise RuntimeError("This Tracker has no samples yet: call `prepare` first.")
+            raise RuntimeError("This Tracker has no samples yet: call `start` first.")
         return self._signals
 
-    def settle(self) -> list[str]:
-        """`lines`, since no other preparation follows; raises if the file of the cache is for other samples."""
+    def settle(self) -> None:
+        """Say how samples are measured, and free them, because they are not prepared again; in the first process.
+
+        Raises if the file of the cache is for other samples.
+        """
+        self.samples = None
         if self._refused is not None:
             raise self._refused
-        return self.lines()
+        for line in self._lines():
+            self._tell(line)
 
-    def lines(self) -> list[str]:
+    def _lines(self) -> Iterator[str]:
         """Lines for the log: how samples are perturbed, which cache, which space, and how classes count."""
-        cache = ""
-        if self.found_in is not None:
-            cache = f"bu-torch loaded the preparation of an earlier run: {cleaned(str(self.found_in))}."
-        elif self.kept_in is not None:
-            cache = (
-                "bu-torch kept neighbours, distances, class probabilities and labels of"
-                f" {self.about['data']['n_samples']} samples for later runs: {cleaned(str(self.kept_in))}."
+        if self.takes_readings:
+            yield (
+                "A sample differs each time it is read (random augmentation), so bu-torch reads each sample"
+                f" {1 + self._n_draws} times: the first is its place among its neighbours, and further ones are"
+                " perturbed samples. To change it: `perturbation=` names a way to move it, and `reference=` other"
+                " samples."
             )
-        cache = cache and f"{cache} To change it: `cache=None`."
-        lines = [self._readings_line(), cache, self._space_line(), self._balance_line(), self._metric_line()]
-        is_default = getattr(self.settings, "rule", "") == DEFAULT_RULE and self.signals.metric is None
+        if self.found_in is not None:
+            file = cleaned(str(self.found_in))
+            yield f"bu-torch loaded the preparation of an earlier run: {file}. To change it: `cache=None`."
+        elif self.kept_in is not None:
+            n_samples, file = self.about["data"]["n_samples"], cleaned(str(self.kept_in))
+            yield (
+                f"bu-torch kept neighbours, distances, class probabilities and labels of {n_samples} samples for later"
+                f" runs: {file}. To change it: `cache=None`."
+            )
+        yield from self._lines_on_space()
+        metric = self.signals.metric
+        yield from self._lines_on_classes() if metric is None else self._lines_on_metric(metric)
+        is_default = getattr(self.settings, "rule", "") == DEFAULT_RULE and metric is None
         if is_default and not self.signals.are_rows:
             own = " and, by a small weight, agreement with the labels" if self.takes_readings else " alone"
-            lines.append(f"On images and texts the score is expected accuracy{own}, a share of the highest possible.")
-        return [line for line in lines if line]
+            yield f"On images and texts the score is expected accuracy{own}, a share of the highest possible."
 
-    def _metric_line(self) -> str:
-        """Log line on prices, or on a metric that tells networks apart badly or is of the commoner class; else ""."""
-        metric, boundary = self.signals.metric, self.signals.boundary
-        share = float((boundary.labels == 1).double().mean())
-        if metric is not None and metric.is_of_one and boundary.classes.n_classes == 2 and share > 0.5:
-            whose = f"The {metric.title} is that of class 1, {share:.0%} of the labels."
-            return f"{whose} Swap the labels if you mean class 0."
-        if metric is None or not (doubt := metric.doubt(self.about["data"]["n_present"])):
-            return "" if metric is None else metric.prices
-        return f"W{doubt[1:]}, so the expected {metric.title} tells networks apart badly. Let accuracy decide."
-
-    def _readings_line(self) -> str:
-        """Log line on further readings; "" if samples are moved."""
-        if not self.takes_readings:
-            return ""
-        times = 1 + self.signals.boundary.n_draws
-        return (
-            "A sample differs each time it is read (random augmentation), so bu-torch reads each sample"
-            f" {times} times: the first is its place among its neighbours, and further ones are perturbed samples. To"
-            " change it: `perturbation=` names a way to move it, and `reference=` other samples."
-        )
-
-    def _space_line(self) -> str:
-        """Log line on the space that was chosen, and why; "" if there was no choice."""
+    def _lines_on_space(self) -> Iterator[str]:
+        """Space that was chosen, and why, if there was a choice."""
         boundary = self.signals.boundary
         space, trial, skills = boundary.space_name_, boundary.trial_, boundary.skills_
         if space == "metric" and boundary.feature_extractor is None:
             skills = skills or {"metric": boundary.vote_skill}  # a loaded preparation has this one
-        if not skills and trial is not None and space in _SPACES:
+        if skills:
+            named = {"metric": "learnt distances"}
+            listed = ", ".join(f"{named.get(name, name)} {skill:.2f}" for name, skill in skills.items())
+            base = next((name for name in skills if name != "metric"), "inputs")
+            change = f" To change it: `feature_extractor={base!r}`." if space == "metric" else ""
+            where = f"{'by' if space == 'metric' else 'in'} {_SPACES.get(space)}"
+            yield (
+                f"Neighbours are found {where}: left-out labels are predicted best there (skill by {listed}).{change}"
+            )
+        elif trial is not None and space in _SPACES:
             before, after = trial.vote_skills
-            return (
+            yield (
                 f"Neighbours are found in {_SPACES[space]}: by distances learnt from the labels, the nearest do not"
                 f" predict left-out labels clearly better (skill {after:.2f} in place of {before:.2f})."
             )
-        named = {"metric": "learnt distances"}
-        listed = ", ".join(f"{named.get(name, name)} {skill:.2f}" for name, skill in skills.items())
-        base = next((name for name in skills if name != "metric"), "inputs")
-        change = f" To change it: `feature_extractor={base!r}`." if space == "metric" else ""
-        where = f"{'by' if space == 'metric' else 'in'} {_SPACES.get(space)}"
-        why = f"Neighbours are found {where}: left-out labels are predicted best there (skill by {listed})."
-        return why + change if skills else ""
 
-    def _balance_line(self) -> str:
-        """Log line on the weights of classes, if a sampler weights samples or a class is rare; else ""."""
-        signals, boundary = self.signals, self.signals.boundary
-        is_weighted = self.about["data"]["sampling"] == "weighted"
-        if signals.metric is not None:
-            counts_once = f"In the {signals.metric.title} each sample counts once, however training weighs it."
-            return counts_once if is_weighted or self.settings.class_weight is not None else ""
-        is_sampled = boundary.class_weight != "balanced" and is_weighted
-        drawn = "Samples count as often as the sampler draws them." if is_sampled else ""
-        if boundary.class_weight is not None:
-            return f"{drawn[:-1]}, times the weights of their classes." if drawn else ""
-        if (rare := rare_class(boundary.labels, boundary.weights)) is None:
-            return drawn
-        label, share = rare
-        return (
-            f"{drawn}{drawn and ' '}Class {label} makes up {share:.1%} of what training draws, and counts that much in"
-            " expected accuracy. To change it: another `metric`, such as 'balanced_accuracy'."
-        )
+    def _lines_on_classes(self) -> Iterator[str]:
+        """Weights of classes, if a sampler weights samples, and a class that is rare."""
+        boundary, is_weighted = self.signals.boundary, self.about["data"]["sampling"] == "weighted"
+        if is_weighted and boundary.class_weight != "balanced":
+            times = "" if boundary.class_weight is None else ", times the weights of their classes"
+            yield f"Samples count as often as the sampler draws them{times}."
+        if boundary.class_weight is None and (rare := rare_class(boundary.labels, boundary.weights)) is not None:
+            yield (
+                f"Class {rare[0]} makes up {rare[1]:.1%} of what training draws, and counts that much in expected"
+                " accuracy. To change it: another `metric`, such as 'balanced_accuracy'."
+            )
+
+    def _lines_on_metric(self, metric: ExpectedMetric) -> Iterator[str]:
+        """Weights that the metric ignores, its class or prices, and a warning if it tells networks apart badly."""
+        boundary, data = self.signals.boundary, self.about["data"]
+        if data["sampling"] == "weighted" or self.settings.class_weight is not None:
+            yield f"In the {metric.title} each sample counts once, however training weighs it."
+        share, doubt = float((boundary.labels == 1).double().mean()), metric.doubt(data["n_present"])
+        if metric.is_of_one and boundary.classes.n_classes == 2 and share > 0.5:
+            whose = f"The {metric.title} is that of class 1, {share:.0%} of the labels."
+            yield f"{whose} Swap the labels if you mean class 0."
+        elif doubt:
+            sentence = f"{doubt[0].upper()}{doubt[1:]}"
+            yield f"{sentence}, so the expected {metric.title} tells networks apart badly. Let accuracy decide."
+        elif metric.prices:
+            yield metric.prices
 
     def release(self) -> None:
         """Free what was computed, because training has ended."""
-        self._signals = None
+        self._signals = self.samples = None
 
     def state_dict(self) -> dict[str, Any]:
         return {

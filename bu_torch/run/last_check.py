@@ -12,6 +12,7 @@ from bu_torch.rule.rules import STANDARD_ERROR, MetricRule
 from bu_torch.run.history import JUDGED_RULES, Confidence, History, confidence_in, place_of
 from bu_torch.run.state import no_classes, no_numbers
 from bu_torch.signals.details import (
+    Measurement,
     RecallTracker,
     accuracy_alone,
     describe_blindness,
@@ -20,7 +21,7 @@ from bu_torch.signals.details import (
     describe_unpredicted,
     names_and_shares,
 )
-from bu_torch.signals.measuring import Measurement, Signals
+from bu_torch.signals.measuring import Signals
 
 
 class LastCheck:

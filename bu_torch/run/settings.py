@@ -77,9 +77,7 @@ class MeasurementSettings:
         output_key: Place of the logits in the network's output: a key, an attribute, or an index of a tuple. None takes
             a tensor, or an output with `logits`.
 
-    Raises:
-        ValueError: If an argument is out of range.
-        TypeError: If an argument is of the wrong type.
+    Raises ValueError or TypeError for an argument out of range or of the wrong type.
     """
 
     n_neighbors: int = 40
@@ -183,10 +181,6 @@ class Settings(MeasurementSettings):
             alone: `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`, or `"parzen_uncertainty"`, the
             boundary uncertainty of Proposal 2, which is measured only then. Or a `bu_torch.Rule` of your own. With
             another `metric` than accuracy, the default rule keeps the check of its best expected value.
-
-    Raises:
-        ValueError: If an argument is out of range.
-        TypeError: If an argument is of the wrong type.
     """
 
     patience: int = 20

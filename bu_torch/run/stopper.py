@@ -12,15 +12,15 @@ from torch import Tensor, distributed, nn
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import as_floats, check_integer
 from bu_torch.internal.logits import device_of, logits_at, packed_model
+from bu_torch.internal.printing import showing_progress
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.perturbation.draws import ASKED_TO_READ, WITHOUT_READING, Perturbation, keeps_integers
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.budget import count_operations, plan
 from bu_torch.run.history import describe_exception, describe_lost_best
 from bu_torch.run.processes import TorchProcesses
-from bu_torch.run.results import KeptResults
 from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
-from bu_torch.run.tracker import Tracker
+from bu_torch.run.tracker import KeptResults, Tracker
 from bu_torch.run.weights import BestWeights, load
 from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.samples import Samples, whole_samples
@@ -52,16 +52,11 @@ class BoundaryUncertaintyStopper(KeptResults):
             of the N samples once), `cache` and `averaging` (0.7).
 
     Attributes:
-        best_epoch: Epoch of the kept check, as given to `check`; None before the first that counts.
-        best_step: Step of the kept check, as given to `check`; None if none was given.
-        best_score: The rule's score there.
+        best_epoch, best_step, best_score, history, summary, setup_seconds, check_seconds, record_path: As in
+            `BoundaryUncertaintyStopping`, with epochs and steps as given to `check`.
         stopped_epoch: Epoch of the check that said to stop; None before.
         stopping_reason: Reason to stop, in words; "Training ended." if the loop ended by itself, or the exception that
             left a `with`; "" before.
-        history, summary: As in `BoundaryUncertaintyStopping`.
-        setup_seconds: Time spent before the first check, in seconds.
-        check_seconds: Time spent in checks so far, in seconds.
-        record_path: The table of checks; "" if there is none.
         has_progress_bar: Show a bar if the preparation takes some seconds; True unless set.
 
     Raises:
@@ -135,7 +130,12 @@ class BoundaryUncertaintyStopper(KeptResults):
         self._is_by_steps = self._is_concluded = False
 
     def _read(self) -> Samples:
-        """Samples to choose from."""
+        """Samples to choose from; an integration has read them from a loader."""
+        if isinstance(samples := self.inputs, Samples):
+            self.inputs = samples.inputs if samples.packing is None else samples.packing.unpack(samples.inputs)
+            self.sample_weight = samples.weights
+            self._keeps_integers |= samples.is_random and not samples.inputs.is_floating_point()
+            return samples
         if self.settings.perturbation == "reading":
             raise ValueError(f"{ASKED_TO_READ}: tensors cannot be read again. {WITHOUT_READING}")
         return whole_samples(self.inputs, self.labels, self.sample_weight, keep_integers=self._keeps_integers)
@@ -167,7 +167,8 @@ class BoundaryUncertaintyStopper(KeptResults):
         epoch, step = self._place(epoch, step)
         self._is_by_steps, self._is_concluded = step is not None, False
         if tracker.inputs is None:
-            self._start(model)
+            with showing_progress(self.has_progress_bar):
+                self._start(model)
         started = time.perf_counter()
 
         def read(network: Any) -> Tensor:
@@ -294,7 +295,6 @@ class BoundaryUncertaintyStopper(KeptResults):
             device=device_of(model, samples.inputs),
             # The first check mostly comes after some training, so the network's features are a space only on request.
             module=model if isinstance(model, nn.Module) and self.settings.feature_extractor is not None else None,
-            has_progress_bar=self.has_progress_bar,
         )
         if not is_the_same:
             self._best = BestWeights()

@@ -12,11 +12,9 @@ from torch import Tensor, nn
 
 from bu_torch.internal import printing
 from bu_torch.internal.logits import warn_of_probabilities
-from bu_torch.internal.packing import Packing
 from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.rule.rules import STANDARD_ERROR
-from bu_torch.run.budget import Plan
 from bu_torch.run.check_setup import CheckSetup
 from bu_torch.run.history import History, describe_none_kept, describe_worse_than_chance, summary_of
 from bu_torch.run.last_check import LastCheck
@@ -42,17 +40,6 @@ class Check(NamedTuple):
     entry: dict[str, Any]
     is_kept: bool  # it is the one to keep from now on
     weights: dict[str, Any]  # `state_dict` of the network that was read, if it is to be kept and no shard
-
-
-class _Prepared(NamedTuple):
-    """Parts of a preparation that all processes need."""
-
-    inputs: Any  # perturbed
-    plan: Plan | None
-    packing: Packing | None
-    takes_readings: bool
-    fingerprint: str  # of samples and settings
-    is_restored: bool  # False if the preparation in a resumed state does not fit them
 
 
 class Tracker:
@@ -87,9 +74,8 @@ class Tracker:
         self.tell = tell
         self.processes = Processes()
         self.inputs: Any = None  # perturbed inputs that this process reads; None before `start`
-        self.samples: Samples | None = None  # in use, until `settle`; in the first process
         self.history = History(settings)  # decides which check is kept, and when to stop
-        self.check_setup = CheckSetup(settings)  # samples, and what is computed from them before training
+        self.check_setup = CheckSetup(settings, self.warn, tell)  # samples, and what is computed before training
         self.last_check = LastCheck()
         self.average: WeightAverage | None = None
         if settings.averaging is not None:
@@ -105,50 +91,21 @@ class Tracker:
         return self.history.entries
 
     def start(
-        self,
-        source: Callable[[], Samples],
-        planned: Callable[[int, int], Plan] | None = None,
-        *,
-        when: str = "",
-        device: torch.device | None = None,
-        is_final: bool = True,
-        **options: Any,
+        self, source: Callable[[], Samples] | None, *given: Any, device: torch.device | None = None, **options: Any
     ) -> bool:
         """Prepare the samples of the checks, in the first process for all; False if a run resumes with others.
 
-        `source` gives the samples to choose from, `planned` the plan of a check from the number of training samples and
-        the bytes of one, 0 for no limit; `when` says for the log when checks are due. Unless this `is_final`, a second
-        call prepares the same samples anew. Other options, and errors, are those of `CheckSetup.prepare`.
+        Arguments and errors are those of `CheckSetup.prepare`.
         """
-        setup, before = self.check_setup, self.check_setup.fingerprint
-
-        def prepare() -> _Prepared:
-            if self.samples is None:
-                self.samples = setup.choose(source(), planned, when, self.tell, self.warn)
-            options.update(has_resumed=bool(self.checks), is_final=is_final, device=device, tell=self.tell)
-            fingerprint = setup.prepare(self.samples, self.warn, **options)
-            inputs: Any = setup.signals.perturbed
-            if self.processes.count > 1:
-                inputs = inputs[torch.arange(len(inputs), device=inputs.device)].to("cpu")  # a copy for all processes
-            if is_final:
-                self.settle()
-            return _Prepared(inputs, setup.plan, setup.packing, setup.takes_readings, fingerprint, setup.is_restored)
-
-        made = self.processes.on_first(prepare)
-        self._n_rows, self.inputs = len(made.inputs), self.processes.share_of(made.inputs, device)
-        setup.plan, setup.packing, setup.takes_readings = made.plan, made.packing, made.takes_readings
-        setup.fingerprint = made.fingerprint
-        if not self.checks or before is None or (made.is_restored and before == made.fingerprint):
+        setup, processes = self.check_setup, self.processes
+        options.update(device=device, has_resumed=bool(self.checks), is_shared=processes.count > 1)
+        made = processes.on_first(partial(setup.prepare, source, *given, **options))
+        self._n_rows, self.inputs = len(made.inputs), processes.share_of(made.inputs, device)
+        if setup.take(made) or not self.checks:
             return True
         self.history.reset()
         self.last_check.forget()
         return False
-
-    def settle(self) -> None:
-        """Say how samples are measured, and free them, because they are not prepared again; in the first process."""
-        self.samples = None
-        for line in self.check_setup.settle():
-            self.tell(line)
 
     def averages(self, model: object) -> dict[str, Tensor]:
         """Averaged weights by name, which a check reads and keeps in place of the model's; empty without an average."""
@@ -286,7 +243,7 @@ class Tracker:
     def release(self) -> None:
         """Free what `start` computed, and the average, because training has ended."""
         self.check_setup.release()
-        self.inputs = self.samples = None
+        self.inputs = None
         self.processes = Processes()
         if self.average is not None:
             self.average.release()
@@ -354,3 +311,56 @@ class Tracker:
             named["class_weight"] = repr(weights)  # a state holds plain data
         past = None if self.average is None else self.average.past
         return {**self.history.rule_settings(), "averaging": past, **named}
+
+
+class MeasurementResults:
+    """Results of a tracker as attributes of a callback or of a plain loop's stopper."""
+
+    @property
+    def tracker(self) -> Tracker:
+        raise NotImplementedError
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        return self.tracker.checks
+
+    @property
+    def setup_seconds(self) -> float:
+        return self.tracker.timer.setup_seconds
+
+    @property
+    def check_seconds(self) -> float:
+        return self.tracker.timer.check_seconds
+
+    @property
+    def record_path(self) -> str:
+        return self.tracker.timer.path
+
+
+class KeptResults(MeasurementResults):
+    """Results of measuring, and those of the kept check."""
+
+    @property
+    def _kept(self) -> dict[str, Any] | None:
+        """Check that is kept; None if none counts, or if its weights are lost."""
+        return self.tracker.history.kept
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return self.tracker.summary
+
+    @property
+    def score_name(self) -> str:
+        return self.tracker.history.score_name
+
+    @property
+    def best_epoch(self) -> int | None:
+        return None if self._kept is None else self._kept["epoch"]
+
+    @property
+    def best_step(self) -> int | None:
+        return None if self._kept is None else self._kept.get("step")
+
+    @property
+    def best_score(self) -> float | None:
+        return None if self._kept is None else self._kept[self.score_name]

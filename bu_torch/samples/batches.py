@@ -3,7 +3,6 @@
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
-from tqdm.auto import tqdm
 
 from bu_torch.internal.inputs import as_tensor
 from bu_torch.internal.packing import as_inputs, as_tree, names_taken, of_one_length, takes
+from bu_torch.internal.printing import advance, progress
 from bu_torch.samples.samples import UnreadableError, signed
 
 InputKey = str | int | Sequence[str | int] | None
@@ -89,7 +88,6 @@ def concatenate(
     limit: int | None = None,
     n_expected: int = 0,
     max_bytes: int | None = None,
-    has_progress_bar: bool = False,
 ) -> tuple[Any, Tensor]:
     """Inputs and labels of all batches, up to `limit` samples; raises if `n_expected` take more than `max_bytes`."""
     if transform is not None:
@@ -97,10 +95,7 @@ def concatenate(
     n_left = sys.maxsize if limit is None else limit
     read: list[Any] = []
     all_labels: list[Tensor] = []
-    options: dict[str, Any] = {"total": n_expected or None, "unit": " samples", "leave": False}
-    # A disabled bar would start tqdm's thread, too.
-    bar = tqdm(desc="bu-torch reads", delay=3, **options) if has_progress_bar else nullcontext()
-    with bar as shown:
+    with progress("bu-torch reads", total=n_expected or None, unit=" samples"):
         for inputs, labels in (split_batch(batch, keys) for batch in batches):
             if len(labels):
                 if transform is not None:  # the transform has moved them to the network's device
@@ -110,8 +105,7 @@ def concatenate(
                 read.append(pytree.tree_map(operator.itemgetter(slice(n_left)), inputs))
                 all_labels.append(labels[:n_left])
                 n_left -= len(all_labels[-1])
-                if shown is not None:
-                    shown.update(len(all_labels[-1]))
+                advance(len(all_labels[-1]))
             if not n_left:
                 break
     if not read:

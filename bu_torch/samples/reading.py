@@ -103,7 +103,6 @@ def read_loader(
     unwrap: Callable[[Any], Any] = lambda sampler: sampler,
     transform: Callable[[Any], Any] | None = None,
     looks_for_augmentation: bool = False,
-    has_progress_bar: bool = False,
 ) -> Samples:
     """Read the samples that a loader visits, each once, by ascending index, as many as `how_many` says.
 
@@ -123,7 +122,7 @@ def read_loader(
             order: dict[str, Any] = {
                 "batch_size": None if loader.batch_sampler is None else loader.batch_size or READ_BATCH
             }
-            limits = stream_limit, stream_limit or 0, max_bytes, has_progress_bar
+            limits = stream_limit, stream_limit or 0, max_bytes
             read = with_batches(loader, order, seed, lambda batches: concatenate(batches, keys, transform, *limits))
             return choose_among(*read, how_many, seed)._replace(classes=classes)
         indices, are_lists, weights = visited_by(loader, n_batches, unwrap)
@@ -139,7 +138,7 @@ def read_loader(
             chosen = stratified_rows(n_training, n_wanted, seed, None if known is None else known[indices])
             indices = [indices[i] for i in chosen.tolist()]
             weights = None if weights is None else weights[chosen]
-        again = LoaderRows(loader, indices, seed, keys, transform, has_progress_bar)
+        again = LoaderRows(loader, indices, seed, keys, transform)
         inputs, labels, is_random, oddity = again.read_first(max_bytes, looks_for_augmentation)
         are_known = len(labels) == len(indices)
         if not are_known:

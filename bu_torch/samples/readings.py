@@ -78,7 +78,6 @@ class LoaderRows:
     seed: int
     keys: Keys
     transform: Callable[[Any], Any] | None
-    has_progress_bar: bool = False
 
     def at(self, rows: Tensor) -> Self:
         """Some of the samples, by their places here."""
@@ -87,11 +86,8 @@ class LoaderRows:
     def read(self, n_times: int) -> tuple[Any, Tensor]:
         """Inputs and labels of all samples, `n_times` one after another."""
         batches, n_expected = self._lists(self.indices) * n_times, len(self.indices) * n_times
-        bar = self.has_progress_bar
         with seeded(self.seed):
-            return self._use(
-                batches, lambda read: concatenate(read, self.keys, self.transform, None, n_expected, None, bar)
-            )
+            return self._use(batches, lambda read: concatenate(read, self.keys, self.transform, None, n_expected))
 
     def read_first(self, max_bytes: int | None, looks_for_augmentation: bool) -> FirstReading:
         """Inputs and labels of all samples; a few are read a second time if it `looks_for_augmentation`.
@@ -111,7 +107,7 @@ class LoaderRows:
 
         def join(batches: Iterator[Any]) -> FirstReading:
             part = itertools.islice(batches, len(first))
-            reading = concatenate(part, self.keys, self.transform, None, n_samples, max_bytes, self.has_progress_bar)
+            reading = concatenate(part, self.keys, self.transform, None, n_samples, max_bytes)
             if not twice or len(reading[1]) != n_samples:
                 return FirstReading(*reading)
             few = pytree.tree_map(lambda tensor: tensor[:: places.step], reading)

@@ -1,6 +1,5 @@
 """Catalogue of signals: a formula and an entry for each number that a check measures."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,8 +12,6 @@ from torch import Tensor
 from bu_torch import functional
 from bu_torch.functional.weights import mean_of
 from bu_torch.signals.metrics import METRICS, ExpectedMetric
-
-DECIDING = "accuracy_uncertainty_trust"  # the signal by which the default rule decides
 
 
 @dataclass(frozen=True)
@@ -73,12 +70,10 @@ class SignalInputs:
 
 @dataclass(frozen=True)
 class Signal:
-    """Name, range and formula of a number that each check measures."""
+    """Name and formula of a number that each check measures."""
 
     name: str  # key in histories, logs and records
     title: str  # name in words, for plots and pages
-    low: float
-    high: float
     is_larger_better: bool
     # Figure of a page: "scores"; for shares "agreement" or, if smaller is better, "changes"; "deciding" if it decides.
     panel: Literal["scores", "shares", "deciding"]
@@ -122,21 +117,23 @@ def _prediction_changes(inputs: SignalInputs) -> Tensor:
 SIGNALS = {
     signal.name: signal
     for signal in (
-        Signal("boundary_uncertainty", "boundary uncertainty", 0, 1, True, "scores", attrgetter("uncertainty"), True),
-        Signal("trust_score", "trust score", 1e-3, 1e3, True, "scores", attrgetter("mean_trust"), True),
-        Signal("expected_accuracy", "expected accuracy", 0, 1, True, "shares", attrgetter("accuracy"), True),
+        Signal("boundary_uncertainty", "boundary uncertainty", True, "scores", attrgetter("uncertainty"), True),
+        Signal("trust_score", "trust score", True, "scores", attrgetter("mean_trust"), True),
+        Signal("expected_accuracy", "expected accuracy", True, "shares", attrgetter("accuracy"), True),
         Signal(
-            DECIDING, "accuracy, uncertainty and trust", -math.inf, 1, True, "deciding", _accuracy_uncertainty_trust
+            "accuracy_uncertainty_trust",
+            "accuracy, uncertainty and trust",
+            True,
+            "deciding",
+            _accuracy_uncertainty_trust,
         ),
-        Signal("label_agreement", "agreement with the labels", 0, 1, True, "shares", _label_agreement),
-        Signal("vote_agreement", "agreement with the votes nearby", 0, 1, True, "shares", _vote_agreement),
-        Signal("prediction_changes", "changed since the last check", 0, 1, False, "shares", _prediction_changes),
+        Signal("label_agreement", "agreement with the labels", True, "shares", _label_agreement),
+        Signal("vote_agreement", "agreement with the votes nearby", True, "shares", _vote_agreement),
+        Signal("prediction_changes", "changed since the last check", False, "shares", _prediction_changes),
         *(
             Signal(
                 metric.signal,
                 f"expected {metric.title}",
-                0,
-                metric.high,
                 metric.is_larger_better,
                 "deciding",
                 partial(SignalInputs.expected, metric=metric),
@@ -145,7 +142,7 @@ SIGNALS = {
             for metric in METRICS.values()
         ),
         # Those of the papers have no formula here: they need what `papers.signals` prepares.
-        Signal("parzen_uncertainty", "boundary uncertainty (Proposal 2)", 0, 1, True, "scores", is_default=False),
-        Signal("omission", "boundary left out (omission)", 0, 1, False, "shares", is_default=False),
+        Signal("parzen_uncertainty", "boundary uncertainty (Proposal 2)", True, "scores", is_default=False),
+        Signal("omission", "boundary left out (omission)", False, "shares", is_default=False),
     )
 }

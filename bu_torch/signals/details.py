@@ -1,9 +1,9 @@
-"""Details behind the numbers of a check, by pair of classes, sample and class; and log lines when training ends."""
+"""Numbers of a check, and the details behind them: pairs of classes, samples, classes; log lines when training ends."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from bu_torch.functional.groups import sum_by_group
 from bu_torch.samples.balance import class_shares
 from bu_torch.signals.catalogue import SignalInputs
 from bu_torch.signals.metrics import ExpectedMetric
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _MOST_PAIRS = 400
 _N_PARTS = 20
@@ -67,6 +70,58 @@ class Details(NamedTuple):
     n_pairs_left_out: int
     log_trust: Histogram  # natural logarithm of the predictions' trust, without the sample itself
     doubtful: list[Doubtful]  # sorted by trust in label or prediction, least first, at each sample's lowest draw
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Result of one call of `Signals.measure`; it unpacks into values and predictions.
+
+    Attributes:
+        values: Scalars by the names of `Signals.NAMES`, float64, on the device of the logits.
+        predictions: Predicted classes at the perturbed inputs, (n_draws * N,) int64.
+        contributions: What each sample adds to the expected accuracy, or to the metric, (N,) float64; empty for a
+            metric of torchmetrics.
+        standard_error: Standard error of the gain in it over `best`, float64; 0 without `best`.
+    """
+
+    values: dict[str, Tensor]
+    predictions: Tensor
+    contributions: Tensor
+    standard_error: Tensor
+    _inputs: SignalInputs  # what the formulas read
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.values, self.predictions))
+
+    def recalls(self) -> Tensor:
+        """Recall of the C classes that have samples, by labels, then by label probabilities, (2 * C,) float64."""
+        inputs, probabilities = self._inputs, self._inputs.label_probabilities
+        n_classes = probabilities.shape[1]
+        if inputs.repeated_weights is None:
+            counted = torch.ones_like(inputs.label_columns, dtype=torch.float64)
+            mass = probabilities.sum(dim=0, dtype=torch.float64)
+        else:
+            counted = inputs.repeated_weights
+            mass = (counted.to(probabilities.dtype) @ probabilities).double()
+        known = inputs.columns.clamp(max=n_classes - 1)  # larger for a prediction of a class without samples
+        expected = probabilities.gather(1, known.unsqueeze(1)).squeeze(1) * (inputs.columns < n_classes) * counted
+        hits = sum_by_group((inputs.columns == inputs.label_columns) * counted, inputs.label_columns, n_classes)
+        by_label = hits / sum_by_group(counted, inputs.label_columns, n_classes)
+        return torch.cat((by_label, sum_by_group(expected, known, n_classes) / mass))
+
+    def details(self, n_doubtful: int = 50) -> Details:
+        """Details behind the values, with the `n_doubtful` >= 1 least trusted samples; waits for the device."""
+        return details_of(self._inputs, n_doubtful)
+
+    def doubtful(self) -> "DataFrame":
+        """All samples, the least trusted first, as a pandas frame; waits for the device.
+
+        Columns are those of `Details.doubtful`: `row` among the samples given to `fit`, `label`, `prediction`,
+        `nearest_class` and `trust`. A label is doubtful if `nearest_class` differs and `trust` is low.
+        """
+        from pandas import DataFrame
+
+        return DataFrame(self.details(len(self._inputs.labels)).doubtful)
 
 
 def details_of(inputs: SignalInputs, n_doubtful: int) -> Details:

@@ -1,89 +1,36 @@
 """Signals of a check, from one pass of logits: U, trust, expected accuracy, and agreement with neighbours."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import io
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from bu_torch import functional
 from bu_torch.estimators.boundary import BoundaryUncertainty
-from bu_torch.estimators.space_choice import FeatureExtractor, SpaceName
+from bu_torch.estimators.space_choice import SpaceName
+from bu_torch.estimators.trust import TrustScore
 from bu_torch.functional.accuracy import cost_of_memorising
 from bu_torch.functional.boundary import boundary_weights, uncertainty_along_boundary
 from bu_torch.functional.checks import check_floating, check_index
-from bu_torch.functional.groups import sum_by_group
 from bu_torch.functional.probabilities import as_probabilities
 from bu_torch.functional.weights import mean_and_error
+from bu_torch.internal.files import open_whole
 from bu_torch.internal.inputs import as_labels, check_fitted
-from bu_torch.perturbation.draws import Perturbation, PerturbedInputs, are_rows
+from bu_torch.perturbation.draws import PerturbedInputs, are_rows
 from bu_torch.perturbation.moves import Readings
-from bu_torch.samples.balance import ClassWeight, weights_of
+from bu_torch.samples.balance import weights_of
 from bu_torch.signals.catalogue import SIGNALS, SignalInputs
-from bu_torch.signals.details import Details, details_of
+from bu_torch.signals.details import Measurement
 from bu_torch.signals.metric_values import OF_SHARP, contributions_to, counting_once, metric_values
 from bu_torch.signals.metrics import THRESHOLD, as_metric, check_on
-from bu_torch.signals.preparation import Preparation, fingerprint_of, warn_of
+from bu_torch.signals.preparation import fingerprint_of, read_arrays, warn_of, write_arrays
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from bu_torch.papers.signals import ProposalSignals
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """Result of one call of `Signals.measure`; it unpacks into values and predictions.
-
-    Attributes:
-        values: Scalars by the names of `Signals.NAMES`, float64, on the device of the logits.
-        predictions: Predicted classes at the perturbed inputs, (n_draws * N,) int64.
-        contributions: What each sample adds to the expected accuracy, or to the metric, (N,) float64; empty for a
-            metric of torchmetrics.
-        standard_error: Standard error of the gain in it over `best`, float64; 0 without `best`.
-    """
-
-    values: dict[str, Tensor]
-    predictions: Tensor
-    contributions: Tensor
-    standard_error: Tensor
-    _inputs: SignalInputs  # what the formulas read
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.values, self.predictions))
-
-    def recalls(self) -> Tensor:
-        """Recall of the C classes that have samples, by labels, then by label probabilities, (2 * C,) float64."""
-        inputs, probabilities = self._inputs, self._inputs.label_probabilities
-        n_classes = probabilities.shape[1]
-        if inputs.repeated_weights is None:
-            counted = torch.ones_like(inputs.label_columns, dtype=torch.float64)
-            mass = probabilities.sum(dim=0, dtype=torch.float64)
-        else:
-            counted = inputs.repeated_weights
-            mass = (counted.to(probabilities.dtype) @ probabilities).double()
-        known = inputs.columns.clamp(max=n_classes - 1)  # larger for a prediction of a class without samples
-        expected = probabilities.gather(1, known.unsqueeze(1)).squeeze(1) * (inputs.columns < n_classes) * counted
-        hits = sum_by_group((inputs.columns == inputs.label_columns) * counted, inputs.label_columns, n_classes)
-        by_label = hits / sum_by_group(counted, inputs.label_columns, n_classes)
-        return torch.cat((by_label, sum_by_group(expected, known, n_classes) / mass))
-
-    def details(self, n_doubtful: int = 50) -> Details:
-        """Details behind the values, with the `n_doubtful` >= 1 least trusted samples; waits for the device."""
-        return details_of(self._inputs, n_doubtful)
-
-    def doubtful(self) -> "DataFrame":
-        """All samples, the least trusted first, as a pandas frame; waits for the device.
-
-        Columns are those of `Details.doubtful`: `row` among the samples given to `fit`, `label`, `prediction`,
-        `nearest_class` and `trust`. A label is doubtful if `nearest_class` differs and `trust` is low.
-        """
-        from pandas import DataFrame
-
-        return DataFrame(self.details(len(self._inputs.labels)).doubtful)
 
 
 class Signals:
@@ -93,23 +40,19 @@ class Signals:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
         n_draws: Independent perturbations of each sample, >= 1.
         seed: Seed of all random choices, 0 <= seed < 2**64.
-        feature_extractor: Space of neighbours and of class distances, as in `BoundaryUncertainty`.
-        n_components: Principal components of that space, as there.
-        perturbation: Way to perturb samples, as there.
-        class_weight: Weights of classes in all signals, votes and probabilities, as there.
-        module: Network whose features may be chosen as the space, as there.
-        known_space: Space that an earlier fit on these samples has chosen; None to choose.
         also: Names of signals to measure beside those of `NAMES`. `"expected_auroc"`, `"expected_log_loss"` and others
             are expected metrics. `"parzen_uncertainty"` and `"omission"` read the network at the samples themselves
             too, after the perturbed ones.
         metric: A metric whose expected value is measured: a name as in `MeasurementSettings`, costs or a
             `torchmetrics.Metric`.
+        known_space: Space that an earlier fit on these samples has chosen; None to choose.
+        **options: `feature_extractor`, `n_components`, `perturbation`, `class_weight` and `module`, as in
+            `BoundaryUncertainty`; class distances are taken in its space, and the weights count in all signals.
 
     Attributes:
         boundary: The fitted `BoundaryUncertainty`.
         names: Names of the signals that are measured: those of `NAMES`, of `also` and of `metric`, and if the metric of
             two classes has a threshold, `"threshold"` and the expected value at it.
-        preparation: Results of `fit`, which `save` writes and `load` reads.
         vote_skill: Skill of the labels nearby at predicting a sample's label, 1 is certain, 0 chance (`LabelVotes`).
         regression_skill: Skill of a regression on all other samples (`LabelRegression`); less than 0.01 is warned of.
 
@@ -124,7 +67,9 @@ class Signals:
 
     NAMES = tuple(name for name, signal in SIGNALS.items() if signal.is_default)
     boundary: BoundaryUncertainty
-    preparation: Preparation
+    _fingerprint: str
+    _distances: Tensor  # (n_draws * N, C + 1) to each class, without samples it is made from, and inf
+    _bayes_pairs: Tensor | None  # (N, 2) likely Bayes pairs, if a rule of the papers reads them
     _derived: dict[str, Any]  # fields of `SignalInputs` that are the same at each check
 
     def __init__(
@@ -133,14 +78,10 @@ class Signals:
         n_draws: int = 4,
         seed: int = 0,
         *,
-        feature_extractor: FeatureExtractor | None = None,
-        n_components: int | None = None,
-        perturbation: Perturbation | None = None,
-        class_weight: ClassWeight | None = None,
-        module: nn.Module | None = None,
-        known_space: SpaceName | None = None,
         also: Sequence[str] = (),
         metric: Any = "accuracy",
+        known_space: SpaceName | None = None,
+        **options: Any,
     ) -> None:
         unknown = [name for name in also if name not in SIGNALS or name in self.NAMES]
         if unknown:
@@ -149,16 +90,7 @@ class Signals:
         self.metric = as_metric(metric)
         named = () if self.metric is None else (self.metric.signal,)
         self.names = tuple(dict.fromkeys((*self.NAMES, *also, *named)))
-        self.boundary = BoundaryUncertainty(
-            n_neighbors,
-            n_draws,
-            seed,
-            feature_extractor=feature_extractor,
-            n_components=n_components,
-            perturbation=perturbation,
-            class_weight=class_weight,
-            module=module,
-        )
+        self.boundary = BoundaryUncertainty(n_neighbors, n_draws, seed, **options)
         self.boundary.known_space = known_space
         self.boundary.ends_with_samples = any(SIGNALS[name].reads_samples for name in also)
         self._of_papers: ProposalSignals | None = None
@@ -172,14 +104,31 @@ class Signals:
             sample_weight: As in `BoundaryUncertainty.fit`, whose errors are raised.
             neighbors: Known neighbours, as there; such a fit cannot be saved.
         """
+        boundary = self.boundary
         inputs, labels = self._read(features, labels)
-        return self._derive_from(Preparation.make(self.boundary, inputs, labels, sample_weight, neighbors), inputs)
+        boundary.take_classes(labels)
+        points = boundary.fit_points(inputs, labels, sample_weight, neighbors)
+        perturbed, features = boundary.perturbed_points()
+        # Near a sample that it was made from, a perturbed one would be trusted for having that sample's label.
+        made_of = boundary.perturbed.sources
+        if made_of is None:
+            made_of = torch.arange(len(points), device=points.device).repeat(boundary.n_draws)
+        trust = TrustScore().fit(points, boundary.classes.columns(labels))
+        distances = trust.class_distances(perturbed, made_of[: len(perturbed)])
+        boundary.estimate_probabilities(inputs, points, perturbed, features)
+        pairs = None
+        if boundary.ends_with_samples:
+            from bu_torch.papers.proposal2 import likely_bayes_pairs
+
+            pairs = likely_bayes_pairs(points, labels, boundary.seed)
+        fingerprint = fingerprint_of(boundary, inputs, labels, boundary.weights)
+        return self._derive_from(fingerprint, distances, pairs, inputs)
 
     def load(self, path: str | Path | Tensor, features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Load what `save` wrote, instead of `fit(features, labels)`; perturbed inputs are drawn again.
 
         Args:
-            path: The file, or bytes from `preparation.packed`.
+            path: The file, or bytes from `packed`.
             features: The same samples, as in `fit`.
             labels: Their classes.
             sample_weight: Their weights.
@@ -189,27 +138,45 @@ class Signals:
             ValueError: If the file is damaged, was not written by `save`, or is for other samples or settings.
         """
         inputs, labels = self._read(features, labels)
-        weights = self._weights(labels, sample_weight)
-        return self._derive_from(Preparation.load(path, self.boundary, inputs, labels, weights), inputs)
+        weights = weights_of(labels, self.boundary.class_weight, sample_weight)
+        fingerprint = fingerprint_of(self.boundary, inputs, labels, weights)
+        tensors, skills, space = read_arrays(path, fingerprint, inputs.device)
+        self.boundary.restore(tensors, skills, weights, inputs, space)
+        return self._derive_from(fingerprint, tensors["left_out_distances"], tensors.get("bayes_pairs"), inputs)
 
     def save(self, path: str | Path) -> None:
         """Write what `fit` computed to a file (npz, without executable content), whole or not at all.
+
+        No other user may read it.
 
         Raises:
             RuntimeError: If `fit` has not been called.
             ValueError: If `fit` used features of `module`, or `neighbors`, which a file cannot identify.
         """
-        check_fitted(self, "preparation")
+        check_fitted(self, "_fingerprint")
         if self.boundary.is_of_module or self.boundary.has_known_neighbors:
             raise ValueError("Signals fitted with features of `module` or with `neighbors` cannot be saved.")
-        self.preparation.save(path)
+        with open_whole(Path(path), 0o600) as file:
+            self._write(file)
 
-    def _derive_from(self, preparation: Preparation, inputs: Tensor) -> Self:
-        """Derive lookup tables from a preparation; warn if the labels are unpredictable."""
-        self.preparation, boundary = preparation, self.boundary
+    def packed(self) -> Tensor:
+        """Bytes of a file as `save` writes it, for a state of a run, which `load` reads too."""
+        content = io.BytesIO()
+        self._write(content)
+        return torch.frombuffer(content.getbuffer(), dtype=torch.uint8)
+
+    def _write(self, file: BinaryIO) -> None:
+        write_arrays(file, self.boundary, self._fingerprint, self._distances[:, :-1], self._bayes_pairs)
+
+    def _derive_from(self, fingerprint: str, distances: Tensor, bayes_pairs: Tensor | None, inputs: Tensor) -> Self:
+        """Derive lookup tables from what was fitted or loaded; warn if the labels are unpredictable."""
+        self._fingerprint, self._bayes_pairs, boundary = fingerprint, bayes_pairs, self.boundary
+        # In column-major memory the nearest class is found in a third of the time.
+        distances = torch.nn.functional.pad(distances.T.contiguous(), (0, 0, 0, 1), value=torch.inf).T
+        self._distances = distances
         self.vote_skill, self.regression_skill = boundary.vote_skill, boundary.regression_skill
         columns = boundary.classes.columns(boundary.labels)
-        own, distances = columns.repeat(boundary.n_draws), preparation.left_out_distances
+        own = columns.repeat(boundary.n_draws)
         repeated, probabilities = boundary.repeated_weights, boundary.probabilities_of_present
         is_reading = isinstance(boundary.perturbation, Readings)  # there probabilities leave a sample's own label out
         self._derived = {
@@ -223,10 +190,10 @@ class Signals:
             "are_rows": are_rows(boundary.perturbation, inputs),
             "label_weight": cost_of_memorising(probabilities, repeated) * (is_reading / 2),
         }
-        if preparation.bayes_pairs is not None:
+        if bayes_pairs is not None:
             from bu_torch.papers.signals import ProposalSignals
 
-            self._of_papers = ProposalSignals(boundary, preparation.bayes_pairs, columns)
+            self._of_papers = ProposalSignals(boundary, bayes_pairs, columns)
         if boundary.sharpness > 1 and any(name in self.names for name in OF_SHARP):
             sharp = as_probabilities(probabilities.double() ** boundary.sharpness)
             self._derived["sharp_probabilities"] = counting_once(sharp, columns, boundary.weights)
@@ -234,7 +201,7 @@ class Signals:
             check_on(self.metric, boundary.classes.spread(plain, 0.0))
             if self.metric.of_counts is not None and boundary.classes.n_classes == 2:
                 self.names = tuple(dict.fromkeys((*self.names, *self.metric.entries)))
-        warn_of(preparation, inputs)
+        warn_of(boundary, inputs)
         return self
 
     @property
@@ -250,14 +217,14 @@ class Signals:
     @property
     def attainable(self) -> functional.Attainable:
         """Most that expected accuracy, boundary uncertainty and trust reach at the perturbed samples."""
-        check_fitted(self, "preparation")
+        check_fitted(self, "_fingerprint")
         most: functional.Attainable = self._derived["attainable"]
         return most
 
     @property
     def class_distances(self) -> Tensor:
         """Distance (n_draws * N, J) from each perturbed sample to each class, the sample itself left out."""
-        return self.boundary.classes.spread(self.preparation.left_out_distances, torch.inf)
+        return self.boundary.classes.spread(self._distances, torch.inf)
 
     @property
     def votes(self) -> Tensor:
@@ -285,33 +252,25 @@ class Signals:
     @property
     def perturbed(self) -> PerturbedInputs:
         """Perturbed samples, made batch by batch."""
-        check_fitted(self, "preparation")
+        check_fitted(self, "_fingerprint")
         return self.boundary.perturbed
 
     @property
     def fingerprint(self) -> str:
         """Digest of the samples and settings of `fit`, 64 hexadecimal digits."""
-        check_fitted(self, "preparation")
-        return self.preparation.fingerprint
+        check_fitted(self, "_fingerprint")
+        return self._fingerprint
 
     @property
     def is_fitted(self) -> bool:
         """True if `fit` or `load` has been called."""
-        return hasattr(self, "preparation")
-
-    def is_of(self, features: Any, labels: Any, sample_weight: Any = None) -> bool:
-        """True if these Signals are fitted to just these samples; arguments as in `fit`."""
-        return self.is_fitted and self.fingerprint == self.fingerprint_of(features, labels, sample_weight)
+        return hasattr(self, "_fingerprint")
 
     def fingerprint_of(self, features: Any, labels: Any, sample_weight: Any = None) -> str:
         """Fingerprint that `fit` with these arguments would give."""
         inputs, labels = self._read(features, labels)
-        return fingerprint_of(self.boundary, inputs, labels, self._weights(labels, sample_weight))
-
-    def _weights(self, labels: Tensor, sample_weight: Any) -> Tensor | None:
-        """Checked weights of samples and classes, (N,) float64; None if all count alike, as for a metric."""
         weights = weights_of(labels, self.boundary.class_weight, sample_weight)
-        return weights if self.metric is None else None
+        return fingerprint_of(self.boundary, inputs, labels, weights)
 
     def _read(self, features: Any, labels: Any) -> tuple[Tensor, Tensor]:
         inputs = self.boundary.as_inputs(features)
@@ -333,7 +292,7 @@ class Signals:
             RuntimeError: If `fit` has not been called.
             TypeError, ValueError: If an argument has the wrong type or shape.
         """
-        check_fitted(self, "preparation")
+        check_fitted(self, "_fingerprint")
         boundary, weights = self.boundary, self.boundary.weights
         n_perturbed = boundary.n_draws * len(boundary.labels)
         if before is not None:
@@ -345,7 +304,7 @@ class Signals:
         predictions = logits.max(dim=1).indices  # ties go to the lowest class
         columns = boundary.classes.columns(predictions)
         known = columns.clamp(max=len(boundary.classes))  # the last column stands for classes without samples
-        trust = functional.trust_score(self.preparation.left_out_distances, known, validate_args=False)
+        trust = functional.trust_score(self._distances, known, validate_args=False)
         repeated, probabilities = boundary.repeated_weights, boundary.probabilities_of_present
         kernel = boundary_weights(logits, repeated)
         inputs = SignalInputs(
@@ -387,9 +346,9 @@ class Signals:
 
     def to(self, device: torch.device | str) -> Self:
         """Move what `fit` computed to `device`, in place."""
-        check_fitted(self, "preparation")
+        check_fitted(self, "_fingerprint")
         self.boundary.to(device)
-        self.preparation = self.preparation.to(device)
+        self._distances = self._distances.to(device)
         if self._of_papers is not None:
             self._of_papers.to(device)
         self._derived = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), self._derived)

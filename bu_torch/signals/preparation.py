@@ -1,12 +1,13 @@
-"""Results that do not depend on the network in training: computed once, and kept in files and in states of runs."""
+"""Keeping what `Signals.fit` computes: in a file or a state, plain arrays and a fingerprint that says of what.
+
+No inputs are among them: perturbed inputs are drawn again from samples and seed, or were read with them.
+"""
 
 import hashlib
 import io
 import warnings
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import torch
@@ -14,18 +15,21 @@ from torch import Tensor
 
 from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.estimators.label_probabilities import LabelRegression
-from bu_torch.estimators.trust import TrustScore
-from bu_torch.internal.files import open_whole, regular_file
-from bu_torch.internal.printing import cleaned
+from bu_torch.internal.files import regular_file
+from bu_torch.internal.printing import cleaned, progress
 from bu_torch.perturbation.draws import kind_of
 from bu_torch.perturbation.moves import MixedMove, Readings
 from bu_torch.samples.samples import copies
 from bu_torch.space.features import FeatureSpace, MixedFeatures
 
+if TYPE_CHECKING:
+    from bu_torch.signals.measuring import Signals
+
 _FORMAT = 16  # raise it if the arrays change, or the way in which they are computed
 _PROBE = 64
 _LEAST_SKILL = 0.01  # votes on 400 random labels or more seldom have a higher skill
 _MOST_COPIES = 0.5
+_BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
 
 _FINGERPRINT = "bu_torch_fingerprint"
 _OF_BOUNDARY = ("labels", "neighbors", "nearest_distance")
@@ -34,99 +38,71 @@ _OF_PAPERS = "bayes_pairs"
 _SKILLS = ("vote_skill", "regression_skill", "sharpness")
 
 
-@dataclass(frozen=True, eq=False)
-class Preparation:
-    """Results for N samples, each perturbed D times, of C classes that have samples; `boundary` holds most of them.
+def fit_or_load(
+    signals: "Signals", inputs: Tensor, labels: Tensor, cache: str | Path | None, sample_weight: Tensor | None = None
+) -> tuple[Path | None, Path | None]:
+    """Load what an earlier run has kept for the same samples and settings, or fit and keep the result.
 
-    `save` and `packed` write one format, a zip of plain arrays and the fingerprint, which `load` checks. No inputs are
-    among them: perturbed inputs are drawn again from samples and seed, or were read with them.
+    Samples are those of `Signals.fit`, whose errors are raised. `cache` is a file (npz), which is refused if it is
+    damaged or for other samples or settings (ValueError); or a folder, in which samples and settings give the file its
+    name. If it cannot be written, a warning says so. Returns the file that was read, and the file that was written, or
+    None.
     """
-
-    boundary: BoundaryUncertainty  # fitted: labels, neighbours, label probabilities
-    fingerprint: str  # digest of samples and settings, 64 hexadecimal digits
-    left_out_distances: Tensor  # (D * N, C + 1) to each class, without samples it is made from, and inf
-    bayes_pairs: Tensor | None = None  # (N, 2) likely Bayes pairs, if a rule of the papers reads them
-
-    @classmethod
-    def make(
-        cls,
-        boundary: BoundaryUncertainty,
-        inputs: Tensor,
-        labels: Tensor,
-        sample_weight: Tensor | None = None,
-        known_neighbors: Any = None,
-    ) -> Self:
-        """Fit `boundary` to checked samples, and compute the rest; errors as in `BoundaryUncertainty.fit`."""
-        points = boundary.fit_points(inputs, labels, sample_weight, known_neighbors)
-        perturbed, features = boundary.perturbed_points()
-        # Near a sample that it was made from, a perturbed one would be trusted for having that sample's label.
-        made_of = boundary.perturbed.sources
-        if made_of is None:
-            made_of = torch.arange(len(points), device=points.device).repeat(boundary.n_draws)
-        trust = TrustScore().fit(points, boundary.classes.columns(labels))
-        left_out = trust.class_distances(perturbed, made_of[: len(perturbed)])
-        boundary.estimate_probabilities(inputs, points, perturbed, features)
-        pairs = None
-        if boundary.ends_with_samples:
-            from bu_torch.papers.proposal2 import likely_bayes_pairs
-
-            pairs = likely_bayes_pairs(points, labels, boundary.seed)
-        fingerprint = fingerprint_of(boundary, inputs, labels, boundary.weights)
-        return cls(boundary, fingerprint, _with_absent_column(left_out), pairs)
-
-    @classmethod
-    def load(
-        cls,
-        source: str | Path | Tensor,
-        boundary: BoundaryUncertainty,
-        inputs: Tensor,
-        labels: Tensor,
-        weights: Tensor | None,
-    ) -> Self:
-        """Load what `save` or `packed` wrote, instead of `make`, and give `boundary` its part.
-
-        Samples are checked, and `weights` include `boundary.class_weight`; otherwise as in `Signals.load`.
-        """
-        fingerprint = fingerprint_of(boundary, inputs, labels, weights)
-        if isinstance(source, Tensor):
-            arrays = _read(io.BytesIO(source.numpy().tobytes()), "the state", fingerprint)
-        else:
-            arrays = _read(regular_file(source), f"`{source}`", fingerprint)
-        space, skills = str(arrays.pop("space")), [float(arrays.pop(name)) for name in _SKILLS]
-        tensors = {name: torch.from_numpy(array).to(inputs.device) for name, array in arrays.items()}
-        boundary.restore(tensors, skills, weights, inputs, space)
-        return cls(boundary, fingerprint, _with_absent_column(tensors["left_out_distances"]), tensors.get(_OF_PAPERS))
-
-    def save(self, path: str | Path) -> None:
-        """Write a file, whole or not at all, for no other user to read."""
-        with open_whole(Path(path), 0o600) as file:
-            self._write(file)
-
-    def packed(self) -> Tensor:
-        """Bytes of such a file, for a state."""
-        content = io.BytesIO()
-        self._write(content)
-        return torch.frombuffer(content.getbuffer(), dtype=torch.uint8)
-
-    def to(self, device: torch.device | str) -> Self:
-        """Copy on a device; `boundary` is moved separately."""
-        pairs = None if self.bayes_pairs is None else self.bayes_pairs.to(device)
-        return replace(self, left_out_distances=self.left_out_distances.to(device), bayes_pairs=pairs)
-
-    def _write(self, file: BinaryIO) -> None:
-        boundary = self.boundary
-        tensors = {name: getattr(boundary, name) for name in _OF_BOUNDARY}
-        tensors |= {"votes": boundary.votes_of_present, "probabilities": boundary.probabilities_of_present}
-        tensors |= {"left_out_distances": self.left_out_distances[:, :-1]}
-        tensors |= {} if self.bayes_pairs is None else {_OF_PAPERS: self.bayes_pairs}
-        arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
-        arrays |= {name: np.array(getattr(boundary, name)) for name in _SKILLS}
-        arrays |= {_FINGERPRINT: np.array(self.fingerprint), "space": np.array(self.boundary.space_name_)}
-        np.savez(file, **arrays)
+    inputs, file = signals.boundary.as_inputs(inputs), None if cache is None else Path(cache)
+    try:
+        with progress("bu-torch prepares", total=n_comparisons(len(inputs), signals.boundary.n_draws), bar_format=_BAR):
+            # A name without a suffix is a folder to be made.
+            if file is not None and (file.is_dir() or not (file.suffix or file.exists())):
+                file = file / f"{signals.fingerprint_of(inputs, labels, sample_weight)}.npz"
+            try:
+                if file is not None:
+                    signals.load(file, inputs, labels, sample_weight)
+                    return file, None
+            except (FileNotFoundError, NotADirectoryError):
+                pass
+            except OSError as error:
+                line = f"The cache {file} cannot be read: {error.strerror}. Its contents are computed anew."
+                warnings.warn(f"{line} To turn the cache off: `cache=None`.", stacklevel=2)
+                file = None
+            signals.fit(inputs, labels, sample_weight)
+    except torch.OutOfMemoryError:  # training may still fit on the device
+        if inputs.is_cpu:
+            raise
+        return fit_or_load(signals, inputs.cpu(), labels, cache, sample_weight)
+    try:
+        if file is not None:
+            signals.save(file)
+    except OSError as error:
+        warnings.warn(f"The cache {file} cannot be written: {error}. It is not kept.", stacklevel=2)
+        file = None
+    return None, file
 
 
-def _read(source: AbstractContextManager[BinaryIO], name: str, fingerprint: str) -> dict[str, np.ndarray]:
-    """Read the arrays of a file; `name` is for errors, which are those of `Signals.load`."""
+def write_arrays(
+    file: BinaryIO,
+    boundary: BoundaryUncertainty,
+    fingerprint: str,
+    left_out_distances: Tensor,
+    bayes_pairs: Tensor | None,
+) -> None:
+    """Write what `Signals.fit` has computed, for `read_arrays`."""
+    tensors = {name: getattr(boundary, name) for name in _OF_BOUNDARY}
+    tensors |= {"votes": boundary.votes_of_present, "probabilities": boundary.probabilities_of_present}
+    tensors |= {"left_out_distances": left_out_distances}
+    tensors |= {} if bayes_pairs is None else {_OF_PAPERS: bayes_pairs}
+    arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+    arrays |= {name: np.array(getattr(boundary, name)) for name in _SKILLS}
+    arrays |= {_FINGERPRINT: np.array(fingerprint), "space": np.array(boundary.space_name_)}
+    np.savez(file, **arrays)
+
+
+def read_arrays(
+    path: str | Path | Tensor, fingerprint: str, device: torch.device
+) -> tuple[dict[str, Tensor], list[float], str]:
+    """Read tensors, skills and the name of the space from a file, or bytes of one; errors as of `Signals.load`."""
+    is_state = isinstance(path, Tensor)
+    source = io.BytesIO(path.numpy().tobytes()) if isinstance(path, Tensor) else regular_file(path)
+    name = "the state" if is_state else f"`{path}`"
     arrays: dict[str, np.ndarray] = {}
     try:
         with source as content, np.load(content, allow_pickle=False) as file:
@@ -148,7 +124,8 @@ def _read(source: AbstractContextManager[BinaryIO], name: str, fingerprint: str)
             f"{name} was made of other samples or settings, or by another version (fingerprint {cleaned(found[:12])},"
             f" expected {fingerprint[:12]}): remove it, or name another file."
         )
-    return arrays
+    space, skills = str(arrays.pop("space")), [float(arrays.pop(name)) for name in _SKILLS]
+    return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}, skills, space
 
 
 def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> str:
@@ -176,22 +153,17 @@ def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor
 
 
 def n_comparisons(n_samples: int, n_draws: int) -> int:
-    """Length of the progress bar of `Preparation.make`: the pairs of N samples that it compares."""
+    """Length of the progress bar of `Signals.fit`: the pairs of N samples that it compares."""
     regression = LabelRegression()
     n_read = min(n_samples, regression.max_samples) + n_draws * n_samples
     return (1 + n_draws) * n_samples**2 + n_read * min(n_samples, regression.n_landmarks)
 
 
-def _with_absent_column(distances: Tensor) -> Tensor:
-    """Append a column of infinity; in column-major memory the nearest class is found in a third of the time."""
-    return torch.nn.functional.pad(distances.T.contiguous(), (0, 0, 0, 1), value=torch.inf).T
-
-
-def warn_of(preparation: Preparation, inputs: Tensor) -> None:
+def warn_of(boundary: BoundaryUncertainty, inputs: Tensor) -> None:
     """Warn if most samples have an exact copy with the same label, or if neighbours predict labels like chance."""
-    labels = preparation.boundary.labels
+    labels = boundary.labels
     is_copied = torch.zeros_like(labels, dtype=torch.bool)
-    for rows, others in copies(inputs, preparation.boundary.neighbors):
+    for rows, others in copies(inputs, boundary.neighbors):
         is_copied[rows] |= labels[others] == labels[rows]
     share = float(is_copied.double().mean())
     if share > _MOST_COPIES:
@@ -201,7 +173,7 @@ def warn_of(preparation: Preparation, inputs: Tensor) -> None:
             " its samples, pass each once: to the callbacks, as `reference`.",
             stacklevel=4,
         )
-    nearby, regression = preparation.boundary.vote_skill, preparation.boundary.regression_skill
+    nearby, regression = boundary.vote_skill, boundary.regression_skill
     if nearby < _LEAST_SKILL <= regression:
         warnings.warn(
             "The nearest neighbours predict a sample's label no better than chance (Brier skill score"

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from bu_torch.internal.global_state import full_precision
 from bu_torch.internal.inputs import as_features, as_floats, check_fitted, check_flag, check_integer
 from bu_torch.internal.logits import as_taken
-from bu_torch.internal.printing import advance, start_clock
+from bu_torch.internal.printing import advance
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.space.features import principal_components
 
@@ -104,7 +104,6 @@ class LayerFeatures:
             outputs[:] = [(*given, *named.values())[0] if is_input else output]
 
         rows = []
-        start_clock("passes")
         with evaluation_copy(self.model) as network:
             hooked = [network.get_submodule("" if self.layer in ("logits", "penultimate") else self.layer)]
             if is_input:
@@ -115,7 +114,7 @@ class LayerFeatures:
                 outputs.clear()
                 network(as_taken(network, batch if self.keep_integers else as_floats(batch)))
                 rows.append(self._row(outputs, len(batch)).to(inputs.device))
-                advance(n_passes=len(batch))
+                advance()
         return torch.cat(rows)
 
     def _row(self, outputs: list[Any], n_samples: int) -> Tensor:

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.samples import read_training_data
-from bu_torch.run import cache
+from bu_torch.internal import printing
 
 
 def gpu(*values):
@@ -115,6 +115,6 @@ class TestModels:
 
 @pytest.mark.parametrize("is_shown", [True, False])
 def test_a_bar_shows_how_far_a_long_preparation_is(tmp_path, capsys, monkeypatch, is_shown):
-    monkeypatch.setattr(cache, "_BAR_DELAY", 0)
+    monkeypatch.setattr(printing, "_BAR_DELAY", 0)
     fit(tmp_path, BoundaryUncertaintyMonitor(), enable_progress_bar=is_shown, max_epochs=1)
     assert ("bu-torch prepares:" in capsys.readouterr().err) == is_shown

@@ -1,49 +1,37 @@
-"""Forecasts of a long computation from the pace of its first part."""
-
-import time
+"""The progress of a long computation: bars that are shown, moved, and left alone."""
 
 import pytest
 
-from bu_torch.internal.printing import Forecast, advance, shown_on, uncounted
+from bu_torch.internal import printing
+from bu_torch.internal.printing import advance, progress, showing_progress, shown_on, uncounted
 
 
 class Bar:
+    def __init__(self):
+        self.moves = []
+
     def update(self, n=1):
-        pass
+        self.moves.append(n)
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    class Clock:
-        now = 0.0
-
-    monkeypatch.setattr(time, "perf_counter", lambda: Clock.now)
-    return Clock
-
-
-@pytest.mark.parametrize(("total", "seconds"), [(1000, [20.0]), (400, []), (500, [10.0])])
-def test_a_long_computation_is_told_once_by_its_pace(clock, total, seconds):
-    found = []
-    clock.now = 100.0
-    forecast = Forecast({"comparisons": total}, lambda kind, seconds: found.append((kind, seconds)))
-    with shown_on(Bar(), forecast):
-        for _ in range(8):
-            clock.now += 0.5
-            advance(25)
-            advance()
-    advance(25)
-    assert found == [("comparisons", pytest.approx(one)) for one in seconds]
-
-
-def test_passes_count_apart_and_what_is_not_counted_is_no_part_of_the_pace(clock):
-    found = []
-    forecast = Forecast({"comparisons": 100, "passes": 90}, lambda *one: found.append(one))
-    with shown_on(Bar(), forecast):
-        with uncounted():
-            clock.now = 2.0
-            advance(7)
-            advance(n_passes=3)
-            clock.now = 50.0
-        clock.now = 53.0
+def test_work_that_is_not_counted_refreshes_the_bar_without_moving_it():
+    bar = Bar()
+    with shown_on(bar):
         advance(20)
-    assert found == [("passes", pytest.approx(60.0)), ("comparisons", pytest.approx(15.0))]
+        with uncounted():
+            advance(7)
+        advance()
+    advance(5)
+    assert bar.moves == [20, 0, 0]
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_bars_are_shown_only_where_a_run_shows_them(capsys, monkeypatch, is_shown):
+    monkeypatch.setattr(printing, "_BAR_DELAY", 0)
+    with showing_progress(is_shown), progress("bu-torch works", total=10):
+        advance(10)
+    with progress("bu-torch works elsewhere", total=10):
+        advance(10)
+    said = capsys.readouterr().err
+    assert ("bu-torch works:" in said) == is_shown
+    assert "elsewhere" not in said

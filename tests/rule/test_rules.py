@@ -52,7 +52,8 @@ def test_a_replay_is_causal_and_leaves_the_checks_alone():
     for end in range(len(whole)):
         rule.complete(whole[: end + 1])
     for end in (5, 15, 25):
-        assert rule.replay(history[:end])["epoch"] == rule.kept(whole[:end])["epoch"]
+        first_largest = max(whole[:end], key=lambda check: check["product"])
+        assert rule.replay(history[:end])["epoch"] == first_largest["epoch"]
     assert history == before
 
 

@@ -102,9 +102,8 @@ FEW = whole_samples(blobs(n=60, d=16)[0].view(-1, 1, 4, 4), blobs(n=60, d=16)[1]
 
 
 def prepared(samples, device, **settings):
-    check_setup = CheckSetup(MeasurementSettings(n_neighbors=10, n_draws=1, **settings))
-    chosen = check_setup.choose(samples, None, "", print, print)
-    check_setup.prepare(chosen, print, has_resumed=False, device=device)
+    check_setup = CheckSetup(MeasurementSettings(n_neighbors=10, n_draws=1, **settings), print, print)
+    check_setup.prepare(lambda: samples, device=device)
     return check_setup.signals
 
 

@@ -151,7 +151,7 @@ def test_a_preparation_that_a_state_holds_is_for_its_own_samples():
         again, is_continued = start(samples, first.state_dict())
         assert is_continued == is_expected
         same = first if is_expected else start(samples)[0]
-        found, expected = (one.check_setup.signals.preparation for one in (again, same))
+        found, expected = (one.check_setup.signals for one in (again, same))
         assert torch.equal(found.boundary.neighbors, expected.boundary.neighbors)
         assert torch.equal(found.boundary.probabilities, expected.boundary.probabilities)
 

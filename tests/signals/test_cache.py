@@ -12,7 +12,7 @@ import torch
 from problems import blobs, weights_at_random
 
 from bu_torch import Signals
-from bu_torch.run.cache import fit_or_load
+from bu_torch.signals.preparation import fit_or_load
 
 X, Y = blobs()
 N, M, D = 120, 10, 2
@@ -170,13 +170,16 @@ def written(tmp_path_factory):
     return path, signals
 
 
-def test_of_weighted_samples_it_is_read_again(written):
-    path, signals = written
-    again = unfitted(**WRITTEN_BY).load(path, *OF.values())
+@pytest.mark.parametrize("metric", ["accuracy", "auroc"])
+def test_of_weighted_samples_it_is_read_again(tmp_path, metric):
+    signals, again = (unfitted(**WRITTEN_BY, metric=metric) for _ in range(2))
+    signals.fit(*OF.values()).save(tmp_path / "cache.npz")
+    again.load(tmp_path / "cache.npz", *OF.values())
     logits = torch.randn(D * N, 3)
     assert signals.measure(logits).values == again.measure(logits).values
     assert torch.equal(signals.boundary.weights, again.boundary.weights)
-    assert [signals.is_of(X, Y, weights) for weights in (WEIGHTS, WEIGHTS * 2.0**-7, None)] == [True, True, False]
+    found = [signals.fingerprint_of(X, Y, weights) for weights in (WEIGHTS, WEIGHTS * 2.0**-7, None)]
+    assert [one == signals.fingerprint for one in found] == [True, True, False]
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)

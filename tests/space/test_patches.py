@@ -137,7 +137,7 @@ def test_what_a_network_prepared_is_taken_back_without_it():
     first, again, other = (Signals(20, n_draws=2, feature_extractor="module", module=net) for _ in range(3))
     first.fit(X, Y)
     net.last.weight.data.zero_()
-    again.load(first.preparation.packed(), X, Y)
+    again.load(first.packed(), X, Y)
     assert again.boundary.space_name_ == "module"
     assert torch.equal(again.perturbed_inputs, first.perturbed_inputs)
     assert again.fingerprint == first.fingerprint
@@ -145,7 +145,7 @@ def test_what_a_network_prepared_is_taken_back_without_it():
     for name, value in first.measure(logits).values.items():
         assert torch.equal(again.measure(logits).values[name], value)
     with pytest.raises(ValueError, match="the state was made of other samples"):
-        other.load(first.preparation.packed(), X + 1, Y)
+        other.load(first.packed(), X + 1, Y)
 
 
 def test_a_file_is_of_the_space_that_it_was_made_in_whatever_was_chosen_since(tmp_path):
