@@ -23,7 +23,7 @@ from bu_torch.functional.probabilities import (
 )
 from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, check_fitted, check_integer, check_seed
 from bu_torch.internal.printing import advance
-from bu_torch.neighbors.k_means import lloyd
+from bu_torch.neighbors.graph import lloyd
 from bu_torch.samples.balance import stratified_rows, weights_of
 from bu_torch.samples.samples import copies
 from bu_torch.space.features import common_standardization, standardize

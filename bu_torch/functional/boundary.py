@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional.checks import as_logits, check_floating
-from bu_torch.functional.groups import sum_by_group
-from bu_torch.functional.weights import relative_weights
+from bu_torch.functional.weights import relative_weights, sum_by_group
 
 HALF_WIDTH = 0.3  # the kernel ends at this share of the samples
 

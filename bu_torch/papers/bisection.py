@@ -10,8 +10,7 @@ from bu_torch.functional.boundary import top_pairs
 from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import check_fitted, check_flag, check_integer, check_seed
 from bu_torch.neighbors.search import nearest
-from bu_torch.papers.anchor_formulas import MEASURES, Measure, class_uncertainty
-from bu_torch.papers.anchors import AnchorEstimator, Anchors
+from bu_torch.papers.anchors import MEASURES, AnchorEstimator, Anchors, Measure, class_uncertainty
 from bu_torch.papers.clusters import divisive_clusters
 from bu_torch.space.features import standardize
 

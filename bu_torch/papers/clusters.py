@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from bu_torch.neighbors.k_means import lloyd
+from bu_torch.neighbors.graph import lloyd
 
 _CANDIDATES = 16  # for each new centre
 _STEPS_OF_TWO = 20  # i_K of Ha et al. (2021), section 6.10

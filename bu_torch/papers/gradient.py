@@ -13,8 +13,16 @@ from bu_torch.internal.inputs import check_fitted, check_integer
 from bu_torch.internal.logits import as_taken, check_callable
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.neighbors.graph import NeighborGraph
-from bu_torch.papers.anchor_formulas import GAPS, MEASURES, Gap, Measure, anchor_uncertainty, near_boundary_ness
-from bu_torch.papers.anchors import AnchorEstimator, Anchors
+from bu_torch.papers.anchors import (
+    GAPS,
+    MEASURES,
+    AnchorEstimator,
+    Anchors,
+    Gap,
+    Measure,
+    anchor_uncertainty,
+    near_boundary_ness,
+)
 from bu_torch.papers.bandwidth import BANDWIDTHS, Bandwidth
 
 _BATCH = 4096

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from bu_torch.functional.boundary import top_pairs
 from bu_torch.functional.checks import as_logits, check_index, check_not_negative, check_range
-from bu_torch.functional.groups import count_by_group, dtype_of_labels, sum_by_group
-from bu_torch.functional.weights import relative_weights
+from bu_torch.functional.weights import count_by_group, dtype_of_labels, relative_weights, sum_by_group
 from bu_torch.papers.bandwidth import Bandwidth, boundary_kernel
 
 # Entries of one (rows, M) block, for any N: on a CPU its temporaries stay in cache, on a GPU it fills the device.

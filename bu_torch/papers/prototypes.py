@@ -18,8 +18,7 @@ from bu_torch.internal.inputs import (
     safe_unit,
 )
 from bu_torch.internal.printing import uncounted
-from bu_torch.neighbors.graph import nearest_of_groups
-from bu_torch.neighbors.k_means import lloyd
+from bu_torch.neighbors.graph import lloyd, nearest_of_groups
 from bu_torch.papers.clusters import grown
 
 _MAX_SAMPLES = 10_000  # for K-means of one class

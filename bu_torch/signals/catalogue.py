@@ -144,7 +144,7 @@ SIGNALS = {
             )
             for metric in METRICS.values()
         ),
-        # Those of the papers have no formula here: they need what `papers.signals` prepares.
+        # Those of the papers have no formula here: they need what `papers.proposal2` prepares.
         Signal("parzen_uncertainty", "boundary uncertainty (Proposal 2)", 0, 1, True, "scores", is_default=False),
         Signal("omission", "boundary left out (omission)", 0, 1, False, "shares", is_default=False),
     )

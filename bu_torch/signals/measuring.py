@@ -15,9 +15,8 @@ from bu_torch.estimators.space_choice import FeatureExtractor, SpaceName
 from bu_torch.functional.accuracy import cost_of_memorising
 from bu_torch.functional.boundary import boundary_weights, uncertainty_along_boundary
 from bu_torch.functional.checks import check_floating, check_index
-from bu_torch.functional.groups import sum_by_group
 from bu_torch.functional.probabilities import as_probabilities
-from bu_torch.functional.weights import mean_and_error
+from bu_torch.functional.weights import mean_and_error, sum_by_group
 from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.perturbation.draws import Perturbation, PerturbedInputs, are_rows
 from bu_torch.perturbation.moves import Readings
@@ -31,7 +30,7 @@ from bu_torch.signals.preparation import Preparation, fingerprint_of, warn_of
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from bu_torch.papers.signals import ProposalSignals
+    from bu_torch.papers.proposal2 import ProposalSignals
 
 
 @dataclass(frozen=True)
@@ -224,7 +223,7 @@ class Signals:
             "label_weight": cost_of_memorising(probabilities, repeated) * (is_reading / 2),
         }
         if preparation.bayes_pairs is not None:
-            from bu_torch.papers.signals import ProposalSignals
+            from bu_torch.papers.proposal2 import ProposalSignals
 
             self._of_papers = ProposalSignals(boundary, preparation.bayes_pairs, columns)
         if boundary.sharpness > 1 and any(name in self.names for name in OF_SHARP):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from sklearn.cluster import KMeans
 
-from bu_torch.neighbors.k_means import lloyd
+from bu_torch.neighbors.graph import lloyd
 from bu_torch.papers.clusters import divisive_clusters, grown
 
 
