@@ -223,7 +223,7 @@ def _least_squares(
 def lloyd(points: Tensor, centers: Tensor, n_steps: int) -> tuple[Tensor, float]:
     """Move centres (K, d) to the means of the points (N, d) that are nearest to them, `n_steps` times; both float32.
 
-    Returns the centres, and the sum of squared distances to the nearest centre before the last step. FAISS does it on the
+    Returns the centres, and the sum of squared distances to the nearest centre before the last step. FAISS works on the
     CPU, torch on an accelerator.
     """
     if points.device.type != "cpu":
