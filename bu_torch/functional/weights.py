@@ -65,12 +65,7 @@ def sum_by_group(values: Tensor, group: Tensor, n_groups: int) -> Tensor:
     exponent = torch.frexp(peak * values.shape[0]).exponent
     unit = torch.exp2((exponent - 62).double().clamp(min=-1000.0))
     fixed = (values / unit[group]).round().long()
-    return count_by_group(fixed, group, n_groups).double() * unit
-
-
-def count_by_group(values: Tensor, group: Tensor, n_groups: int) -> Tensor:
-    """Sum integers (N,) by group."""
-    return torch.zeros(n_groups, dtype=torch.int64, device=values.device).index_add_(0, group, values)
+    return torch.zeros_like(peak, dtype=torch.int64).index_add_(0, group, fixed).double() * unit
 
 
 def dtype_of_labels(n_classes: int) -> torch.dtype:
