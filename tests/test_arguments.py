@@ -29,8 +29,7 @@ SETTINGS = {name: wrong for name, wrong in MEASURED.items() if name != "n_compon
     "budget": ("be one of 'auto', None", 0, 0.3, -1.0, "much", NAN, True),
 }
 REFUSED = {
-    bu_torch.NeighborGraph: NEIGHBORS
-    | {"backend": ("be one of 'auto', 'faiss', 'torch'", "annoy"), "exact": ("be one of True, False, None", "no")},
+    bu_torch.NeighborGraph: NEIGHBORS | {"exact": ("be one of True, False, None", "no")},
     bu_torch.BoundaryUncertainty: MEASURED,
     bu_torch.Signals: MEASURED,
     bu_torch.FeatureSpace: SPACE | SEED,

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from bu_torch.functional.checks import check_choice, check_index, check_range
 from bu_torch.internal.inputs import as_flat_features, as_tensor, check_fitted, check_integer, safe_unit
 from bu_torch.internal.printing import advance
-from bu_torch.neighbors.search import Backend, nearest, resolve_backend
+from bu_torch.neighbors.search import nearest
 
 _log = logging.getLogger(__name__)
 _BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, for any N
@@ -26,8 +26,9 @@ class NeighborGraph:
     """The cluster of each sample: the sample itself and its nearest other samples.
 
     Ha et al. (2021), Eq. 26. A sample is left out of its own list by index, never by distance, so duplicates count as
-    neighbours. FAISS proposes candidates in float32; distances are computed in float64, and the search continues until
-    no other sample can be nearer, so the result is exact. Ties are ordered by index, zero distances arbitrarily.
+    neighbours. Candidates are found in float32, by FAISS on the CPU and by torch elsewhere; distances are computed in
+    float64, and the search continues until no other sample can be nearer, so the result is exact. Ties are ordered by
+    index, zero distances arbitrarily.
 
     Beyond 50,000 samples, or N^2 d = 1e12, K-means puts the samples into lists (FAISS's inverted file). Lists are
     compared on a few principal axes if these hold 99 % of the variance of at most 1024 features. The search takes as
@@ -38,14 +39,11 @@ class NeighborGraph:
 
     Args:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
-        backend: `"faiss"` searches on the CPU, `"torch"` on the device of the features; `"auto"` takes FAISS for
-            features on the CPU, elsewhere torch.
         exact: Compare all samples (True) or use lists (False); None decides by size. Accelerators compare all.
 
     Attributes:
         neighbors: Clusters, (N, M) int64: row n is n, then its M - 1 nearest other samples, nearest first.
         nearest_distance: Smallest positive distance to a sample, (N,), dtype of the features; 0 if there is none.
-        backend_: The backend that was used.
         recall_: Share of the true neighbours that were found, a mean over some samples; 1 for an exact search. It may
             be lower for samples that lie apart from the others.
 
@@ -55,9 +53,8 @@ class NeighborGraph:
         ([[0, 1], [1, 0], [2, 1]], [1.0, 1.0, 2.0])
     """
 
-    def __init__(self, n_neighbors: int = 40, backend: Backend = "auto", exact: bool | None = None) -> None:
+    def __init__(self, n_neighbors: int = 40, exact: bool | None = None) -> None:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
-        self.backend = check_choice("backend", backend, get_args(Backend))
         self.exact = check_choice("exact", exact, (True, False, None))
 
     def fit(self, features: Any) -> Self:
@@ -72,14 +69,12 @@ class NeighborGraph:
                 f"`features` must hold at least n_neighbors={self.n_neighbors} samples, got {n_samples}:"
                 " pass a smaller `n_neighbors`."
             )
-        self.backend_ = resolve_backend(self.backend, features.device)
         own = torch.arange(n_samples, device=features.device)
-        found = nearest(features, features, self.n_neighbors - 1, exclude=own, backend=self.backend_, exact=self.exact)
+        found = nearest(features, features, self.n_neighbors - 1, exclude=own, exact=self.exact)
         self.recall_ = found.recall
-        text = "Nearest neighbours of %d samples by %s on %s, recall %.3f."
-        _log.info(text, n_samples, self.backend_, features.device, self.recall_)
+        _log.info("Nearest neighbours of %d samples on %s, recall %.3f.", n_samples, features.device, self.recall_)
         self.neighbors = torch.cat((own.unsqueeze(1), found.rows), dim=1)
-        self.nearest_distance = first_positive(features, found.distances, self.backend_).to(features.dtype)
+        self.nearest_distance = first_positive(features, found.distances).to(features.dtype)
         return self
 
     def take(self, features: Tensor, neighbors: Any) -> Self:
@@ -128,7 +123,7 @@ def distance_among(points: Tensor, neighbors: Tensor) -> Tensor:
     return first_positive(points, torch.cat([(block[:, 1:] - block[:, :1]).norm(dim=2) for block in blocks]))
 
 
-def first_positive(features: Tensor, distances: Tensor, backend: str = "auto") -> Tensor:
+def first_positive(features: Tensor, distances: Tensor) -> Tensor:
     """Distance to the nearest sample at a positive distance (N,), 0 if there is none.
 
     If all neighbours found are duplicates, the search goes on among the distinct samples.
@@ -141,7 +136,7 @@ def first_positive(features: Tensor, distances: Tensor, backend: str = "auto") -
     if distinct.shape[0] == 1:
         return torch.zeros_like(positive)
     own = row[left].unique()
-    found = nearest(distinct, distinct[own], 1, exclude=own, backend=backend, exact=None)
+    found = nearest(distinct, distinct[own], 1, exclude=own, exact=None)
     of_distinct = torch.zeros(distinct.shape[0], dtype=torch.float64, device=features.device)
     of_distinct[own] = found.distances[:, 0]
     positive[left] = of_distinct[row[left]]
