@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from bu_torch.estimators.label_probabilities import HeldOutPredictions, LabelRegression, LabelVotes
+from bu_torch.estimators.label_probabilities import DECAYS, HeldOutPredictions, LabelRegression, LabelVotes
 from bu_torch.functional.probabilities import best_candidate, count_votes, mixing_weight
 from bu_torch.functional.weights import mean_and_error
 from bu_torch.internal.printing import uncounted
@@ -32,7 +32,6 @@ _MODULE_BATCH = 64  # as a usual training batch, so that memory suffices
 _FOLDS = 3
 _IN_TRIAL = 1200  # samples
 _VOTERS = 39  # nearest samples, as many as a cluster has by default
-_DECAYS = LabelVotes().decays
 _LANDMARKS = 200  # fewer in the trial than later: time grows with their cube
 _LEAST_UNTAUGHT = 1000  # from this many samples on, they judge better than the folds
 _NEIGHBORS, _REGRESSION = 1.0, 2.0  # standard errors that a gain must exceed
@@ -64,7 +63,7 @@ class MetricTrial:
         order = order[labels.cpu()[order].argsort(stable=True)].to(labels.device)
         fold = torch.empty_like(labels)
         fold[order] = torch.arange(len(labels), device=labels.device) % _FOLDS  # each class is spread over all
-        votes = points.new_zeros(2, len(_DECAYS), len(points), n_classes, dtype=torch.float32)
+        votes = points.new_zeros(2, len(DECAYS), len(points), n_classes, dtype=torch.float32)
         regressions = torch.zeros_like(votes[:, 0])
         for number in range(_FOLDS):
             seen, held = fold != number, fold == number
@@ -73,12 +72,12 @@ class MetricTrial:
             for place, space in enumerate((points, metric.transform(points))):
                 n_voters = min(_VOTERS, int(seen.sum()))
                 voters = torch.cdist(space[held], space[seen]).topk(n_voters, largest=False).indices
-                for column, decay in enumerate(_DECAYS):
+                for column, decay in enumerate(DECAYS):
                     votes[place, column, held] = count_votes(labels[seen], voters, decay, n_classes, own)
                 regression = LabelRegression(_LANDMARKS, seed=seed).fit(space[seen], labels[seen], own)
                 predicted = regression.predict_proba(space[held])
                 regressions[place, held] = torch.nn.functional.pad(predicted, (0, n_classes - predicted.shape[1]))
-        first, second = (best_candidate(zip(_DECAYS, of_space, strict=True), labels, weights)[2] for of_space in votes)
+        first, second = (best_candidate(zip(DECAYS, of_space, strict=True), labels, weights)[2] for of_space in votes)
         return cls(labels, weights, (first, second), (regressions[0], regressions[1]))
 
     @property
