@@ -95,6 +95,21 @@ class LabelVotes:
         return functional.expected_accuracy(self.votes, predictions.to(self.votes.device), weights=self._weights)
 
 
+class HeldOutPredictions(NamedTuple):
+    """Class probabilities (n, C) of samples, from others alone, with the labels (n,) and weights (n,) to judge them."""
+
+    votes: Tensor
+    regression: Tensor
+    labels: Tensor
+    weights: Tensor | None
+    skills: tuple[float, float]  # of votes and regression
+
+
+def skill_of(probabilities: Tensor, labels: Tensor, weights: Tensor | None) -> float:
+    """Brier skill score of class probabilities (n, C) for labels (n,): 1 is certain, 0 chance."""
+    return skill(float(brier_score(probabilities, labels, weights=weights)), shares_of(labels, weights))
+
+
 class LabelRegression:
     """Class probabilities by ridge regression of one-hot labels with the kernel of a wide ReLU network.
 
@@ -203,6 +218,12 @@ class LabelRegression:
             block.copy_(as_probabilities(changed + self._shares))
         return probabilities
 
+    def held_out(self, votes: LabelVotes, labels: Tensor, weights: Tensor | None) -> HeldOutPredictions:
+        """Left-out predictions of votes and of this regression, given labels (N,) and weights (N,) of all samples."""
+        rows = self.rows_
+        given = None if weights is None else weights[rows]
+        return HeldOutPredictions(votes.left_out[rows], self.left_out, labels[rows], given, (votes.skill_, self.skill_))
+
     def _orthogonal_basis(self, points: Tensor, root: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Coordinates B (S, L) of points, times `root` (S, 1), so that B'B = diag(e); e (L,); P (L, L)."""
         kernel = tangent_kernel(self._landmarks, self._landmarks)
@@ -228,20 +249,6 @@ class LabelRegression:
         return rows.split(max(1, _BLOCK_ELEMENTS // max(self._landmarks.shape)))
 
 
-class HeldOutPredictions(NamedTuple):
-    """Class probabilities (n, C) of samples, from others alone, with the labels (n,) and weights (n,) to judge them."""
-
-    votes: Tensor
-    regression: Tensor
-    labels: Tensor
-    weights: Tensor | None
-
-    def skill(self, probabilities: Tensor) -> float:
-        """Brier skill score of one of them: 1 is certain, 0 chance."""
-        score = float(brier_score(probabilities, self.labels, weights=self.weights))
-        return skill(score, shares_of(self.labels, self.weights))
-
-
 class LabelProbabilities:
     """Class probabilities at perturbed samples: fit once on the training labels, then score many classifiers.
 
@@ -254,7 +261,6 @@ class LabelProbabilities:
     Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
     Args:
-        votes: Estimator of the votes, fitted in place; None for `LabelVotes()`.
         regression: Estimator of the regression, `LabelRegression` or one with its methods, fitted in place; None for
             `LabelRegression()`.
 
@@ -277,8 +283,8 @@ class LabelProbabilities:
         True
     """
 
-    def __init__(self, votes: LabelVotes | None = None, regression: Any = None) -> None:
-        self.votes = LabelVotes() if votes is None else votes
+    def __init__(self, regression: Any = None) -> None:
+        self.votes = LabelVotes()
         self.regression = LabelRegression() if regression is None else regression
 
     def fit(self, features: Any, labels: Any, neighbors: Tensor, sample_weight: Any = None) -> Self:
@@ -292,19 +298,9 @@ class LabelProbabilities:
         self._weights = weights_of(labels, None, sample_weight)
         self.votes.fit(labels, neighbors, self._weights)
         self.regression.fit(features, labels, self._weights)
-        if isinstance(self.regression, LabelRegression):
-            rows = self.regression.rows_
-            weights = None if self._weights is None else self._weights[rows]
-            honest = HeldOutPredictions(self.votes.left_out[rows], self.regression.left_out, labels[rows], weights)
-            self.skills_ = self.votes.skill_, self.regression.skill_
-        else:
-            honest = self.regression.honest(self.votes, labels, self._weights)
-            self.skills_ = self.votes.skill_, honest.skill(honest.regression)
-            if self.regression.has_votes_in_metric:
-                self.skills_ = honest.skill(honest.votes), self.skills_[1]
-        self.weight_ = float(mixing_weight(honest.votes, honest.regression, honest.labels, weights=honest.weights))
-        mixture = torch.lerp(honest.votes, honest.regression, self.weight_)
-        self.sharpness_ = best_sharpness(mixture, honest.labels, honest.weights)
+        first, second, of_rows, weights, self.skills_ = self.regression.held_out(self.votes, labels, self._weights)
+        self.weight_ = float(mixing_weight(first, second, of_rows, weights=weights))
+        self.sharpness_ = best_sharpness(torch.lerp(first, second, self.weight_), of_rows, weights)
         self._fit_copies(as_flat_features(features).to(labels.device), labels, neighbors)
         self._labels = labels
         return self

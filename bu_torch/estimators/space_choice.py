@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from bu_torch.estimators.label_probabilities import DECAYS, HeldOutPredictions, LabelRegression, LabelVotes
+from bu_torch.estimators.label_probabilities import DECAYS, HeldOutPredictions, LabelRegression, LabelVotes, skill_of
 from bu_torch.functional.probabilities import best_candidate, count_votes, mixing_weight
 from bu_torch.functional.weights import mean_and_error
 from bu_torch.internal.printing import uncounted
@@ -88,8 +88,8 @@ class MetricTrial:
     @property
     def vote_skills(self) -> tuple[float, float]:
         """Skill of the votes in the space and in the metric: 1 is certain, 0 chance."""
-        honest = HeldOutPredictions(*self.votes, self.labels, self.weights)
-        return honest.skill(self.votes[0]), honest.skill(self.votes[1])
+        first, second = (skill_of(votes, self.labels, self.weights) for votes in self.votes)
+        return first, second
 
     @property
     def regression_weight(self) -> float:
@@ -171,15 +171,18 @@ class MetricRegression:
             return made(int(self.weight_))
         return torch.lerp(made(0), made(1), self.weight_)
 
-    def honest(self, votes: LabelVotes, labels: Tensor, weights: Tensor | None) -> HeldOutPredictions:
+    def held_out(self, votes: LabelVotes, labels: Tensor, weights: Tensor | None) -> HeldOutPredictions:
         """Predictions of votes and of the mixture for labels that have not taught the metric."""
         if self._untaught is None:
             trial = self.trial
+            of_votes, judged, given = trial.votes[self.has_votes_in_metric], trial.labels, trial.weights
             mixture = torch.lerp(*trial.regressions, self.weight_)
-            return HeldOutPredictions(trial.votes[self.has_votes_in_metric], mixture, trial.labels, trial.weights)
-        rows = self.rows_[self._untaught]
-        of_rows = None if weights is None else weights_of(labels[rows], None, weights[rows])
-        return HeldOutPredictions(votes.left_out[rows], self.left_out[self._untaught], labels[rows], of_rows)
+        else:
+            rows = self.rows_[self._untaught]
+            of_votes, mixture, judged = votes.left_out[rows], self.left_out[self._untaught], labels[rows]
+            given = None if weights is None else weights_of(judged, None, weights[rows])
+        vote_skill = skill_of(of_votes, judged, given) if self.has_votes_in_metric else votes.skill_
+        return HeldOutPredictions(of_votes, mixture, judged, given, (vote_skill, skill_of(mixture, judged, given)))
 
 
 class ChosenSpace(NamedTuple):

@@ -314,12 +314,12 @@ class TestProbabilities:
         features, labels, neighbors, _ = noisy_blobs()
         assert LabelProbabilities().fit(features, labels, neighbors).copy_weight_ == 0
 
-    def test_the_parts_are_those_given(self):
+    def test_the_regression_is_the_one_given(self):
         features, labels, neighbors, _ = noisy_blobs()
-        votes, regression = LabelVotes(decays=(1.0,)), LabelRegression(max_samples=30, seed=1)
-        probabilities = LabelProbabilities(votes, regression).fit(features, labels, neighbors)
-        assert (probabilities.votes, probabilities.regression) == (votes, regression)
+        regression = LabelRegression(max_samples=30, seed=1)
+        probabilities = LabelProbabilities(regression).fit(features, labels, neighbors)
+        assert probabilities.regression is regression
         rows = regression.rows_
-        assert (votes.decay_, len(rows)) == (1.0, 30)
-        weight = mixing_weight(votes.left_out[rows], regression.left_out, labels[rows])
+        assert len(rows) == 30
+        weight = mixing_weight(probabilities.votes.left_out[rows], regression.left_out, labels[rows])
         assert probabilities.weight_ == float(weight)
