@@ -30,9 +30,9 @@ class ParzenUncertainty(PerturbedSamples):
     Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
     Args:
-        n_neighbors: Size M of a cluster, the sample itself included, >= 2. Data with fewer samples is refused.
+        n_neighbors: As in `BoundaryUncertainty`, as is `seed`.
         n_draws: Independent perturbations of each sample, >= 1; U is the mean over them.
-        seed: Seed of all random choices, 0 <= seed < 2**64. Global random numbers are neither used nor changed.
+        seed: Seed of all random choices.
         pairs_at: Place where the two likeliest classes of a sample (i and j of Eq. 27) are read: `"perturbed"`, or the
             `"sample"` itself as in the paper, for one more pass over the N samples.
         bandwidth: Width of the kernel that counts samples near the boundary, `"silverman"` as in the paper or `"cvml"`
