@@ -24,8 +24,6 @@ MEASURES = ("entropy", "triangle")
 Gap = Literal["own", "pair"]
 GAPS = ("own", "pair")
 
-_BLOCK_ELEMENTS = 2**22
-
 
 def bisect_segments(
     classify: Callable[[Tensor], Tensor], start: Tensor, end: Tensor, *, n_halvings: int = 30
@@ -107,22 +105,18 @@ def anchor_uncertainty(
     logits = as_logits(logits)
     n_classes = logits.shape[1]
     nearness = near_boundary_ness(logits, labels)
-    rows = max(1, _BLOCK_ELEMENTS // max(n_classes, neighbors.shape[1]))
-    values = []
-    for members in neighbors.split(rows):
-        given = labels[members]
-        represented = _representation(given, n_classes)
-        i = represented.argmax(dim=1, keepdim=True)
-        j = represented.scatter(1, i, -1).argmax(dim=1, keepdim=True)
-        if gap == "own":
-            axis = torch.where(given == j, -nearness[members], nearness[members])
-        else:
-            axis = logits[members, j] - logits[members, i]
-        kernel = boundary_kernel(axis, bandwidth)
-        counts = torch.cat([torch.where(given == own, kernel, 0).sum(dim=1, keepdim=True) for own in (i, j)], dim=1)
-        pair = torch.arange(2, device=i.device).expand_as(counts)
-        values.append(class_uncertainty(counts, pair, measure=measure))
-    return torch.cat(values)
+    given = labels[neighbors]
+    represented = _representation(given, n_classes)
+    i = represented.argmax(dim=1, keepdim=True)
+    j = represented.scatter(1, i, -1).argmax(dim=1, keepdim=True)
+    if gap == "own":
+        axis = torch.where(given == j, -nearness[neighbors], nearness[neighbors])
+    else:
+        axis = logits[neighbors, j] - logits[neighbors, i]
+    kernel = boundary_kernel(axis, bandwidth)
+    counts = torch.cat([torch.where(given == own, kernel, 0).sum(dim=1, keepdim=True) for own in (i, j)], dim=1)
+    pair = torch.arange(2, device=i.device).expand_as(counts)
+    return class_uncertainty(counts, pair, measure=measure)
 
 
 def _representation(labels: Tensor, n_classes: int) -> Tensor:
