@@ -298,7 +298,8 @@ class LabelProbabilities:
         self._weights = weights_of(labels, None, sample_weight)
         self.votes.fit(labels, neighbors, self._weights)
         self.regression.fit(features, labels, self._weights)
-        first, second, of_rows, weights, self.skills_ = self.regression.held_out(self.votes, labels, self._weights)
+        held_out: HeldOutPredictions = self.regression.held_out(self.votes, labels, self._weights)
+        first, second, of_rows, weights, self.skills_ = held_out
         self.weight_ = float(mixing_weight(first, second, of_rows, weights=weights))
         self.sharpness_ = best_sharpness(torch.lerp(first, second, self.weight_), of_rows, weights)
         self._fit_copies(as_flat_features(features).to(labels.device), labels, neighbors)
