@@ -23,21 +23,23 @@ def read_table(table: str) -> Split:
     return comparison.read_table(Path(DATA.get(table, table)))
 
 
-def load(table: str, seed: int, noise: float = 0.0) -> tuple[Split, Split, int]:
+def load(table: str, seed: int, noise: float = 0.0, most_samples: int = 2500) -> tuple[Split, Split, int]:
     """`prepare` of a table by its name or path."""
-    return prepare(*read_table(table), seed, noise)
+    return prepare(*read_table(table), seed, noise, most_samples)
 
 
-def prepare(features: Tensor, labels: Tensor, seed: int, noise: float = 0.0) -> tuple[Split, Split, int]:
+def prepare(
+    features: Tensor, labels: Tensor, seed: int, noise: float = 0.0, most_samples: int = 2500
+) -> tuple[Split, Split, int]:
     """Training samples, of whose labels a share is drawn anew, test samples, and the number of classes.
 
-    Features are standardised on the training samples, at most 2500.
+    Features are standardised on the training samples, half of all and at most `most_samples`.
     """
     n_classes = int(labels.max()) + 1
     generator = torch.Generator().manual_seed(1000 + seed)
     order = torch.randperm(len(labels), generator=generator)
     half = len(labels) // 2
-    train, test = order[: min(half, 2500)], order[half:]
+    train, test = order[: min(half, most_samples)], order[half:]
     mean, scale = features[train].mean(dim=0), features[train].std(dim=0)
     features = (features - mean) / torch.where(scale > 0, scale, 1.0)
     noisy = redraw(labels[train], n_classes, noise, generator)

@@ -22,7 +22,7 @@ from bu_torch.perturbation.moves import MixedMove, Readings
 from bu_torch.samples.samples import copies
 from bu_torch.space.features import FeatureSpace, MixedFeatures
 
-_FORMAT = 15  # raise it if the arrays change, or the way in which they are computed
+_FORMAT = 16  # raise it if the arrays change, or the way in which they are computed
 _PROBE = 64
 _LEAST_SKILL = 0.01  # votes on 400 random labels or more seldom have a higher skill
 _MOST_COPIES = 0.5
