@@ -25,22 +25,6 @@ def relative_weights(weights: Tensor | None, shape: tuple[int, ...], device: tor
     return None if bool((weights == 1).all()) else weights / weights.mean()
 
 
-def cluster_sizes(neighbors: Tensor, weights: Tensor) -> Tensor:
-    """Effective number of members of each cluster (N,), unchecked.
-
-    Kish (1965): (sum of w)^2 / (sum of w^2) members of equal weight give a mean of the same precision.
-    """
-    columns = [members.long() for members in neighbors.unbind(dim=1)]  # one at a time, to save memory
-    largest, total, squares = (torch.zeros_like(weights[columns[0]]) for _ in range(3))
-    for members in columns:
-        largest = torch.maximum(largest, weights[members])
-    for members in columns:
-        relative = weights[members] / largest  # scaled, so that squares do not underflow
-        total += relative
-        squares += relative.square()
-    return total.square() / squares
-
-
 def mean_and_error(values: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
     """Mean of values (N,) as by `mean_of`, and its standard error; unchecked."""
     mean = mean_of(values, weights)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional.checks import check_draws, check_floating, check_index, check_not_negative, check_range
-from bu_torch.functional.weights import cluster_sizes, mean_of, relative_weights
+from bu_torch.functional.weights import mean_of, relative_weights
 
 
 def omission(
@@ -67,6 +67,16 @@ def cluster_counts(shares: Tensor, neighbors: Tensor, weights: Tensor | None) ->
     if weights is None:
         return (shares * neighbors.shape[1]).round()
     return shares * cluster_sizes(neighbors, weights).to(shares.dtype).unsqueeze(1)
+
+
+def cluster_sizes(neighbors: Tensor, weights: Tensor) -> Tensor:
+    """Effective number of members of each cluster (N,), unchecked.
+
+    Kish (1965): (sum of w)^2 / (sum of w^2) members of equal weight give a mean of the same precision.
+    """
+    members = weights[neighbors.long()]
+    relative = members / members.amax(dim=1, keepdim=True)  # scaled, so that squares do not underflow
+    return relative.sum(dim=1).square() / relative.square().sum(dim=1)
 
 
 def omission_of_counts(
