@@ -56,7 +56,9 @@ def test_signals_measure_what_the_estimator_does():
     features, labels = gaussians(n=300)
     labels = labels + 2 * (torch.arange(300) % 3 == 0)
     model = nn.Linear(3, 4)
-    signals = Signals(n_draws=4, also=("parzen_uncertainty", "omission")).fit(features, labels)
+    signals = Signals(n_draws=4, also=("parzen_uncertainty", "omission"), feature_extractor="inputs").fit(
+        features, labels
+    )
     values, _ = signals.measure(model(signals.perturbed_inputs))
     fitted = ParzenUncertainty(n_draws=4, pairs_at="sample").fit(features, labels)
     terms = fitted.terms(model(fitted.perturbed_inputs.flatten(0, 1)))
