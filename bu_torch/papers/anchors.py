@@ -145,7 +145,7 @@ class Anchors(NamedTuple):
 class AnchorEstimator:
     """Base of the estimators by anchors: it holds the samples and reads logits of a model."""
 
-    n_halvings: int
+    n_halvings = 30  # bisections of a segment
     inputs: Tensor
     labels: Tensor
     mean_: Tensor

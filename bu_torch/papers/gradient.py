@@ -58,7 +58,6 @@ class GradientAnchorUncertainty(AnchorEstimator):
         measure: Local uncertainty, `"triangle"` or `"entropy"` (scaled to [0, 1]).
         gap: Distance of a neighbour from the boundary: `"own"`, the gap between its own two largest logits, as in the
             thesis, or `"pair"`, that of the anchor's two classes. They differ if there are more than two.
-        n_halvings: Bisections from a sample to its anchor, >= 1.
 
     Attributes:
         inputs: The samples, (N, ...).
@@ -83,13 +82,11 @@ class GradientAnchorUncertainty(AnchorEstimator):
         measure: Measure = "triangle",
         *,
         gap: Gap = "own",
-        n_halvings: int = 30,
     ) -> None:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
         self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)
         self.measure = check_choice("measure", measure, MEASURES)
         self.gap = check_choice("gap", gap, GAPS)
-        self.n_halvings = check_integer("n_halvings", n_halvings, 1)
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
         """Boundary uncertainty of a classifier; takes models as `BoundaryUncertainty.score` does, and probabilities.

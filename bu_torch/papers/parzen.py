@@ -112,7 +112,6 @@ class PairTerms(NamedTuple):
 
     values: Tensor  # U_kl (P,), float64
     shares: Tensor  # (P,) float64, shares of the samples
-    weights: Tensor  # effective number of samples near the boundary of the pair (P,), float64
     local: Tensor  # u of each sample (N,)
     counts: Tensor  # k of each sample (N,)
 
@@ -147,7 +146,7 @@ def pair_terms(
     values = torch.where(is_separable, (wrong == 0).double(), mixed.clamp(max=1.0))
     is_finite = torch.stack(torch.aminmax(logits)).isfinite().all()  # NaN passes through
     values = torch.where(is_finite, values, torch.full_like(values, torch.nan))
-    return PairTerms(values, size / len(labels), weight, local, counts)
+    return PairTerms(values, size / len(labels), local, counts)
 
 
 def _local_uncertainty(
