@@ -117,12 +117,7 @@ class MetricRegression:
 
     It is used as `LabelRegression` is, on points of the space. Skills and weights, also of the mixture with votes,
     follow from honest predictions: for samples that have not taught the metric if there are 1000 or more, otherwise
-    those of the trial.
-
-    Args:
-        trial: The trial.
-        metric: The fitted metric, if the votes are those of neighbours in it; None to learn it, for the regression.
-        seed: Seed of the random choices.
+    those of the trial. A metric is given if the votes are those of neighbours in it, and learnt otherwise.
     """
 
     def __init__(self, trial: MetricTrial, metric: LabelMetric | None, *, seed: int = 0) -> None:

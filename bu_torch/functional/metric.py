@@ -55,14 +55,6 @@ def average_gradient_outer_product(
 
     Takes points (N, d), landmarks (L, d), coefficients (L, J) and weights of the points, (N,) with mean 1; gives a
     symmetric, positive semi-definite matrix (d, d).
-
-    Example:
-        >>> matrix = average_gradient_outer_product(
-        ...     torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 0.0]]), torch.tensor([[2.0]]), 1.0
-        ... )
-        >>> matrix
-        tensor([[0.5413, 0.0000],
-                [0.0000, 0.0000]])
     """
     n_features = points.shape[1]
     total = points.new_zeros(n_features, n_features)

@@ -144,10 +144,7 @@ def terms_of_draws(
 class ProposalSignals:
     """Signals of Proposal 2 at fitted samples, whose two likeliest classes are read at the samples, as in the paper.
 
-    Args:
-        samples: The fitted samples.
-        bayes_pairs: Their likely Bayes pairs, (N, 2) (`likely_bayes_pairs`).
-        columns: Column of each sample's class among those that have samples, (N,).
+    The samples have `bayes_pairs` (N, 2) (`likely_bayes_pairs`), and classes in these `columns` (N,).
     """
 
     NAMES = ("parzen_uncertainty", "omission")

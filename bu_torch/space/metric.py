@@ -87,12 +87,7 @@ class LabelMetric:
 
 
 class MetricSpace:
-    """Space of features with the distances of a `LabelMetric`; it is not standardised again.
-
-    Args:
-        base: Space of the features before the metric.
-        seed: Seed of the metric.
-    """
+    """Space with the distances of a `LabelMetric` of the features of `base`; it is not standardised again."""
 
     def __init__(self, base: FeatureSpace, seed: int = 0) -> None:
         self.base, self.n_components = base, base.n_components
