@@ -63,20 +63,16 @@ def omission(
 
 
 def cluster_counts(shares: Tensor, neighbors: Tensor, weights: Tensor | None) -> Tensor:
-    """Labels of each class in each cluster (N, J), unchecked; with weights they add up to its effective size."""
-    if weights is None:
-        return (shares * neighbors.shape[1]).round()
-    return shares * cluster_sizes(neighbors, weights).to(shares.dtype).unsqueeze(1)
-
-
-def cluster_sizes(neighbors: Tensor, weights: Tensor) -> Tensor:
-    """Effective number of members of each cluster (N,), unchecked.
+    """Labels of each class in each cluster (N, J), unchecked; with weights they add up to its effective size.
 
     Kish (1965): (sum of w)^2 / (sum of w^2) members of equal weight give a mean of the same precision.
     """
+    if weights is None:
+        return (shares * neighbors.shape[1]).round()
     members = weights[neighbors.long()]
     relative = members / members.amax(dim=1, keepdim=True)  # scaled, so that squares do not underflow
-    return relative.sum(dim=1).square() / relative.square().sum(dim=1)
+    sizes = relative.sum(dim=1).square() / relative.square().sum(dim=1)
+    return shares * sizes.to(shares.dtype).unsqueeze(1)
 
 
 def omission_of_counts(
