@@ -19,7 +19,6 @@ _ON_CPU = (512, 256)  # members x points in a block: 1 MB, which fits a cache
 _ELSEWHERE = (4096, 4096)
 _SMALL = 1e-8  # below this, relative to |x|^2 + |y|^2, a squared distance is computed from differences
 _RECOMPUTED_ELEMENTS = 2**18  # differences in one block
-_MEANS_ELEMENTS = 2**23  # points x centres in a block of K-means, 64 MB
 
 
 class NeighborGraph:
@@ -219,42 +218,25 @@ def lloyd(points: Tensor, centers: Tensor, n_steps: int) -> tuple[Tensor, float]
     """Move centres (K, d) to the means of the points (N, d) that are nearest to them, `n_steps` times; both float32.
 
     Returns the centres, and the sum of squared distances to the nearest centre before the last step. FAISS works on the
-    CPU, torch on an accelerator.
+    CPU, torch on an accelerator: there a centre without points moves to one that is far from its centre, and sums are
+    matrix products in float64, so the result is the same in each run.
     """
-    if points.device.type != "cpu":
-        moved, error = _lloyd(points, centers, n_steps)
-        return moved, float(error)
-    import faiss
+    if points.device.type == "cpu":
+        import faiss
 
-    options = {"min_points_per_centroid": 1, "max_points_per_centroid": len(points)}  # FAISS warns of fewer
-    k_means = faiss.Kmeans(points.shape[1], len(centers), niter=n_steps, **options)
-    k_means.train(points.numpy(), init_centroids=centers.numpy())
-    return torch.from_numpy(k_means.centroids), float(k_means.obj[-1])  # type: ignore[index]
-
-
-def _lloyd(points: Tensor, centers: Tensor, n_steps: int) -> tuple[Tensor, Tensor]:
-    """Lloyd's algorithm in torch: the centres after the last step, and the error before it.
-
-    A centre without points moves to a point that is far from its centre. Sums are matrix products in float64, so the
-    result is the same in each run.
-    """
-    k, n_features = centers.shape
-    numbers = torch.arange(k, device=points.device)
-    error = torch.empty(0)
+        options = {"min_points_per_centroid": 1, "max_points_per_centroid": len(points)}  # FAISS warns of fewer
+        k_means = faiss.Kmeans(points.shape[1], len(centers), niter=n_steps, **options)
+        k_means.train(points.numpy(), init_centroids=centers.numpy())
+        return torch.from_numpy(k_means.centroids), float(k_means.obj[-1])  # type: ignore[index]
+    numbers = torch.arange(len(centers), device=points.device)
     for _ in range(n_steps):
-        sums = points.new_zeros(k, n_features, dtype=torch.float64)
-        counts = points.new_zeros(k, 1, dtype=torch.float64)
-        found = []
-        for block in points.split(max(1, _MEANS_ELEMENTS // max(k, n_features))):
-            # A matrix product would lose small distances.
-            distances = torch.cdist(block, centers, compute_mode="donot_use_mm_for_euclid_dist")
-            squared, nearest = distances.double().square_().min(dim=1)
-            is_member = (nearest.unsqueeze(1) == numbers).double()
-            sums += is_member.T @ block.double()
-            counts += is_member.sum(dim=0).unsqueeze(1)
-            found.append(squared)
-        squared = torch.cat(found)
-        error, is_empty = squared.sum(), counts == 0
-        far = points[squared.topk(k).indices[(is_empty.squeeze(1).cumsum(0) - 1).clamp(min=0)]]
-        centers = torch.where(is_empty, far, (sums / counts.clamp(min=1)).to(centers))
-    return centers, error
+        # A matrix product would lose small distances.
+        distances = torch.cdist(points, centers, compute_mode="donot_use_mm_for_euclid_dist")
+        squared, nearest_centre = distances.double().square_().min(dim=1)
+        is_member = (nearest_centre.unsqueeze(1) == numbers).double()
+        counts = is_member.sum(dim=0).unsqueeze(1)
+        is_empty = counts == 0
+        far = points[squared.topk(len(centers)).indices[(is_empty.squeeze(1).cumsum(0) - 1).clamp(min=0)]]
+        means = is_member.T @ points.double() / counts.clamp(min=1)
+        centers = torch.where(is_empty, far, means.to(centers))
+    return centers, float(squared.sum())
