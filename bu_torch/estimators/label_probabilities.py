@@ -228,9 +228,8 @@ class LabelRegression:
         """Coordinates B (S, L) of points, times `root` (S, 1), so that B'B = diag(e); e (L,); P (L, L)."""
         kernel = tangent_kernel(self._landmarks, self._landmarks)
         factor = landmark_factor(kernel).T * kernel.diagonal().mean()
-        basis = torch.empty(len(points), len(factor), dtype=factor.dtype, device=factor.device)
-        for block, of_block in zip(self._blocks(basis), self._kernel_blocks(points), strict=True):
-            block.copy_(torch.linalg.solve_triangular(factor, of_block, upper=True, left=False))
+        kernels = self._kernel_blocks(points)
+        basis = torch.cat([torch.linalg.solve_triangular(factor, one, upper=True, left=False) for one in kernels])
         if root is not None:
             basis *= root
         squared_lengths, rotation = torch.linalg.eigh(basis.T @ basis)
