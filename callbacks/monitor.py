@@ -37,7 +37,8 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
 
     Before training the callback reads the training samples, finds their nearest neighbours and perturbs each of them a
     little. A check, at the end of an epoch or every so many steps, passes the perturbed samples through the module's
-    `forward` once (eval mode, no gradient, the trainer's precision) and logs four numbers, larger is better:
+    `forward` once (eval mode, no gradient, the trainer's precision) and logs four numbers, larger is better, of which
+    the progress bar shows the first three:
 
     - `boundary_uncertainty`, in [0, 1]: are the labels most uncertain where the decision boundary runs? (after Ha et
       al. 2021; `bu_torch.functional.boundary_uncertainty`)
@@ -46,10 +47,11 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
       `bu_torch.functional.mean_trust_score`)
     - `expected_accuracy`, in [0, 1]: what accuracy do the training labels predict for these outputs?
       (`bu_torch.Signals.probabilities`; this project's own)
-    - `accuracy_uncertainty_trust`, at most 1: the weighted mean of these three, each as a share of what any
-      classifier can reach (`bu_torch.functional.accuracy_uncertainty_trust`; this project's own)
+    - `accuracy_uncertainty_trust`, at most 1: on tables the weighted mean of these three, each as a share of what any
+      classifier can reach (`bu_torch.functional.accuracy_uncertainty_trust`; this project's own); on images and texts
+      the share of expected accuracy alone
 
-    and three more in [0, 1], which the progress bar leaves out, of the same predictions at the perturbed samples:
+    and three more in [0, 1], of the same predictions at the perturbed samples:
 
     - `label_agreement`: share of perturbed samples that are predicted as labelled (Ha et al., section 4.5);
     - `vote_agreement`: the same with the votes of the labels nearby in place of the one label (`bu_torch.LabelVotes`);

@@ -36,8 +36,9 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
 
     `Trainer(callbacks=[BoundaryUncertaintyStopping()])` is all there is to it. The callback measures what
     `BoundaryUncertaintyMonitor` measures, on a moving average of the weights at the checks (`averaging`). By default
-    the score is expected accuracy, boundary uncertainty and trust at the perturbed samples, each as a share of what can
-    be reached (`rule`); or the expected value of another `metric`.
+    the score is a weighted mean of expected accuracy, boundary uncertainty and trust at the perturbed samples, each a
+    share of what can be reached; on images and texts it is expected accuracy alone (`rule`). With another `metric` it
+    is the expected value of that.
     Training stops after `patience` checks without a larger score, and the epoch (with `every_n_train_steps`, the step)
     of the largest is kept. Whether patience, `max_epochs`, `max_time` or Ctrl-C ends training, the module
     then holds the kept average and a checkpoint of it lies on disk, with the weights of training under
@@ -75,7 +76,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             `"blind"` (docs/choosing-checkpoints.md). The numbers behind it are those of
             `bu_torch.run.history.Confidence`, whose values are called `expected_accuracy`, `first_accuracy` and
             `one_class_accuracy`, or the same of the `metric`.
-            These are None if another rule decides, and after an exception in all processes but the first.
+            Word and numbers are None if another rule decides, and after an exception in all processes but the first.
         history: As in `BoundaryUncertaintyMonitor`, and the score of a rule that is not a signal, under its name.
         record_path, setup_seconds, check_seconds: As in `BoundaryUncertaintyMonitor`.
 

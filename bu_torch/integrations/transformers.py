@@ -26,9 +26,9 @@ except ImportError as error:
 class BoundaryUncertaintyCallback(TrainerCallback):
     """Stop a `Trainer` when the decision boundary gets no better, and load the best model at the end.
 
-    It reads training samples once, with the `Trainer`'s own collator. Each checkpoint holds its state, so that
-    `train(resume_from_checkpoint=True)` continues it. Its numbers are in the `Trainer`'s `log_history`. The last check
-    comes at the end of training, even within an epoch.
+    It reads training samples with the `Trainer`'s own collator, augmented ones again and again. Each checkpoint holds
+    its state, so that `train(resume_from_checkpoint=True)` continues it. Its numbers are in the `Trainer`'s
+    `log_history`. The last check comes at the end of training, even within an epoch.
 
     Args:
         load_best_model_at_end: Load the weights of the best check when training ends.

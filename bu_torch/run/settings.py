@@ -59,7 +59,7 @@ class MeasurementSettings:
             neighbour; `"neighbors"`, a part of the way to a near sample; `"tokens"`, for token ids, by tokens of a near
             text; `"reading"`, by reading it again, if random augmentation changes it each time; or a callable for
             what else cannot be moved along a straight line, see `BoundaryUncertainty`. None takes readings where two of
-            them differ, else the first for vectors (N, d) and the second for images and other inputs of more
+            them differ, else `"random"` for vectors (N, d) and `"neighbors"` for images and other inputs of more
             dimensions.
         class_weight: Weight of each class in all signals but metrics, in scikit-learn's words: `"balanced"` for all
             classes alike, a dict of weights by class, or one weight for each class (as a loss has them). None takes
@@ -176,13 +176,13 @@ class Settings(MeasurementSettings):
             the patience nor as best.
         rule: The score; the first check with the largest is kept. `"accuracy_uncertainty_trust"` is a weighted mean of
             three shares of what any classifier can reach: of expected accuracy, boundary uncertainty, and the logarithm
-            of trust (`bu_torch.functional.accuracy_uncertainty_trust`). Expected accuracy is the mean probability of
-            the predicted class, and boundary uncertainty tells how uncertain the labels are along the boundary. Their
-            probabilities, `Signals.probabilities`, come once from the training labels: votes of the nearest samples,
-            mixed with a kernel regression on all. Or one signal alone: `"expected_accuracy"`, `"boundary_uncertainty"`,
-            `"trust_score"`, or `"parzen_uncertainty"`, the boundary uncertainty of Proposal 2, which is measured only
-            then. Or a `bu_torch.Rule` of your own. With another `metric` than accuracy, the default rule keeps the
-            check of its best expected value.
+            of trust (`bu_torch.functional.accuracy_uncertainty_trust`); on images and texts it is the first share
+            alone. Expected accuracy is the mean probability of the predicted class, and boundary uncertainty tells how
+            uncertain the labels are along the boundary. Their probabilities, `Signals.probabilities`, come once from
+            the training labels: votes of the nearest samples, mixed with a kernel regression on all. Or one signal
+            alone: `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`, or `"parzen_uncertainty"`, the
+            boundary uncertainty of Proposal 2, which is measured only then. Or a `bu_torch.Rule` of your own. With
+            another `metric` than accuracy, the default rule keeps the check of its best expected value.
 
     Raises:
         ValueError: If an argument is out of range.
