@@ -164,7 +164,6 @@ class ProposalSignals:
 
     def to(self, device: torch.device | str) -> Self:
         """Move all tensors but those of the samples, in place."""
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                setattr(self, name, value.to(device))
+        self._pairs, self._pair_index = self._pairs.to(device), self._pair_index.to(device)
+        self._label_counts = self._label_counts.to(device)
         return self
