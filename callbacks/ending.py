@@ -22,8 +22,8 @@ from bu_torch.callbacks.trainer import (
     library,
     optimizers_in_training,
 )
+from bu_torch.internal.files import why_unreadable
 from bu_torch.internal.printing import cleaned
-from bu_torch.ranking.checkpoints import why_unreadable
 from bu_torch.run.history import describe_exception
 from bu_torch.run.weights import listed, load
 

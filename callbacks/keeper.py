@@ -14,7 +14,6 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from bu_torch.callbacks.checkpoints import Identity, claim, identity, is_regular, is_whole, may_be_named
 from bu_torch.callbacks.fit import FitSession
 from bu_torch.callbacks.trainer import (
     FITTING,
@@ -35,6 +34,7 @@ from bu_torch.callbacks.trainer import (
     optimizers_in_training,
     set_batch_hooks,
 )
+from bu_torch.internal.files import Identity, claim, identity, is_regular, is_whole, may_be_named
 from bu_torch.internal.global_state import preserved_random_state
 from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import gathered, replaced_in_place

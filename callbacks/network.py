@@ -56,10 +56,8 @@ class NetworkReader:
 
     def validate_forward(self, trainer: Trainer, pl_module: LightningModule, tracker: Tracker) -> None:
         """Read one batch as a check will, to refuse a module before it trains."""
-        batch, processes = (
-            next(iter(tracker.inputs.split(self._batch_size(trainer, tracker.inputs)))),
-            tracker.processes,
-        )
+        batch = next(iter(tracker.inputs.split(self._batch_size(trainer, tracker.inputs))))
+        processes = tracker.processes
         with misconfigured(CopyError), processes.copied(pl_module) as network:
             logits = processes.read(lambda: self.read(trainer, network, batch, self.packing), len(batch))
         n_classes = tracker.check_setup.about["data"].get("n_classes", 0)  # the first process knows it
@@ -135,8 +133,6 @@ class NetworkReader:
                 ". The samples are integers: token ids cannot be moved along a line, so pass"
                 " `perturbation='tokens'`, or a callable that replaces some of them."
             )
-        if "'str'" in str(error):
-            return ". If `forward` takes the dict of a batch, pass `input_key=[...]`, a list of its keys."
         if self._output_key is None and "or an output with `logits`" in str(error):
             return ". `output_key=` names the logits in a tuple or a dict."
         way_out = SEVERAL_TENSORS if isinstance(error, AttributeError) else CHANGE_INPUTS

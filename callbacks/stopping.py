@@ -6,7 +6,6 @@ from typing import Any, Literal, Self
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
-from bu_torch.callbacks.checkpoints import Identity
 from bu_torch.callbacks.ending import Ending, restore, why_ended
 from bu_torch.callbacks.keeper import FileKeeper, InternalCallback, Keeper, MemoryKeeper
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
@@ -22,6 +21,7 @@ from bu_torch.callbacks.trainer import (
     set_batch_hooks,
 )
 from bu_torch.estimators.space_choice import FeatureExtractor
+from bu_torch.internal.files import Identity
 from bu_torch.internal.inputs import check_flag
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName

@@ -7,12 +7,11 @@ else `lightning.pytorch`.
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module, metadata
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
-from packaging.version import Version
 from torch import Tensor
 
 from bu_torch.internal.printing import cleaned
@@ -23,29 +22,15 @@ from bu_torch.run.weights import put_back
 
 _TREES = ("lightning.pytorch", "pytorch_lightning")
 FITTING = "fit"  # `TrainerFn.FITTING`
-# The requirements of this package name `lightning` alone; an installed `pytorch_lightning` may be older.
-_OLDEST = "2.6.6"
 
 
 def _choose() -> str:
-    """Choose the namespace imported first, or else the first installed; refuse versions with known vulnerabilities."""
+    """Choose the namespace imported first, or else the first installed."""
     imported = [name for name in sys.modules if name in _TREES]  # in the order of their import
     installed = (tree for tree in _TREES if find_spec(tree.split(".")[0]) is not None)
     chosen = next(iter(imported), None) or next(installed, None)
     if chosen is None:
         raise ImportError("The callbacks need Lightning: `pip install lightning`.")
-    package = chosen.split(".")[0]
-    name = package.replace("_", "-")
-    try:
-        found = metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return chosen  # part of another package, whose requirements hold
-    if Version(found) < Version(_OLDEST):  # before any of it runs
-        raise ImportError(
-            f"`{package}` must be {_OLDEST} or newer, got {found}: older versions can run code from a checkpoint"
-            " (GHSA-qqmf-gpg7-g8gw), and 2.6.2 and 2.6.3 carried malware (GHSA-w37p-236h-pfx3). Install it with"
-            f" `pip install --upgrade {name}`."
-        )
     return chosen
 
 

@@ -138,27 +138,21 @@ LIGHTNINGS = {
 RESTORED = {"by itself", "patience", "Ctrl-C", "max_steps", "max_time", "another callback"}
 
 
-def happening(end, module, timer):
-    """A module's hook in epoch 3 of a training that ends in a way of Lightning's own."""
-
-    def hook():
+@pytest.mark.parametrize("restores", [True, False])
+@pytest.mark.parametrize("end", odd.ENDS | odd.FAILURES | LIGHTNINGS)
+def test_lightning_s_ends_restore_or_name_the_file(tmp_path, log, recwarn, end, restores):
+    def happening(batch, batch_idx):
         if module.current_epoch == 3:
             module.trainer.should_stop |= end == "another callback"
             timer._duration = 0.0 if end == "max_time" else timer._duration
 
-    return hook
-
-
-@pytest.mark.parametrize("restores", [True, False])
-@pytest.mark.parametrize("end", odd.ENDS | odd.FAILURES | LIGHTNINGS)
-def test_lightning_s_ends_restore_or_name_the_file(tmp_path, log, recwarn, end, restores):
     ending, weights, timer = (odd.ENDS | odd.FAILURES | LIGHTNINGS)[end], Weights(), Timer(timedelta(days=1))
     stopping = BoundaryUncertaintyStopping(restore_best_weights=restores, **ending.options())
     module, handler = Module(happen=ending.happen), signal.getsignal(signal.SIGINT)
     if end == "no room":
         (tmp_path / "file").touch()
         stopping.dirpath = tmp_path / "file"
-    module.on_train_batch_start = lambda batch, batch_idx: happening(end, module, timer)()
+    module.on_train_batch_start = happening
     length = {"max_epochs": 9 if end in LIGHTNINGS else 4, "max_steps": 16 if end == "max_steps" else -1}
     is_failure = end in odd.FAILURES
     try:

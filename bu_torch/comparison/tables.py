@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.functional.metrics import best_threshold
-from bu_torch.internal.frames import as_numbers
+from bu_torch.internal.inputs import as_numbers
 from bu_torch.internal.replica import copy_of
 from bu_torch.run.settings import AVERAGING
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
@@ -36,13 +36,7 @@ class Comparison(NamedTuple):
 
 
 def read_table(path: Path) -> Split:
-    """Features and classes of a CSV file with a column `label`.
-
-    Raises:
-        ImportError: If pandas is not installed.
-        OSError: If the file cannot be read.
-        TypeError, ValueError: If a column is not numeric, values are missing, or rows or classes are too few.
-    """
+    """Features and classes of a CSV file with a column `label`; raises if it is no such table, or has few rows."""
     frame = _read_csv(path)
     if "label" not in frame:
         named = ", ".join(map(repr, map(str, frame.columns[:5]))) + ", ..." * (len(frame.columns) > 5)

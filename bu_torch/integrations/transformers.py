@@ -10,9 +10,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from bu_torch.integrations.loaders import conclude, make_stopper, missing
-from bu_torch.internal.files import whole_file
+from bu_torch.internal.files import whole_file, why_unreadable
 from bu_torch.internal.inputs import check_integer
-from bu_torch.ranking.checkpoints import why_unreadable
 from bu_torch.run.processes import TorchProcesses
 from bu_torch.run.settings import Settings
 from bu_torch.samples.batches import Keys

@@ -8,10 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bu_torch.internal.frames import advice_on, as_numbers, is_of_pandas
-
 _EXACT_INTEGER = 2**24  # float32 holds all integers up to this
-_EXACT_DOUBLE = 2**53  # float64 holds all integers up to this
 _MOST_CLASSES = 100_000
 _MOST_ROWS = 2**63  # the first integer beyond int64
 _MOST_SEEDS = 2**64  # the limit of `torch.Generator`
@@ -160,7 +157,7 @@ def as_tensor(value: Any, name: str) -> Tensor:
                 f" on {value.device}."
             )
         return value
-    if is_of_pandas(value):
+    if hasattr(value, "isna") and hasattr(value, "to_numpy"):  # a frame or a column of pandas
         value = as_numbers(value, name)
     is_of_arrays = isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], np.ndarray)
     try:
@@ -169,7 +166,7 @@ def as_tensor(value: Any, name: str) -> Tensor:
         if "overflow" in str(error).lower():
             raise ValueError(f"`{name}` must hold numbers of at most 64 bits, got a larger one.") from error
         dtype = f" of {value.dtype}" if isinstance(value, np.ndarray) else ""
-        advice = f" {advice_on(value)[1]}" if isinstance(value, list | tuple | np.ndarray) else ""
+        advice = f" {_advice_on(value)[1]}" if isinstance(value, list | tuple | np.ndarray) else ""
         raise TypeError(
             f"`{name}` must be a tensor or an array of numbers, got {type(value).__name__}{dtype}.{advice.rstrip()}"
         ) from error
@@ -189,25 +186,56 @@ def _as_array(value: Any) -> Any:
     return array if is_taken else array.copy()
 
 
+def as_numbers(value: Any, name: str) -> np.ndarray:
+    """Array of a pandas frame (n, d), in a type that holds all columns, or of a column (n,); pandas is not imported."""
+    if not hasattr(value, "columns"):
+        return _numbers(value, name, getattr(value, "name", None), n_dimensions=1)
+    columns = [_numbers(value.iloc[:, place], name, label) for place, label in enumerate(value.columns)]
+    return np.column_stack(columns) if columns else np.empty(value.shape)
+
+
+def _numbers(column: Any, name: str, label: Any, n_dimensions: int = 2) -> np.ndarray:
+    where = "" if label is None else f" in column {label!r:.100}"
+    missing = np.asarray(column.isna())
+    present = column[~missing] if missing.any() else column
+    array: np.ndarray = present.to_numpy(getattr(column.dtype, "numpy_dtype", None))  # nullable types name their own
+    if array.dtype.kind not in "biufc":
+        kind, advice = _advice_on(array, n_dimensions)
+        raise TypeError(f"`{name}` must hold numbers, got {kind}{where} (dtype {column.dtype}). {advice}")
+    if missing.any():
+        advice = "Leave these rows out" if n_dimensions == 1 else "Impute them with scikit-learn's `SimpleImputer`"
+        raise ValueError(
+            f"`{name}` must have no missing values, got {missing.sum()} among {len(missing)}{where}. {advice}."
+        )
+    return array
+
+
+def _advice_on(values: Any, n_dimensions: int | None = None) -> tuple[str, str]:
+    """Name the objects that stand where numbers should, and the way to turn them into numbers; "" if none is known."""
+    array = np.asarray(values, dtype=None if isinstance(values, np.ndarray) else object)
+    kind = array.dtype.kind
+    if kind in "US" or (kind == "O" and any(isinstance(value, str) for value in array.ravel()[:1000])):
+        encoder = "`LabelEncoder`" if (n_dimensions or array.ndim) == 1 else "`OneHotEncoder`"
+        return "text", f"Encode it with scikit-learn's {encoder}."
+    if kind in "mM":
+        return "dates or times", "Count their days or seconds from a start."
+    is_array = isinstance(values, np.ndarray) and kind == "O"
+    return "objects", "If they are numbers, convert them with `astype(float)`." if is_array else ""
+
+
 def _check_range(labels: Tensor, name: str, are_classes: bool) -> None:
     """Raise unless whole-numbered labels are in range, before a conversion to int64 wraps them around."""
-    if not labels.is_floating_point():
-        labels = labels.double() if labels.dtype == torch.uint64 else labels.long()
-    least, largest = labels.min().item(), labels.max().item()
+    values = labels.double()
+    least, largest = values.min().item(), values.max().item()
     if least < 0:
         way_out = f": {_NUMBER_THEM}" if are_classes else ""
-        raise ValueError(f"`{name}` must hold classes 0, 1, ..., got {_as_written(least)}{way_out}.")
+        raise ValueError(f"`{name}` must hold classes 0, 1, ..., got {least:.15g}{way_out}.")
     if are_classes and largest >= _MOST_CLASSES:
         raise ValueError(
-            f"`{name}` must hold classes 0, 1, ..., below {_MOST_CLASSES}, got {_as_written(largest)}: {_NUMBER_THEM}."
+            f"`{name}` must hold classes 0, 1, ..., below {_MOST_CLASSES}, got {largest:.15g}: {_NUMBER_THEM}."
         )
     if largest >= _MOST_ROWS:
-        raise ValueError(f"`{name}` must hold integers below 2**63, got {_as_written(largest)}.")
-
-
-def _as_written(value: float) -> str:
-    """Write a whole number as its user would."""
-    return f"{value:.6g}" if isinstance(value, float) and abs(value) > _EXACT_DOUBLE else f"{int(value)}"
+        raise ValueError(f"`{name}` must hold integers below 2**63, got {largest:.15g}.")
 
 
 def exceeds_float32(features: Tensor) -> bool:

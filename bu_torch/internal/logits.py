@@ -1,11 +1,11 @@
-"""Logits of models of any kind and any form of output."""
+"""Logits of models of any kind and any form of output, at a tensor of inputs or at `PerturbedInputs`."""
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import filterfalse
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,24 +22,8 @@ _WARN = partial(warnings.warn, stacklevel=3)  # the warning names the caller's l
 _ROUNDING = 0.01  # half precision rounds the sum of shares
 
 
-class InBatches(Protocol):
-    """Inputs (n, ...) that are made batch by batch."""
-
-    dtype: torch.dtype
-    shape: torch.Size
-
-    def __len__(self) -> int: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    def is_floating_point(self) -> bool: ...
-
-    def split(self, n_rows: int, /) -> Iterator[Tensor]: ...
-
-
 def read_logits(
-    model: Callable[[Tensor], Any], inputs: "Tensor | InBatches", batch_size: int = _BATCH, *, check_finite: bool = True
+    model: Callable[[Tensor], Any], inputs: Any, batch_size: int = _BATCH, *, check_finite: bool = True
 ) -> Tensor:
     """Logits (n, J) of a copy of any callable at `inputs` (n, ...), on the model's device and in its precision."""
     with evaluation_copy(model) as network:
@@ -52,7 +36,7 @@ def read_logits(
 
 def logits_at(
     network: Callable[[Tensor], Any],
-    inputs: "Tensor | InBatches",
+    inputs: Any,
     batch_size: int = _BATCH,
     *,
     output_key: str | int | None = None,
@@ -141,7 +125,7 @@ def as_taken(model: object, inputs: Tensor) -> Tensor:
     return inputs.to(device_of(model, inputs), dtype_of(model, inputs), copy=True)
 
 
-def dtype_of(model: object, inputs: Tensor | InBatches) -> torch.dtype:
+def dtype_of(model: object, inputs: Any) -> torch.dtype:
     """Dtype in which a model takes inputs: its own, or theirs if they are integers or it has none."""
     if isinstance(model, nn.Module) and inputs.is_floating_point() and not isinstance(model, PackedNetwork):
         sizes = Counter[torch.dtype]()  # a temperature may have another precision than the layers
@@ -152,7 +136,7 @@ def dtype_of(model: object, inputs: Tensor | InBatches) -> torch.dtype:
     return inputs.dtype
 
 
-def device_of(model: object, inputs: Tensor | InBatches) -> torch.device:
+def device_of(model: object, inputs: Any) -> torch.device:
     """Device on which a model takes inputs: its own, or theirs if it has none."""
     if isinstance(model, nn.Module):
         return next((p.device for p in model.parameters()), inputs.device)

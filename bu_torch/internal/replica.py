@@ -63,9 +63,8 @@ def evaluation_copy(
         values: Values of parameters and buffers by name that replace the network's own.
         is_sharded: True for a sharded network whose parameters do not show it.
 
-    Raises:
-        CopyError: If a module cannot be copied, or a parameter that the copy shares was changed in place; the message
-            names it.
+    Raises `CopyError`, naming the module or parameter, if one cannot be copied, or if one that the copy shares was
+    changed in place.
     """
     owner = model.__self__ if isinstance(model, types.MethodType) else model
     with preserved_random_state(), torch.no_grad():

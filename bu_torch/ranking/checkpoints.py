@@ -1,12 +1,10 @@
-"""Checkpoints, read without executing anything in them, and modules that hold their weights temporarily."""
+"""Checkpoints, read without executing anything in them, and modules with their weights."""
 
-import copy
 import inspect
-import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,8 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bu_torch.internal.files import foreign_class, why_unreadable
 from bu_torch.internal.global_state import preserved_random_state
-from bu_torch.internal.printing import cleaned
+from bu_torch.internal.replica import copy_of
 from bu_torch.run.weights import named_as
 
 SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors")  # endings of checkpoints in a folder
@@ -82,18 +81,16 @@ def load_checkpoint(path: str | Path, *, weights_only: bool = True) -> Checkpoin
     return Checkpoint(path, dict(found), epoch, step, dict(content))
 
 
-@contextmanager
 def module_with_weights(
     module: nn.Module | Callable[..., nn.Module], checkpoint: Checkpoint, device: torch.device | str | None = None
-) -> Iterator[nn.Module]:
-    """Yield a module with the weights of a checkpoint; a module that was passed gets its own back, bit for bit.
+) -> nn.Module:
+    """A module with the weights of a checkpoint: a copy of the one that is passed, which stays as it is.
 
     A class is built from the hyperparameters in the file; any other callable is called. `device` applies to the result.
     """
     if isinstance(module, nn.Module):
-        with _restoring(module):
-            yield _fill(module, checkpoint)
-        return
+        # The copy shares none of the values that it is given, so that loading writes to no weight of the user's.
+        return _fill(copy_of(module, dict(module.named_parameters())), checkpoint)
     if not callable(module):
         raise TypeError(
             "`module` must be a torch.nn.Module, a class of them, or a callable without arguments,"
@@ -105,7 +102,7 @@ def module_with_weights(
             raise TypeError(f"`module` must give a torch.nn.Module, got {type(built).__name__}.")
         _call_hook(built, "configure_model", checkpoint)
     filled = _fill(built, checkpoint)
-    yield filled if device is None else filled.to(device)
+    return filled if device is None else filled.to(device)
 
 
 def _read(path: Path, weights_only: bool) -> Any:
@@ -123,7 +120,7 @@ def _read(path: Path, weights_only: bool) -> Any:
     except Exception as error:  # a damaged or crafted file may raise any error, even an OSError of torch
         if isinstance(error, OSError) and error.filename is not None:
             raise
-        if weights_only and (foreign := _foreign_class(error)):
+        if weights_only and (foreign := foreign_class(error)):
             raise ValueError(
                 f"`{path}` holds an object of {foreign}, which is not read, because unpickling it can run any code. If"
                 " you trust the file, pass `weights_only=False` (on the command line `--no-weights-only`). If you trust"
@@ -135,22 +132,6 @@ def _read(path: Path, weights_only: bool) -> Any:
             f"`{path}` was not written by `torch.save`, or is damaged, or holds more than weights:"
             f" {why_unreadable(error)}."
         ) from error
-
-
-def why_unreadable(error: Exception) -> str:
-    """Reason why `torch.load` or `load_state_dict` refused a file, in one line."""
-    said = re.sub(r"\s+", " ", str(error))
-    if foreign := _foreign_class(error):
-        return f"it holds an object of {foreign}"
-    if "weights_only" in said or "Weights only" in said:
-        return f"it is a pickle that cannot be read without running code in it ({type(error).__name__})"
-    return f"{cleaned(said.split('. ')[0][:300])} ({type(error).__name__})"
-
-
-def _foreign_class(error: Exception) -> str:
-    """Name of the class that torch refuses to unpickle; "" if there is none."""
-    found = re.search(r"GLOBAL (\S+) (?:was not an allowed|whose module)", re.sub(r"\s+", " ", str(error)))
-    return "" if found is None else cleaned(found[1])[:200]
 
 
 def _read_safetensors(path: Path) -> Any:
@@ -206,24 +187,3 @@ def _call_hook(module: nn.Module, name: str, checkpoint: Checkpoint, *arguments:
     hook: Any = getattr(module, name, None)
     if "pytorch-lightning_version" in checkpoint.content and callable(hook):
         hook(*arguments)
-
-
-@contextmanager
-def _restoring(module: nn.Module) -> Iterator[None]:
-    """Restore the module's parameters and buffers, and their values, on exit."""
-    holders: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        (held, dict(held)) for submodule in module.modules() for held in (submodule._parameters, submodule._buffers)
-    ]
-    values = {tensor: tensor.detach().clone() for _, held in holders for tensor in held.values() if tensor is not None}
-    extra = {name: copy.deepcopy(value) for name, value in module.state_dict().items() if name.endswith("_extra_state")}
-    try:
-        yield
-    finally:
-        for held, before in holders:
-            held.clear()
-            held.update(before)
-        with torch.no_grad():
-            for tensor, value in values.items():
-                tensor.copy_(value)
-        if extra:
-            module.load_state_dict(extra, strict=False)

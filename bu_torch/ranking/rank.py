@@ -48,9 +48,9 @@ def rank_checkpoints(
     Args:
         paths: Checkpoints as `load_checkpoint` reads them. A folder stands for the checkpoints directly in it
             (`*.ckpt`, `*.pt`, `*.pth`, `*.safetensors`). A file that is named twice counts once, with a warning.
-        module: Takes the weights of each checkpoint in turn: a module, which gets its own back afterwards, bit for bit;
-            a class, built from the hyperparameters in each checkpoint as by `load_from_checkpoint`; or a callable
-            without arguments that returns a module.
+        module: Takes the weights of each checkpoint: a module, of which copies are made; a class, built from the
+            hyperparameters in each checkpoint as by `load_from_checkpoint`; or a callable without arguments that
+            returns a module.
         dataset: The training samples: a pair (inputs, labels) of tensors, arrays or pandas frames, a Dataset or
             DataLoader of (input, label), a LightningDataModule, or the result of `bu_torch.read_samples`. They are read
             once, in order, without those that a sampler leaves out. Turn augmentation off. Labels are integers from 0.
@@ -87,8 +87,7 @@ def rank_checkpoints(
     measured = []
     for file in files:
         checkpoint = load_checkpoint(file, weights_only=weights_only)
-        with module_with_weights(module, checkpoint, device) as loaded_module:
-            values = judge.measure(loaded_module, str(file))
+        values = judge.measure(module_with_weights(module, checkpoint, device), str(file))
         measured.append(Candidate(0, str(file), math.nan, checkpoint.epoch, checkpoint.step, values, file))
     late = math.inf  # a file without epoch or step comes last
     measured.sort(key=lambda one: (*(late if n is None else n for n in (one.epoch, one.step)), one.name))

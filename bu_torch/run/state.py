@@ -23,8 +23,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 def read_state(state: Any) -> dict[str, Any]:
     """Entries of what `Tracker.state_dict` returned, as their owners take them; None or empty if it lacks some.
 
-    Raises:
-        ValueError: If one of them is something else; the message names it.
+    Raises a ValueError that names the entry if one of them is something else.
     """
     read = _read(state, _TRACKER)
     n_checks = len(read["history"])
@@ -100,25 +99,30 @@ def _maybe(reader: Callable[[Any], Any], make: Callable[[], Any] = lambda: None)
     return lambda value: make() if value is None else reader(value)
 
 
-def _plain(kind: Any) -> Callable[[Any], Any]:
-    """Reader of plain data of a type."""
+def _plain(kind: Any, *, has_tensors: bool = True) -> Callable[[Any], Any]:
+    """Reader of plain data of a type; without tensors its comparison has a truth value."""
 
     def read(value: Any) -> Any:
         _check_plain(value)
-        if not isinstance(value, kind):
-            raise TypeError(f"a {getattr(kind, '__name__', kind)} must be here, got {type(value).__name__}")
+        is_odd = not has_tensors and any(isinstance(one, Tensor) for one in pytree.tree_leaves(value))
+        if is_odd or not isinstance(value, kind):
+            what = getattr(kind, "__name__", kind)
+            raise TypeError(f"a {what}{' without tensors' * is_odd} must be here, got {type(value).__name__}")
         return value
 
     return read
 
 
-def _without_tensors(kind: Any) -> Callable[[Any], Any]:
-    """Reader of plain data without tensors, whose comparison has a truth value."""
+def _vector(dtype: torch.dtype, *narrower: torch.dtype, low: float = -math.inf) -> Callable[[Any], Any]:
+    """Reader of finite numbers (n,) of a type, saved in it or in a narrower one, none of them below `low`."""
 
-    def read(value: Any) -> Any:
-        if any(isinstance(one, Tensor) for one in pytree.tree_leaves(value)):
-            raise TypeError("there must be no tensor here")
-        return _plain(kind)(value)
+    def read(value: Any) -> Tensor:
+        numbers: Tensor = _plain(Tensor)(value)
+        is_of_type = numbers.dtype in (dtype, *narrower) and numbers.ndim == 1
+        if not is_of_type or not bool((numbers.isfinite() & (numbers >= low)).all()):
+            what = f"finite numbers of {dtype}, none below {low}"
+            raise ValueError(f"{what}, must be here, got {numbers.dtype} of shape {tuple(numbers.shape)}")
+        return numbers.to(dtype)
 
     return read
 
@@ -127,13 +131,6 @@ def _read_space(value: Any) -> str:
     if not isinstance(value, str) or value not in get_args(SpaceName):
         raise ValueError(f"there is no such space: {value!r:.100}")
     return value
-
-
-def _read_prepared(value: Any) -> Tensor:
-    prepared: Tensor = _plain(Tensor)(value)
-    if prepared.dtype != torch.uint8 or prepared.ndim != 1:  # contents are checked when the samples are known
-        raise ValueError(f"bytes must be here, got {prepared.dtype} of shape {tuple(prepared.shape)}")
-    return prepared
 
 
 def _read_weights_of_classes(value: Any) -> list[float]:
@@ -169,20 +166,6 @@ def _read_history(value: Any) -> list[dict[str, Any]]:
     return checks
 
 
-def _read_classes(value: Any) -> Tensor:
-    classes: Tensor = _plain(Tensor)(value)
-    if classes.ndim != 1 or classes.is_floating_point() or classes.is_complex() or bool((classes < 0).any()):
-        raise ValueError(f"classes, 0 or larger, must be here, got {classes.dtype} of shape {tuple(classes.shape)}")
-    return classes.long()
-
-
-def _read_numbers(value: Any) -> Tensor:
-    numbers: Tensor = _plain(Tensor)(value)
-    if numbers.ndim != 1 or numbers.dtype != torch.float64 or not bool(numbers.isfinite().all()):
-        raise ValueError(f"finite numbers must be here, got {numbers.dtype} of shape {tuple(numbers.shape)}")
-    return numbers
-
-
 def _read_recognition(value: Any) -> RecallTracker:
     return RecallTracker(**{name: _read_recalls(*entries) for name, entries in _plain(dict)(value).items()})
 
@@ -212,23 +195,19 @@ def _read_kept(value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def _read_folders(value: Any) -> list[str]:
-    return [_plain(str)(one) for one in _plain(list)(value)]
-
-
 _TRACKER: dict[str, Callable[[Any], Any]] = {
-    "settings": _maybe(_without_tensors(dict)),
+    "settings": _maybe(_plain(dict, has_tensors=False)),
     "rule": _maybe(_plain(dict), dict),
-    "asked": _maybe(_without_tensors(list)),
+    "asked": _maybe(_plain(list, has_tensors=False)),
     "samples": _maybe(_plain(str)),
-    "prepared": _maybe(_read_prepared),
+    "prepared": _maybe(_vector(torch.uint8, low=0)),
     "space": _maybe(_read_space),
     "plan": _maybe(_read_plan),
     "loss_weights": _maybe(_read_weights_of_classes),
     "history": _maybe(_read_history, list),
     "n_not_compared": _maybe(_integer, int),
-    "predictions": _maybe(_read_classes, no_classes),
-    "best_contributions": _maybe(_read_numbers, no_numbers),
+    "predictions": _maybe(_vector(torch.int64, torch.int32, torch.uint8, low=0), no_classes),
+    "best_contributions": _maybe(_vector(torch.float64), no_numbers),
     "recalls": _maybe(_read_recognition, RecallTracker),
     "average": _maybe(_read_average),
 }
@@ -238,5 +217,5 @@ _KEEPER: dict[str, Callable[[Any], Any]] = {
     "best_weights": _maybe(_read_kept, dict),
     "best_model_path": _maybe(_plain(str), str),
     "best_model_score": _maybe(float),
-    "folders": _maybe(_read_folders, list),
+    "folders": _maybe(lambda folders: [_plain(str)(one) for one in _plain(list)(folders)], list),
 }

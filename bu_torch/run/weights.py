@@ -257,8 +257,7 @@ def _are_alike(own: Any, saved: Any) -> bool:
 def load(module: nn.Module, saved: Mapping[str, Any], *, allow_missing: bool) -> MatchedWeights:
     """Load saved weights into a module; the result tells which were missing and which had no place.
 
-    Raises:
-        ValueError: If the weights do not fit; then the module is as it was.
+    Raises a ValueError if they do not fit; then the module is as it was.
     """
     kept, now, expected = fitted(module, saved), module.state_dict(), list[str]()
     if objection := kept.objection(allow_missing=allow_missing):

@@ -233,17 +233,19 @@ def _drawn_by(sampler: WeightedRandomSampler) -> Tensor | None:
     """
     weights = sampler.weights[sampler.weights > 0].double().cpu()
     if not sampler.replacement:
+        from scipy.optimize import brentq
+
         if sampler.num_samples >= len(weights):
             return None
         weights = weights / weights.mean()
-        low, high = 0.0, 1.0
-        while float((1 - torch.exp(-high * weights)).sum()) < sampler.num_samples:
+
+        def excess(t: float) -> float:
+            return float(-torch.expm1(-t * weights).sum()) - sampler.num_samples
+
+        high = 1.0
+        while excess(high) < 0:
             high *= 2
-        for _ in range(60):
-            middle = (low + high) / 2
-            is_low = float((1 - torch.exp(-middle * weights)).sum()) < sampler.num_samples
-            low, high = (middle, high) if is_low else (low, middle)
-        weights = -torch.expm1(-high * weights)
+        weights = -torch.expm1(-brentq(excess, 0.0, high) * weights)
     return None if bool((weights == weights[0]).all()) else weights
 
 

@@ -134,10 +134,8 @@ class LoaderRows:
             both, labels = concatenate([first, concatenate(batches, self.keys, self.transform)], NO_KEYS, None)
         except Exception as error:  # the user's code may raise anything
             return False, f"fails: {_said(error)}"
-        if len(labels) != 2 * n_samples:
-            return False, f"gives {len(labels) - n_samples} samples instead of {n_samples}"
-        if not are_equal(labels[:n_samples], labels[n_samples:]):
-            return False, "gives other labels"
+        if oddity := _oddity(labels[n_samples:], labels[:n_samples]):
+            return False, oddity
         leaves = pytree.tree_leaves(both)  # padded alike
         return not all(are_equal(tensor[:n_samples], tensor[n_samples:]) for tensor in leaves), ""
 
@@ -180,10 +178,8 @@ def read_again(samples: Samples, n_further: int) -> Samples:
         inputs, packing = packed(tree)
     except Exception as error:  # the user's code may raise anything
         raise UnreadableError(f"fails: {_said(error)}") from error
-    if len(labels) != n_samples * n_times:
-        raise UnreadableError(f"gives {len(labels)} samples instead of {n_samples * n_times}")
-    if not are_equal(labels, samples.labels.repeat(n_times, *[1] * (samples.labels.ndim - 1))):
-        raise UnreadableError("gives other labels")
+    if oddity := _oddity(labels, samples.labels.repeat(n_times, *[1] * (samples.labels.ndim - 1))):
+        raise UnreadableError(oddity)
     if packing is None and inputs.shape[1:] != samples.inputs.shape[1:]:
         shapes = f"{tuple(inputs.shape[1:])} instead of {tuple(samples.inputs.shape[1:])}"
         raise UnreadableError(f"gives inputs of another shape, {shapes}")
@@ -191,6 +187,13 @@ def read_again(samples: Samples, n_further: int) -> Samples:
         raise UnreadableError("gives inputs that are NaN or infinite")
     readings = inputs[n_samples:].unflatten(0, (n_further, n_samples))
     return samples._replace(inputs=inputs[:n_samples], readings=readings, packing=packing)
+
+
+def _oddity(labels: Tensor, expected: Tensor) -> str:
+    """Say what another reading does if it does not give these labels; "" if it does."""
+    if len(labels) != len(expected):
+        return f"gives {len(labels)} samples instead of {len(expected)}"
+    return "" if are_equal(labels, expected) else "gives other labels"
 
 
 def _said(error: Exception) -> str:

@@ -12,8 +12,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from problems import Plain, blobs, fit, same, scripted, trainer
 from problems import fit_again as run_of
 
-from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping, Signals
-from bu_torch.ranking.rank import fit_signals
+from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
 
 
 def ours(**settings):
@@ -90,9 +89,6 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_a_warning(tmp_path, mo
     with pytest.warns(UserWarning, match=f"cache {cache} cannot be written: .*{reason}"):
         stopper.check(Plain())
     assert len(stopper.history) == 1
-    with pytest.warns(UserWarning, match=f"cache {cache} cannot be written: .*{reason}"):
-        fit_signals(signals := Signals(20), blobs(), cache)
-    assert signals.is_fitted
     assert not list(tmp_path.glob("cache*"))
 
 

@@ -11,15 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from problems import Bomb, Classifier, Given, Weights, cut, fit, same, state_of
 
-from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-from bu_torch.callbacks.checkpoints import claim, identity
+from bu_torch import BoundaryUncertaintyStopping
+from bu_torch.internal.files import claim
 
 PLACE, WEIGHTS = {"epoch": 1, "global_step": 8}, {"state_dict": Classifier().state_dict()}  # of the second epoch
 
@@ -137,24 +136,6 @@ def test_only_a_file_in_the_folder_of_the_run_may_be_named_as_the_best(tmp_path,
     assert stopping.best_epoch in (2, 3)
 
 
-def test_a_file_of_the_same_size_and_time_is_another_s(tmp_path):
-    path = tmp_path / "best.ckpt"
-    path.write_bytes(b"ours")
-    before, found = identity(str(path), LocalFileSystem()), path.stat()
-    assert before == identity(str(path), LocalFileSystem())
-    path.write_bytes(b"evil")
-    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
-    assert before != identity(str(path), LocalFileSystem())
-
-
-@pytest.mark.parametrize("kind", [BoundaryUncertaintyStopping, BoundaryUncertaintyMonitor])
-def test_a_state_that_is_none_starts_anew(kind):
-    callback = kind(n_neighbors=20)
-    with pytest.warns(UserWarning, match="`plan`: .*start anew"):
-        callback.load_state_dict(callback.state_dict() | {"plan": "x"})
-    assert callback.history == []
-
-
 @pytest.mark.parametrize("weights", [{}, {"net.0.weight": torch.zeros(2)}, {"net.0.weight": 1}])
 def test_weights_in_a_state_that_do_not_fit_leave_the_module_as_it_is(tmp_path, weights):
     made = fit(tmp_path, BoundaryUncertaintyStopping(n_neighbors=20), max_epochs=2, enable_checkpointing=False)
@@ -206,34 +187,33 @@ print(stopping.best_model_path)
 """
 
 
-class TestTwoRunsInOneFolder:
-    @pytest.mark.parametrize("plugins", [[], [AsyncCheckpointIO()]], ids=["now", "later"])
-    def test_each_keeps_a_file_of_its_own_and_restores_that(self, tmp_path, monkeypatch, plugins):
-        """The other, in another process or in this one, begins when the first has named its file and not written it."""
+@pytest.mark.parametrize("plugins", [[], [AsyncCheckpointIO()]], ids=["now", "later"])
+def test_two_runs_in_one_folder_keep_and_restore_a_file_each(tmp_path, monkeypatch, plugins):
+    """The other, in another process or in this one, begins when the first has named its file and not written it."""
 
-        def run_beside():
-            command = [sys.executable, "-W", "ignore", "-c", RUN.format(tests=TESTS, folder=str(tmp_path))]
-            return subprocess.run(command, capture_output=True, text=True, timeout=300).stdout.split()[-1]
+    def run_beside():
+        command = [sys.executable, "-W", "ignore", "-c", RUN.format(tests=TESTS, folder=str(tmp_path))]
+        return subprocess.run(command, capture_output=True, text=True, timeout=300).stdout.split()[-1]
 
-        def run_within():
-            other = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=1, **settings | {"rule": Given([0.9, 0.1])})
-            fit(tmp_path, other, max_epochs=2)
-            return other.best_model_path
+    def run_within():
+        other = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=1, **settings | {"rule": Given([0.9, 0.1])})
+        fit(tmp_path, other, max_epochs=2)
+        return other.best_model_path
 
-        def save(self, checkpoint, path, storage_options=None):
-            if not paths:
-                paths.append("")
-                paths[0] = run_beside() if plugins else run_within()
-            write(self, checkpoint, path, storage_options)
+    def save(self, checkpoint, path, storage_options=None):
+        if not paths:
+            paths.append("")
+            paths[0] = run_beside() if plugins else run_within()
+        write(self, checkpoint, path, storage_options)
 
-        paths, write, module, look = [], TorchCheckpointIO.save_checkpoint, Classifier(), Weights()
-        monkeypatch.setattr(TorchCheckpointIO, "save_checkpoint", save)
-        settings = {"rule": Given([0.9, 0.1]), "dirpath": tmp_path, "filename": "best"}
-        stopping = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=1, averaging=None, **settings)
-        fit(tmp_path, stopping, look, module=module, max_epochs=2, plugins=plugins)
-        assert [Path(path).name for path in (stopping.best_model_path, *paths)] == ["best.ckpt", "best-v1.ckpt"]
-        assert same(module.state_dict(), look.of_epoch[0])
-        assert not same(module.state_dict(), torch.load(paths[0], weights_only=True)["state_dict"])
+    paths, write, module, look = [], TorchCheckpointIO.save_checkpoint, Classifier(), Weights()
+    monkeypatch.setattr(TorchCheckpointIO, "save_checkpoint", save)
+    settings = {"rule": Given([0.9, 0.1]), "dirpath": tmp_path, "filename": "best"}
+    stopping = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=1, averaging=None, **settings)
+    fit(tmp_path, stopping, look, module=module, max_epochs=2, plugins=plugins)
+    assert [Path(path).name for path in (stopping.best_model_path, *paths)] == ["best.ckpt", "best-v1.ckpt"]
+    assert same(module.state_dict(), look.of_epoch[0])
+    assert not same(module.state_dict(), torch.load(paths[0], weights_only=True)["state_dict"])
 
 
 class Elsewhere(TorchCheckpointIO):

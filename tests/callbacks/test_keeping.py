@@ -252,17 +252,15 @@ def test_no_copy_of_the_network_outlives_the_check(tmp_path, checkpoints, settin
     assert counts == [1] * 2
 
 
-class TestWords:
-    SCRIPT = (0.1, 0.5, 0.4, 0.9)
-
-    def test_improvements_and_files_are_said_in_lightnings_words_if_asked_for(self, tmp_path, log):
-        fit(tmp_path / "quiet", scripted(self.SCRIPT), max_epochs=4)
-        assert "improved" not in log.text
-        fit(tmp_path, scripted(self.SCRIPT, verbose=True), max_epochs=4)
-        said = log.messages
-        assert [line for line in said if "improved" in line] == [
-            "Metric given improved. New best score: 0.1000",
-            "Metric given improved by 0.4000. New best score: 0.5000",
-            "Metric given improved by 0.4000. New best score: 0.9000",
-        ]
-        assert [sum(words in line for line in said) for words in ("saving model to", "not in top 1")] == [3, 0]
+def test_improvements_and_files_are_said_in_lightnings_words_if_asked_for(tmp_path, log):
+    scores = [0.1, 0.5, 0.4, 0.9]
+    fit(tmp_path / "quiet", scripted(scores), max_epochs=4)
+    assert "improved" not in log.text
+    fit(tmp_path, scripted(scores, verbose=True), max_epochs=4)
+    said = log.messages
+    assert [line for line in said if "improved" in line] == [
+        "Metric given improved. New best score: 0.1000",
+        "Metric given improved by 0.4000. New best score: 0.5000",
+        "Metric given improved by 0.4000. New best score: 0.9000",
+    ]
+    assert [sum(words in line for line in said) for words in ("saving model to", "not in top 1")] == [3, 0]

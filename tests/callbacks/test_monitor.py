@@ -17,21 +17,20 @@ def gpu(*values):
     return pytest.param(*values, marks=marks, id=f"{values[0]}-gpu")
 
 
-class TestLogging:
-    def test_metrics_reach_logger_progress_bar_and_the_user_s_callbacks(self, tmp_path):
-        bars = []
-        look = LambdaCallback(on_train_epoch_start=lambda t, m: bars.append(set(t.progress_bar_metrics)))
-        stopper = EarlyStopping(monitor="boundary_uncertainty", mode="max", patience=50)
-        keeper = ModelCheckpoint(tmp_path / "mine", monitor="boundary_uncertainty", mode="max", filename="best")
-        monitor = BoundaryUncertaintyMonitor()
-        fit(tmp_path, stopper, keeper, look, monitor, logger=CSVLogger(tmp_path), log_every_n_steps=1)
-        values = [entry["boundary_uncertainty"] for entry in monitor.history]
-        assert bars[1] >= {"boundary_uncertainty", "trust_score"}
-        assert float(stopper.best_score) == pytest.approx(max(values), abs=1e-6)
-        assert torch.load(keeper.best_model_path, weights_only=True)["epoch"] == values.index(max(values))
-        lines = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text().splitlines()
-        assert {"boundary_uncertainty", "trust_score", "epoch"} <= set(lines[0].split(","))
-        assert len(lines) == 4
+def test_metrics_reach_logger_progress_bar_and_the_user_s_callbacks(tmp_path):
+    bars = []
+    look = LambdaCallback(on_train_epoch_start=lambda t, m: bars.append(set(t.progress_bar_metrics)))
+    stopper = EarlyStopping(monitor="boundary_uncertainty", mode="max", patience=50)
+    keeper = ModelCheckpoint(tmp_path / "mine", monitor="boundary_uncertainty", mode="max", filename="best")
+    monitor = BoundaryUncertaintyMonitor()
+    fit(tmp_path, stopper, keeper, look, monitor, logger=CSVLogger(tmp_path), log_every_n_steps=1)
+    values = [entry["boundary_uncertainty"] for entry in monitor.history]
+    assert bars[1] >= {"boundary_uncertainty", "trust_score"}
+    assert float(stopper.best_score) == pytest.approx(max(values), abs=1e-6)
+    assert torch.load(keeper.best_model_path, weights_only=True)["epoch"] == values.index(max(values))
+    lines = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text().splitlines()
+    assert {"boundary_uncertainty", "trust_score", "epoch"} <= set(lines[0].split(","))
+    assert len(lines) == 4
 
 
 def read_reference(trainer, data, most=None):

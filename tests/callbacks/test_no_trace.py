@@ -190,33 +190,26 @@ class TestLoop:
 
 
 @pytest.mark.slow
-class TestMemory:
-    """A thousand checks: what grows is the history, a few numbers a check."""
-
-    def now(self):
+def test_a_thousand_checks_of_a_loop_keep_a_few_numbers_each(tmp_path):
+    def now():
         gc.collect()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tensors = sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
-        return tensors, tracemalloc.get_traced_memory()[0]
+        return np.array([tensors, tracemalloc.get_traced_memory()[0]])
 
-    @pytest.fixture(autouse=True)
-    def traced(self):
-        tracemalloc.start()
-        yield
-        tracemalloc.stop()
-
-    def assert_little_is_kept(self, before, after):
-        assert after[0] - before[0] <= 1  # predictions of the best check may be those of the last, or others
-        assert (after[1] - before[1]) / 1000 < 3000
-
-    def test_of_a_loop(self, tmp_path):
-        module, sizes = Classifier(), []
-        stopper = BoundaryUncertaintyStopper(*blobs(), n_neighbors=10, patience=10_000, folder=tmp_path)
+    module, sizes = Classifier(), []
+    stopper = BoundaryUncertaintyStopper(*blobs(), n_neighbors=10, patience=10_000, folder=tmp_path)
+    tracemalloc.start()
+    try:
         for epoch in range(1100):
             with torch.no_grad():
                 module.net[0].weight.mul_(-1.001)
             stopper.check(module)
             if epoch in (99, 1099):
-                sizes.append(self.now())
-        self.assert_little_is_kept(*sizes)
+                sizes.append(now())
+    finally:
+        tracemalloc.stop()
+    n_tensors, n_bytes = sizes[1] - sizes[0]
+    assert n_tensors <= 1  # predictions of the best check may be those of the last, or others
+    assert n_bytes / 1000 < 3000

@@ -146,14 +146,10 @@ def test_the_bound_on_bytes_counts_each_reading(tmp_path):
     for n_draws, n_samples in ((1, 60), (2, 40)):
         monitor = monitored(tmp_path, n_draws=n_draws, max_bytes=120 * n_bytes)
         assert looked_at(monitor) == (n_samples, n_draws)
+        assert len(SEEN[-1]) == n_samples * n_draws
+        assert are_shifted(SEEN[-1])
     moved = monitored(tmp_path, n_draws=2, max_bytes=120 * n_bytes, perturbation="random")
     assert looked_at(moved) == (120, 2)
-
-
-def test_readings_of_a_part_of_the_samples_are_of_that_part(tmp_path):
-    monitored(tmp_path, max_samples=50)
-    assert len(SEEN[-1]) == 100
-    assert are_shifted(SEEN[-1])
 
 
 def test_the_rule_of_the_paper_reads_the_samples_too(tmp_path):

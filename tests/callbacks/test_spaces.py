@@ -78,23 +78,6 @@ def fit(folder, callback, module=Module, epochs=4, ckpt_path=None):
     return callback
 
 
-def assert_resumes(folder, module, ends, space=None, **settings):
-    """Cut at the ends of these epochs, a run measures and keeps what it does in one piece."""
-
-    def part(name, epochs, ckpt_path=None):
-        callback = BoundaryUncertaintyStopping(**KINDS[module][1], **settings)
-        callback.settings.feature_extractor = space
-        return fit(folder / name, callback, module, epochs, ckpt_path)
-
-    whole, last = part("whole", ends[-1]), None
-    for end in ends:
-        resumed = part(f"until {end}", end, last)
-        last = folder / f"until {end}" / "last.ckpt"
-    assert resumed.history == whole.history
-    assert resumed.best_epoch == whole.best_epoch
-    assert resumed.state_dict()["n_not_compared"] == 0
-
-
 @pytest.mark.parametrize(
     ("module", "space", "ends", "has_cache"),
     [
@@ -105,8 +88,21 @@ def assert_resumes(folder, module, ends, space=None, **settings):
     ],
 )
 def test_a_resumed_run_measures_in_the_space_that_was_chosen(tmp_path, module, space, ends, has_cache):
-    """By then the network has been trained, and its features are others."""
-    assert_resumes(tmp_path, module, ends, space, cache=tmp_path / "cache.npz" if has_cache else None)
+    """Cut at the ends of these epochs: by then the network has been trained, and its features are others."""
+
+    def part(name, epochs, ckpt_path=None):
+        cache = tmp_path / "cache.npz" if has_cache else None
+        callback = BoundaryUncertaintyStopping(**KINDS[module][1], cache=cache)
+        callback.settings.feature_extractor = space
+        return fit(tmp_path / name, callback, module, epochs, ckpt_path)
+
+    whole, last = part("whole", ends[-1]), None
+    for end in ends:
+        resumed = part(f"until {end}", end, last)
+        last = tmp_path / f"until {end}" / "last.ckpt"
+    assert resumed.history == whole.history
+    assert resumed.best_epoch == whole.best_epoch
+    assert resumed.state_dict()["n_not_compared"] == 0
 
 
 @pytest.mark.parametrize(
@@ -127,7 +123,7 @@ def test_the_log_and_the_record_say_what_was_chosen(tmp_path, log, module, found
 def test_the_loop_looks_at_no_network_that_may_have_learnt_the_labels():
     stopper = BoundaryUncertaintyStopper(*images(160), n_neighbors=20, n_draws=1)
     stopper.check(Module())
-    assert list(stopper._tracker.check_setup.signals.boundary.skills_) == ["inputs", "patches"]
+    assert list(stopper.tracker.check_setup.signals.boundary.skills_) == ["inputs", "patches"]
     assert_loop_goes_on(images, Module(), Plain(), n_neighbors=20, n_draws=1, feature_extractor="module")
 
 
@@ -137,7 +133,7 @@ def assert_loop_goes_on(samples, module, later, **settings):
     stopper.check(module)
     again.load_state_dict(stopper.state_dict())
     again.check(later)
-    found, expected = (one._tracker.check_setup.signals.perturbed_inputs for one in (again, stopper))
+    found, expected = (one.tracker.check_setup.signals.perturbed_inputs for one in (again, stopper))
     assert torch.equal(found, expected)
     assert again.state_dict()["checks"]["n_not_compared"] == 0
     return stopper, again

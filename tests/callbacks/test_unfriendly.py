@@ -123,8 +123,6 @@ REFUSED = {
     "a short reference": fine("cannot use `reference`: .*it has 7 samples, fewer", reference=(X[:7], Y[:7])),
     "a narrow reference": fine(r"passes inputs of shape \(120, 3\) .*`Lenient", reference=(X[:, :3], Y)),
     "one column": fine("gives one column, but the labels have classes 0, .*A regression", giving(lambda z: z[:, 0])),
-    "one dimension more": fine(r"`logits` must have shape .*got \(1, 120, 3\)", giving(lambda z: z[None])),
-    "more rows": fine("must give one row of logits an input, 120, got 240", giving(lambda z: torch.cat((z, z)))),
     "no output": fine("`forward` must give a tensor .*got NoneType", giving(lambda z: None)),
     "an output of two": fine("got tuple of 2.* `output_key=` names the logits in a", of_pair),
     "no such place": fine("must give an output with `output_key=7`, got tuple of 2", of_pair, output_key=7),

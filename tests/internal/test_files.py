@@ -5,9 +5,10 @@ import stat
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from bu_torch.internal import files
-from bu_torch.internal.files import open_whole, whole_file
+from bu_torch.internal.files import identity, open_whole, whole_file
 
 
 @pytest.mark.parametrize("is_foreseen", [False, True])
@@ -48,3 +49,13 @@ def test_what_is_planted_under_the_name_of_an_open_part_is_not_written_to(tmp_pa
         part.symlink_to(precious)
         file.write(b"other")
     assert precious.read_text() == "precious"
+
+
+def test_a_file_of_the_same_size_and_time_is_another_s(tmp_path):
+    path = tmp_path / "best.ckpt"
+    path.write_bytes(b"ours")
+    before, found = identity(str(path), LocalFileSystem()), path.stat()
+    assert before == identity(str(path), LocalFileSystem())
+    path.write_bytes(b"evil")
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert before != identity(str(path), LocalFileSystem())

@@ -53,28 +53,25 @@ def test_a_class_is_built_from_the_hyperparameters_in_the_file(run, random_state
     def with_content(build=Chosen, **changed):
         return module_with_weights(build, checkpoint._replace(content=checkpoint.content | changed))
 
-    with with_content() as module:
-        assert module.last.out_features == 7
-        assert same(weights_of(module), checkpoint.state_dict)
+    module = with_content()
+    assert module.last.out_features == 7
+    assert same(weights_of(module), checkpoint.state_dict)
     assert random_states() == before
-    with with_content(hparams_name="others") as module:
-        assert module.hparams["place"] == 1
-    with with_content(Packed, hparams_name="packed") as module:
-        assert module.last.out_features == 7
+    assert with_content(hparams_name="others").hparams["place"] == 1
+    assert with_content(Packed, hparams_name="packed").last.out_features == 7
     crafted = {"_instantiator": "os.system", "width": 7}
     for values, said in ((crafted, "Pass a module instance"), ({"width": "seven"}, "Chosen cannot be built")):
-        with pytest.raises(ValueError, match=said), with_content(hyper_parameters=values):
-            pass
+        with pytest.raises(ValueError, match=said):
+            with_content(hyper_parameters=values)
 
 
 @pytest.mark.parametrize(("wrong", "message"), [(lambda: 1, "must give a torch.nn.Module, got"), (1, "`module` must")])
 def test_a_function_that_gives_a_module_is_called(tmp_path, wrong, message):
     checkpoint = saved(tmp_path / "plain.pt", nn.Linear(2, 3).state_dict())
     assert (checkpoint.epoch, checkpoint.step) == (None, None)
-    with module_with_weights(lambda: nn.Linear(2, 3), checkpoint) as module:
-        assert same(weights_of(module), checkpoint.state_dict)
-    with pytest.raises(TypeError, match=message), module_with_weights(wrong, checkpoint):
-        pass
+    assert same(weights_of(module_with_weights(lambda: nn.Linear(2, 3), checkpoint)), checkpoint.state_dict)
+    with pytest.raises(TypeError, match=message):
+        module_with_weights(wrong, checkpoint)
 
 
 @pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model"])
@@ -85,30 +82,23 @@ def test_weights_are_found_under_the_usual_names(tmp_path, key):
     assert checkpoint.epoch == 4
 
 
-def test_a_module_has_its_own_back_to_the_bit(tmp_path):
-    module, other = problems.Classifier(), problems.Classifier()
+def test_a_module_is_left_as_it_is_to_the_bit(tmp_path, monkeypatch):
+    monkeypatch.setattr("bu_torch.internal.replica._MOST_COPIED", 0)  # a look would share the frozen weights
+    module, other = problems.Classifier().requires_grad_(False), problems.Classifier()
     other(torch.randn(30, 4))
-    checkpoint = saved(tmp_path / "other.pt", other.state_dict())
+    checkpoint = saved(tmp_path / "other.pt", {f"module.{name}": one for name, one in other.state_dict().items()})
     module.net[0].weight.grad = torch.ones(16, 4)
     before, parameters = weights_of(module), dict(module.named_parameters())
-    with module_with_weights(module, checkpoint) as loaded_module:
-        assert loaded_module is module
-        assert same(weights_of(loaded_module), weights_of(other))
-        loaded_module.net[1].running_mean = torch.zeros(5)  # as a hook of the user's may
-    assert same(weights_of(module), before)
-    with pytest.raises(ZeroDivisionError), module_with_weights(module, checkpoint):
-        1 / 0  # noqa: B018
+    assert same(weights_of(module_with_weights(module, checkpoint)), weights_of(other))
+    checkpoint.state_dict["module.net.4.bias"] = torch.zeros(9)
+    with pytest.raises(ValueError, match=r"other.pt` does not fit Classifier: .*net.4.bias"):
+        module_with_weights(module, checkpoint)
     assert same(weights_of(module), before)
     assert all(value is parameters[name] for name, value in module.named_parameters())
     assert torch.equal(module.net[0].weight.grad, torch.ones(16, 4))
-    checkpoint.state_dict["net.4.bias"] = torch.zeros(9)
-    said = r"other.pt` does not fit Classifier: .*net.4.bias"
-    with pytest.raises(ValueError, match=said), module_with_weights(module, checkpoint):
-        pass
-    assert same(weights_of(module), before)
 
 
-def test_extra_state_of_a_module_is_put_back(tmp_path):
+def test_extra_state_is_loaded_into_a_copy(tmp_path):
     class Counting(nn.Linear):
         count = 1
 
@@ -120,8 +110,7 @@ def test_extra_state_of_a_module_is_put_back(tmp_path):
 
     module, other = Counting(2, 2), Counting(2, 2)
     other.count = 5
-    with module_with_weights(module, saved(tmp_path / "file.pt", other.state_dict())):
-        assert module.count == 5
+    assert module_with_weights(module, saved(tmp_path / "file.pt", other.state_dict())).count == 5
     assert module.count == 1
 
 
@@ -131,8 +120,7 @@ def test_lightning_hooks_see_the_checkpoint(run):
             checkpoint["state_dict"] = {name.removeprefix("old."): v for name, v in checkpoint["state_dict"].items()}
 
     old = {f"old.{name}": value for name, value in run[2].state_dict.items()}
-    with module_with_weights(Renaming, run[2]._replace(state_dict=old)) as module:
-        assert same(weights_of(module), run[2].state_dict)
+    assert same(weights_of(module_with_weights(Renaming, run[2]._replace(state_dict=old))), run[2].state_dict)
 
 
 @pytest.mark.parametrize("wrap", [lambda mark: mark, lambda mark: {"state_dict": {"w": torch.ones(1)}, "x": mark}])
@@ -198,8 +186,8 @@ def test_a_compressed_file_is_refused(tmp_path):
 def test_weights_that_claim_more_than_the_file_holds_are_refused(tmp_path, weight, said):
     checkpoint = saved(tmp_path / "file.pt", {"weight": weight, "bias": torch.ones(3)})
     match = rf"file.pt` does not fit Linear: .*{said}"
-    with pytest.raises(ValueError, match=match), module_with_weights(nn.Linear(2, 3), checkpoint):
-        pass
+    with pytest.raises(ValueError, match=match):
+        module_with_weights(nn.Linear(2, 3), checkpoint)
 
 
 def test_safetensors_files_ask_for_the_package_and_are_read(tmp_path, monkeypatch):
@@ -224,12 +212,11 @@ def test_names_of_wrappers_make_no_difference(tmp_path, wrapped):
     before, others = wrapped.split("{}")[0], weights_of(saved_from)
     names = {name: before + (name.removeprefix("net.") if before.startswith("net.") else name) for name in others}
     checkpoint = saved(tmp_path / "file.pt", {names[name]: value for name, value in others.items()})
-    with module_with_weights(module, checkpoint):
-        assert same(weights_of(module), others)
+    assert same(weights_of(module_with_weights(module, checkpoint)), others)
     wrapper = nn.Module()
     wrapper.module = module
-    with module_with_weights(wrapper, saved(tmp_path / "plain.pt", others)):
-        assert same(weights_of(module), others)
+    loaded = module_with_weights(wrapper, saved(tmp_path / "plain.pt", others))
+    assert same(weights_of(loaded.module), others)
 
 
 def test_names_that_mean_two_weights_are_told_apart():

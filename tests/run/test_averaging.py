@@ -51,19 +51,11 @@ def resumed(state, past=0.5):
 @pytest.mark.parametrize("past", [0.0, 0.5, 0.7, 0.99])
 def test_it_is_the_mean_of_the_checks_weighted_by_their_age(past):
     module, average, states = network(), WeightAverage(past), []
+    assert not average.values(module)
     for seed in range(30):
         states += follow(module, average, [seed])
         assert close(read(module, average), averages_of(states, past))
         assert same(weights_of(module), states[-1])
-
-
-def test_before_and_at_the_first_check_it_is_the_network_and_it_stays_what_does_not_change():
-    module, average = network(), WeightAverage(0.7)
-    before = weights_of(module)
-    assert not average.values(module)
-    for _ in range(5):
-        average.update(module)
-        assert same(read(module, average), before)
 
 
 def test_frozen_weights_are_shared_until_they_are_unfrozen():

@@ -88,7 +88,7 @@ CRAFTED = [
     {"plan": (120, 20_000)},
     {"plan": (1, 2, 3)},
     {"predictions": torch.tensor([0, -1])},
-    {"best_contributions": torch.tensor([0.0, torch.nan]).double()},
+    {"best_contributions": torch.tensor([0.0, torch.inf]).double()},
     {"prepared": torch.ones(1, dtype=torch.uint8).expand(2**40)},
     {"space": "outer"},
     *(recalls(shares=shares) for shares in ([[0.5], [2.0]], torch.empty(2, 0), [1.0, 1.0])),

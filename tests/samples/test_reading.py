@@ -149,16 +149,13 @@ class TestStreams:
         assert equal(samples, range(70))
         assert samples.n_training == 70
 
-    def test_the_subset_is_chosen_among_those_read(self):
-        samples = read_loader(DataLoader(Endless(), batch_size=32), lambda n: 20, stream_limit=90)
-        assert (samples.n_training, samples.is_stratified) == (90, True)
-        assert torch.equal(samples.rows, stratified_rows(90, 20, 0, Y[:90]))
-        assert equal(samples, samples.rows)
-
-    def test_the_subset_of_a_dataset_of_batches_is_chosen_after_reading(self):
-        samples = read_samples(DataLoader(BATCHES, batch_size=None), 50)
-        assert samples.n_training == 120
-        assert torch.equal(samples.rows, stratified_rows(120, 50, 0, Y))
+    @pytest.mark.parametrize(
+        ("loader", "n_read"), [(DataLoader(Endless(), batch_size=32), 90), (DataLoader(BATCHES, batch_size=None), 120)]
+    )
+    def test_the_subset_is_chosen_among_those_read(self, loader, n_read):
+        samples = read_loader(loader, lambda n: 20, stream_limit=90)
+        assert (samples.n_training, samples.is_stratified) == (n_read, True)
+        assert torch.equal(samples.rows, stratified_rows(n_read, 20, 0, Y[:n_read]))
         assert equal(samples, samples.rows)
 
 

@@ -359,22 +359,21 @@ def test_padding_is_no_augmentation():
     assert not read(dataset, looks_for_augmentation=True, collate_fn=collate).is_random
 
 
-class TestTensorsInMemory:
-    def test_are_indexed_here_and_copied(self, monkeypatch):
-        monkeypatch.setattr("bu_torch.samples.readings.with_batches", None)
-        x, y = X.clone().requires_grad_(), Y.clone()
-        dataset, rows = TensorDataset(x, y), torch.arange(59, -1, -1)
-        for one in (dataset, Subset(Subset(dataset, range(60)), rows), Subset(dataset, rows.tolist())):
-            for transform in (None, lambda batch: [part.detach().add_(1) for part in batch]):
-                samples = read(one, transform=transform)
-                changed = 0 if transform is None else 1
-                expected = (X, Y) if one is dataset else (X[rows], Y[rows])
-                assert torch.equal(samples.inputs, expected[0] + changed)
-                assert torch.equal(samples.labels, expected[1] + changed)
-                samples.inputs.zero_()
-                samples.labels.zero_()
-        assert torch.equal(x, X)
-        assert torch.equal(y, Y)
+def test_tensors_in_memory_are_indexed_here_and_copied(monkeypatch):
+    monkeypatch.setattr("bu_torch.samples.readings.with_batches", None)
+    x, y = X.clone().requires_grad_(), Y.clone()
+    dataset, rows = TensorDataset(x, y), torch.arange(59, -1, -1)
+    for one in (dataset, Subset(Subset(dataset, range(60)), rows), Subset(dataset, rows.tolist())):
+        for transform in (None, lambda batch: [part.detach().add_(1) for part in batch]):
+            samples = read(one, transform=transform)
+            changed = 0 if transform is None else 1
+            expected = (X, Y) if one is dataset else (X[rows], Y[rows])
+            assert torch.equal(samples.inputs, expected[0] + changed)
+            assert torch.equal(samples.labels, expected[1] + changed)
+            samples.inputs.zero_()
+            samples.labels.zero_()
+    assert torch.equal(x, X)
+    assert torch.equal(y, Y)
 
 
 @pytest.mark.parametrize("start", ["in a worker", "from a copy"])
