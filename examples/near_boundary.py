@@ -27,7 +27,7 @@ from bu_torch import BisectionAnchorUncertainty
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-from bu_torch.papers.anchor_formulas import class_uncertainty
+from bu_torch.papers.anchors import class_uncertainty
 
 FOLDER = Path(__file__).parent
 TABLES = FOLDER.parent / "benchmarks" / "data"

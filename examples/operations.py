@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bu_torch import BisectionAnchorUncertainty, ParzenUncertainty
-from bu_torch.papers import bandwidth, bisection
+from bu_torch.papers import bisection
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -87,9 +87,6 @@ class Count(TorchDispatchMode):
         for kind in ("additions", "multiplications"):
             self.of[kind] += len(queries) * base.numel()
 
-    def sorted(self, values: Tensor) -> None:
-        self.of["comparisons"] += _comparisons(values)
-
 
 def _comparisons(values: Tensor) -> int:
     """Of a sort of the rows."""
@@ -104,9 +101,7 @@ def operations(fitted: Any, model: Callable) -> Counter[str]:
     """What one score costs."""
     count = Count()
     search = mock.patch.object(bisection, "nearest", count.outside(bisection.nearest, count.searched))
-    # On a CPU rows are sorted by NumPy.
-    sort = mock.patch.object(bandwidth, "sort_rows", count.outside(bandwidth.sort_rows, count.sorted))
-    with search, sort, count:
+    with search, count:
         fitted.score(count.outside(model, count.classified))
     return count.of
 

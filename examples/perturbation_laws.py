@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from bu_torch import BoundaryUncertainty, ParzenUncertainty
 from bu_torch.functional.boundary import top_pairs
-from bu_torch.functional.groups import sum_by_group
+from bu_torch.functional.weights import sum_by_group
 from bu_torch.papers.parzen import index_pairs, pair_terms
 
 matplotlib.use("Agg")

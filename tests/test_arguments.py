@@ -29,8 +29,7 @@ SETTINGS = {name: wrong for name, wrong in MEASURED.items() if name != "n_compon
     "budget": ("be one of 'auto', None", 0, 0.3, -1.0, "much", NAN, True),
 }
 REFUSED = {
-    bu_torch.NeighborGraph: NEIGHBORS
-    | {"backend": ("be one of 'auto', 'faiss', 'torch'", "annoy"), "exact": ("be one of True, False, None", "no")},
+    bu_torch.NeighborGraph: NEIGHBORS | {"exact": ("be one of True, False, None", "no")},
     bu_torch.BoundaryUncertainty: MEASURED,
     bu_torch.Signals: MEASURED,
     bu_torch.FeatureSpace: SPACE | SEED,
@@ -42,12 +41,7 @@ REFUSED = {
         "alpha": ("", 1.0, -0.1, NAN, "0.1"),
         "n_neighbors": SIZE,
     },
-    bu_torch.LabelVotes: {"decays": ("hold at least one number, all >= 0", (), (1.0, -1.0), (NAN,))},
-    bu_torch.LabelRegression: {
-        "penalties": ("hold at least one number, all finite and >= 1e-08", (), (1, 1e-9)),
-        **dict.fromkeys(("n_landmarks", "max_samples"), SIZE),
-        **SEED,
-    },
+    bu_torch.LabelRegression: dict.fromkeys(("n_landmarks", "max_samples"), SIZE) | SEED,
     bu_torch.BisectionAnchorUncertainty: {
         "prior_correction": ("be True or False", "no"),
         "max_size": ("be an integer >= 8", 7),

@@ -29,7 +29,7 @@ TAKING = {
         partial(evaluation.generalization_interval, X, Y > 0, method="yang", n_bootstrap=5),
         torch.tensor,
     ),
-    "select_alpha": (partial(evaluation.select_alpha, X, Y, (Y + 1) % 3, alphas=[0.0]), lambda made: made.precisions),
+    "select_alpha": (partial(evaluation.select_alpha, X, Y, (Y + 1) % 3), lambda made: made.precisions),
 }
 
 

@@ -1,6 +1,5 @@
 """Class probabilities from the training labels: votes of the nearest samples, a kernel regression, their mixture."""
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -23,32 +22,30 @@ from bu_torch.functional.probabilities import (
 )
 from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, check_fitted, check_integer, check_seed
 from bu_torch.internal.printing import advance
-from bu_torch.neighbors.k_means import lloyd
+from bu_torch.neighbors.graph import lloyd
 from bu_torch.samples.balance import stratified_rows, weights_of
 from bu_torch.samples.samples import copies
 from bu_torch.space.features import common_standardization, standardize
 
+DECAYS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)  # of the votes, to choose from
+_PENALTIES = (30, 10, 3, 1, 0.3, 0.1, 3e-2, 1e-2, 3e-3, 1e-3)  # in units of the kernel's mean diagonal
 _MOST_VOTES = 100_000  # samples to choose the decay by
 _BLOCK_ELEMENTS = 2**18  # kernel entries at once: 2 MB, which fit into a processor's cache
-_LEAST_PENALTY = 1e-8  # with a smaller one, leave-one-out predictions are lost in rounding
 _LLOYD_STEPS = 4  # more gain nothing when K-means places landmarks
 
 
 class LabelVotes:
     """Class probabilities at each training sample: fit once on labels and neighbours, then score many classifiers.
 
-    The m-th nearest sample of a cluster votes for its label with weight m^-decay. The decay is the one whose votes
-    predict left-out labels best (smallest Brier score): small if labels are noisy or classes overlap, large if classes
-    are finely shaped but well separated. Above 100,000 samples, a stratified subset of that size chooses. This estimate
-    is this project's own.
+    The m-th nearest sample of a cluster votes for its label with weight m^-decay. The decay, 0 to 3, is the one whose
+    votes predict left-out labels best (smallest Brier score): small if labels are noisy or classes overlap, large if
+    classes are finely shaped but well separated. Above 100,000 samples, a stratified subset of that size chooses. This
+    estimate is this project's own.
 
     Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
-    Args:
-        decays: The decays to choose from, at least one, each >= 0; the first of equally good ones is taken.
-
     Attributes:
-        decay_: The chosen decay.
+        decay_: The chosen decay, the first of equally good ones.
         votes: Class probabilities with the sample's own vote, shape (N, J), float32; J is the largest label + 1.
         left_out: Class probabilities without the sample's own vote, shape (N, J), float32.
         skill_: Skill of `left_out`: 1 minus its Brier score over that of as many labels drawn at random. 1 is certain
@@ -60,11 +57,6 @@ class LabelVotes:
         0.75
     """
 
-    def __init__(self, decays: Sequence[float] = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)) -> None:
-        if len(decays) == 0 or not all(decay >= 0 for decay in decays):
-            raise ValueError(f"`decays` must hold at least one number, all >= 0, got {decays!r}.")
-        self.decays = tuple(decays)
-
     def fit(self, labels: Any, neighbors: Tensor, sample_weight: Any = None) -> Self:
         """Choose the decay and count the votes.
 
@@ -73,8 +65,8 @@ class LabelVotes:
         """
         labels = as_labels(labels, neighbors.shape[0]).to(neighbors.device)
         self._weights = weights = weights_of(labels, None, sample_weight)
-        decays: Sequence[float] = self.decays
-        if len(labels) > _MOST_VOTES and len(decays) > 1:
+        decays: Sequence[float] = DECAYS
+        if len(labels) > _MOST_VOTES:
             rows = stratified_rows(len(labels), _MOST_VOTES, 0, labels).to(labels.device)
             voters, n_classes = neighbors[rows, 1:].long(), int(labels.max()) + 1
             of_rows = ((decay, count_votes(labels, voters, decay, n_classes, weights)) for decay in decays)
@@ -103,22 +95,36 @@ class LabelVotes:
         return functional.expected_accuracy(self.votes, predictions.to(self.votes.device), weights=self._weights)
 
 
+class HeldOutPredictions(NamedTuple):
+    """Class probabilities (n, C) of samples, from others alone, with the labels (n,) and weights (n,) to judge them."""
+
+    votes: Tensor
+    regression: Tensor
+    labels: Tensor
+    weights: Tensor | None
+    skills: tuple[float, float]  # of votes and regression
+
+
+def skill_of(probabilities: Tensor, labels: Tensor, weights: Tensor | None) -> float:
+    """Brier skill score of class probabilities (n, C) for labels (n,): 1 is certain, 0 chance."""
+    return skill(float(brier_score(probabilities, labels, weights=weights)), shares_of(labels, weights))
+
+
 class LabelRegression:
     """Class probabilities by ridge regression of one-hot labels with the kernel of a wide ReLU network.
 
     Regression with a neural tangent kernel is what an infinitely wide network learns, and does well on small tables
     (Arora et al. 2020). It sees shapes that the nearest neighbours do not: a plane through many features, or a rule of
-    a few. The penalty is the one that predicts left-out labels best (smallest Brier score, leave-one-out in closed
-    form). Points are centred and divided by their root mean square, so shift, scale and rotation do not matter. Of more
-    than `n_landmarks` samples, centres of K-means span the solution (Nystroem; Zhang, Tsang, Kwok 2008), which is
+    a few. The penalty, 0.001 to 30 times the kernel's mean diagonal, is the one that predicts left-out labels best
+    (smallest Brier score, leave-one-out in closed form); penalties are tried from the largest on, until the next one is
+    no better. Points are centred and divided by their root mean square, so shift, scale and rotation do not matter. Of
+    more than `n_landmarks` samples, centres of K-means span the solution (Nystroem; Zhang, Tsang, Kwok 2008), which is
     fitted to all samples, or to `max_samples` random ones, with the share of each class kept.
 
     Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
     Args:
         n_landmarks: The largest number of points that span the solution, >= 1; time grows with its cube.
-        penalties: The penalties to choose from, each >= 1e-8, in units of the kernel's mean diagonal; they are tried
-            from the largest on, until the next one is no better.
         max_samples: The largest number of samples to fit to, >= 1.
         seed: Seed of the random choices, 0 <= seed < 2**64.
 
@@ -137,19 +143,8 @@ class LabelRegression:
         tensor([0, 1])
     """
 
-    def __init__(
-        self,
-        n_landmarks: int = 500,
-        penalties: Sequence[float] = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1, 3, 10, 30),
-        max_samples: int = 10_000,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, n_landmarks: int = 500, max_samples: int = 10_000, seed: int = 0) -> None:
         self.n_landmarks = check_integer("n_landmarks", n_landmarks, 1)
-        if len(penalties) == 0 or not all(_LEAST_PENALTY <= penalty < math.inf for penalty in penalties):
-            raise ValueError(
-                f"`penalties` must hold at least one number, all finite and >= {_LEAST_PENALTY}, got {penalties!r}."
-            )
-        self.penalties = tuple(penalties)
         self.max_samples = check_integer("max_samples", max_samples, 1)
         self.seed = check_seed(seed)
 
@@ -179,12 +174,11 @@ class LabelRegression:
         targets = torch.nn.functional.one_hot(labels, n_classes).double() - self._shares
         targets = targets if root is None else targets * root
         basis, eigenvalues, projection = self._orthogonal_basis(points, root)
-        penalties = sorted(self.penalties, reverse=True)
-        left_out = left_out_predictions(basis, eigenvalues, targets, penalties)
+        left_out = left_out_predictions(basis, eigenvalues, targets, _PENALTIES)
         if root is not None:
             left_out = (predicted / root for predicted in left_out)
         probabilities = (as_probabilities(predicted + self._shares) for predicted in left_out)
-        candidates = zip(penalties, probabilities, strict=True)
+        candidates = zip(_PENALTIES, probabilities, strict=True)
         brier_score, self.penalty_, self.left_out = best_candidate(candidates, labels, weights, ends_early=True)
         self._projection, self._shrinkage = projection, 1 / (eigenvalues + self.penalty_)  # (L, L) and (L,)
         self._weights = projection * self._shrinkage @ (basis.T @ targets)  # (L, J)
@@ -224,13 +218,18 @@ class LabelRegression:
             block.copy_(as_probabilities(changed + self._shares))
         return probabilities
 
+    def held_out(self, votes: LabelVotes, labels: Tensor, weights: Tensor | None) -> HeldOutPredictions:
+        """Left-out predictions of votes and of this regression, given labels (N,) and weights (N,) of all samples."""
+        rows = self.rows_
+        given = None if weights is None else weights[rows]
+        return HeldOutPredictions(votes.left_out[rows], self.left_out, labels[rows], given, (votes.skill_, self.skill_))
+
     def _orthogonal_basis(self, points: Tensor, root: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Coordinates B (S, L) of points, times `root` (S, 1), so that B'B = diag(e); e (L,); P (L, L)."""
         kernel = tangent_kernel(self._landmarks, self._landmarks)
         factor = landmark_factor(kernel).T * kernel.diagonal().mean()
-        basis = torch.empty(len(points), len(factor), dtype=factor.dtype, device=factor.device)
-        for block, of_block in zip(self._blocks(basis), self._kernel_blocks(points), strict=True):
-            block.copy_(torch.linalg.solve_triangular(factor, of_block, upper=True, left=False))
+        kernels = self._kernel_blocks(points)
+        basis = torch.cat([torch.linalg.solve_triangular(factor, one, upper=True, left=False) for one in kernels])
         if root is not None:
             basis *= root
         squared_lengths, rotation = torch.linalg.eigh(basis.T @ basis)
@@ -249,20 +248,6 @@ class LabelRegression:
         return rows.split(max(1, _BLOCK_ELEMENTS // max(self._landmarks.shape)))
 
 
-class HeldOutPredictions(NamedTuple):
-    """Class probabilities (n, C) of samples, from others alone, with the labels (n,) and weights (n,) to judge them."""
-
-    votes: Tensor
-    regression: Tensor
-    labels: Tensor
-    weights: Tensor | None
-
-    def skill(self, probabilities: Tensor) -> float:
-        """Brier skill score of one of them: 1 is certain, 0 chance."""
-        score = float(brier_score(probabilities, self.labels, weights=self.weights))
-        return skill(score, shares_of(self.labels, self.weights))
-
-
 class LabelProbabilities:
     """Class probabilities at perturbed samples: fit once on the training labels, then score many classifiers.
 
@@ -275,7 +260,6 @@ class LabelProbabilities:
     Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
     Args:
-        votes: Estimator of the votes, fitted in place; None for `LabelVotes()`.
         regression: Estimator of the regression, `LabelRegression` or one with its methods, fitted in place; None for
             `LabelRegression()`.
 
@@ -298,8 +282,8 @@ class LabelProbabilities:
         True
     """
 
-    def __init__(self, votes: LabelVotes | None = None, regression: Any = None) -> None:
-        self.votes = LabelVotes() if votes is None else votes
+    def __init__(self, regression: Any = None) -> None:
+        self.votes = LabelVotes()
         self.regression = LabelRegression() if regression is None else regression
 
     def fit(self, features: Any, labels: Any, neighbors: Tensor, sample_weight: Any = None) -> Self:
@@ -313,19 +297,10 @@ class LabelProbabilities:
         self._weights = weights_of(labels, None, sample_weight)
         self.votes.fit(labels, neighbors, self._weights)
         self.regression.fit(features, labels, self._weights)
-        if isinstance(self.regression, LabelRegression):
-            rows = self.regression.rows_
-            weights = None if self._weights is None else self._weights[rows]
-            honest = HeldOutPredictions(self.votes.left_out[rows], self.regression.left_out, labels[rows], weights)
-            self.skills_ = self.votes.skill_, self.regression.skill_
-        else:
-            honest = self.regression.honest(self.votes, labels, self._weights)
-            self.skills_ = self.votes.skill_, honest.skill(honest.regression)
-            if self.regression.has_votes_in_metric:
-                self.skills_ = honest.skill(honest.votes), self.skills_[1]
-        self.weight_ = float(mixing_weight(honest.votes, honest.regression, honest.labels, weights=honest.weights))
-        mixture = torch.lerp(honest.votes, honest.regression, self.weight_)
-        self.sharpness_ = best_sharpness(mixture, honest.labels, honest.weights)
+        held_out: HeldOutPredictions = self.regression.held_out(self.votes, labels, self._weights)
+        first, second, of_rows, weights, self.skills_ = held_out
+        self.weight_ = float(mixing_weight(first, second, of_rows, weights=weights))
+        self.sharpness_ = best_sharpness(torch.lerp(first, second, self.weight_), of_rows, weights)
         self._fit_copies(as_flat_features(features).to(labels.device), labels, neighbors)
         self._labels = labels
         return self

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from bu_torch.estimators.label_probabilities import HeldOutPredictions, LabelRegression, LabelVotes
+from bu_torch.estimators.label_probabilities import DECAYS, HeldOutPredictions, LabelRegression, LabelVotes, skill_of
 from bu_torch.functional.probabilities import best_candidate, count_votes, mixing_weight
 from bu_torch.functional.weights import mean_and_error
 from bu_torch.internal.printing import uncounted
@@ -32,7 +32,6 @@ _MODULE_BATCH = 64  # as a usual training batch, so that memory suffices
 _FOLDS = 2
 _IN_TRIAL = 1200  # samples
 _VOTERS = 39  # nearest samples, as many as a cluster has by default
-_DECAYS = LabelVotes().decays
 _LANDMARKS = 100  # fewer in the trial than later: time grows with their cube
 _LEAST_UNTAUGHT = 1000  # from this many samples on, they judge better than the halves
 _NEIGHBORS, _REGRESSION = 1.0, 2.0  # standard errors that a gain must exceed
@@ -64,7 +63,7 @@ class MetricTrial:
         order = order[labels.cpu()[order].argsort(stable=True)].to(labels.device)
         fold = torch.empty_like(labels)
         fold[order] = torch.arange(len(labels), device=labels.device) % _FOLDS  # each class is spread over all
-        votes = points.new_zeros(2, len(_DECAYS), len(points), n_classes, dtype=torch.float32)
+        votes = points.new_zeros(2, len(DECAYS), len(points), n_classes, dtype=torch.float32)
         regressions = torch.zeros_like(votes[:, 0])
         for number in range(_FOLDS):
             seen, held = fold != number, fold == number
@@ -73,12 +72,12 @@ class MetricTrial:
             for place, space in enumerate((points, metric.transform(points))):
                 n_voters = min(_VOTERS, int(seen.sum()))
                 voters = torch.cdist(space[held], space[seen]).topk(n_voters, largest=False).indices
-                for column, decay in enumerate(_DECAYS):
+                for column, decay in enumerate(DECAYS):
                     votes[place, column, held] = count_votes(labels[seen], voters, decay, n_classes, own)
                 regression = LabelRegression(_LANDMARKS, seed=seed).fit(space[seen], labels[seen], own)
                 predicted = regression.predict_proba(space[held])
                 regressions[place, held] = torch.nn.functional.pad(predicted, (0, n_classes - predicted.shape[1]))
-        first, second = (best_candidate(zip(_DECAYS, of_space, strict=True), labels, weights)[2] for of_space in votes)
+        first, second = (best_candidate(zip(DECAYS, of_space, strict=True), labels, weights)[2] for of_space in votes)
         return cls(labels, weights, (first, second), (regressions[0], regressions[1]))
 
     @property
@@ -89,8 +88,8 @@ class MetricTrial:
     @property
     def vote_skills(self) -> tuple[float, float]:
         """Skill of the votes in the space and in the metric: 1 is certain, 0 chance."""
-        honest = HeldOutPredictions(*self.votes, self.labels, self.weights)
-        return honest.skill(self.votes[0]), honest.skill(self.votes[1])
+        first, second = (skill_of(votes, self.labels, self.weights) for votes in self.votes)
+        return first, second
 
     @property
     def regression_weight(self) -> float:
@@ -118,12 +117,7 @@ class MetricRegression:
 
     It is used as `LabelRegression` is, on points of the space. Skills and weights, also of the mixture with votes,
     follow from honest predictions: for samples that have not taught the metric if there are 1000 or more, otherwise
-    those of the trial.
-
-    Args:
-        trial: The trial.
-        metric: The fitted metric, if the votes are those of neighbours in it; None to learn it, for the regression.
-        seed: Seed of the random choices.
+    those of the trial. A metric is given if the votes are those of neighbours in it, and learnt otherwise.
     """
 
     def __init__(self, trial: MetricTrial, metric: LabelMetric | None, *, seed: int = 0) -> None:
@@ -172,15 +166,18 @@ class MetricRegression:
             return made(int(self.weight_))
         return torch.lerp(made(0), made(1), self.weight_)
 
-    def honest(self, votes: LabelVotes, labels: Tensor, weights: Tensor | None) -> HeldOutPredictions:
+    def held_out(self, votes: LabelVotes, labels: Tensor, weights: Tensor | None) -> HeldOutPredictions:
         """Predictions of votes and of the mixture for labels that have not taught the metric."""
         if self._untaught is None:
             trial = self.trial
+            of_votes, judged, given = trial.votes[self.has_votes_in_metric], trial.labels, trial.weights
             mixture = torch.lerp(*trial.regressions, self.weight_)
-            return HeldOutPredictions(trial.votes[self.has_votes_in_metric], mixture, trial.labels, trial.weights)
-        rows = self.rows_[self._untaught]
-        of_rows = None if weights is None else weights_of(labels[rows], None, weights[rows])
-        return HeldOutPredictions(votes.left_out[rows], self.left_out[self._untaught], labels[rows], of_rows)
+        else:
+            rows = self.rows_[self._untaught]
+            of_votes, mixture, judged = votes.left_out[rows], self.left_out[self._untaught], labels[rows]
+            given = None if weights is None else weights_of(judged, None, weights[rows])
+        vote_skill = skill_of(of_votes, judged, given) if self.has_votes_in_metric else votes.skill_
+        return HeldOutPredictions(of_votes, mixture, judged, given, (vote_skill, skill_of(mixture, judged, given)))
 
 
 class ChosenSpace(NamedTuple):

@@ -6,15 +6,12 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional.checks import as_logits, check_floating
-from bu_torch.functional.groups import sum_by_group
-from bu_torch.functional.weights import relative_weights
+from bu_torch.functional.weights import relative_weights, sum_by_group
 
 HALF_WIDTH = 0.3  # the kernel ends at this share of the samples
 
 
-def boundary_uncertainty(
-    logits: Tensor, probabilities: Tensor, *, weights: Tensor | None = None, validate_args: bool = True
-) -> Tensor:
+def boundary_uncertainty(logits: Tensor, probabilities: Tensor, *, weights: Tensor | None = None) -> Tensor:
     """Boundary uncertainty U of a classifier: how uncertain the labels are along its decision boundary.
 
     The local uncertainty of Ha et al. (2021), Eq. 37 and 38, is u = 1 - |2p - 1|, for the share p of one of the two
@@ -32,8 +29,6 @@ def boundary_uncertainty(
             (N,) counts as the two classes [0, z].
         probabilities: Probabilities of the labels there, shape (N, C) with 2 <= C <= J, floating point, rows sum to 1.
         weights: Relative frequency of each sample in training, shape (N,), > 0, floating point; None for equal ones.
-        validate_args: Check the values, and scale the weights to a mean of 1, which waits for the device. If False, the
-            weights must have this mean.
 
     Returns:
         Scalar in [0, 1], float64; NaN if any logit is not finite. Samples with equal F share their mean rank.
@@ -57,11 +52,10 @@ def boundary_uncertainty(
         )
     if probabilities.device != logits.device:
         raise ValueError(f"`probabilities` must be on {logits.device}, like `logits`, got {probabilities.device}.")
-    if validate_args:
-        low, high = (float(value) for value in torch.aminmax(probabilities))
-        if not (low >= 0 and high <= 1 + 1e-3):
-            raise ValueError(f"`probabilities` must lie in [0, 1], got values from {low} to {high}.")
-        weights = relative_weights(weights, (len(logits),), logits.device)
+    low, high = (float(value) for value in torch.aminmax(probabilities))
+    if not (low >= 0 and high <= 1 + 1e-3):
+        raise ValueError(f"`probabilities` must lie in [0, 1], got values from {low} to {high}.")
+    weights = relative_weights(weights, (len(logits),), logits.device)
     return uncertainty_along_boundary(logits, local_uncertainty_of(probabilities), boundary_weights(logits, weights))
 
 

@@ -10,12 +10,7 @@ _BLOCK_ELEMENTS = 2**20  # gradients at once take 4 MB
 
 
 def laplace_kernel(distances: Tensor, width: float) -> Tensor:
-    """Laplace kernel exp(-distance / width) of distances of any shape.
-
-    Example:
-        >>> laplace_kernel(torch.tensor([0.0, 2.0]), 2.0)
-        tensor([1.0000, 0.3679])
-    """
+    """Laplace kernel exp(-distance / width) of distances of any shape."""
     return torch.exp(distances / -width)
 
 
@@ -27,15 +22,8 @@ def kernel_ridge(
     The function at a point with the kernel values k (L,) is k @ coefficients (Nystroem). Left-out predictions are those
     of `left_out_predictions`, and their squared error decides.
 
-    Args:
-        kernel: Kernel of N points and L landmarks, (N, L), floating point, 1 at distance 0.
-        own: Kernel of the landmarks, (L, L).
-        targets: Targets (N, J), centred, of the dtype of `kernel`.
-        penalties: The penalties to choose from, each > 0.
-        weights: Weight of each point in the squared error, (N,) with mean 1; None if all count alike.
-
-    Returns:
-        The coefficients, (L, J), of the dtype of `kernel`.
+    Takes the kernel of N points and the landmarks (N, L), 1 at distance 0; the landmarks' `own` (L, L); targets (N, J),
+    centred; and weights of the squared errors, (N,) with mean 1. All are of one dtype but the weights.
     """
     identity = torch.eye(len(own), dtype=torch.float64, device=own.device)
     factor = torch.linalg.cholesky(own.double() + _JITTER * identity)
@@ -65,23 +53,8 @@ def average_gradient_outer_product(
     directions in which the function changes, and gives the metric of recursive feature machines (Radhakrishnan,
     Beaglehole, Pandit, Belkin, Science 2024, Eq. 5).
 
-    Args:
-        points: Points (N, d), floating point.
-        landmarks: Landmarks (L, d).
-        coefficients: Coefficients (L, J).
-        width: Width of the kernel, > 0.
-        weights: Weight of each point, (N,) with mean 1; None if all count alike.
-
-    Returns:
-        Symmetric, positive semi-definite matrix (d, d), of the dtype of the points.
-
-    Example:
-        >>> matrix = average_gradient_outer_product(
-        ...     torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 0.0]]), torch.tensor([[2.0]]), 1.0
-        ... )
-        >>> matrix
-        tensor([[0.5413, 0.0000],
-                [0.0000, 0.0000]])
+    Takes points (N, d), landmarks (L, d), coefficients (L, J) and weights of the points, (N,) with mean 1; gives a
+    symmetric, positive semi-definite matrix (d, d).
     """
     n_features = points.shape[1]
     total = points.new_zeros(n_features, n_features)
@@ -107,11 +80,6 @@ def metric_root(matrix: Tensor) -> Tensor:
     """Root M^(1/2) (d, d), symmetric, of a metric that is scaled to the trace d first; the identity if it is 0.
 
     Distances in the metric are Euclidean distances of points times the root.
-
-    Example:
-        >>> metric_root(torch.tensor([[3.0, 0.0], [0.0, 1.0]])).square()
-        tensor([[1.5000, 0.0000],
-                [0.0000, 0.5000]])
     """
     trace = float(matrix.diagonal().sum())
     if not trace > 0:

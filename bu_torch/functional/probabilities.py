@@ -17,13 +17,7 @@ _SHARPEST, _N_SHARPNESSES, _LEAST_PROBABILITY = 6, 26, 1e-6
 
 
 def as_probabilities(predictions: Tensor) -> Tensor:
-    """Class probabilities from regressed one-hot labels (N, J): negative values become 0, rows sum to 1.
-
-    Example:
-        >>> as_probabilities(torch.tensor([[-0.5, 1.5], [0.5, 1.5]]))
-        tensor([[0.0000, 1.0000],
-                [0.2500, 0.7500]])
-    """
+    """Class probabilities from regressed one-hot labels (N, J): negative values become 0, rows sum to 1."""
     positive = predictions.clamp(min=0)
     return positive / positive.sum(dim=1, keepdim=True)
 

@@ -1,9 +1,11 @@
-"""Sample weights: how often training draws each sample."""
+"""Sample weights: how often training draws each sample; sums that do not depend on the order of the samples."""
 
 import torch
 from torch import Tensor
 
 from bu_torch.functional.checks import check_floating
+
+_MOST_OF_BYTE = 256  # classes
 
 
 def relative_weights(weights: Tensor | None, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
@@ -23,22 +25,6 @@ def relative_weights(weights: Tensor | None, shape: tuple[int, ...], device: tor
     return None if bool((weights == 1).all()) else weights / weights.mean()
 
 
-def cluster_sizes(neighbors: Tensor, weights: Tensor) -> Tensor:
-    """Effective number of members of each cluster (N,), unchecked.
-
-    Kish (1965): (sum of w)^2 / (sum of w^2) members of equal weight give a mean of the same precision.
-    """
-    columns = [members.long() for members in neighbors.unbind(dim=1)]  # one at a time, to save memory
-    largest, total, squares = (torch.zeros_like(weights[columns[0]]) for _ in range(3))
-    for members in columns:
-        largest = torch.maximum(largest, weights[members])
-    for members in columns:
-        relative = weights[members] / largest  # scaled, so that squares do not underflow
-        total += relative
-        squares += relative.square()
-    return total.square() / squares
-
-
 def mean_and_error(values: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
     """Mean of values (N,) as by `mean_of`, and its standard error; unchecked."""
     mean = mean_of(values, weights)
@@ -49,3 +35,23 @@ def mean_and_error(values: Tensor, weights: Tensor | None) -> tuple[Tensor, Tens
 def mean_of(values: Tensor, weights: Tensor | None) -> Tensor:
     """Mean of values (float64), weighted by weights of mean 1; unchecked."""
     return values.mean() if weights is None else (values * weights).mean()
+
+
+def sum_by_group(values: Tensor, group: Tensor, n_groups: int) -> Tensor:
+    """Sum of non-negative `values` (N,) in each group, (n_groups,) float64, the same for every order of the samples.
+
+    Floating-point addition depends on the order, integer addition does not. So values are added as 62-bit fixed-point
+    numbers, whose unit is a power of two for each group.
+    """
+    values = values.double().nan_to_num(nan=0.0)
+    peak = torch.zeros(n_groups, dtype=torch.float64, device=values.device)
+    peak = peak.scatter_reduce(0, group, values, "amax")
+    exponent = torch.frexp(peak * values.shape[0]).exponent
+    unit = torch.exp2((exponent - 62).double().clamp(min=-1000.0))
+    fixed = (values / unit[group]).round().long()
+    return torch.zeros_like(peak, dtype=torch.int64).index_add_(0, group, fixed).double() * unit
+
+
+def dtype_of_labels(n_classes: int) -> torch.dtype:
+    """Narrowest type in which labels can be compared: bytes take half the time."""
+    return torch.uint8 if n_classes <= _MOST_OF_BYTE else torch.int32

@@ -1,8 +1,8 @@
-"""Clusters of samples and their nearest others, and distances from points to groups."""
+"""Clusters of samples and their nearest others, distances from points to groups, and K-means."""
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from bu_torch.functional.checks import check_choice, check_index, check_range
 from bu_torch.internal.inputs import as_flat_features, as_tensor, check_fitted, check_integer, safe_unit
 from bu_torch.internal.printing import advance
-from bu_torch.neighbors.search import Backend, nearest, resolve_backend
+from bu_torch.neighbors.search import nearest
 
 _log = logging.getLogger(__name__)
 _BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, for any N
@@ -25,8 +25,9 @@ class NeighborGraph:
     """The cluster of each sample: the sample itself and its nearest other samples.
 
     Ha et al. (2021), Eq. 26. A sample is left out of its own list by index, never by distance, so duplicates count as
-    neighbours. FAISS proposes candidates in float32; distances are computed in float64, and the search continues until
-    no other sample can be nearer, so the result is exact. Ties are ordered by index, zero distances arbitrarily.
+    neighbours. Candidates are found in float32, by FAISS on the CPU and by torch elsewhere; distances are computed in
+    float64, and the search continues until no other sample can be nearer, so the result is exact. Ties are ordered by
+    index, zero distances arbitrarily.
 
     Beyond 50,000 samples, or N^2 d = 1e12, K-means puts the samples into lists (FAISS's inverted file). Lists are
     compared on a few principal axes if these hold 99 % of the variance of at most 1024 features. The search takes as
@@ -37,14 +38,11 @@ class NeighborGraph:
 
     Args:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
-        backend: `"faiss"` searches on the CPU, `"torch"` on the device of the features; `"auto"` takes FAISS for
-            features on the CPU, elsewhere torch.
         exact: Compare all samples (True) or use lists (False); None decides by size. Accelerators compare all.
 
     Attributes:
         neighbors: Clusters, (N, M) int64: row n is n, then its M - 1 nearest other samples, nearest first.
         nearest_distance: Smallest positive distance to a sample, (N,), dtype of the features; 0 if there is none.
-        backend_: The backend that was used.
         recall_: Share of the true neighbours that were found, a mean over some samples; 1 for an exact search. It may
             be lower for samples that lie apart from the others.
 
@@ -54,9 +52,8 @@ class NeighborGraph:
         ([[0, 1], [1, 0], [2, 1]], [1.0, 1.0, 2.0])
     """
 
-    def __init__(self, n_neighbors: int = 40, backend: Backend = "auto", exact: bool | None = None) -> None:
+    def __init__(self, n_neighbors: int = 40, exact: bool | None = None) -> None:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
-        self.backend = check_choice("backend", backend, get_args(Backend))
         self.exact = check_choice("exact", exact, (True, False, None))
 
     def fit(self, features: Any) -> Self:
@@ -71,14 +68,12 @@ class NeighborGraph:
                 f"`features` must hold at least n_neighbors={self.n_neighbors} samples, got {n_samples}:"
                 " pass a smaller `n_neighbors`."
             )
-        self.backend_ = resolve_backend(self.backend, features.device)
         own = torch.arange(n_samples, device=features.device)
-        found = nearest(features, features, self.n_neighbors - 1, exclude=own, backend=self.backend_, exact=self.exact)
+        found = nearest(features, features, self.n_neighbors - 1, exclude=own, exact=self.exact)
         self.recall_ = found.recall
-        text = "Nearest neighbours of %d samples by %s on %s, recall %.3f."
-        _log.info(text, n_samples, self.backend_, features.device, self.recall_)
+        _log.info("Nearest neighbours of %d samples on %s, recall %.3f.", n_samples, features.device, self.recall_)
         self.neighbors = torch.cat((own.unsqueeze(1), found.rows), dim=1)
-        self.nearest_distance = first_positive(features, found.distances, self.backend_).to(features.dtype)
+        self.nearest_distance = first_positive(features, found.distances).to(features.dtype)
         return self
 
     def take(self, features: Tensor, neighbors: Any) -> Self:
@@ -127,7 +122,7 @@ def distance_among(points: Tensor, neighbors: Tensor) -> Tensor:
     return first_positive(points, torch.cat([(block[:, 1:] - block[:, :1]).norm(dim=2) for block in blocks]))
 
 
-def first_positive(features: Tensor, distances: Tensor, backend: str = "auto") -> Tensor:
+def first_positive(features: Tensor, distances: Tensor) -> Tensor:
     """Distance to the nearest sample at a positive distance (N,), 0 if there is none.
 
     If all neighbours found are duplicates, the search goes on among the distinct samples.
@@ -140,7 +135,7 @@ def first_positive(features: Tensor, distances: Tensor, backend: str = "auto") -
     if distinct.shape[0] == 1:
         return torch.zeros_like(positive)
     own = row[left].unique()
-    found = nearest(distinct, distinct[own], 1, exclude=own, backend=backend, exact=None)
+    found = nearest(distinct, distinct[own], 1, exclude=own, exact=None)
     of_distinct = torch.zeros(distinct.shape[0], dtype=torch.float64, device=features.device)
     of_distinct[own] = found.distances[:, 0]
     positive[left] = of_distinct[row[left]]
@@ -217,3 +212,31 @@ def _least_squares(
             torch.minimum(found[group], part.amin(dim=0), out=found[group])
         first += len(members)
     return found
+
+
+def lloyd(points: Tensor, centers: Tensor, n_steps: int) -> tuple[Tensor, float]:
+    """Move centres (K, d) to the means of the points (N, d) that are nearest to them, `n_steps` times; both float32.
+
+    Returns the centres, and the sum of squared distances to the nearest centre before the last step. FAISS works on the
+    CPU, torch on an accelerator: there a centre without points moves to one that is far from its centre, and sums are
+    matrix products in float64, so the result is the same in each run.
+    """
+    if points.device.type == "cpu":
+        import faiss
+
+        options = {"min_points_per_centroid": 1, "max_points_per_centroid": len(points)}  # FAISS warns of fewer
+        k_means = faiss.Kmeans(points.shape[1], len(centers), niter=n_steps, **options)
+        k_means.train(points.numpy(), init_centroids=centers.numpy())
+        return torch.from_numpy(k_means.centroids), float(k_means.obj[-1])  # type: ignore[index]
+    numbers = torch.arange(len(centers), device=points.device)
+    for _ in range(n_steps):
+        # A matrix product would lose small distances.
+        distances = torch.cdist(points, centers, compute_mode="donot_use_mm_for_euclid_dist")
+        squared, nearest_centre = distances.double().square_().min(dim=1)
+        is_member = (nearest_centre.unsqueeze(1) == numbers).double()
+        counts = is_member.sum(dim=0).unsqueeze(1)
+        is_empty = counts == 0
+        far = points[squared.topk(len(centers)).indices[(is_empty.squeeze(1).cumsum(0) - 1).clamp(min=0)]]
+        means = is_member.T @ points.double() / counts.clamp(min=1)
+        centers = torch.where(is_empty, far, means.to(centers))
+    return centers, float(squared.sum())

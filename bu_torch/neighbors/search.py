@@ -6,7 +6,7 @@ Above a certain size, some lists of an inverted file are searched instead of all
 import logging
 from collections.abc import Callable
 from functools import cache
-from typing import Literal, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from bu_torch.internal.printing import advance
 from bu_torch.neighbors.inverted import InvertedFile, few_axes
 
 _log = logging.getLogger(__name__)
-Backend = Literal["auto", "faiss", "torch"]
 _Search = Callable[[Tensor, int], tuple[Tensor, Tensor]]  # queries (q, d), k -> squared distances, rows (q, k), float32
 
 _BLOCK_ELEMENTS = 2**22  # entries of one temporary block
@@ -32,13 +31,6 @@ _LEAST_SCALE = 1e-30  # below this, scaling in float32 is not safe
 _SAMPLED = 256  # queries on which a recall is measured
 _NEAR = (1 / 64, 1 / 16, 1 / 4)  # the queries, nearest first, are cut at these shares; each part has its own recall
 _FARTHEST = 1e15  # in units of the base: farther out, float32 squares do not tell rows apart
-
-
-def resolve_backend(backend: str, device: torch.device) -> str:
-    """The backend that `"auto"` stands for on `device`."""
-    if backend != "auto":
-        return backend
-    return "faiss" if device.type == "cpu" else "torch"
 
 
 def is_large(n_base: int, n_features: int, n_queries: int) -> bool:
@@ -60,7 +52,6 @@ def nearest(
     k: int,
     *,
     exclude: Tensor | None = None,
-    backend: str = "auto",
     exact: bool | None = True,
     tolerance: float | None = None,
 ) -> Neighbors:
@@ -77,12 +68,11 @@ def nearest(
         k: Neighbours of each query, 1 <= k <= B.
         exclude: Row of `base` that each query must not find (itself), -1 for none, shape (Q,), or None. If fewer than k
             rows are left, the last distances are inf.
-        backend: As in `NeighborGraph`.
-        exact: False lets the `"faiss"` backend miss some neighbours; None does so if B x Q or B x Q x d is large.
+        exact: False lets the search on a CPU miss some neighbours; None does so if B x Q or B x Q x d is large.
         tolerance: In an inexact search, a row counts as found if it is at most (1 + tolerance) times as far as the true
             one; None asks for the true rows.
     """
-    backend = resolve_backend(backend, base.device)
+    is_on_cpu = base.device.type == "cpu"
     if exact is None:
         n_base, n_features = base.shape
         exact = n_base * len(queries) <= _EXACT_PAIRS and not is_large(n_base, n_features, len(queries))
@@ -94,11 +84,11 @@ def nearest(
     distances = torch.full((queries.shape[0], k), torch.inf, dtype=torch.float64, device=base.device)
     rows = torch.empty(queries.shape[0], k, dtype=torch.int64, device=base.device)
     recall = 1.0
-    if backend == "faiss" and not exact and len(queries):
+    if is_on_cpu and not exact and len(queries):
         recall = _answer_from_lists(question, base32, distances, rows)
     unsettled = distances[:, -1].isinf().nonzero().flatten()
     if unsettled.numel():
-        search = _SEARCHES[backend](base32)
+        search = (_faiss_search if is_on_cpu else _torch_search)(base32)
     n_candidates, is_first = question.n_candidates, True
     while unsettled.numel():
         # One mask for all blocks: a small tensor for each would fragment the heap between the large ones.
@@ -297,6 +287,3 @@ def _torch_search(base32: Tensor) -> _Search:
         return torch.cat([block.values for block in found]).square_(), torch.cat([block.indices for block in found])
 
     return search
-
-
-_SEARCHES = {"faiss": _faiss_search, "torch": _torch_search}

@@ -113,15 +113,7 @@ def generalization_interval(
 
 
 def network_interval(
-    model: nn.Module,
-    inputs: Any,
-    labels: Any,
-    *,
-    n_components: int | None = 5,
-    method: Method = "cud",
-    confidence: float = 0.95,
-    n_bootstrap: int = 500,
-    seed: int = 0,
+    model: nn.Module, inputs: Any, labels: Any, *, n_components: int | None = 5, **options: Any
 ) -> Interval:
     """Confidence set for the error rate of a network whose last linear layer is refitted to these samples.
 
@@ -135,10 +127,7 @@ def network_interval(
         inputs: Inputs of the network, shape (n, ...), tensor or array of numbers, finite.
         labels: Classes, shape (n,), 0 or 1.
         n_components: Principal components, >= 1, fewer if the samples have no more; None for the features themselves.
-        method: As in `generalization_interval`, as are the arguments below.
-        confidence: Level of the interval, 0 < confidence < 1.
-        n_bootstrap: Bootstrap draws, >= 1.
-        seed: Seed of the draws, 0 <= seed < 2**64.
+        **options: As in `generalization_interval`: `method`, `confidence`, `n_bootstrap`, `n_tested` and `seed`.
 
     Returns:
         center, lower and upper as floats, not clipped to [0, 1].
@@ -159,9 +148,7 @@ def network_interval(
         mean, components = principal_components(features, min(n_components, *features.shape), exact=True)
         features = (features - mean) @ components.T
     columns = torch.cat((features.new_ones(len(features), 1), features), dim=1)
-    return generalization_interval(
-        columns, labels, method=method, confidence=confidence, n_bootstrap=n_bootstrap, seed=seed
-    )
+    return generalization_interval(columns, labels, **options)
 
 
 def cud_supremum(features: Any, labels: Any, counts: Any) -> float:

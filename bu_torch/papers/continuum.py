@@ -39,15 +39,13 @@ def data_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
     """Expected share of wrong class labels, with c(z) for c(y); Mevik (2003), Eq. 18, with z for the y of Eq. 17.
 
     Args:
-        z: Measurements, shape (n,), real, finite.
-        edges: Inner class boundaries, shape (C - 1,), increasing, may be infinite.
-        sigma_delta: Standard deviation of the measurement error, >= 0, in units of z.
+        z: As in `adjusted_error_count`, as are `edges` and `sigma_delta`.
 
     Returns:
         Scalar in [0, 1], float64, on the device of z.
 
     Raises:
-        TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
+        TypeError, ValueError: As `adjusted_error_count`.
     """
     cut = _Cut(z, edges, ("sigma_delta", sigma_delta))
     return cut.at_predicted(cut.outside()).mean()
@@ -57,15 +55,13 @@ def data_squared_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
     """Expected squared distance from y to the interval of its label c(z); Mevik (2003), Eq. 22, z for the y of Eq. 21.
 
     Args:
-        z: Measurements, shape (n,), real, finite.
-        edges: Inner class boundaries, shape (C - 1,), increasing, may be infinite.
-        sigma_delta: Standard deviation of the measurement error, >= 0, in units of z.
+        z: As in `adjusted_error_count`, as are `edges` and `sigma_delta`.
 
     Returns:
         Scalar >= 0 in squared units of z, float64, on the device of z.
 
     Raises:
-        TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
+        TypeError, ValueError: As `adjusted_error_count`.
     """
     cut = _Cut(z, edges, ("sigma_delta", sigma_delta))
     probability = cut.inside()
@@ -77,15 +73,13 @@ def error_count(predictions: Any, z: Any, edges: Any) -> Tensor:
     """Apparent error count: share of predictions other than the class label c(z); Mevik (2003), Eq. 23.
 
     Args:
-        predictions: Predicted classes, shape (n,), integers in [0, C).
-        z: Measurements, shape (n,), real, finite.
-        edges: Inner class boundaries, shape (C - 1,), increasing, may be infinite.
+        predictions: As in `adjusted_error_count`, as are `z` and `edges`.
 
     Returns:
         Scalar in [0, 1], float64, on the device of z.
 
     Raises:
-        TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
+        TypeError, ValueError: As `adjusted_error_count`.
     """
     cut = _Cut(z, edges, predictions=predictions)
     return (cut.predicted != cut.own).double().mean()
@@ -143,16 +137,14 @@ def error_rate(predictions: Any, z: Any, edges: Any, sigma_epsilon: Any) -> Tens
     Mevik (2003), Eq. 26. In the paper's simulation it is biased upwards and varies less than the error counts.
 
     Args:
-        predictions: Predicted classes, shape (n,), integers in [0, C).
-        z: Measurements, shape (n,), real, finite.
-        edges: Inner class boundaries, shape (C - 1,), increasing, may be infinite.
+        predictions: As in `adjusted_error_count`, as are `z` and `edges`.
         sigma_epsilon: Standard deviation of y given x, >= 0, in units of z; 0 gives `error_count`.
 
     Returns:
         Scalar in [0, 1], float64, on the device of z.
 
     Raises:
-        TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
+        TypeError, ValueError: As `adjusted_error_count`.
 
     Example:
         >>> error_rate(torch.tensor([0]), torch.tensor([0.0]), torch.tensor([1.0]), sigma_epsilon=1.0)
@@ -166,15 +158,14 @@ def minimal_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
     """Lowest error rate of any classifier, as if z were f(x); Mevik (2003), Eq. 27.
 
     Args:
-        z: Measurements, shape (n,), real, finite. With f(x) in their place this is Eq. 7.
-        edges: Inner class boundaries, shape (C - 1,), increasing, may be infinite.
+        z: As in `adjusted_error_count`, as is `edges`. With f(x) in its place this is Eq. 7.
         sigma_epsilon: Standard deviation of y given x, >= 0, in units of z.
 
     Returns:
         Scalar in [0, 1), float64, on the device of z.
 
     Raises:
-        TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
+        TypeError, ValueError: As `adjusted_error_count`.
     """
     return _Cut(z, edges, ("sigma_epsilon", sigma_epsilon)).outside().amin(dim=1).mean()
 
@@ -183,15 +174,13 @@ def squared_error_count(predictions: Any, z: Any, edges: Any) -> Tensor:
     """Apparent mean squared distance from z to the interval of the predicted class; Mevik (2003), Eq. 28 with Eq. 8.
 
     Args:
-        predictions: Predicted classes, shape (n,), integers in [0, C).
-        z: Measurements, shape (n,), real, finite.
-        edges: Inner class boundaries, shape (C - 1,), increasing, may be infinite.
+        predictions: As in `adjusted_error_count`, as are `z` and `edges`.
 
     Returns:
         Scalar >= 0 in squared units of z, float64, on the device of z.
 
     Raises:
-        TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
+        TypeError, ValueError: As `adjusted_error_count`.
     """
     cut = _Cut(z, edges, predictions=predictions)
     return cut.at_predicted(cut.penalties()).mean()
@@ -204,16 +193,13 @@ def adjusted_squared_error_count(predictions: Any, z: Any, edges: Any, sigma_del
     whose few errors all lie nearer to an edge than sigma_delta.
 
     Args:
-        predictions: Predicted classes, shape (n,), integers in [0, C).
-        z: Measurements, shape (n,), real, finite.
-        edges: Inner class boundaries, shape (C - 1,), increasing, may be infinite.
-        sigma_delta: Standard deviation of the measurement error, >= 0, in units of z; 0 gives `squared_error_count`.
+        predictions: As in `adjusted_error_count`, as are `z`, `edges` and `sigma_delta`; 0 gives `squared_error_count`.
 
     Returns:
         Scalar >= -sigma_delta^2 in squared units of z, float64, on the device of z.
 
     Raises:
-        TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
+        TypeError, ValueError: As `adjusted_error_count`.
     """
     sigma = number("sigma_delta", sigma_delta)
     return squared_error_count(predictions, z, edges) - sigma**2 * error_count(predictions, z, edges)
@@ -225,16 +211,14 @@ def squared_error_rate(predictions: Any, z: Any, edges: Any, sigma_epsilon: Any)
     Mevik (2003), Eq. 30 and 31. (Eq. 11 prints the class c of y where it means the predicted class j.)
 
     Args:
-        predictions: Predicted classes, shape (n,), integers in [0, C).
-        z: Measurements, shape (n,), real, finite.
-        edges: Inner class boundaries, shape (C - 1,), increasing, may be infinite.
+        predictions: As in `adjusted_error_count`, as are `z` and `edges`.
         sigma_epsilon: Standard deviation of y given x, >= 0, in units of z; 0 gives `squared_error_count`.
 
     Returns:
         Scalar >= 0 in squared units of z, float64, on the device of z.
 
     Raises:
-        TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
+        TypeError, ValueError: As `adjusted_error_count`.
     """
     cut = _Cut(z, edges, ("sigma_epsilon", sigma_epsilon), predictions)
     return cut.at_predicted(cut.expected_penalties()).mean()
@@ -244,15 +228,14 @@ def minimal_squared_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor
     """Lowest squared error rate of any classifier, as if z were f(x); Mevik (2003), Eq. 32.
 
     Args:
-        z: Measurements, shape (n,), real, finite. With f(x) in their place this is Eq. 12.
-        edges: Inner class boundaries, shape (C - 1,), increasing, may be infinite.
+        z: As in `adjusted_error_count`, as is `edges`. With f(x) in its place this is Eq. 12.
         sigma_epsilon: Standard deviation of y given x, >= 0, in units of z.
 
     Returns:
         Scalar >= 0 in squared units of z, float64, on the device of z.
 
     Raises:
-        TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
+        TypeError, ValueError: As `adjusted_error_count`.
     """
     return _Cut(z, edges, ("sigma_epsilon", sigma_epsilon)).expected_penalties().amin(dim=1).mean()
 

@@ -13,8 +13,16 @@ from bu_torch.internal.inputs import check_fitted, check_integer
 from bu_torch.internal.logits import as_taken, check_callable
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.neighbors.graph import NeighborGraph
-from bu_torch.papers.anchor_formulas import GAPS, MEASURES, Gap, Measure, anchor_uncertainty, near_boundary_ness
-from bu_torch.papers.anchors import AnchorEstimator, Anchors
+from bu_torch.papers.anchors import (
+    GAPS,
+    MEASURES,
+    AnchorEstimator,
+    Anchors,
+    Gap,
+    Measure,
+    anchor_uncertainty,
+    near_boundary_ness,
+)
 from bu_torch.papers.bandwidth import BANDWIDTHS, Bandwidth
 
 _BATCH = 4096
@@ -50,7 +58,6 @@ class GradientAnchorUncertainty(AnchorEstimator):
         measure: Local uncertainty, `"triangle"` or `"entropy"` (scaled to [0, 1]).
         gap: Distance of a neighbour from the boundary: `"own"`, the gap between its own two largest logits, as in the
             thesis, or `"pair"`, that of the anchor's two classes. They differ if there are more than two.
-        n_halvings: Bisections from a sample to its anchor, >= 1.
 
     Attributes:
         inputs: The samples, (N, ...).
@@ -75,13 +82,11 @@ class GradientAnchorUncertainty(AnchorEstimator):
         measure: Measure = "triangle",
         *,
         gap: Gap = "own",
-        n_halvings: int = 30,
     ) -> None:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
         self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)
         self.measure = check_choice("measure", measure, MEASURES)
         self.gap = check_choice("gap", gap, GAPS)
-        self.n_halvings = check_integer("n_halvings", n_halvings, 1)
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
         """Boundary uncertainty of a classifier; takes models as `BoundaryUncertainty.score` does, and probabilities.

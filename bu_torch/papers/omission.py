@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional.checks import check_draws, check_floating, check_index, check_not_negative, check_range
-from bu_torch.functional.weights import cluster_sizes, mean_of, relative_weights
+from bu_torch.functional.weights import mean_of, relative_weights
 
 
 def omission(
@@ -59,46 +59,34 @@ def omission(
         raise ValueError(f"`significance` must satisfy 0 <= z < sqrt(M) with M = {size}, got {significance}.")
     weights = relative_weights(weights, (n_samples,), shares.device)
     counts = cluster_counts(shares, neighbors, weights)
-    return omission_of_counts(*counts, predictions, neighbors, significance, weights)
+    return omission_of_counts(counts, predictions, neighbors, significance, weights)
 
 
-def cluster_counts(shares: Tensor, neighbors: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Labels of each class in each cluster (N, J), and the two largest counts with their classes (N, 2), unchecked.
+def cluster_counts(shares: Tensor, neighbors: Tensor, weights: Tensor | None) -> Tensor:
+    """Labels of each class in each cluster (N, J), unchecked; with weights they add up to its effective size.
 
-    With weights the counts of a cluster add up to its effective size (`cluster_sizes`).
+    Kish (1965): (sum of w)^2 / (sum of w^2) members of equal weight give a mean of the same precision.
     """
     if weights is None:
-        counts = (shares * neighbors.shape[1]).round()
-    else:
-        sizes = cluster_sizes(neighbors, weights)
-        counts = shares * sizes.to(shares.dtype).unsqueeze(1)
-    return counts, *counts.topk(2, dim=1)
+        return (shares * neighbors.shape[1]).round()
+    members = weights[neighbors.long()]
+    relative = members / members.amax(dim=1, keepdim=True)  # scaled, so that squares do not underflow
+    sizes = relative.sum(dim=1).square() / relative.square().sum(dim=1)
+    return shares * sizes.to(shares.dtype).unsqueeze(1)
 
 
 def omission_of_counts(
-    counts: Tensor,
-    most: Tensor,
-    commonest: Tensor,
-    predictions: Tensor,
-    neighbors: Tensor,
-    significance: float = 2.0,
-    weights: Tensor | None = None,
+    counts: Tensor, predictions: Tensor, neighbors: Tensor, significance: float = 2.0, weights: Tensor | None = None
 ) -> Tensor:
-    """Compute `omission` from the results of `cluster_counts`, unchecked; weights have a mean of 1.
-
-    `neighbors` may hold the clusters of several draws (n * N, M); these draws are then processed together.
-    """
+    """Compute `omission` from the result of `cluster_counts`, unchecked; weights have a mean of 1."""
     n_samples, n_classes = counts.shape
-    if neighbors.dtype not in (torch.int32, torch.int64):
-        neighbors = neighbors.long()
-    is_uniform = []  # the whole cluster is predicted as one class
-    for part in predictions.to(torch.int32).split(len(neighbors)):  # int32 halves the memory traffic
-        members = neighbors[: len(part)]
-        predicted = part.index_select(0, members.reshape(-1)).view(members.shape)
-        is_uniform.append(predicted.amin(dim=1) == predicted.amax(dim=1))  # `aminmax` by row takes three times as long
-    draws = predictions.long().view(-1, n_samples)
-    own = counts.gather(1, draws.clamp(max=n_classes - 1).T).T * (draws < n_classes)
-    other = torch.where(commonest[:, 0] == draws, most[:, 1], most[:, 0])
-    is_wrong = other - own > significance * (other + own).sqrt()
-    is_omitted = (torch.cat(is_uniform).view(draws.shape) & is_wrong).double()
-    return is_omitted.mean(dim=1).mean() if weights is None else mean_of(is_omitted, weights)
+    most, commonest = counts.topk(2, dim=1)
+    members, omitted = neighbors.long(), []
+    for draw in predictions.long().split(n_samples):
+        own = counts.gather(1, draw.clamp(max=n_classes - 1).unsqueeze(1)).squeeze(1) * (draw < n_classes)
+        other = torch.where(commonest[:, 0] == draw, most[:, 1], most[:, 0])
+        is_wrong = other - own > significance * (other + own).sqrt()
+        predicted = draw[members]
+        is_uniform = (predicted == predicted[:, :1]).all(dim=1)
+        omitted.append(mean_of((is_uniform & is_wrong).double(), weights))
+    return torch.stack(omitted).mean()

@@ -11,13 +11,8 @@ from torch import Tensor
 
 from bu_torch.functional.boundary import top_pairs
 from bu_torch.functional.checks import as_logits, check_index, check_not_negative, check_range
-from bu_torch.functional.groups import count_by_group, dtype_of_labels, sum_by_group
-from bu_torch.functional.weights import relative_weights
+from bu_torch.functional.weights import relative_weights, sum_by_group
 from bu_torch.papers.bandwidth import Bandwidth, boundary_kernel
-
-# Entries of one (rows, M) block, for any N: on a CPU its temporaries stay in cache, on a GPU it fills the device.
-_BLOCK_ELEMENTS = {"cpu": 2**17}
-_BLOCK_ELEMENTS_ELSEWHERE = 2**24
 
 
 def parzen_uncertainty(
@@ -30,7 +25,6 @@ def parzen_uncertainty(
     min_weight: float = 1e-6,
     bandwidth: Bandwidth = "silverman",
     weights: Tensor | None = None,
-    validate_args: bool = True,
 ) -> Tensor:
     """Boundary uncertainty U of a classifier: 1 if its decision boundary is the Bayes boundary, 0 at worst.
 
@@ -51,7 +45,6 @@ def parzen_uncertainty(
         bandwidth: `"silverman"` as in the paper (`silverman_bandwidth`) or `"cvml"` (`cvml_bandwidth`).
         weights: Relative frequency of each sample in training, shape (N,), > 0, floating point; None for equal ones.
             They weight cluster members in k, and samples in sums of u and k; the width h depends on the logits alone.
-        validate_args: Check the values of the index tensors, which waits for the device; all else is always checked.
 
     Returns:
         Scalar in [0, 1], float64 for float64 logits and float32 for all others; NaN if any logit is not finite. The
@@ -69,7 +62,7 @@ def parzen_uncertainty(
         tensor(0.9705)
     """
     logits = as_logits(logits)
-    _check_samples(logits, labels, neighbors, bayes_pairs, predicted_pairs, validate_args)
+    _check_samples(logits, labels, neighbors, bayes_pairs, predicted_pairs)
     weights = relative_weights(weights, (logits.shape[0],), logits.device)
     options: dict[str, Any] = {"predicted_pairs": predicted_pairs, "min_weight": min_weight, "bandwidth": bandwidth}
     terms = pair_terms(logits, labels, neighbors, *index_pairs(bayes_pairs), weights=weights, **options)
@@ -85,7 +78,6 @@ def local_uncertainty(
     predicted_pairs: Tensor | None = None,
     bandwidth: Bandwidth = "silverman",
     weights: Tensor | None = None,
-    validate_args: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Local uncertainty u of each sample, and the effective number k of its cluster's members near the boundary.
 
@@ -100,21 +92,19 @@ def local_uncertainty(
         predicted_pairs: Shape (N, 2) or None.
         bandwidth: `"silverman"` or `"cvml"`.
         weights: Shape (N,) or None; k is a sum of weights, scaled to a mean of 1.
-        validate_args: Check the values of the index tensors.
 
     Returns:
         u (N,) in [0, 1], and k (N,) in [0, M] without weights; float64 for float64 logits and float32 for all others. k
-        is NaN for a cluster with a non-finite logit, and 0 if the boundary is over 13 widths away (37 in float64).
+        is NaN for a cluster with a non-finite logit.
 
     Raises:
         TypeError, ValueError: As `parzen_uncertainty`.
     """
     logits = as_logits(logits)
-    _check_samples(logits, labels, neighbors, bayes_pairs, predicted_pairs, validate_args)
+    _check_samples(logits, labels, neighbors, bayes_pairs, predicted_pairs)
     weights = relative_weights(weights, (logits.shape[0],), logits.device)
     top = top_pairs(logits) if predicted_pairs is None else predicted_pairs.long()
-    local, counts, *_ = _local_uncertainty(logits, top, labels, neighbors, bayes_pairs, bandwidth, weights=weights)
-    return local, counts
+    return _local_uncertainty(logits, top, labels, neighbors, bayes_pairs, bandwidth, weights)
 
 
 class PairTerms(NamedTuple):
@@ -122,12 +112,8 @@ class PairTerms(NamedTuple):
 
     values: Tensor  # U_kl (P,), float64
     shares: Tensor  # (P,) float64, shares of the samples
-    weights: Tensor  # effective number of samples near the boundary of the pair (P,), float64
     local: Tensor  # u of each sample (N,)
     counts: Tensor  # k of each sample (N,)
-    nearness: Tensor  # kernel exp(-(F/h)^2 / 2) of each sample in its own cluster (N,): 1 on the boundary
-    agrees: Tensor  # True if the predicted pair is the likely Bayes pair, (N,) bool
-    predictions: Tensor  # class of the largest logit (N,); ties go to the lowest class
 
 
 def pair_terms(
@@ -141,41 +127,26 @@ def pair_terms(
     min_weight: float = 1e-6,
     bandwidth: Bandwidth = "silverman",
     weights: Tensor | None = None,
-    member_labels: Tensor | None = None,
 ) -> PairTerms:
     """Boundary uncertainty U_kl of each pair of classes (Eq. 29, 39) and its parts; values are not checked.
 
     `pairs` (P, 2) and `pair_index` (N,) come from `index_pairs`; `predicted_pairs` is as in `parzen_uncertainty`.
-    `weights` have mean 1. Pass `member_labels`, `labels[neighbors]`, to avoid repeating the lookup. U_kl is NaN if any
-    logit is not finite; the shares add up to 1.
+    `weights` have mean 1. U_kl is NaN if any logit is not finite; the shares add up to 1.
     """
     check_not_negative("min_weight", min_weight)
     logits = as_logits(logits)
-    n_pairs = pairs.shape[0]
     top = top_pairs(logits) if predicted_pairs is None else predicted_pairs.long()
-    local, counts, nearness, agrees = _local_uncertainty(
-        logits, top, labels, neighbors, pairs[pair_index], bandwidth, member_labels, weights
-    )
-    drawn = counts if weights is None else counts * weights
-    weight = sum_by_group(drawn, pair_index, n_pairs)
-    uncertain = sum_by_group(drawn * local, pair_index, n_pairs)
-    if weights is None:
-        size = count_by_group(torch.ones_like(pair_index), pair_index, n_pairs).double()
-    else:
-        size = sum_by_group(weights, pair_index, n_pairs)
-    if predicted_pairs is None:
-        lower, upper = logits.gather(1, top).unbind(1)
-        predicted = torch.where(lower >= upper, top[:, 0], top[:, 1])
-    else:
-        predicted = logits.max(dim=1).indices
-    wrong = count_by_group((predicted != labels).to(pair_index.dtype), pair_index, n_pairs)
-
+    local, counts = _local_uncertainty(logits, top, labels, neighbors, pairs[pair_index], bandwidth, weights)
+    drawn = torch.ones_like(counts) if weights is None else weights
+    is_wrong = logits.max(dim=1).indices != labels
+    parts = (drawn, drawn * counts, drawn * counts * local, is_wrong)
+    size, weight, uncertain, wrong = (sum_by_group(part, pair_index, len(pairs)) for part in parts)
     is_separable = (weight < min_weight) | (weight == 0)
     mixed = uncertain / torch.where(is_separable, torch.ones_like(weight), weight)
     values = torch.where(is_separable, (wrong == 0).double(), mixed.clamp(max=1.0))
     is_finite = torch.stack(torch.aminmax(logits)).isfinite().all()  # NaN passes through
     values = torch.where(is_finite, values, torch.full_like(values, torch.nan))
-    return PairTerms(values, size / labels.shape[0], weight, local, counts, nearness, agrees, predicted)
+    return PairTerms(values, size / len(labels), local, counts)
 
 
 def _local_uncertainty(
@@ -185,68 +156,29 @@ def _local_uncertainty(
     neighbors: Tensor,
     bayes_pairs: Tensor,
     bandwidth: Bandwidth,
-    member_labels: Tensor | None = None,
-    weights: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Local uncertainty, counts, own kernel and agreement of the pairs (N,), unchecked; in blocks, to save memory."""
+    weights: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Local uncertainty u and count k (N,) of each sample, for the classes `top` (N, 2) of Eq. 27; unchecked."""
     # Halving keeps differences of huge logits in range and is exact, except for the smallest numbers. The result does
     # not depend on the scale.
     low, high = torch.aminmax(logits)
-    factor = torch.where(torch.maximum(-low, high) < 1, 1.0, 0.5)
-    zero = (logits * 0).sum(dim=1, keepdim=True)  # NaN if a logit of the row is not finite
-    scaled = (logits * factor).add_(zero)
-    # With two classes, the difference of the logits is looked up instead of both.
-    flat = scaled[:, 0] - scaled[:, 1] if logits.shape[1] == 2 else scaled.reshape(-1)
-    elements = _BLOCK_ELEMENTS.get(logits.device.type, _BLOCK_ELEMENTS_ELSEWHERE)
-    rows = max(1, elements // neighbors.shape[1])
-    # 32-bit indices, if they suffice, halve the memory traffic.
-    dtype = torch.int32 if flat.numel() < 2**31 else torch.int64
-    narrow_top = top.to(dtype)
-    of_labels = dtype_of_labels(logits.shape[1])
-    top_labels, narrow_labels = top.to(of_labels), labels.to(of_labels)
-    narrow_weights = None if weights is None else weights.to(logits.dtype)
-    blocks = []
-    for start in range(0, neighbors.shape[0], rows):
-        part = slice(start, start + rows)
-        members = neighbors[part].to(dtype).contiguous()
-        if member_labels is None:
-            of_members = narrow_labels.index_select(0, members.view(-1)).view(members.shape)
-        else:
-            of_members = member_labels[part].to(of_labels)
-        kernel = boundary_kernel(_gap(flat, logits.shape[1], narrow_top[part], members), bandwidth)
-        nearness = kernel[:, 0].clone()  # a view would keep the whole block
-        if narrow_weights is not None:
-            kernel = kernel * narrow_weights.index_select(0, members.view(-1)).view(members.shape)
-        blocks.append((*_count_block(kernel, top_labels[part], of_members), nearness))
-    count_i, count_j, nearness = (torch.cat(parts) for parts in zip(*blocks, strict=True))
+    scaled = logits * torch.where(torch.maximum(-low, high) < 1, 1.0, 0.5)
+    scaled += (logits * 0).sum(dim=1, keepdim=True)  # NaN if a logit of the row is not finite
+    members = neighbors.long()
+    gap = scaled[members, top[:, :1]] - scaled[members, top[:, 1:]]  # F of Eq. 12, (N, M)
+    kernel = boundary_kernel(gap, bandwidth)
+    if weights is not None:
+        kernel = kernel * weights.to(kernel)[members]
+    given = labels[members]
+    count_i, count_j = ((kernel * (given == of_pair)).sum(dim=1) for of_pair in top.split(1, dim=1))  # Eq. 27
     counts = count_i + count_j
-    counts = torch.where(counts < torch.finfo(counts.dtype).tiny, torch.zeros_like(counts), counts)
-    agrees = (top == bayes_pairs).all(dim=1)
     # 1 - |2 k_i / k - 1| = 2 min(k_i, k_j) / k, which loses no digits near 0.
     local = 2 * torch.minimum(count_i, count_j) / torch.where(counts == 0, torch.ones_like(counts), counts)
-    return torch.where(agrees & (counts != 0), local, torch.zeros_like(local)), counts, nearness, agrees
+    agrees = (top == bayes_pairs).all(dim=1)
+    return torch.where(agrees & (counts != 0), local, torch.zeros_like(local)), counts
 
 
-def _gap(flat: Tensor, n_classes: int, top: Tensor, members: Tensor) -> Tensor:
-    """F of Eq. 12 (rows, M); `flat` holds all logits in one row, or for two classes their differences."""
-    if n_classes == 2:
-        return flat.index_select(0, members.view(-1)).view(members.shape)
-    start = members * n_classes
-    gap = flat.index_select(0, (start + top[:, :1]).view(-1))
-    gap -= flat.index_select(0, (start + top[:, 1:]).view(-1))
-    return gap.view(members.shape)
-
-
-def _count_block(kernel: Tensor, top: Tensor, member_labels: Tensor) -> list[Tensor]:
-    """k_i and k_j of Eq. 27 (rows,) for one block."""
-    # Tensors of equal shape are compared faster than a column with a block; bytes multiply faster than booleans.
-    columns = (column.expand(member_labels.shape).contiguous() for column in top.split(1, dim=1))
-    return [(kernel * (member_labels == column).view(torch.uint8)).sum(dim=1) for column in columns]
-
-
-def _check_samples(
-    logits: Tensor, labels: Tensor, neighbors: Tensor, bayes: Tensor, predicted: Tensor | None, validate_args: bool
-) -> None:
+def _check_samples(logits: Tensor, labels: Tensor, neighbors: Tensor, bayes: Tensor, predicted: Tensor | None) -> None:
     n_samples, n_classes = logits.shape
     pairs = {"bayes_pairs": bayes} | ({} if predicted is None else {"predicted_pairs": predicted})
     check_index("labels", labels, (n_samples,), logits.device)
@@ -255,8 +187,6 @@ def _check_samples(
         check_index(name, given, (n_samples, 2), logits.device)
     if neighbors.shape[1] < 2:
         raise ValueError(f"`neighbors` must have shape (N, M) with M >= 2, got {tuple(neighbors.shape)}.")
-    if not validate_args:
-        return
     check_range("labels", labels, n_classes, "classes that `logits` has a column for,")
     check_range("neighbors", neighbors, n_samples, "sample indices")
     for name, given in pairs.items():

@@ -10,15 +10,12 @@ from bu_torch import functional
 from bu_torch.estimators.perturbed import PerturbedSamples
 from bu_torch.functional.boundary import top_pairs
 from bu_torch.functional.checks import as_logits, check_choice
-from bu_torch.functional.groups import dtype_of_labels
 from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.internal.logits import read_logits
 from bu_torch.papers.bandwidth import BANDWIDTHS, Bandwidth
-from bu_torch.papers.omission import omission
+from bu_torch.papers.omission import cluster_counts, omission, omission_of_counts
 from bu_torch.papers.parzen import PairTerms, index_pairs, pair_terms
 from bu_torch.papers.prototypes import PrototypeClassifier
-
-_STACKED_ELEMENTS = 2**18  # members of clusters in one call: with fewer, the calls take longer than the arithmetic
 
 PairsAt = Literal["perturbed", "sample"]
 
@@ -33,9 +30,9 @@ class ParzenUncertainty(PerturbedSamples):
     Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
     Args:
-        n_neighbors: Size M of a cluster, the sample itself included, >= 2. Data with fewer samples is refused.
+        n_neighbors: As in `BoundaryUncertainty`, as is `seed`.
         n_draws: Independent perturbations of each sample, >= 1; U is the mean over them.
-        seed: Seed of all random choices, 0 <= seed < 2**64. Global random numbers are neither used nor changed.
+        seed: Seed of all random choices.
         pairs_at: Place where the two likeliest classes of a sample (i and j of Eq. 27) are read: `"perturbed"`, or the
             `"sample"` itself as in the paper, for one more pass over the N samples.
         bandwidth: Width of the kernel that counts samples near the boundary, `"silverman"` as in the paper or `"cvml"`
@@ -84,7 +81,7 @@ class ParzenUncertainty(PerturbedSamples):
         labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
         points = self.fit_points(inputs, labels, sample_weight, neighbors)
         self.bayes_pairs = likely_bayes_pairs(points, labels, self.seed)
-        self._counts = ClusterCounts(self, self.bayes_pairs, self.bandwidth)
+        self._pairs, self._pair_index = index_pairs(self.bayes_pairs)
         return self
 
     def score_logits(self, logits: Tensor) -> Tensor:
@@ -93,9 +90,10 @@ class ParzenUncertainty(PerturbedSamples):
     def terms(self, logits: Tensor) -> list[PairTerms]:
         """Terms of boundary uncertainty by pair of classes and by sample, one `PairTerms` a draw; as `score_logits`."""
         logits = self.as_class_logits(logits, n_rows=len(self.perturbed))
-        if self.pairs_at == "perturbed":
-            return self._counts.terms(logits)
-        return self._counts.terms(*logits.tensor_split([-len(self.labels)]))
+        own = None
+        if self.pairs_at == "sample":
+            logits, own = logits.tensor_split([-len(self.labels)])
+        return terms_of_draws(self, self._pairs, self._pair_index, logits, own, self.bandwidth)
 
     def omission(self, model: Callable[[Tensor], Any]) -> Tensor:
         """Share of the Bayes boundary that a classifier's boundary leaves out, which `score` cannot see.
@@ -108,11 +106,6 @@ class ParzenUncertainty(PerturbedSamples):
         shares = functional.label_votes(self.labels, self.neighbors, 0.0, weights=self.weights)
         predictions = logits[: self.n_draws * len(self.labels)].argmax(dim=1).to(shares.device)
         return omission(shares, predictions, self.neighbors, weights=self.weights)
-
-    def to(self, device: torch.device | str) -> Self:
-        super().to(device)
-        self._counts.to(device)
-        return self
 
 
 def likely_bayes_pairs(points: Tensor, labels: Tensor, seed: int) -> Tensor:
@@ -128,48 +121,49 @@ def mean_of_draws(terms: list[PairTerms]) -> Tensor:
     return torch.stack([torch.dot(of_draw.values, of_draw.shares) for of_draw in terms]).mean()
 
 
-class ClusterCounts:
-    """Clusters of fitted samples as the counts of Proposal 2 read them, several draws of small data in one call."""
+def terms_of_draws(
+    samples: PerturbedSamples,
+    pairs: Tensor,
+    pair_index: Tensor,
+    logits: Tensor,
+    own: Tensor | None,
+    bandwidth: Bandwidth = "silverman",
+) -> list[PairTerms]:
+    """Terms of each draw of logits (D * N, J) at fitted samples, whose likely Bayes pairs are `pairs[pair_index]`.
 
-    def __init__(self, samples: PerturbedSamples, bayes_pairs: Tensor, bandwidth: Bandwidth = "silverman") -> None:
-        self.labels, self.weights, self.bandwidth = samples.labels, samples.weights, bandwidth
-        neighbors, n_samples = samples.neighbors, len(self.labels)
+    With `own`, logits (N, J) of the samples themselves, the two likeliest classes are read there.
+    """
+    options: dict[str, Any] = {"bandwidth": bandwidth, "weights": samples.weights}
+    if own is not None:
+        logits = torch.where(own.isfinite().all(), logits, torch.nan)
+        options["predicted_pairs"] = top_pairs(own)
+    draws = logits.split(len(samples.labels))
+    return [pair_terms(draw, samples.labels, samples.neighbors, pairs, pair_index, **options) for draw in draws]
+
+
+class ProposalSignals:
+    """Signals of Proposal 2 at fitted samples, whose two likeliest classes are read at the samples, as in the paper.
+
+    The samples have `bayes_pairs` (N, 2) (`likely_bayes_pairs`), and classes in these `columns` (N,).
+    """
+
+    NAMES = ("parzen_uncertainty", "omission")
+
+    def __init__(self, samples: PerturbedSamples, bayes_pairs: Tensor, columns: Tensor) -> None:
+        self._samples = samples
         self._pairs, self._pair_index = index_pairs(bayes_pairs)
-        n_stacked = min(samples.n_draws, max(1, _STACKED_ELEMENTS // neighbors.numel()))
-        draw = torch.arange(n_stacked, device=neighbors.device).repeat_interleave(n_samples)
-        self.members = (neighbors.repeat(n_stacked, 1) + (draw * n_samples).unsqueeze(1)).to(torch.int32)
-        narrow = self.labels.to(dtype_of_labels(int(self.labels.max()) + 1))
-        self._member_labels = narrow[neighbors].repeat(n_stacked, 1)
-        self._pair_of_draw = self._pair_index.repeat(n_stacked) + draw * len(self._pairs)
+        shares = functional.label_votes(columns, samples.neighbors, 0.0, weights=samples.weights)
+        self._label_counts = cluster_counts(shares, samples.neighbors, samples.weights)
 
-    def terms(self, logits: Tensor, own: Tensor | None = None) -> list[PairTerms]:
-        """Terms of each draw of logits (D * N, J); with `own`, logits (N, J) of the samples, pairs are read there."""
-        pairs = None
-        if own is not None:
-            logits, pairs = torch.where(own.isfinite().all(), logits, torch.nan), top_pairs(own)
-        return [terms for part in logits.split(len(self.members)) for terms in self._terms_of_part(part, pairs)]
-
-    def _terms_of_part(self, logits: Tensor, predicted_pairs: Tensor | None) -> list[PairTerms]:
-        """Terms of each of a few draws (n * N, J), measured as one draw of n times the samples and pairs of classes."""
-        n_rows = len(logits)
-        n_draws = n_rows // len(self.labels)
-        terms = pair_terms(
-            logits,
-            self.labels.repeat(n_draws),
-            self.members[:n_rows],
-            self._pairs.repeat(n_draws, 1),
-            self._pair_of_draw[:n_rows],
-            predicted_pairs=None if predicted_pairs is None else predicted_pairs.repeat(n_draws, 1),
-            bandwidth=self.bandwidth,
-            weights=None if self.weights is None else self.weights.repeat(n_draws),
-            member_labels=self._member_labels[:n_rows],
-        )
-        terms = terms._replace(shares=terms.shares * n_draws)
-        return [PairTerms(*of_draw) for of_draw in zip(*(column.chunk(n_draws) for column in terms), strict=True)]
+    def measure(self, logits: Tensor, own: Tensor, columns: Tensor) -> dict[str, Tensor]:
+        """Both signals, scalars, float64, of logits (D * N, J) and (N, J), and columns (D * N,) of the predictions."""
+        samples = self._samples
+        left_out = omission_of_counts(self._label_counts, columns, samples.neighbors, weights=samples.weights)
+        terms = terms_of_draws(samples, self._pairs, self._pair_index, logits, own)
+        return {"parzen_uncertainty": mean_of_draws(terms).to(logits.dtype).double(), "omission": left_out}
 
     def to(self, device: torch.device | str) -> Self:
-        """Move all tensors, in place."""
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                setattr(self, name, value.to(device))
+        """Move all tensors but those of the samples, in place."""
+        self._pairs, self._pair_index = self._pairs.to(device), self._pair_index.to(device)
+        self._label_counts = self._label_counts.to(device)
         return self

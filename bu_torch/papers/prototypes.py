@@ -1,6 +1,7 @@
 """Prototypes of classes, which tell the two classes that a sample lies between."""
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Self
 
 import torch
@@ -18,12 +19,11 @@ from bu_torch.internal.inputs import (
     safe_unit,
 )
 from bu_torch.internal.printing import uncounted
-from bu_torch.neighbors.graph import nearest_of_groups
-from bu_torch.neighbors.k_means import lloyd
-from bu_torch.papers.clusters import grown
+from bu_torch.neighbors.graph import lloyd, nearest_of_groups
 
 _MAX_SAMPLES = 10_000  # for K-means of one class
 _MOST_PROTOTYPES = 39
+_CANDIDATES = 16  # for each new centre of K-means
 _STEPS, _LAST_STEPS = 2, 25  # Lloyd steps for each number tried, and for the chosen one
 
 
@@ -124,6 +124,31 @@ class PrototypeClassifier:
             best = criteria.index(min(criteria))
         centers, _ = lloyd(points, found[best][0], _LAST_STEPS)
         return (centers.to(features) + mean) * unit
+
+
+def grown(points: Tensor, numbers: Sequence[int], n_steps: int) -> Iterator[tuple[Tensor, float]]:
+    """Centres (k, d) of centred points (N, d), and their error as by `lloyd`, for each of ascending numbers k.
+
+    The first centre is the mean; each number starts from the centres of the one before. A new centre is the candidate
+    that lowers the error most, as in greedy k-means++; candidates are spread by error, without random numbers.
+    """
+
+    def squares(others: Tensor) -> Tensor:  # (N, k), by a matrix product
+        return torch.addmm(others.square().sum(dim=1), points, others.T, alpha=-2).add_(norms).clamp_(min=0)
+
+    norms = points.square().sum(dim=1, keepdim=True)
+    centers = points.mean(dim=0, keepdim=True)
+    places = (torch.arange(_CANDIDATES, device=points.device) + 0.5) / _CANDIDATES
+    for k in numbers:
+        squared = squares(centers).amin(dim=1, keepdim=True)
+        for _ in range(k - len(centers)):
+            shares = squared.squeeze(1).cumsum(dim=0)
+            candidates = points[torch.searchsorted(shares, places * shares[-1]).clamp(max=len(points) - 1)]
+            with_each = torch.minimum(squared, squares(candidates))
+            best = with_each.sum(dim=0).argmin(keepdim=True)
+            centers, squared = torch.cat((centers, candidates[best])), with_each[:, best]
+        centers, error = lloyd(points, centers, n_steps)
+        yield centers, error
 
 
 def _aic(shape: tuple[int, ...], k: int, sse: float) -> float:

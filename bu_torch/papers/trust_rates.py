@@ -1,6 +1,5 @@
 """Precision of scores that tell right from wrong predictions, and the choice of the trust score's alpha by it."""
 
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -75,16 +74,16 @@ def select_alpha(
     predictions: Any,
     *,
     filtering: Literal["density", "disagreement"] = "density",
-    alphas: Sequence[float] = _ALPHAS,
     n_neighbors: int = 10,
     n_folds: int = 5,
     seed: int = 0,
 ) -> AlphaChoice:
     """Choose the fraction that `TrustScore` filters out, by cross-validation on the training samples.
 
-    Jiang et al. (2018), section 5: alpha is 0 or a power of 1/2, and k is fixed. The criterion is the precision in
-    finding suspicious examples at the percentile of the classifier's accuracy: the share of errors among the m lowest
-    scores of a fold with m errors, pooled over the folds. The first of equally good fractions is taken.
+    Jiang et al. (2018), section 5: alpha is 0 or a power of 1/2, here 2^-7 to 2^-1, and k is fixed. The criterion is
+    the precision in finding suspicious examples at the percentile of the classifier's accuracy: the share of errors
+    among the m lowest scores of a fold with m errors, pooled over the folds. The first of equally good fractions is
+    taken.
 
     Args:
         features: Labelled samples, shape (N, d), as in `TrustScore.fit`.
@@ -92,7 +91,6 @@ def select_alpha(
         predictions: Prediction for each sample by a classifier trained without it, shape (N,), integers >= 0, as by
             `sklearn.model_selection.cross_val_predict`: on its own training samples a classifier makes few errors.
         filtering: As in `TrustScore`, as is `n_neighbors`.
-        alphas: Candidates, each in [0, 1); by default 0 and 2^-7 to 2^-1.
         n_neighbors: k of the filters, >= 1.
         n_folds: Stratified folds, >= 2; each is scored by a trust score fitted on the others.
         seed: Seed of the folds, 0 <= seed < 2**64.
@@ -102,7 +100,7 @@ def select_alpha(
 
     Raises:
         TypeError: If an argument does not hold real numbers.
-        ValueError: If shapes do not fit, there is no candidate, a candidate is out of range, or no prediction is wrong.
+        ValueError: If shapes do not fit, or no prediction is wrong.
     """
     from sklearn.model_selection import StratifiedKFold
 
@@ -110,13 +108,9 @@ def select_alpha(
     labels = as_labels(labels, len(features)).to(features.device)
     predictions = as_labels(predictions, len(features), "predictions").to(features.device)
     is_correct = predictions == labels
-    if not hasattr(alphas, "__len__"):
-        raise TypeError(f"`alphas` must be a sequence of fractions, got {alphas!r}.")
-    if len(alphas) == 0:
-        raise ValueError("`alphas` must hold at least one fraction, got none.")
     if bool(is_correct.all()):
         raise ValueError("`predictions` must hold at least one wrong prediction, got none.")
-    scorers = [TrustScore(filtering, alpha, n_neighbors) for alpha in alphas]
+    scorers = [TrustScore(filtering, alpha, n_neighbors) for alpha in _ALPHAS]
     folds = StratifiedKFold(check_integer("n_folds", n_folds, 2), shuffle=True, random_state=scikit_learn_seed(seed))
     found = torch.zeros(len(scorers), dtype=torch.float64, device=features.device)
     for kept, held_out in folds.split(features.cpu(), labels.cpu()):
@@ -127,7 +121,7 @@ def select_alpha(
                 scores = scorer.fit(features[fitted], labels[fitted]).score(features[scored], predictions[scored])
                 found[column] += n_wrong * _precision_of_top(-scores, ~is_correct[scored], n_wrong)
     precisions = found / (~is_correct).sum()
-    return AlphaChoice(alphas[int(precisions.argmax())], precisions)
+    return AlphaChoice(_ALPHAS[int(precisions.argmax())], precisions)
 
 
 def _check(scores: Any, is_correct: Any, percentiles: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional.checks import check_choice, check_index, check_range
-from bu_torch.internal.inputs import as_features, as_flat_features, as_floats, as_tensor, check_integer, is_finite
+from bu_torch.internal.inputs import as_features, as_flat_features, as_floats, as_tensor, is_finite
 from bu_torch.neighbors.graph import distance_among
 from bu_torch.perturbation.moves import MixedMove, Readings, exchange_run, move_toward
 from bu_torch.space.features import standardize
 from bu_torch.space.tokens import check_tokens
 
-NEAREST, LOW, HIGH = 5, 0.3, 0.7  # neighbours to choose from, and range of the fraction of the way to the chosen one
-
+_NEAREST = 5  # neighbours to choose from
+_LOW, _HIGH = 0.3, 0.7  # range of the fraction of the way to the chosen one
 
 Law = Literal["sphere", "uniform"]
 
@@ -70,16 +70,10 @@ def perturb(
     return check_perturbed(features + distance.unsqueeze(1) * direction, features)
 
 
-def perturb_toward_neighbors(
-    inputs: Any,
-    neighbors: Any,
-    generator: torch.Generator | None = None,
-    *,
-    n_nearest: int = NEAREST,
-    low: float = LOW,
-    high: float = HIGH,
-) -> Tensor:
-    """Move each sample a part of the way to one of its nearest samples, whatever their classes.
+def perturb_toward_neighbors(inputs: Any, neighbors: Any, generator: torch.Generator | None = None) -> Tensor:
+    """Move each sample a part of the way to one of its five nearest samples, whatever their classes.
+
+    The fraction of the way is uniform between 0.3 and 0.7. A cluster of fewer than five others offers them all.
 
     For images and signals, whose values depend on each other: a random direction would be white noise, unlike any
     sample, but a mixture of two near samples stays near the data. It is our own replacement for Algorithm 1 of Ha et
@@ -90,9 +84,6 @@ def perturb_toward_neighbors(
         inputs: Samples, shape (N, ...), tensor or array of numbers, finite, any device.
         neighbors: Clusters, the sample itself first (`NeighborGraph.neighbors`), shape (N, M) with M >= 2.
         generator: Source of the choices, the same for all dtypes and devices; None for a CPU generator of seed 0.
-        n_nearest: Number of nearest others to choose from, >= 1; a smaller cluster offers all its others.
-        low: Smallest fraction of the way, 0 <= low <= high.
-        high: Largest fraction of the way, <= 1; the fraction is uniform between the two.
 
     Returns:
         The perturbed samples (N, ...), float64 for float64 inputs and integers beyond 2^24, float32 for all others.
@@ -103,36 +94,26 @@ def perturb_toward_neighbors(
     Example:
         >>> images = torch.arange(3.0).view(3, 1, 1, 1).expand(3, 1, 2, 2)
         >>> clusters = torch.tensor([[0, 1], [1, 0], [2, 1]])
-        >>> perturb_toward_neighbors(images, clusters, low=0.5, high=0.5)[:, 0, 0, 0]
-        tensor([0.5000, 0.5000, 1.5000])
+        >>> perturb_toward_neighbors(images, clusters)[:, 0, 0, 0]
+        tensor([0.3528, 0.5770, 1.4464])
     """
     inputs = as_features(inputs, "inputs")
-    return PerturbedInputs(inputs, _choose(inputs, neighbors, generator, n_nearest, low, high)).whole()
+    return PerturbedInputs(inputs, _choose(inputs, neighbors, generator)).whole()
 
 
-def exchange_tokens(
-    tokens: Any,
-    neighbors: Any,
-    generator: torch.Generator | None = None,
-    *,
-    n_nearest: int = NEAREST,
-    low: float = LOW,
-    high: float = HIGH,
-) -> Tensor:
-    """Replace some tokens of each text by those of one of its nearest texts, whatever their classes.
+def exchange_tokens(tokens: Any, neighbors: Any, generator: torch.Generator | None = None) -> Tensor:
+    """Replace some tokens of each text by those of one of its five nearest texts, whatever their classes.
 
     A text takes a run of its neighbour's tokens, from the same places, so that phrases stay whole. Places where both
-    texts agree, such as padding, are skipped. The run may begin anywhere; at the end it continues at the beginning.
-    This crossover of genetic algorithms, also our own, is to token ids what `perturb_toward_neighbors` is to images.
+    texts agree, such as padding, are skipped. Of the other places a share is exchanged, uniform between 0.3 and 0.7 and
+    rounded to whole places. The run may begin anywhere; at the end it continues at the beginning. This crossover of
+    genetic algorithms, also our own, is to token ids what `perturb_toward_neighbors` is to images.
 
     Args:
         tokens: Token ids, shape (N, L) or (N, ..., L), integers, any device. Rows beside the ids (N, 2, L), such as a
             mask, are exchanged in the same places.
-        neighbors: As in `perturb_toward_neighbors`, as are `generator` and `n_nearest`; shape (N, M) with M >= 2.
+        neighbors: As in `perturb_toward_neighbors`, as is `generator`; shape (N, M) with M >= 2.
         generator: Source of the choices, or None.
-        n_nearest: Number of nearest others to choose from, >= 1.
-        low: Smallest share to exchange, among the places where the two texts differ, 0 <= low <= high.
-        high: Largest share, <= 1; the share is uniform between the two, and rounded to whole places.
 
     Returns:
         The perturbed texts, with the shape and dtype of `tokens`: each token is that of the text or of its neighbour.
@@ -142,13 +123,13 @@ def exchange_tokens(
 
     Example:
         >>> clusters = torch.tensor([[0, 1], [1, 0]])
-        >>> exchanged = exchange_tokens(torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), clusters, low=0.5, high=0.5)
-        >>> (exchanged >= 5).sum(dim=1)
-        tensor([2, 2])
+        >>> exchange_tokens(torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), clusters)
+        tensor([[1, 6, 3, 4],
+                [5, 6, 3, 8]])
     """
     tokens = as_features(tokens, "tokens", keep_integers=True)
     check_tokens(tokens)
-    return PerturbedInputs(tokens, _choose(tokens, neighbors, generator, n_nearest, low, high, has_run=True)).whole()
+    return PerturbedInputs(tokens, _choose(tokens, neighbors, generator, has_run=True)).whole()
 
 
 def keeps_integers(perturbation: Any) -> bool:
@@ -332,14 +313,7 @@ def draw_perturbed(
 
 
 def _choose(
-    inputs: Tensor,
-    neighbors: Any,
-    generator: torch.Generator | None,
-    n_nearest: int = NEAREST,
-    low: float = LOW,
-    high: float = HIGH,
-    *,
-    has_run: bool = False,
+    inputs: Tensor, neighbors: Any, generator: torch.Generator | None, *, has_run: bool = False
 ) -> dict[str, Tensor]:
     """Choose a neighbour and a fraction of the way for each sample, and the beginning of a run if it `has_run`."""
     neighbors = as_tensor(neighbors, "neighbors").to(inputs.device)
@@ -347,9 +321,7 @@ def _choose(
     if neighbors.shape[1] < 2:
         raise ValueError(f"`neighbors` must have shape (N, M) with M >= 2, got {tuple(neighbors.shape)}.")
     check_range("neighbors", neighbors, len(inputs), "rows of `inputs`")
-    n_nearest = min(check_integer("n_nearest", n_nearest, 1), neighbors.shape[1] - 1)
-    if not 0 <= low <= high <= 1:
-        raise ValueError(f"`low` and `high` must be fractions of the way, 0 <= low <= high <= 1, got {low} and {high}.")
+    n_nearest = min(_NEAREST, neighbors.shape[1] - 1)
     generator = generator or torch.Generator().manual_seed(0)
     options: dict[str, Any] = {"generator": generator, "device": generator.device}
     places = 1 + torch.randint(n_nearest, (len(inputs),), **options).to(inputs.device)
@@ -358,9 +330,9 @@ def _choose(
     choices = {"own": torch.arange(len(inputs), device=inputs.device), "target": target}
     floats = as_floats(inputs[:1])
     if not has_run:
-        return choices | {"part": low + (high - low) * share.to(floats)}
+        return choices | {"part": _LOW + (_HIGH - _LOW) * share.to(floats)}
     begin = torch.rand(len(inputs), **options).to(inputs.device)
-    return choices | {"part": (low + (high - low) * share).to(floats), "begin": begin}
+    return choices | {"part": (_LOW + (_HIGH - _LOW) * share).to(floats), "begin": begin}
 
 
 def _check_custom(perturbed: Any, inputs: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bu_torch.functional.groups import dtype_of_labels
+from bu_torch.functional.weights import dtype_of_labels
 from bu_torch.rule.rules import STANDARD_ERROR, MetricRule
 from bu_torch.run.history import JUDGED_RULES, Confidence, History, confidence_in, place_of
 from bu_torch.run.state import no_classes, no_numbers

@@ -141,7 +141,7 @@ SIGNALS = {
             )
             for metric in METRICS.values()
         ),
-        # Those of the papers have no formula here: they need what `papers.signals` prepares.
+        # Those of the papers have no formula here: they need what `papers.proposal2` prepares.
         Signal("parzen_uncertainty", "boundary uncertainty (Proposal 2)", True, "scores", is_default=False),
         Signal("omission", "boundary left out (omission)", False, "shares", is_default=False),
     )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional.boundary import gap_of, meeting_classes
-from bu_torch.functional.groups import sum_by_group
+from bu_torch.functional.weights import sum_by_group
 from bu_torch.samples.balance import class_shares
 from bu_torch.signals.catalogue import SignalInputs
 from bu_torch.signals.metrics import ExpectedMetric

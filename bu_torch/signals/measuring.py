@@ -30,7 +30,7 @@ from bu_torch.signals.metrics import THRESHOLD, as_metric, check_on
 from bu_torch.signals.preparation import fingerprint_of, read_arrays, warn_of, write_arrays
 
 if TYPE_CHECKING:
-    from bu_torch.papers.signals import ProposalSignals
+    from bu_torch.papers.proposal2 import ProposalSignals
 
 
 class Signals:
@@ -191,7 +191,7 @@ class Signals:
             "label_weight": cost_of_memorising(probabilities, repeated) * (is_reading / 2),
         }
         if bayes_pairs is not None:
-            from bu_torch.papers.signals import ProposalSignals
+            from bu_torch.papers.proposal2 import ProposalSignals
 
             self._of_papers = ProposalSignals(boundary, bayes_pairs, columns)
         if boundary.sharpness > 1 and any(name in self.names for name in OF_SHARP):

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional.accuracy import predicted_probabilities
-from bu_torch.functional.groups import sum_by_group
 from bu_torch.functional.metrics import best_threshold, influence
 from bu_torch.functional.probabilities import as_probabilities
-from bu_torch.functional.weights import mean_and_error
+from bu_torch.functional.weights import mean_and_error, sum_by_group
 from bu_torch.signals.catalogue import SignalInputs
 from bu_torch.signals.metrics import METRICS, THRESHOLD, ExpectedMetric, MisfitError
 

@@ -13,6 +13,7 @@ from bu_torch.internal.printing import advance
 from bu_torch.samples.balance import stratified_rows, weights_of
 from bu_torch.space.features import FeatureSpace
 
+_ITERATIONS = 2
 _PENALTIES = [1e-3, 1e-2, 0.1, 1.0, 10.0]
 _PAIRS = 2**16  # enough for the median distance
 
@@ -22,7 +23,7 @@ class LabelMetric:
 
     A ridge regression of one-hot labels with the Laplace kernel is fitted, and M is its average gradient outer product
     (`average_gradient_outer_product`; Radhakrishnan, Beaglehole, Pandit, Belkin, Science 2024), scaled to the trace d.
-    Each further iteration does the same with the points times M^(1/2). Features should have a common scale. The
+    A second iteration does the same with the points times M^(1/2). Features should have a common scale. The
     regression is smaller than theirs: landmarks span it, and leave-one-out in closed form chooses its penalty.
 
     Left-out predictions in this space are too optimistic, because the metric has seen the labels.
@@ -30,7 +31,6 @@ class LabelMetric:
     Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
     Args:
-        n_iterations: Times that the metric is learnt, >= 1.
         n_landmarks: Largest number of samples that span the regression, >= 1.
         max_samples: Largest number of samples to learn from, >= 2; a subset of more keeps the shares of the classes.
         seed: Seed of the random choices, 0 <= seed < 2**64.
@@ -43,8 +43,7 @@ class LabelMetric:
     root_: Tensor
     rows_: Tensor
 
-    def __init__(self, n_iterations: int = 2, n_landmarks: int = 350, max_samples: int = 2500, seed: int = 0) -> None:
-        self.n_iterations = check_integer("n_iterations", n_iterations, 1)
+    def __init__(self, n_landmarks: int = 350, max_samples: int = 2500, seed: int = 0) -> None:
         self.n_landmarks = check_integer("n_landmarks", n_landmarks, 1)
         self.max_samples = check_integer("max_samples", max_samples, 2)
         self.seed = check_seed(seed)
@@ -63,7 +62,7 @@ class LabelMetric:
         order = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed), device="cpu")
         chosen = order[: self.n_landmarks].to(points.device)
         self.root_ = torch.eye(points.shape[1]).to(points)
-        for _ in range(self.n_iterations):
+        for _ in range(_ITERATIONS):
             moved = points @ self.root_
             landmarks = moved[chosen]
             distances = torch.cdist(moved, landmarks)
@@ -88,12 +87,7 @@ class LabelMetric:
 
 
 class MetricSpace:
-    """Space of features with the distances of a `LabelMetric`; it is not standardised again.
-
-    Args:
-        base: Space of the features before the metric.
-        seed: Seed of the metric.
-    """
+    """Space with the distances of a `LabelMetric` of the features of `base`; it is not standardised again."""
 
     def __init__(self, base: FeatureSpace, seed: int = 0) -> None:
         self.base, self.n_components = base, base.n_components

@@ -1,3 +1,5 @@
+from functools import partial
+
 import faiss
 import pytest
 import torch
@@ -5,11 +7,18 @@ from oracles.labels import by_refitting, by_solving, votes
 from problems import blobs, weights_at_random
 
 from bu_torch import LabelProbabilities, LabelRegression, LabelVotes, NeighborGraph
+from bu_torch.estimators.label_probabilities import DECAYS
 from bu_torch.functional import label_votes
 from bu_torch.functional.probabilities import brier_score, mixing_weight
 from bu_torch.samples.balance import stratified_rows
 
 WEIGHTS = weights_at_random(60)
+
+
+@pytest.fixture
+def penalties(monkeypatch):
+    """A function that sets the penalties to choose from."""
+    return partial(monkeypatch.setattr, "bu_torch.estimators.label_probabilities._PENALTIES")
 
 
 class TestVotes:
@@ -55,13 +64,14 @@ class TestVotes:
         votes = LabelVotes().fit(labels, neighbors, weights)
         rows = stratified_rows(600, 90, 0, labels)
         scores = {}
-        for decay in votes.decays:
+        for decay in DECAYS:
             left_out = label_votes(labels, neighbors, decay, leave_one_out=True, weights=weights)
             scores[decay] = float(brier_score(left_out[rows], labels[rows], weights=weights[rows]))
         assert scores[votes.decay_] == min(scores.values())
         expected = label_votes(labels, neighbors, votes.decay_, leave_one_out=True, weights=weights)
         torch.testing.assert_close(votes.left_out, expected)
-        assert votes.skill_ == pytest.approx(LabelVotes([votes.decay_]).fit(labels, neighbors, weights).skill_)
+        monkeypatch.setattr("bu_torch.estimators.label_probabilities.DECAYS", (votes.decay_,))
+        assert votes.skill_ == pytest.approx(LabelVotes().fit(labels, neighbors, weights).skill_)
 
 
 class TestRegression:
@@ -90,10 +100,11 @@ class TestRegression:
         torch.testing.assert_close(at_home, regression.left_out, atol=1e-5, rtol=0)
 
     @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["alike", "weighted"])
-    def test_the_penalty_predicts_left_out_labels_best(self, weights):
+    def test_the_penalty_predicts_left_out_labels_best(self, weights, penalties):
+        penalties((10, 0.3, 0.01))
         features, labels = blobs(n=60)
         labels = torch.where(torch.rand(60, generator=torch.Generator().manual_seed(0)) < 0.3, 0, labels)
-        regression = LabelRegression(penalties=(0.01, 0.3, 10)).fit(features, labels, weights)
+        regression = LabelRegression().fit(features, labels, weights)
         given = {} if weights is None else {"weights": weights / weights.mean()}
         left_out = {p: by_refitting(features, labels, p, weights) for p in (0.01, 0.3, 10)}
         scores = {p: float(brier_score(found, labels, **given)) for p, found in left_out.items()}
@@ -125,19 +136,20 @@ class TestRegression:
             found.predict_proba(scale * features.double()), expected.predict_proba(features.double())
         )
 
-    def test_landmarks_come_near_to_all_samples(self):
+    def test_landmarks_come_near_to_all_samples(self, penalties):
+        penalties((0.1,))
         features, labels = blobs(n=400)
-        exact = LabelRegression(penalties=(0.1,)).fit(features, labels)
-        nearly = LabelRegression(n_landmarks=399, penalties=(0.1,)).fit(features, labels)
+        exact = LabelRegression().fit(features, labels)
+        nearly = LabelRegression(n_landmarks=399).fit(features, labels)
         torch.testing.assert_close(nearly.left_out, exact.left_out, atol=0.01, rtol=0)
-        few = LabelRegression(n_landmarks=100, penalties=(0.1,)).fit(features, labels)
+        few = LabelRegression(n_landmarks=100).fit(features, labels)
         elsewhere = features + 0.5 * torch.randn(features.shape, generator=torch.Generator().manual_seed(0))
         for found, expected in (
             (few.left_out, exact.left_out),
             (few.predict_proba(elsewhere), exact.predict_proba(elsewhere)),
         ):
             assert (found - expected).abs().mean() < 0.02
-        one = LabelRegression(n_landmarks=1, penalties=(0.1,)).fit(features, labels)
+        one = LabelRegression(n_landmarks=1).fit(features, labels)
         assert one.skill_ < few.skill_ < exact.skill_ + 0.01
 
     def test_landmarks_do_not_depend_on_the_number_of_threads(self):
@@ -155,11 +167,13 @@ class TestRegression:
         torch.testing.assert_close(*found, atol=1e-6, rtol=0)
 
     @pytest.mark.parametrize("n_landmarks", [300, 40])
-    def test_copies_do_no_harm(self, n_landmarks):
+    def test_copies_do_no_harm(self, n_landmarks, penalties):
         """The same points twice are the same solution with half of the penalty, wherever landmarks fall together."""
         features, labels = blobs(n=150)
-        exact = LabelRegression(penalties=(0.2,)).fit(features, labels).predict_proba(features)
-        twice = LabelRegression(n_landmarks, penalties=(0.4,)).fit(features.repeat(2, 1), labels.repeat(2))
+        penalties((0.2,))
+        exact = LabelRegression().fit(features, labels).predict_proba(features)
+        penalties((0.4,))
+        twice = LabelRegression(n_landmarks).fit(features.repeat(2, 1), labels.repeat(2))
         atol = 1e-5 if n_landmarks == 300 else 0.1
         torch.testing.assert_close(twice.predict_proba(features), exact, atol=atol, rtol=0)
 
@@ -300,12 +314,12 @@ class TestProbabilities:
         features, labels, neighbors, _ = noisy_blobs()
         assert LabelProbabilities().fit(features, labels, neighbors).copy_weight_ == 0
 
-    def test_the_parts_are_those_given(self):
+    def test_the_regression_is_the_one_given(self):
         features, labels, neighbors, _ = noisy_blobs()
-        votes, regression = LabelVotes(decays=(1.0,)), LabelRegression(max_samples=30, seed=1)
-        probabilities = LabelProbabilities(votes, regression).fit(features, labels, neighbors)
-        assert (probabilities.votes, probabilities.regression) == (votes, regression)
+        regression = LabelRegression(max_samples=30, seed=1)
+        probabilities = LabelProbabilities(regression).fit(features, labels, neighbors)
+        assert probabilities.regression is regression
         rows = regression.rows_
-        assert (votes.decay_, len(rows)) == (1.0, 30)
-        weight = mixing_weight(votes.left_out[rows], regression.left_out, labels[rows])
+        assert len(rows) == 30
+        weight = mixing_weight(probabilities.votes.left_out[rows], regression.left_out, labels[rows])
         assert probabilities.weight_ == float(weight)

@@ -47,7 +47,7 @@ def test_the_mixture_is_that_of_both_spaces_and_judged_by_labels_the_metric_has_
     second = LabelRegression().fit(metric.transform(points), labels).predict_proba(metric.transform(points))
     torch.testing.assert_close(mixture.predict_proba(points), torch.lerp(first, second, mixture.weight_))
     votes = LabelVotes().fit(labels, NeighborGraph(10).fit(metric.transform(points)).neighbors)
-    honest = mixture.honest(votes, labels, None)
+    honest = mixture.held_out(votes, labels, None)
     untaught = ~torch.isin(torch.arange(400), metric.rows_)
     assert torch.equal(honest.labels, labels[untaught])
     assert torch.equal(honest.votes, votes.left_out[untaught])

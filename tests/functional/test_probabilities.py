@@ -1,6 +1,16 @@
 import torch
 
-from bu_torch.functional.probabilities import brier_score, left_out_predictions, mixing_weight, tangent_kernel
+from bu_torch.functional.probabilities import (
+    as_probabilities,
+    brier_score,
+    left_out_predictions,
+    mixing_weight,
+    tangent_kernel,
+)
+
+
+def test_probabilities_are_not_negative_and_sum_to_one():
+    assert as_probabilities(torch.tensor([[-0.5, 1.5], [0.5, 1.5]])).tolist() == [[0.0, 1.0], [0.25, 0.75]]
 
 
 def test_closed_forms_of_the_brier_score():

@@ -9,9 +9,9 @@ from bu_torch.neighbors import search as implementation
 from bu_torch.neighbors.graph import nearest_of_groups
 
 
-def check_against_sorting(features, size, backend):
+def check_against_sorting(features, size, device="cpu"):
     """Distances must be those of the oracle; samples must be too, except among duplicates at distance 0."""
-    graph = NeighborGraph(size, backend=backend).fit(features)
+    graph = NeighborGraph(size).fit(features.to(device))
     clusters, nearest = proposal2.neighbors_of(features.tolist(), size)
     values = features.double()
     for n, (found, expected) in enumerate(zip(graph.neighbors.tolist(), clusters, strict=True)):
@@ -25,13 +25,12 @@ def check_against_sorting(features, size, backend):
         ]
     rtol = 1e-6 if features.dtype == torch.float32 else 1e-12
     torch.testing.assert_close(
-        graph.nearest_distance.double(), torch.tensor(nearest, dtype=torch.float64), atol=0, rtol=rtol
+        graph.nearest_distance.cpu().double(), torch.tensor(nearest, dtype=torch.float64), atol=0, rtol=rtol
     )
 
 
-@pytest.mark.parametrize("backend", ["faiss", "torch"])
 @pytest.mark.parametrize("kind", ["at random", "a lattice", "far from the origin", "farther", "with an outlier"])
-def test_agrees_with_sorting(backend, kind, dtype):
+def test_agrees_with_sorting(kind, dtype, device):
     """Far from the origin, float32 arithmetic on squares loses every digit."""
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(120, 4, dtype=torch.float64, generator=generator)
@@ -42,7 +41,7 @@ def test_agrees_with_sorting(backend, kind, dtype):
         features = 1e-3 * features + {"far from the origin": 1e3, "farther": 1e6}.get(kind, 0)
     if kind == "with an outlier":
         features[5] = 1e9
-    check_against_sorting(features.to(dtype), 10, backend)
+    check_against_sorting(features.to(dtype), 10, device)
 
 
 @settings(max_examples=60, deadline=None)
@@ -57,7 +56,7 @@ def test_agrees_with_sorting(backend, kind, dtype):
 def test_any_shape_and_scale(seed, n, d, values, scale, data):
     size = data.draw(st.integers(2, n))
     features = torch.randint(0, values, (n, d), generator=torch.Generator().manual_seed(seed)).double() * scale
-    check_against_sorting(features, size, "faiss")
+    check_against_sorting(features, size)
 
 
 def test_the_search_goes_on_past_duplicates_and_where_all_are_equal_nothing_is_near():
@@ -69,24 +68,22 @@ def test_the_search_goes_on_past_duplicates_and_where_all_are_equal_nothing_is_n
 
 
 @pytest.mark.parametrize("name", ["_BLOCK_ELEMENTS", "_SEARCHED_ELEMENTS", "_RANKED_ELEMENTS"])
-def test_block_size_does_not_matter(monkeypatch, name):
+def test_block_size_does_not_matter(monkeypatch, name, device):
     features = torch.randint(9, (200, 4), generator=torch.Generator().manual_seed(0)).float()  # with ties
     whole = NeighborGraph(10).fit(features)
     monkeypatch.setattr(implementation, name, 300)
-    for backend in ("faiss", "torch"):
-        graph = NeighborGraph(10, backend=backend).fit(features)
-        assert torch.equal(graph.neighbors, whole.neighbors)
-        assert torch.equal(graph.nearest_distance, whole.nearest_distance)
+    graph = NeighborGraph(10).fit(features.to(device))
+    assert torch.equal(graph.neighbors.cpu(), whole.neighbors)
+    assert torch.equal(graph.nearest_distance.cpu(), whole.nearest_distance)
 
 
-def test_features_are_left_as_they_were_and_the_choice_of_backend_is_said(caplog):
+def test_features_are_left_as_they_were_and_the_search_is_logged(caplog):
     features = torch.randn(50, 3)
     copy = features.clone()
     with caplog.at_level("INFO", logger="bu_torch"):
-        graph = NeighborGraph(5).fit(features)
+        NeighborGraph(5).fit(features)
     assert torch.equal(features, copy)
-    assert graph.backend_ == "faiss"
-    assert "50 samples by faiss on cpu" in caplog.text
+    assert "50 samples on cpu" in caplog.text
 
 
 @pytest.mark.gpu
@@ -94,7 +91,6 @@ def test_features_on_a_gpu_give_the_same_graph_there(accelerator):
     features = torch.randn(500, 8)
     graph = NeighborGraph(20).fit(features.to(accelerator))
     assert graph.neighbors.device.type == accelerator.type
-    assert graph.backend_ == "torch"
     assert torch.equal(graph.neighbors.cpu(), NeighborGraph(20).fit(features).neighbors)
 
 

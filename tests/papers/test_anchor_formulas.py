@@ -4,7 +4,7 @@ from oracles import anchors
 from torch import nn
 
 from bu_torch.functional import silverman_bandwidth
-from bu_torch.papers.anchor_formulas import anchor_uncertainty, bisect_segments, class_uncertainty
+from bu_torch.papers.anchors import anchor_uncertainty, bisect_segments, class_uncertainty
 
 
 def made_up_counts(seed=0, n=200, j=4, whole=True):

@@ -9,8 +9,7 @@ from problems import same, weights_of
 from torch import nn
 
 from bu_torch import BisectionAnchorUncertainty, BoundaryUncertainty, GradientAnchorUncertainty
-from bu_torch.papers.bisection import _partners
-from bu_torch.papers.clusters import divisive_clusters
+from bu_torch.papers.bisection import _partners, divisive_clusters
 from bu_torch.papers.gradient import _histogram_at_zero
 
 BOTH = [BisectionAnchorUncertainty, GradientAnchorUncertainty]

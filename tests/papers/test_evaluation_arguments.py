@@ -59,9 +59,6 @@ BAD = {
     ),
     "select_alpha": (
         {**SAMPLES, "predictions": 1 - Y, "n_neighbors": 1, "n_folds": 2},
-        ({"alphas": 0.1}, "must be a sequence"),
-        ({"alphas": []}, "must hold at least one"),
-        ({"alphas": [1.0]}, "`alpha` must be a finite number >= 0 and < 1, got 1.0"),
         ({"n_folds": 1}, "must be an integer >= 2"),
         ({"predictions": Y}, "must hold at least one wrong prediction"),
     ),

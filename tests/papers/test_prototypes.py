@@ -5,7 +5,7 @@ import torch
 from sklearn.cluster import KMeans
 
 from bu_torch import PrototypeClassifier
-from bu_torch.neighbors.k_means import lloyd
+from bu_torch.neighbors.graph import lloyd
 
 
 def blobs(n=300, centres=((0, 0), (5, 0), (0, 5)), generator=None):

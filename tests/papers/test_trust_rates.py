@@ -60,9 +60,10 @@ def noisy_classes(n=400, seed=0):
 
 
 @pytest.mark.parametrize("filtering", ["density", "disagreement"])
-def test_alpha_is_the_best_of_a_loop_over_folds(filtering):
+def test_alpha_is_the_best_of_a_loop_over_folds(filtering, monkeypatch):
     features, labels, predictions = noisy_classes()
-    alphas = [0.0, 0.125, 0.25]
+    alphas = (0.0, 0.125, 0.25)
+    monkeypatch.setattr("bu_torch.papers.trust_rates._ALPHAS", alphas)
     expected = []
     for alpha in alphas:
         hits = 0.0
@@ -76,7 +77,7 @@ def test_alpha_is_the_best_of_a_loop_over_folds(filtering):
             negated = [-s for s in scores]
             hits += n_wrong * oracle.precision(negated, is_wrong, percentile, n_orders=1)
         expected.append(hits / int((predictions != labels).sum()))
-    choice = select_alpha(features, labels, predictions, filtering=filtering, alphas=alphas, n_folds=3, seed=7)
+    choice = select_alpha(features, labels, predictions, filtering=filtering, n_folds=3, seed=7)
     assert choice.precisions.tolist() == pytest.approx(expected, rel=1e-12)
     assert choice.alpha == alphas[int(np.argmax(expected))]
 

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from bu_torch import BoundaryUncertainty, exchange_tokens, perturb, perturb_toward_neighbors
+from bu_torch.perturbation import draws
 
 
 def test_each_sample_moves_by_exactly_its_distance(dtype):
@@ -83,9 +84,9 @@ def test_bad_distances_are_named(distance, message):
 def test_each_sample_goes_a_part_of_the_way_to_one_of_its_nearest(generator):
     inputs = torch.randn(300, 2, 3)
     clusters = (torch.arange(300).unsqueeze(1) + 7 * torch.arange(8)) % 300
-    moved = perturb_toward_neighbors(inputs, clusters, generator, n_nearest=4)
+    moved = perturb_toward_neighbors(inputs, clusters, generator)
     steps = (moved - inputs).flatten(1).unsqueeze(1)
-    ways = inputs[clusters[:, 1:5]].flatten(2) - inputs.flatten(1).unsqueeze(1)
+    ways = inputs[clusters[:, 1:6]].flatten(2) - inputs.flatten(1).unsqueeze(1)
     parts = (steps * ways).sum(dim=2) / ways.square().sum(dim=2)
     is_target = (steps - parts.unsqueeze(2) * ways).norm(dim=2) < 1e-4
     assert is_target.any(dim=1).all()
@@ -107,10 +108,12 @@ def ring(n_texts=60, n_neighbors=8):
     return (torch.arange(n_texts).unsqueeze(1) + torch.arange(n_neighbors)) % n_texts
 
 
-@pytest.mark.parametrize(("low", "high", "expected"), [(0.5, 0.5, 5), (0.0, 0.0, 0), (1.0, 1.0, 10), (0.34, 0.34, 3)])
-def test_so_many_tokens_are_those_of_a_near_text(low, high, expected):
+@pytest.mark.parametrize(("share", "expected"), [(0.5, 5), (0.0, 0), (1.0, 10), (0.34, 3)])
+def test_so_many_tokens_are_those_of_a_near_text(share, expected, monkeypatch):
+    monkeypatch.setattr(draws, "_LOW", share)
+    monkeypatch.setattr(draws, "_HIGH", share)
     tokens = numbered()
-    moved = exchange_tokens(tokens, ring(), low=low, high=high)
+    moved = exchange_tokens(tokens, ring())
     assert torch.equal(moved % 100, tokens % 100)  # in their places
     assert ((moved != tokens).sum(dim=1) == expected).all()
     step = (of_text(moved) - torch.arange(60).unsqueeze(1)) % 60
@@ -125,8 +128,6 @@ def test_a_run_of_tokens_is_exchanged_wherever_it_begins():
     assert (n_ends == 2).all()
     assert [int(end) for end in is_moved.sum(dim=1).aminmax()] == [3, 7]
     assert float((is_moved.double().mean(dim=0) - 0.5).abs().max()) < 0.04  # four standard errors
-    nearest = of_text(exchange_tokens(tokens, ring(4000), n_nearest=1, low=1.0, high=1.0))[:, 0]
-    assert torch.equal(nearest, (torch.arange(4000) + 1) % 4000)
 
 
 def test_one_seed_exchanges_the_same_tokens_for_every_type(random_states):
@@ -160,9 +161,6 @@ def test_renaming_tokens_and_what_stands_beside_them():
         ({"neighbors": ring()[:, :1]}, r"`neighbors` must have shape \(N, M\) with M >= 2"),
         ({"neighbors": ring() + 60}, r"`neighbors` must hold rows of `inputs` in \[0, 60\)"),
         ({"neighbors": ring()[:3]}, "`neighbors` must"),
-        ({"n_nearest": 0}, "`n_nearest` must be an integer >= 1"),
-        ({"low": 0.8}, "`low` and `high` must be fractions of the way"),
-        ({"high": 1.5}, "`low` and `high` must be fractions of the way"),
     ],
 )
 def test_moves_toward_others_that_cannot_be_made(move, changes, message):

@@ -7,7 +7,7 @@ from torch import nn
 
 from bu_torch import LabelRegression, LabelVotes, ParzenUncertainty, Signals
 from bu_torch.internal.printing import shown_on
-from bu_torch.papers.signals import ProposalSignals
+from bu_torch.papers.proposal2 import ProposalSignals
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.preparation import n_comparisons
 

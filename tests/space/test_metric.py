@@ -23,11 +23,12 @@ def test_a_metric_finds_the_features_that_change_the_class():
     assert torch.equal(again.transform(points), points @ root)
 
 
-def test_weights_are_those_of_samples_that_are_repeated():
+def test_weights_are_those_of_samples_that_are_repeated(monkeypatch):
+    monkeypatch.setattr("bu_torch.space.metric._ITERATIONS", 1)
     features, labels = halves(100)
     weights = torch.ones(100, dtype=torch.float64)
     weights[::2] = 3
-    landmarks_are_all = {"n_landmarks": 300, "n_iterations": 1}
+    landmarks_are_all = {"n_landmarks": 300}
     weighted = LabelMetric(**landmarks_are_all).fit(features[:, :-1], labels, weights).root_
     plain = LabelMetric(**landmarks_are_all).fit(features[:, :-1], labels).root_
     tripled = torch.cat((features, features[::2], features[::2]))[:, :-1]
