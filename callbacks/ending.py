@@ -25,7 +25,7 @@ from bu_torch.callbacks.trainer import (
 from bu_torch.internal.files import why_unreadable
 from bu_torch.internal.printing import cleaned
 from bu_torch.run.history import describe_exception
-from bu_torch.run.weights import listed, load
+from bu_torch.run.weights import few_names, load
 
 _AS_THEY_ARE = "The weights stay as training left them."
 
@@ -162,13 +162,15 @@ def _load(trainer: Trainer, saved: dict[str, Any], path: str, *, is_own: bool) -
     if found.missing:
         rank_zero_warn(
             f"The saved weights of the kept epoch leave out {len(found.missing)} that training changes:"
-            f" {listed(found.missing)}. Those stay as the last epoch left them; all others are restored.{where}"
+            f" {few_names(found.missing)}. Those stay as the last epoch left them; all others are restored.{where}"
         )
     elif found.left_out:
         rank_zero_info(
             f"The saved weights of the kept epoch leave out {len(found.left_out)} that training does not change, which"
-            f" stay as they are in the module: {listed(found.left_out)}."
+            f" stay as they are in the module: {few_names(found.left_out)}."
         )
     if found.unknown and module.strict_loading:
-        rank_zero_warn(f"The module has no place for saved weights of the kept epoch: {listed(found.unknown)}.{where}")
+        rank_zero_warn(
+            f"The module has no place for saved weights of the kept epoch: {few_names(found.unknown)}.{where}"
+        )
     return "partly " if found.missing else ""

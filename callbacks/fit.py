@@ -44,7 +44,7 @@ _LEFT_OUT = ("epoch", "step", STANDARD_ERROR)
 class FitSession:
     """One training: its preparation, and its checks when they are due; results outlive `release`."""
 
-    board: "MetricLogger"  # from `start` on
+    metric_logger: "MetricLogger"  # from `start` on
 
     def __init__(
         self, settings: MeasurementSettings, source: Source, every_n_epochs: int, every_n_train_steps: int | None
@@ -59,11 +59,11 @@ class FitSession:
         self._awaits_weights = False  # the first steps will show the weights of classes in the loss
         self._network_before: LightningModule | None = None  # before training, if its features are the space
         self._keys = Keys(source.input_key, source.label_key)
-        self.watch = InputConsistency(self._reader, self._keys)
-        self.losses = LossWatch()
+        self.input_consistency = InputConsistency(self._reader, self._keys)
+        self.loss_watch = LossWatch()
         self.check: Check | None = None  # made in the running hook
         self.waits_for_average = False  # `WeightAveraging` had not updated its average at the last check
-        self.starts_anew = False  # the run resumes with other samples: no earlier check counts
+        self.has_other_samples = False  # the run resumes with other samples: no earlier check counts
         self.is_over = False  # True from `release` on
 
     def start(self, trainer: Trainer, pl_module: LightningModule, fits: list["FitSession"]) -> None:
@@ -99,14 +99,14 @@ class FitSession:
                 )
         if self._awaits_weights and tracker.check_setup.about["data"].get("space") == "module":
             self._network_before = copy_of(pl_module)
-        self._follow()
-        self.starts_anew = not is_the_same
+        self._apply_setup()
+        self.has_other_samples = not is_the_same
         if not is_the_same:
             rank_zero_warn(
                 "The run resumes with different training samples, or with another version of bu_torch: scores cannot be"
                 " compared with earlier checks."
             )
-        self.board = MetricLogger(trainer, self.suffix(fits))
+        self.metric_logger = MetricLogger(trainer, self.suffix(fits))
         self._warn_of_checks_not_made(trainer)
         tracker.timer.begin(started, has_resumed=bool(tracker.checks))
         if not self._awaits_weights:
@@ -127,7 +127,7 @@ class FitSession:
         with seeded(self.settings.seed), showing_progress(trainer.progress_bar_callback is not None):
             yield
 
-    def _follow(self) -> None:
+    def _apply_setup(self) -> None:
         """Read the network as the prepared samples need it, and say which weights of the loss count."""
         setup, reader = self.tracker.check_setup, self._reader
         reader.packing = setup.packing
@@ -187,21 +187,21 @@ class FitSession:
         self.check = None
         if self.is_by_steps:
             self._step_before = trainer.global_step
-            self.board.withdraw(trainer)
+            self.metric_logger.withdraw(trainer)
         # Not in `on_train_start`: the module's own comes later and may set it up. Lazy layers need a first batch.
         if not (self._reader.is_tried or has_lazy_layers(pl_module)):
             started = time.perf_counter()
             self._reader.validate_forward(trainer, pl_module, self.tracker)
             if self.source.reference is None:
-                self.watch.begin(trainer, pl_module, batch, self.tracker.processes)
+                self.input_consistency.begin(trainer, pl_module, batch, self.tracker.processes)
             self.tracker.timer.seconds_elsewhere += time.perf_counter() - started
         if self._awaits_weights:
-            self.losses.begin(labels_in(batch, self._keys._replace(network=pl_module)))
+            self.loss_watch.begin(labels_in(batch, self._keys._replace(network=pl_module)))
 
     def see_loss(self, loss: Tensor) -> None:
         """Note what a step is trained by, before its backward pass."""
         if self._awaits_weights:
-            self.losses.see(loss)
+            self.loss_watch.see(loss)
 
     @property
     def reads_batches(self) -> bool:
@@ -214,7 +214,7 @@ class FitSession:
         # A batch makes no step while gradients accumulate, and several steps with several optimisers.
         is_due = every is not None and trainer.global_step // every > self._step_before // every
         self._take_weights(trainer, must=is_due)
-        self.watch.end_batch(trainer, pl_module)
+        self.input_consistency.end_batch(trainer, pl_module)
         self.check = None
         if is_due:
             self._make_check(trainer, pl_module)
@@ -222,16 +222,16 @@ class FitSession:
     def end_epoch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by epochs."""
         self.check = None
-        self.watch.end()
+        self.input_consistency.end()
         self._take_weights(trainer, must=True)
         epoch, history = trainer.current_epoch, self.tracker.checks
         if not self.is_by_steps:
             if (epoch + 1) % self._every_n_epochs == 0:
                 self._make_check(trainer, pl_module)
             else:
-                self.board.withdraw(trainer)
+                self.metric_logger.withdraw(trainer)
         elif history and history[-1]["epoch"] == epoch:
-            self.board.show_again(trainer)
+            self.metric_logger.show_again(trainer)
         elif trainer.global_step == 0 and epoch == 0 and not trainer.fast_dev_run:
             rank_zero_warn(
                 "An epoch has ended and `trainer.global_step` is 0, so no check is made by steps. Lightning counts only"
@@ -243,17 +243,17 @@ class FitSession:
 
         They `must` have before a check.
         """
-        self.losses.end()
+        self.loss_watch.end()
         if not self._awaits_weights:
             return
-        if must or trainer.strategy.reduce_boolean_decision(self.losses.is_settled, all=True):
+        if must or trainer.strategy.reduce_boolean_decision(self.loss_watch.has_seen_enough, all=True):
             started, tracker = time.perf_counter(), self.tracker
             self._awaits_weights = False
             with self._preparing(trainer), self._check_samples.explained():
                 if tracker.processes.on_first(self._has_other_weights):
                     tracker.start(None, device=trainer.lightning_module.device, module=self._network_before)
             self._network_before = None
-            self._follow()
+            self._apply_setup()
             self._open_record(trainer)
             tracker.timer.seconds_elsewhere += time.perf_counter() - started
 
@@ -263,11 +263,11 @@ class FitSession:
         assert setup.samples is not None  # noqa: S101  (they wait for this)
         before, labels = setup.loss_weights, as_labels(setup.samples.labels, len(setup.samples.inputs))
         present = set(labels.unique().tolist())
-        setup.loss_weights, line = self.losses.found(max(present) + 1, present)
+        setup.loss_weights, line = self.loss_watch.found(max(present) + 1, present)
         if line:
             rank_zero_info(line)
         if setup.loss_weights == before:
-            setup.settle()
+            setup.finish()
         return setup.loss_weights != before
 
     def release(self) -> None:
@@ -278,8 +278,8 @@ class FitSession:
 
     def end_watching(self) -> None:
         """Watch the training no longer, because it has ended or failed."""
-        self.watch.end()
-        self.losses.end()
+        self.input_consistency.end()
+        self.loss_watch.end()
         self._check_samples.take()
         self._network_before = None
 
@@ -308,7 +308,7 @@ class FitSession:
         timer = tracker.timer
         train_loss = training_loss(trainer, is_within_epoch=is_by_steps)
         if not trainer.barebones:  # it logs nothing, and warns of attempts
-            self.board.show(trainer, tracker.checks[-1], step)
+            self.metric_logger.show(trainer, tracker.checks[-1], step)
         is_first = timer.check_seconds == 0
         tracker.end_check(started, train_loss)
         if is_first and (line := describe_slow_check(timer.check_seconds, timer.training_seconds)):

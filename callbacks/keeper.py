@@ -103,7 +103,7 @@ class Keeper(InternalCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         if not self.fit.is_over:  # a resumed run may have lost the weights of a later check
-            line = self.fit.tracker.history.fall_back(self.best_epoch, self.best_step)
+            line = self.fit.tracker.history.return_to(self.best_epoch, self.best_step)
             if line and not self._has_warned:
                 rank_zero_warn(line)
 
@@ -299,7 +299,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
         for name, value in (self._before or {}).items():
             setattr(self, name, value)
         self._before = self._obsolete = None
-        self.fit.tracker.history.fall_back(self.best_epoch, self.best_step)
+        self.fit.tracker.history.return_to(self.best_epoch, self.best_step)
         if newest != self.best_model_path:
             with suppress(OSError):  # the name was claimed, and nothing written
                 if Path(newest).stat().st_size == 0:

@@ -14,8 +14,8 @@ _ENOUGH_LABELS, _ENOUGH_STEPS = 32, 2  # that other targets do not equal the lab
 _LABELS_OF_ROWS = 1000  # that each class is among them, where a factor of each sample shows the weight of its class
 _MOST_NODES = 1000  # of a graph; those of the loss come first
 _SAME = 1e-3  # relative
-_ALIKE = "bu-torch counts all classes alike"
-_ASK = "To weigh classes in boundary uncertainty, too, pass `class_weight=`."
+_COUNTS_ALIKE = "bu-torch counts all classes alike"
+_TO_WEIGH = "To weigh classes in boundary uncertainty, too, pass `class_weight=`."
 _Weights = dict[int, float]
 
 
@@ -42,7 +42,7 @@ class LossWatch:
         self._steps: list[list[_Loss]] = []  # those whose loss shows targets
 
     @property
-    def is_settled(self) -> bool:
+    def has_seen_enough(self) -> bool:
         """True if so much was seen that it does not agree by chance."""
         is_by_row = any(loss.is_by_row for step in self._steps for loss in step)
         return self._n_labels >= (_LABELS_OF_ROWS if is_by_row else _ENOUGH_LABELS) and self._n_steps >= _ENOUGH_STEPS
@@ -72,7 +72,10 @@ class LossWatch:
         """
         present = {*range(n_classes)} if present is None else present
         if not self._steps:
-            return None, f"{_ALIKE}: no loss with targets was seen. If the loss weighs classes, pass `class_weight=`."
+            return (
+                None,
+                f"{_COUNTS_ALIKE}: no loss with targets was seen. If the loss weighs classes, pass `class_weight=`.",
+            )
         why, agreeing = "", self._agreeing()
         is_weighted = any(loss.is_weighted for step in self._steps for loss in step)
         if len(agreeing) > 1:
@@ -88,7 +91,7 @@ class LossWatch:
             if present <= weights.keys() and all(0 < weights[place] < math.inf for place in present):
                 return [weights[place] if place in present else 1.0 for place in range(n_classes)], ""
             why = "a loss of the labels has a weight that is not positive, or shows none for a class"
-        return None, f"{_ALIKE}: {why}. {_ASK}" if why else ""
+        return None, f"{_COUNTS_ALIKE}: {why}. {_TO_WEIGH}" if why else ""
 
     def _agreeing(self) -> list[_Weights | None]:
         """Weights of the losses of the labels that every step has, each once."""
@@ -227,6 +230,6 @@ def weights_in(module: nn.Module, n_classes: int) -> list[float] | None:
             weights = part._buffers.get("pos_weight" if is_binary else "weight")
             if weights is not None and not weights.is_meta and weights.numel() == (1 if is_binary else n_classes):
                 own = [1.0] * is_binary + weights.detach().double().flatten().tolist()
-                is_told = len(own) != n_classes or len(set(own)) == 1 or own in found
-                found += [] if is_told or not all(0 < one < math.inf for one in own) else [own]
+                is_no_weight = len(own) != n_classes or len(set(own)) == 1 or own in found
+                found += [] if is_no_weight or not all(0 < one < math.inf for one in own) else [own]
     return found[0] if len(found) == 1 else None

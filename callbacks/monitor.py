@@ -156,9 +156,9 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
 
     @property
     def state_key(self) -> str:
-        return self._generate_state_key(**self._told_apart_by())
+        return self._generate_state_key(**self._distinguishing_arguments())
 
-    def _told_apart_by(self) -> dict[str, Any]:
+    def _distinguishing_arguments(self) -> dict[str, Any]:
         """Arguments by which two of these callbacks in one trainer measure differently, as plain data.
 
         Defaults are left out, so that a state keeps its key if a later version adds a setting.
@@ -198,7 +198,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
         self._fit.end_epoch(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._fit.board.show_again(trainer)
+        self._fit.metric_logger.show_again(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.tracker.end("Training ended.")

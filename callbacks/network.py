@@ -87,13 +87,19 @@ class NetworkReader:
         return n_operations
 
     def read(
-        self, trainer: Trainer, module: nn.Module, inputs: Inputs, packing: Packing | None, *, is_whole: bool = False
+        self,
+        trainer: Trainer,
+        module: nn.Module,
+        inputs: Inputs,
+        packing: Packing | None,
+        *,
+        in_one_batch: bool = False,
     ) -> Tensor:
-        """Logits (n, J) of a copy of a module at `inputs` (n, ...), in batches, or in one if `is_whole`."""
+        """Logits (n, J) of a copy of a module at `inputs` (n, ...), in batches, or in one if `in_one_batch`."""
         dtype = dtype_of(module, inputs)
         if packing is not None or not (inputs.is_floating_point() or keeps_integers(self.perturbation)):
             dtype = dtype_of(module, torch.empty(0, dtype=torch.float32))  # perturbed integers are floats
-        n_rows = len(inputs) if is_whole else self._batch_size(trainer, inputs)
+        n_rows = len(inputs) if in_one_batch else self._batch_size(trainer, inputs)
         parts = []
         pl_module, precision = trainer.lightning_module, trainer.precision_plugin
         # The wrappers of these strategies gather the sharded weights.

@@ -180,12 +180,12 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         self.stopping_reason, self.stopped_epoch = "", None
         self._keeper: Keeper | None = None
         self._first_epoch = 0  # since the start or the last resume
-        self._is_due = False  # the verdict is to stop, and `min_epochs` or `min_steps` does not allow it yet
-        self._highest = -float("inf")  # score so far, to log improvements
+        self._stop_is_due = False  # the verdict is to stop, and `min_epochs` or `min_steps` does not allow it yet
+        self._best_logged = -float("inf")  # score so far, to log improvements
 
     @property
     def state_key(self) -> str:
-        return self._generate_state_key(rule=self.tracker.history.score_name, **self._told_apart_by())
+        return self._generate_state_key(rule=self.tracker.history.score_name, **self._distinguishing_arguments())
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -246,15 +246,15 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._fit.start(trainer, pl_module, fits_in(trainer))
-        if self._fit.starts_anew:
+        if self._fit.has_other_samples:
             rank_zero_warn("Patience and the best epoch start anew.")
             self._install(trainer, pl_module).on_train_start(trainer, pl_module)
         self._first_epoch, verdict = trainer.current_epoch, self.tracker.history.verdict
-        self._is_due, self._highest = verdict.should_stop and not _may_stop(trainer), verdict.best
+        self._stop_is_due, self._best_logged = verdict.should_stop and not _may_stop(trainer), verdict.best
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # A stop that is due may be allowed within the epoch.
-        set_batch_hooks(self, are_called=self._fit.reads_batches or self._is_due)
+        set_batch_hooks(self, are_called=self._fit.reads_batches or self._stop_is_due)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         super().on_train_batch_end(trainer, pl_module)
@@ -270,18 +270,18 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         checks = self.tracker.history
         if self._fit.check is not None and checks.last_score is not None and not trainer.fast_dev_run:
             best = checks.verdict.best
-            if self.verbose and best > self._highest:
-                gain = "" if self._highest == -float("inf") else f" by {best - self._highest:.4f}"
+            if self.verbose and best > self._best_logged:
+                gain = "" if self._best_logged == -float("inf") else f" by {best - self._best_logged:.4f}"
                 rank_zero_info(f"Metric {self.score_name} improved{gain}. New best score: {best:.4f}")
-                self._highest = best
+                self._best_logged = best
             # All processes stop, or none.
-            self._is_due = trainer.strategy.reduce_boolean_decision(checks.verdict.should_stop, all=False)
+            self._stop_is_due = trainer.strategy.reduce_boolean_decision(checks.verdict.should_stop, all=False)
         elif may_wait:
             return
         # Nothing resets `trainer.should_stop`, so it is not set before `min_epochs` and `min_steps` allow a stop: the
         # score may recover by then.
-        if self._is_due and _may_stop(trainer):
-            trainer.should_stop, self._is_due = True, False
+        if self._stop_is_due and _may_stop(trainer):
+            trainer.should_stop, self._stop_is_due = True, False
             self.stopped_epoch = trainer.current_epoch
             step = trainer.global_step if self._fit.is_by_steps else None
             self.stopping_reason = checks.why_stopped(trainer.current_epoch, step)
@@ -306,23 +306,23 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             tracker.end(self.stopping_reason, **ended)
             return
 
-        def put_back() -> str:
+        def restore_kept() -> str:
             after = trainer.callbacks[trainer.callbacks.index(self) + 1 :]  # the last to restore has the model
             others = [one for one in after if isinstance(one, BoundaryUncertaintyStopping) and one.restore_best_weights]
             is_last = not any(one._kept is not None for one in others)
             is_due = is_graceful and self.restore_best_weights and is_last
             return restore(trainer, keeper) if is_due and keeper is not None else "not "
 
-        why, cost = tracker.history.why_none_kept(), tracker.timer.cost()
+        why, cost = tracker.history.why_none_kept(), tracker.timer.describe_cost()
         name = "every_n_train_steps" if self._fit.is_by_steps else "every_n_epochs"
         if not self.history and (every := getattr(self, name)) > 1:
             why += f" (`{name}={every}`)"
         if self._fit.waits_for_average:
             why += ": the average of WeightAveraging was not updated before it"
         if self.stopped_epoch is not None and trainer.max_epochs is not None:
-            cost += tracker.timer.time_saved(self._first_epoch, trainer.current_epoch, trainer.max_epochs)
+            cost += tracker.timer.describe_time_saved(self._first_epoch, trainer.current_epoch, trainer.max_epochs)
         place = {"is_by_steps": self._fit.is_by_steps, "is_open": self.stopped_epoch is None and exception is None}
-        tracker.conclude(self.stopping_reason, put_back, place, cost, why, **ended)
+        tracker.conclude(self.stopping_reason, restore_kept, place, cost, why, **ended)
         if exception is None:  # after one, the other processes may not come here
             tracker.summary = tracker.processes.broadcast(tracker.summary)
 

@@ -18,7 +18,7 @@ from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import gathered
 from bu_torch.run.processes import Processes, T
 from bu_torch.run.state import read_weights
-from bu_torch.run.weights import put_back
+from bu_torch.run.weights import put_training_weights
 
 _TREES = ("lightning.pytorch", "pytorch_lightning")
 FITTING = "fit"  # `TrainerFn.FITTING`
@@ -150,7 +150,7 @@ def go_on_from_raw_weights(pl_module: LightningModule, checkpoint: dict[str, Any
     # Strategies that shard weights have loaded them already, and removed them from the checkpoint.
     loaded = checkpoint["state_dict"] if "state_dict" in checkpoint else pl_module.state_dict()
     average = {name: gathered(value) for name, value in loaded.items() if name in raw}
-    if damage or not put_back(pl_module, raw, allow_missing=not pl_module.strict_loading):
+    if damage or not put_training_weights(pl_module, raw, allow_missing=not pl_module.strict_loading):
         average = {}
         rank_zero_warn(
             f"The checkpoint holds training weights beside their average, and they{damage or ' do not fit the module'}:"

@@ -66,7 +66,7 @@ class InputConsistency:
                 for part in parts:
                     part.register_forward_pre_hook(listener, with_kwargs=True, prepend=True)
                     part.register_forward_hook(listener.end)
-                self._reader.read(trainer, network, inputs, packing, is_whole=True)
+                self._reader.read(trainer, network, inputs, packing, in_one_batch=True)
             hook = _Listener(self._got, self._labels, most=_MOST_CALLS)
             self._handles = [
                 module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True) for module in self._expected
@@ -257,11 +257,11 @@ def _has_rows_of(expected: Tensor, got: Tensor) -> bool:
 
 def _is_partly_kept(expected: Tensor, got: Tensor) -> bool:
     """Return True if many of the nonzero values are unchanged, or 0 now."""
-    is_told = expected.abs() > _CLOSE * expected.abs().max()  # 0 is 0 in any unit
+    is_nonzero = expected.abs() > _CLOSE * expected.abs().max()  # 0 is 0 in any unit
     is_kept = (expected - got).abs() <= _CLOSE * expected.abs()
     # Dropout scales what it keeps; no change of units turns another value into 0.
-    is_masked = _KEPT < float((got == 0)[is_told].double().mean()) < _MASKED
-    return is_masked or bool(is_kept[is_told].double().mean() > _KEPT)
+    is_masked = _KEPT < float((got == 0)[is_nonzero].double().mean()) < _MASKED
+    return is_masked or bool(is_kept[is_nonzero].double().mean() > _KEPT)
 
 
 def holds_labels(value: Tensor, labels: Tensor | None) -> bool:

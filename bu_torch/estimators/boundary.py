@@ -157,11 +157,11 @@ class BoundaryUncertainty(PerturbedSamples):
 
     @property
     def probabilities(self) -> Tensor:
-        return self.classes.spread(self.probabilities_of_present, 0.0).unflatten(0, (-1, len(self.labels)))
+        return self.classes.expand(self.probabilities_of_present, 0.0).unflatten(0, (-1, len(self.labels)))
 
     @property
     def votes(self) -> Tensor:
-        return self.classes.spread(self.votes_of_present, 0.0)
+        return self.classes.expand(self.votes_of_present, 0.0)
 
     def score_logits(self, logits: Tensor) -> Tensor:
         logits = self.as_class_logits(logits, n_rows=len(self.perturbed))

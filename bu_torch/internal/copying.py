@@ -79,7 +79,7 @@ class Copying:
         self._replaced = replaced  # ids of tensors that get other values later
         self._copies: dict[int, Any] = {id(one): _sharing(one) for one in shared}
         self._originals: list[Any] = []  # kept alive, because the ids of freed objects are used again
-        self.held: list[Any] = []  # copies that only weak references lead to
+        self.held_weakly: list[Any] = []  # copies that only weak references lead to
         self._storages: dict[int, torch.UntypedStorage] = {}  # copies by the place of the original
         places = Counter[int]()
         self._parameters: dict[int, Any] = {}  # one in each storage
@@ -95,7 +95,7 @@ class Copying:
         known = self._copies.get(id(value), self)
         return self._copy(value) if known is self else known
 
-    def root(self, value: Any) -> Any:
+    def copy_root(self, value: Any) -> Any:
         """Copy an object that would be shared within another, such as a data module."""
         return self(value) if isinstance(value, nn.Module) else self._object(value)
 
@@ -132,8 +132,8 @@ class Copying:
 
     def _held(self, value: Any) -> Any:
         """Copy the target of a weak reference, and hold the copy, because nothing else may."""
-        self.held.append(self(value))
-        return self.held[-1]
+        self.held_weakly.append(self(value))
+        return self.held_weakly[-1]
 
     def _weak(self, value: Any) -> Any:
         if isinstance(value, weakref.ref):

@@ -279,13 +279,13 @@ class PresentClasses:
             return classes
         return torch.where(classes < self.n_classes, self._columns[classes.clamp(max=self.n_classes - 1)], classes)
 
-    def spread(self, columns: Tensor, fill: float) -> Tensor:
+    def expand(self, columns: Tensor, fill: float) -> Tensor:
         """Expand an array (n, C), or wider, to a column for each class, (n, J); absent classes get `fill`."""
         if len(self) == self.n_classes:
             return columns[:, : self.n_classes]
-        spread = columns.new_full((len(columns), self.n_classes), fill)
-        spread[:, self.classes] = columns[:, : len(self)]
-        return spread
+        expanded = columns.new_full((len(columns), self.n_classes), fill)
+        expanded[:, self.classes] = columns[:, : len(self)]
+        return expanded
 
     def to(self, device: torch.device | str) -> Self:
         """Move the mapping, in place."""

@@ -33,9 +33,9 @@ def _copied(value: Any, values: Mapping[str, Tensor] | None) -> tuple[Any, dict[
     shared = _shareable(network, replaced)
     with torch.no_grad(), torch.inference_mode(False):
         copying = Copying(network, shared.values(), {id(one) for one in replaced.values()})
-        made = copying.root(value)
-        if copying.held:
-            vars(made)["_held_by_copy"] = copying.held
+        made = copying.copy_root(value)
+        if copying.held_weakly:
+            vars(made)["_held_by_copy"] = copying.held_weakly
         if replaced:
             own = {name: one for name, one in _named(made) if name in replaced}
             torch._foreach_copy_([one.data for one in own.values()], [values[name] for name in own])

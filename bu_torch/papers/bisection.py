@@ -164,11 +164,11 @@ def divisive_clusters(points: Tensor, max_size: int, n_repeats: int, seed: int) 
     points = points.double()
     cluster = torch.arange(n_repeats, device=points.device).repeat_interleave(n_points)
     which = torch.arange(n_points, device=points.device).repeat(n_repeats)  # the point of each entry of `cluster`
-    is_whole = torch.zeros(n_repeats, dtype=torch.bool, device=points.device)  # clusters that cannot be split
+    is_final = torch.zeros(n_repeats, dtype=torch.bool, device=points.device)  # clusters that cannot be split
     while True:
-        n_clusters = len(is_whole)
+        n_clusters = len(is_final)
         is_large = torch.bincount(cluster, minlength=n_clusters) > max_size
-        is_open = is_large & ~is_whole
+        is_open = is_large & ~is_final
         rows = is_open[cluster].nonzero().squeeze(1)
         if not len(rows):
             return cluster.view(n_repeats, n_points)
@@ -180,11 +180,11 @@ def divisive_clusters(points: Tensor, max_size: int, n_repeats: int, seed: int) 
         size = torch.bincount(group, minlength=n_groups)
         n_second = torch.bincount(group[is_second], minlength=n_groups)
         is_split = (n_second > 0) & (n_second < size)
-        is_whole[is_open.nonzero().squeeze(1)[~is_split]] = True
+        is_final[is_open.nonzero().squeeze(1)[~is_split]] = True
         new = n_clusters + is_split.cumsum(0) - 1
         moves = is_second & is_split[group]
         cluster[rows[moves]] = new[group[moves]]
-        is_whole = torch.cat((is_whole, is_whole.new_zeros(int(is_split.sum()))))
+        is_final = torch.cat((is_final, is_final.new_zeros(int(is_split.sum()))))
 
 
 def _split_in_two(points: Tensor, group: Tensor, n_groups: int, draws: Tensor) -> Tensor:

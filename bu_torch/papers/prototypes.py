@@ -69,7 +69,7 @@ class PrototypeClassifier:
         self._classes = PresentClasses(labels)
         self._present = [self._fit_class(features[labels == c]) for c in self._classes.classes.tolist()]
         counts = torch.tensor([[len(prototypes) for prototypes in self._present]], device=features.device)
-        self.n_prototypes_ = self._classes.spread(counts, 0).squeeze(0)
+        self.n_prototypes_ = self._classes.expand(counts, 0).squeeze(0)
         return self
 
     @property
@@ -84,7 +84,7 @@ class PrototypeClassifier:
 
         Shape (n, J), inf for a class without samples; dtype and device of the features.
         """
-        return self._classes.spread(self._present_distances(features), math.inf)
+        return self._classes.expand(self._present_distances(features), math.inf)
 
     def top_pairs(self, features: Any) -> Tensor:
         """Likely Bayes pair of samples (n, d), with the d of `fit`: the two classes with the nearest prototypes.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bu_torch.internal.files import foreign_class, why_unreadable
 from bu_torch.internal.global_state import preserved_random_state
 from bu_torch.internal.replica import copy_of
-from bu_torch.run.weights import named_as
+from bu_torch.run.weights import with_names_of
 
 SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors")  # endings of checkpoints in a folder
 _STATES = ("state_dict", "model_state_dict", "model")  # Lightning's key, PyTorch's tutorials', torchvision's and timm's
@@ -172,7 +172,7 @@ def _build(build: Callable[..., Any], checkpoint: Checkpoint) -> Any:
 def _fill(module: nn.Module, checkpoint: Checkpoint) -> nn.Module:
     content = {**checkpoint.content, "state_dict": checkpoint.state_dict}
     _call_hook(module, "on_load_checkpoint", checkpoint, content)  # the hook may change the weights
-    state_dict = named_as(module.state_dict(), content["state_dict"])
+    state_dict = with_names_of(module.state_dict(), content["state_dict"])
     try:
         module.load_state_dict(state_dict, strict=getattr(module, "strict_loading", True))
     except RuntimeError as error:

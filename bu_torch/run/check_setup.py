@@ -56,7 +56,7 @@ class CheckSetup:
 
     def __init__(self, settings: MeasurementSettings, warn: Callable[[str], None], tell: Callable[[str], None]) -> None:
         self.settings, self._warn, self._tell = settings, warn, tell
-        self.samples: Samples | None = None  # in use, until `settle`; in the first process
+        self.samples: Samples | None = None  # in use, until `finish`; in the first process
         self.plan: Plan | None = None
         self.fingerprint: str | None = None  # identifies the samples of earlier checks
         self._is_restored = True
@@ -70,7 +70,13 @@ class CheckSetup:
         self._refused: ValueError | None = None  # why the file of the cache does not fit, if weights may yet change
         self._signals: Signals | None = None  # only in the process that has prepared
         # Settings that determine the samples and perturbations: with others, a resumed run plans anew.
-        self._asked = [settings.budget, settings.n_draws, settings.max_samples, settings.n_neighbors, settings.seed]
+        self._plan_settings = [
+            settings.budget,
+            settings.n_draws,
+            settings.max_samples,
+            settings.n_neighbors,
+            settings.seed,
+        ]
         # A resumed run cannot repeat the choice of a space, because the network has changed. So a state holds the whole
         # preparation if the space is the network's features, and otherwise the name of the space.
         self._saved: Tensor | None = None  # bytes of `Signals.packed`
@@ -117,7 +123,7 @@ class CheckSetup:
         the bytes of one, 0 for no limit; `when` says for the log when checks are due. Checks are made on `device`, or
         that of the samples. The space may be the features of `module` before training, and stays if earlier checks were
         made (`has_resumed`). Unless this `is_final`, a second call without a `source` prepares the same samples anew,
-        and a file of the cache that does not fit is refused by `settle` alone. If other processes get the perturbed
+        and a file of the cache that does not fit is refused by `finish` alone. If other processes get the perturbed
         inputs (`is_shared`), they are copied to the CPU. Errors are those of `Signals`.
         """
         if source is not None:
@@ -154,7 +160,7 @@ class CheckSetup:
         if is_shared:
             perturbed = perturbed[torch.arange(len(perturbed), device=perturbed.device)].to("cpu")
         if is_final:
-            self.settle()
+            self.finish()
         made = perturbed, self.plan, self.packing, self.takes_readings, self.loss_weights
         return Prepared(*made, signals.fingerprint, self._is_restored)
 
@@ -274,7 +280,7 @@ class CheckSetup:
             raise RuntimeError("This Tracker has no samples yet: call `start` first.")
         return self._signals
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Say how samples are measured, and free them, because they are not prepared again; in the first process.
 
         Raises if the file of the cache is for other samples.
@@ -367,7 +373,7 @@ class CheckSetup:
     def state_dict(self) -> dict[str, Any]:
         return {
             "plan": None if self.plan is None else tuple(self.plan),
-            "asked": self._asked,
+            "asked": self._plan_settings,
             "samples": self.fingerprint,
             "prepared": self._saved,
             "space": self._space,
@@ -378,5 +384,5 @@ class CheckSetup:
         """Continue from a checked state; with other settings, samples are planned anew."""
         self._saved, self._space = state["prepared"], state["space"]
         self.loss_weights, plan = state["loss_weights"], state["plan"]
-        if state["asked"] == self._asked and plan is not None and plan.n_samples >= self.settings.n_neighbors:
+        if state["asked"] == self._plan_settings and plan is not None and plan.n_samples >= self.settings.n_neighbors:
             self.plan, self.fingerprint = plan, state["samples"]

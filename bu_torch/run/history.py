@@ -146,7 +146,7 @@ class History:
             return "no weights could be saved"
         return "no finite check counted"
 
-    def fall_back(self, epoch: int | None, step: int | None = None) -> str:
+    def return_to(self, epoch: int | None, step: int | None = None) -> str:
         """Keep the check of this epoch and step, because later weights are lost; None if all weights are lost.
 
         Patience continues. Nothing changes if that check is kept already. Returns a warning that names the check whose

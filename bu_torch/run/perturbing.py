@@ -29,17 +29,17 @@ def with_readings(
     """
     if not may_be_read_again(settings):
         return samples
-    oddity = samples.oddity
+    why_unlike = samples.why_unlike
     if samples.is_random and samples.again is not None:
         try:
             return read_again(samples, n_draws)
         except UnreadableError as error:
-            oddity = str(error)
-    found = f"a second reading of the same samples {oddity or 'gives the same inputs'}"
+            why_unlike = str(error)
+    found = f"a second reading of the same samples {why_unlike or 'gives the same inputs'}"
     if settings.perturbation == "reading":
         found = "these are read once" if samples.again is None else found
         raise ValueError(f"{ASKED_TO_READ}: {found}. {WITHOUT_READING}")
-    if oddity:
+    if why_unlike:
         warn(
             f"Samples: {found}. That is no augmentation, so a check perturbs the first reading. Let the dataset give"
             " the same sample for the same index, augmented or not, or pass samples as `reference=(inputs, labels)`."

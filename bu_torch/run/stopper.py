@@ -25,7 +25,7 @@ from bu_torch.run.weights import BestWeights, load
 from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.samples import Samples, whole_samples
 
-_ALONE = (
+_CHECKS_ALONE = (
     "This process checks alone, of several that train. Buffers of BatchNorm differ among them, so that others may keep"
     " other weights, or go on and wait for this one for ever. Pass `process_group=torch.distributed.group.WORLD` in all"
     " of them, or check in one process alone and send its answer, and in the end its weights, to the others."
@@ -228,7 +228,7 @@ class BoundaryUncertaintyStopper(KeptResults):
             self.stopping_reason,
             lambda: how,
             {"is_by_steps": self._is_by_steps, "is_open": self.stopped_epoch is None},
-            self._tracker.timer.cost(),
+            self._tracker.timer.describe_cost(),
             kept_epoch=self.best_epoch,
             kept_step=self.best_step,
             stopped_epoch=self.stopped_epoch,
@@ -261,15 +261,15 @@ class BoundaryUncertaintyStopper(KeptResults):
         """
         entries = state_dict if isinstance(state_dict, Mapping) else {"checks": state_dict}
         self._tracker.load_state_dict(entries.get("checks"))
-        self._best, is_told = BestWeights(), False
+        self._best, has_warned = BestWeights(), False
         if self._tracker.history.compared:
             try:
                 self._best.load_state_dict(entries.get("keeper"))
             except ValueError as error:
-                is_told = True
+                has_warned = True
                 self._tracker.warn(describe_lost_best(error))
-        line = self._tracker.history.fall_back(self._best.epoch, self._best.step)
-        if line and not is_told:
+        line = self._tracker.history.return_to(self._best.epoch, self._best.step)
+        if line and not has_warned:
             self._tracker.warn(line)
 
     @property
@@ -280,7 +280,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         tracker, samples, started = self._tracker, self._samples, time.perf_counter()
         has_group = distributed.is_available() and distributed.is_initialized()
         if has_group and tracker.processes.count < distributed.get_world_size():
-            tracker.warn(_ALONE)
+            tracker.warn(_CHECKS_ALONE)
         one, n_training, n_operations = samples.inputs[:1], len(samples.inputs), 0
         one = one if self._keeps_integers or samples.packing is not None else as_floats(one)
         if tracker.check_setup.plan is None and isinstance(model, nn.Module):

@@ -135,7 +135,7 @@ class RunTimer:
         others = self.seconds_elsewhere + self.check_seconds + self.saving_seconds
         return time.perf_counter() - self._began - others
 
-    def cost(self) -> str:
+    def describe_cost(self) -> str:
         """Say what this package cost on top of training itself, since the start or the last resume.
 
         The figure is a lower bound: time that a trainer spends on hooks and on logged values is not known here.
@@ -149,7 +149,7 @@ class RunTimer:
         percent = f": {share:.0%}" if share < _LARGEST_SHARE else ""
         return f"{start}bu-torch took at least {total:.1f} s ({listed}) on top of {seconds:.1f} s of training{percent}."
 
-    def time_saved(self, first: int, n_trained: int, n_planned: int) -> str:
+    def describe_time_saved(self, first: int, n_trained: int, n_planned: int) -> str:
         """Say how long the remaining epochs would have taken, judged by those trained since the `first`."""
         if not first < n_trained < n_planned:
             return ""

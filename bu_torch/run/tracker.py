@@ -22,7 +22,7 @@ from bu_torch.run.processes import Processes
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.state import read_state
 from bu_torch.run.timing import Record, RunTimer, plain, row
-from bu_torch.run.weights import WeightAverage, listed, state_to_keep
+from bu_torch.run.weights import WeightAverage, few_names, state_to_keep
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.metrics import THRESHOLD, as_metric
 
@@ -121,7 +121,7 @@ class Tracker:
         if self.average is not None and isinstance(model, nn.Module):
             self.average.update(model, is_again=self.history.is_last(epoch, step))
             if self.average.renewed:
-                self.warn(f"The average of weights of another shape begins anew: {listed(self.average.renewed)}.")
+                self.warn(f"The average of weights of another shape begins anew: {few_names(self.average.renewed)}.")
         processes = self.processes
         values = processes.same_buffers(model, self.averages(model))
         with evaluation_copy(model, values, is_sharded=processes.are_sharded) as network:

@@ -215,19 +215,19 @@ class MatchedWeights(NamedTuple):
     def objection(self, *, allow_missing: bool) -> str:
         """Reason why the module cannot take the weights; "" if it can. `allow_missing`: some may be absent or extra."""
         if self.misshapen:
-            return f"weights have another shape or kind in the module, or are NaN: {listed(self.misshapen)}"
+            return f"weights have another shape or kind in the module, or are NaN: {few_names(self.misshapen)}"
         if self.missing and (self.unknown or not allow_missing):
-            return f"they lack weights of the module: {listed(self.missing)}"
+            return f"they lack weights of the module: {few_names(self.missing)}"
         if self.unknown and not allow_missing:
-            return f"the module has no place for {listed(self.unknown)}"
+            return f"the module has no place for {few_names(self.unknown)}"
         return "there are none" if not self.state and (self.missing or self.left_out) else ""
 
 
-def fitted(module: nn.Module, saved: Mapping[str, Any]) -> MatchedWeights:
+def match_weights(module: nn.Module, saved: Mapping[str, Any]) -> MatchedWeights:
     """Match saved weights to those of a module by name."""
     now = dict(module.state_dict())
     state, unknown, misshapen = {}, [], []
-    for name, value in named_as(now, saved).items():
+    for name, value in with_names_of(now, saved).items():
         if name not in now:
             unknown.append(name)
         elif not _are_alike(now[name], value):
@@ -259,7 +259,7 @@ def load(module: nn.Module, saved: Mapping[str, Any], *, allow_missing: bool) ->
 
     Raises a ValueError if they do not fit; then the module is as it was.
     """
-    kept, now, expected = fitted(module, saved), module.state_dict(), list[str]()
+    kept, now, expected = match_weights(module, saved), module.state_dict(), list[str]()
     if objection := kept.objection(allow_missing=allow_missing):
         raise ValueError(objection)
     before = {
@@ -284,7 +284,7 @@ def load(module: nn.Module, saved: Mapping[str, Any], *, allow_missing: bool) ->
     return kept
 
 
-def named_as(names: Iterable[str], saved: Mapping[str, Any]) -> dict[str, Any]:
+def with_names_of(names: Iterable[str], saved: Mapping[str, Any]) -> dict[str, Any]:
     """Saved weights under these names, if theirs differ by wrappers alone; all others keep their own.
 
     `torch.compile` puts `_orig_mod` into names; `DataParallel` and its kin put `module` into them.
@@ -295,8 +295,8 @@ def named_as(names: Iterable[str], saved: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in saved.items():
         alike = places.get(_unwrapped(name), [])
-        is_told = len(alike) == 1 and alike[0] not in saved and alike[0] not in found
-        found[alike[0] if is_told else name] = value
+        is_unique = len(alike) == 1 and alike[0] not in saved and alike[0] not in found
+        found[alike[0] if is_unique else name] = value
     return found
 
 
@@ -324,7 +324,7 @@ def changed_by_training(module: nn.Module, names: Iterable[str]) -> list[str]:
     return [name for name in names if may_have_changed(name)]
 
 
-def listed(names: list[str]) -> str:
+def few_names(names: list[str]) -> str:
     """Names in words: the first few, and how many more there are."""
     shown = ", ".join(names[:_MOST_NAMES])
     return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
@@ -346,7 +346,7 @@ def state_to_keep(model: object, values: Mapping[str, Tensor], network: nn.Modul
         return {n: one.clone() if isinstance(one, Tensor) else one for n, one in model.state_dict().items()}
 
 
-def put_back(module: nn.Module, weights: Mapping[str, Tensor], *, allow_missing: bool = False) -> bool:
+def put_training_weights(module: nn.Module, weights: Mapping[str, Tensor], *, allow_missing: bool = False) -> bool:
     """Put the weights of training, by name, back into a module that holds their average.
 
     Returns False and changes nothing if the module has no place for some of them, unless it `allow_missing` them.

@@ -139,7 +139,7 @@ def read_loader(
             indices = [indices[i] for i in chosen.tolist()]
             weights = None if weights is None else weights[chosen]
         again = LoaderRows(loader, indices, seed, keys, transform)
-        inputs, labels, is_random, oddity = again.read_first(max_bytes, looks_for_augmentation)
+        inputs, labels, is_random, why_unlike = again.read_first(max_bytes, looks_for_augmentation)
         are_known = len(labels) == len(indices)
         if not are_known:
             are_places, weights = False, None
@@ -147,7 +147,7 @@ def read_loader(
         inputs, packing = packed(inputs)
         samples = Samples(inputs, labels, rows, n_training, classes, is_stratified, weights, packing=packing)
         if looks_for_augmentation and are_known:
-            samples = samples._replace(is_random=is_random, oddity=oddity, again=again)
+            samples = samples._replace(is_random=is_random, why_unlike=why_unlike, again=again)
         return without_ignored(samples)
 
 

@@ -62,7 +62,7 @@ class FirstReading(NamedTuple):
     inputs: Any
     labels: Tensor
     is_random: bool = False  # its inputs differ, as augmentation makes them
-    oddity: str = ""  # it differs otherwise: what it does, in words
+    why_unlike: str = ""  # it differs otherwise: what it does, in words
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,14 +124,14 @@ class LoaderRows:
         return reading
 
     def _compared(self, first: tuple[Any, Tensor], batches: Iterator[Any]) -> tuple[bool, str]:
-        """Read a few samples again; `is_random` and `oddity` of a `FirstReading`."""
+        """Read a few samples again; `is_random` and `why_unlike` of a `FirstReading`."""
         n_samples = len(first[1])
         try:
             both, labels = concatenate([first, concatenate(batches, self.keys, self.transform)], NO_KEYS, None)
         except Exception as error:  # the user's code may raise anything
             return False, f"fails: {_said(error)}"
-        if oddity := _oddity(labels[n_samples:], labels[:n_samples]):
-            return False, oddity
+        if why_unlike := _why_unlike(labels[n_samples:], labels[:n_samples]):
+            return False, why_unlike
         leaves = pytree.tree_leaves(both)  # padded alike
         return not all(are_equal(tensor[:n_samples], tensor[n_samples:]) for tensor in leaves), ""
 
@@ -174,8 +174,8 @@ def read_again(samples: Samples, n_further: int) -> Samples:
         inputs, packing = packed(tree)
     except Exception as error:  # the user's code may raise anything
         raise UnreadableError(f"fails: {_said(error)}") from error
-    if oddity := _oddity(labels, samples.labels.repeat(n_times, *[1] * (samples.labels.ndim - 1))):
-        raise UnreadableError(oddity)
+    if why_unlike := _why_unlike(labels, samples.labels.repeat(n_times, *[1] * (samples.labels.ndim - 1))):
+        raise UnreadableError(why_unlike)
     if packing is None and inputs.shape[1:] != samples.inputs.shape[1:]:
         shapes = f"{tuple(inputs.shape[1:])} instead of {tuple(samples.inputs.shape[1:])}"
         raise UnreadableError(f"gives inputs of another shape, {shapes}")
@@ -185,7 +185,7 @@ def read_again(samples: Samples, n_further: int) -> Samples:
     return samples._replace(inputs=inputs[:n_samples], readings=readings, packing=packing)
 
 
-def _oddity(labels: Tensor, expected: Tensor) -> str:
+def _why_unlike(labels: Tensor, expected: Tensor) -> str:
     """Say what another reading does if it does not give these labels; "" if it does."""
     if len(labels) != len(expected):
         return f"gives {len(labels)} samples instead of {len(expected)}"

@@ -32,7 +32,7 @@ class Samples(NamedTuple):
     n_ignored: int = 0  # samples that were left out because their label is `IGNORED`
     is_random: bool = False  # whether inputs differ each time they are read, and nothing else does
     packing: Packing | None = None  # layout of several tensors in `inputs`; None if there is one
-    oddity: str = ""  # what a second reading does otherwise, in words, if it does not give the same samples
+    why_unlike: str = ""  # what a second reading does otherwise, in words, if it does not give the same samples
     again: "LoaderRows | None" = None  # reads these samples again; None if they cannot be, or nobody looked
     readings: Tensor | None = None  # further readings of the inputs, (n_draws, n, ...)
 

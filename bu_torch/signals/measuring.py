@@ -93,7 +93,7 @@ class Signals:
         self.boundary = BoundaryUncertainty(n_neighbors, n_draws, seed, **options)
         self.boundary.known_space = known_space
         self.boundary.ends_with_samples = any(SIGNALS[name].reads_samples for name in also)
-        self._of_papers: ProposalSignals | None = None
+        self._proposal_signals: ProposalSignals | None = None
 
     def fit(self, features: Any, labels: Any, sample_weight: Any = None, neighbors: Any = None) -> Self:
         """Compute all that does not depend on the classifier, on the device of the features.
@@ -110,11 +110,11 @@ class Signals:
         points = boundary.fit_points(inputs, labels, sample_weight, neighbors)
         perturbed, features = boundary.perturbed_points()
         # Near a sample that it was made from, a perturbed one would be trusted for having that sample's label.
-        made_of = boundary.perturbed.sources
-        if made_of is None:
-            made_of = torch.arange(len(points), device=points.device).repeat(boundary.n_draws)
+        sources = boundary.perturbed.sources
+        if sources is None:
+            sources = torch.arange(len(points), device=points.device).repeat(boundary.n_draws)
         trust = TrustScore().fit(points, boundary.classes.columns(labels))
-        distances = trust.class_distances(perturbed, made_of[: len(perturbed)])
+        distances = trust.class_distances(perturbed, sources[: len(perturbed)])
         boundary.estimate_probabilities(inputs, points, perturbed, features)
         pairs = None
         if boundary.ends_with_samples:
@@ -193,12 +193,12 @@ class Signals:
         if bayes_pairs is not None:
             from bu_torch.papers.proposal2 import ProposalSignals
 
-            self._of_papers = ProposalSignals(boundary, bayes_pairs, columns)
+            self._proposal_signals = ProposalSignals(boundary, bayes_pairs, columns)
         if boundary.sharpness > 1 and any(name in self.names for name in OF_SHARP):
             sharp = as_probabilities(probabilities.double() ** boundary.sharpness)
             self._derived["sharp_probabilities"] = counting_once(sharp, columns, boundary.weights)
         if self.metric is not None:
-            check_on(self.metric, boundary.classes.spread(plain, 0.0))
+            check_on(self.metric, boundary.classes.expand(plain, 0.0))
             if self.metric.of_counts is not None and boundary.classes.n_classes == 2:
                 self.names = tuple(dict.fromkeys((*self.names, *self.metric.entries)))
         warn_of(boundary, inputs)
@@ -224,7 +224,7 @@ class Signals:
     @property
     def class_distances(self) -> Tensor:
         """Distance (n_draws * N, J) from each perturbed sample to each class, the sample itself left out."""
-        return self.boundary.classes.spread(self._distances, torch.inf)
+        return self.boundary.classes.expand(self._distances, torch.inf)
 
     @property
     def votes(self) -> Tensor:
@@ -238,7 +238,7 @@ class Signals:
 
     def plain_probabilities(self, n_columns: int) -> Tensor:
         """The same if each sample counts once, with `n_columns` >= J columns, as metrics take them."""
-        plain = self.boundary.classes.spread(self._derived["plain_probabilities"], 0.0)
+        plain = self.boundary.classes.expand(self._derived["plain_probabilities"], 0.0)
         return torch.nn.functional.pad(plain, (0, max(0, n_columns - plain.shape[1])))
 
     @property
@@ -334,9 +334,9 @@ class Signals:
         }
         if self.metric is not None:
             values = metric_values(self.metric, inputs, has_threshold=THRESHOLD in self.names) | values
-        if self._of_papers is not None:
+        if self._proposal_signals is not None:
             is_finite = is_finite & own.isfinite().all()
-            values |= self._of_papers.measure(logits, own, columns)
+            values |= self._proposal_signals.measure(logits, own, columns)
         values = {name: torch.where(is_finite, values[name], torch.nan) for name in self.names}
         contributions, counted = contributions_to(self.metric, inputs)
         error = torch.zeros_like(values["expected_accuracy"])
@@ -349,7 +349,7 @@ class Signals:
         check_fitted(self, "_fingerprint")
         self.boundary.to(device)
         self._distances = self._distances.to(device)
-        if self._of_papers is not None:
-            self._of_papers.to(device)
+        if self._proposal_signals is not None:
+            self._proposal_signals.to(device)
         self._derived = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), self._derived)
         return self

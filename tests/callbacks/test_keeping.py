@@ -14,7 +14,7 @@ from problems import Classifier, Weights, blobs, cut, loader, same, scripted, we
 from problems import fit as trained
 from torch import nn
 
-from bu_torch.run.weights import changed_by_training, listed
+from bu_torch.run.weights import changed_by_training, few_names
 
 
 def fit(folder, own, *callbacks, **options):
@@ -114,7 +114,7 @@ class TestWeightsLeftOut:
         module[1].weight = module[0].weight
         assert changed_by_training(module, ["1.weight", "1.bias"]) == ["1.bias"]
         assert changed_by_training(module, ["0.weight", "1.weight"]) == ["0.weight", "1.weight"]
-        assert listed(list("abcdefg")) == "a, b, c, d, e and 2 more"
+        assert few_names(list("abcdefg")) == "a, b, c, d, e and 2 more"
 
 
 class Changing(Classifier):

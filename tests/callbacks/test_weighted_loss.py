@@ -285,7 +285,7 @@ def test_a_class_that_the_first_steps_lack_is_waited_for_or_counts_as_the_others
             watch.begin(labels)
             watch.see((of_each(logits, labels) * weights[labels]).mean())
             watch.end()
-        assert not watch.is_settled
+        assert not watch.has_seen_enough
         assert watch.found(3) == (expected, "")
 
 

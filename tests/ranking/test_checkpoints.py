@@ -12,7 +12,7 @@ from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopping, load_checkpoint
 from bu_torch.ranking.checkpoints import module_with_weights
-from bu_torch.run.weights import named_as
+from bu_torch.run.weights import with_names_of
 
 
 class Chosen(problems.Classifier):
@@ -221,7 +221,11 @@ def test_names_of_wrappers_make_no_difference(tmp_path, wrapped):
 
 def test_names_that_mean_two_weights_are_told_apart():
     one, two, three = (torch.full((1,), float(n)) for n in range(3))
-    assert named_as(["a.w", "module.a.w"], {"a.w": one, "module.a.w": two}) == {"a.w": one, "module.a.w": two}
-    assert named_as(["a.w", "module.a.w"], {"_orig_mod.a.w": one}) == {"_orig_mod.a.w": one}
-    assert named_as(["a.w"], {"module.a.w": one, "a.w": two, "b": three}) == {"module.a.w": one, "a.w": two, "b": three}
-    assert named_as(["a.w"], {"module.a.w": one, "_orig_mod.a.w": two}) == {"a.w": one, "_orig_mod.a.w": two}
+    assert with_names_of(["a.w", "module.a.w"], {"a.w": one, "module.a.w": two}) == {"a.w": one, "module.a.w": two}
+    assert with_names_of(["a.w", "module.a.w"], {"_orig_mod.a.w": one}) == {"_orig_mod.a.w": one}
+    assert with_names_of(["a.w"], {"module.a.w": one, "a.w": two, "b": three}) == {
+        "module.a.w": one,
+        "a.w": two,
+        "b": three,
+    }
+    assert with_names_of(["a.w"], {"module.a.w": one, "_orig_mod.a.w": two}) == {"a.w": one, "_orig_mod.a.w": two}

@@ -8,7 +8,7 @@ from problems import averages_of, close, same, weights_of
 from torch import nn
 
 from bu_torch.internal.replica import copy_of
-from bu_torch.run.weights import WeightAverage, put_back
+from bu_torch.run.weights import WeightAverage, put_training_weights
 
 
 def network(seed=0):
@@ -205,9 +205,11 @@ def test_weights_that_enter_again_after_a_resume_count_once():
 def test_weights_of_training_that_do_not_fit_change_nothing(wrong):
     module = network()
     before = weights_of(module)
-    assert not put_back(module, {"0.bias": torch.ones(5), **wrong})
+    assert not put_training_weights(module, {"0.bias": torch.ones(5), **wrong})
     assert same(weights_of(module), before)
-    assert put_back(module, {"0.bias": torch.ones(5), **wrong}, allow_missing=True) == ("none.such" in wrong)
+    assert put_training_weights(module, {"0.bias": torch.ones(5), **wrong}, allow_missing=True) == (
+        "none.such" in wrong
+    )
 
 
 def tied_by_transpose():
@@ -233,7 +235,7 @@ def test_the_weights_of_training_go_back_where_their_average_was_loaded(make, na
     assert aside.keys() == names
     loaded = make()
     loaded.load_state_dict(saved)
-    assert put_back(loaded, aside)
+    assert put_training_weights(loaded, aside)
     assert same(weights_of(loaded), before)
     assert same({name: saved[name] for name in of_average}, of_average)
     assert names <= of_average.keys()

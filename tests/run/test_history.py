@@ -41,7 +41,7 @@ def test_it_falls_back_to_what_is_saved(lost_at, left, then, saved):
     history = History(Settings(patience=9))
     feed(history, lost_at)
     wait = history.verdict.wait
-    history.fall_back(left)
+    history.return_to(left)
     assert kept(history) == (left if left in range(len(lost_at)) else None)
     assert (history.verdict.wait, history.verdict.best, history.is_kept_new) == (wait, max(lost_at), False)
     assert feed(history, then) == saved
@@ -153,12 +153,12 @@ def test_a_loss_is_judged_by_its_fall_and_under_its_own_name():
 def test_the_check_whose_weights_are_lost_is_named_and_one_without_a_score_is_never_kept():
     history = History(Settings())
     feed(history, [0.5, 0.9, 0.4])
-    assert history.fall_back(1) == ""
-    assert history.fall_back(0).startswith("The weights of epoch 1, the best so far, are not in the state. That of")
-    assert history.fall_back(7).endswith("The best of the coming epochs is kept instead.")
+    assert history.return_to(1) == ""
+    assert history.return_to(0).startswith("The weights of epoch 1, the best so far, are not in the state. That of")
+    assert history.return_to(7).endswith("The best of the coming epochs is kept instead.")
     history = History(Settings())
     feed(history, [float("nan")])
-    history.fall_back(0)
+    history.return_to(0)
     assert history.kept is None
     feed(history, [0.5])
     assert history.kept["epoch"] == 1

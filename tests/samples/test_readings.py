@@ -130,7 +130,7 @@ def test_what_is_no_augmentation_is_told(odd, num_workers):
     item, said = ODD[odd]
     samples = read(Counted(item), num_workers=num_workers)
     assert not samples.is_random
-    assert re.match(said, samples.oddity)
+    assert re.match(said, samples.why_unlike)
     assert torch.equal(samples.inputs, X)
 
 
