@@ -29,11 +29,11 @@ _MOST_FEATURES = 1024  # the cost of a metric grows with their square
 _MOST_OPERATIONS = 1e10  # to learn a metric once: some seconds
 _LEAST_SAMPLES = 150  # to try a metric: with fewer, it gains next to nothing
 _MODULE_BATCH = 64  # as a usual training batch, so that memory suffices
-_FOLDS = 2
+_FOLDS = 3
 _IN_TRIAL = 1200  # samples
 _VOTERS = 39  # nearest samples, as many as a cluster has by default
-_LANDMARKS = 100  # fewer in the trial than later: time grows with their cube
-_LEAST_UNTAUGHT = 1000  # from this many samples on, they judge better than the halves
+_LANDMARKS = 200  # fewer in the trial than later: time grows with their cube
+_LEAST_UNTAUGHT = 1000  # from this many samples on, they judge better than the folds
 _NEIGHBORS, _REGRESSION = 1.0, 2.0  # standard errors that a gain must exceed
 _NEARLY_ALL = 0.95  # weight of one regression beside which the other is not worth its time
 
@@ -42,8 +42,8 @@ _NEARLY_ALL = 0.95  # weight of one regression beside which the other is not wor
 class MetricTrial:
     """Class probabilities (n, C) of n samples in a space and in the metric, from other samples alone.
 
-    Two halves are made of at most 1200 samples. The metric, a regression and the votes of the nearest see one of them,
-    and predict the other. (Leave-one-out predictions given the metric promise too much, because it has seen the label.)
+    Three folds are made of at most 1200 samples. The metric, a regression and the votes of the nearest see two of them,
+    and predict the third. (Leave-one-out predictions given the metric promise too much, because it has seen the label.)
     """
 
     labels: Tensor  # (n,)

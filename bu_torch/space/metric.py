@@ -15,7 +15,7 @@ from bu_torch.space.features import FeatureSpace
 
 _ITERATIONS = 2
 _PENALTIES = [1e-3, 1e-2, 0.1, 1.0, 10.0]
-_PAIRS = 2**16  # enough for the median distance
+_PAIRS = 2**18  # enough for the median distance
 
 
 class LabelMetric:
@@ -43,7 +43,7 @@ class LabelMetric:
     root_: Tensor
     rows_: Tensor
 
-    def __init__(self, n_landmarks: int = 350, max_samples: int = 2500, seed: int = 0) -> None:
+    def __init__(self, n_landmarks: int = 500, max_samples: int = 2500, seed: int = 0) -> None:
         self.n_landmarks = check_integer("n_landmarks", n_landmarks, 1)
         self.max_samples = check_integer("max_samples", max_samples, 2)
         self.seed = check_seed(seed)
