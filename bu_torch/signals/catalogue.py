@@ -43,6 +43,7 @@ class SignalInputs:
     repeated_weights: Tensor | None  # (D * N,) the same for each draw
     kernel: Tensor  # (D * N,) nearness to the network's boundary times the weight, float64
     attainable: functional.Attainable  # most that accuracy, uncertainty and trust reach at the perturbed inputs
+    attainable_crossing: list[float]  # `Crossing.attainable`
     skill: float  # skill of predicting left-out labels, in [0, 1]
     are_rows: bool  # samples are rows of a table: no images, no texts
     label_weight: Tensor  # weight of the agreement with the labels beside expected accuracy, a float64 scalar

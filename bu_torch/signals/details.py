@@ -131,7 +131,7 @@ def details_of(inputs: SignalInputs, n_doubtful: int) -> Details:
     shown = meeting.shares.argsort(descending=True, stable=True)[:_MOST_PAIRS]
     columns = (column[shown].tolist() for column in meeting)
     return Details(
-        crossing=Crossing(*(_by_rank(local, place, inputs.repeated_weights) for place in (gap, -local))),
+        crossing=Crossing(mean_by_rank(local, gap, inputs.repeated_weights), inputs.attainable_crossing),
         pairs=[Pair(k, j, *rest) for (k, j), *rest in zip(*columns, strict=True)],
         n_pairs_left_out=len(meeting.shares) - len(shown),
         log_trust=_histogram(inputs.trust.double().log(), -7.0, 7.0, 28),
@@ -139,7 +139,7 @@ def details_of(inputs: SignalInputs, n_doubtful: int) -> Details:
     )
 
 
-def _by_rank(local: Tensor, place: Tensor, weights: Tensor | None) -> list[float]:
+def mean_by_rank(local: Tensor, place: Tensor, weights: Tensor | None) -> list[float]:
     """Mean of `local` (N,) in each of `_N_PARTS` equal parts of the samples, sorted by `place`; NaN if one is empty."""
     order = place.argsort(stable=True)
     drawn = torch.ones_like(local) if weights is None else weights[order]

@@ -24,7 +24,7 @@ from bu_torch.perturbation.draws import PerturbedInputs, are_rows
 from bu_torch.perturbation.moves import Readings
 from bu_torch.samples.balance import weights_of
 from bu_torch.signals.catalogue import SIGNALS, SignalInputs
-from bu_torch.signals.details import Measurement
+from bu_torch.signals.details import Measurement, mean_by_rank
 from bu_torch.signals.metric_values import OF_SHARP, contributions_to, counting_once, metric_values
 from bu_torch.signals.metrics import THRESHOLD, as_metric, check_on
 from bu_torch.signals.preparation import fingerprint_of, read_arrays, warn_of, write_arrays
@@ -186,6 +186,7 @@ class Signals:
             "plain_probabilities": (plain := counting_once(probabilities, columns, boundary.weights)),
             "sharp_probabilities": plain,
             "attainable": functional.attainable(probabilities, distances[:, :-1], repeated),
+            "attainable_crossing": mean_by_rank(boundary.local_uncertainty, -boundary.local_uncertainty, repeated),
             "skill": min(max(self.skill, 0.0), 1.0),
             "are_rows": are_rows(boundary.perturbation, inputs),
             "label_weight": cost_of_memorising(probabilities, repeated) * (is_reading / 2),
