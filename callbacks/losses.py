@@ -90,7 +90,10 @@ class LossWatch:
         elif is_weighted and len({weights.get(place) for place in present}) > 1:
             if present <= weights.keys() and all(0 < weights[place] < math.inf for place in present):
                 return [weights[place] if place in present else 1.0 for place in range(n_classes)], ""
-            why = "a loss of the labels has a weight that is not positive, or shows none for a class"
+            why = (
+                "a loss of the labels ignores a class, or has a weight that is not positive, or shows none for a class."
+                " Samples to ignore have the label -100"
+            )
         return None, f"{_COUNTS_ALIKE}: {why}. {_TO_WEIGH}" if why else ""
 
     def _agreeing(self) -> list[_Weights | None]:
@@ -147,14 +150,14 @@ def _losses_of(loss: Tensor, labels: Tensor | None) -> Iterator[_Loss]:
 
 
 def _is_product(node: Any) -> bool:
-    return node.name().startswith(("Mul", "Div"))
+    return node.name().startswith(("Mul", "Div", "Dot"))
 
 
 def _constants(node: Any) -> list[Tensor]:
     """Factors of a product or a quotient that nothing trains."""
     if not _is_product(node):
         return []
-    saved = _saved(node, "self"), _saved(node, "other")
+    saved = [_saved(node, name) for name in ("self", "other", "tensor")]
     found = [one for one in saved if one is not None and not one.requires_grad and one.numel() > 1]
     return [1 / one for one in found] if node.name().startswith("Div") else found
 
@@ -186,6 +189,7 @@ def _described(node: Any, target: Tensor, factors: tuple[Tensor, ...], labels: T
         by_class, positive = None, _saved(node, "pos_weight")
         if positive is not None and (positive.numel() > 1 or target.shape[1:].numel() == 1):
             each.append(torch.where(target > 0, positive, torch.ones_like(positive)))
+    each += _ignored(node, target)
     each = [one.detach().double().cpu() for one in each]
     by_class = None if by_class is None or by_class.amin() == by_class.amax() else by_class.detach().double().cpu()
     is_weighted = by_class is not None or any(one.amin() < one.amax() for one in each)
@@ -197,7 +201,7 @@ def _described(node: Any, target: Tensor, factors: tuple[Tensor, ...], labels: T
     for one in each:
         if one.numel() == len(classes) and one.ndim < 3:
             weights, is_by_row = weights * one.flatten(), True
-        elif one.shape == (1, target.shape[-1]):
+        elif target.ndim == 2 and one.shape in ((target.shape[1],), (1, target.shape[1])):
             by_class = one.flatten() if by_class is None else by_class * one.flatten()
         elif one.amin() < one.amax():
             return _Loss(True, True, False, None)
@@ -209,6 +213,12 @@ def _described(node: Any, target: Tensor, factors: tuple[Tensor, ...], labels: T
         places = range(len(by_class)) if not is_by_row else [place for place in found if place < len(by_class)]
         found = {place: found.get(place, 1.0) * float(by_class[place]) for place in places}
     return _Loss(True, is_weighted, is_by_row, found)
+
+
+def _ignored(node: Any, target: Tensor) -> list[Tensor]:
+    """Weights of 0 and 1 of the samples if a loss ignores a class; -100, the default, is saved as a large number."""
+    ignored = getattr(node, "_saved_ignore_index", -1)
+    return [(target != ignored).double()] if 0 <= ignored < 2**31 else []
 
 
 def describe_weights(weights: list[float], *, has_resumed: bool = False) -> str:

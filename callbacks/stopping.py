@@ -294,7 +294,10 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
 
     def _conclude(self, trainer: Trainer, exception: BaseException | None) -> None:
         """Restore the kept epoch, and say in a line what was kept and why training ended."""
-        tracker, kept, keeper = self.tracker, self._kept, self._keeper
+        tracker, keeper = self.tracker, self._keeper
+        if keeper is not None:  # an exception may come between a check and the saving of its weights
+            tracker.history.return_to(keeper.best_epoch, keeper.best_step)
+        kept = self._kept
         if exception is not None or self.stopped_epoch is None:
             others = [one for one in trainer.callbacks if isinstance(one, type(self)) and one.stopped_epoch is not None]
             is_theirs = bool(others) and exception is None

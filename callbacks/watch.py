@@ -21,6 +21,7 @@ from bu_torch.samples.samples import UnreadableError, packed
 _Call = dict[str | int, Tensor]
 _MOST_BATCHES = 5  # until the network has been called
 _MOST_CALLS = 64  # calls of a module in a batch
+_MOST_COMPARED = 2**22  # numbers of the samples that a batch is compared with
 _OF_BYTES = (
     "A check calls `forward` with floating-point numbers: let it scale them as it scales bytes, or scale them in"
     " `on_after_batch_transfer`."
@@ -125,6 +126,19 @@ class InputConsistency:
             # A layer that takes bytes may scale them but not floats, so its parts decide.
             of_bytes = _AFTER_BYTES
         return ""
+
+
+def difference_from_samples(samples: Tensor, batch: Any, keys: Keys) -> str:
+    """Say how the inputs of a batch differ from the samples (N, ...) that were read; "" if they do not, or if unknown.
+
+    Rows of the samples, in any order, do not differ.
+    """
+    with suppress(UnreadableError, TypeError, MisconfigurationException):
+        inputs, _ = packed(split_batch(batch, keys)[0])
+        some = samples[: max(1, _MOST_COMPARED // samples[0].numel())].detach().cpu()
+        if some.is_floating_point() and inputs.is_floating_point() and some.shape[1:] == inputs.shape[1:]:
+            return difference_of(some, inputs.detach().cpu())
+    return ""
 
 
 def labels_in(batch: Any, keys: Keys) -> Tensor | None:

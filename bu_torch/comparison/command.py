@@ -11,7 +11,7 @@ import torch
 
 from bu_torch.comparison.tables import Comparison, Split, compare, read_table
 from bu_torch.internal.inputs import check_integer, check_number
-from bu_torch.internal.printing import say
+from bu_torch.internal.printing import cleaned, say
 from bu_torch.signals.metrics import METRIC_HELP, as_metric, metric_from
 
 _DESCRIPTION = """\
@@ -58,14 +58,17 @@ def _run(options: argparse.Namespace) -> None:
     level = log.level
     found: list[Comparison] = []
     lost: list[str] = []
+    line = ""
     try:
         log.setLevel(logging.WARNING)  # hides the messages of each training
         torch.set_num_threads(1)  # enough for a small network
         for path, table in tables.items():
             try:
                 runs = [compare(table, seed, n_epochs, noise, metric) for seed in range(n_seeds)]
-            except ValueError as error:
-                raise ValueError(f"`{path}`: {error}") from error
+            except ValueError as error:  # too few samples of a class, for one of the ways
+                line = f"`{path}`: {cleaned(error)}"
+                say(f"Left out: {line}")
+                continue
             if not found:
                 say(_row("test error" if metric is None else metric.title, runs[0].results))
             name, results = path.name.partition(".csv")[0], [run.results for run in runs]
@@ -78,6 +81,8 @@ def _run(options: argparse.Namespace) -> None:
     finally:
         log.setLevel(level)
         torch.set_num_threads(n_threads)
+    if not found:
+        raise ValueError(line)
     say(_row("mean", _means([run.results for run in found])))
     if len(found) > 1:
         say(_row("minus bu-torch", _differences([run.results for run in found])))

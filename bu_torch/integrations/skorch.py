@@ -13,6 +13,7 @@ from bu_torch.run.history import describe_exception
 from bu_torch.run.settings import Settings
 
 try:
+    from skorch import NeuralNetClassifier
     from skorch.callbacks import Callback
 except ImportError as error:
     raise missing("skorch", "skorch") from error
@@ -23,8 +24,8 @@ _OPTIONS = {field.name: field.default for field in fields(Settings)} | {"folder"
 class BoundaryUncertaintyEarlyStopping(Callback):
     """Stop a net when its decision boundary gets no better, and load the best weights; for `train_split=None`.
 
-    It records the rule's score and `boundary_uncertainty` in the net's history. With the criterion `NLLLoss`, skorch's
-    default, the module gives probabilities, and their logarithm is read.
+    It records the rule's score and `boundary_uncertainty` in the net's history. With `NLLLoss`, the default of
+    skorch's `NeuralNetClassifier`, its module gives probabilities, and their logarithm is read.
 
     Args:
         load_best: Load the weights of the best epoch when training ends.
@@ -52,7 +53,9 @@ class BoundaryUncertaintyEarlyStopping(Callback):
         self.is_within_epoch_ = True
         if self.stopper_ is None:
             options = {name: getattr(self, name) for name in _OPTIONS} | {"output_key": None}
-            self.network_ = CalledNetwork(net.module_, isinstance(net.criterion_, nn.NLLLoss), self.output_key)
+            # Other nets of skorch give such a loss what the module gives: logarithms.
+            gives_probabilities = isinstance(net, NeuralNetClassifier) and isinstance(net.criterion_, nn.NLLLoss)
+            self.network_ = CalledNetwork(net.module_, gives_probabilities, self.output_key)
             self.stopper_ = make_stopper(self.network_, net.get_iterator(dataset_train, training=True), options)
 
     def on_epoch_end(self, net: Any, dataset_train: Any = None, dataset_valid: Any = None, **kwargs: Any) -> None:

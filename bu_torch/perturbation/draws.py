@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bu_torch.functional.checks import check_choice, check_index, check_range
 from bu_torch.internal.inputs import as_features, as_flat_features, as_floats, as_tensor, is_finite
+from bu_torch.internal.packing import takes
 from bu_torch.neighbors.graph import distance_among
 from bu_torch.perturbation.moves import MixedMove, Readings, exchange_run, move_toward
 from bu_torch.space.features import standardize
@@ -166,6 +167,11 @@ def check_perturbation(perturbation: Any) -> Perturbation | None:
         )
     if isinstance(perturbation, str):
         check_choice("perturbation", perturbation, get_args(PerturbationName))
+    elif callable(perturbation) and not takes(perturbation, None, None, None):
+        raise TypeError(
+            "`perturbation` must take three arguments (inputs, nearest_distance, generator), got a callable that does"
+            " not."
+        )
     return perturbation
 
 

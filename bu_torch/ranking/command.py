@@ -67,11 +67,11 @@ def _run(options: argparse.Namespace) -> None:
     if options.keep is not None and not 1 <= options.keep <= len(files):
         raise ValueError(f"`--keep` must be from 1 to the number of checkpoints, {len(files)}, got {options.keep}.")
     ranking = _rank(files, options)
+    say(str(ranking))  # first: a file may fail
     if options.json is not None:
         ranking.to_json(options.json)
     if options.csv is not None:
         ranking.to_csv(options.csv)
-    say(str(ranking))
     if options.keep is not None:
         for copy in ranking.copy_best(options.keep, options.to):
             say(f"kept {cleaned(copy)}")

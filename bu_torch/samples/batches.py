@@ -205,8 +205,13 @@ def _entries_of_tuple(batch: Sequence[Any], keys: Keys) -> tuple[Any, Any]:
     input_key, label_key, network = keys
     if (input_key is None) != (label_key is None):
         raise UnreadableError("`input_key=` and `label_key=` go together, got one of them.")
-    named = _named(input_key, label_key)
-    if all(isinstance(place, int) for _, place in named):
+    named = [(name, _as_place(key)) for name, key in _named(input_key, label_key)]
+    for name, key in named if input_key is not None else ():
+        if not isinstance(key, int):
+            raise UnreadableError(
+                f"`{name}={key!r}` is a key of a dict, but batches are tuples of {len(batch)}: name places, from 0 on."
+            )
+    if input_key is not None:
         for name, place in named:
             if place not in range(-len(batch), len(batch)):
                 raise UnreadableError(f"`{name}={place}` is not a place in a batch of {len(batch)}.")
@@ -217,6 +222,11 @@ def _entries_of_tuple(batch: Sequence[Any], keys: Keys) -> tuple[Any, Any]:
     if len(batch) > 2 and network is not None and _ends_with_labels(batch, network):
         return tuple(batch[:-1]), batch[-1]
     raise UnreadableError(f"{_NO_BATCH}, got a {type(batch).__name__} of {len(batch)}.")
+
+
+def _as_place(key: Any) -> Any:
+    """Place that a command line gives as a string; all else as it is."""
+    return int(key) if isinstance(key, str) and key.isdecimal() else key
 
 
 def _named(input_key: Any, label_key: Any) -> list[tuple[str, Any]]:

@@ -83,6 +83,18 @@ def test_the_command_prints_a_row_for_each_table_and_leaves_logs_and_threads(tmp
     assert (logging.getLogger("bu_torch").level, torch.get_num_threads()) == before
 
 
+def test_a_table_that_is_too_small_for_one_of_the_ways_is_left_out(tmp_path, capsys):
+    inputs, labels = problems.blobs(160)
+    for name, given in (("good", labels == 0), ("rare", torch.arange(160) < 2)):
+        pd.DataFrame(inputs).assign(label=given).to_csv(tmp_path / f"{name}.csv", index=False)
+    command = ["compare", "--seeds", "1", "--epochs", "2", "--metric", "f1"]
+    assert main([*command, str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"Left out: `.*rare\.csv`", out)
+    assert "\nmean" in out
+    assert main([*command, str(tmp_path / "rare.csv")]) == 1
+
+
 def test_the_command_says_what_is_wrong(tmp_path, capsys):
     assert main(["compare", str(tmp_path)]) == 1
     assert "There is no file `*.csv`" in capsys.readouterr().err

@@ -124,3 +124,17 @@ def test_ctrl_c_is_said_and_the_best_epoch_is_loaded(caplog):
     assert of(made).stopping_reason == "Training was interrupted (KeyboardInterrupt)."
     assert "its weights are in the model. Training was interrupted" in caplog.text
     assert len(of(made).history) == 2
+
+
+def test_a_net_that_is_no_classifier_gives_its_loss_logarithms():
+    class LogProbabilities(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(x).log_softmax(1)
+
+    callback, options = stopping(), {"max_epochs": 2, "train_split": None, "verbose": 0}
+    skorch.NeuralNet(LogProbabilities, nn.NLLLoss, callbacks=[callback], **options).fit(INPUTS, LABELS)
+    assert len(callback.stopper_.history) == 2

@@ -61,6 +61,13 @@ def test_ranks_writes_and_copies(project, capsys):
     assert f"kept {Path('kept', ranking.best.path.name)}" in said
 
 
+def test_a_ranking_is_printed_though_its_file_cannot_be_written(project, capsys):
+    assert rank("checkpoints", "--json", project) == 1
+    said = capsys.readouterr()
+    assert said.out.startswith("3 candidates")
+    assert "directory" in said.err
+
+
 def test_takes_instances_and_names_a_file_that_comes_twice(project, capsys):
     files = ("checkpoints/0.ckpt", "checkpoints/2.ckpt", "checkpoints/0.ckpt")
     assert rank(*files, "--device", "cpu", module="ranked_project:net") == 0

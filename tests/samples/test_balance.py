@@ -1,6 +1,7 @@
 """Weights of classes and samples, beside those of scikit-learn."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from problems import blobs, weights_at_random
@@ -44,7 +45,9 @@ class TestClassWeight:
         assert torch.equal(weights_of(RARE * 2, [1.0, 99.0, 2.0, 99.0, 3.0, 99.0]), weights_of(RARE, [1.0, 2.0, 3.0]))
 
     def test_the_order_of_a_dict_does_not_matter(self):
-        assert {repr(check_class_weight(given)) for given in ({2: 1.0, 0: 3}, {0: 3.0, 2: 1})} == {"{0: 3.0, 2: 1.0}"}
+        series = pd.Series([1.0, 3.0], index=[2, 0])  # as `1 / labels.value_counts()` has classes in its index
+        found = {repr(check_class_weight(given)) for given in ({2: 1.0, 0: 3}, {0: 3.0, 2: 1}, series)}
+        assert found == {"{0: 3.0, 2: 1.0}"}
 
     @pytest.mark.parametrize(
         ("given", "error", "message"),
