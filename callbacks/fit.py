@@ -23,7 +23,7 @@ from bu_torch.callbacks.trainer import (
     evaluation_weights,
     misconfigured,
 )
-from bu_torch.callbacks.watch import InputConsistency, difference_from_samples, labels_in
+from bu_torch.callbacks.watch import InputConsistency, labels_in
 from bu_torch.internal.copying import CopyError
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.printing import showing_progress
@@ -193,22 +193,11 @@ class FitSession:
             started = time.perf_counter()
             self._reader.validate_forward(trainer, pl_module, self.tracker)
             if self.source.reference is None:
-                self._compare_with_samples(pl_module, batch)
+                self._check_samples.warn_of_other_units(batch, self._keys._replace(network=pl_module))
                 self.input_consistency.begin(trainer, pl_module, batch, self.tracker.processes)
             self.tracker.timer.seconds_elsewhere += time.perf_counter() - started
         if self._awaits_weights:
             self.loss_watch.begin(labels_in(batch, self._keys._replace(network=pl_module)))
-
-    def _compare_with_samples(self, pl_module: LightningModule, batch: Any) -> None:
-        """Warn if the first batch has other units than the samples that were read."""
-        if self.tracker.processes.rank == 0 and self.tracker.check_setup.is_prepared:
-            samples = self.tracker.check_setup.signals.perturbed.samples
-            if line := difference_from_samples(samples, batch, self._keys._replace(network=pl_module)):
-                rank_zero_warn(
-                    f"The first batch has {line} in the samples that bu-torch has read. If the loader's `__iter__` or"
-                    " another callback prepares batches, the scores do not describe the trained network: prepare them"
-                    " in `collate_fn` or `on_after_batch_transfer`, or pass `reference=(inputs, labels)`."
-                )
 
     def see_loss(self, loss: Tensor) -> None:
         """Note what a step is trained by, before its backward pass."""

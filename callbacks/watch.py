@@ -21,7 +21,6 @@ from bu_torch.samples.samples import UnreadableError, packed
 _Call = dict[str | int, Tensor]
 _MOST_BATCHES = 5  # until the network has been called
 _MOST_CALLS = 64  # calls of a module in a batch
-_MOST_COMPARED = 2**22  # numbers of the samples that a batch is compared with
 _OF_BYTES = (
     "A check calls `forward` with floating-point numbers: let it scale them as it scales bytes, or scale them in"
     " `on_after_batch_transfer`."
@@ -135,9 +134,8 @@ def difference_from_samples(samples: Tensor, batch: Any, keys: Keys) -> str:
     """
     with suppress(UnreadableError, TypeError, MisconfigurationException):
         inputs, _ = packed(split_batch(batch, keys)[0])
-        some = samples[: max(1, _MOST_COMPARED // samples[0].numel())].detach().cpu()
-        if some.is_floating_point() and inputs.is_floating_point() and some.shape[1:] == inputs.shape[1:]:
-            return difference_of(some, inputs.detach().cpu())
+        if samples.is_floating_point() and inputs.is_floating_point() and samples.shape[1:] == inputs.shape[1:]:
+            return difference_of(samples, inputs.detach().cpu())
     return ""
 
 
