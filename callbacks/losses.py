@@ -150,14 +150,14 @@ def _losses_of(loss: Tensor, labels: Tensor | None) -> Iterator[_Loss]:
 
 
 def _is_product(node: Any) -> bool:
-    return node.name().startswith(("Mul", "Div", "Dot"))
+    return node.name().startswith(("Mul", "Div", "Dot", "Bmm"))
 
 
 def _constants(node: Any) -> list[Tensor]:
     """Factors of a product or a quotient that nothing trains."""
     if not _is_product(node):
         return []
-    saved = [_saved(node, name) for name in ("self", "other", "tensor")]
+    saved = [_saved(node, name) for name in ("self", "other", "tensor", "mat2")]
     found = [one for one in saved if one is not None and not one.requires_grad and one.numel() > 1]
     return [1 / one for one in found] if node.name().startswith("Div") else found
 
@@ -199,7 +199,7 @@ def _described(node: Any, target: Tensor, factors: tuple[Tensor, ...], labels: T
     classes = labels.flatten().long() if labels.numel() == len(labels) else torch.empty(0, dtype=torch.long)
     weights, is_by_row = torch.ones(len(classes), dtype=torch.float64), False
     for one in each:
-        if one.numel() == len(classes) and one.ndim < 3:
+        if one.numel() == len(classes):
             weights, is_by_row = weights * one.flatten(), True
         elif target.ndim == 2 and one.shape in ((target.shape[1],), (1, target.shape[1])):
             by_class = one.flatten() if by_class is None else by_class * one.flatten()
