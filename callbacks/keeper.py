@@ -68,7 +68,7 @@ class Keeper(InternalCallback):
         self.fit, self._key = fit, key
         set_batch_hooks(self, are_called=fit.is_by_steps)
         self.best_epoch = self.best_step = None
-        self._has_warned = False  # of a best epoch in a state that is lost
+        self._has_warned = False  # True once a line has said that the best epoch in a state is lost
 
     @property
     def state_key(self) -> str:

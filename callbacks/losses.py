@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from bu_torch.callbacks.watch import holds_labels
 
-_ENOUGH_LABELS, _ENOUGH_STEPS = 32, 2  # that other targets do not equal the labels, nor weights agree, by chance
-_LABELS_OF_ROWS = 1000  # that each class is among them, where a factor of each sample shows the weight of its class
-_MOST_NODES = 1000  # of a graph; those of the loss come first
+_ENOUGH_LABELS, _ENOUGH_STEPS = 32, 2  # so other targets do not equal the labels by chance, nor weights agree
+_LABELS_OF_ROWS = 1000  # so each class is among them, where a factor of each sample shows the weight of its class
+_MOST_NODES = 1000  # a graph may be large, and the nodes of the loss come first
 _SAME = 1e-3  # relative
 _COUNTS_ALIKE = "bu-torch counts all classes alike"
 _TO_WEIGH = "To weigh classes in boundary uncertainty, too, pass `class_weight=`."
+_IF_WEIGHED = "If the loss weighs classes, pass `class_weight=`."
 _Weights = dict[int, float]
 
 
@@ -25,7 +26,7 @@ class _Loss(NamedTuple):
     is_of_labels: bool  # its targets are the labels of the batch
     is_weighted: bool
     is_by_row: bool  # it has factors of the samples, which show the classes of the batch alone
-    weights: _Weights | None  # of the classes that it shows; None if it weighs samples otherwise than by their class
+    weights: _Weights | None  # by the classes that it shows; None if it weighs samples otherwise than by class
 
 
 class LossWatch:
@@ -37,9 +38,9 @@ class LossWatch:
 
     def __init__(self) -> None:
         self._labels: Tensor | None = None
-        self._n_labels = self._n_steps = 0  # of steps with a loss
+        self._n_labels = self._n_steps = 0  # only steps with a loss count
         self._step: list[_Loss] | None = None
-        self._steps: list[list[_Loss]] = []  # those whose loss shows targets
+        self._steps: list[list[_Loss]] = []  # the steps whose loss shows targets
 
     @property
     def has_seen_enough(self) -> bool:
@@ -72,10 +73,7 @@ class LossWatch:
         """
         present = {*range(n_classes)} if present is None else present
         if not self._steps:
-            return (
-                None,
-                f"{_COUNTS_ALIKE}: no loss with targets was seen. If the loss weighs classes, pass `class_weight=`.",
-            )
+            return None, f"{_COUNTS_ALIKE}: no loss with targets was seen. {_IF_WEIGHED}"
         why, agreeing = "", self._agreeing()
         is_weighted = any(loss.is_weighted for step in self._steps for loss in step)
         if len(agreeing) > 1:

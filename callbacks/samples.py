@@ -34,7 +34,7 @@ _WAY_OUT = "The training samples can also be passed as `reference=(inputs, label
 _STREAM_SAMPLES = 10_000  # read from a stream of unknown length unless `max_samples` says otherwise
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
 _MOST_COMPARED = 2**22  # numbers, 16 MB
-_SHARES_APART = 0.1  # of a class, between samples that are mixed and others
+_SHARES_APART = 0.1  # the share of a class may differ so much between samples that are mixed and others
 
 
 class Source(NamedTuple):
@@ -48,7 +48,7 @@ class Source(NamedTuple):
 class Example(NamedTuple):
     """The first sample, and the kind of all, which every process needs before they are prepared."""
 
-    inputs: Tensor  # of the first sample, on the CPU
+    inputs: Tensor  # the first sample, on the CPU
     are_integers: bool
     n_classes: int
     packing: Packing | None

@@ -27,7 +27,7 @@ from bu_torch.samples.balance import stratified_rows, weights_of
 from bu_torch.samples.samples import copies
 from bu_torch.space.features import common_standardization, standardize
 
-DECAYS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)  # of the votes, to choose from
+DECAYS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)  # the votes choose among them
 _PENALTIES = (30, 10, 3, 1, 0.3, 0.1, 3e-2, 1e-2, 3e-3, 1e-3)  # in units of the kernel's mean diagonal
 _MOST_VOTES = 100_000  # samples to choose the decay by
 _BLOCK_ELEMENTS = 2**18  # kernel entries at once: 2 MB, which fit into a processor's cache
@@ -102,7 +102,7 @@ class HeldOutPredictions(NamedTuple):
     regression: Tensor
     labels: Tensor
     weights: Tensor | None
-    skills: tuple[float, float]  # of votes and regression
+    skills: tuple[float, float]  # the skill of the votes, then of the regression
 
 
 def skill_of(probabilities: Tensor, labels: Tensor, weights: Tensor | None) -> float:

@@ -10,7 +10,7 @@ from bu_torch.functional.checks import check_index, check_not_negative, check_ra
 from bu_torch.functional.weights import mean_of, relative_weights
 
 _SQUARED_ELEMENTS = 2**18  # entries of one temporary block, which a cache holds
-_COLUMNS = 128  # of a product with several penalties; fewer take about as long
+_COLUMNS = 128  # a product with several penalties has as many; fewer take about as long
 _JITTERS = 1e-7, 1e-5, 1e-3  # relative to the mean diagonal of a kernel
 _COSINE_ROUNDING = 8  # epsilons
 _SHARPEST, _N_SHARPNESSES, _LEAST_PROBABILITY = 6, 26, 1e-6

@@ -5,8 +5,6 @@ from torch import Tensor
 
 from bu_torch.functional.checks import check_floating
 
-_MOST_OF_BYTE = 256  # classes
-
 
 def relative_weights(weights: Tensor | None, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
     """Weights as float64 with mean 1; None if there are none, or if all are equal.
@@ -50,8 +48,3 @@ def sum_by_group(values: Tensor, group: Tensor, n_groups: int) -> Tensor:
     unit = torch.exp2((exponent - 62).double().clamp(min=-1000.0))
     fixed = (values / unit[group]).round().long()
     return torch.zeros_like(peak, dtype=torch.int64).index_add_(0, group, fixed).double() * unit
-
-
-def dtype_of_labels(n_classes: int) -> torch.dtype:
-    """Narrowest type in which labels can be compared: bytes take half the time."""
-    return torch.uint8 if n_classes <= _MOST_OF_BYTE else torch.int32

@@ -44,7 +44,7 @@ class Prepared(NamedTuple):
     packing: Packing | None  # layout of several tensors a sample in one
     takes_readings: bool  # perturbed samples are further readings
     loss_weights: list[float] | None  # weights of classes in the loss, if the settings have none
-    fingerprint: str  # of samples and settings
+    fingerprint: str  # digest of samples and settings
     is_restored: bool  # False if the preparation in a resumed state is damaged or does not fit them
 
 

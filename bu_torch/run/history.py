@@ -228,8 +228,8 @@ class Confidence(NamedTuple):
     word: Word
     skill: float  # skill of predicting left-out labels, by neighbours or by regression: 1 is certain, 0 chance
     value: float  # expected value of the metric
-    first_value: float  # that of the first check
-    uninformed: float  # that of the best prediction that is the same for all samples
+    first_value: float  # the value at the first check
+    uninformed: float  # the value of the best prediction that is the same for all samples
     gain: float  # how much better it is than that of the first check, in standard errors
     n_equals: int  # checks that are as good, within a standard error; the kept one is among them
     n_checks: int

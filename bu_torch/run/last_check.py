@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bu_torch.functional.weights import dtype_of_labels
 from bu_torch.rule.rules import STANDARD_ERROR, MetricRule
 from bu_torch.run.history import JUDGED_RULES, Confidence, History, confidence_in, place_of
 from bu_torch.run.state import no_classes, no_numbers
@@ -55,7 +54,8 @@ class LastCheck:
 
     def state_dict(self) -> dict[str, Any]:
         # On the CPU, in the smallest type that holds all classes.
-        narrow = dtype_of_labels(1 + int(self.predictions.max()) if len(self.predictions) else 0)
+        largest = int(self.predictions.max()) if len(self.predictions) else 0
+        narrow = torch.uint8 if largest <= torch.iinfo(torch.uint8).max else torch.int32
         return {
             "predictions": self.predictions.cpu().to(narrow),
             "best_contributions": self.best_contributions.cpu(),

@@ -19,7 +19,7 @@ from bu_torch.signals.metrics import ExpectedMetric
 
 FORMAT = 3  # raise it when the meaning of the lines beside the table changes
 _NAME = "boundary_uncertainty"
-_LARGEST_SHARE = 10.0  # of the time of training: beyond it, hardly any has been measured
+_LARGEST_SHARE = 10.0  # beyond this share of the time of training, hardly any has been measured
 # Do not follow a link or wait for a pipe that has replaced the file.
 _APPEND = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 

@@ -205,14 +205,14 @@ def _entries_of_tuple(batch: Sequence[Any], keys: Keys) -> tuple[Any, Any]:
     input_key, label_key, network = keys
     if (input_key is None) != (label_key is None):
         raise UnreadableError("`input_key=` and `label_key=` go together, got one of them.")
-    named = [(name, _as_place(key)) for name, key in _named(input_key, label_key)]
-    for name, key in named if input_key is not None else ():
-        if not isinstance(key, int):
-            raise UnreadableError(
-                f"`{name}={key!r}` is a key of a dict, but batches are tuples of {len(batch)}: name places, from 0 on."
-            )
     if input_key is not None:
+        named = [(name, _as_place(key)) for name, key in _named(input_key, label_key)]
         for name, place in named:
+            if not isinstance(place, int):
+                raise UnreadableError(
+                    f"`{name}={place!r}` is a key of a dict, but batches are tuples of {len(batch)}: name places, from"
+                    " 0 on."
+                )
             if place not in range(-len(batch), len(batch)):
                 raise UnreadableError(f"`{name}={place}` is not a place in a batch of {len(batch)}.")
         *inputs, labels = (batch[place] for _, place in named)
