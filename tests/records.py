@@ -90,6 +90,7 @@ def details(epoch, n_classes, n_checks):
         },
         "log_trust": _histogram([-7 + 0.5 * i for i in range(29)], 0.2 + 0.8 * place, 0.6, noise),
         "doubtful": doubtful,
+        "recalls": [[k, 1 / n_classes, 0.5 + 0.5 * place, 0.5 + (k + 1) / (4 * n_classes)] for k in range(n_classes)],
     }
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bu_torch.run.timing import FORMAT
-from bu_torch.signals.details import Crossing, Details, Doubtful, Histogram, Pair
+from bu_torch.signals.details import ClassRecall, Crossing, Details, Doubtful, Histogram, Pair
 
-# A row has about 300 bytes, and a line of details at most about 30,000. Parsing a line can take 50 times its bytes in
+# A row has about 300 bytes, and a line of details at most about 40,000. Parsing a line can take 50 times its bytes in
 # memory, so a line may have only a sixteenth of this.
 MOST_BYTES = 2**24
 _NAME = re.compile(r"boundary_uncertainty(-v\d+)?\.csv")
@@ -283,6 +283,7 @@ def _read_check(entry: dict[str, Any], record: RunRecord) -> None:
         n_pairs_left_out=_integer(entry.get("n_pairs_left_out", 0)),
         doubtful=[Doubtful._make([*map(_integer, classes), _number(trust)]) for *classes, trust in entry["doubtful"]],
         log_trust=_histogram(**entry["log_trust"]),
+        recalls=[ClassRecall(_integer(label), *map(_number, shares)) for label, *shares in entry.get("recalls", [])],
     )
 
 

@@ -14,6 +14,7 @@ from bu_torch.report.verdict import RunVerdict, rule_title
 from bu_torch.signals.details import Doubtful
 
 SHOWN = ("expected_accuracy", "boundary_uncertainty", "trust_score", "label_agreement")
+_AT_HALF = " Class 1 is predicted from 0.5 on here."
 
 
 class Content(NamedTuple):
@@ -37,6 +38,7 @@ def content(record: RunRecord) -> Content:
         "Near the boundary": figures.crossing(verdict),
         "Class pairs": figures.pair_map(verdict),
         "Longest boundaries": _longest_pairs(verdict),
+        "Recall": _recalls(verdict),
         "Trust": figures.trust(verdict),
         "Doubtful samples": _doubtful(verdict),
         "Time": figures.cost(verdict),
@@ -143,6 +145,21 @@ def _longest_pairs(verdict: RunVerdict) -> Section | None:
     return Section("longest-pairs", "Classes with the longest boundaries", reading, body)
 
 
+def _recalls(verdict: RunVerdict) -> Section | None:
+    record, shown = verdict.record, verdict.details
+    if shown is None or not shown[1].recalls:
+        return None
+    place, recalls = shown[0], shown[1].recalls
+    rows = [[escaped(record.class_name(one.label), 60), *map(shown_number, one[1:])] for one in recalls]
+    reading = (
+        "Recall is the share of the perturbed samples with this label that the network predicts as labelled. Expected"
+        " recall is the same by the labels nearby, which memorising cannot raise. The least recognised class is first."
+    )
+    reading += _AT_HALF if record.has("threshold") else ""
+    body = table(("class", "share", "recall", "expected recall"), rows, numbers=(1, 2, 3), is_tall=True)
+    return Section("recall", f"Recall by class, at {record.axis} {place}", reading, body)
+
+
 def _doubtful(verdict: RunVerdict) -> Section | None:
     record, shown = verdict.record, verdict.details
     if shown is None or not shown[1].doubtful:
@@ -164,7 +181,7 @@ def _doubtful(verdict: RunVerdict) -> Section | None:
         f"{len(rows)} samples, by the trust in their label or in the prediction, whichever is lower{most}. The nearest"
         " samples contradict one of the two. This is common in rare classes, so a listed label need not be wrong."
     )
-    reading += " Class 1 is predicted from 0.5 on here." if record.has("threshold") else ""
+    reading += _AT_HALF if record.has("threshold") else ""
     body = f"{button}{table(head, rows, numbers=(0, 4, 5), is_tall=True)}{indices if suspects else ''}"
     return Section("doubtful", f"Samples unlike those nearby, at {record.axis} {place}", reading, body)
 

@@ -200,6 +200,7 @@ class Tracker:
                 "n_pairs_left_out": details.n_pairs_left_out,
                 "log_trust": details.log_trust._asdict(),
                 "doubtful": [[int(rows[one.row]), *one[1:]] for one in details.doubtful],
+                "recalls": details.recalls,
             }
             self.timer.record.write_line(line)
         self.last_check.measurement = None

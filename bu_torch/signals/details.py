@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _MOST_PAIRS = 400
+_MOST_CLASSES = 100
 _N_PARTS = 20
 # Above these losses and two standard errors, weighting classes alike also improved the mean recall on test data, and
 # data with equal classes gave no line, with or without wrong labels.
@@ -62,6 +63,15 @@ class Doubtful(NamedTuple):
     trust: float  # ratio of distances, the sample itself left out
 
 
+class ClassRecall(NamedTuple):
+    """How often a class is recognised at the perturbed samples."""
+
+    label: int
+    share: float  # of the samples, weighted as they are
+    labelled: float  # share of its samples that are predicted as labelled
+    expected: float  # recall by label probabilities in place of labels, which memorising cannot raise
+
+
 class Details(NamedTuple):
     """Details of a check, by `Measurement.details`."""
 
@@ -70,6 +80,7 @@ class Details(NamedTuple):
     n_pairs_left_out: int
     log_trust: Histogram  # natural logarithm of the predictions' trust, without the sample itself
     doubtful: list[Doubtful]  # sorted by trust in label or prediction, least first, at each sample's lowest draw
+    recalls: list[ClassRecall]  # of classes with samples, sorted by `expected`, least first, at most 100
 
 
 @dataclass(frozen=True)
@@ -111,7 +122,7 @@ class Measurement:
 
     def details(self, n_doubtful: int = 50) -> Details:
         """Details behind the values, with the `n_doubtful` >= 1 least trusted samples; waits for the device."""
-        return details_of(self._inputs, n_doubtful)
+        return details_of(self._inputs, self.recalls(), n_doubtful)
 
     def doubtful(self) -> "DataFrame":
         """All samples, the least trusted first, as a pandas frame; waits for the device.
@@ -124,8 +135,8 @@ class Measurement:
         return DataFrame(self.details(len(self._inputs.labels)).doubtful)
 
 
-def details_of(inputs: SignalInputs, n_doubtful: int) -> Details:
-    """Compute the details of a check."""
+def details_of(inputs: SignalInputs, recalls: Tensor, n_doubtful: int) -> Details:
+    """Compute the details of a check; `recalls` (2 * C,) are those of `Measurement.recalls`."""
     local, gap = inputs.local_uncertainty, gap_of(inputs.logits, 0.5)
     meeting = meeting_classes(inputs.logits, local, inputs.kernel)
     shown = meeting.shares.argsort(descending=True, stable=True)[:_MOST_PAIRS]
@@ -136,6 +147,7 @@ def details_of(inputs: SignalInputs, n_doubtful: int) -> Details:
         n_pairs_left_out=len(meeting.shares) - len(shown),
         log_trust=_histogram(inputs.trust.double().log(), -7.0, 7.0, 28),
         doubtful=_doubtful(inputs, n_doubtful),
+        recalls=_least_recognised(inputs, recalls),
     )
 
 
@@ -158,6 +170,12 @@ def _doubtful(inputs: SignalInputs, n_doubtful: int) -> list[Doubtful]:
     classes = (inputs.labels[rows], inputs.predictions[places], inputs.nearest_class[places])
     columns = (column.tolist() for column in (rows, *classes, lowest[rows].double()))
     return [Doubtful(*row) for row in zip(*columns, strict=True)]
+
+
+def _least_recognised(inputs: SignalInputs, recalls: Tensor) -> list[ClassRecall]:
+    columns = (*class_shares(inputs.labels, inputs.weights), *recalls.view(2, -1))
+    rows = [ClassRecall(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+    return sorted(rows, key=lambda row: row.expected)[:_MOST_CLASSES]
 
 
 def _histogram(values: Tensor, low: float, high: float, n_bins: int) -> Histogram:

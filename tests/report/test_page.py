@@ -148,7 +148,20 @@ def test_each_section_is_in_the_table_of_contents(tmp_path):
     found = Elements(content(records.run(tmp_path, n_checks=10, n_classes=3)).main).elements
     names = [f"#{attributes['id']}" for tag, attributes in found if tag == "section"]
     assert [attributes["href"] for tag, attributes in found if tag == "a"] == names
-    assert len(names) == 12
+    assert len(names) == 13
+
+
+def test_recall_is_listed_by_class_and_a_record_may_lack_it(tmp_path):
+    recalls = [[2, 0.125, 0.25, None], [0, 0.5, 0.75, 0.625]]
+    for changed, expected in (
+        ({"recalls": recalls}, [["c", "0.125", "0.250", "–"], ["a", "0.500", "0.750", "0.625"]]),  # noqa: RUF001
+        ({"recalls": []}, []),
+    ):
+        check = records.details(0, 3, 1) | changed
+        records.lines(tmp_path, check, records.end(0), first=records.header(["a", "b", "c"]))
+        record = records.run(tmp_path, records.checks(1))
+        assert cells(record, "recall") == expected
+        assert ("Recall by class, at epoch 0" in words(record)) == bool(expected)
 
 
 def test_the_longest_boundaries_are_listed(tmp_path):

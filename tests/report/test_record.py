@@ -25,6 +25,7 @@ def test_a_whole_record(tmp_path):
     written, read = records.details(3, 3, 5), record.details[3]
     assert [list(pair) for pair in read.pairs] == written["pairs"]
     assert [list(doubt) for doubt in read.doubtful] == written["doubtful"]
+    assert [list(recall) for recall in read.recalls] == written["recalls"]
     assert read.log_trust._asdict() == written["log_trust"]
     assert read.crossing._asdict() == written["crossing"]
 
@@ -130,6 +131,7 @@ def refused(path, message):
         (CHECK | {"log_trust": BINS | {"edges": "ab"}}, "expected a number, got str"),
         (CHECK | {"log_trust": BINS | {"counts": [0.5]}}, "expected an integer >= 0"),
         (CHECK | {"doubtful": [[1, 2, 3]]}, "not a check"),
+        (CHECK | {"recalls": [[1, 0.5]]}, "not a check"),
         ({"kind": "end", "kept_epoch": "no"}, "not a end as this package writes it"),
         ([CHECK], "the first one of kind 'header'"),
         ([records.header() | {"format": 2}], "format must be 3, got 2"),

@@ -77,6 +77,21 @@ def test_of_logits_that_are_not_finite_nothing_is_made_up():
     assert all(0 <= pair.uncertainty <= 1 for pair in details.pairs)
 
 
+def test_recall_is_counted_for_each_class_and_the_least_is_first(monkeypatch):
+    signals, logits, _, predictions, details = measured()
+    labels, probabilities = signals.boundary.labels.repeat(2).tolist(), signals.probabilities.tolist()
+    rows = [[] for _ in range(3)]
+    for k in range(3):
+        hits = [predicted == k for predicted, label in zip(predictions.tolist(), labels, strict=True) if label == k]
+        known = [row[k] for row in probabilities]
+        here = [mass for mass, predicted in zip(known, predictions.tolist(), strict=True) if predicted == k]
+        rows[k] = [k, len(hits) / 600, sum(hits) / len(hits), sum(here) / sum(known)]
+    rows.sort(key=lambda row: row[3])
+    assert [list(one) for one in details.recalls] == [pytest.approx(row, rel=1e-5) for row in rows]
+    monkeypatch.setattr("bu_torch.signals.details._MOST_CLASSES", 2)
+    assert signals.measure(logits).details().recalls == details.recalls[:2]
+
+
 def test_a_measurement_tells_its_own_details_after_another_one_and_of_many_pairs_some(monkeypatch):
     signals = Signals(n_neighbors=20, n_draws=1).fit(*samples())
     first, second = torch.randn(300, 3), torch.randn(300, 3)

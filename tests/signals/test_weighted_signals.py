@@ -123,6 +123,12 @@ def test_details_of_weighted_samples():
     of_all = float((counted * local).sum() / counted.sum())
     for part in details.crossing:  # parts of nearly equal weight
         assert np.nanmean(part) == pytest.approx(of_all, abs=0.05)
+    labels = signals.boundary.labels
+    for recall in details.recalls:
+        here = counted * (labels == recall.label)
+        assert recall.share == pytest.approx(float(here.sum() / counted.sum()))
+        hit = here[measured.predictions == recall.label].sum() / here.sum()
+        assert recall.labelled == pytest.approx(float(hit))
 
 
 class TestStopper:
