@@ -38,6 +38,7 @@ EMOJI = "emoji"  # the data of the kinds that need `--emoji`; behind it the side
 LEAST_DISTANCE = 0.1  # between two emoji
 N_TEST = 2000
 SHIFT = 3  # pixels of the random crop
+CROP = (0.08, 1.0)  # share of the image in a strong crop, as torchvision's and timm's references have it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,24 +48,24 @@ class Kind:
     data: str
     n_images: int
     has_batch_norm: bool = False
-    is_augmented: bool = False
+    augmentation: str = ""  # a key of `AUGMENTATIONS`
     is_tuned: bool = False
     n_epochs_before: int = 4  # of the training before, where it is tuned
 
 
 TUNING = {
     "conv": Kind("fashion", 1500),
-    "augmented": Kind("fashion", 1500, is_augmented=True),
+    "augmented": Kind("fashion", 1500, augmentation="shift"),
     "tuned": Kind("fashion", 400, has_batch_norm=True, is_tuned=True),
     "emoji_64": Kind("emoji64", 800),
 }
 UNSEEN = {
     "batch_norm": Kind("fashion", 1500, has_batch_norm=True),
-    "batch_norm_augmented": Kind("fashion", 1500, has_batch_norm=True, is_augmented=True),
+    "batch_norm_augmented": Kind("fashion", 1500, has_batch_norm=True, augmentation="shift"),
     "small": Kind("fashion", 500, has_batch_norm=True),
     "digits": Kind("digits", 800),
-    "digits_augmented": Kind("digits", 800, has_batch_norm=True, is_augmented=True),
-    "emoji_32_augmented": Kind("emoji32", 800, has_batch_norm=True, is_augmented=True),
+    "digits_augmented": Kind("digits", 800, has_batch_norm=True, augmentation="shift"),
+    "emoji_32_augmented": Kind("emoji32", 800, has_batch_norm=True, augmentation="shift"),
     "emoji_tuned": Kind("emoji64", 300, has_batch_norm=True, is_tuned=True, n_epochs_before=15),
 }
 KINDS = TUNING | UNSEEN
@@ -146,6 +147,35 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
         image = padded[:, row : row + size, column : column + size]
         is_flipped = size > 8 and bool(torch.rand(()) < 0.5)
         return image.flip(2) if is_flipped else image, self.labels[index]
+
+
+class Strong(Augmented):
+    """Each image cropped to between 8 % and all of it, flipped, and changed by RandAugment, anew each time."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        from torchvision.transforms import v2
+
+        super().__init__(images, labels)
+        crop = v2.RandomResizedCrop(tuple(images.shape[2:]), CROP, antialias=True)
+        self.change = v2.Compose([crop, v2.RandomHorizontalFlip(), v2.RandAugment()])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image = (255 * self.images[index]).round().to(torch.uint8)
+        return self.change(image).float() / 255, self.labels[index]
+
+
+class Jittered(Strong):
+    """Each image cropped as strongly, flipped, and of other colours."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        from torchvision.transforms import v2
+
+        super().__init__(images, labels)
+        crop = v2.RandomResizedCrop(tuple(images.shape[2:]), CROP, antialias=True)
+        self.change = v2.Compose([crop, v2.RandomHorizontalFlip(), v2.ColorJitter(0.4, 0.4, 0.4, 0.1)])
+
+
+AUGMENTATIONS = {"shift": Augmented, "strong": Strong, "jitter": Jittered}
 
 
 def network(kind: Kind, shape: torch.Size, n_classes: int) -> nn.Sequential:

@@ -21,11 +21,16 @@ from torch import Tensor, nn
 KINDS = {
     "people": {
         "people": images.Kind("cifar10n", 1500),
-        "people_augmented": images.Kind("cifar10n", 1500, is_augmented=True),
+        "people_augmented": images.Kind("cifar10n", 1500, augmentation="shift"),
     },
+    "strong": {"strong": images.Kind("cifar10n", 1500, augmentation="strong")},
     "distant": {"distant": text.Kind("titles", 1500), "distant_conv": text.Kind("titles", 1500, "conv")},
 }
-NOISES = {"people": ("none", "aggregate", "random1", "worst"), "distant": ("none", "distant")}
+NOISES = {
+    "people": ("none", "aggregate", "random1", "worst"),
+    "strong": ("none", "random1", "worst"),
+    "distant": ("none", "distant"),
+}
 
 
 def prepare(collection: str, kind: str, noise: str, folder: Path, seed: int) -> tuple[Split, Split, nn.Module]:

@@ -188,8 +188,7 @@ def prepare_images_or_texts(unit: Unit) -> Prepared:
         (inputs, labels), test, net = images.prepare(unit.setting, unit.seed, Path(emoji) if emoji else None)
         described, watch = inputs, {}
         options = {"optimizer": partial(torch.optim.AdamW, lr=1e-3)}
-        if images.KINDS[unit.setting].is_augmented:
-            options["augment"], watch["dataset"] = augmented, images.Augmented
+        add_augmentation(images.KINDS[unit.setting], options, watch)
     n_classes = int(torch.cat((labels, test[1])).max()) + 1
     watch["module"] = net
     return Prepared(
@@ -206,15 +205,21 @@ def prepare_people(unit: Unit) -> Prepared:
     options: dict[str, Any] = {
         "optimizer": partial(torch.optim.AdamW, lr=text.RATE if unit.collection == "distant" else 1e-3)
     }
-    if unit.setting.endswith("augmented"):
-        options["augment"], watch["dataset"] = augmented, images.Augmented
+    add_augmentation(people.KINDS[unit.collection][unit.setting], options, watch)
     make = lambda _: training.One(copy.deepcopy(net))  # noqa: E731
     return Prepared(inputs, labels, test, int(test[1].max()) + 1, inputs, make, options, watch)
 
 
-def augmented(batch: Tensor) -> Tensor:
-    """Images (1, n, ...), each shifted and flipped as `images.Augmented` does."""
-    data = images.Augmented(batch[0], torch.zeros(batch.shape[1]))
+def add_augmentation(kind: Any, options: dict[str, Any], watch: dict[str, Any]) -> None:
+    """Train on augmented images, and let the tracker read them as a user's dataset gives them."""
+    if name := getattr(kind, "augmentation", ""):
+        watch["dataset"] = images.AUGMENTATIONS[name]
+        options["augment"] = partial(augmented, dataset=images.AUGMENTATIONS[name])
+
+
+def augmented(batch: Tensor, dataset: type[images.Augmented]) -> Tensor:
+    """Images (1, n, ...), each as the dataset augments it."""
+    data = dataset(batch[0], torch.zeros(batch.shape[1]))
     return torch.stack([data[row][0] for row in range(len(data))]).unsqueeze(0)
 
 
