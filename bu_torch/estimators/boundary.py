@@ -37,7 +37,6 @@ class BoundaryUncertainty(PerturbedSamples):
             left-out labels are predicted best, among inputs, patches and `module` for images, tokens and `module` for
             token ids that are perturbed as such, inputs and `module` for all others; or the metric, if the nearest
             samples in it predict unseen labels clearly better (`MetricTrial`).
-        n_components: As in `FeatureSpace`.
         perturbation: `"random"` moves each sample in a random direction by the distance to its nearest neighbour, as
             Algorithm 1 does (`perturb`); `"neighbors"` a part of the way to one of the samples nearest to it
             (`perturb_toward_neighbors`). None takes the first for vectors (N, d) and the second for inputs of more

@@ -46,7 +46,7 @@ class Signals:
         metric: A metric whose expected value is measured: a name as in `MeasurementSettings`, costs or a
             `torchmetrics.Metric`.
         known_space: Space that an earlier fit on these samples has chosen; None to choose.
-        **options: `feature_extractor`, `n_components`, `perturbation`, `class_weight` and `module`, as in
+        **options: `feature_extractor`, `perturbation`, `class_weight` and `module`, as in
             `BoundaryUncertainty`; class distances are taken in its space, and the weights count in all signals.
 
     Attributes:
