@@ -130,7 +130,7 @@ class LayerFeatures:
 
 
 def principal_components(points: Tensor, n_components: int, *, exact: bool = False) -> tuple[Tensor, Tensor]:
-    """Mean (d,) and leading principal axes (n_components, d) of points (n, d); randomised for large data if not `exact`."""
+    """Mean (d,) and leading principal axes (n_components, d) of points (n, d); randomised if large, unless `exact`."""
     from sklearn.decomposition import PCA
 
     pca = PCA(n_components, svd_solver="full" if exact else "auto", random_state=0)
