@@ -9,13 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.functional.checks import check_choice
-from bu_torch.internal.inputs import (
-    as_flat_features,
-    as_floats,
-    as_tensor,
-    check_seed,
-    safe_unit,
-)
+from bu_torch.internal.inputs import as_flat_features, as_floats, as_tensor, check_seed, safe_unit
 from bu_torch.internal.logits import as_taken
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.replica import evaluated_in_place, evaluation_copy
