@@ -25,8 +25,8 @@ from bu_torch.run.weights import WeightAverage
 from bu_torch.samples.reading import read_loader
 from bu_torch.samples.readings import READ_BATCH
 from bu_torch.samples.samples import choose_among
+from bu_torch.signals.catalogue import contributions_to
 from bu_torch.signals.details import accuracy_alone
-from bu_torch.signals.metric_values import contributions_to
 from bu_torch.signals.metrics import METRICS
 
 PATIENCE = 20  # epochs that a rule waits for a better one

@@ -1,6 +1,7 @@
 """Watching a training: boundary uncertainty and trust score at each check, nothing decided."""
 
 from dataclasses import fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -154,7 +155,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
     def tracker(self) -> Tracker:
         return self._fit.tracker
 
-    @property
+    @cached_property  # Lightning reads it at each hook
     def state_key(self) -> str:
         return self._generate_state_key(**self._distinguishing_arguments())
 

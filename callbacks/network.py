@@ -23,7 +23,7 @@ from bu_torch.callbacks.trainer import (
     misconfigured,
 )
 from bu_torch.internal.copying import CopyError, prepare_copy
-from bu_torch.internal.logits import dtype_of, joined, logits_of
+from bu_torch.internal.logits import dtype_of, in_batches
 from bu_torch.internal.packing import Packing, call
 from bu_torch.internal.replica import has_lazy_layers
 from bu_torch.perturbation.draws import PerturbedInputs, keeps_integers
@@ -100,18 +100,18 @@ class NetworkReader:
         if packing is not None or not (inputs.is_floating_point() or keeps_integers(self.perturbation)):
             dtype = dtype_of(module, torch.empty(0, dtype=torch.float32))  # perturbed integers are floats
         n_rows = len(inputs) if in_one_batch else self._batch_size(trainer, inputs)
-        parts = []
         pl_module, precision = trainer.lightning_module, trainer.precision_plugin
         # The wrappers of these strategies gather the sharded weights.
         is_wrapped = type(trainer.strategy).__name__ in WRAPPING and module is pl_module
         forward: Callable[[Any], Any] = trainer.model if is_wrapped else module
+
+        def read(batch: Tensor) -> Any:
+            own = batch.to(dtype, copy=True) if packing is None else packing.unpack(batch.clone(), dtype)
+            return call(forward, precision.convert_input(own), of=module)
+
         try:
             with precision.forward_context():
-                for batch in inputs.split(n_rows):
-                    own = batch.to(dtype, copy=True) if packing is None else packing.unpack(batch.clone(), dtype)
-                    output = call(forward, precision.convert_input(own), of=module)
-                    parts.append(logits_of(output, len(batch), "`forward`", self._output_key))
-            return joined(parts, "`forward`")
+                return in_batches(read, inputs, n_rows, "`forward`", self._output_key)
         except Exception as error:  # the user's code may raise anything
             first = next(iter(inputs.split(n_rows)))
             what = f"inputs of shape {tuple(first.shape)} and dtype {dtype}" if packing is None else str(packing)

@@ -1,6 +1,7 @@
 """Stopping a training, and keeping the right checkpoint, without validation data."""
 
 import sys
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -183,7 +184,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         self._stop_is_due = False  # the verdict is to stop, and `min_epochs` or `min_steps` does not allow it yet
         self._best_logged = -float("inf")  # score so far, to log improvements
 
-    @property
+    @cached_property  # Lightning reads it at each hook
     def state_key(self) -> str:
         return self._generate_state_key(rule=self.tracker.history.score_name, **self._distinguishing_arguments())
 

@@ -19,12 +19,12 @@ NAN = float("nan")
 SIZE = ("be an integer >= 1", 0)
 NEIGHBORS = {"n_neighbors": ("be an integer >= 2", 1)}
 SEED = {"seed": ("be an integer >= 0", -1, 1.5, np.float64(1))}
-SPACE = {"feature_extractor": ("be callable", 3), "n_components": ("be an integer >= 1", 0, 2.0)}
+SPACE = {"feature_extractor": ("be callable", 3)}
 DRAWS = {"perturbation": ("be one of 'random', 'neighbors'", "noise"), "n_draws": SIZE}
 MEASURED = NEIGHBORS | SEED | SPACE | DRAWS
 MEASURE = {"measure": ("be one of 'entropy', 'triangle'", "gini")}
 RULE = {"rule": ("be one of 'accuracy_uncertainty_trust',", "accuracy"), "start_from_epoch": ("be an integer >= 0", -1)}
-SETTINGS = {name: wrong for name, wrong in MEASURED.items() if name != "n_components"} | {
+SETTINGS = MEASURED | {
     "max_samples": ("be an integer >= 40", 39),
     "budget": ("be one of 'auto', None", 0, 0.3, -1.0, "much", NAN, True),
 }

@@ -13,7 +13,7 @@ from bu_torch.internal.inputs import scikit_learn_seed
 
 X, Y = blobs()
 IDS = (X.abs() * 5).long()
-WIDE = torch.randn(600, 600, generator=torch.Generator().manual_seed(0))  # so large that components are drawn
+TEXTS = torch.randint(300, (400, 20), generator=torch.Generator().manual_seed(0))  # more words than axes
 
 
 # What takes a seed, and what comes out.
@@ -21,7 +21,7 @@ TAKING = {
     "BoundaryUncertainty": (partial(bu_torch.BoundaryUncertainty, 10), lambda made: made.fit(X, Y).perturbed_inputs),
     "Signals": (partial(bu_torch.Signals, 10), lambda made: made.fit(X, Y).probabilities),
     "PrototypeClassifier": (bu_torch.PrototypeClassifier, lambda made: made.fit(X, Y).class_distances(X)),
-    "FeatureSpace": (partial(bu_torch.FeatureSpace, n_components=2), lambda made: made.fit(WIDE).transform(WIDE)),
+    "FeatureSpace": (partial(bu_torch.FeatureSpace, "tokens"), lambda made: made.fit(TEXTS).transform(TEXTS)),
     "TokenFeatures": (partial(bu_torch.TokenFeatures, 2), lambda made: made.fit(IDS).transform(IDS)),
     "LabelRegression": (bu_torch.LabelRegression, lambda made: made.fit(X, Y).left_out),
     "Bisection": (bu_torch.BisectionAnchorUncertainty, lambda made: made.fit(X, Y).score(lambda x: x[:, :3])),

@@ -30,23 +30,16 @@ class BoundaryUncertainty(PerturbedSamples):
         n_neighbors: Size M of a cluster, the sample itself included, >= 2. Data with fewer samples is refused.
         n_draws: Independent perturbations of each sample, >= 1.
         seed: Seed of all random choices, 0 <= seed < 2**64. Global random numbers are neither used nor changed.
-        feature_extractor: As in `FeatureSpace`: neighbours are found among the features it gives; samples are perturbed
-            in input space all the same, by the distance there to the nearest of the neighbours. `"module"` takes the
-            features of `module`, `"metric"` inputs (of images patches, of token ids tokens) in the metric that labels
-            teach (`LabelMetric`). None takes the inputs if they are vectors (N, d) of numbers, else the space in which
-            left-out labels are predicted best, among inputs, patches and `module` for images, tokens and `module` for
-            token ids that are perturbed as such, inputs and `module` for all others; or the metric, if the nearest
-            samples in it predict unseen labels clearly better (`MetricTrial`).
-        n_components: As in `FeatureSpace`.
-        perturbation: `"random"` moves each sample in a random direction by the distance to its nearest neighbour, as
-            Algorithm 1 does (`perturb`); `"neighbors"` a part of the way to one of the samples nearest to it
-            (`perturb_toward_neighbors`). None takes the first for vectors (N, d) and the second for inputs of more
-            dimensions. `"tokens"`, for token ids (N, L), puts tokens of a near text in place of some
-            (`exchange_tokens`). For other inputs (graphs as tensors), a callable of the inputs (N, ...), the distance
-            of each to its nearest neighbour (N,) in the space of neighbours, and a `torch.Generator` on the CPU with
-            `seed`; it gives inputs of the same shape, and is called once a draw, also when a preparation is loaded.
-            Integers stay integers with `"tokens"` and a callable. `"reading"` is for what reads a dataset, as the
-            callbacks do.
+        feature_extractor: As in `bu_torch.run.settings.MeasurementSettings`; `"module"` takes the features of `module`,
+            `"metric"` inputs (of images patches, of token ids tokens) in the metric that labels teach (`LabelMetric`).
+            None compares inputs, patches and `module` for images, tokens and `module` for token ids that are perturbed
+            as such, inputs and `module` for all others but vectors (N, d); then the metric (`MetricTrial`).
+        perturbation: As there: `"random"` (`perturb`, Algorithm 1), `"neighbors"` (`perturb_toward_neighbors`) or
+            `"tokens"` (`exchange_tokens`). For other inputs (graphs as tensors), a callable of the inputs (N, ...), the
+            distance of each to its nearest neighbour (N,) in the space of neighbours, and a `torch.Generator` on the
+            CPU with `seed`; it gives inputs of the same shape, and is called once a draw, also when a preparation is
+            loaded. Integers stay integers with `"tokens"` and a callable. `"reading"` is for what reads a dataset, as
+            the callbacks do.
         class_weight: Positive weights of the classes, in scikit-learn's words: `"balanced"`, a dict of weights by class
             (1 for missing ones), or one weight for each class. The weights of a sampler are given to `fit`. None takes
             samples as they are.

@@ -54,7 +54,6 @@ class PerturbedSamples:
         seed: int = 0,
         *,
         feature_extractor: FeatureExtractor | None = None,
-        n_components: int | None = None,
         perturbation: Perturbation | None = None,
         class_weight: ClassWeight | None = None,
         module: nn.Module | None = None,
@@ -73,10 +72,9 @@ class PerturbedSamples:
         self.feature_extractor = feature_extractor
         self.class_weight = check_class_weight(class_weight)
         extractor: Any = None if feature_extractor in ("module", "metric") else feature_extractor
-        self.space: FeatureSpace | MetricSpace = FeatureSpace(extractor, n_components, seed, module)
+        self.space: FeatureSpace | MetricSpace = FeatureSpace(extractor, seed, module)
         self._choice = SpaceChoice(
             feature_extractor,
-            self.space.n_components,
             self.seed,
             module,
             takes_integers=keeps_integers(perturbation),
@@ -141,9 +139,7 @@ class PerturbedSamples:
             neighbors=self.neighbors,
             nearest_distance=self.nearest_distance,
             units=self._units,
-            is_in_input_space=(self.space_name_ == "inputs" or is_metric_of_inputs)
-            and self.space.n_components is None
-            and not is_pooled(inputs),
+            is_in_input_space=(self.space_name_ == "inputs" or is_metric_of_inputs) and not is_pooled(inputs),
             ends_with_samples=self.ends_with_samples,
         )
 

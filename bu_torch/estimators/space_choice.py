@@ -195,7 +195,6 @@ class SpaceChoice:
     """Spaces that the settings of `BoundaryUncertainty` allow, and the choice among them."""
 
     feature_extractor: FeatureExtractor | None
-    n_components: int | None
     seed: int
     module: nn.Module | None
     takes_integers: bool  # if integer inputs stay integers
@@ -261,17 +260,16 @@ class SpaceChoice:
         self, inputs: Tensor, base: _Base, names: tuple[_Base, ...], known: SpaceName | None
     ) -> dict[str, FeatureSpace]:
         """Spaces to compare, those of `names` and perhaps the module's; a metric is learnt on the features `base`."""
-        settings = (self.n_components, self.seed)
         if self.feature_extractor == "module":
             return {"module": self._module_space(inputs)}
         if known == "metric" or self.feature_extractor == "metric":
-            return {base: FeatureSpace(base, *settings)}
+            return {base: FeatureSpace(base, self.seed)}
         if self.feature_extractor is not None:
             extractor: Any = self.feature_extractor
-            return {name_of(extractor): FeatureSpace(extractor, *settings, self.module)}
+            return {name_of(extractor): FeatureSpace(extractor, self.seed, self.module)}
         if known is not None:
-            return {known: FeatureSpace(known, *settings)}
-        candidates: dict[str, FeatureSpace] = {name: FeatureSpace(name, *settings) for name in names}
+            return {known: FeatureSpace(known, self.seed)}
+        candidates: dict[str, FeatureSpace] = {name: FeatureSpace(name, self.seed) for name in names}
         if self.may_use_module(inputs):
             candidates["module"] = self._module_space(inputs)
         return candidates
@@ -281,7 +279,7 @@ class SpaceChoice:
             raise ValueError("`feature_extractor='module'` needs a `module`, got none.")
         takes_integers = self.takes_integers and not inputs.is_floating_point()
         features = LayerFeatures(self.module, batch_size=_MODULE_BATCH, keep_integers=takes_integers)
-        return FeatureSpace(features.transform, self.n_components, self.seed)
+        return FeatureSpace(features.transform, self.seed)
 
 
 def _is_worth_trying(points: Tensor, labels: Tensor) -> bool:

@@ -35,18 +35,24 @@ def read_logits(
 
 
 def logits_at(
-    network: Callable[[Tensor], Any],
-    inputs: Any,
-    batch_size: int = _BATCH,
-    *,
-    output_key: str | int | None = None,
+    network: Callable[[Tensor], Any], inputs: Any, batch_size: int = _BATCH, *, output_key: str | int | None = None
 ) -> Tensor:
     """Logits (n, J) at `inputs` (n, ...), in batches, of a copy from `evaluation_copy`, which a pass may change."""
     check_callable(network)
     n_values = _BATCH_ELEMENTS if inputs.is_floating_point() else _BATCH_TOKENS
     batch_size = min(batch_size, max(_LEAST_BATCH, n_values // max(1, inputs.shape[1:].numel())))
-    batches = (as_taken(network, batch) for batch in inputs.split(batch_size))
-    return joined([logits_of(network(batch), len(batch), key=output_key) for batch in batches])
+    return in_batches(lambda batch: network(as_taken(network, batch)), inputs, batch_size, key=output_key)
+
+
+def in_batches(
+    read: Callable[[Tensor], Any], inputs: Any, n_rows: int, name: str = "`model`", key: str | int | None = None
+) -> Tensor:
+    """Logits (n, J) that `read` gives at `inputs` (n, ...), `n_rows` at once; name and key as in `logits_of`."""
+    parts = [logits_of(read(batch), len(batch), name, key) for batch in inputs.split(n_rows)]
+    columns = sorted({part.shape[1] for part in parts})
+    if len(columns) > 1:
+        raise ValueError(f"{name} must give the same number of logits for each input, got {columns} in one pass.")
+    return torch.cat(parts)
 
 
 def logits_of(output: Any, n_inputs: int, name: str = "`model`", key: str | int | None = None) -> Tensor:
@@ -88,14 +94,6 @@ def _kind(output: Any) -> str:
     if isinstance(output, Mapping):
         return f"{type(output).__name__} with {', '.join(repr(key) for key in list(output)[:20])}"
     return f"{type(output).__name__} of {len(output)}" if isinstance(output, tuple | list) else type(output).__name__
-
-
-def joined(parts: list[Tensor], name: str = "`model`") -> Tensor:
-    """Logits (n, J) of all batches."""
-    columns = sorted({part.shape[1] for part in parts})
-    if len(columns) > 1:
-        raise ValueError(f"{name} must give the same number of logits for each input, got {columns} in one pass.")
-    return torch.cat(parts)
 
 
 def check_callable(model: object) -> None:

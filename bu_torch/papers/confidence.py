@@ -17,8 +17,7 @@ from bu_torch.internal.inputs import (
     scikit_learn_seed,
 )
 from bu_torch.papers.cells import CellSearch
-from bu_torch.space.features import principal_components
-from bu_torch.space.layers import LayerFeatures
+from bu_torch.space.layers import LayerFeatures, principal_components
 
 Method = Literal["cud", "bootstrap_quantile", "bootstrap_corrected", "kohavi", "yang", "martin", "langford"]
 

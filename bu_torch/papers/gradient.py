@@ -76,12 +76,7 @@ class GradientAnchorUncertainty(AnchorEstimator):
     neighbors: Tensor
 
     def __init__(
-        self,
-        n_neighbors: int = 40,
-        bandwidth: Bandwidth = "cvml",
-        measure: Measure = "triangle",
-        *,
-        gap: Gap = "own",
+        self, n_neighbors: int = 40, bandwidth: Bandwidth = "cvml", measure: Measure = "triangle", *, gap: Gap = "own"
     ) -> None:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
         self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)

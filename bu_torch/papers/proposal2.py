@@ -37,7 +37,7 @@ class ParzenUncertainty(PerturbedSamples):
             `"sample"` itself as in the paper, for one more pass over the N samples.
         bandwidth: Width of the kernel that counts samples near the boundary, `"silverman"` as in the paper or `"cvml"`
             (`bu_torch.functional.cvml_bandwidth`), which costs many times more.
-        **options: `feature_extractor`, `n_components`, `perturbation`, `class_weight` and `module`, as in
+        **options: `feature_extractor`, `perturbation`, `class_weight` and `module`, as in
             `BoundaryUncertainty`; no metric is learnt unless it is asked for. `perturbation="uniform"` moves each
             feature on its own, by the distance to the nearest neighbour times a number in [-1, 1] (`perturb`).
 

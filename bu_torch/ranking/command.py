@@ -50,7 +50,6 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
     add("--max-samples", type=int, metavar="N", help="measure at a random subset of N samples")
     add("--n-neighbors", type=int, default=40, metavar="M", help="samples in a cluster (%(default)s)")
     add("--n-draws", type=int, default=4, metavar="N", help="perturbed copies of each sample (%(default)s)")
-    add("--n-components", type=int, metavar="N", help="find neighbours in N principal components")
     add("--seed", type=int, default=0, help="seed of all random choices (%(default)s)")
     add("--batch-size", type=int, default=4096, metavar="N", help="samples in a forward pass (%(default)s)")
     add("--device", help="device to run the module on, such as cuda (its own)")
@@ -84,8 +83,7 @@ def _rank(files: list[Path], options: argparse.Namespace) -> Ranking:
     if options.device is not None and isinstance(module, nn.Module):
         module.to(options.device)
     also = Settings(rule=options.rule, metric=options.metric).also
-    given = {"n_components": options.n_components, "also": also, "metric": options.metric}
-    signals = Signals(options.n_neighbors, options.n_draws, options.seed, **given)
+    signals = Signals(options.n_neighbors, options.n_draws, options.seed, also=also, metric=options.metric)
     samples = read_samples(
         data, options.max_samples, options.seed, input_key=options.input_key, label_key=options.label_key
     )

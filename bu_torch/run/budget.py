@@ -33,11 +33,6 @@ class Plan(NamedTuple):
     n_samples: int
     n_draws: int
 
-    @property
-    def draws(self) -> str:
-        """Number of draws in words."""
-        return "1 draw" if self.n_draws == 1 else f"{self.n_draws} draws"
-
 
 def plan(
     settings: MeasurementSettings,

@@ -71,11 +71,7 @@ class CheckSetup:
         self._signals: Signals | None = None  # only in the process that has prepared
         # Settings that determine the samples and perturbations: with others, a resumed run plans anew.
         self._plan_settings = [
-            settings.budget,
-            settings.n_draws,
-            settings.max_samples,
-            settings.n_neighbors,
-            settings.seed,
+            getattr(settings, name) for name in ("budget", "n_draws", "max_samples", "n_neighbors", "seed")
         ]
         # A resumed run cannot repeat the choice of a space, because the network has changed. So a state holds the whole
         # preparation if the space is the network's features, and otherwise the name of the space.
@@ -99,7 +95,8 @@ class CheckSetup:
         if samples.is_stratified is not None:
             kind = "stratified random" if samples.is_stratified else "random"
             chosen = f"a {kind} {len(samples.inputs)} of {samples.n_training} training samples"
-        self._tell(f"bu-torch measures at {chosen}, {self.plan.draws} each{when}.")
+        draws = "1 draw" if self.plan.n_draws == 1 else f"{self.plan.n_draws} draws"
+        self._tell(f"bu-torch measures at {chosen}, {draws} each{when}.")
         if line := describe_ignored(samples.n_ignored):
             self._warn(line)
         samples, self._n_draws = self._within_memory(samples)

@@ -52,6 +52,12 @@ def with_batches(
             if loader.num_workers:
                 raise
             failure = f"{error} "
+            if "timed out" in failure:
+                warnings.warn(
+                    f"{failure}It may wait for a lock or a thread of this process, so a copy is read here. To avoid the"
+                    " wait: let the dataset make them at its first use.",
+                    stacklevel=2,
+                )
     with seeded(seed), closing(from_copy(loader, order, failure)) as batches:
         return use(batches)
 

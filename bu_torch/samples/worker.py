@@ -31,7 +31,6 @@ from bu_torch.samples.samples import UnreadableError
 
 _OPEN = Path("/dev/fd")  # files that are open in this process, by their numbers
 _PATIENCE = 60  # seconds for a batch: a dataset with threads or locks may wait forever in a forked process
-_WORD = 10  # seconds after which a line says so
 _FRAMES = re.compile(r'^  (?:File "|\[Previous line).*\n(?:    .*\n)*', re.MULTILINE)  # a frame in a traceback
 
 Batches = Generator[Any, None, None]
@@ -73,35 +72,11 @@ def from_worker(loader: DataLoader[Any], order: dict[str, Any], seed: int) -> Ba
             num_workers=1,
             prefetch_factor=1,  # one of two places is written while the other is read
             multiprocessing_context=context,
-            timeout=0 if has_workers else min(_WORD, _PATIENCE),
+            timeout=0 if has_workers else _PATIENCE,
         )
         iterator = _iterator(own)
         stack.callback(iterator._shutdown_workers)  # at once, also if an error keeps the iterator alive
-        yield from map(_loaded, _patiently(iterator, type(loader.dataset).__name__))
-
-
-def _patiently(iterator: Iterator[Any], name: str) -> Iterator[Any]:
-    """Wait for each batch of a worker, and say so if that takes long."""
-    n_waits = 0
-    while True:
-        try:
-            batch = next(iterator)
-        except StopIteration:
-            return
-        except RuntimeError as error:
-            n_waits += 1
-            if "timed out" not in str(error) or n_waits * _WORD >= _PATIENCE:
-                raise
-            if n_waits == 1:
-                warnings.warn(
-                    f"{name} has given no batch in a worker process for {_WORD} s: it may wait for a lock or a thread"
-                    f" of this process. After {_PATIENCE} s a copy is read here. To avoid it: let the dataset make them"
-                    " at its first use.",
-                    stacklevel=2,
-                )
-        else:
-            n_waits = 0
-            yield batch
+        yield from map(_loaded, iterator)
 
 
 def from_here(dataset: Dataset[Any], collate_fn: Callable[[Any], Any], order: dict[str, Any]) -> Batches:

@@ -23,9 +23,8 @@ from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.perturbation.draws import PerturbedInputs, are_rows
 from bu_torch.perturbation.moves import Readings
 from bu_torch.samples.balance import weights_of
-from bu_torch.signals.catalogue import SIGNALS, SignalInputs
+from bu_torch.signals.catalogue import OF_SHARP, SIGNALS, SignalInputs, contributions_to, counting_once, metric_values
 from bu_torch.signals.details import Measurement, mean_by_rank
-from bu_torch.signals.metric_values import OF_SHARP, contributions_to, counting_once, metric_values
 from bu_torch.signals.metrics import THRESHOLD, as_metric, check_on
 from bu_torch.signals.preparation import fingerprint_of, read_arrays, warn_of, write_arrays
 
@@ -46,7 +45,7 @@ class Signals:
         metric: A metric whose expected value is measured: a name as in `MeasurementSettings`, costs or a
             `torchmetrics.Metric`.
         known_space: Space that an earlier fit on these samples has chosen; None to choose.
-        **options: `feature_extractor`, `n_components`, `perturbation`, `class_weight` and `module`, as in
+        **options: `feature_extractor`, `perturbation`, `class_weight` and `module`, as in
             `BoundaryUncertainty`; class distances are taken in its space, and the weights count in all signals.
 
     Attributes:

@@ -132,7 +132,7 @@ def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor
     """Digest of checked samples and of the settings of `boundary`, which need not be fitted."""
     settings = (boundary.n_neighbors, boundary.n_draws, boundary.seed)
     kind = kind_of(boundary.perturbation, inputs)
-    words = [repr((_FORMAT, *settings, boundary.space.n_components, boundary.ends_with_samples))]
+    words = [repr((_FORMAT, *settings, boundary.ends_with_samples))]
     options = (boundary.feature_extractor, boundary.perturbation)
     words += [repr(option) for option in options if isinstance(option, MixedFeatures | MixedMove)]
     words += [boundary.feature_extractor] if isinstance(boundary.feature_extractor, str) else []

@@ -1,25 +1,15 @@
-"""Space in which distances are measured: standardised inputs, features of them, or their principal components."""
+"""Space in which distances are measured: standardised inputs, or features of them."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
 from inspect import ismethod
 from typing import Any, Literal, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bu_torch.functional.checks import check_choice
-from bu_torch.internal.global_state import full_precision
-from bu_torch.internal.inputs import (
-    as_flat_features,
-    as_floats,
-    as_tensor,
-    check_integer,
-    check_seed,
-    safe_unit,
-    scikit_learn_seed,
-)
+from bu_torch.internal.inputs import as_flat_features, as_floats, as_tensor, check_seed, safe_unit
 from bu_torch.internal.logits import as_taken
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.replica import evaluated_in_place, evaluation_copy
@@ -92,7 +82,7 @@ class MixedFeatures:
 
 
 class FeatureSpace:
-    """Space in which distances are measured: features of the inputs, standardised, and optionally reduced by PCA.
+    """Space in which distances are measured: features of the inputs, standardised.
 
     Ha et al. (2021), section 4.2.2, leave the space open (for speech they take features, not waveforms). Distances
     between raw inputs of thousands of values say little and take long to search.
@@ -102,8 +92,7 @@ class FeatureSpace:
             which runs in eval mode, on its own device and in its own precision, without gradient. `"patches"` takes
             `PatchFeatures` of images (n, C, H, W); `"tokens"` takes `TokenFeatures` of token ids (n, L), with one scale
             for all axes; `"inputs"` and None take the inputs; `MixedFeatures` are for numbers and categories.
-        n_components: Principal components of the standardised features to keep, >= 1; None for all features.
-        seed: Seed of the randomised PCA, 0 <= seed < 2**64.
+        seed: Seed of `PatchFeatures` and `TokenFeatures`, 0 <= seed < 2**64.
         module: A module that the extractor function calls: it runs in eval mode, and its modes and buffers are restored
             afterwards. If the extractor is a module or a method of one, a copy runs.
 
@@ -112,13 +101,12 @@ class FeatureSpace:
 
     Example:
         >>> inputs = torch.randn(50, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-        >>> FeatureSpace(n_components=5).fit(inputs).transform(inputs).shape
-        torch.Size([50, 5])
+        >>> FeatureSpace().fit(inputs).transform(inputs).shape
+        torch.Size([50, 192])
     """
 
     mean_: Tensor
     scale_: Tensor
-    components_: Tensor | None
     _features: MixedFeatures | PatchFeatures | TokenFeatures | None = None
 
     def __init__(
@@ -127,7 +115,6 @@ class FeatureSpace:
         | Literal["inputs", "patches", "tokens"]
         | MixedFeatures
         | None = None,
-        n_components: int | None = None,
         seed: int = 0,
         module: nn.Module | None = None,
     ) -> None:
@@ -140,7 +127,6 @@ class FeatureSpace:
             )
         self.name = name_of(feature_extractor)
         self.feature_extractor = feature_extractor if callable(feature_extractor) else None
-        self.n_components = None if n_components is None else check_integer("n_components", n_components, 1)
         self.seed = check_seed(seed)
         if isinstance(feature_extractor, MixedFeatures):
             self._features = feature_extractor
@@ -149,7 +135,7 @@ class FeatureSpace:
         self.module = module
 
     def fit(self, inputs: Tensor) -> Self:
-        """Find mean, scale and principal components of the features of `inputs` (N, ...).
+        """Find mean and scale of the features of `inputs` (N, ...).
 
         Raises:
             TypeError, ValueError: If the extractor does not give one row of real, finite features for each sample.
@@ -168,23 +154,14 @@ class FeatureSpace:
         self.mean_, self.scale_ = common_standardization(flat) if self.name == "tokens" else standardization(flat)
         if isinstance(self._features, MixedFeatures):
             self.scale_ = self._features.common_scale(inputs, self.scale_)
-        self.components_ = None
-        if self.n_components is not None:
-            points = standardize(flat, self.mean_, self.scale_)
-            self.components_ = principal_components(points, min(self.n_components, *flat.shape), self.seed)[1]
-        return self._as_points(flat)
+        return standardize(flat, self.mean_, self.scale_)
 
     def transform(self, inputs: Tensor) -> Tensor:
         """Inputs (n, ...) as points (n, k) of the space; float64 for float64 features and float32 for all others."""
-        return self._as_points(self.extract(inputs))
-
-    @full_precision()
-    def _as_points(self, flat: Tensor) -> Tensor:
-        points = standardize(flat, self.mean_, self.scale_)
-        return points if self.components_ is None else points @ self.components_.T
+        return standardize(self.extract(inputs), self.mean_, self.scale_)
 
     def extract(self, inputs: Tensor) -> Tensor:
-        """Features (n, d) of inputs (n, ...), neither standardised nor reduced."""
+        """Features (n, d) of inputs (n, ...), not standardised."""
         if self._features is not None:
             return self._features.transform(pooled(inputs) if self.name == "patches" else inputs)
         if self.feature_extractor is None:
@@ -232,18 +209,6 @@ def name_of(feature_extractor: object) -> str:
     if isinstance(feature_extractor, MixedFeatures):
         return "mixed"
     return "inputs" if feature_extractor is None else "custom"
-
-
-def principal_components(
-    points: Tensor, n_components: int, seed: int = 0, *, exact: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Mean (d,) and leading principal axes (n_components, d) of points (n, d); for large data randomised by `seed`."""
-    from sklearn.decomposition import PCA
-
-    pca = PCA(n_components, svd_solver="full" if exact else "auto", random_state=scikit_learn_seed(seed))
-    with np.errstate(invalid="ignore"):  # scikit-learn divides by a variance of 0 if all points are equal
-        pca.fit(points.cpu().numpy())
-    return torch.as_tensor(pca.mean_).to(points), torch.as_tensor(pca.components_).to(points)
 
 
 def moments(flat: Tensor) -> tuple[Tensor, Tensor]:

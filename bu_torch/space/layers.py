@@ -2,6 +2,7 @@
 
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -10,7 +11,6 @@ from bu_torch.internal.inputs import as_features, as_floats, check_fitted, check
 from bu_torch.internal.logits import as_taken
 from bu_torch.internal.printing import advance
 from bu_torch.internal.replica import evaluation_copy
-from bu_torch.space.features import principal_components
 
 
 class LayerFeatures:
@@ -127,3 +127,13 @@ class LayerFeatures:
                 f"`layer` must give one row per sample, {n_samples}, but {self.layer!r} gave {tuple(outputs[0].shape)}."
             )
         return outputs[0].detach().reshape(n_samples, -1)
+
+
+def principal_components(points: Tensor, n_components: int, *, exact: bool = False) -> tuple[Tensor, Tensor]:
+    """Mean (d,) and leading principal axes (n_components, d) of points (n, d); randomised if large, unless `exact`."""
+    from sklearn.decomposition import PCA
+
+    pca = PCA(n_components, svd_solver="full" if exact else "auto", random_state=0)
+    with np.errstate(invalid="ignore"):  # scikit-learn divides by a variance of 0 if all points are equal
+        pca.fit(points.cpu().numpy())
+    return torch.as_tensor(pca.mean_).to(points), torch.as_tensor(pca.components_).to(points)

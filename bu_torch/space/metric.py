@@ -90,7 +90,7 @@ class MetricSpace:
     """Space with the distances of a `LabelMetric` of the features of `base`; it is not standardised again."""
 
     def __init__(self, base: FeatureSpace, seed: int = 0) -> None:
-        self.base, self.n_components = base, base.n_components
+        self.base = base
         self.metric = LabelMetric(seed=seed)
 
     def transform(self, inputs: Tensor) -> Tensor:

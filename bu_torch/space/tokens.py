@@ -42,19 +42,17 @@ class TokenFeatures:
     def fit(self, tokens: Any) -> Self:
         """Find weights and axes of tokens (N, L) or (N, ...); raises TypeError unless they are integers."""
         flat = _as_tokens(tokens).flatten(1).cpu().long()
-        ids, places = torch.unique(flat, return_inverse=True)
-        ordered = places.sort(dim=1).values
-        is_first = torch.nn.functional.pad(ordered.diff(dim=1) != 0, (1, 0), value=True)
-        n_texts = torch.bincount(ordered[is_first], minlength=len(ids))
+        self._known = flat.unique()
+        n_texts = torch.from_numpy(self._counts(flat).getnnz(axis=0))
         is_known = (n_texts >= _LEAST_TEXTS) & (n_texts < len(flat))
-        self._known = ids[is_known]
+        self._known = self._known[is_known]
         self._weights = (len(flat) / n_texts[is_known].double()).log()
         n_axes = min(self.n_components, len(flat))
         self._axes = torch.eye(len(self._known), dtype=torch.float64, device="cpu")
         if len(self._known) > n_axes:
             from sklearn.decomposition import TruncatedSVD
 
-            found = TruncatedSVD(n_axes, random_state=scikit_learn_seed(self.seed)).fit(self._counts(flat))
+            found = TruncatedSVD(n_axes, random_state=scikit_learn_seed(self.seed)).fit(self._weighted(flat))
             self._axes = torch.from_numpy(found.components_.T.copy()).double()
         return self
 
@@ -68,21 +66,22 @@ class TokenFeatures:
         flat = tokens.flatten(1).cpu().long()
         if not len(self._known):
             return torch.zeros(len(flat), 1, device=tokens.device)
-        return torch.from_numpy(self._counts(flat) @ self._axes.numpy()).float().to(tokens.device)
+        return torch.from_numpy(self._weighted(flat) @ self._axes.numpy()).float().to(tokens.device)
 
     def _counts(self, flat: Tensor) -> "csr_matrix":
-        """Weighted counts of known tokens, rows of length 1, (n, V)."""
+        """Counts of known tokens, (n, V)."""
         from scipy.sparse import csr_matrix
 
         places = torch.searchsorted(self._known, flat).clamp(max=len(self._known) - 1)
         is_known = self._known[places] == flat
         rows, columns = is_known.nonzero()[:, 0].numpy(), places[is_known].numpy()
-        counts: Any = csr_matrix((np.ones(len(rows)), (rows, columns)), (len(flat), len(self._known)))
-        counts.sum_duplicates()
-        weighted = counts.log1p().multiply(self._weights.numpy()).tocsr()
-        length = np.sqrt(np.asarray(weighted.power(2).sum(axis=1)))  # (n, 1)
-        length[length == 0] = 1
-        return weighted.multiply(1 / length).tocsr()
+        return csr_matrix((np.ones(len(rows)), (rows, columns)), (len(flat), len(self._known)))  # adds up duplicates
+
+    def _weighted(self, flat: Tensor) -> "csr_matrix":
+        """Weighted counts of known tokens, rows of length 1, (n, V)."""
+        from sklearn.preprocessing import normalize
+
+        return normalize(self._counts(flat).log1p().multiply(self._weights.numpy()).tocsr())
 
 
 def _as_tokens(tokens: Any) -> Tensor:

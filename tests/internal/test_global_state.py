@@ -6,7 +6,6 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from bu_torch.internal.global_state import _ROUNDING, full_precision
-from bu_torch.space.features import FeatureSpace
 from bu_torch.space.layers import LayerFeatures
 from bu_torch.space.patches import PatchFeatures
 
@@ -43,17 +42,11 @@ def patches():
     return PatchFeatures(n_patches=10).fit(IMAGES).transform
 
 
-def components():
-    space = FeatureSpace("inputs", n_components=5)
-    space.fit_transform(IMAGES)
-    return space.transform
-
-
 def layer():
     return LayerFeatures(nn.Flatten(), "logits", n_components=5).fit(IMAGES).transform
 
 
-@pytest.mark.parametrize("features", [patches, components, layer])
+@pytest.mark.parametrize("features", [patches, layer])
 def test_no_factor_is_rounded(features, asked):
     transform = features()
     with Products() as products:

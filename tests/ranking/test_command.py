@@ -77,7 +77,7 @@ def test_takes_instances_and_names_a_file_that_comes_twice(project, capsys):
 
 
 def test_settings_arrive(project, capsys):
-    options = ("--n-neighbors", 20, "--n-draws", 2, "--seed", 3, "--max-samples", 60, "--n-components", 2)
+    options = ("--n-neighbors", 20, "--n-draws", 2, "--seed", 3, "--max-samples", 60)
     said = []
     for given in ((*options, "--batch-size", 7), options, ()):
         assert rank("checkpoints", *given) == 0

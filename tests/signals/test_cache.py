@@ -155,7 +155,6 @@ OTHERS = {
     "draws": {"n_draws": D + 1},
     "neighbours": {"n_neighbors": M + 1},
     "an extractor": {"feature_extractor": lambda x: x[:, 2:]},
-    "components": {"n_components": 2},
     "a perturbation": {"perturbation": lambda x, d, g: x},
     "classes that count alike": {"class_weight": None},
     "weights of classes": {"class_weight": {0: 2.0}},
