@@ -43,7 +43,10 @@ def read_table(path: Path) -> Split:
         raise ValueError(f"`{path}` must have columns separated by commas, one of them called `label`, got {named}.")
     labels = frame.pop("label")
     if labels.isna().any():
-        raise ValueError(f"`{path}` must have a label in each row, got {labels.isna().sum()} rows without one.")
+        raise ValueError(
+            f"`{path}` must have a label in each row, got {labels.isna().sum()} rows without one"
+            " (words such as NA and None count as missing)."
+        )
     if labels.dtype.kind == "f" and (labels % 1 != 0).any():
         raise ValueError(f"`{path}` must hold classes in `label`, got fractions (a regression?).")
     if frame.columns.empty:
@@ -77,6 +80,10 @@ def _read_csv(path: Path) -> Any:
             frame, header = (pd.read_csv(path, index_col=False, **more) for more in ({}, {"header": None, "nrows": 1}))
     except (FileNotFoundError, PermissionError):
         raise
+    except pd.errors.ParserWarning as error:
+        raise ValueError(
+            f"`{path}` must have columns separated by commas, and no row with more cells than the first, got one."
+        ) from error
     except (OSError, ValueError, Warning) as error:
         raise ValueError(f"`{path}` cannot be read: {str(error).rstrip('.')}.") from error
     if (n_labels := int((header == "label").to_numpy().sum())) > 1:

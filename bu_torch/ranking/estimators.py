@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+_LEAST_AGREEMENT = 0.9  # of the largest column with the prediction; ties of votes may break it
+
 
 def is_estimator(model: object) -> bool:
     """True if `model` has the methods of a scikit-learn classifier."""
@@ -22,9 +24,17 @@ def encode(labels: Any) -> tuple[np.ndarray, Tensor]:
         values = values[:, 0]
     if values.ndim != 1:
         raise ValueError(f"`labels` must hold one class per sample, shape (N,), got {values.shape}.")
+    if n_missing := sum(value is None or value != value for value in values.tolist()):
+        raise ValueError(
+            f"`labels` must hold a class for each sample, got None or NaN for {n_missing} of {len(values)}."
+        )
     if values.dtype.kind == "f" and not bool((values == np.round(values)).all()):
         raise ValueError(f"`labels` must hold classes, got fractional {values.dtype} values (a regression?).")
-    classes, places = np.unique(values, return_inverse=True)
+    try:
+        classes, places = np.unique(values, return_inverse=True)
+    except TypeError:
+        kinds = ", ".join(sorted({type(value).__name__ for value in values.tolist()}))
+        raise ValueError(f"`labels` must hold classes of one kind, got {kinds}.") from None
     return classes, torch.from_numpy(places.astype(np.int64))
 
 
@@ -64,9 +74,10 @@ def _scores(estimator: Any, rows: Any, classes: np.ndarray) -> np.ndarray:
         return np.column_stack((np.zeros(len(values)), values.reshape(-1)))
     got = f"{values.shape[1]}"
     if values.shape[1] == len(classes):
-        # One-against-one scores of three classes also have three columns, with another meaning.
+        # One-against-one scores of three classes also have three columns, with another meaning; a common class may
+        # be the largest and the predicted one in most rows.
         agreement = np.mean(classes[values[:200].argmax(axis=1)] == np.asarray(estimator.predict(rows[:200])))
-        if not agreement < 0.5:
+        if not agreement < _LEAST_AGREEMENT:
             return values
         got = f"columns whose largest is the predicted class for {agreement:.0%} of the inputs"
     raise ValueError(

@@ -1,6 +1,7 @@
 """Tracker of one training from check to check; it knows no trainer."""
 
 import itertools
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -219,8 +220,9 @@ class Tracker:
             score = None if check is None else check[self.history.score_name]
             self.summary = {"reason": reason, "score_name": self.history.score_name, "score": score, **kept, **judged}
             if check is not None and THRESHOLD in check:
-                of_blind = {THRESHOLD: None} if judged["word"] == "blind" else {}
-                self.summary |= {name: check[name] for name in check if name.endswith(THRESHOLD)} | of_blind
+                is_known = judged["word"] != "blind" and math.isfinite(check[THRESHOLD])
+                found = {name: check[name] for name in check if name.endswith(THRESHOLD)}
+                self.summary |= found if is_known else found | {THRESHOLD: None}
         line = {"kind": "end", "reason": reason, "n_not_compared": self.history.n_not_compared, **kept, **seconds}
         self.timer.record.write_line(line | {"remarks": self.remarks})
 

@@ -169,7 +169,7 @@ def counting_once(probabilities: Tensor, columns: Tensor, weights: Tensor | None
 
 
 def metric_values(metric: ExpectedMetric, inputs: SignalInputs, *, has_threshold: bool) -> dict[str, Tensor]:
-    """Expected value, and for two classes the threshold and the value there.
+    """Expected value, and for two classes the threshold and the value there, NaN if the network has more outputs.
 
     A metric of the user's that fails in the midst of a training is NaN, with a warning.
     """
@@ -181,7 +181,9 @@ def metric_values(metric: ExpectedMetric, inputs: SignalInputs, *, has_threshold
         what = f"{type(error).__name__}: {error}"
         warnings.warn(f"The metric {metric.title} failed, so its value is NaN: {what}", stacklevel=2)
         values = {metric.signal: torch.full_like(inputs.accuracy, torch.nan)}
-    if has_threshold and metric.of_counts is not None:
+    if has_threshold and metric.of_counts is not None and inputs.logits.shape[1] > 2:
+        values |= dict.fromkeys((THRESHOLD, metric.at_threshold), torch.full_like(inputs.accuracy, torch.nan))
+    elif has_threshold and metric.of_counts is not None:
         threshold, best = best_threshold(metric.of_counts, inputs.logits, inputs.of_metric(metric))
         values |= {THRESHOLD: threshold, metric.at_threshold: metric.sign * best}
         if not metric.is_at_threshold:

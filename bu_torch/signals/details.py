@@ -64,7 +64,7 @@ class Doubtful(NamedTuple):
 
 
 class ClassRecall(NamedTuple):
-    """How often a class is recognised at the perturbed samples."""
+    """Recall of a class at the perturbed samples."""
 
     label: int
     share: float  # of the samples, weighted as they are

@@ -276,7 +276,13 @@ def _blank(metric: Any, name: str) -> Any:
             " nothing."
         ) from error
     blank.reset()
+    for part in blank.modules():  # one process computes it, while others wait
+        part.distributed_available_fn = _never
     return blank
+
+
+def _never() -> bool:
+    return False
 
 
 def _drawn(

@@ -38,7 +38,8 @@ def test_a_file_of_one_s_own_is_a_table(tmp_path):
         ({"a": [1.0] * 80, "label": [0] * 80}, "two classes, got rows: 80, classes: 1"),
         # What pandas would read otherwise than meant.
         ("a,label,label\n1,0,0\n", "must have one .*, got 2"),
-        ("a,label\n1,0,5\n2,1,5\n", "cannot be read: Length of"),
+        ("a,label\n1,0,5\n2,1,5\n", "separated by commas, and no row with more cells than the first"),
+        ("a;b;label\n0,1;1,5;0\n0,2;1,5;1\n", "separated by commas, and no row with more cells than the first"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused(tmp_path, table, said):

@@ -247,8 +247,15 @@ def test_what_is_no_fitted_classifier_is_refused():
     features, labels = INPUTS.numpy(), LABELS.numpy()
     four = np.where((labels == 2) & (np.arange(len(labels)) % 6 < 3), 3, labels)
     ovo, ovo_of_four = (SVC(decision_function_shape="ovo").fit(features, y) for y in (labels, four))
+    common = np.where(np.arange(len(labels)) // 3 % 4 > 0, 0, labels)  # one of three columns is mostly right by chance
+    ovo_of_common = SVC(decision_function_shape="ovo").fit(features, common)
+    words = np.array(["a", "b", "c"], dtype=object)[labels]
     for error, said, models, y in (
         (ValueError, "decision_function_shape='ovr'", [ovo], labels),
+        (ValueError, "decision_function_shape='ovr'", [ovo_of_common], common),
+        (ValueError, f"`labels` .* got None or NaN for 1 of {len(labels)}", [ovo], [None, *words[1:]]),
+        (ValueError, f"`labels` .* got None or NaN for 1 of {len(labels)}", [ovo], [np.nan, *labels[1:]]),
+        (ValueError, "`labels` must hold classes of one kind, got int, str", [ovo], np.array([0, *words[1:]], object)),
         (ValueError, "must be fitted", [KNeighborsClassifier()], labels),
         (ValueError, "`models`", [], labels),
         (ValueError, "one column for each", [ovo_of_four], four),

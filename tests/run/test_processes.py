@@ -18,11 +18,12 @@ sys.path.insert(0, {tests!r})
 import torch
 from problems import blobs
 from torch import distributed, multiprocessing, nn
+from torchmetrics.classification import MulticlassAccuracy
 from bu_torch import BoundaryUncertaintyStopper
 
 def train(rank, n):
     torch.manual_seed(0)
-    options = {{"n_neighbors": 20, "n_draws": 1}}
+    options = {{"n_neighbors": 20, "n_draws": 1, "metric": MulticlassAccuracy(3)}}
     if n > 1:
         distributed.init_process_group("gloo", init_method="file://{folder}/store", rank=rank, world_size=n)
         options["process_group"] = distributed.group.WORLD

@@ -275,6 +275,23 @@ def test_it_decides_in_place_of_the_default_rule(metric):
         assert stopper.summary["threshold"] == stopper.history[stopper.best_epoch]["threshold"]
 
 
+@pytest.mark.parametrize("metric", ["balanced_accuracy", "f1"])
+def test_a_network_of_more_outputs_than_two_classes_has_no_threshold(metric):
+    torch.manual_seed(0)
+    two = nn.Linear(4, 2)
+    wide = lambda inputs: nn.functional.pad(two(inputs), (0, 1), value=-100.0)  # noqa: E731
+    options = {"n_neighbors": 20, "n_draws": 2, "metric": metric}
+    found = [Signals(**options).fit(X, TWO) for _ in range(2)]
+    narrow, wider = (one.measure(net(one.perturbed_inputs)).values for one, net in zip(found, (two, wide), strict=True))
+    assert wider["expected_accuracy"] == pytest.approx(narrow["expected_accuracy"])
+    assert 0 < wider[f"expected_{metric}"] < 1
+    assert wider["threshold"].isnan()
+    stopper = BoundaryUncertaintyStopper(X, TWO, **options)
+    stopper.check(nn.Linear(4, 3))
+    stopper.close()
+    assert stopper.summary["threshold"] is None
+
+
 def test_a_rule_of_ones_own_may_read_expected_metrics():
     class Ranked(Rule):
         name = "ranked"
