@@ -285,7 +285,8 @@ class TestOutputs:
             (lambda z: z.to(torch.complex64), TypeError, r"floating-point tensor, got torch\.complex64"),
             (lambda z: z.to_sparse(), TypeError, r"`model` must give dense logits, got .*sparse_coo"),
             (lambda z: None, TypeError, r"`model` must give a tensor or an array of logits \(n, J\).*got NoneType"),
-            (lambda z: {"out": z}, TypeError, r"or an output with `logits`, got dict"),
+            (lambda z: {"out": z}, TypeError, r"or an output with `logits`, got dict .*`output_key=`"),
+            (lambda z: (z, z), TypeError, r"or an output with `logits`, got tuple of 2.*`output_key=`"),
         ],
     )
     def test_what_is_no_logits_is_refused_by_every_way_in(self, output, error, message):

@@ -28,7 +28,7 @@ class BoundaryUncertaintyPruningCallback(Callback):
         monitor: Signal to report, larger is better: `"expected_accuracy"`, `"boundary_uncertainty"`, ...
 
     Raises:
-        ValueError: If the study minimises, or `monitor` is no such signal.
+        ValueError: If the study minimises, `monitor` is no such signal, or a check has not measured it.
         TypeError: If `trial` is no trial.
         MisconfigurationException: When a fit begins, if no callback that measures stands before this one.
     """
@@ -57,7 +57,12 @@ class BoundaryUncertaintyPruningCallback(Callback):
     def report(self, watched: Any) -> None:
         """Report the last check of a callback or stopper; raise `optuna.TrialPruned` if the trial's pruner says so."""
         if len(watched.history) > self._n_reported:
-            self._n_reported = len(watched.history)
-            self.trial.report(watched.history[-1][self.monitor], self._n_reported - 1)
+            check, self._n_reported = watched.history[-1], len(watched.history)
+            if self.monitor not in check:
+                raise ValueError(
+                    f"`monitor` must be a signal that is measured, got {self.monitor!r}: pass `metric=` or `rule=` to"
+                    " what measures."
+                )
+            self.trial.report(check[self.monitor], self._n_reported - 1)
             if self.trial.should_prune():
                 raise TrialPruned(f"Pruned after {self._n_reported} checks by `{self.monitor}`.")

@@ -63,6 +63,8 @@ def logits_of(output: Any, n_inputs: int, name: str = "`model`", key: str | int 
     """
     if key is None:
         found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
+        if isinstance(found, tuple) and len(found) == 1:
+            (found,) = found
     else:
         found = entry_of(output, key, name)
     try:
@@ -70,6 +72,7 @@ def logits_of(output: Any, n_inputs: int, name: str = "`model`", key: str | int 
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"{name} must give a tensor or an array of logits (n, J), or an output with `logits`, got {_kind(output)}."
+            " Let it return the logits alone; `output_key=`, where it is an argument, names them in a tuple or a dict."
         ) from error
     if found.layout != torch.strided:
         raise TypeError(f"{name} must give dense logits, got a tensor of layout {found.layout}.")

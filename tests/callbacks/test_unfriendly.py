@@ -124,7 +124,7 @@ REFUSED = {
     "a narrow reference": fine(r"passes inputs of shape \(120, 3\) .*`Lenient", reference=(X[:, :3], Y)),
     "one column": fine("gives one column, but the labels have classes 0, .*A regression", giving(lambda z: z[:, 0])),
     "no output": fine("`forward` must give a tensor .*got NoneType", giving(lambda z: None)),
-    "an output of two": fine("got tuple of 2.* `output_key=` names the logits in a", of_pair),
+    "an output of two": fine("got tuple of 2.* `output_key=`", of_pair),
     "no such place": fine("must give an output with `output_key=7`, got tuple of 2", of_pair, output_key=7),
     "no such name": fine("an output with `output_key='scores'`, got tuple of 2", of_pair, output_key="scores"),
     "one reading of tensors": fine(f"{READ}: a second reading .* gives the same inputs", perturbation="reading"),

@@ -72,6 +72,14 @@ def test_a_plain_loop_reports_by_hand():
     assert len(stopper.history) == 2
 
 
+def test_a_signal_that_no_check_measures_is_named():
+    stopper = BoundaryUncertaintyStopper(*blobs(), n_draws=1)
+    stopper.check(nn.Linear(4, 3))
+    trial = optuna.create_study(direction="maximize").ask()
+    with pytest.raises(ValueError, match="`monitor` must be a signal that is measured, got 'expected_auroc'"):
+        BoundaryUncertaintyPruningCallback(trial, "expected_auroc").report(stopper)
+
+
 def test_a_study_that_minimises_and_a_signal_that_is_not_comparable_are_refused():
     with pytest.raises(ValueError, match='`direction="maximize"`'):
         BoundaryUncertaintyPruningCallback(optuna.create_study().ask())
