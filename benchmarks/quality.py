@@ -12,7 +12,7 @@ hindsight; an average may be better than that. Half of a table trains, at most 2
 rest test.
 
     python benchmarks/quality.py --quick             # a minute
-    python benchmarks/quality.py --show              # what is saved, but `fresh --show`, `seven --show`
+    python benchmarks/quality.py --show              # what is saved, but `fresh`, `seven`, `strong`: `fresh --show`
 
 The saved results:
 
@@ -22,6 +22,7 @@ The saved results:
     python benchmarks/text.py --fetch && python benchmarks/quality.py texts
     python benchmarks/quality.py business --folder FOLDER --settings adamw --noise none uniform-0.2 --seeds 2
     python benchmarks/quality.py people --folder FOLDER && python benchmarks/quality.py distant --folder FOLDER
+    python benchmarks/quality.py strong --folder FOLDER --seeds 2
     python benchmarks/keel.py SEVEN --listed && python benchmarks/quality.py seven --folder SEVEN --settings adamw
     python benchmarks/keel.py FRESH --fresh
     python benchmarks/quality.py fresh --folder FRESH --settings adamw rmsprop
@@ -107,7 +108,7 @@ COLLECTIONS += ("business", *people.KINDS)
 BUSINESS = ("attrition", "credit_data", "hpc_data", "mlc_churn")
 CHOSEN_ON = ("tables", "images", "texts")
 QUICK = "quick"  # a collection that is committed to notice what changes, and told of nowhere
-APART = (QUICK, "fresh", "seven")  # not among those that `--show` puts together
+APART = (QUICK, "fresh", "seven", "strong")  # not among those that `--show` puts together
 OF_NETWORKS = tuple(noise for noise in NOISES if noise != "pairs-0.4")  # of images and texts
 
 

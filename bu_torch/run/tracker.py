@@ -220,7 +220,9 @@ class Tracker:
             score = None if check is None else check[self.history.score_name]
             self.summary = {"reason": reason, "score_name": self.history.score_name, "score": score, **kept, **judged}
             if check is not None and THRESHOLD in check:
-                is_known = judged["word"] != "blind" and math.isfinite(check[THRESHOLD])
+                is_known = (
+                    self.check_setup.is_prepared and judged["word"] != "blind" and math.isfinite(check[THRESHOLD])
+                )
                 found = {name: check[name] for name in check if name.endswith(THRESHOLD)}
                 self.summary |= found if is_known else found | {THRESHOLD: None}
         line = {"kind": "end", "reason": reason, "n_not_compared": self.history.n_not_compared, **kept, **seconds}

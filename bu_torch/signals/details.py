@@ -173,7 +173,9 @@ def _doubtful(inputs: SignalInputs, n_doubtful: int) -> list[Doubtful]:
 
 
 def _least_recognised(inputs: SignalInputs, recalls: Tensor) -> list[ClassRecall]:
-    columns = (*class_shares(inputs.labels, inputs.weights), *recalls.view(2, -1))
+    drawn, own = inputs.repeated_weights, inputs.label_columns
+    masses = sum_by_group(torch.ones_like(inputs.trust) if drawn is None else drawn, own, len(inputs.classes))
+    columns = (inputs.classes, masses / masses.sum(), *recalls.view(2, -1))
     rows = [ClassRecall(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
     return sorted(rows, key=lambda row: row.expected)[:_MOST_CLASSES]
 
