@@ -317,7 +317,7 @@ class CheckSetup:
     def _lines_on_space(self) -> Iterator[str]:
         """Space that was chosen, and why, if there was a choice."""
         boundary = self.signals.boundary
-        space, trial, skills = boundary.space_name_, boundary.trial_, boundary.skills_
+        space, skills = boundary.space_name_, boundary.skills_
         if space == "metric" and boundary.feature_extractor is None:
             skills = skills or {"metric": boundary.vote_skill}  # a loaded preparation has this one
         if skills:
@@ -328,12 +328,6 @@ class CheckSetup:
             where = f"{'by' if space == 'metric' else 'in'} {_SPACES.get(space)}"
             yield (
                 f"Neighbours are found {where}: left-out labels are predicted best there (skill by {listed}).{change}"
-            )
-        elif trial is not None and space in _SPACES:
-            before, after = trial.vote_skills
-            yield (
-                f"Neighbours are found in {_SPACES[space]}: by distances learnt from the labels, the nearest do not"
-                f" predict left-out labels clearly better (skill {after:.2f} in place of {before:.2f})."
             )
 
     def _lines_on_classes(self) -> Iterator[str]:
