@@ -17,9 +17,9 @@ from bu_torch.internal.printing import cleaned
 from bu_torch.perturbation.draws import kind_of
 from bu_torch.rule.rules import DEFAULT_RULE
 from bu_torch.run.budget import Plan, describe_ignored, plan
-from bu_torch.run.perturbing import settings_for, with_readings
-from bu_torch.run.settings import MeasurementSettings
+from bu_torch.run.settings import MeasurementSettings, settings_for
 from bu_torch.samples.balance import class_shares, rare_class, stratified_rows
+from bu_torch.samples.readings import with_readings
 from bu_torch.samples.samples import Samples, fewer_of
 from bu_torch.signals.measuring import Signals
 from bu_torch.signals.metrics import ExpectedMetric
@@ -100,7 +100,7 @@ class CheckSetup:
         if line := describe_ignored(samples.n_ignored):
             self._warn(line)
         samples, self._n_draws = self._within_memory(samples)
-        return with_readings(samples, self._n_draws, self.settings, self._warn)
+        return with_readings(samples, self._n_draws, self.settings.perturbation, self._warn)
 
     def prepare(
         self,
