@@ -63,11 +63,13 @@ class FitSession:
         self.loss_watch = LossWatch()
         self.check: Check | None = None  # made in the running hook
         self.waits_for_average = False  # `WeightAveraging` had not updated its average at the last check
-        self.has_other_samples = False  # the run resumes with other samples: no earlier check counts
         self.is_over = False  # True from `release` on
 
-    def start(self, trainer: Trainer, pl_module: LightningModule, fits: list["FitSession"]) -> None:
-        """Prepare, and open the record; `fits` are those of the trainer's callbacks, in their order."""
+    def start(self, trainer: Trainer, pl_module: LightningModule, fits: list["FitSession"]) -> bool:
+        """Prepare, and open the record; `fits` are those of the trainer's callbacks, in their order.
+
+        Returns False if the run resumes with other samples, so that no earlier check counts.
+        """
         started = time.perf_counter()
         tracker, samples, reader = self.tracker, self._check_samples, self._reader
         processes = tracker.processes = LightningProcesses(trainer)
@@ -100,7 +102,6 @@ class FitSession:
         if self._awaits_weights and tracker.check_setup.about["data"].get("space") == "module":
             self._network_before = copy_of(pl_module)
         self._apply_setup()
-        self.has_other_samples = not is_the_same
         if not is_the_same:
             rank_zero_warn(
                 "The run resumes with different training samples, or with another version of bu_torch: scores cannot be"
@@ -111,6 +112,7 @@ class FitSession:
         tracker.timer.begin(started, has_resumed=bool(tracker.checks))
         if not self._awaits_weights:
             self._open_record(trainer)
+        return is_the_same
 
     def _between_checks(self, trainer: Trainer) -> tuple[float, str]:
         """Number of batches that one process has between two checks; when checks are due, in words."""

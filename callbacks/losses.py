@@ -187,7 +187,9 @@ def _described(node: Any, target: Tensor, factors: tuple[Tensor, ...], labels: T
         by_class, positive = None, _saved(node, "pos_weight")
         if positive is not None and (positive.numel() > 1 or target.shape[1:].numel() == 1):
             each.append(torch.where(target > 0, positive, torch.ones_like(positive)))
-    each += _ignored(node, target)
+    # An ignored class gives its samples the weight 0; -100, the default, is saved as a large number.
+    ignored = getattr(node, "_saved_ignore_index", -1)
+    each += [(target != ignored).double()] if 0 <= ignored < 2**31 else []
     each = [one.detach().double().cpu() for one in each]
     by_class = None if by_class is None or by_class.amin() == by_class.amax() else by_class.detach().double().cpu()
     is_weighted = by_class is not None or any(one.amin() < one.amax() for one in each)
@@ -211,12 +213,6 @@ def _described(node: Any, target: Tensor, factors: tuple[Tensor, ...], labels: T
         places = range(len(by_class)) if not is_by_row else [place for place in found if place < len(by_class)]
         found = {place: found.get(place, 1.0) * float(by_class[place]) for place in places}
     return _Loss(True, is_weighted, is_by_row, found)
-
-
-def _ignored(node: Any, target: Tensor) -> list[Tensor]:
-    """Weights of 0 and 1 of the samples if a loss ignores a class; -100, the default, is saved as a large number."""
-    ignored = getattr(node, "_saved_ignore_index", -1)
-    return [(target != ignored).double()] if 0 <= ignored < 2**31 else []
 
 
 def describe_weights(weights: list[float], *, has_resumed: bool = False) -> str:

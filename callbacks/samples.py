@@ -20,11 +20,10 @@ from bu_torch.internal.packing import Packing
 from bu_torch.internal.replica import copy_of
 from bu_torch.perturbation.draws import Perturbation, keeps_integers
 from bu_torch.run.budget import Plan, count_operations, plan
-from bu_torch.run.perturbing import may_be_read_again
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.samples.batches import InputKey, Keys, TooManyBytesError
 from bu_torch.samples.reading import read_loader
-from bu_torch.samples.readings import READ_BATCH
+from bu_torch.samples.readings import READ_BATCH, may_be_read_again
 from bu_torch.samples.samples import Samples, UnreadableError, fewer_of, whole_samples
 
 Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
@@ -89,7 +88,7 @@ class CheckSamples:
             rank_zero_info(
                 f"bu-torch takes these as inputs: {', '.join(samples.packing.names)}. To change it: `input_key`."
             )
-        self._takes_readings = samples.is_random and may_be_read_again(settings)
+        self._takes_readings = samples.is_random and may_be_read_again(settings.perturbation)
         perturbation = "reading" if self._takes_readings else settings.perturbation
         are_integers = not samples.inputs.is_floating_point()
         return Example(samples.inputs[:1].cpu().clone(), are_integers, n_classes, samples.packing, perturbation)
@@ -181,7 +180,7 @@ def read_training_data(
         n_batches=n_batches,
         unwrap=users_sampler,
         transform=_batch_hooks(trainer, pl_module),
-        looks_for_augmentation=reference is None or may_be_read_again(settings),
+        looks_for_augmentation=reference is None or may_be_read_again(settings.perturbation),
     )
     with misconfigured(UnreadableError, before=f"{name}: ", after=f" {_WAY_OUT}"):
         try:
@@ -200,7 +199,7 @@ def read_training_data(
             samples = few(stream_limit=min(limit, n_fitting))
     if isinstance(loader.dataset, IterableDataset) and (line := _describe_stream(loader, samples, settings, most)):
         rank_zero_info(line)
-    if samples.is_random and not may_be_read_again(settings):
+    if samples.is_random and not may_be_read_again(settings.perturbation):
         rank_zero_info(
             f"{name}: a sample differs each time it is read (random augmentation). bu-torch reads each"
             " sample once and perturbs that draw. To change it: `perturbation='reading'` takes further readings, and"

@@ -246,8 +246,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         return state
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._fit.start(trainer, pl_module, fits_in(trainer))
-        if self._fit.has_other_samples:
+        if not self._fit.start(trainer, pl_module, fits_in(trainer)):
             rank_zero_warn("Patience and the best epoch start anew.")
             self._install(trainer, pl_module).on_train_start(trainer, pl_module)
         self._first_epoch, verdict = trainer.current_epoch, self.tracker.history.verdict

@@ -308,12 +308,11 @@ class LabelProbabilities:
     def _fit_copies(self, features: Tensor, labels: Tensor, neighbors: Tensor) -> None:
         """Find the R samples with copies, the weight of the copies, and the shares of labels of each and its copies."""
         weights = torch.ones_like(labels, dtype=torch.float64) if self._weights is None else self._weights
-        self._copied, place = labels[:0], torch.empty_like(labels)
-        counts = weights.new_zeros((0, self.votes.votes.shape[1]))
-        for rows, others in copies(features, neighbors):
-            if not len(self._copied):
-                self._copied, counts = rows, weights.new_zeros((len(rows), counts.shape[1]))
-                place[rows] = torch.arange(len(rows), device=rows.device)
+        found = list(copies(features, neighbors))
+        self._copied, place = found[0][0] if found else labels[:0], torch.empty_like(labels)
+        place[self._copied] = torch.arange(len(self._copied), device=labels.device)
+        counts = weights.new_zeros((len(self._copied), self.votes.votes.shape[1]))
+        for rows, others in found:
             counts[place[rows], labels[others]] += weights[others]
         # Only samples that the regression has left out too can judge the weight.
         read = torch.full_like(labels, -1)  # the row of each sample among them

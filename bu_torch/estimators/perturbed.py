@@ -19,9 +19,7 @@ from bu_torch.internal.inputs import (
 from bu_torch.internal.logits import read_logits, warn_of_probabilities
 from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.perturbation.draws import (
-    ASKED_TO_READ,
     TOWARD_OTHERS,
-    WITHOUT_READING,
     Perturbation,
     PerturbedInputs,
     check_perturbation,
@@ -30,6 +28,7 @@ from bu_torch.perturbation.draws import (
     kind_of,
 )
 from bu_torch.samples.balance import ClassWeight, check_class_weight, weights_of
+from bu_torch.samples.readings import ASKED_TO_READ, WITHOUT_READING
 from bu_torch.space.features import FeatureSpace, is_pooled, standardization, standardize
 from bu_torch.space.metric import MetricSpace
 from bu_torch.space.tokens import check_tokens

@@ -87,9 +87,8 @@ def _mean_over_classes(of_one: _OfOneClass, logits: Tensor, probabilities: Tenso
     others = mass.sum(dim=1, keepdim=True) - mass
     if logits.shape[1] == 2:
         return of_one(logits[:, 1].double() - logits[:, 0].double(), mass[:, 1], others[:, 1])
-    scores = (
-        logits.double().softmax(dim=1).float()
-    )  # as precise as those of torchmetrics: equal ones tie on all devices
+    # As precise as those of torchmetrics: equal ones tie on all devices.
+    scores = logits.double().softmax(dim=1).float()
     values = torch.stack(
         [of_one(*columns) for columns in zip(*(x.unbind(1) for x in (scores, mass, others)), strict=True)]
     )

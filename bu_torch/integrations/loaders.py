@@ -11,11 +11,11 @@ from torch.utils.data import DataLoader
 from bu_torch.internal.logits import logits_at, packed_model
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.run.budget import count_operations, plan
-from bu_torch.run.perturbing import may_be_read_again
 from bu_torch.run.settings import Settings
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
 from bu_torch.samples.batches import NO_KEYS, Keys
 from bu_torch.samples.reading import read_loader
+from bu_torch.samples.readings import may_be_read_again
 from bu_torch.samples.samples import Samples, UnreadableError
 
 
@@ -42,7 +42,7 @@ def make_stopper(
     with evaluation_copy(network) as copy:
         taker = packed_model(copy, first.packing)
         n_operations = count_operations(copy, partial(logits_at, taker, first.inputs, output_key=settings.output_key))
-    n_samples, reads_again = first.n_training, first.is_random and may_be_read_again(settings)
+    n_samples, reads_again = first.n_training, first.is_random and may_be_read_again(settings.perturbation)
     made = plan(settings, n_samples, n_samples, n_operations, first.inputs.nbytes, holds_draws=reads_again)
     samples = read(lambda n_training: made.n_samples)
     are_tokens = samples.packing is None and samples.inputs.ndim == 2 and not samples.inputs.is_floating_point()

@@ -152,8 +152,6 @@ def check_perturbed(perturbed: Tensor, features: Tensor) -> Tensor:
 PerturbationName = Literal["random", "neighbors", "tokens", "reading", "uniform"]  # the last for the papers alone
 Perturbation = PerturbationName | Callable[[Tensor, Tensor, torch.Generator], Tensor] | MixedMove | Readings
 PerturbationKind = PerturbationName | Literal["mixed", "custom"]
-ASKED_TO_READ = "`perturbation='reading'` needs a dataset or a loader whose samples differ each time they are read"
-WITHOUT_READING = "Pass `perturbation=None`."
 TOWARD_OTHERS = ("neighbors", "tokens", "mixed")  # kinds of perturbation
 _BATCH, _BATCH_ELEMENTS = 64, 2**24  # a batch has a multiple of 64 rows and about 2**24 values
 

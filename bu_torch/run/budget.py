@@ -58,9 +58,8 @@ def plan(
         return min(n_samples, max(settings.max_bytes // (n_bytes * n_held), settings.n_neighbors))
 
     max_samples, n_draws = max_samples or settings.max_samples, settings.n_draws
-    n_unmoved = int(
-        any(SIGNALS[name].reads_samples for name in settings.also)
-    )  # passes of each sample beside those of its draws
+    # Passes of each sample beside those of its draws.
+    n_unmoved = int(any(SIGNALS[name].reads_samples for name in settings.also))
     n_samples = n_training if max_samples is None else min(n_training, max_samples)
     n_samples = within_bytes(n_samples, 1)
     if settings.budget is None:

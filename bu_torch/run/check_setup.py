@@ -17,9 +17,9 @@ from bu_torch.internal.printing import cleaned
 from bu_torch.perturbation.draws import kind_of
 from bu_torch.rule.rules import DEFAULT_RULE
 from bu_torch.run.budget import Plan, describe_ignored, plan
-from bu_torch.run.perturbing import settings_for, with_readings
-from bu_torch.run.settings import MeasurementSettings
+from bu_torch.run.settings import MeasurementSettings, settings_for
 from bu_torch.samples.balance import class_shares, rare_class, stratified_rows
+from bu_torch.samples.readings import with_readings
 from bu_torch.samples.samples import Samples, fewer_of
 from bu_torch.signals.measuring import Signals
 from bu_torch.signals.metrics import ExpectedMetric
@@ -100,7 +100,7 @@ class CheckSetup:
         if line := describe_ignored(samples.n_ignored):
             self._warn(line)
         samples, self._n_draws = self._within_memory(samples)
-        return with_readings(samples, self._n_draws, self.settings, self._warn)
+        return with_readings(samples, self._n_draws, self.settings.perturbation, self._warn)
 
     def prepare(
         self,
@@ -317,7 +317,7 @@ class CheckSetup:
     def _lines_on_space(self) -> Iterator[str]:
         """Space that was chosen, and why, if there was a choice."""
         boundary = self.signals.boundary
-        space, trial, skills = boundary.space_name_, boundary.trial_, boundary.skills_
+        space, skills = boundary.space_name_, boundary.skills_
         if space == "metric" and boundary.feature_extractor is None:
             skills = skills or {"metric": boundary.vote_skill}  # a loaded preparation has this one
         if skills:
@@ -328,12 +328,6 @@ class CheckSetup:
             where = f"{'by' if space == 'metric' else 'in'} {_SPACES.get(space)}"
             yield (
                 f"Neighbours are found {where}: left-out labels are predicted best there (skill by {listed}).{change}"
-            )
-        elif trial is not None and space in _SPACES:
-            before, after = trial.vote_skills
-            yield (
-                f"Neighbours are found in {_SPACES[space]}: by distances learnt from the labels, the nearest do not"
-                f" predict left-out labels clearly better (skill {after:.2f} in place of {before:.2f})."
             )
 
     def _lines_on_classes(self) -> Iterator[str]:

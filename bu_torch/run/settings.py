@@ -1,21 +1,28 @@
-"""Settings that the callbacks and the plain loop's stopper share, and their checks."""
+"""Settings that the callbacks and the plain loop's stopper share, their checks, and what samples make of them."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from bu_torch.estimators.space_choice import FeatureExtractor, SpaceName
 from bu_torch.functional.checks import check_choice
-from bu_torch.internal.inputs import check_flag, check_integer, check_number, check_seed
+from bu_torch.internal.inputs import as_features, check_flag, check_integer, check_number, check_seed
+from bu_torch.internal.logits import as_taken
+from bu_torch.internal.packing import Packing
 from bu_torch.perturbation.draws import Perturbation
+from bu_torch.perturbation.moves import MixedMove, Readings
 from bu_torch.rule.rules import DEFAULT_RULE, MetricRule, Rule, RuleName, as_rule
 from bu_torch.samples.balance import ClassWeight, check_class_weight
+from bu_torch.samples.samples import Samples
 from bu_torch.signals.measuring import Signals
 from bu_torch.signals.metrics import ExpectedMetric, as_metric
+from bu_torch.space.features import MixedFeatures
 
 AUTO: Literal["auto"] = "auto"
 MAX_BYTES = 2**30
@@ -212,6 +219,64 @@ class Settings(MeasurementSettings):
         """The rule, which is that of the metric if another metric than accuracy is asked for and no rule."""
         metric = as_metric(self.metric)
         return as_rule(self.rule, metric) if metric is None or self.rule != DEFAULT_RULE else MetricRule(metric)
+
+
+def settings_for(settings: MeasurementSettings, samples: Samples) -> MeasurementSettings:
+    """Settings adapted to samples: further readings perturb them; the user's callables get tensors as training does.
+
+    By default, rows of indices (token ids and their masks) are exchanged as tokens, images are moved as images and
+    tables as tables. Numbers beside indices are moved, and the indices exchanged (`MixedMove`).
+    """
+    perturbation, extractor, packing = settings.perturbation, settings.feature_extractor, samples.packing
+    if samples.readings is not None:
+        flat = as_features(samples.readings.flatten(0, 1), "further readings", keep_integers=True)
+        perturbation = Readings(flat.unflatten(0, samples.readings.shape[:2]))
+    if packing is None:
+        return replace(settings, perturbation=perturbation)
+    if callable(perturbation):
+        perturbation = _Perturbation(perturbation, packing)
+    elif packing.has_indices and perturbation in ("random", "neighbors"):
+        names = [name for name, dtype in zip(packing.names, packing.dtypes, strict=True) if dtype is not None]
+        raise ValueError(
+            f"`perturbation={perturbation!r}` moves numbers along a line, but {', '.join(names)} hold integers: pass"
+            " None, or a callable (inputs, nearest_distance, generator) that takes these tensors as the network does."
+        )
+    elif perturbation is None and packing.form == "rows":
+        perturbation = "tokens"
+    elif perturbation is None and packing.has_indices:
+        perturbation = MixedMove(packing.n_numbers, packing.n_rows_of_indices)
+    elif perturbation is None and not packing.is_table:
+        perturbation = "neighbors"
+    if callable(extractor):
+        extractor = _Extractor(extractor, packing)
+    elif extractor is None and packing.form == "columns" and not packing.is_table:
+        extractor = MixedFeatures(packing)
+    return replace(settings, perturbation=perturbation, feature_extractor=extractor)
+
+
+class _Perturbation:
+    """Perturbation of the user that takes and returns several tensors."""
+
+    def __init__(self, perturbation: Callable[..., Any], packing: Packing) -> None:
+        self._perturbation, self._packing = perturbation, packing
+
+    def __call__(self, inputs: Tensor, *args: Any) -> Tensor:
+        perturbed = self._perturbation(self._packing.unpack(inputs), *args)
+        shapes = [getattr(tensor, "shape", None) for tensor in pytree.tree_leaves(perturbed)]
+        expected = [torch.Size((len(inputs), *shape)) for shape in self._packing.shapes]
+        if shapes != expected:
+            raise ValueError(f"`perturbation` must give tensors of the shapes of the inputs, {expected}, got {shapes}.")
+        return self._packing.pack(perturbed)
+
+
+class _Extractor:
+    def __init__(self, extractor: Callable[..., Any], packing: Packing) -> None:
+        self._extractor, self._packing = extractor, packing
+        self.__self__ = extractor if isinstance(extractor, nn.Module) else getattr(extractor, "__self__", None)
+
+    def __call__(self, inputs: Tensor) -> Any:
+        tree = self._packing.unpack(inputs)
+        return self._extractor(pytree.tree_map(lambda tensor: as_taken(self.__self__, tensor), tree))
 
 
 def _is_plain(value: Any) -> bool:

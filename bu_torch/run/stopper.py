@@ -14,7 +14,7 @@ from bu_torch.internal.inputs import as_floats, check_integer
 from bu_torch.internal.logits import device_of, logits_at, packed_model
 from bu_torch.internal.printing import showing_progress
 from bu_torch.internal.replica import evaluation_copy
-from bu_torch.perturbation.draws import ASKED_TO_READ, WITHOUT_READING, Perturbation, keeps_integers
+from bu_torch.perturbation.draws import Perturbation, keeps_integers
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.budget import count_operations, plan
 from bu_torch.run.history import describe_exception, describe_lost_best
@@ -23,6 +23,7 @@ from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
 from bu_torch.run.tracker import KeptResults, Tracker
 from bu_torch.run.weights import BestWeights, load
 from bu_torch.samples.balance import ClassWeight
+from bu_torch.samples.readings import ASKED_TO_READ, WITHOUT_READING
 from bu_torch.samples.samples import Samples, whole_samples
 
 _CHECKS_ALONE = (

@@ -27,6 +27,8 @@ from bu_torch.samples.worker import (
 )
 
 READ_BATCH = 256
+ASKED_TO_READ = "`perturbation='reading'` needs a dataset or a loader whose samples differ each time they are read"
+WITHOUT_READING = "Pass `perturbation=None`."
 _READ_TWICE = 32  # samples, to see whether they are augmented at random
 _Result = TypeVar("_Result")
 
@@ -166,6 +168,37 @@ class LoaderRows:
         for subset in subsets:
             rows = torch.as_tensor(subset.indices, device="cpu")[rows]
         return list(dataset.tensors), rows
+
+
+def may_be_read_again(perturbation: Any) -> bool:
+    """Return True if further readings may take the place of perturbed samples."""
+    return perturbation is None or perturbation == "reading"
+
+
+def with_readings(samples: Samples, n_draws: int, perturbation: Any, warn: Callable[[str], None]) -> Samples:
+    """Read the samples again, `n_draws` times, if two readings differ and no other `perturbation` is asked for.
+
+    Readings that are none of the same samples end in a warning, and the samples are moved; in a ValueError if readings
+    are asked for.
+    """
+    if not may_be_read_again(perturbation):
+        return samples
+    why_unlike = samples.why_unlike
+    if samples.is_random and samples.again is not None:
+        try:
+            return read_again(samples, n_draws)
+        except UnreadableError as error:
+            why_unlike = str(error)
+    found = f"a second reading of the same samples {why_unlike or 'gives the same inputs'}"
+    if perturbation == "reading":
+        found = "these are read once" if samples.again is None else found
+        raise ValueError(f"{ASKED_TO_READ}: {found}. {WITHOUT_READING}")
+    if why_unlike:
+        warn(
+            f"Samples: {found}. That is no augmentation, so a check perturbs the first reading. Let the dataset give"
+            " the same sample for the same index, augmented or not, or pass samples as `reference=(inputs, labels)`."
+        )
+    return samples
 
 
 def read_again(samples: Samples, n_further: int) -> Samples:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from bu_torch.functional.metric import average_gradient_outer_product, kernel_ridge, laplace_kernel, metric_root
+from bu_torch.space.metric import average_gradient_outer_product, kernel_ridge, laplace_kernel, metric_root
 
 
 def given(generator, n=30, n_landmarks=7, d=4, n_outputs=3):
@@ -25,7 +25,7 @@ def by_autograd(points, landmarks, coefficients, width, weights):
 
 class TestAverageGradientOuterProduct:
     def test_is_that_of_gradients_by_autograd(self, generator, device, monkeypatch):
-        monkeypatch.setattr("bu_torch.functional.metric._BLOCK_ELEMENTS", 100)  # several blocks
+        monkeypatch.setattr("bu_torch.space.metric._BLOCK_ELEMENTS", 100)  # several blocks
         points, landmarks, coefficients = given(generator)
         weights = torch.rand(30, generator=generator, dtype=torch.float64) + 0.1
         weights /= weights.mean()
@@ -41,7 +41,7 @@ class TestAverageGradientOuterProduct:
 
 
 def test_ridge_takes_the_penalty_of_the_least_left_out_error(generator, monkeypatch):
-    monkeypatch.setattr("bu_torch.functional.metric._JITTER", 1e-12)
+    monkeypatch.setattr("bu_torch.space.metric._JITTER", 1e-12)
     points, _, _ = given(generator, n=40)
     targets = torch.randn(40, 2, generator=generator, dtype=torch.float64)
     weights = torch.rand(40, generator=generator, dtype=torch.float64) + 0.1
