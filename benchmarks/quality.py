@@ -34,7 +34,8 @@ Others:
 
 Each training is saved as it ends, and is not run again, the quick ones apart. `CHOSEN_ON` names the collections that
 set the limits of the word on the choice. The score (its weights 1, 1/4 and skill) was chosen on trainings of all
-collections but `fresh`, with AdamW, half of them with other seeds; `fresh` was listed and run after the last choice.
+collections but `fresh` and `strong`, with AdamW, half of them with other seeds; these two were run after the last
+choice.
 """
 
 import argparse

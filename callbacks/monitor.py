@@ -5,7 +5,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 
@@ -30,7 +29,7 @@ from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_integer
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.run.history import describe_exception
-from bu_torch.run.settings import AUTO, MAX_BYTES, NOT_MEASURED, MeasurementSettings
+from bu_torch.run.settings import AUTO, MAX_BYTES, NOT_MEASURED, MeasurementSettings, check_is_here
 from bu_torch.run.timing import plain
 from bu_torch.run.tracker import MeasurementResults, Tracker
 from bu_torch.samples.balance import ClassWeight
@@ -252,8 +251,6 @@ def _settings_in_effect(settings: MeasurementSettings, trainer: Trainer) -> Meas
         why = f"{type(theirs[0]).__name__} does so" if theirs else f"{strategy} shards them"
         rank_zero_info(f"bu-torch averages no weights: {why}.")
         return replace(settings, averaging=None)
-    if (device := settings.averaging_device) is not None:
-        before = f"`averaging_device` must be a device of this machine, got {device!r}: "
-        with misconfigured(RuntimeError, AssertionError, before=before):
-            torch.zeros(1, device=device).cpu()
+    with misconfigured(ValueError):
+        check_is_here("averaging_device", settings.averaging_device)
     return settings

@@ -41,6 +41,11 @@ def read_table(path: Path) -> Split:
     if "label" not in frame:
         named = ", ".join(map(repr, map(str, frame.columns[:5]))) + ", ..." * (len(frame.columns) > 5)
         raise ValueError(f"`{path}` must have columns separated by commas, one of them called `label`, got {named}.")
+    if str(frame.columns[0]).startswith("Unnamed") and (frame.iloc[:, 0] == np.arange(len(frame))).all():
+        raise ValueError(
+            f"`{path}` must hold inputs beside `label`, got row numbers in a first column without a name: save it by"
+            " `to_csv(..., index=False)`."
+        )
     labels = frame.pop("label")
     if labels.isna().any():
         raise ValueError(

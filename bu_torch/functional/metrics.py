@@ -24,8 +24,7 @@ def expected_balanced_accuracy(logits: Tensor, probabilities: Tensor, weights: T
 def expected_f1(logits: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
     """F1 score of class 1 of two, or the mean over several classes, in [0, 1]; 0 for a class never predicted."""
     hits, predicted, labelled = _counts(logits, probabilities, weights)
-    scores = _share(2 * hits, predicted + labelled)
-    return scores[1] if len(scores) == 2 else _mean_of_present(scores, labelled)
+    return _of_one_or_mean(_share(2 * hits, predicted + labelled), labelled)
 
 
 def expected_auroc(logits: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -81,6 +80,11 @@ def _mean_of_present(values: Tensor, labelled: Tensor) -> Tensor:
     return torch.where(is_present, values, 0.0).sum() / is_present.sum()
 
 
+def _of_one_or_mean(values: Tensor, labelled: Tensor) -> Tensor:
+    """Value of class 1 of two, even if the network knows more classes, or the mean over several."""
+    return torch.where(labelled[2:].any(), _mean_of_present(values, labelled), values[1])
+
+
 def _mean_over_classes(of_one: _OfOneClass, logits: Tensor, probabilities: Tensor, weights: Tensor | None) -> Tensor:
     mass = _mass(probabilities, weights)
     labelled = mass.sum(dim=0)
@@ -92,7 +96,7 @@ def _mean_over_classes(of_one: _OfOneClass, logits: Tensor, probabilities: Tenso
     values = torch.stack(
         [of_one(*columns) for columns in zip(*(x.unbind(1) for x in (scores, mass, others)), strict=True)]
     )
-    return _mean_of_present(values, labelled)
+    return _of_one_or_mean(values, labelled)
 
 
 def _area_under_roc(scores: Tensor, positive: Tensor, negative: Tensor) -> Tensor:

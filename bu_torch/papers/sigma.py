@@ -69,8 +69,8 @@ def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_nei
 
     Mevik (2003), section 8.1, names a weighted local estimate without giving one. Here each sample and its nearest
     others give a variance with tricube weights (1 - (r / r_k)^3)^3, where r is a distance and r_k the distance to the
-    farthest; its divisor makes it unbiased if f is constant. The variances are averaged. A slope of f makes the
-    estimate too large, more so for larger neighbourhoods.
+    farthest, or with equal weights if all others are as far. The divisor makes it unbiased if f is constant. The
+    variances are averaged. A slope of f makes the estimate too large, more so for larger neighbourhoods.
 
     Args:
         z: Measurements, shape (n,), finite.
@@ -96,7 +96,9 @@ def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_nei
     found = nearest(features, features, n_neighbors, exclude=own)
     rows = torch.cat((own.unsqueeze(1), found.rows), dim=1)
     distances = torch.nn.functional.pad(found.distances.double(), (1, 0))
-    relative = torch.where(distances[:, -1:] > 0, distances / distances[:, -1:], 0.0)
+    nearest_other, farthest = distances[:, 1:2], distances[:, -1:]
+    is_scaled = nearest_other < (1 - 1e-6) * farthest  # others that are all as far count alike
+    relative = torch.where(is_scaled, distances / farthest, 0.0)
     weights = (1 - relative**3) ** 3
     weights = weights / weights.sum(dim=1, keepdim=True)
     mean = (weights * z[rows]).sum(dim=1, keepdim=True)

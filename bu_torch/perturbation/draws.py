@@ -58,7 +58,7 @@ def perturb(
     if not bool(((distance >= 0) & distance.isfinite()).all()):
         raise ValueError(f"`nearest_distance` must be finite and >= 0, got a minimum of {float(distance.min())}.")
     check_choice("law", law, get_args(Law))
-    generator = generator or torch.Generator().manual_seed(0)
+    generator = _generator_or_default(generator)
     draw = torch.randn if law == "sphere" else torch.rand
     direction = draw(features.shape, generator=generator, dtype=torch.float32, device=generator.device)
     direction = direction.to(features.device, features.dtype)
@@ -316,6 +316,14 @@ def draw_perturbed(
     return PerturbedInputs(torch.cat([*held, inputs.to(held[0])] if ends_with_samples else held))
 
 
+def _generator_or_default(generator: Any) -> torch.Generator:
+    if generator is None:
+        return torch.Generator().manual_seed(0)
+    if not isinstance(generator, torch.Generator):
+        raise TypeError(f"`generator` must be a `torch.Generator` or None, got {type(generator).__name__}.")
+    return generator
+
+
 def _choose(
     inputs: Tensor, neighbors: Any, generator: torch.Generator | None, *, has_run: bool = False
 ) -> dict[str, Tensor]:
@@ -326,7 +334,7 @@ def _choose(
         raise ValueError(f"`neighbors` must have shape (N, M) with M >= 2, got {tuple(neighbors.shape)}.")
     check_range("neighbors", neighbors, len(inputs), "rows of `inputs`")
     n_nearest = min(_NEAREST, neighbors.shape[1] - 1)
-    generator = generator or torch.Generator().manual_seed(0)
+    generator = _generator_or_default(generator)
     options: dict[str, Any] = {"generator": generator, "device": generator.device}
     places = 1 + torch.randint(n_nearest, (len(inputs),), **options).to(inputs.device)
     share = torch.rand(len(inputs), **options).to(inputs.device)

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-_LEAST_AGREEMENT = 0.9  # of the largest column with the prediction; ties of votes may break it
+_LEAST_AGREEMENT = 0.5  # of the largest column with the prediction, which votes may decide otherwise
+_LEAST_OF_THREE = 0.9
 
 
 def is_estimator(model: object) -> bool:
@@ -77,7 +78,7 @@ def _scores(estimator: Any, rows: Any, classes: np.ndarray) -> np.ndarray:
         # One-against-one scores of three classes also have three columns, with another meaning; a common class may
         # be the largest and the predicted one in most rows.
         agreement = np.mean(classes[values[:200].argmax(axis=1)] == np.asarray(estimator.predict(rows[:200])))
-        if not agreement < _LEAST_AGREEMENT:
+        if not agreement < (_LEAST_OF_THREE if len(classes) == 3 else _LEAST_AGREEMENT):
             return values
         got = f"columns whose largest is the predicted class for {agreement:.0%} of the inputs"
     raise ValueError(

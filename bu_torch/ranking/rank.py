@@ -22,6 +22,7 @@ from bu_torch.samples.batches import whole_pair
 from bu_torch.samples.reading import read_samples
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.measuring import Signals
+from bu_torch.signals.metrics import as_metric
 from bu_torch.signals.preparation import fit_or_load
 
 Paths = str | Path | Iterable[str | Path]
@@ -195,6 +196,9 @@ class Judge:
             raise TypeError(f"`signals` must be a bu_torch.Signals or None, got {type(signals).__name__}.")
         if absent := [name for name in self.rule.signals if name not in self.signals.names]:
             raise ValueError(f"`signals` must measure {absent[0]}: pass `Signals(also=...)` or `Signals(metric=...)`.")
+        own, wanted = self.signals.metric, as_metric(metric)
+        if own is not None and wanted is not None and own.signal == wanted.signal and own != wanted:
+            raise ValueError(f"`signals` must measure `metric={wanted}`, got {own}: pass `Signals(metric=...)`.")
         self.batch_size = check_integer("batch_size", batch_size, 1)
 
     def measure(self, model: Callable[[Tensor], Any], name: str) -> dict[str, float]:

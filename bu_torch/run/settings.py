@@ -284,6 +284,16 @@ def _is_plain(value: Any) -> bool:
     return is_named or isinstance(value, bool | int | float | str | dict | list | tuple)
 
 
+def check_is_here(name: str, device: str | None) -> None:
+    """Raise ValueError unless this machine has a device, where one is named."""
+    if device is None:
+        return
+    try:
+        torch.zeros(1, device=device).cpu()
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"`{name}` must be a device of this machine, got {device!r}: {error}") from error
+
+
 def _check_device(name: str, device: Any) -> str:
     try:
         found = torch.device(device)

@@ -19,7 +19,7 @@ from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.budget import count_operations, plan
 from bu_torch.run.history import describe_exception, describe_lost_best
 from bu_torch.run.processes import TorchProcesses
-from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
+from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings, check_is_here
 from bu_torch.run.tracker import KeptResults, Tracker
 from bu_torch.run.weights import BestWeights, load
 from bu_torch.samples.balance import ClassWeight
@@ -117,6 +117,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         self.inputs, self.labels, self.sample_weight = inputs, labels, sample_weight
         self._keeps_integers = keeps_integers(perturbation)
         self._samples = self._read()
+        check_is_here("averaging_device", self.settings.averaging_device)
         self.settings.refuse_too_few(len(self._samples.inputs), "`inputs`")
         if folder is not None and not isinstance(folder, str | Path):
             raise TypeError(f"`folder` must be a path or None, got {type(folder).__name__}.")

@@ -37,6 +37,7 @@ def test_a_file_of_one_s_own_is_a_table(tmp_path):
         ({"a": [1.0] * 90, "label": range(90)}, "must hold classes in `label`, got 90 in 90 rows"),
         ({"a": [1.0] * 80, "label": [0] * 80}, "two classes, got rows: 80, classes: 1"),
         # What pandas would read otherwise than meant.
+        (",a,label\n0,1,0\n1,2,1\n", "got row numbers in a first column without a name"),
         ("a,label,label\n1,0,0\n", "must have one .*, got 2"),
         ("a,label\n1,0,5\n2,1,5\n", "separated by commas, and no row with more cells than the first"),
         ("a;b;label\n0,1;1,5;0\n0,2;1,5;1\n", "separated by commas, and no row with more cells than the first"),

@@ -143,6 +143,12 @@ def test_estimates_of_sigma_epsilon_agree_with_numpy():
     assert float(evaluation.sigma_epsilon_of_neighbors(z, features, 0.2, n_neighbors=5)) == pytest.approx(expected)
 
 
+def test_neighbours_that_are_all_as_far_count_alike():
+    z = torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = evaluation.sigma_epsilon_of_neighbors(z, torch.eye(5), 0.0, n_neighbors=4)
+    assert float(found) == pytest.approx(float(z.std()))
+
+
 def test_no_spread_beyond_the_measurement_error_is_no_epsilon():
     z = torch.tensor([1.0, 1.1, 2.0, 2.1])
     assert float(evaluation.sigma_epsilon_of_replicates(z, torch.tensor([0, 0, 1, 1]), 0.5)) == 0

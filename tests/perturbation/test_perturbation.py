@@ -231,3 +231,12 @@ class TestOfOnesOwn:
     def test_what_it_must_give(self, perturbation, message):
         with pytest.raises(ValueError, match=message):
             BoundaryUncertainty(20, perturbation=perturbation).fit(*scenarios.tokens(240))
+
+
+@pytest.mark.parametrize("call", [perturb, perturb_toward_neighbors, exchange_tokens])
+def test_a_seed_in_place_of_a_generator_is_refused(call):
+    inputs = torch.arange(6).view(3, 2).to(torch.int64 if call is exchange_tokens else torch.float32)
+    others = torch.ones(3) if call is perturb else torch.tensor([[1, 2], [0, 2], [0, 1]])
+    for generator in (0, 42):
+        with pytest.raises(TypeError, match=r"`generator` must be a `torch\.Generator` or None, got int"):
+            call(inputs, others, generator)

@@ -266,3 +266,19 @@ def test_what_is_no_fitted_classifier_is_refused():
     ):
         with pytest.raises(error, match=said):
             rank_models(models, features, y)
+
+
+def test_a_machine_of_many_classes_is_ranked_though_votes_decide_its_predictions():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 26, 300)
+    inputs = (rng.normal(size=(300, 4)) + 0.6 * rng.normal(size=(26, 4))[labels]).astype("float32")
+    machine = SVC(kernel="linear", C=10).fit(inputs, labels)
+    assert (machine.decision_function(inputs).argmax(axis=1) == machine.predict(inputs)).mean() < 0.9
+    assert rank_models([machine], inputs, labels).best.score > 0
+
+
+def test_fitted_signals_of_other_prices_are_refused():
+    models, two = [nn.Linear(4, 2)], (LABELS > 0).long()
+    signals = Signals(metric=[[0, 1], [5, 0]]).fit(INPUTS, two)
+    with pytest.raises(ValueError, match=r"`signals` must measure `metric=cost\[\[0.0, 1.0\], \[50.0, 0.0\]\]`, got"):
+        rank_models(models, INPUTS, two, metric=[[0, 1], [50, 0]], signals=signals)

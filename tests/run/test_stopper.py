@@ -52,6 +52,11 @@ def test_a_resumed_loop_goes_on(tmp_path):
     assert second.stopped_epoch == uninterrupted.stopped_epoch is not None
 
 
+def test_a_device_that_is_not_there_is_refused_before_training():
+    with pytest.raises(ValueError, match="`averaging_device` must be a device of this machine, got 'cuda:99'"):
+        stopper_of(*Steps().samples, averaging_device="cuda:99")
+
+
 def test_checks_within_an_epoch_are_known_by_their_steps(tmp_path):
     steps = Steps()
     stopper = stopper_of(*steps.samples, n_draws=2, patience=9, folder=tmp_path)
