@@ -17,6 +17,7 @@ KINDS = {
     "business": "tables with a rare class",
     "images": "images",
     "people": "images, labels of people",
+    "strong": "images, strong augmentation",
     "texts": "texts",
     "distant": "titles, labels by word lists",
 }

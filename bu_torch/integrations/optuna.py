@@ -37,8 +37,11 @@ class BoundaryUncertaintyPruningCallback(Callback):
         self.monitor = check_choice("monitor", monitor, [one.name for one in SIGNALS.values() if one.is_larger_better])
         if not isinstance(trial, BaseTrial):
             raise TypeError(f"`trial` must be a trial of Optuna, got {type(trial).__name__}.")
-        if getattr(getattr(trial, "study", None), "direction", None) == StudyDirection.MINIMIZE:
-            raise ValueError(f'`trial` must belong to a `direction="maximize"` study: a larger `{monitor}` is better.')
+        directions = getattr(getattr(trial, "study", None), "directions", [StudyDirection.MAXIMIZE])
+        if directions != [StudyDirection.MAXIMIZE]:
+            raise ValueError(
+                f'`trial` must belong to a `direction="maximize"` study of one objective: larger `{monitor}` is better.'
+            )
         self.trial, self._n_reported = trial, 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:

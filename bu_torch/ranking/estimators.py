@@ -25,7 +25,7 @@ def encode(labels: Any) -> tuple[np.ndarray, Tensor]:
         values = values[:, 0]
     if values.ndim != 1:
         raise ValueError(f"`labels` must hold one class per sample, shape (N,), got {values.shape}.")
-    if n_missing := sum(value is None or value != value for value in values.tolist()):
+    if n_missing := sum(map(_is_missing, values.tolist())):
         raise ValueError(
             f"`labels` must hold a class for each sample, got None or NaN for {n_missing} of {len(values)}."
         )
@@ -37,6 +37,13 @@ def encode(labels: Any) -> tuple[np.ndarray, Tensor]:
         kinds = ", ".join(sorted({type(value).__name__ for value in values.tolist()}))
         raise ValueError(f"`labels` must hold classes of one kind, got {kinds}.") from None
     return classes, torch.from_numpy(places.astype(np.int64))
+
+
+def _is_missing(value: Any) -> bool:
+    try:
+        return value is None or bool(value != value)
+    except TypeError:  # pandas' NA is neither equal nor unequal
+        return True
 
 
 def estimator_logits(estimator: Any, classes: np.ndarray, frame: Any = None) -> Callable[[Tensor], Tensor]:

@@ -27,6 +27,10 @@ class _Run(NamedTuple):
 
 def comparison(records: Sequence[RunRecord]) -> Content:
     """Content of the page of several runs."""
+    if strange := next((one for one in records if not isinstance(one, RunRecord)), None):
+        raise TypeError(
+            f"`records` must be what `read_record` returns, or a list of these, got {type(strange).__name__}."
+        )
     if not 2 <= len(records) <= len(COLOURS):
         raise ValueError(f"`records` must be 2 to {len(COLOURS)} runs to compare, got {len(records)}.")
     paths = [record.path.resolve() for record in records]

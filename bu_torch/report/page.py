@@ -47,6 +47,7 @@ def write_report(records: RunRecord | Sequence[RunRecord], path: str | PathLike[
     Raises:
         OSError: If the page cannot be written, or the file exists and is not a page of bu-torch.
         ValueError: If a list does not hold 2 to 10 different records.
+        TypeError: If it holds anything else.
     """
     text, path = render(records), Path(path)
     if path.is_file() and path.stat().st_size:

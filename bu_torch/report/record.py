@@ -190,7 +190,7 @@ def _read_lines(path: Path, record: RunRecord, take: Callable[[str, bool], None]
                 if len(line) > most:
                     raise ValueError(f"a line of a record has at most {most} bytes, and this one has more.")
                 if line.endswith(b"\n"):
-                    take(line.decode("utf-8"), number == 1)
+                    take(line.decode("utf-8-sig"), number == 1)  # a table program may have written a mark
                 else:
                     record.notes.append(f"The last line of {path.name} is incomplete and is left out.")
             except UnicodeDecodeError:

@@ -93,7 +93,11 @@ class TorchProcesses(Processes):
 
     def __init__(self, group: Any = None) -> None:
         self._group = group
-        self.count = self.n_shares = distributed.get_world_size(group)
+        try:
+            self.count = self.n_shares = distributed.get_world_size(group)
+        except (AttributeError, TypeError) as error:
+            got = type(group).__name__
+            raise TypeError(f"`process_group` must be a group of `torch.distributed` or None, got {got}.") from error
         self.rank = self.share = distributed.get_rank(group)
 
     def broadcast(self, value: T) -> T:

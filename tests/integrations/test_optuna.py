@@ -83,6 +83,8 @@ def test_a_signal_that_no_check_measures_is_named():
 def test_a_study_that_minimises_and_a_signal_that_is_not_comparable_are_refused():
     with pytest.raises(ValueError, match='`direction="maximize"`'):
         BoundaryUncertaintyPruningCallback(optuna.create_study().ask())
+    with pytest.raises(ValueError, match="of one objective"):
+        BoundaryUncertaintyPruningCallback(optuna.create_study(directions=["maximize"] * 2).ask())
     with pytest.raises(ValueError, match="`monitor` must be"):
         BoundaryUncertaintyPruningCallback(optuna.create_study(direction="maximize").ask(), "prediction_changes")
     with pytest.raises(TypeError, match="`trial` must be a trial of Optuna, got Study"):

@@ -4,6 +4,7 @@ import math
 import shutil
 
 import numpy as np
+import pandas as pd
 import problems
 import pytest
 import torch
@@ -255,6 +256,12 @@ def test_what_is_no_fitted_classifier_is_refused():
         (ValueError, "decision_function_shape='ovr'", [ovo_of_common], common),
         (ValueError, f"`labels` .* got None or NaN for 1 of {len(labels)}", [ovo], [None, *words[1:]]),
         (ValueError, f"`labels` .* got None or NaN for 1 of {len(labels)}", [ovo], [np.nan, *labels[1:]]),
+        (
+            ValueError,
+            f"`labels` .* got None or NaN for 1 of {len(labels)}",
+            [ovo],
+            pd.array([None, *words[1:]], "string"),
+        ),
         (ValueError, "`labels` must hold classes of one kind, got int, str", [ovo], np.array([0, *words[1:]], object)),
         (ValueError, "must be fitted", [KNeighborsClassifier()], labels),
         (ValueError, "`models`", [], labels),

@@ -111,6 +111,8 @@ def test_accuracies_in_which_samples_count_differently_share_no_axis(tmp_path):
 
 @pytest.mark.parametrize("n_runs", [0, 1, 11])
 def test_too_few_and_too_many_runs_are_refused(runs, n_runs):
+    with pytest.raises(TypeError, match="`records` must be what `read_record` returns, or a list of these, got str"):
+        render("folder")
     with pytest.raises(ValueError, match=f"`records` must be 2 to 10 runs to compare, got {n_runs}"):
         comparison((runs * 6)[:n_runs])
 

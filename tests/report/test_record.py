@@ -45,6 +45,11 @@ def test_the_record_written_to_last_counts_and_others_are_listed(tmp_path):
     assert len(read_record(tmp_path).checks) == 3
 
 
+def test_a_table_that_begins_with_a_byte_order_mark_is_read(tmp_path):
+    table(tmp_path, b"\xef\xbb\xbf", HEAD, "0,0.1,1.0\r\n")
+    assert read_record(tmp_path).values("trust_score") == [1.0]
+
+
 @pytest.mark.parametrize("cut", range(1, 11))
 def test_a_torn_last_row_is_left_out(tmp_path, cut):
     table(tmp_path, (HEAD + "0,0.1,1.0\r\n1,0.2,1.25\r\n")[:-cut])

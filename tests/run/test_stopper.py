@@ -52,6 +52,11 @@ def test_a_resumed_loop_goes_on(tmp_path):
     assert second.stopped_epoch == uninterrupted.stopped_epoch is not None
 
 
+def test_a_name_in_place_of_a_group_is_refused():
+    with pytest.raises(TypeError, match=r"`process_group` must be a group of `torch\.distributed` or None, got str"):
+        stopper_of(*Steps().samples, process_group="gloo")
+
+
 def test_a_device_that_is_not_there_is_refused_before_training():
     with pytest.raises(ValueError, match="`averaging_device` must be a device of this machine, got 'cuda:99'"):
         stopper_of(*Steps().samples, averaging_device="cuda:99")
