@@ -1,3 +1,4 @@
+import gc
 import importlib.util
 import logging
 import multiprocessing
@@ -25,6 +26,12 @@ def pytest_sessionfinish(session):
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         if reporter.stats.get("skipped"):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_collection_finish():
+    """What has been imported is garbage in no test: it need not be looked through, nor be copied where a process forks."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +94,19 @@ def load():
     yield load
     for name in names:
         sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def small_figures(monkeypatch):
+    """Figures are drawn small, and once: a layout draws them several times."""
+    from matplotlib.figure import Figure
+
+    def save(figure, path, **options):
+        figure.set_layout_engine("none")
+        draw(figure, path, dpi=20)
+
+    draw = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", save)
 
 
 @pytest.fixture
