@@ -29,7 +29,7 @@ def pytest_sessionfinish(session):
 
 
 def pytest_collection_finish():
-    """What has been imported is garbage in no test: it need not be looked through, nor be copied where a process forks."""
+    """What has been imported stays: it need not be searched for garbage, nor be copied where a process forks."""
     gc.collect()
     gc.freeze()
 
@@ -94,19 +94,6 @@ def load():
     yield load
     for name in names:
         sys.modules.pop(name, None)
-
-
-@pytest.fixture
-def small_figures(monkeypatch):
-    """Figures are drawn small, and once: a layout draws them several times."""
-    from matplotlib.figure import Figure
-
-    def save(figure, path, **options):
-        figure.set_layout_engine("none")
-        draw(figure, path, dpi=20)
-
-    draw = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", save)
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ def test_commands_on_the_pages_lead_to_files():
             assert (ROOT / target).exists(), f"{page.name}: {target}"
 
 
-def test_pictures_are_drawn(load, tmp_path, capsys, small_figures):
+def test_pictures_are_drawn(load, tmp_path, capsys):
     values = load(DOCS / "pictures.py").main(["--smoke", "--folder", str(tmp_path)])
     smooth, right, by_heart = values.values()
     assert right > max(smooth, by_heart)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 FOLDER = Path(__file__).parents[2] / "examples"
-pytestmark = pytest.mark.usefixtures("small_figures")
 
 
 @pytest.fixture
