@@ -1,5 +1,6 @@
 """Odd samples and odd ends, by Hugging Face's `Trainer`, skorch, Optuna and Ray Tune."""
 
+import itertools
 import re
 
 import numpy as np
@@ -109,15 +110,22 @@ def test_labels_of_any_kind_are_the_same(tmp_path, way):
         assert WAYS[way](tmp_path, odd.X, labels, odd.unchanged).history == [expected]
 
 
-@pytest.mark.parametrize(("end", "loads"), [*((end, True) for end in odd.ENDS), ("by itself", False)])
-@pytest.mark.parametrize("way", ["transformers", "skorch"])
+@pytest.mark.parametrize(
+    ("way", "end", "loads"),
+    [
+        *itertools.product(("transformers", "skorch"), odd.ENDS, (True,)),
+        *((way, "by itself", False) for way in ("transformers", "skorch")),
+        ("skorch", "Ctrl-C", True),  # which it catches
+    ],
+)
 def test_every_end_says_what_was_kept_and_why(tmp_path, caplog, way, end, loads, recwarn):
     caplog.set_level("INFO", logger="bu_torch")
-    ending, name = odd.ENDS[end], "load_best" if way == "skorch" else "load_best_model_at_end"
+    ending, name = (odd.ENDS | odd.FAILURES)[end], "load_best" if way == "skorch" else "load_best_model_at_end"
     options = ending.options() | {name: loads, "folder": tmp_path / "record"}
     stopper = WAYS[way](tmp_path, odd.X, odd.Y, odd.unchanged, options, ending.happen, 4)
     (line,) = [line for line in caplog.messages if "bu-torch kept" in line]
     assert re.search(ending.kept if loads else ending.kept.removesuffix("in the model"), line)
+    assert end != "Ctrl-C" or "its weights are in the model" in line
     assert not ending.warned or any(re.search(ending.warned, str(one.message)) for one in recwarn)
     assert re.search(ending.reason, stopper.stopping_reason)
     assert stopper.best_epoch == ending.best_epoch

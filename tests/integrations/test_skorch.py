@@ -110,22 +110,6 @@ def test_arguments_are_refused_before_training():
         stopping(patients=3)
 
 
-class Interrupted(skorch.callbacks.Callback):
-    """Ctrl-C in the third epoch."""
-
-    def on_batch_begin(self, net, **kwargs):
-        if len(net.history) == 3:
-            raise KeyboardInterrupt
-
-
-def test_ctrl_c_is_said_and_the_best_epoch_is_loaded(caplog):
-    caplog.set_level("INFO", logger="bu_torch")
-    made = net(stopping(), callbacks=[("boundary", stopping()), ("interrupted", Interrupted())]).fit(INPUTS, LABELS)
-    assert of(made).stopping_reason == "Training was interrupted (KeyboardInterrupt)."
-    assert "its weights are in the model. Training was interrupted" in caplog.text
-    assert len(of(made).history) == 2
-
-
 def test_a_net_that_is_no_classifier_gives_its_loss_logarithms():
     class LogProbabilities(nn.Module):
         def __init__(self):
