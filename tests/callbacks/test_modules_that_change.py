@@ -1,7 +1,6 @@
 """Modules that a look would change, and optimisers with modes: a training with the callback is the one without."""
 
 import copy
-import itertools
 from functools import cache
 
 import loralib
@@ -178,14 +177,9 @@ def test_trained_with_the_callback_it_is_the_same_to_the_bit(tmp_path, plain, na
     assert n_watched == n_direct
 
 
-@pytest.mark.parametrize(
-    ("make", "checkpoints", "averaging"),
-    [
-        *itertools.product((Model,), (True, False), (0.7, None)),
-        *((AtEpochEnd, checkpoints, 0.7) for checkpoints in (True, False)),
-        *((AtBatchEnd, checkpoints, None) for checkpoints in (True, False)),
-    ],
-)
+@pytest.mark.parametrize("averaging", [0.7, None])
+@pytest.mark.parametrize("checkpoints", [True, False])
+@pytest.mark.parametrize("make", [AtEpochEnd, AtBatchEnd, Model], ids=lambda kind: kind.__name__)
 def test_weights_that_change_after_a_check_are_kept_as_they_were_measured(tmp_path, make, checkpoints, averaging):
     def spoil(trainer, pl_module):
         with torch.no_grad():

@@ -1,6 +1,5 @@
 """Odd samples and odd ends, by Hugging Face's `Trainer`, skorch, Optuna and Ray Tune."""
 
-import itertools
 import re
 
 import numpy as np
@@ -110,12 +109,15 @@ def test_labels_of_any_kind_are_the_same(tmp_path, way):
         assert WAYS[way](tmp_path, odd.X, labels, odd.unchanged).history == [expected]
 
 
+TRAINED = ("transformers", "skorch")
+
+
 @pytest.mark.parametrize(
     ("way", "end", "loads"),
     [
-        *itertools.product(("transformers", "skorch"), odd.ENDS, (True,)),
-        *((way, "by itself", False) for way in ("transformers", "skorch")),
-        ("skorch", "Ctrl-C", True),  # which it catches
+        *((way, end, True) for way in TRAINED for end in odd.ENDS),
+        *((way, "by itself", False) for way in TRAINED),
+        ("skorch", "Ctrl-C", True),
     ],
 )
 def test_every_end_says_what_was_kept_and_why(tmp_path, caplog, way, end, loads, recwarn):

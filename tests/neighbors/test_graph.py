@@ -1,5 +1,3 @@
-import itertools
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -31,13 +29,7 @@ def check_against_sorting(features, size, device="cpu"):
     )
 
 
-@pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [
-        *itertools.product(("at random", "a lattice"), (torch.float32, torch.float64)),
-        *itertools.product(("far from the origin", "farther", "with an outlier"), (torch.float64,)),
-    ],
-)
+@pytest.mark.parametrize("kind", ["at random", "a lattice", "far from the origin", "farther", "with an outlier"])
 def test_agrees_with_sorting(kind, dtype, device):
     """Far from the origin, float32 arithmetic on squares loses every digit."""
     generator = torch.Generator().manual_seed(0)
@@ -45,6 +37,7 @@ def test_agrees_with_sorting(kind, dtype, device):
     if kind == "a lattice":  # with duplicates and equal distances
         features = torch.randint(0, 3, (200, 3), generator=generator).double()
     elif kind != "at random":
+        dtype = torch.float64
         features = 1e-3 * features + {"far from the origin": 1e3, "farther": 1e6}.get(kind, 0)
     if kind == "with an outlier":
         features[5] = 1e9
