@@ -51,9 +51,9 @@ def module_of(file):
     return ".".join(("bu_torch", *relative.parts) if relative.parts[0] == "callbacks" else relative.parts)
 
 
-def imported(tree):
+def imported(nodes):
     """Full names of what is imported; those in `if TYPE_CHECKING:` are for the type checker alone."""
-    for node in tree:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -63,17 +63,17 @@ def imported(tree):
 
 @pytest.fixture(scope="module")
 def imports():
-    """What each file imports, in all, and when it is imported itself."""
-    trees = [(file, ast.parse(file.read_text())) for file in FILES]
-    return [(file, set(imported(ast.walk(tree))), set(imported(tree.body))) for file, tree in trees]
-
-
-def packages(names):
-    return {name.split(".")[0] for name in names}
+    """Each file, with what it imports in all, and the packages: all, and those when it is imported itself."""
+    found = []
+    for file in FILES:
+        tree = ast.parse(file.read_text())
+        names, at_once = set(imported(ast.walk(tree))), imported(tree.body)
+        found.append((file, names, *({name.split(".")[0] for name in one} for one in (names, at_once))))
+    return found
 
 
 def test_imports_run_one_way(imports):
-    for file, names, _ in imports:
+    for file, names, *_ in imports:
         assert "util" not in file.name
         own = room(module_of(file))
         if file == ROOT / "bu_torch" / "__init__.py":
@@ -83,16 +83,12 @@ def test_imports_run_one_way(imports):
             assert level is None or level <= own, f"{file} imports {name}"
 
 
-def test_the_core_imports_nothing_heavy_when_it_is_imported_and_functional_torch_alone(imports):
-    known = {"torch", "math", "typing", "collections", "importlib", "bu_torch"}
-    for file, names, at_once in imports:
-        assert file.is_relative_to(ROOT / "callbacks") or not packages(at_once) & HEAVY, file
-        assert file.parent.name != "functional" or packages(names) <= known, file
-
-
-def test_frameworks_are_imported_by_their_integrations_alone(imports):
-    for file, names, _ in imports:
-        assert file.parent.name == "integrations" or not packages(names) & FRAMEWORKS, file
+def test_heavy_packages_are_imported_where_they_belong(imports):
+    of_functional = {"torch", "math", "typing", "collections", "importlib", "bu_torch"}
+    for file, _, packages, at_once in imports:
+        assert file.is_relative_to(ROOT / "callbacks") or not at_once & HEAVY, file
+        assert file.parent.name != "functional" or packages <= of_functional, file
+        assert file.parent.name == "integrations" or not packages & FRAMEWORKS, file
 
 
 def public():
