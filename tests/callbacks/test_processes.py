@@ -139,9 +139,9 @@ FAILS = "Another process could not read"
     ("where", "rank", "messages"),
     [
         ("forward", 1, (FAILS, "only here")),
-        pytest.param("forward", 0, ("only here", FAILS), marks=pytest.mark.slow),
-        pytest.param("data", 0, ("OSError: no such file", "The first process failed: "), marks=pytest.mark.slow),
-        pytest.param("settings", 0, ("n_neighbors=500", "n_neighbors=500"), marks=pytest.mark.slow),
+        ("forward", 0, ("only here", FAILS)),
+        ("data", 0, ("OSError: no such file", "The first process failed: ")),
+        ("settings", 0, ("n_neighbors=500", "n_neighbors=500")),
     ],
 )
 def test_what_fails_in_one_process_ends_both(tmp_path, where, rank, messages):
@@ -159,13 +159,12 @@ data = DataLoader(TensorDataset(features, labels), batch_size=25, sampler=sample
 
 class Stepped(Classifier):
     def training_step(self, batch, batch_idx):
-        return super().training_step(({prepare}, batch[1]), batch_idx)
+        return self.loss(self({prepare}), batch[1])
 
 stopping, kept = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=2, class_weight={given!r}), Weights()
 made = trainer(folder, stopping, kept, max_epochs=2, strategy="ddp", devices=2)
 module, error = Stepped(), ""
-if {given!r} is None:
-    module.loss = torch.nn.CrossEntropyLoss(torch.tensor([1.0, 4.0, 2.0]))
+module.loss = torch.nn.CrossEntropyLoss(None if {given!r} else torch.tensor([1.0, 4.0, 2.0]))
 try:
     made.fit(module, data)
 except Exception as raised:
@@ -179,7 +178,6 @@ os._exit(0)  # processes may wait for each other that have failed
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("given", ["balanced", None])
 def test_two_processes_count_what_a_sampler_draws_and_a_loss_weighs_as_one_does(tmp_path, given):
     *_, (first, second) = run(tmp_path, WEIGHTED, prepare="batch[0]", given=given)
@@ -189,18 +187,12 @@ def test_two_processes_count_what_a_sampler_draws_and_a_loss_weighs_as_one_does(
 
 
 @pytest.mark.parametrize(
-    ("prepare", "messages"),
-    [
-        ("batch[0] / 255", ["values of mean"] * 2),
-        pytest.param(
-            "batch[0] / 255**self.global_rank", ["in another process", "values of mean"], marks=pytest.mark.slow
-        ),
-    ],
+    ("power", "first"), [("1", "values of mean"), ("self.global_rank", "in another process")], ids=["both", "one"]
 )
-def test_other_units_are_seen_in_both(tmp_path, prepare, messages):
+def test_other_units_are_seen_in_both(tmp_path, power, first):
     """Behind DDP, which calls the module with the arguments of `training_step` first."""
-    *_, ranks = run(tmp_path, WEIGHTED, prepare=prepare, given="balanced")
-    for one, message in zip(ranks, messages, strict=True):
+    *_, ranks = run(tmp_path, WEIGHTED, prepare=f"batch[0] / 255**{power}", given="balanced")
+    for one, message in zip(ranks, (first, "values of mean"), strict=True):
         assert one["error"].startswith("MisconfigurationException: In training, the network gets inputs that differ")
         assert message in one["error"]
         assert one["hooks"] == 0
