@@ -6,8 +6,9 @@ BIN := .venv/bin
 demo: .venv/demo
 	$(BIN)/python examples/label_noise.py
 
-# As many processes as there are cores, at most 4, of one thread each; what shares a fixture stays in one process.
-PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadscope
+# As many processes as there are cores, at most 4, of one thread each; what shares a fixture stays in one process. The
+# order is that of tests/conftest.py.
+PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 
 test: .venv/test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)

@@ -1,3 +1,4 @@
+import gc
 import importlib.util
 import logging
 import multiprocessing
@@ -25,6 +26,17 @@ def pytest_sessionfinish(session):
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         if reporter.stats.get("skipped"):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_collection_modifyitems(items):
+    """Single tests that take long come first: at the end, all other processes would wait for them."""
+    items.sort(key=lambda item: item.path.name not in ("test_packaging.py", "test_style.py"))
+
+
+def pytest_collection_finish():
+    """What has been imported stays: it need not be searched for garbage, nor be copied where a process forks."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

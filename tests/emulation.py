@@ -10,7 +10,6 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 DEVICE = torch.device("lazy", 0)
 _aten = torch.ops.aten
@@ -61,19 +60,23 @@ class Elsewhere(Tensor):
 
 class _Mode(TorchDispatchMode):
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        return _run(operation, args, kwargs or {})
+        kwargs = kwargs or {}
+        if Elsewhere not in types and kwargs.get("device") is None:
+            return operation(*args, **kwargs)
+        return _run(operation, args, kwargs)
 
 
 def _run(operation, args, kwargs):
-    tensors = _tensors((args, kwargs))
+    tensors = list(_tensors((args, *kwargs.values())))
     there = [tensor for tensor in tensors if isinstance(tensor, Elsewhere)]
     if there and operation not in _COPIES:
-        may_be_here = _tensors(args[1]) if operation in _INDEXED and isinstance(args[0], Elsewhere) else []
+        may_be_here = list(_tensors(args[1])) if operation in _INDEXED and isinstance(args[0], Elsewhere) else []
         for tensor in tensors:
             is_here = not isinstance(tensor, Elsewhere) and all(tensor is not index for index in may_be_here)
             if is_here and (tensor.ndim or operation in _NO_SCALARS):
                 raise RuntimeError(f"Expected all tensors to be on the same device: {operation}")
-    held_args, held_kwargs = tree_map(_held, (args, kwargs))
+    held_args = _mapped(_held, args)
+    held_kwargs = {name: _mapped(_held, value) for name, value in kwargs.items()}
     named = kwargs.get("device")
     goes_there = bool(there) if named is None else torch.device(named).type == DEVICE.type
     if goes_there and kwargs.get("generator") is not None:
@@ -92,11 +95,19 @@ def _run(operation, args, kwargs):
         result = result.clone()
     if "out" in kwargs:
         return kwargs["out"]
-    return tree_map(_placed, result) if goes_there else result
+    return _mapped(_placed, result) if goes_there else result
 
 
 def _tensors(values):
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _tensors(value)
+
+
+def _mapped(function, value):
+    return type(value)([_mapped(function, one) for one in value]) if type(value) in (tuple, list) else function(value)
 
 
 def _is_in_place(operation):

@@ -51,40 +51,44 @@ def module_of(file):
     return ".".join(("bu_torch", *relative.parts) if relative.parts[0] == "callbacks" else relative.parts)
 
 
-def imports(file, top_level_only=False):
-    """Full names of what a file imports; `if TYPE_CHECKING:` is for the type checker alone."""
-    tree = ast.parse(file.read_text())
-    for node in tree.body if top_level_only else ast.walk(tree):
+def imported(nodes):
+    """Full names of what is imported; those in `if TYPE_CHECKING:` are for the type checker alone."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file}: relative import"
+            assert node.level == 0, f"relative import of {node.module}"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-@pytest.mark.parametrize("file", FILES, ids=module_of)
-def test_imports_run_one_way(file):
-    assert "util" not in file.name
-    own = room(module_of(file))
-    if file == ROOT / "bu_torch" / "__init__.py":
-        own = len(LEVELS)  # the shop window: it shows everything, lazily
-    for name in imports(file):
-        level = room(name)
-        assert level is None or level <= own, f"{file} imports {name}"
+@pytest.fixture(scope="module")
+def imports():
+    """Each file, with what it imports in all, and the packages: all, and those when it is imported itself."""
+    found = []
+    for file in FILES:
+        tree = ast.parse(file.read_text())
+        names, at_once = set(imported(ast.walk(tree))), imported(tree.body)
+        found.append((file, names, *({name.split(".")[0] for name in one} for one in (names, at_once))))
+    return found
 
 
-@pytest.mark.parametrize("file", list(ROOT.glob("bu_torch/**/*.py")), ids=module_of)
-def test_the_core_imports_nothing_heavy_when_it_is_imported_and_functional_torch_alone(file):
-    assert not {name.split(".")[0] for name in imports(file, top_level_only=True)} & HEAVY
-    if file.parent.name == "functional":
-        known = {"torch", "math", "typing", "collections", "importlib", "bu_torch"}
-        assert {name.split(".")[0] for name in imports(file)} <= known
+def test_imports_run_one_way(imports):
+    for file, names, *_ in imports:
+        assert "util" not in file.name
+        own = room(module_of(file))
+        if file == ROOT / "bu_torch" / "__init__.py":
+            own = len(LEVELS)  # the shop window: it shows everything, lazily
+        for name in names:
+            level = room(name)
+            assert level is None or level <= own, f"{file} imports {name}"
 
 
-@pytest.mark.parametrize("file", FILES, ids=module_of)
-def test_frameworks_are_imported_by_their_integrations_alone(file):
-    found = {name.split(".")[0] for name in imports(file)} & FRAMEWORKS
-    assert not found or file.parent.name == "integrations"
+def test_heavy_packages_are_imported_where_they_belong(imports):
+    of_functional = {"torch", "math", "typing", "collections", "importlib", "bu_torch"}
+    for file, _, packages, at_once in imports:
+        assert file.is_relative_to(ROOT / "callbacks") or not at_once & HEAVY, file
+        assert file.parent.name != "functional" or packages <= of_functional, file
+        assert file.parent.name == "integrations" or not packages & FRAMEWORKS, file
 
 
 def public():

@@ -12,7 +12,6 @@ import bu_torch
 ROOT = Path(__file__).parents[1]
 FILES = [*ROOT.glob("bu_torch/**/*.py"), *ROOT.glob("callbacks/**/*.py")]
 PAGES = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]
-CLASSES = [node for file in FILES for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ClassDef)]
 MOST_LINES = 400
 FORBIDDEN = re.compile(r"(What|Whether|How|Where|Of|Why|By|So|As|Likewise)\b")
 
@@ -38,12 +37,18 @@ def test_no_file_is_too_long():
     assert {str(file): lines for file in FILES if (lines := n_lines([file])) > MOST_LINES} == {}
 
 
-def test_every_class_has_a_name_of_its_own():
-    assert [name for name, number in Counter(node.name for node in CLASSES).items() if number > 1] == []
+@pytest.fixture(scope="module")
+def nodes():
+    """All that may have a docstring, and its file."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef
+    return [(node, file) for file in FILES for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, kinds)]
 
 
-def test_docstrings_begin_with_a_verb_or_a_noun():
-    for file in FILES:
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                assert not FORBIDDEN.match(ast.get_docstring(node) or ""), f"{file}: {node}"
+def test_every_class_has_a_name_of_its_own(nodes):
+    names = Counter(node.name for node, _ in nodes if isinstance(node, ast.ClassDef))
+    assert [name for name, number in names.items() if number > 1] == []
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun(nodes):
+    for node, file in nodes:
+        assert not FORBIDDEN.match(ast.get_docstring(node) or ""), f"{file}: {node}"

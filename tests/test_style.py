@@ -21,6 +21,6 @@ def test_mypy(tmp_path):
     skip = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "bu_torch", tmp_path / "bu_torch", ignore=skip)
     shutil.copytree(ROOT / "callbacks", tmp_path / "bu_torch" / "callbacks", ignore=skip)
-    command = [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", "-p", "bu_torch"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    command = [sys.executable, "-m", "mypy", "--cache-dir=/dev/null", "--config-file", ROOT / "pyproject.toml"]
+    result = subprocess.run([*command, "-p", "bu_torch"], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr

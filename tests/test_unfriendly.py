@@ -78,7 +78,6 @@ KINDS_OF_THE_SAME = {
     "with a gradient": (X.clone().requires_grad_(), Y.float().requires_grad_()),
     "int8 labels": (X, Y.to(torch.int8)),
     "uint8 labels": (X, Y.numpy().astype(np.uint8)),
-    "float labels": (X, Y.double()),
     "a column of labels": (X, Y.unsqueeze(1)),
 }
 

@@ -3,14 +3,13 @@
 import io
 import os
 import shutil
-import subprocess
-import sys
 import time
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
+from apart import run_apart
 from fsspec.implementations.memory import MemoryFileSystem
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
@@ -174,10 +173,7 @@ def test_the_best_of_an_earlier_process_is_left_where_it_is_and_named(tmp_path, 
     assert files == {Path(stopping.best_model_path).name}
 
 
-TESTS = str(Path(__file__).parents[1])
 RUN = """
-import sys
-sys.path.insert(0, {tests!r})
 from problems import Classifier, Given, fit
 from bu_torch import BoundaryUncertaintyStopping
 settings = dict(dirpath={folder!r}, filename="best", n_neighbors=20, n_draws=1)
@@ -192,8 +188,9 @@ def test_two_runs_in_one_folder_keep_and_restore_a_file_each(tmp_path, monkeypat
     """The other, in another process or in this one, begins when the first has named its file and not written it."""
 
     def run_beside():
-        command = [sys.executable, "-W", "ignore", "-c", RUN.format(tests=TESTS, folder=str(tmp_path))]
-        return subprocess.run(command, capture_output=True, text=True, timeout=300).stdout.split()[-1]
+        script = tmp_path / "script.py"
+        script.write_text(RUN.format(folder=str(tmp_path)))
+        return run_apart(script)[1].split()[-1]
 
     def run_within():
         other = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=1, **settings | {"rule": Given([0.9, 0.1])})

@@ -1,24 +1,21 @@
 """Two processes agree with each other and with one."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from apart import run_apart
 from lightning.pytorch.callbacks import ModelCheckpoint
 from problems import Classifier, blobs, loader, trainer
 
 from bu_torch import BoundaryUncertaintyStopping
 
 COMMON = """
-import json, os, sys, warnings
+import json, os, warnings
 from pathlib import Path
-sys.path.insert(0, {tests!r})
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from problems import Classifier, blobs, loader, trainer
@@ -55,7 +52,7 @@ def measured(states, **settings):
 sample_weights = None
 
 def done(rank, **values):
-    (folder / f"{{name}}-{{rank}}.json").write_text(json.dumps(values))
+    (folder / f"{{rank}}.json").write_text(json.dumps(values))
 """
 
 FIT = """
@@ -101,22 +98,12 @@ except BaseException as error:
 """
 
 
-def run(folder, script, steps=None, **arguments):
-    """What one script has said, and what each of its processes has written."""
-    return run_several(folder, [script], steps=steps, **arguments)[0]
-
-
-def run_several(folder, scripts, **arguments):
-    """The same of scripts that run one after another in the same processes, whose start takes longer than they do."""
-    file, places = folder / "script.py", {"tests": str(Path(__file__).parents[1]), "folder": str(folder)}
-    named = (f"name = {name}\n{script}" for name, script in enumerate(scripts))
-    file.write_text("".join([COMMON, *named]).format(**{"steps": None} | places | arguments))
-    others = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    environment = {name: value for name, value in os.environ.items() if name not in others} | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", file]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    written = [sorted(folder.glob(f"{name}-*.json")) for name in range(len(scripts))]
-    return [(found, [json.loads(path.read_text()) for path in paths]) for paths in written]
+def run(folder, script, n_processes=2, **arguments):
+    """Exit codes of the processes, what they have said, and what each has written."""
+    file = folder / "script.py"
+    file.write_text((COMMON + script).format(**{"steps": None, "folder": str(folder)} | arguments))
+    codes, said = run_apart(file, n_processes)
+    return codes, said, [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
 
 def assert_as_alone(first, second):
@@ -126,31 +113,11 @@ def assert_as_alone(first, second):
             assert shared[name] == pytest.approx(value, abs=1e-5), name
 
 
-def test_two_processes_agree_with_one_see_other_units_count_operations_at_once_and_end_together(tmp_path):
-    given = {
-        "speaks": "always",
-        "steps": 2,
-        "prepare": "batch[0] / 255",
-        "given": "balanced",
-        "where": "forward",
-        "rank": 1,
-    }
-    counted, agreed, seen, failed = run_several(tmp_path, [IMAGES, FIT, WEIGHTED, FAIL], **given)
-    assert_operations_are_counted_by_all_at_once(*counted, [500, 1], ["inputs", "patches"])
-    assert_both_agree_with_one_on_the_same_weights_and_decide_alike(*agreed, "step")
-    assert_other_units_are_seen(*seen, ["values of mean"] * 2)
-    assert_both_have_failed(*failed, ("Another process could not read", "only here"))
-
-
-@pytest.mark.slow
-def test_two_processes_agree_with_one_by_epochs(tmp_path):
-    assert_both_agree_with_one_on_the_same_weights_and_decide_alike(*run(tmp_path, FIT), "epoch")
-
-
-def assert_both_agree_with_one_on_the_same_weights_and_decide_alike(found, ranks, unit):
+@pytest.mark.parametrize(("steps", "unit"), [(2, "step"), pytest.param(None, "epoch", marks=pytest.mark.slow)])
+def test_two_processes_agree_with_one_on_the_same_weights_and_decide_alike(tmp_path, steps, unit):
     """The last batch of an epoch is smaller than the others, and its step comes after one with a check."""
-    assert len(ranks) == 2, found.stderr
-    first, second = ranks
+    codes, said, (first, second) = run(tmp_path, FIT, steps=steps)
+    assert codes == [0, 0], said
     assert len(first["history"]) > 3
     assert_as_alone(first, second)
     for name in ("best", "path", "reason", "stopped", "summary"):
@@ -161,28 +128,26 @@ def assert_both_agree_with_one_on_the_same_weights_and_decide_alike(found, ranks
     assert Path(first["path"]).exists()
     assert second["record"] == ""
     assert Path(first["record"]).read_text().count("\n") == len(first["history"]) + 1
-    assert found.stderr.count(f"bu-torch kept {unit}") == 1
+    assert said.count(f"bu-torch kept {unit}") == 1
     assert not any("boundary_uncertainty" in line or "agreement" in line for line in first["said"])
 
 
-@pytest.mark.slow
+FAILS = "Another process could not read"
+
+
 @pytest.mark.parametrize(
-    ("where", "messages"),
+    ("where", "rank", "messages"),
     [
-        ("forward", ("only here", "Another process could not read")),
-        ("data", ("OSError: no such file", "The first process failed: ")),
-        ("settings", ("n_neighbors=500", "n_neighbors=500")),
+        ("forward", 1, (FAILS, "only here")),
+        ("forward", 0, ("only here", FAILS)),
+        ("data", 0, ("OSError: no such file", "The first process failed: ")),
+        ("settings", 0, ("n_neighbors=500", "n_neighbors=500")),
     ],
 )
-def test_what_fails_in_one_process_ends_both(tmp_path, where, messages):
-    assert_both_have_failed(*run(tmp_path, FAIL, where=where, rank=0), messages)
-
-
-def assert_both_have_failed(found, ranks, messages):
-    assert found.returncode != 0
-    assert len(ranks) >= 1  # the other may have been ended by Lightning first
-    for one in ranks:
-        assert any(message in one["error"] for message in messages), one
+def test_what_fails_in_one_process_ends_both(tmp_path, where, rank, messages):
+    codes, _, ranks = run(tmp_path, FAIL, where=where, rank=rank)
+    assert codes == [3, 3]
+    assert [message in one["error"] for one, message in zip(ranks, messages, strict=True)] == [True, True], ranks
 
 
 WEIGHTED = """
@@ -194,13 +159,12 @@ data = DataLoader(TensorDataset(features, labels), batch_size=25, sampler=sample
 
 class Stepped(Classifier):
     def training_step(self, batch, batch_idx):
-        return super().training_step(({prepare}, batch[1]), batch_idx)
+        return self.loss(self({prepare}), batch[1])
 
 stopping, kept = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=2, class_weight={given!r}), Weights()
 made = trainer(folder, stopping, kept, max_epochs=2, strategy="ddp", devices=2)
 module, error = Stepped(), ""
-if {given!r} is None:
-    module.loss = torch.nn.CrossEntropyLoss(torch.tensor([1.0, 4.0, 2.0]))
+module.loss = torch.nn.CrossEntropyLoss(None if {given!r} else torch.tensor([1.0, 4.0, 2.0]))
 try:
     made.fit(module, data)
 except Exception as raised:
@@ -210,30 +174,25 @@ if made.global_rank == 0 and not error:
     again = measured(kept.of_epoch, n_draws=2, class_weight={given!r} or [1.0, 4.0, 2.0])
 hooks = sum(len(part._forward_pre_hooks) for part in module.modules())
 done(made.global_rank, history=stopping.history, again=again, error=error, hooks=hooks)
+os._exit(0)  # processes may wait for each other that have failed
 """
-EXIT = "\nos._exit(0)\n"  # as processes may wait for each other that have failed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("given", ["balanced", None])
 def test_two_processes_count_what_a_sampler_draws_and_a_loss_weighs_as_one_does(tmp_path, given):
-    _, ranks = run(tmp_path, WEIGHTED + EXIT, prepare="batch[0]", given=given)
-    first, second = ranks
+    *_, (first, second) = run(tmp_path, WEIGHTED, prepare="batch[0]", given=given)
     assert first["error"] == second["error"] == ""
     assert len(first["history"]) == 2
     assert_as_alone(first, second)
 
 
-@pytest.mark.slow
-def test_other_units_in_one_process_are_seen_in_both(tmp_path):
-    found = run(tmp_path, WEIGHTED + EXIT, prepare="batch[0] / 255**self.global_rank", given="balanced")
-    assert_other_units_are_seen(*found, ["in another process", "values of mean"])
-
-
-def assert_other_units_are_seen(found, ranks, messages):
+@pytest.mark.parametrize(
+    ("power", "first"), [("1", "values of mean"), ("self.global_rank", "in another process")], ids=["both", "one"]
+)
+def test_other_units_are_seen_in_both(tmp_path, power, first):
     """Behind DDP, which calls the module with the arguments of `training_step` first."""
-    assert len(ranks) == 2
-    for one, message in zip(ranks, messages, strict=True):
+    *_, ranks = run(tmp_path, WEIGHTED, prepare=f"batch[0] / 255**{power}", given="balanced")
+    for one, message in zip(ranks, (first, "values of mean"), strict=True):
         assert one["error"].startswith("MisconfigurationException: In training, the network gets inputs that differ")
         assert message in one["error"]
         assert one["hooks"] == 0
@@ -266,21 +225,20 @@ done(made.global_rank, plan=stopping.state_dict()["plan"], history=stopping.hist
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("speaks", "plan", "spaces"),
-    [("never", [500, 1], ["inputs", "patches", "module"]), ("in batches", [900, 4], ["inputs", "patches"])],
+    [
+        ("always", [500, 1], ["inputs", "patches"]),
+        pytest.param("never", [500, 1], ["inputs", "patches", "module"], marks=pytest.mark.slow),
+        pytest.param("in batches", [900, 4], ["inputs", "patches"], marks=pytest.mark.slow),
+    ],
 )
 def test_operations_are_counted_by_all_processes_at_once(tmp_path, speaks, plan, spaces):
-    assert_operations_are_counted_by_all_at_once(*run(tmp_path, IMAGES, speaks=speaks), plan, spaces)
-
-
-def assert_operations_are_counted_by_all_at_once(found, ranks, plan, spaces):
     """So that one alone does not wait in a `forward` that speaks to the others, nor for its features."""
-    assert len(ranks) == 2, found.stderr
-    first, second = ranks
+    codes, said, (first, second) = run(tmp_path, IMAGES, speaks=speaks)
+    assert codes == [0, 0], said
     assert first["plan"] == second["plan"] == plan  # 900 images, four times, by the weights alone
-    compared = found.stderr.split("predicted best there (")[1].split(")")[0]
+    compared = said.split("predicted best there (")[1].split(")")[0]
     assert re.findall(r"(\w+) -?\d", compared) == spaces
     assert first["history"] == second["history"]
 
@@ -308,9 +266,8 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("n_own", [0, 1])
 def test_after_a_spawn_the_weights_the_path_and_the_record_are_there(tmp_path, n_own):
     """The path is that of the user's own `ModelCheckpoint`, which saves each epoch, if there is one."""
-    found, ranks = run(tmp_path, SPAWN, n_own=n_own)
-    assert found.returncode == 0, found.stderr
-    (parent,) = ranks
+    codes, said, (parent,) = run(tmp_path, SPAWN, 1, n_own=n_own)
+    assert codes == [0], said
     assert parent["same"]
     assert parent["kept"] == parent["told"]
     assert parent["checks"] > parent["kept"]
@@ -401,13 +358,13 @@ done(rank, **found)
 )
 def test_shards_are_averaged_kept_restored_and_resumed_as_in_one_process(tmp_path, way, as_folder):
     results = []
-    for folder, kind in ((tmp_path / "alone", None), (tmp_path / "both", way)):
+    for n_processes, kind in ((1, None), (2, way)):
+        folder = tmp_path / str(n_processes)
         folder.mkdir()
-        found, ranks = run(folder, SHARDED, way=kind, as_folder=as_folder)
-        assert found.returncode == 0, found.stderr
+        codes, said, ranks = run(folder, SHARDED, n_processes, way=kind, as_folder=as_folder)
+        assert codes == [0] * n_processes, said
         results += ranks
     one, *both = results
-    assert len(both) == 2
     for name, fitted in ((name, fitted) for found in both for name, fitted in found.items()):
         assert {**fitted, "kept": 0, "history": 0} == {**one[name], "kept": 0, "history": 0}
         for entry, expected in zip(fitted["history"], one[name]["history"], strict=True):

@@ -163,7 +163,6 @@ ARGUMENTS = [
     (BOTH, {"cache": 3}, "`cache` must be a path or None, got 3"),
     (BOTH, {"output_key": 1.5}, "`output_key` must be a name, a place or None, got 1.5"),
     (BOTH, {"output_key": True}, "`output_key` must be a name, a place or None, got True"),
-    (BOTH, {"class_weight": "equal"}, "`class_weight` must be 'balanced'"),
     (BOTH, {"every_n_epochs": 0}, "`every_n_epochs` must be an integer >= 1"),
     (BOTH, {"reference": X}, "`reference` must be a pair .*, a Dataset or a DataLoader, got"),
     (BOTH, {"every_n_train_steps": 2.5}, "`every_n_train_steps` must be an integer >= 1, got 2.5"),

@@ -134,7 +134,7 @@ def test_lightning_cli(recipe, tmp_path):
 
 
 def test_costs(recipe, capsys):
-    costs = recipe("costs").main(epochs=12)
+    costs = recipe("costs").main(epochs=6)
     assert costs["costs"] < min(costs["nobody"], costs["everybody"])
     thresholds = re.findall(r"by costs: epoch \d+, threshold (0\.\d+)", capsys.readouterr().out)
     assert 0.05 < float(thresholds[1]) < 0.2  # 10 / 100 if probabilities are right

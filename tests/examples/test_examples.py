@@ -72,7 +72,7 @@ def test_letter_mlp_compares_what_is_kept_over_seeds(smoke):
 
 
 def test_perturbation_laws_are_compared_by_seed(smoke, load, tmp_path):
-    options = ["--rows", f"{tmp_path}/rows.csv"]
+    options = ["--rows", f"{tmp_path}/rows.csv", "--noise", "0.2"]
     kept = smoke("perturbation_laws", "means over the seeds [0, 1]", options=options)
     assert (kept["best"] <= kept[["error", "early error", "last"]].min(axis=1)).all()
     example = load("perturbation_laws")

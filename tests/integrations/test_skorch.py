@@ -54,16 +54,12 @@ def test_it_stops_and_loads_the_best_epoch_and_training_before_is_the_same_to_th
     stopped = fit(stopping(patience=3))
     stopper = of(stopped)
     assert len(stopped.history) == stopper.stopped_epoch + 1 == stopper.best_epoch + 4 < 60
+    for name in ("expected_accuracy", "boundary_uncertainty"):
+        assert stopped.history[:, name] == [check[name] for check in stopper.history]
     plain = fit(epochs=len(stopped.history))
     assert stopped.history[:, "train_loss"] == plain.history[:, "train_loss"]
     best = fit(epochs=stopper.best_epoch + 1)
     assert same(stopped.module_.state_dict(), best.module_.state_dict())
-
-
-def test_the_score_and_boundary_uncertainty_are_in_the_history_of_the_net():
-    made = fit(stopping(), epochs=3)
-    for name in ("expected_accuracy", "boundary_uncertainty"):
-        assert made.history[:, name] == [check[name] for check in of(made).history]
 
 
 def test_with_load_best_false_the_last_weights_stay():
@@ -108,22 +104,6 @@ def test_arguments_are_refused_before_training():
         stopping(patience=-1)
     with pytest.raises(TypeError, match="patients"):
         stopping(patients=3)
-
-
-class Interrupted(skorch.callbacks.Callback):
-    """Ctrl-C in the third epoch."""
-
-    def on_batch_begin(self, net, **kwargs):
-        if len(net.history) == 3:
-            raise KeyboardInterrupt
-
-
-def test_ctrl_c_is_said_and_the_best_epoch_is_loaded(caplog):
-    caplog.set_level("INFO", logger="bu_torch")
-    made = net(stopping(), callbacks=[("boundary", stopping()), ("interrupted", Interrupted())]).fit(INPUTS, LABELS)
-    assert of(made).stopping_reason == "Training was interrupted (KeyboardInterrupt)."
-    assert "its weights are in the model. Training was interrupted" in caplog.text
-    assert len(of(made).history) == 2
 
 
 def test_a_net_that_is_no_classifier_gives_its_loss_logarithms():

@@ -292,7 +292,6 @@ class Stop(transformers.TrainerCallback):
 @pytest.mark.parametrize(
     ("options", "others", "reason"),
     [
-        ({"epochs": 2}, [], "Training ran until `num_train_epochs=2`."),
         ({"epochs": 0.5}, [], "Training ran until `num_train_epochs=0.5`."),
         ({"max_steps": 4}, [], "Training ran until `max_steps=4`."),
         ({}, [Stop()], "Other code stopped training (`control.should_training_stop`)."),

@@ -1,16 +1,11 @@
 """A plain loop whose parameters are shards of two processes, against the same loop in one."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from apart import run_apart
 
 SCRIPT = """
-import sys
-sys.path.insert(0, {tests!r})
+import os
 import torch
 import torch.distributed as dist
 from problems import blobs
@@ -20,8 +15,8 @@ from bu_torch import BoundaryUncertaintyStopper
 from bu_torch.internal.replica import gathered, is_sharded
 from bu_torch.run.weights import WeightAverage
 
-rank, n = int(sys.argv[1]), int(sys.argv[2])
-dist.init_process_group("gloo", init_method=f"file://{folder}/together-{{n}}", rank=rank, world_size=n)
+rank, n = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("gloo", rank=rank)
 features, labels = blobs()
 
 class Scaled(nn.Module):
@@ -90,14 +85,10 @@ def results(tmp_path_factory):
     """What one process has found, and each of two."""
     folder = tmp_path_factory.mktemp("shards")
     script = folder / "script.py"
-    script.write_text(SCRIPT.format(tests=str(Path(__file__).parents[1]), folder=folder))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": ""}
-    options = {"stderr": subprocess.PIPE, "text": True, "env": environment}
-    for ranks in (["0"], ["0", "1"]):
-        runs = [subprocess.Popen([sys.executable, script, rank, str(len(ranks))], **options) for rank in ranks]
-        for run in runs:
-            said = run.communicate(timeout=300)[1]
-            assert run.returncode == 0, said
+    script.write_text(SCRIPT.format(folder=folder))
+    for n_processes in (1, 2):
+        codes, said = run_apart(script, n_processes)
+        assert codes == [0] * n_processes, said
     return [torch.load(folder / name) for name in ("1-0.pt", "2-0.pt", "2-1.pt")]
 
 

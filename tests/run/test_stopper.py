@@ -107,7 +107,6 @@ def test_any_callable_is_checked_and_outputs_with_logits_are_understood():
     ("arguments", "error", "message"),
     [
         ({"folder": 3}, TypeError, "`folder`"),
-        ({"patience": -1}, ValueError, "`patience` must be an integer >= 0, got -1"),
         ({"inputs": 1.5}, ValueError, "`inputs`"),
         ({"sample_weight": torch.ones(7)}, ValueError, r"`sample_weight` must have one weight a sample, \(120,\)"),
     ],

@@ -12,7 +12,6 @@ from bu_torch.signals.details import Recalls, RecallTracker
 SETTINGS = {"n_neighbors": 20, "n_draws": 2, "averaging": None, "cache": None, "rule": "expected_accuracy"}
 # A Bayes boundary of four to one, and one of equal classes.
 HIGH, LOW = 2.0, 1.0
-ZEROS = torch.zeros(2, 2).double()
 
 
 def samples(share, noise=0.0, n=400):

@@ -1,0 +1,40 @@
+"""Scripts in processes of their own: copies of one that has imported everything, which takes longer than most do."""
+
+import multiprocessing
+import os
+import runpy
+import socket
+import sys
+import warnings
+from multiprocessing.forkserver import ensure_running
+from unittest import mock
+
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload(["problems", "torch.distributed.fsdp"])
+
+
+def run_apart(file, n_processes=1):
+    """Run a script in processes that find each other as those of `torchrun` do; their exit codes, and what they say."""
+    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), OMP_NUM_THREADS="1"):
+        ensure_running()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    said = file.with_suffix(".txt")
+    ranks = [FORKED.Process(target=_run, args=(file, said, rank, n_processes, port)) for rank in range(n_processes)]
+    for one in ranks:
+        one.start()
+    for one in ranks:
+        one.join(300)
+        one.kill()
+        one.join()
+    return [one.exitcode for one in ranks], said.read_text()
+
+
+def _run(file, said, rank, n_processes, port):
+    place = {"LOCAL_RANK": rank, "NODE_RANK": 0, "WORLD_SIZE": n_processes, "MASTER_PORT": port}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in place.items()}}
+    output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    warnings.simplefilter("ignore")
+    runpy.run_path(str(file), run_name="__main__")
