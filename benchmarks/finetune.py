@@ -10,7 +10,7 @@ all; one comes with ImageNet's weights in a package.
   fine-tuned, whole, on the 26 small letters.
 - EfficientNet-Lite0, pretrained on ImageNet, is fine-tuned on those letters, and with `--folder`, which holds CIFAR-10N
   (see `people.py`), on 500 of its images at 64 pixels with the labels of people: 17 % and 40 % of them are wrong; as
-  they are, and cropped to between 8 % and all of the image, flipped, and of other colours.
+  they are, and, if torchvision is there, cropped to between 8 % and all of the image, flipped, and of other colours.
 
 A row is one fine-tuning with `BoundaryUncertaintyStopping()`, to which token ids add `perturbation="tokens"`, and one
 with a quarter of the labels held out: twenty epochs, before which no patience ends. Excess is the test error minus that
@@ -27,6 +27,7 @@ A GPU fine-tunes where there is one. `--fetch` puts Debian 12's lists and fonts,
 
 import argparse
 import copy
+import importlib.util
 import itertools
 import json
 import logging
@@ -347,7 +348,10 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame | None:
         name, shares, of_people, n_test, n_epochs, options.seeds = "finetune-quick", (0.2,), (0.4,), 100, 2, 1
         for sizes, size in ((N_TRAIN, 80), (N_BEFORE, 200), (EPOCHS_BEFORE, 1)):
             sizes.update(dict.fromkeys(sizes, size))
-    kinds = options.kinds or [kind for kind in RATES if DATA[kind] != "people" or options.folder]
+    absent = () if importlib.util.find_spec("torchvision") else ("efficientnet_jittered",)
+    kinds = options.kinds or [
+        kind for kind in RATES if kind not in absent and (DATA[kind] != "people" or options.folder)
+    ]
     folder, records = options.results / name, []
     cases = [
         Case(DATA[kind], noise, seed, kind, n_epochs)

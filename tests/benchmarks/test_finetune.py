@@ -1,5 +1,6 @@
 """The benchmark of transformers: its data, its networks, its table, and one quick run that is resumed."""
 
+import importlib.util
 import json
 
 import numpy as np
@@ -36,7 +37,8 @@ def test_a_quick_run_trains_what_it_says_and_is_resumed(finetune, made, tmp_path
     options = ["--quick", "--results", str(tmp_path), "--folder", str(tmp_path)]
     table = finetune.main(options)
     content = json.loads((tmp_path / "finetune-quick.json").read_text())
-    assert len(content["rows"]) == len(table) == len(finetune.RATES)
+    n_absent = importlib.util.find_spec("torchvision") is None  # for one kind
+    assert len(content["rows"]) == len(table) == len(finetune.RATES) - n_absent
     for row in content["rows"]:
         assert len(row["part"]["val_loss"]) == 2
         assert row["kept"]["test_error"] == row["all"]["averaged_test_error"][row["kept"]["epoch"]]
