@@ -22,7 +22,7 @@ The saved results:
     python benchmarks/text.py --fetch && python benchmarks/quality.py texts
     python benchmarks/quality.py business --folder FOLDER --settings adamw --noise none uniform-0.2 --seeds 2
     python benchmarks/quality.py people --folder FOLDER && python benchmarks/quality.py distant --folder FOLDER
-    python benchmarks/quality.py strong --folder FOLDER --seeds 2
+    python benchmarks/quality.py strong --folder FOLDER --seeds 2  # needs torchvision
     python benchmarks/keel.py SEVEN --listed && python benchmarks/quality.py seven --folder SEVEN --settings adamw
     python benchmarks/keel.py FRESH --fresh
     python benchmarks/quality.py fresh --folder FRESH --settings adamw rmsprop

@@ -158,6 +158,10 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
     def state_key(self) -> str:
         return self._generate_state_key(**self._distinguishing_arguments())
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy may get other settings, and then has another key.
+        return {name: value for name, value in vars(self).items() if name != "state_key"}
+
     def _distinguishing_arguments(self) -> dict[str, Any]:
         """Arguments by which two of these callbacks in one trainer measure differently, as plain data.
 
@@ -174,6 +178,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         check_trainer(trainer)
         if stage == FITTING:
+            self.__dict__.pop("state_key", None)  # settings may have changed since the last fit
             set_batch_hooks(self, are_called=True)  # a failed fit may have left some skipped
             stand_behind_averaging(trainer, BoundaryUncertaintyMonitor)
             settings = _settings_in_effect(self.settings, trainer)

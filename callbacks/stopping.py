@@ -73,8 +73,8 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         stopped_epoch: Epoch in which this callback stopped the training; None if it did not.
         stopping_reason: Reason for the end of training, in words; "" while it runs.
         summary: Result as plain data, empty while training runs: what was kept, and whether to trust it; `threshold`
-            and the value there if the metric of two classes has one. `word` is `"clear"`, `"plateau"`, `"unsure"` or
-            `"blind"` (docs/choosing-checkpoints.md). The numbers behind it are those of
+            and the value there if the metric of two classes has one, None if the choice is blind. `word` is `"clear"`,
+            `"plateau"`, `"unsure"` or `"blind"` (docs/choosing-checkpoints.md). The numbers behind it are those of
             `bu_torch.run.history.Confidence`, whose values are called `expected_accuracy`, `first_accuracy` and
             `one_class_accuracy`, or the same of the `metric`.
             Word and numbers are None if another rule decides, and after an exception in all processes but the first.

@@ -1,4 +1,4 @@
-"""Scripts in processes of their own: copies of one that has imported everything, which takes longer than most do."""
+"""Scripts in processes of their own, forked from one that has imported everything: imports take longer than most."""
 
 import multiprocessing
 import os
@@ -14,8 +14,9 @@ FORKED.set_forkserver_preload(["problems", "torch.distributed.fsdp"])
 
 
 def run_apart(file, n_processes=1):
-    """Run a script in processes that find each other as those of `torchrun` do; their exit codes, and what they say."""
-    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), OMP_NUM_THREADS="1"):
+    """Exit codes and output of a script, in processes that find each other as those of `torchrun` do."""
+    here = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    with mock.patch.dict(os.environ, here):
         ensure_running()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

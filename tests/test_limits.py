@@ -23,9 +23,9 @@ def n_lines(files):
 @pytest.mark.parametrize(
     ("what", "reached", "limit"),
     [
-        ("lines of source", n_lines(FILES), 19_940),
-        ("lines of tests", n_lines(ROOT.glob("tests/**/*.py")), 22_260),
-        ("words of documentation", sum(len(page.read_text().split()) for page in PAGES), 18_520),
+        ("lines of source", n_lines(FILES), 19_960),
+        ("lines of tests", n_lines(ROOT.glob("tests/**/*.py")), 22_280),
+        ("words of documentation", sum(len(page.read_text().split()) for page in PAGES), 18_590),
         ("public names", len(bu_torch.__all__), 60),
     ],
 )

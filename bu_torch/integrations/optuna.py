@@ -28,7 +28,8 @@ class BoundaryUncertaintyPruningCallback(Callback):
         monitor: Signal to report, larger is better: `"expected_accuracy"`, `"boundary_uncertainty"`, ...
 
     Raises:
-        ValueError: If the study minimises, `monitor` is no such signal, or a check has not measured it.
+        ValueError: If the study minimises or has several objectives, `monitor` is no such signal, or a check has not
+            measured it.
         TypeError: If `trial` is no trial.
         MisconfigurationException: When a fit begins, if no callback that measures stands before this one.
     """

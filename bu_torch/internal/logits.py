@@ -72,7 +72,8 @@ def logits_of(output: Any, n_inputs: int, name: str = "`model`", key: str | int 
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"{name} must give a tensor or an array of logits (n, J), or an output with `logits`, got {_kind(output)}."
-            " Let it return the logits alone; `output_key=`, where it is an argument, names them in a tuple or a dict."
+            " Let the network return the logits alone, or pass `output_key=`, if that is an argument: it names them in"
+            " a tuple or a dict."
         ) from error
     if found.layout != torch.strided:
         raise TypeError(f"{name} must give dense logits, got a tensor of layout {found.layout}.")

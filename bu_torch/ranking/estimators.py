@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-_LEAST_AGREEMENT = 0.5  # of the largest column with the prediction, which votes may decide otherwise
-_LEAST_OF_THREE = 0.9
+_LEAST_AGREEMENT = 0.5  # share of rows whose largest column is the prediction; an SVC predicts by votes
 
 
 def is_estimator(model: object) -> bool:
@@ -82,13 +81,21 @@ def _scores(estimator: Any, rows: Any, classes: np.ndarray) -> np.ndarray:
         return np.column_stack((np.zeros(len(values)), values.reshape(-1)))
     got = f"{values.shape[1]}"
     if values.shape[1] == len(classes):
-        # One-against-one scores of three classes also have three columns, with another meaning; a common class may
-        # be the largest and the predicted one in most rows.
-        agreement = np.mean(classes[values[:200].argmax(axis=1)] == np.asarray(estimator.predict(rows[:200])))
-        if not agreement < (_LEAST_OF_THREE if len(classes) == 3 else _LEAST_AGREEMENT):
+        predicted = np.asarray(estimator.predict(rows[:200]))
+        agreement = np.mean(classes[values[:200].argmax(axis=1)] == predicted)
+        # One-against-one scores of three classes also have three columns: their votes give the predictions.
+        is_one_against_one = len(classes) == 3 and agreement < 1 and _votes_give(values[:200], classes, predicted)
+        if not (is_one_against_one or agreement < _LEAST_AGREEMENT):
             return values
         got = f"columns whose largest is the predicted class for {agreement:.0%} of the inputs"
     raise ValueError(
         f"`decision_function` of {type(estimator).__name__} must have one column for each of its {len(classes)}"
         f" classes, got {got}: for an SVC, set `decision_function_shape='ovr'`."
     )
+
+
+def _votes_give(values: np.ndarray, classes: np.ndarray, predicted: np.ndarray) -> bool:
+    """True if three columns, read as 0 against 1, 0 against 2 and 1 against 2, vote for the predicted classes."""
+    first, second, third = (values > 0).T.astype(int)
+    votes = np.stack((first + second, 1 - first + third, 2 - second - third), axis=1)
+    return bool((classes[votes.argmax(axis=1)] == predicted).all())

@@ -11,10 +11,10 @@ from bu_torch.report.drawing import Json, Section
 from bu_torch.report.record import RunRecord
 from bu_torch.report.text import duration, escaped, last_parts, shortened, shown_number, without_folders
 from bu_torch.report.verdict import RunVerdict, rule_title
-from bu_torch.signals.details import Doubtful
+from bu_torch.signals.details import MOST_CLASSES, Doubtful
 
 SHOWN = ("expected_accuracy", "boundary_uncertainty", "trust_score", "label_agreement")
-_AT_HALF = " Class 1 is predicted from 0.5 on here."
+_AT_HALF = " Here class 1 is predicted from a probability of 0.5 on."
 
 
 class Content(NamedTuple):
@@ -155,6 +155,7 @@ def _recalls(verdict: RunVerdict) -> Section | None:
         "Recall is the share of the perturbed samples with this label that the network predicts as labelled. Expected"
         " recall is the same by the labels nearby, which memorising cannot raise. The least recognised class is first."
     )
+    reading += f" At most {MOST_CLASSES} classes are listed." if len(recalls) == MOST_CLASSES else ""
     reading += _AT_HALF if record.has("threshold") else ""
     body = table(("class", "share", "recall", "expected recall"), rows, numbers=(1, 2, 3), is_tall=True)
     return Section("recall", f"Recall by class, at {record.axis} {place}", reading, body)

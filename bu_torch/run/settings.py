@@ -1,4 +1,4 @@
-"""Settings that the callbacks and the plain loop's stopper share, their checks, and what samples make of them."""
+"""Settings that the callbacks and the plain loop's stopper share: their checks, and their adaptation to samples."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -285,7 +285,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def check_is_here(name: str, device: str | None) -> None:
-    """Raise ValueError unless this machine has a device, where one is named."""
+    """Raise ValueError if a device is named that this machine does not have."""
     if device is None:
         return
     try:

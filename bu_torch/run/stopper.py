@@ -47,8 +47,9 @@ class BoundaryUncertaintyStopper(KeptResults):
         sample_weight: Relative frequency of each sample in training, shape (N,), positive; None if all are alike.
         folder: Folder for the record of the checks; None for no record.
         process_group: Processes that train together, such as `torch.distributed.group.WORLD`: all of them call `check`
-            with the same samples, each reads its share, the first one decides for all, logs, has word and threshold,
-            and all keep the same weights. None if one process checks alone.
+            with the same samples, and each reads its share. The first one decides for all and logs; in `summary` it
+            alone has the word, its numbers and the threshold. All keep the same weights. None if one process checks
+            alone.
         **settings: All of `bu_torch.run.settings.Settings`, such as `patience`, `rule`, `budget` (an epoch visits each
             of the N samples once), `cache` and `averaging` (0.7).
 

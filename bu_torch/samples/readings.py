@@ -54,7 +54,7 @@ def with_batches(
             if loader.num_workers:
                 raise
             failure = f"{error} "
-            if "timed out" in failure:
+            if "DataLoader timed out" in failure:
                 warnings.warn(
                     f"{failure}It may wait for a lock or a thread of this process, so a copy is read here. To avoid the"
                     " wait: let the dataset make them at its first use.",

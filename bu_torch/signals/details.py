@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _MOST_PAIRS = 400
-_MOST_CLASSES = 100
+MOST_CLASSES = 100
 _N_PARTS = 20
 # Above these losses and two standard errors, weighting classes alike also improved the mean recall on test data, and
 # data with equal classes gave no line, with or without wrong labels.
@@ -177,7 +177,7 @@ def _least_recognised(inputs: SignalInputs, recalls: Tensor) -> list[ClassRecall
     masses = sum_by_group(torch.ones_like(inputs.trust) if drawn is None else drawn, own, len(inputs.classes))
     columns = (inputs.classes, masses / masses.sum(), *recalls.view(2, -1))
     rows = [ClassRecall(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
-    return sorted(rows, key=lambda row: row.expected)[:_MOST_CLASSES]
+    return sorted(rows, key=lambda row: row.expected)[:MOST_CLASSES]
 
 
 def _histogram(values: Tensor, low: float, high: float, n_bins: int) -> Histogram:

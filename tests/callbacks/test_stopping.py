@@ -1,3 +1,4 @@
+import copy
 import math
 from pathlib import Path
 
@@ -228,6 +229,14 @@ class TestBesideOthers:
 
         stopping, module, _ = run(tmp_path, [0.1, 0.9, 0.2], max_epochs=3, module=Hooked(Path("x")))
         assert stopping.best_epoch == module.extra == 1
+
+
+def test_a_copy_with_other_settings_has_another_state_key():
+    first = BoundaryUncertaintyStopping()
+    assert first.state_key == copy.deepcopy(first).state_key
+    second = copy.deepcopy(first)
+    second.settings.seed = 1
+    assert second.state_key != first.state_key
 
 
 def test_the_state_key_tells_rules_averages_and_seeds_apart():

@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from bu_torch import BoundaryUncertaintyStopping, SelectionRule, Signals, rank_checkpoints, rank_models, read_samples
+from bu_torch.ranking.estimators import estimator_logits
 from bu_torch.rule.rules import RULE_NAMES
 from bu_torch.samples.balance import stratified_rows
 
@@ -282,6 +283,16 @@ def test_a_machine_of_many_classes_is_ranked_though_votes_decide_its_predictions
     machine = SVC(kernel="linear", C=10).fit(inputs, labels)
     assert (machine.decision_function(inputs).argmax(axis=1) == machine.predict(inputs)).mean() < 0.9
     assert rank_models([machine], inputs, labels).best.score > 0
+
+
+def test_a_machine_of_three_classes_that_votes_against_its_scores_is_ranked():
+    rng = np.random.default_rng(148)
+    labels = rng.integers(0, 3, 132)
+    inputs = (rng.normal(size=(132, 2)) + 0.5 * rng.normal(size=(3, 2))[labels]).astype("float32")
+    machine = SVC(C=66, kernel="sigmoid").fit(inputs, labels)
+    assert (machine.decision_function(inputs).argmax(axis=1) == machine.predict(inputs)).mean() < 0.8
+    logits = estimator_logits(machine, np.arange(3))(torch.from_numpy(inputs))
+    assert np.array_equal(logits.numpy(), machine.decision_function(inputs))
 
 
 def test_fitted_signals_of_other_prices_are_refused():

@@ -209,7 +209,7 @@ def test_a_metric_that_decided_has_a_tile_a_column_and_its_threshold(tmp_path):
     said = words(record)
     assert "expected cost5.500it decided" in said
     assert "threshold0.055predict class 1 from this probability on" in said
-    assert "Class 1 is predicted from 0.5 on here." in said
+    assert "Here class 1 is predicted from a probability of 0.5 on." in said
     assert {row[-1] for row in cells(record, "rules") if row[0].startswith("<strong>")} == {"5.500"}
 
 

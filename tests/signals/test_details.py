@@ -88,7 +88,7 @@ def test_recall_is_counted_for_each_class_and_the_least_is_first(monkeypatch):
         rows[k] = [k, len(hits) / 600, sum(hits) / len(hits), sum(here) / sum(known)]
     rows.sort(key=lambda row: row[3])
     assert [list(one) for one in details.recalls] == [pytest.approx(row, rel=1e-5) for row in rows]
-    monkeypatch.setattr("bu_torch.signals.details._MOST_CLASSES", 2)
+    monkeypatch.setattr("bu_torch.signals.details.MOST_CLASSES", 2)
     assert signals.measure(logits).details().recalls == details.recalls[:2]
 
 
