@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 RESULTS = Path(__file__).parent / "results"
-LEFT_OUT = ("quick", "fresh", "seven")  # collections
+LEFT_OUT = ("quick", "fresh", "seven", "images_unseen")  # collections
 KINDS = {
     "tables": "tables",
     "business": "tables with a rare class",

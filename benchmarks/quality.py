@@ -12,7 +12,7 @@ hindsight; an average may be better than that. Half of a table trains, at most 2
 rest test.
 
     python benchmarks/quality.py --quick             # a minute
-    python benchmarks/quality.py --show              # what is saved, but `fresh`, `seven`, `strong`: `fresh --show`
+    python benchmarks/quality.py --show              # what is saved; `strong --show` and the like: the last four alone
 
 The saved results:
 
@@ -23,14 +23,14 @@ The saved results:
     python benchmarks/quality.py business --folder FOLDER --settings adamw --noise none uniform-0.2 --seeds 2
     python benchmarks/quality.py people --folder FOLDER && python benchmarks/quality.py distant --folder FOLDER
     python benchmarks/quality.py strong --folder FOLDER --seeds 2  # needs torchvision
+    python benchmarks/quality.py images_unseen --emoji EMOJI --noise none uniform-0.2 --seeds 1
     python benchmarks/keel.py SEVEN --listed && python benchmarks/quality.py seven --folder SEVEN --settings adamw
     python benchmarks/keel.py FRESH --fresh
     python benchmarks/quality.py fresh --folder FRESH --settings adamw rmsprop
 
-Others:
+EMOJI is the file that `images.py` names. Others:
 
     python benchmarks/keel.py KEEL && python benchmarks/quality.py keel --folder KEEL
-    python benchmarks/quality.py images --emoji emoji-datasource-google-15.1.2.tgz
 
 Each training is saved as it ends, and is not run again, the quick ones apart. `CHOSEN_ON` names the collections that
 set the limits of the word on the choice. The score (its weights 1, 1/4 and skill) was chosen on trainings of all
@@ -109,7 +109,7 @@ COLLECTIONS += ("business", *people.KINDS)
 BUSINESS = ("attrition", "credit_data", "hpc_data", "mlc_churn")
 CHOSEN_ON = ("tables", "images", "texts")
 QUICK = "quick"  # a collection that is committed to notice what changes, and told of nowhere
-APART = (QUICK, "fresh", "seven", "strong")  # not among those that `--show` puts together
+APART = (QUICK, "fresh", "seven", "strong", "images_unseen")  # not among those that `--show` puts together
 OF_NETWORKS = tuple(noise for noise in NOISES if noise != "pairs-0.4")  # of images and texts
 
 
