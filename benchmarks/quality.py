@@ -34,8 +34,8 @@ EMOJI is the file that `images.py` names. Others:
 
 Each training is saved as it ends, and is not run again, the quick ones apart. `CHOSEN_ON` names the collections that
 set the limits of the word on the choice. The score (its weights 1, 1/4 and skill) was chosen on trainings of all
-collections but `fresh` and `strong`, with AdamW, half of them with other seeds; these two were run after the last
-choice.
+collections but `fresh`, `strong` and `images_unseen`, with AdamW, half of them with other seeds; these were run after
+the last choice.
 """
 
 import argparse
