@@ -157,7 +157,12 @@ class Strong(Augmented):
 
         super().__init__(images, labels)
         crop = v2.RandomResizedCrop(tuple(images.shape[2:]), CROP, antialias=True)
-        self.change = v2.Compose([crop, v2.RandomHorizontalFlip(), v2.RandAugment()])
+        self.change = v2.Compose([crop, v2.RandomHorizontalFlip(), self.recolour()])
+
+    def recolour(self) -> nn.Module:
+        from torchvision.transforms import v2
+
+        return v2.RandAugment()
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         image = (255 * self.images[index]).round().to(torch.uint8)
@@ -167,12 +172,10 @@ class Strong(Augmented):
 class Jittered(Strong):
     """Each image cropped as strongly, flipped, and of other colours."""
 
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
+    def recolour(self) -> nn.Module:
         from torchvision.transforms import v2
 
-        super().__init__(images, labels)
-        crop = v2.RandomResizedCrop(tuple(images.shape[2:]), CROP, antialias=True)
-        self.change = v2.Compose([crop, v2.RandomHorizontalFlip(), v2.ColorJitter(0.4, 0.4, 0.4, 0.1)])
+        return v2.ColorJitter(0.4, 0.4, 0.4, 0.1)
 
 
 AUGMENTATIONS = {"shift": Augmented, "strong": Strong, "jitter": Jittered}

@@ -139,9 +139,7 @@ class NetworkReader:
                 ". The samples are integers: token ids cannot be moved along a line, so pass"
                 " `perturbation='tokens'`, or a callable that replaces some of them."
             )
-        if "must give an output with" in str(error):
-            return ". `output_key=` names the logits in a tuple or a dict."
-        if "or an output with `logits`" in str(error):  # the error names the remedy
+        if "`output_key=` names" in str(error) or "or an output with `logits`" in str(error):  # it names the remedy
             return "."
         way_out = SEVERAL_TENSORS if isinstance(error, AttributeError) else CHANGE_INPUTS
         return f". A check calls `forward` with inputs as batches hold them, and needs logits (n, J). {way_out}"

@@ -90,7 +90,10 @@ def entry_of(output: Any, key: str | int, name: str) -> Any:
     try:
         return getattr(output, key) if isinstance(key, str) and hasattr(output, key) else output[key]
     except (KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"{name} must give an output with `output_key={key!r}`, got {_kind(output)}.") from error
+        raise ValueError(
+            f"{name} must give an output with `output_key={key!r}`, got {_kind(output)}."
+            " `output_key=` names the logits in a tuple or a dict."
+        ) from error
 
 
 def _kind(output: Any) -> str:

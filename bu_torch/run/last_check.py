@@ -43,7 +43,7 @@ class LastCheck:
         self.measurement = signals.measure(logits, before, best)
         self.predictions, self.contributions = self.measurement.predictions, self.measurement.contributions
         values = {**self.measurement.values, STANDARD_ERROR: self.measurement.standard_error}
-        measured = torch.cat((torch.stack(list(values.values())), self.measurement.recalls())).tolist()
+        measured = torch.cat((torch.stack(list(values.values())), self.measurement.recalls)).tolist()
         self.recalls = measured[len(values) :]
         return dict(zip(values, measured, strict=False))
 

@@ -47,6 +47,7 @@ class SignalInputs:
     local_uncertainty: Tensor  # (D * N,) uncertainty of the labels at the perturbed inputs, float64
     weights: Tensor | None  # (N,) float64 weights with mean 1; None if all samples count alike
     repeated_weights: Tensor | None  # (D * N,) the same for each draw
+    class_masses: tuple[Tensor, Tensor]  # weights of each class, by labels and by label probabilities, (C,) float64
     kernel: Tensor  # (D * N,) nearness to the network's boundary times the weight, float64
     attainable: functional.Attainable  # most that accuracy, uncertainty and trust reach at the perturbed inputs
     attainable_crossing: list[float]  # `Crossing.attainable`
@@ -181,14 +182,13 @@ def metric_values(metric: ExpectedMetric, inputs: SignalInputs, *, has_threshold
         what = f"{type(error).__name__}: {error}"
         warnings.warn(f"The metric {metric.title} failed, so its value is NaN: {what}", stacklevel=2)
         values = {metric.signal: torch.full_like(inputs.accuracy, torch.nan)}
-    if has_threshold and metric.of_counts is not None and inputs.logits.shape[1] > 2:
-        values |= dict.fromkeys((THRESHOLD, metric.at_threshold), torch.full_like(inputs.accuracy, torch.nan))
-    elif has_threshold and metric.of_counts is not None:
-        threshold, best = best_threshold(metric.of_counts, inputs.logits, inputs.of_metric(metric))
-        values |= {THRESHOLD: threshold, metric.at_threshold: metric.sign * best}
-        if not metric.is_at_threshold:
-            values |= _unless_clear(metric, inputs, values)
-    return values
+    if not has_threshold or metric.of_counts is None:
+        return values
+    if inputs.logits.shape[1] > 2:
+        return values | dict.fromkeys((THRESHOLD, metric.at_threshold), torch.full_like(inputs.accuracy, torch.nan))
+    threshold, best = best_threshold(metric.of_counts, inputs.logits, inputs.of_metric(metric))
+    values |= {THRESHOLD: threshold, metric.at_threshold: metric.sign * best}
+    return values if metric.is_at_threshold else values | _unless_clear(metric, inputs, values)
 
 
 def _unless_clear(metric: ExpectedMetric, inputs: SignalInputs, values: dict[str, Tensor]) -> dict[str, Tensor]:

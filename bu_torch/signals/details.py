@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -67,7 +68,7 @@ class ClassRecall(NamedTuple):
     """Recall of a class at the perturbed samples."""
 
     label: int
-    share: float  # of the samples, weighted as they are
+    share: float  # weighted share of the samples
     labelled: float  # share of its samples that are predicted as labelled
     expected: float  # recall by label probabilities in place of labels, which memorising cannot raise
 
@@ -80,7 +81,7 @@ class Details(NamedTuple):
     n_pairs_left_out: int
     log_trust: Histogram  # natural logarithm of the predictions' trust, without the sample itself
     doubtful: list[Doubtful]  # sorted by trust in label or prediction, least first, at each sample's lowest draw
-    recalls: list[ClassRecall]  # of classes with samples, sorted by `expected`, least first, at most 100
+    recalls: list[ClassRecall]  # sorted by `expected`, least first, at most 100 classes that have samples
 
 
 @dataclass(frozen=True)
@@ -104,25 +105,21 @@ class Measurement:
     def __iter__(self) -> Iterator[Any]:
         return iter((self.values, self.predictions))
 
+    @cached_property  # the history and the record read it
     def recalls(self) -> Tensor:
         """Recall of the C classes that have samples, by labels, then by label probabilities, (2 * C,) float64."""
         inputs, probabilities = self._inputs, self._inputs.label_probabilities
         n_classes = probabilities.shape[1]
-        if inputs.repeated_weights is None:
-            counted = torch.ones_like(inputs.label_columns, dtype=torch.float64)
-            mass = probabilities.sum(dim=0, dtype=torch.float64)
-        else:
-            counted = inputs.repeated_weights
-            mass = (counted.to(probabilities.dtype) @ probabilities).double()
+        drawn, (labelled, mass) = inputs.repeated_weights, inputs.class_masses
+        counted = torch.ones_like(inputs.trust, dtype=torch.float64) if drawn is None else drawn
         known = inputs.columns.clamp(max=n_classes - 1)  # larger for a prediction of a class without samples
         expected = probabilities.gather(1, known.unsqueeze(1)).squeeze(1) * (inputs.columns < n_classes) * counted
         hits = sum_by_group((inputs.columns == inputs.label_columns) * counted, inputs.label_columns, n_classes)
-        by_label = hits / sum_by_group(counted, inputs.label_columns, n_classes)
-        return torch.cat((by_label, sum_by_group(expected, known, n_classes) / mass))
+        return torch.cat((hits / labelled, sum_by_group(expected, known, n_classes) / mass))
 
     def details(self, n_doubtful: int = 50) -> Details:
         """Details behind the values, with the `n_doubtful` >= 1 least trusted samples; waits for the device."""
-        return details_of(self._inputs, self.recalls(), n_doubtful)
+        return details_of(self._inputs, self.recalls, n_doubtful)
 
     def doubtful(self) -> "DataFrame":
         """All samples, the least trusted first, as a pandas frame; waits for the device.
@@ -173,9 +170,8 @@ def _doubtful(inputs: SignalInputs, n_doubtful: int) -> list[Doubtful]:
 
 
 def _least_recognised(inputs: SignalInputs, recalls: Tensor) -> list[ClassRecall]:
-    drawn, own = inputs.repeated_weights, inputs.label_columns
-    masses = sum_by_group(torch.ones_like(inputs.trust) if drawn is None else drawn, own, len(inputs.classes))
-    columns = (inputs.classes, masses / masses.sum(), *recalls.view(2, -1))
+    labelled, _ = inputs.class_masses
+    columns = (inputs.classes, labelled / labelled.sum(), *recalls.view(2, -1))
     rows = [ClassRecall(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
     return sorted(rows, key=lambda row: row.expected)[:MOST_CLASSES]
 

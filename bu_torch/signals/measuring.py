@@ -17,7 +17,7 @@ from bu_torch.functional.accuracy import cost_of_memorising
 from bu_torch.functional.boundary import boundary_weights, uncertainty_along_boundary
 from bu_torch.functional.checks import check_floating, check_index
 from bu_torch.functional.probabilities import as_probabilities
-from bu_torch.functional.weights import mean_and_error
+from bu_torch.functional.weights import mean_and_error, sum_by_group
 from bu_torch.internal.files import open_whole
 from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.perturbation.draws import PerturbedInputs, are_rows
@@ -178,8 +178,13 @@ class Signals:
         own = columns.repeat(boundary.n_draws)
         repeated, probabilities = boundary.repeated_weights, boundary.probabilities_of_present
         is_reading = isinstance(boundary.perturbation, Readings)  # there probabilities leave a sample's own label out
+        counted = torch.ones_like(own, dtype=torch.float64) if repeated is None else repeated
+        mass = probabilities.sum(dim=0, dtype=torch.float64)
+        if repeated is not None:
+            mass = (repeated.to(probabilities.dtype) @ probabilities).double()
         self._derived = {
             "label_columns": own,
+            "class_masses": (sum_by_group(counted, own, probabilities.shape[1]), mass),
             "label_trust": functional.trust_score(distances, own, validate_args=False),
             "nearest_class": boundary.classes.classes[distances[:, :-1].argmin(dim=1)],
             "plain_probabilities": (plain := counting_once(probabilities, columns, boundary.weights)),

@@ -98,7 +98,7 @@ def test_recalls_are_those_of_a_slow_reference(is_weighted):
     weights = torch.rand(120, generator=g) + 0.5 if is_weighted else None
     signals = Signals(n_neighbors=10, n_draws=2).fit(features, labels, weights)
     logits = torch.randn(240, 6, generator=g)
-    found = signals.measure(logits).recalls()
+    found = signals.measure(logits).recalls
     predictions = logits.argmax(dim=1)
     counted = torch.ones(240) if weights is None else weights.repeat(2)
     expected = []
