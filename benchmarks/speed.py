@@ -43,10 +43,11 @@ from bu_torch import (
     perturb,
 )
 from bu_torch.functional.boundary import (
+    HALF,
     boundary_weights,
-    gap_of,
     local_uncertainty_of,
     nearness,
+    top_two,
     uncertainty_along_boundary,
 )
 from bu_torch.internal.replica import copy_of
@@ -108,7 +109,7 @@ def whole_check(device: str, n_samples: int, n_classes: int, repeats: int) -> di
     local = local_uncertainty_of(torch.rand(n_samples, n_classes, generator=generator).softmax(dim=1)).to(device)
 
     def check() -> None:
-        uncertainty_along_boundary(logits, local, boundary_weights(logits))
+        uncertainty_along_boundary(logits, local, boundary_weights(top_two(logits).gap(HALF)))
         scores = functional.trust_score(distances, logits.argmax(dim=1), validate_args=False)
         functional.mean_trust_score(scores).item()  # waits for the device
 
@@ -224,14 +225,14 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
     module = mlp(n_features, n_classes)
     logits = torch.cat([module(batch) for batch in features.split(8192)])
     distances = torch.rand(n_samples, n_classes)
-    predictions, gap = logits.argmax(dim=1), gap_of(logits)
+    predictions, gap = logits.argmax(dim=1), top_two(logits).gap(HALF)
     votes = functional.label_votes(labels, neighbors, 1.0, n_classes)
     local = local_uncertainty_of(votes)
 
     row: dict[str, float] = {"N": n_samples, "d": n_features, "J": n_classes}
     row["forward"] = median_ms(lambda: [module(batch) for batch in features.split(8192)], repeats)
-    row["U"] = median_ms(lambda: uncertainty_along_boundary(logits, local, boundary_weights(logits)), repeats)
-    row["of it: gap"] = median_ms(lambda: gap_of(logits), repeats)
+    row["U"] = median_ms(lambda: uncertainty_along_boundary(logits, local, boundary_weights(top_two(logits).gap(HALF))), repeats)
+    row["of it: gap"] = median_ms(lambda: top_two(logits).gap(HALF), repeats)
     row["of it: ranks"] = median_ms(lambda: nearness(gap), repeats)
     row["trust"] = median_ms(
         lambda: functional.mean_trust_score(functional.trust_score(distances, predictions, validate_args=False)),

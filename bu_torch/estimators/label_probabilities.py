@@ -226,16 +226,17 @@ class LabelRegression:
 
     def _orthogonal_basis(self, points: Tensor, root: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Coordinates B (S, L) of points, times `root` (S, 1), so that B'B = diag(e); e (L,); P (L, L)."""
-        kernel = tangent_kernel(self._landmarks, self._landmarks)
-        factor = landmark_factor(kernel).T * kernel.diagonal().mean()
-        kernels = self._kernel_blocks(points)
-        basis = torch.cat([torch.linalg.solve_triangular(factor, one, upper=True, left=False) for one in kernels])
+        own = tangent_kernel(self._landmarks, self._landmarks)
+        factor = landmark_factor(own) * own.diagonal().mean()
+        basis = torch.cat(list(self._kernel_blocks(points)))
         if root is not None:
             basis *= root
-        squared_lengths, rotation = torch.linalg.eigh(basis.T @ basis)
+        products = torch.linalg.solve_triangular(factor, basis.T @ basis, upper=False)
+        products = torch.linalg.solve_triangular(factor.T, products, upper=True, left=False)
+        squared_lengths, rotation = torch.linalg.eigh(products)
+        projection = torch.linalg.solve_triangular(factor.T, rotation, upper=True)
         for block in self._blocks(basis):
-            block.copy_(block @ rotation)
-        projection = torch.linalg.solve_triangular(factor, rotation, upper=True)
+            block.copy_(block @ projection)
         return basis, squared_lengths.clamp(min=0), projection
 
     def _kernel_blocks(self, points: Tensor) -> Iterator[Tensor]:

@@ -8,6 +8,7 @@ from torch import Tensor
 from bu_torch.functional.checks import as_logits, check_floating
 from bu_torch.functional.weights import relative_weights, sum_by_group
 
+HALF = 0.5  # half of the largest float is finite with either sign
 HALF_WIDTH = 0.3  # the kernel ends at this share of the samples
 
 
@@ -56,22 +57,40 @@ def boundary_uncertainty(logits: Tensor, probabilities: Tensor, *, weights: Tens
     if not (low >= 0 and high <= 1 + 1e-3):
         raise ValueError(f"`probabilities` must lie in [0, 1], got values from {low} to {high}.")
     weights = relative_weights(weights, (len(logits),), logits.device)
-    return uncertainty_along_boundary(logits, local_uncertainty_of(probabilities), boundary_weights(logits, weights))
+    kernel = boundary_weights(top_two(logits).gap(HALF), weights)
+    return uncertainty_along_boundary(logits, local_uncertainty_of(probabilities), kernel)
 
 
 def local_uncertainty_of(probabilities: Tensor) -> Tensor:
     """Uncertainty u (N,) of the label, float64, from label probabilities (N, C), C >= 2: 1 if two classes are equal."""
-    return 1 - gap_of(probabilities)
+    return 1 - top_two(probabilities).gap()
 
 
-def gap_of(scores: Tensor, unit: float = 1.0) -> Tensor:
-    """Difference of the two largest scores (N,), float64, of scores (N, J), J >= 2, in units of 1 / `unit`."""
-    if scores.shape[1] == 2:
-        first, second = scores.unbind(dim=1)
-        return (first.double() * unit - second.double() * unit).abs()
-    first, place = scores.max(dim=1, keepdim=True)  # with `amax`, in half the time of `topk`
-    second = scores.scatter(1, place, -torch.inf).amax(dim=1)
-    return first.squeeze(1).double() * unit - second.double() * unit
+class TopTwo(NamedTuple):
+    """Two largest scores in each row, largest first."""
+
+    scores: Tensor  # (N, 2)
+    classes: Tensor  # (N, 2) int64
+
+    def gap(self, unit: float = 1.0) -> Tensor:
+        """Difference of the scores (N,), float64, in units of 1 / `unit`."""
+        first, second = self.scores.double().unbind(dim=1)
+        return first * unit - second * unit
+
+    def pairs(self) -> Tensor:
+        """The classes, ascending (N, 2)."""
+        first, second = self.classes.unbind(dim=1)
+        return torch.stack((torch.minimum(first, second), torch.maximum(first, second)), dim=1)
+
+
+def top_two(scores: Tensor) -> TopTwo:
+    """The two largest scores of each row (N, J), J >= 2; ties go to the lower class."""
+    first = scores.max(dim=1, keepdim=True)  # in half the time of `argmax` or `topk` on a CPU
+    lowest = -torch.inf if scores.is_floating_point() else torch.iinfo(scores.dtype).min
+    second = scores.scatter(1, first.indices, lowest).max(dim=1, keepdim=True)
+    # If all other scores equal the fill value, the second is the lowest index that is not the first.
+    place = torch.where(second.indices == first.indices, (first.indices == 0).long(), second.indices)
+    return TopTwo(torch.cat((first.values, second.values), dim=1), torch.cat((first.indices, place), dim=1))
 
 
 def nearness(gap: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -95,9 +114,9 @@ def nearness(gap: Tensor, weights: Tensor | None = None) -> Tensor:
     return torch.empty_like(kernel).scatter_(0, order, kernel)
 
 
-def boundary_weights(logits: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Nearness of samples to the boundary of logits (N, J), J >= 2, times their weights: (N,), float64; unchecked."""
-    kernel = nearness(gap_of(logits, 0.5), weights)  # half of the largest float is finite with either sign
+def boundary_weights(gap: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Nearness of samples to the boundary, by the gap of their logits (N,), times their weights: (N,) float64."""
+    kernel = nearness(gap, weights)
     return kernel if weights is None else kernel * weights
 
 
@@ -116,24 +135,19 @@ class MeetingClasses(NamedTuple):
     uncertainty: Tensor  # (P,) float64, mean uncertainty of the labels there
 
 
-def meeting_classes(logits: Tensor, local: Tensor, kernel: Tensor) -> MeetingClasses:
-    """Two likeliest classes of each sample near the boundary, by logits (N, J); unchecked, waits for the device.
+def meeting_classes(pairs: Tensor, local: Tensor, kernel: Tensor) -> MeetingClasses:
+    """Pairs of the two likeliest classes of samples (N, 2), near the boundary; unchecked, waits for the device.
 
     `local` (N,) is the uncertainty of the labels, `kernel` (N,) the `boundary_weights`.
     """
-    pairs = top_pairs(logits)
-    code, group = torch.unique(pairs[:, 0] * logits.shape[1] + pairs[:, 1], return_inverse=True)
+    n_classes = pairs.max() + 1
+    code, group = torch.unique(pairs[:, 0] * n_classes + pairs[:, 1], return_inverse=True)
     mass, mixed = (sum_by_group(values, group, len(code)) for values in (kernel, kernel * local))
-    found = torch.stack((code // logits.shape[1], code % logits.shape[1]), dim=1)
+    found = torch.stack((code // n_classes, code % n_classes), dim=1)
     is_near = mass > 0
     return MeetingClasses(found[is_near], (mass / mass.sum())[is_near], (mixed / mass)[is_near])
 
 
 def top_pairs(scores: Tensor) -> Tensor:
     """The two classes of largest score in each row (N, J), J >= 2, ascending (N, 2); ties go to the lower class."""
-    first = scores.max(dim=1, keepdim=True).indices  # in half the time of `argmax` on a CPU
-    lowest = -torch.inf if scores.is_floating_point() else torch.iinfo(scores.dtype).min
-    second = scores.scatter(1, first, lowest).max(dim=1, keepdim=True).indices
-    # If all other scores equal the fill value, the second is the lowest index that is not the first.
-    second = torch.where(second == first, (first == 0).long(), second)
-    return torch.cat((torch.minimum(first, second), torch.maximum(first, second)), dim=1)
+    return top_two(scores).pairs()

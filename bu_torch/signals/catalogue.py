@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bu_torch import functional
 from bu_torch.functional.accuracy import predicted_probabilities
+from bu_torch.functional.boundary import TopTwo
 from bu_torch.functional.metrics import best_threshold, influence
 from bu_torch.functional.probabilities import as_probabilities
 from bu_torch.functional.weights import mean_and_error, mean_of, sum_by_group
@@ -48,6 +49,7 @@ class SignalInputs:
     weights: Tensor | None  # (N,) float64 weights with mean 1; None if all samples count alike
     repeated_weights: Tensor | None  # (D * N,) the same for each draw
     class_masses: tuple[Tensor, Tensor]  # weights of each class, by labels and by label probabilities, (C,) float64
+    top: TopTwo  # two largest logits at each perturbed input
     kernel: Tensor  # (D * N,) nearness to the network's boundary times the weight, float64
     attainable: functional.Attainable  # most that accuracy, uncertainty and trust reach at the perturbed inputs
     attainable_crossing: list[float]  # `Crossing.attainable`

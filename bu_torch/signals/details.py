@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bu_torch.functional.boundary import gap_of, meeting_classes
+from bu_torch.functional.boundary import HALF, meeting_classes
 from bu_torch.functional.weights import sum_by_group
 from bu_torch.samples.balance import class_shares
 from bu_torch.signals.catalogue import SignalInputs
@@ -134,12 +134,12 @@ class Measurement:
 
 def details_of(inputs: SignalInputs, recalls: Tensor, n_doubtful: int) -> Details:
     """Compute the details of a check; `recalls` (2 * C,) are those of `Measurement.recalls`."""
-    local, gap = inputs.local_uncertainty, gap_of(inputs.logits, 0.5)
-    meeting = meeting_classes(inputs.logits, local, inputs.kernel)
+    local = inputs.local_uncertainty
+    meeting = meeting_classes(inputs.top.pairs(), local, inputs.kernel)
     shown = meeting.shares.argsort(descending=True, stable=True)[:_MOST_PAIRS]
     columns = (column[shown].tolist() for column in meeting)
     return Details(
-        crossing=Crossing(mean_by_rank(local, gap, inputs.repeated_weights), inputs.attainable_crossing),
+        crossing=Crossing(mean_by_rank(local, inputs.top.gap(HALF), inputs.repeated_weights), inputs.attainable_crossing),
         pairs=[Pair(k, j, *rest) for (k, j), *rest in zip(*columns, strict=True)],
         n_pairs_left_out=len(meeting.shares) - len(shown),
         log_trust=_histogram(inputs.trust.double().log(), -7.0, 7.0, 28),

@@ -25,7 +25,7 @@ from bu_torch.space.features import FeatureSpace, MixedFeatures
 if TYPE_CHECKING:
     from bu_torch.signals.measuring import Signals
 
-_FORMAT = 15  # raise it if the arrays change, or the way in which they are computed
+_FORMAT = 16  # raise it if the arrays change, or the way in which they are computed
 _PROBE = 64
 _LEAST_SKILL = 0.01  # votes on 400 random labels or more seldom have a higher skill
 _MOST_COPIES = 0.5

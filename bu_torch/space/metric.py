@@ -66,6 +66,7 @@ class LabelMetric:
         order = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed), device="cpu")
         chosen = order[: self.n_landmarks].to(points.device)
         self.root_ = torch.eye(points.shape[1]).to(points)
+        penalty = None  # the first iteration chooses it
         for _ in range(_ITERATIONS):
             moved = points @ self.root_
             landmarks = moved[chosen]
@@ -75,8 +76,8 @@ class LabelMetric:
             width = float(some.median()) if len(some) else 1.0
             kernel = laplace_kernel(distances, width)
             among = torch.cdist(landmarks, landmarks, compute_mode="donot_use_mm_for_euclid_dist")  # 0 for copies
-            coefficients = kernel_ridge(kernel, laplace_kernel(among, width), targets, _PENALTIES, weights)
-            inner = average_gradient_outer_product(moved, landmarks, coefficients, width, weights=weights)
+            coefficients, penalty = kernel_ridge(kernel, laplace_kernel(among, width), targets, penalty, weights)
+            inner = average_gradient_outer_product(moved, landmarks, distances, coefficients, width, weights)
             # A gradient with respect to the points is the root times the gradient with respect to the moved points.
             self.root_ = metric_root(self.root_ @ inner @ self.root_)
             advance()
@@ -108,12 +109,12 @@ def laplace_kernel(distances: Tensor, width: float) -> Tensor:
 
 
 def kernel_ridge(
-    kernel: Tensor, own: Tensor, targets: Tensor, penalties: list[float], weights: Tensor | None = None
-) -> Tensor:
-    """Coefficients (L, J) of L landmarks: ridge regression with the penalty that predicts left-out targets best.
+    kernel: Tensor, own: Tensor, targets: Tensor, penalty: float | None = None, weights: Tensor | None = None
+) -> tuple[Tensor, float]:
+    """Coefficients (L, J) of L landmarks by ridge regression, and its penalty.
 
-    The function at a point with the kernel values k (L,) is k @ coefficients (Nystroem). Left-out predictions are those
-    of `left_out_predictions`, and their squared error decides.
+    The function at a point with the kernel values k (L,) is k @ coefficients (Nystroem). Without a penalty, it is the
+    one of 0.001 to 10 whose left-out predictions (`left_out_predictions`) have the smallest squared error.
 
     Takes the kernel of N points and the landmarks (N, L), 1 at distance 0; the landmarks' `own` (L, L); targets (N, J),
     centred; and weights of the squared errors, (N,) with mean 1. All are of one dtype but the weights.
@@ -125,19 +126,24 @@ def kernel_ridge(
     if weights is not None:
         root = weights.to(kernel).sqrt().unsqueeze(1)
         basis, targets = basis * root, targets * root
-    eigenvalues, rotation = torch.linalg.eigh((basis.T @ basis).double())
-    eigenvalues, rotation = eigenvalues.clamp(min=0).to(kernel), rotation.to(kernel)
-    basis = basis @ rotation
-    errors = [
-        float((targets - left_out).square().sum())
-        for left_out in left_out_predictions(basis, eigenvalues, targets, penalties)
-    ]
-    penalty = penalties[errors.index(min(errors))]
-    return projection @ (rotation @ ((basis.T @ targets) / (eigenvalues + penalty).unsqueeze(1)))
+    gram = (basis.T @ basis).double()
+    if penalty is None:
+        eigenvalues, rotation = torch.linalg.eigh(gram)
+        rotated, eigenvalues = basis @ rotation.to(kernel), eigenvalues.clamp(min=0).to(kernel)
+        left_out = left_out_predictions(rotated, eigenvalues, targets, _PENALTIES)
+        errors = [float((targets - one).square().sum()) for one in left_out]
+        penalty = _PENALTIES[errors.index(min(errors))]
+    factor = torch.linalg.cholesky(gram + penalty * identity)
+    return projection @ torch.cholesky_solve((basis.T @ targets).double(), factor).to(kernel), penalty
 
 
 def average_gradient_outer_product(
-    points: Tensor, landmarks: Tensor, coefficients: Tensor, width: float, *, weights: Tensor | None = None
+    points: Tensor,
+    landmarks: Tensor,
+    distances: Tensor,
+    coefficients: Tensor,
+    width: float,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Mean outer product of the gradients of a function, at the points and summed over its J outputs.
 
@@ -146,8 +152,8 @@ def average_gradient_outer_product(
     directions in which the function changes, and gives the metric of recursive feature machines (Radhakrishnan,
     Beaglehole, Pandit, Belkin, Science 2024, Eq. 5).
 
-    Takes points (N, d), landmarks (L, d), coefficients (L, J) and weights of the points, (N,) with mean 1; gives a
-    symmetric, positive semi-definite matrix (d, d).
+    Takes points (N, d), landmarks (L, d), their distances (N, L), coefficients (L, J) and weights of the points, (N,)
+    with mean 1; gives a symmetric, positive semi-definite matrix (d, d).
     """
     n_features = points.shape[1]
     total = points.new_zeros(n_features, n_features)
@@ -157,10 +163,9 @@ def average_gradient_outer_product(
         directions = (of_outputs.unsqueeze(2) * landmarks.unsqueeze(1)).flatten(1)  # (L, J * d)
         n_rows = max(1, _BLOCK_ELEMENTS // max(directions.shape))
         for rows in torch.arange(len(points), device=points.device).split(n_rows):
-            block = points[rows]
-            distances = torch.cdist(block, landmarks)
-            slopes = laplace_kernel(distances, width) / (width * distances)
-            slopes = torch.where(distances > 0, slopes, torch.zeros_like(slopes))
+            block, apart = points[rows], distances[rows]
+            slopes = laplace_kernel(apart, width) / (width * apart)
+            slopes = torch.where(apart > 0, slopes, torch.zeros_like(slopes))
             gradients = (slopes @ directions).view(len(rows), -1, n_features)
             gradients -= (slopes @ of_outputs).unsqueeze(2) * block.unsqueeze(1)
             gradients = gradients if root is None else gradients * root[rows]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oracles import boundary as oracle
 
 from bu_torch.functional import boundary_uncertainty
-from bu_torch.functional.boundary import gap_of, local_uncertainty_of, meeting_classes, nearness, top_pairs
+from bu_torch.functional.boundary import local_uncertainty_of, meeting_classes, nearness, top_pairs, top_two
 
 
 def problem(seed=0, n=61, j=4, dtype=torch.float64, n_values=None):
@@ -137,8 +137,8 @@ def test_the_kernel_is_a_triangle_over_ranks():
 
 def test_the_classes_that_meet_share_the_boundary():
     logits, probabilities, _ = problem(n=300)
-    kernel, local = nearness(gap_of(logits)), local_uncertainty_of(probabilities)
-    meeting = meeting_classes(logits, local, kernel)
+    kernel, local = nearness(top_two(logits).gap()), local_uncertainty_of(probabilities)
+    meeting = meeting_classes(top_pairs(logits), local, kernel)
     assert float(meeting.shares.sum()) == pytest.approx(1)
     assert float((meeting.shares * meeting.uncertainty).sum()) == pytest.approx(
         float(boundary_uncertainty(logits, probabilities))

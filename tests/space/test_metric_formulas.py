@@ -1,7 +1,13 @@
 import pytest
 import torch
 
-from bu_torch.space.metric import average_gradient_outer_product, kernel_ridge, laplace_kernel, metric_root
+from bu_torch.space.metric import (
+    _PENALTIES,
+    average_gradient_outer_product,
+    kernel_ridge,
+    laplace_kernel,
+    metric_root,
+)
 
 
 def given(generator, n=30, n_landmarks=7, d=4, n_outputs=3):
@@ -23,6 +29,10 @@ def by_autograd(points, landmarks, coefficients, width, weights):
     return total / len(points)
 
 
+def outer_product(points, landmarks, *others):
+    return average_gradient_outer_product(points, landmarks, torch.cdist(points, landmarks), *others)
+
+
 class TestAverageGradientOuterProduct:
     def test_is_that_of_gradients_by_autograd(self, generator, device, monkeypatch):
         monkeypatch.setattr("bu_torch.space.metric._BLOCK_ELEMENTS", 100)  # several blocks
@@ -30,13 +40,13 @@ class TestAverageGradientOuterProduct:
         weights = torch.rand(30, generator=generator, dtype=torch.float64) + 0.1
         weights /= weights.mean()
         moved = [tensor.to(device) for tensor in (points, landmarks, coefficients)]
-        found = average_gradient_outer_product(*moved, 1.7, weights=weights.to(device))
+        found = outer_product(*moved, 1.7, weights.to(device))
         torch.testing.assert_close(found.cpu(), by_autograd(points, landmarks, coefficients, 1.7, weights))
 
     def test_a_landmark_adds_nothing_at_its_own_place(self, generator):
         _, landmarks, coefficients = given(generator)
-        alone = average_gradient_outer_product(landmarks[:1], landmarks, coefficients, 1.0)
-        others = average_gradient_outer_product(landmarks[:1], landmarks[1:], coefficients[1:], 1.0)
+        alone = outer_product(landmarks[:1], landmarks, coefficients, 1.0)
+        others = outer_product(landmarks[:1], landmarks[1:], coefficients[1:], 1.0)
         torch.testing.assert_close(alone, others)
 
 
@@ -48,14 +58,17 @@ def test_ridge_takes_the_penalty_of_the_least_left_out_error(generator, monkeypa
     weights /= weights.mean()
     kernel = laplace_kernel(torch.cdist(points, points), 2.0)
     errors = {}
-    for penalty in (0.01, 1.0, 100.0):
+    for penalty in _PENALTIES:
         system = kernel + penalty * torch.diag(1 / weights)
         inverse = torch.linalg.inv(system)
         left_out = (inverse @ targets) / inverse.diagonal().unsqueeze(1)  # residuals of as many fits to the others
         errors[penalty] = (weights.unsqueeze(1) * left_out.square()).sum(), inverse @ targets
     expected = min(errors.values(), key=lambda pair: pair[0])[1]
-    found = kernel_ridge(kernel, kernel, targets, list(errors), weights)
-    torch.testing.assert_close(kernel @ found, kernel @ expected, rtol=1e-6, atol=1e-8)
+    found, penalty = kernel_ridge(kernel, kernel, targets, weights=weights)
+    assert errors[penalty][1] is expected
+    for penalty, (_, coefficients) in errors.items():
+        found, _ = kernel_ridge(kernel, kernel, targets, penalty, weights)
+        torch.testing.assert_close(kernel @ found, kernel @ coefficients, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("factor", [1e-6, 1.0, 1e6])
