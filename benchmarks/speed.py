@@ -231,7 +231,9 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
 
     row: dict[str, float] = {"N": n_samples, "d": n_features, "J": n_classes}
     row["forward"] = median_ms(lambda: [module(batch) for batch in features.split(8192)], repeats)
-    row["U"] = median_ms(lambda: uncertainty_along_boundary(logits, local, boundary_weights(top_two(logits).gap(HALF))), repeats)
+    row["U"] = median_ms(
+        lambda: uncertainty_along_boundary(logits, local, boundary_weights(top_two(logits).gap(HALF))), repeats
+    )
     row["of it: gap"] = median_ms(lambda: top_two(logits).gap(HALF), repeats)
     row["of it: ranks"] = median_ms(lambda: nearness(gap), repeats)
     row["trust"] = median_ms(

@@ -13,6 +13,7 @@ from bu_torch.functional.probabilities import (
     best_sharpness,
     brier_score,
     count_votes,
+    first_landmarks,
     landmark_factor,
     left_out_predictions,
     mixing_weight,
@@ -31,7 +32,7 @@ DECAYS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)  # the votes choose among them
 _PENALTIES = (30, 10, 3, 1, 0.3, 0.1, 3e-2, 1e-2, 3e-3, 1e-3)  # in units of the kernel's mean diagonal
 _MOST_VOTES = 100_000  # samples to choose the decay by
 _BLOCK_ELEMENTS = 2**18  # kernel entries at once: 2 MB, which fit into a processor's cache
-_LLOYD_STEPS = 4  # more gain nothing when K-means places landmarks
+_LLOYD_STEPS = 2  # more gain nothing when K-means places landmarks
 
 
 class LabelVotes:
@@ -118,8 +119,8 @@ class LabelRegression:
     a few. The penalty, 0.001 to 30 times the kernel's mean diagonal, is the one that predicts left-out labels best
     (smallest Brier score, leave-one-out in closed form); penalties are tried from the largest on, until the next one is
     no better. Points are centred and divided by their root mean square, so shift, scale and rotation do not matter. Of
-    more than `n_landmarks` samples, centres of K-means span the solution (Nystroem; Zhang, Tsang, Kwok 2008), which is
-    fitted to all samples, or to `max_samples` random ones, with the share of each class kept.
+    more than `n_landmarks` samples, centres of K-means span the solution (Nystroem; Zhang, Tsang, Kwok 2008), and half
+    of them choose the penalty. All samples are fitted, or `max_samples` random ones, with the share of each class kept.
 
     Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
@@ -165,24 +166,40 @@ class LabelRegression:
         # Least squares with weights is least squares of rows that are multiplied by their roots.
         root = None if weights is None else weights.sqrt().unsqueeze(1)
         self._center, self._scale = common_standardization(points)
-        self._landmarks = standardize(points.double(), self._center, self._scale)  # (L, d)
-        if len(points) > self.n_landmarks:
-            rows = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed), device="cpu")
-            single, chosen = self._landmarks.float(), rows[: self.n_landmarks]
-            self._landmarks = lloyd(single, single[chosen.to(points.device)], _LLOYD_STEPS)[0].to(self._landmarks)
+        self._landmarks = self._spanning_points(standardize(points.double(), self._center, self._scale))  # (L, d)
         self._shares = shares_of(labels, weights)
         targets = torch.nn.functional.one_hot(labels, n_classes).double() - self._shares
         targets = targets if root is None else targets * root
-        basis, eigenvalues, projection = self._orthogonal_basis(points, root)
-        left_out = left_out_predictions(basis, eigenvalues, targets, _PENALTIES)
-        if root is not None:
-            left_out = (predicted / root for predicted in left_out)
-        probabilities = (as_probabilities(predicted + self._shares) for predicted in left_out)
-        candidates = zip(_PENALTIES, probabilities, strict=True)
-        brier_score, self.penalty_, self.left_out = best_candidate(candidates, labels, weights, ends_early=True)
-        self._projection, self._shrinkage = projection, 1 / (eigenvalues + self.penalty_)  # (L, L) and (L,)
-        self._weights = projection * self._shrinkage @ (basis.T @ targets)  # (L, J)
-        self.skill_ = skill(brier_score, self._shares)
+
+        def probabilities(predicted: Tensor) -> Tensor:
+            return as_probabilities((predicted if root is None else predicted / root) + self._shares)
+
+        # With the landmarks' kernel F'F, points with the kernel values K (S, L) have the coordinates K F^-1.
+        kernel = torch.cat(list(self._kernel_blocks(points)))
+        kernel = kernel if root is None else kernel.mul_(root)
+        own = tangent_kernel(self._landmarks, self._landmarks)
+        factor = landmark_factor(own).T * own.diagonal().mean()
+        products = torch.linalg.solve_triangular(factor, kernel.T @ kernel, upper=True, left=False)
+        products = torch.linalg.solve_triangular(factor.T, products, upper=False)
+        first = first_landmarks(len(own), len(kernel))
+        eigenvalues, rotation = torch.linalg.eigh(products[first, first])
+        rotation = torch.linalg.solve_triangular(factor[first, first], rotation, upper=True)
+        basis = torch.cat([block[:, first] @ rotation for block in self._blocks(kernel)])
+        left_out = left_out_predictions(basis, eigenvalues.clamp(min=0), targets, _PENALTIES)
+        candidates = zip(_PENALTIES, map(probabilities, left_out), strict=True)
+        _, self.penalty_, _ = best_candidate(candidates, labels, weights, ends_early=True)
+        # The hat matrix of all landmarks is BB' with B = K P.
+        identity = torch.eye(len(own)).to(products)
+        factor = torch.linalg.cholesky(products + self.penalty_ * identity).T @ factor
+        self._projection = torch.linalg.solve_triangular(factor, identity, upper=True)  # P (L, L)
+        basis = kernel
+        for block in self._blocks(basis):
+            block.copy_(block @ self._projection)
+        moments = basis.T @ targets
+        residuals = (targets - basis @ moments) / (1 - basis.norm(dim=1, keepdim=True).square())
+        self.left_out = probabilities(targets - residuals).float()
+        self._weights = self._projection @ moments  # (L, J)
+        self.skill_ = skill_of(self.left_out, labels, weights)
         return self
 
     def predict_proba(self, features: Any) -> Tensor:
@@ -211,9 +228,8 @@ class LabelRegression:
         for block, at, there, label, factor in zip(self._blocks(probabilities), *parts, strict=True):
             target = torch.nn.functional.one_hot(label, len(self._shares)) - self._shares
             basis = there @ self._projection
-            shrunk = basis * self._shrinkage
-            leverage = factor * (basis * shrunk).sum(dim=1)
-            pull = factor * ((at @ self._projection) * shrunk).sum(dim=1) / (1 - leverage)
+            leverage = factor * basis.square().sum(dim=1)
+            pull = factor * ((at @ self._projection) * basis).sum(dim=1) / (1 - leverage)
             changed = at @ self._weights - pull.unsqueeze(1) * (target - there @ self._weights)
             block.copy_(as_probabilities(changed + self._shares))
         return probabilities
@@ -224,20 +240,12 @@ class LabelRegression:
         given = None if weights is None else weights[rows]
         return HeldOutPredictions(votes.left_out[rows], self.left_out, labels[rows], given, (votes.skill_, self.skill_))
 
-    def _orthogonal_basis(self, points: Tensor, root: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Coordinates B (S, L) of points, times `root` (S, 1), so that B'B = diag(e); e (L,); P (L, L)."""
-        own = tangent_kernel(self._landmarks, self._landmarks)
-        factor = landmark_factor(own) * own.diagonal().mean()
-        basis = torch.cat(list(self._kernel_blocks(points)))
-        if root is not None:
-            basis *= root
-        products = torch.linalg.solve_triangular(factor, basis.T @ basis, upper=False)
-        products = torch.linalg.solve_triangular(factor.T, products, upper=True, left=False)
-        squared_lengths, rotation = torch.linalg.eigh(products)
-        projection = torch.linalg.solve_triangular(factor.T, rotation, upper=True)
-        for block in self._blocks(basis):
-            block.copy_(block @ projection)
-        return basis, squared_lengths.clamp(min=0), projection
+    def _spanning_points(self, points: Tensor) -> Tensor:
+        if len(points) <= self.n_landmarks:
+            return points
+        order = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed), device="cpu")
+        single = points.float()
+        return lloyd(single, single[order[: self.n_landmarks].to(points.device)], _LLOYD_STEPS)[0].to(points)
 
     def _kernel_blocks(self, points: Tensor) -> Iterator[Tensor]:
         """Kernel of points and landmarks, (S, L), block by block of the points."""

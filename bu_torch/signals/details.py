@@ -139,7 +139,9 @@ def details_of(inputs: SignalInputs, recalls: Tensor, n_doubtful: int) -> Detail
     shown = meeting.shares.argsort(descending=True, stable=True)[:_MOST_PAIRS]
     columns = (column[shown].tolist() for column in meeting)
     return Details(
-        crossing=Crossing(mean_by_rank(local, inputs.top.gap(HALF), inputs.repeated_weights), inputs.attainable_crossing),
+        crossing=Crossing(
+            mean_by_rank(local, inputs.top.gap(HALF), inputs.repeated_weights), inputs.attainable_crossing
+        ),
         pairs=[Pair(k, j, *rest) for (k, j), *rest in zip(*columns, strict=True)],
         n_pairs_left_out=len(meeting.shares) - len(shown),
         log_trust=_histogram(inputs.trust.double().log(), -7.0, 7.0, 28),
