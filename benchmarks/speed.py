@@ -454,8 +454,9 @@ def beside_hold_out(quick: bool) -> pd.DataFrame:
                         num_sanity_val_steps=0,
                     )  # fmt: skip
                     seconds[kind].append(once(partial(trainer.fit, module, *loaders))[0])
-                    if isinstance(saved := stopping[-1], ModelCheckpoint):
-                        module.load_state_dict(torch.load(saved.best_model_path, weights_only=True)["state_dict"])
+                    if kind == "hold-out":  # Lightning adds a checkpoint of the last epoch to a list without one
+                        kept = torch.load(stopping[1].best_model_path, weights_only=True)
+                        module.load_state_dict(kept["state_dict"])
                 with torch.no_grad():
                     errors[kind].append(float((module(test[0]).argmax(dim=1) != test[1]).float().mean()))
         means = {kind: float(np.mean(values)) for kind, values in seconds.items()}
