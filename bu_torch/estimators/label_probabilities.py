@@ -120,7 +120,8 @@ class LabelRegression:
     (smallest Brier score, leave-one-out in closed form); penalties are tried from the largest on, until the next one is
     no better. Points are centred and divided by their root mean square, so shift, scale and rotation do not matter. Of
     more than `n_landmarks` samples, centres of K-means span the solution (Nystroem; Zhang, Tsang, Kwok 2008), and half
-    of them choose the penalty. All samples are fitted, or `max_samples` random ones, with the share of each class kept.
+    of them predict left-out labels. All samples are fitted, or `max_samples` random ones, with the share of each class
+    kept.
 
     Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
@@ -132,8 +133,9 @@ class LabelRegression:
     Attributes:
         penalty_: The chosen penalty.
         rows_: The S samples that it is fitted to, shape (S,), int64; all N if they are not more than `max_samples`.
-        left_out: Class probabilities of each of them by a fit to the others, (S, J), float32; J is the largest label +
-            1. Centre, scale and shares of the classes are those of all S.
+        left_out: Class probabilities of each of them by a fit to the others, (S, J), float32, with half of the
+            landmarks if these are not all samples; J is the largest label + 1. Centre, scale and shares of the classes
+            are those of all S.
         skill_: Skill of `left_out`: 1 minus its Brier score over that of the shares of the classes. 1 is certain and 0
             is chance; 0 also if there is a single class.
 
@@ -187,19 +189,12 @@ class LabelRegression:
         basis = torch.cat([block[:, first] @ rotation for block in self._blocks(kernel)])
         left_out = left_out_predictions(basis, eigenvalues.clamp(min=0), targets, _PENALTIES)
         candidates = zip(_PENALTIES, map(probabilities, left_out), strict=True)
-        _, self.penalty_, _ = best_candidate(candidates, labels, weights, ends_early=True)
-        # The hat matrix of all landmarks is BB' with B = K P.
+        brier_score, self.penalty_, self.left_out = best_candidate(candidates, labels, weights, ends_early=True)
+        self.skill_ = skill(brier_score, self._shares)
+        # The hat matrix of all landmarks is K (A'A)^-1 K'.
         identity = torch.eye(len(own)).to(products)
-        factor = torch.linalg.cholesky(products + self.penalty_ * identity).T @ factor
-        self._projection = torch.linalg.solve_triangular(factor, identity, upper=True)  # P (L, L)
-        basis = kernel
-        for block in self._blocks(basis):
-            block.copy_(block @ self._projection)
-        moments = basis.T @ targets
-        residuals = (targets - basis @ moments) / (1 - basis.norm(dim=1, keepdim=True).square())
-        self.left_out = probabilities(targets - residuals).float()
-        self._weights = self._projection @ moments  # (L, J)
-        self.skill_ = skill_of(self.left_out, labels, weights)
+        self._factor = torch.linalg.cholesky(products + self.penalty_ * identity).T @ factor  # A (L, L)
+        self._weights = torch.cholesky_solve(kernel.T @ targets, self._factor, upper=True)  # (L, J)
         return self
 
     def predict_proba(self, features: Any) -> Tensor:
@@ -227,9 +222,11 @@ class LabelRegression:
         parts = (*(self._kernel_blocks(one) for one in pair), self._blocks(labels), self._blocks(factors))
         for block, at, there, label, factor in zip(self._blocks(probabilities), *parts, strict=True):
             target = torch.nn.functional.one_hot(label, len(self._shares)) - self._shares
-            basis = there @ self._projection
+            moved, basis = (
+                torch.linalg.solve_triangular(self._factor, one, upper=True, left=False) for one in (at, there)
+            )
             leverage = factor * basis.square().sum(dim=1)
-            pull = factor * ((at @ self._projection) * basis).sum(dim=1) / (1 - leverage)
+            pull = factor * (moved * basis).sum(dim=1) / (1 - leverage)
             changed = at @ self._weights - pull.unsqueeze(1) * (target - there @ self._weights)
             block.copy_(as_probabilities(changed + self._shares))
         return probabilities
