@@ -14,7 +14,6 @@ from bu_torch.functional.probabilities import (
     brier_score,
     count_votes,
     first_landmarks,
-    landmark_factor,
     left_out_predictions,
     mixing_weight,
     shares_of,
@@ -30,6 +29,7 @@ from bu_torch.space.features import common_standardization, standardize
 
 DECAYS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)  # the votes choose among them
 _PENALTIES = (30, 10, 3, 1, 0.3, 0.1, 3e-2, 1e-2, 3e-3, 1e-3)  # in units of the kernel's mean diagonal
+_JITTER = 1e-7
 _MOST_VOTES = 100_000  # samples to choose the decay by
 _BLOCK_ELEMENTS = 2**18  # kernel entries at once: 2 MB, which fit into a processor's cache
 _LLOYD_STEPS = 2  # more gain nothing when K-means places landmarks
@@ -176,25 +176,27 @@ class LabelRegression:
         def probabilities(predicted: Tensor) -> Tensor:
             return as_probabilities((predicted if root is None else predicted / root) + self._shares)
 
-        # With the landmarks' kernel F'F, points with the kernel values K (S, L) have the coordinates K F^-1.
-        kernel = torch.cat(list(self._kernel_blocks(points)))
-        kernel = kernel if root is None else kernel.mul_(root)
+        # Points with the kernel values K (S, L) have the coordinates K F^-1, whose products are the kernel (Nystroem):
+        # F'F is the landmarks' kernel in units of its mean diagonal, with a jitter, because landmarks may coincide.
         own = tangent_kernel(self._landmarks, self._landmarks)
-        factor = landmark_factor(own).T * own.diagonal().mean()
-        products = torch.linalg.solve_triangular(factor, kernel.T @ kernel, upper=True, left=False)
-        products = torch.linalg.solve_triangular(factor.T, products, upper=False)
-        first = first_landmarks(len(own), len(kernel))
+        unit, identity = own.diagonal().mean(), torch.eye(len(own)).to(own)
+        factor = torch.linalg.cholesky(own / unit + _JITTER * identity).T * unit
+        kernels = self._kernel_blocks(points)
+        basis = torch.cat([torch.linalg.solve_triangular(factor, one, upper=True, left=False) for one in kernels])
+        basis = basis if root is None else basis.mul_(root)
+        products, moments = basis.T @ basis, basis.T @ targets
+        first = first_landmarks(len(own), len(basis))
         eigenvalues, rotation = torch.linalg.eigh(products[first, first])
-        rotation = torch.linalg.solve_triangular(factor[first, first], rotation, upper=True)
-        basis = torch.cat([block[:, first] @ rotation for block in self._blocks(kernel)])
+        basis = torch.cat([block[:, first] @ rotation for block in self._blocks(basis)])
         left_out = left_out_predictions(basis, eigenvalues.clamp(min=0), targets, _PENALTIES)
         candidates = zip(_PENALTIES, map(probabilities, left_out), strict=True)
         brier_score, self.penalty_, self.left_out = best_candidate(candidates, labels, weights, ends_early=True)
         self.skill_ = skill(brier_score, self._shares)
         # The hat matrix of all landmarks is K (A'A)^-1 K'.
-        identity = torch.eye(len(own)).to(products)
-        self._factor = torch.linalg.cholesky(products + self.penalty_ * identity).T @ factor  # A (L, L)
-        self._weights = torch.cholesky_solve(kernel.T @ targets, self._factor, upper=True)  # (L, J)
+        inner = torch.linalg.cholesky(products + self.penalty_ * identity)
+        self._factor = inner.T @ factor  # A (L, L)
+        solved = torch.cholesky_solve(moments, inner)
+        self._weights = torch.linalg.solve_triangular(factor, solved, upper=True)  # (L, J)
         return self
 
     def predict_proba(self, features: Any) -> Tensor:

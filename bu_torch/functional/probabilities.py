@@ -11,7 +11,6 @@ from bu_torch.functional.weights import mean_of, relative_weights
 
 _SQUARED_ELEMENTS = 2**18  # entries of one temporary block, which a cache holds
 _COLUMNS = 128  # a product with several penalties has as many; fewer take about as long
-_JITTERS = 1e-7, 1e-5, 1e-3  # relative to the mean diagonal of a kernel
 _COSINE_ROUNDING = 8  # epsilons
 _SHARPEST, _N_SHARPNESSES, _LEAST_PROBABILITY = 6, 26, 1e-6
 
@@ -169,21 +168,6 @@ def tangent_kernel(first: Tensor, second: Tensor) -> Tensor:
     kernel = cosine.arccos().neg_().add_(math.pi).mul_(cosine).mul_(2)
     kernel += cosine.square_().neg_().add_(1).sqrt_()
     return kernel.mul_(norms[0] / (math.pi * ones[0].shape[1])).mul_(norms[1].T)
-
-
-def landmark_factor(kernel: Tensor) -> Tensor:
-    """Triangular factor C (L, L) of the landmarks' kernel: CC' is the kernel (L, L) over its mean diagonal (Nystroem).
-
-    A point with kernel values k (L,) in these units has the coordinates k C'^-1, whose products are the kernel. The
-    diagonal is raised by 1e-7, because landmarks may coincide, and by more if rounding requires it.
-    """
-    unit = kernel.diagonal().mean()
-    identity = torch.eye(len(kernel)).to(kernel)
-    for jitter in _JITTERS:
-        factor, info = torch.linalg.cholesky_ex(kernel / unit + jitter * identity)
-        if not bool(info):
-            break
-    return factor
 
 
 def first_landmarks(n_landmarks: int, n_samples: int) -> slice:

@@ -179,6 +179,18 @@ class TestRegression:
         atol = 1e-5 if n_landmarks == 300 else 0.1
         torch.testing.assert_close(twice.predict_proba(features), exact, atol=atol, rtol=0)
 
+    def test_rounding_among_copies_stays_below_the_least_penalty(self, penalties):
+        penalties((0.001,))
+        generator = torch.Generator().manual_seed(0)
+        features = torch.randint(4, (2500, 2), generator=generator)
+        labels = torch.randint(3, (2500,), generator=generator)
+        place = 4 * features[:, 0] + features[:, 1]
+        of_place = torch.zeros(16, 3).index_put_((place, labels), torch.ones(2500), accumulate=True)
+        shares = (of_place / of_place.sum(dim=1, keepdim=True))[place]
+        regression = LabelRegression().fit(features, labels)
+        torch.testing.assert_close(regression.predict_proba(features), shares, atol=1e-3, rtol=0)
+        torch.testing.assert_close(regression.left_out, shares, atol=0.02, rtol=0)
+
     @pytest.mark.parametrize("is_weighted", [False, True])
     def test_of_many_samples_some_of_each_class_are_taken_with_their_weights(self, is_weighted):
         features, labels = blobs(n=300)
