@@ -109,8 +109,9 @@ def whole_check(device: str, n_samples: int, n_classes: int, repeats: int) -> di
     local = local_uncertainty_of(torch.rand(n_samples, n_classes, generator=generator).softmax(dim=1)).to(device)
 
     def check() -> None:
-        uncertainty_along_boundary(logits, local, boundary_weights(top_two(logits).gap(HALF)))
-        scores = functional.trust_score(distances, logits.argmax(dim=1), validate_args=False)
+        top = top_two(logits)
+        uncertainty_along_boundary(logits, local, boundary_weights(top.gap(HALF)))
+        scores = functional.trust_score(distances, top.classes[:, 0], validate_args=False)
         functional.mean_trust_score(scores).item()  # waits for the device
 
     n_bytes = 4 * n_samples * (2 * n_classes + 2)
@@ -454,7 +455,7 @@ def beside_hold_out(quick: bool) -> pd.DataFrame:
                         num_sanity_val_steps=0,
                     )  # fmt: skip
                     seconds[kind].append(once(partial(trainer.fit, module, *loaders))[0])
-                    if kind == "hold-out":  # Lightning adds a checkpoint of the last epoch to a list without one
+                    if kind == "hold-out":  # the other restores the kept weights itself
                         kept = torch.load(stopping[1].best_model_path, weights_only=True)
                         module.load_state_dict(kept["state_dict"])
                 with torch.no_grad():

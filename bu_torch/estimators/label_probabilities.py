@@ -29,10 +29,10 @@ from bu_torch.space.features import common_standardization, standardize
 
 DECAYS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)  # the votes choose among them
 _PENALTIES = (30, 10, 3, 1, 0.3, 0.1, 3e-2, 1e-2, 3e-3, 1e-3)  # in units of the kernel's mean diagonal
-_JITTER = 1e-7
+_JITTERS = 1e-7, 1e-5, 1e-3  # the least that makes the kernel of the landmarks positive definite is taken
 _MOST_VOTES = 100_000  # samples to choose the decay by
 _BLOCK_ELEMENTS = 2**18  # kernel entries at once: 2 MB, which fit into a processor's cache
-_LLOYD_STEPS = 2  # more gain nothing when K-means places landmarks
+_LLOYD_STEPS = 2  # of K-means for landmarks; more improve nothing
 
 
 class LabelVotes:
@@ -119,9 +119,9 @@ class LabelRegression:
     a few. The penalty, 0.001 to 30 times the kernel's mean diagonal, is the one that predicts left-out labels best
     (smallest Brier score, leave-one-out in closed form); penalties are tried from the largest on, until the next one is
     no better. Points are centred and divided by their root mean square, so shift, scale and rotation do not matter. Of
-    more than `n_landmarks` samples, centres of K-means span the solution (Nystroem; Zhang, Tsang, Kwok 2008), and half
-    of them predict left-out labels. All samples are fitted, or `max_samples` random ones, with the share of each class
-    kept.
+    more than `n_landmarks` samples, centres of K-means span the solution (Nystroem; Zhang, Tsang, Kwok 2008); to save
+    time, half of them choose the penalty and predict left-out labels. It is fitted to all samples, or to `max_samples`
+    random ones, with the share of each class kept.
 
     Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
@@ -133,9 +133,9 @@ class LabelRegression:
     Attributes:
         penalty_: The chosen penalty.
         rows_: The S samples that it is fitted to, shape (S,), int64; all N if they are not more than `max_samples`.
-        left_out: Class probabilities of each of them by a fit to the others, (S, J), float32, with half of the
-            landmarks if these are not all samples; J is the largest label + 1. Centre, scale and shares of the classes
-            are those of all S.
+        left_out: Class probabilities of each of them by a fit to the others, (S, J), float32, by the first
+            half of the landmarks if there are more samples than landmarks; J is the largest label + 1. Centre, scale
+            and shares of the classes are those of all S.
         skill_: Skill of `left_out`: 1 minus its Brier score over that of the shares of the classes. 1 is certain and 0
             is chance; 0 also if there is a single class.
 
@@ -176,11 +176,15 @@ class LabelRegression:
         def probabilities(predicted: Tensor) -> Tensor:
             return as_probabilities((predicted if root is None else predicted / root) + self._shares)
 
-        # Points with the kernel values K (S, L) have the coordinates K F^-1, whose products are the kernel (Nystroem):
-        # F'F is the landmarks' kernel in units of its mean diagonal, with a jitter, because landmarks may coincide.
+        # F'F is the landmarks' kernel times its mean diagonal, with a jitter, because landmarks may coincide. Points
+        # with kernel values K (S, L) have coordinates K F^-1, whose products are the kernel over that mean (Nystroem).
         own = tangent_kernel(self._landmarks, self._landmarks)
         unit, identity = own.diagonal().mean(), torch.eye(len(own)).to(own)
-        factor = torch.linalg.cholesky(own / unit + _JITTER * identity).T * unit
+        for jitter in _JITTERS:
+            triangle, info = torch.linalg.cholesky_ex(own / unit + jitter * identity)
+            if not bool(info):
+                break
+        factor = triangle.T * unit
         kernels = self._kernel_blocks(points)
         basis = torch.cat([torch.linalg.solve_triangular(factor, one, upper=True, left=False) for one in kernels])
         basis = basis if root is None else basis.mul_(root)
@@ -192,7 +196,7 @@ class LabelRegression:
         candidates = zip(_PENALTIES, map(probabilities, left_out), strict=True)
         brier_score, self.penalty_, self.left_out = best_candidate(candidates, labels, weights, ends_early=True)
         self.skill_ = skill(brier_score, self._shares)
-        # The hat matrix of all landmarks is K (A'A)^-1 K'.
+        # The hat matrix is K (A'A)^-1 K', with weighted rows; `left_out_proba` reads its entries from K A^-1.
         inner = torch.linalg.cholesky(products + self.penalty_ * identity)
         self._factor = inner.T @ factor  # A (L, L)
         solved = torch.cholesky_solve(moments, inner)
@@ -215,7 +219,7 @@ class LabelRegression:
 
         The samples (P, d), `own`, are among those that it is fitted to, with labels (P,) and weights (P,) of mean 1. It
         is the leave-one-out prediction in closed form, at another place than the sample. Penalty, centre, scale and
-        shares of the classes are those of all.
+        shares of the classes are those of all. All landmarks are used, unlike in `left_out`.
         """
         check_fitted(self, "_weights")
         pair = [as_flat_features(one, n_features=len(self._center)).to(self._center.device) for one in (features, own)]
@@ -224,11 +228,11 @@ class LabelRegression:
         parts = (*(self._kernel_blocks(one) for one in pair), self._blocks(labels), self._blocks(factors))
         for block, at, there, label, factor in zip(self._blocks(probabilities), *parts, strict=True):
             target = torch.nn.functional.one_hot(label, len(self._shares)) - self._shares
-            moved, basis = (
+            at_basis, basis = (
                 torch.linalg.solve_triangular(self._factor, one, upper=True, left=False) for one in (at, there)
             )
             leverage = factor * basis.square().sum(dim=1)
-            pull = factor * (moved * basis).sum(dim=1) / (1 - leverage)
+            pull = factor * (at_basis * basis).sum(dim=1) / (1 - leverage)
             changed = at @ self._weights - pull.unsqueeze(1) * (target - there @ self._weights)
             block.copy_(as_probabilities(changed + self._shares))
         return probabilities
@@ -240,6 +244,7 @@ class LabelRegression:
         return HeldOutPredictions(votes.left_out[rows], self.left_out, labels[rows], given, (votes.skill_, self.skill_))
 
     def _spanning_points(self, points: Tensor) -> Tensor:
+        """Landmarks (L, d): all points (S, d), or centres of K-means, which start at random points."""
         if len(points) <= self.n_landmarks:
             return points
         order = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed), device="cpu")

@@ -8,7 +8,7 @@ from torch import Tensor
 from bu_torch.functional.checks import as_logits, check_floating
 from bu_torch.functional.weights import relative_weights, sum_by_group
 
-HALF = 0.5  # half of the largest float is finite with either sign
+HALF = 0.5  # factor of gaps of logits: the difference of two finite float64 may overflow, that of their halves cannot
 HALF_WIDTH = 0.3  # the kernel ends at this share of the samples
 
 
@@ -72,10 +72,10 @@ class TopTwo(NamedTuple):
     scores: Tensor  # (N, 2)
     classes: Tensor  # (N, 2) int64
 
-    def gap(self, unit: float = 1.0) -> Tensor:
-        """Difference of the scores (N,), float64, in units of 1 / `unit`."""
+    def gap(self, factor: float = 1.0) -> Tensor:
+        """Difference of the scores (N,), float64, each times `factor`."""
         first, second = self.scores.double().unbind(dim=1)
-        return first * unit - second * unit
+        return first * factor - second * factor
 
     def pairs(self) -> Tensor:
         """The classes, ascending (N, 2)."""
@@ -85,7 +85,10 @@ class TopTwo(NamedTuple):
 
 def top_two(scores: Tensor) -> TopTwo:
     """The two largest scores of each row (N, J), J >= 2; ties go to the lower class."""
-    first = scores.max(dim=1, keepdim=True)  # in half the time of `argmax` or `topk` on a CPU
+    first = scores.max(dim=1, keepdim=True)  # on a CPU twice as fast as `argmax` or `topk`
+    if scores.shape[1] == 2:
+        classes = torch.cat((first.indices, 1 - first.indices), dim=1)
+        return TopTwo(scores.gather(1, classes), classes)
     lowest = -torch.inf if scores.is_floating_point() else torch.iinfo(scores.dtype).min
     second = scores.scatter(1, first.indices, lowest).max(dim=1, keepdim=True)
     # If all other scores equal the fill value, the second is the lowest index that is not the first.
@@ -136,14 +139,15 @@ class MeetingClasses(NamedTuple):
 
 
 def meeting_classes(pairs: Tensor, local: Tensor, kernel: Tensor) -> MeetingClasses:
-    """Pairs of the two likeliest classes of samples (N, 2), near the boundary; unchecked, waits for the device.
+    """Pairs of classes that meet near the boundary, from the two likeliest of each sample; waits for the device.
 
-    `local` (N,) is the uncertainty of the labels, `kernel` (N,) the `boundary_weights`.
+    `pairs` (N, 2) are these two, ascending; `local` (N,) is the uncertainty of the labels, `kernel` (N,) the
+    `boundary_weights`; unchecked.
     """
-    n_classes = pairs.max() + 1
-    code, group = torch.unique(pairs[:, 0] * n_classes + pairs[:, 1], return_inverse=True)
+    base = pairs.max() + 1  # first * base + second is one number for each pair
+    code, group = torch.unique(pairs[:, 0] * base + pairs[:, 1], return_inverse=True)
     mass, mixed = (sum_by_group(values, group, len(code)) for values in (kernel, kernel * local))
-    found = torch.stack((code // n_classes, code % n_classes), dim=1)
+    found = torch.stack((code // base, code % base), dim=1)
     is_near = mass > 0
     return MeetingClasses(found[is_near], (mass / mass.sum())[is_near], (mixed / mass)[is_near])
 

@@ -27,8 +27,9 @@ class LabelMetric:
 
     A ridge regression of one-hot labels with the Laplace kernel is fitted, and M is its average gradient outer product
     (`average_gradient_outer_product`; Radhakrishnan, Beaglehole, Pandit, Belkin, Science 2024), scaled to the trace d.
-    A second iteration does the same with the points times M^(1/2). Features should have a common scale. The
-    regression is smaller than theirs: landmarks span it, and leave-one-out in closed form chooses its penalty.
+    A second iteration does the same with the points times M^(1/2), and the penalty of the first. Features should have a
+    common scale. The regression is smaller than theirs: landmarks span it, and leave-one-out in closed form, with half
+    of them if they are not all samples, chooses its penalty.
 
     Left-out predictions in this space are too optimistic, because the metric has seen the labels.
 
@@ -115,7 +116,7 @@ def kernel_ridge(
 
     The function at a point with the kernel values k (L,) is k @ coefficients (Nystroem). Without a penalty, it is the
     one of 0.001 to 10 whose left-out predictions (`left_out_predictions`) have the smallest squared error. The first
-    half of the landmarks chooses it, if they are not all samples: all would take eight times as long.
+    half of the landmarks chooses it, if they are not all samples: the eigenvalues of half take an eighth of the time.
 
     Takes the kernel of N points and the landmarks (N, L), 1 at distance 0; the landmarks' `own` (L, L); targets (N, J),
     centred; and weights of the squared errors, (N,) with mean 1. All are of one dtype but the weights.

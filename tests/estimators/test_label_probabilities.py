@@ -9,7 +9,7 @@ from problems import blobs, weights_at_random
 from bu_torch import LabelProbabilities, LabelRegression, LabelVotes, NeighborGraph
 from bu_torch.estimators.label_probabilities import DECAYS
 from bu_torch.functional import label_votes
-from bu_torch.functional.probabilities import brier_score, mixing_weight
+from bu_torch.functional.probabilities import brier_score, mixing_weight, tangent_kernel
 from bu_torch.samples.balance import stratified_rows
 
 WEIGHTS = weights_at_random(60)
@@ -179,7 +179,39 @@ class TestRegression:
         atol = 1e-5 if n_landmarks == 300 else 0.1
         torch.testing.assert_close(twice.predict_proba(features), exact, atol=atol, rtol=0)
 
-    def test_rounding_among_copies_stays_below_the_least_penalty(self, penalties):
+    @pytest.mark.parametrize("seed", range(3))
+    def test_a_sentinel_far_from_all_others_does_no_harm(self, seed):
+        features = torch.rand(400, 2, generator=torch.Generator().manual_seed(seed))
+        features[:10] = 1e8
+        regression = LabelRegression().fit(features, torch.arange(400) % 2)
+        assert bool(regression.left_out.isfinite().all())
+
+    @pytest.mark.parametrize("is_weighted", [False, True])
+    def test_half_of_the_landmarks_predict_left_out_labels(self, is_weighted, penalties):
+        """As ridge regression without the sample on the coordinates of these landmarks."""
+        penalties((0.1,))
+        features, labels = blobs(n=90)
+        weights = torch.ones(90, dtype=torch.float64)
+        if is_weighted:
+            weights += torch.rand(90, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+            weights /= weights.mean()
+        regression = LabelRegression(n_landmarks=20).fit(features, labels, weights if is_weighted else None)
+        landmarks = regression._landmarks[:10]
+        points = (features.double() - regression._center) / regression._scale
+        unit = tangent_kernel(regression._landmarks, regression._landmarks).diagonal().mean()
+        own = tangent_kernel(landmarks, landmarks) * unit + 1e-7 * unit.square() * torch.eye(10)
+        kernel = tangent_kernel(points, landmarks)
+        shares = torch.zeros(3, dtype=torch.float64).index_add_(0, labels, weights) / weights.sum()
+        targets = torch.nn.functional.one_hot(labels, 3) - shares
+        for row in range(0, 90, 9):
+            others = torch.arange(90) != row
+            weighted = kernel[others].T * weights[others]
+            solution = torch.linalg.solve(weighted @ kernel[others] + 0.1 * own, weighted @ targets[others])
+            expected = (kernel[row] @ solution + shares).clamp(min=0)
+            found = regression.left_out[row].double()
+            torch.testing.assert_close(found, expected / expected.sum(), atol=1e-5, rtol=0)
+
+    def test_at_many_copies_the_least_penalty_gives_their_shares_of_labels(self, penalties):
         penalties((0.001,))
         generator = torch.Generator().manual_seed(0)
         features = torch.randint(4, (2500, 2), generator=generator)

@@ -50,7 +50,7 @@ class TestAverageGradientOuterProduct:
         torch.testing.assert_close(alone, others)
 
 
-def test_ridge_takes_the_penalty_of_the_least_left_out_error(generator, monkeypatch):
+def test_ridge_solves_with_its_penalty_or_that_of_the_least_left_out_error(generator, monkeypatch):
     monkeypatch.setattr("bu_torch.space.metric._JITTER", 1e-12)
     points, _, _ = given(generator, n=40)
     targets = torch.randn(40, 2, generator=generator, dtype=torch.float64)
@@ -64,10 +64,11 @@ def test_ridge_takes_the_penalty_of_the_least_left_out_error(generator, monkeypa
         left_out = (inverse @ targets) / inverse.diagonal().unsqueeze(1)  # residuals of as many fits to the others
         errors[penalty] = (weights.unsqueeze(1) * left_out.square()).sum(), inverse @ targets
     expected = min(errors.values(), key=lambda pair: pair[0])[1]
-    found, penalty = kernel_ridge(kernel, kernel, targets, weights=weights)
+    penalty = kernel_ridge(kernel, kernel, targets, weights=weights)[1]
     assert errors[penalty][1] is expected
-    for penalty, (_, coefficients) in errors.items():
-        found, _ = kernel_ridge(kernel, kernel, targets, penalty, weights)
+    for own_penalty, (_, coefficients) in errors.items():
+        found, kept = kernel_ridge(kernel, kernel, targets, own_penalty, weights)
+        assert kept == own_penalty
         torch.testing.assert_close(kernel @ found, kernel @ coefficients, rtol=1e-6, atol=1e-8)
 
 
