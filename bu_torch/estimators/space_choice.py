@@ -32,7 +32,7 @@ _MODULE_BATCH = 64  # as a usual training batch, so that memory suffices
 _FOLDS = 3
 _IN_TRIAL = 1200  # samples
 _VOTERS = 39  # nearest samples, as many as a cluster has by default
-_LANDMARKS = 120  # fewer in the trial than later: time grows with their cube
+_METRIC_LANDMARKS, _LANDMARKS = 200, 120  # fewer in the trial than later: time grows with their cube
 _LEAST_UNTAUGHT = 1000  # from this many samples on, they judge better than the folds
 _NEIGHBORS, _REGRESSION = 1.0, 2.0  # standard errors that a gain must exceed
 _NEARLY_ALL = 0.95  # weight of one regression beside which the other is not worth its time
@@ -68,7 +68,7 @@ class MetricTrial:
         for number in range(_FOLDS):
             seen, held = fold != number, fold == number
             own = None if weights is None else weights[seen]
-            metric = LabelMetric(n_landmarks=_LANDMARKS, seed=seed).fit(points[seen], labels[seen], own)
+            metric = LabelMetric(n_landmarks=_METRIC_LANDMARKS, seed=seed).fit(points[seen], labels[seen], own)
             for place, space in enumerate((points, metric.transform(points))):
                 n_voters = min(_VOTERS, int(seen.sum()))
                 voters = torch.cdist(space[held], space[seen]).topk(n_voters, largest=False).indices
