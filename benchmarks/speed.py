@@ -43,10 +43,8 @@ from bu_torch import (
     perturb,
 )
 from bu_torch.functional.boundary import (
-    HALF,
     boundary_weights,
     local_uncertainty_of,
-    nearness,
     top_two,
     uncertainty_along_boundary,
 )
@@ -110,7 +108,7 @@ def whole_check(device: str, n_samples: int, n_classes: int, repeats: int) -> di
 
     def check() -> None:
         top = top_two(logits)
-        uncertainty_along_boundary(logits, local, boundary_weights(top.gap(HALF)))
+        uncertainty_along_boundary(logits, local, boundary_weights(top.half_gap()))
         scores = functional.trust_score(distances, top.classes[:, 0], validate_args=False)
         functional.mean_trust_score(scores).item()  # waits for the device
 
@@ -226,17 +224,17 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
     module = mlp(n_features, n_classes)
     logits = torch.cat([module(batch) for batch in features.split(8192)])
     distances = torch.rand(n_samples, n_classes)
-    predictions, gap = logits.argmax(dim=1), top_two(logits).gap(HALF)
+    predictions, gap = logits.argmax(dim=1), top_two(logits).half_gap()
     votes = functional.label_votes(labels, neighbors, 1.0, n_classes)
     local = local_uncertainty_of(votes)
 
     row: dict[str, float] = {"N": n_samples, "d": n_features, "J": n_classes}
     row["forward"] = median_ms(lambda: [module(batch) for batch in features.split(8192)], repeats)
     row["U"] = median_ms(
-        lambda: uncertainty_along_boundary(logits, local, boundary_weights(top_two(logits).gap(HALF))), repeats
+        lambda: uncertainty_along_boundary(logits, local, boundary_weights(top_two(logits).half_gap())), repeats
     )
-    row["of it: gap"] = median_ms(lambda: top_two(logits).gap(HALF), repeats)
-    row["of it: ranks"] = median_ms(lambda: nearness(gap), repeats)
+    row["of it: gap"] = median_ms(lambda: top_two(logits).half_gap(), repeats)
+    row["of it: ranks"] = median_ms(lambda: boundary_weights(gap), repeats)
     row["trust"] = median_ms(
         lambda: functional.mean_trust_score(functional.trust_score(distances, predictions, validate_args=False)),
         repeats,

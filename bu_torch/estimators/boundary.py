@@ -8,13 +8,7 @@ from torch import Tensor
 from bu_torch.estimators.label_probabilities import LabelProbabilities, LabelRegression
 from bu_torch.estimators.perturbed import PerturbedSamples
 from bu_torch.estimators.space_choice import MetricRegression
-from bu_torch.functional.boundary import (
-    HALF,
-    boundary_weights,
-    local_uncertainty_of,
-    top_two,
-    uncertainty_along_boundary,
-)
+from bu_torch.functional.boundary import boundary_weights, local_uncertainty_of, top_two, uncertainty_along_boundary
 from bu_torch.internal.inputs import PresentClasses, as_labels
 from bu_torch.perturbation.moves import Readings
 from bu_torch.space.metric import MetricSpace
@@ -164,7 +158,7 @@ class BoundaryUncertainty(PerturbedSamples):
 
     def score_logits(self, logits: Tensor) -> Tensor:
         logits = self.as_class_logits(logits, n_rows=len(self.perturbed))
-        kernel = boundary_weights(top_two(logits).gap(HALF), self.repeated_weights)
+        kernel = boundary_weights(top_two(logits).half_gap(), self.repeated_weights)
         return uncertainty_along_boundary(logits, self.local_uncertainty, kernel)
 
     def to(self, device: torch.device | str) -> Self:

@@ -199,8 +199,7 @@ class LabelRegression:
         # The hat matrix is K (A'A)^-1 K', with weighted rows; `left_out_proba` reads its entries from K A^-1.
         inner = torch.linalg.cholesky(products + self.penalty_ * identity)
         self._factor = inner.T @ factor  # A (L, L)
-        solved = torch.cholesky_solve(moments, inner)
-        self._weights = torch.linalg.solve_triangular(factor, solved, upper=True)  # (L, J)
+        self._weights = torch.linalg.solve_triangular(factor, torch.cholesky_solve(moments, inner), upper=True)
         return self
 
     def predict_proba(self, features: Any) -> Tensor:

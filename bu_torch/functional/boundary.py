@@ -8,7 +8,6 @@ from torch import Tensor
 from bu_torch.functional.checks import as_logits, check_floating
 from bu_torch.functional.weights import relative_weights, sum_by_group
 
-HALF = 0.5  # factor of gaps of logits: the difference of two finite float64 may overflow, that of their halves cannot
 HALF_WIDTH = 0.3  # the kernel ends at this share of the samples
 
 
@@ -57,13 +56,13 @@ def boundary_uncertainty(logits: Tensor, probabilities: Tensor, *, weights: Tens
     if not (low >= 0 and high <= 1 + 1e-3):
         raise ValueError(f"`probabilities` must lie in [0, 1], got values from {low} to {high}.")
     weights = relative_weights(weights, (len(logits),), logits.device)
-    kernel = boundary_weights(top_two(logits).gap(HALF), weights)
+    kernel = boundary_weights(top_two(logits).half_gap(), weights)
     return uncertainty_along_boundary(logits, local_uncertainty_of(probabilities), kernel)
 
 
 def local_uncertainty_of(probabilities: Tensor) -> Tensor:
     """Uncertainty u (N,) of the label, float64, from label probabilities (N, C), C >= 2: 1 if two classes are equal."""
-    return 1 - top_two(probabilities).gap()
+    return 1 - 2 * top_two(probabilities).half_gap()
 
 
 class TopTwo(NamedTuple):
@@ -72,10 +71,10 @@ class TopTwo(NamedTuple):
     scores: Tensor  # (N, 2)
     classes: Tensor  # (N, 2) int64
 
-    def gap(self, factor: float = 1.0) -> Tensor:
-        """Difference of the scores (N,), float64, each times `factor`."""
-        first, second = self.scores.double().unbind(dim=1)
-        return first * factor - second * factor
+    def half_gap(self) -> Tensor:
+        """Half of the difference of the scores (N,), float64; the whole may overflow."""
+        first, second = (self.scores.double() / 2).unbind(dim=1)
+        return first - second
 
     def pairs(self) -> Tensor:
         """The classes, ascending (N, 2)."""
@@ -96,11 +95,11 @@ def top_two(scores: Tensor) -> TopTwo:
     return TopTwo(torch.cat((first.values, second.values), dim=1), torch.cat((first.indices, place), dim=1))
 
 
-def nearness(gap: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Kernel k (N,) in [0, 1], float64: 1 for samples on the boundary, 0 from the nearest 30 % on; unchecked.
+def boundary_weights(gap: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Nearness of samples to the boundary times their weights, (N,) float64, from the gaps of their logits; unchecked.
 
-    Samples with equal gaps share the midpoint of their ranks. If those on the boundary reach beyond the kernel, they
-    alone count.
+    The nearness is a kernel: 1 for samples on the boundary, 0 from the nearest 30 % on. Samples with equal gaps share
+    the midpoint of their ranks. If those on the boundary reach beyond the kernel, they alone count.
     """
     order = gap.argsort()
     ordered = gap[order]
@@ -114,13 +113,7 @@ def nearness(gap: Tensor, weights: Tensor | None = None) -> Tensor:
     rank = (until[first] + until[after]) / (2 * until[-1])
     kernel = (1 - rank / HALF_WIDTH).clamp(min=0)
     kernel = torch.where(kernel[0] > 0, kernel, (first == 0).double())
-    return torch.empty_like(kernel).scatter_(0, order, kernel)
-
-
-def boundary_weights(gap: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Nearness of samples to the boundary, by the gap of their logits (N,), times their weights: (N,) float64."""
-    kernel = nearness(gap, weights)
-    return kernel if weights is None else kernel * weights
+    return torch.empty_like(kernel).scatter_(0, order, kernel * drawn)
 
 
 def uncertainty_along_boundary(logits: Tensor, local: Tensor, kernel: Tensor) -> Tensor:

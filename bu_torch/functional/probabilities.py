@@ -171,10 +171,9 @@ def tangent_kernel(first: Tensor, second: Tensor) -> Tensor:
 
 
 def first_landmarks(n_landmarks: int, n_samples: int) -> slice:
-    """Landmarks that choose a penalty: the first half, or all if they are all samples.
+    """Landmarks that choose a penalty: the first half, whose eigenvalues take an eighth of the time, or all samples.
 
-    The eigenvalues of half take an eighth of the time. If C is the Cholesky factor of the landmarks' kernel, the first
-    coordinates in k C'^-1 depend on the first landmarks alone.
+    With a Cholesky factor C of the landmarks' kernel, the first coordinates in k C'^-1 depend on these alone.
     """
     return slice(n_landmarks if n_landmarks == n_samples else -(-n_landmarks // 2))
 

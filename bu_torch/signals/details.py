@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bu_torch.functional.boundary import HALF, meeting_classes
+from bu_torch.functional.boundary import meeting_classes
 from bu_torch.functional.weights import sum_by_group
 from bu_torch.samples.balance import class_shares
 from bu_torch.signals.catalogue import SignalInputs
@@ -140,7 +140,7 @@ def details_of(inputs: SignalInputs, recalls: Tensor, n_doubtful: int) -> Detail
     columns = (column[shown].tolist() for column in meeting)
     return Details(
         crossing=Crossing(
-            mean_by_rank(local, inputs.top.gap(HALF), inputs.repeated_weights), inputs.attainable_crossing
+            mean_by_rank(local, inputs.top.half_gap(), inputs.repeated_weights), inputs.attainable_crossing
         ),
         pairs=[Pair(k, j, *rest) for (k, j), *rest in zip(*columns, strict=True)],
         n_pairs_left_out=len(meeting.shares) - len(shown),

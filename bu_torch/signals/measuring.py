@@ -14,7 +14,7 @@ from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.estimators.trust import TrustScore
 from bu_torch.functional.accuracy import cost_of_memorising
-from bu_torch.functional.boundary import HALF, boundary_weights, top_two, uncertainty_along_boundary
+from bu_torch.functional.boundary import boundary_weights, top_two, uncertainty_along_boundary
 from bu_torch.functional.checks import check_floating, check_index
 from bu_torch.functional.probabilities import as_probabilities
 from bu_torch.functional.weights import mean_and_error, sum_by_group
@@ -312,7 +312,7 @@ class Signals:
         known = columns.clamp(max=len(boundary.classes))  # the last column stands for classes without samples
         trust = functional.trust_score(self._distances, known, validate_args=False)
         repeated, probabilities = boundary.repeated_weights, boundary.probabilities_of_present
-        kernel = boundary_weights(top.gap(HALF), repeated)
+        kernel = boundary_weights(top.half_gap(), repeated)
         inputs = SignalInputs(
             logits=logits,
             uncertainty=uncertainty_along_boundary(logits, boundary.local_uncertainty, kernel),

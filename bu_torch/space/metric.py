@@ -141,12 +141,7 @@ def kernel_ridge(
 
 
 def average_gradient_outer_product(
-    points: Tensor,
-    landmarks: Tensor,
-    distances: Tensor,
-    coefficients: Tensor,
-    width: float,
-    weights: Tensor | None = None,
+    points: Tensor, landmarks: Tensor, distances: Tensor, coefficients: Tensor, width: float, weights: Tensor | None
 ) -> Tensor:
     """Mean outer product of the gradients of a function, at the points and summed over its J outputs.
 

@@ -211,18 +211,6 @@ class TestRegression:
             found = regression.left_out[row].double()
             torch.testing.assert_close(found, expected / expected.sum(), atol=1e-5, rtol=0)
 
-    def test_at_many_copies_the_least_penalty_gives_their_shares_of_labels(self, penalties):
-        penalties((0.001,))
-        generator = torch.Generator().manual_seed(0)
-        features = torch.randint(4, (2500, 2), generator=generator)
-        labels = torch.randint(3, (2500,), generator=generator)
-        place = 4 * features[:, 0] + features[:, 1]
-        of_place = torch.zeros(16, 3).index_put_((place, labels), torch.ones(2500), accumulate=True)
-        shares = (of_place / of_place.sum(dim=1, keepdim=True))[place]
-        regression = LabelRegression().fit(features, labels)
-        torch.testing.assert_close(regression.predict_proba(features), shares, atol=1e-3, rtol=0)
-        torch.testing.assert_close(regression.left_out, shares, atol=0.02, rtol=0)
-
     @pytest.mark.parametrize("is_weighted", [False, True])
     def test_of_many_samples_some_of_each_class_are_taken_with_their_weights(self, is_weighted):
         features, labels = blobs(n=300)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oracles import boundary as oracle
 
 from bu_torch.functional import boundary_uncertainty
-from bu_torch.functional.boundary import local_uncertainty_of, meeting_classes, nearness, top_pairs, top_two
+from bu_torch.functional.boundary import boundary_weights, local_uncertainty_of, meeting_classes, top_pairs, top_two
 
 
 def problem(seed=0, n=61, j=4, dtype=torch.float64, n_values=None):
@@ -132,12 +132,12 @@ def test_its_share_is_one_at_the_bayes_boundary_of_two_gaussians_and_falls_on_bo
 def test_the_kernel_is_a_triangle_over_ranks():
     gaps = torch.tensor([3.0, 0.0, 1.0, 1.0, 9.0, 5.0, 4.0, 6.0, 7.0, 8.0], dtype=torch.float64)
     expected = [0, 1 - 0.05 / 0.3, 1 - 0.2 / 0.3, 1 - 0.2 / 0.3, *6 * [0]]
-    torch.testing.assert_close(nearness(gaps), torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(boundary_weights(gaps), torch.tensor(expected, dtype=torch.float64))
 
 
 def test_the_classes_that_meet_share_the_boundary():
     logits, probabilities, _ = problem(n=300)
-    kernel, local = nearness(top_two(logits).gap()), local_uncertainty_of(probabilities)
+    kernel, local = boundary_weights(top_two(logits).half_gap()), local_uncertainty_of(probabilities)
     meeting = meeting_classes(top_pairs(logits), local, kernel)
     assert float(meeting.shares.sum()) == pytest.approx(1)
     assert float((meeting.shares * meeting.uncertainty).sum()) == pytest.approx(

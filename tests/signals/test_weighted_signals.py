@@ -10,7 +10,7 @@ from problems import blobs, weights_at_random
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper, LabelProbabilities, LabelVotes, Signals, TrustScore, functional
-from bu_torch.functional.boundary import local_uncertainty_of, nearness, top_pairs, top_two
+from bu_torch.functional.boundary import boundary_weights, local_uncertainty_of, top_pairs, top_two
 from bu_torch.samples.balance import weights_of
 
 X, Y = blobs()
@@ -114,7 +114,7 @@ def test_details_of_weighted_samples():
     logits, counted = read(signals), signals.boundary.weights
     measured = signals.measure(logits)
     details, local = measured.details(5), local_uncertainty_of(signals.probabilities)
-    mass = nearness(top_two(logits).gap(), counted) * counted
+    mass = boundary_weights(top_two(logits).half_gap(), counted)
     for pair in details.pairs:
         here = (top_pairs(logits) == torch.tensor([pair.first, pair.second])).all(dim=1)
         assert pair.share == pytest.approx(float(mass[here].sum() / mass.sum()))

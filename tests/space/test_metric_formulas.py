@@ -1,13 +1,7 @@
 import pytest
 import torch
 
-from bu_torch.space.metric import (
-    _PENALTIES,
-    average_gradient_outer_product,
-    kernel_ridge,
-    laplace_kernel,
-    metric_root,
-)
+from bu_torch.space.metric import average_gradient_outer_product, kernel_ridge, laplace_kernel, metric_root
 
 
 def given(generator, n=30, n_landmarks=7, d=4, n_outputs=3):
@@ -29,8 +23,9 @@ def by_autograd(points, landmarks, coefficients, width, weights):
     return total / len(points)
 
 
-def outer_product(points, landmarks, *others):
-    return average_gradient_outer_product(points, landmarks, torch.cdist(points, landmarks), *others)
+def outer_product(points, landmarks, coefficients, width, weights=None):
+    distances = torch.cdist(points, landmarks)
+    return average_gradient_outer_product(points, landmarks, distances, coefficients, width, weights)
 
 
 class TestAverageGradientOuterProduct:
@@ -52,13 +47,14 @@ class TestAverageGradientOuterProduct:
 
 def test_ridge_solves_with_its_penalty_or_that_of_the_least_left_out_error(generator, monkeypatch):
     monkeypatch.setattr("bu_torch.space.metric._JITTER", 1e-12)
+    monkeypatch.setattr("bu_torch.space.metric._PENALTIES", [0.01, 1.0, 10.0])
     points, _, _ = given(generator, n=40)
     targets = torch.randn(40, 2, generator=generator, dtype=torch.float64)
     weights = torch.rand(40, generator=generator, dtype=torch.float64) + 0.1
     weights /= weights.mean()
     kernel = laplace_kernel(torch.cdist(points, points), 2.0)
     errors = {}
-    for penalty in _PENALTIES:
+    for penalty in (0.01, 1.0, 10.0):
         system = kernel + penalty * torch.diag(1 / weights)
         inverse = torch.linalg.inv(system)
         left_out = (inverse @ targets) / inverse.diagonal().unsqueeze(1)  # residuals of as many fits to the others
