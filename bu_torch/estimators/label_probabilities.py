@@ -32,7 +32,7 @@ _PENALTIES = (30, 10, 3, 1, 0.3, 0.1, 3e-2, 1e-2, 3e-3, 1e-3)  # in units of the
 _JITTERS = 1e-7, 1e-5, 1e-3  # the least that makes the kernel of the landmarks positive definite is taken
 _MOST_VOTES = 100_000  # samples to choose the decay by
 _BLOCK_ELEMENTS = 2**18  # kernel entries at once: 2 MB, which fit into a processor's cache
-_LLOYD_STEPS = 2  # of K-means for landmarks; more improve nothing
+_LLOYD_STEPS = 2  # K-means with more steps places landmarks no better
 
 
 class LabelVotes:

@@ -179,8 +179,9 @@ class Signals:
         repeated, probabilities = boundary.repeated_weights, boundary.probabilities_of_present
         is_reading = isinstance(boundary.perturbation, Readings)  # there probabilities leave a sample's own label out
         counted = torch.ones_like(own, dtype=torch.float64) if repeated is None else repeated
-        mass = probabilities.sum(dim=0, dtype=torch.float64)
-        if repeated is not None:
+        if repeated is None:
+            mass = probabilities.sum(dim=0, dtype=torch.float64)
+        else:
             mass = (repeated.to(probabilities.dtype) @ probabilities).double()
         self._derived = {
             "label_columns": own,
