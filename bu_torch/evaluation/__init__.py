@@ -1,6 +1,6 @@
 """Evaluation of the kept classifier: error rates, trust in single predictions, confidence intervals."""
 
-from bu_torch.papers.confidence import cud_supremum, generalization_interval, network_interval
+from bu_torch.papers.confidence import cud_supremum, generalization_interval
 from bu_torch.papers.continuum import (
     adjusted_error_count,
     adjusted_squared_error_count,
@@ -30,7 +30,6 @@ __all__ = [
     "generalization_interval",
     "minimal_error_rate",
     "minimal_squared_error_rate",
-    "network_interval",
     "select_alpha",
     "squared_error_count",
     "squared_error_rate",

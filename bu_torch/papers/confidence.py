@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import (
@@ -17,7 +17,6 @@ from bu_torch.internal.inputs import (
     scikit_learn_seed,
 )
 from bu_torch.papers.cells import CellSearch
-from bu_torch.space.layers import LayerFeatures, principal_components
 
 Method = Literal["cud", "bootstrap_quantile", "bootstrap_corrected", "kohavi", "yang", "martin", "langford"]
 
@@ -109,45 +108,6 @@ def generalization_interval(
         n = _UNIQUE * len(sample.targets) if n_tested is None else float(n_tested)
         return _AS_IF_TESTED[method](center, n, confidence)
     return _METHODS[method](sample, confidence, n_bootstrap, check_seed(seed))
-
-
-def network_interval(
-    model: nn.Module, inputs: Any, labels: Any, *, n_components: int | None = 5, **options: Any
-) -> Interval:
-    """Confidence set for the error rate of a network whose last linear layer is refitted to these samples.
-
-    Beyond Laber and Murphy (2008): `generalization_interval` on the leading principal components of the inputs of the
-    last linear layer, and a column of ones. It is for small two-class sets on which the other layers were not trained,
-    such as for a pretrained network. On samples that trained those layers the set is far too low: it covered 0 to 95 %
-    on three tables, 50 samples each, and 95 to 100 % on unseen samples. Its width grows with the number of components.
-
-    Args:
-        model: A network that ends in an `nn.Linear`, read as by `LayerFeatures`.
-        inputs: Inputs of the network, shape (n, ...), tensor or array of numbers, finite.
-        labels: Classes, shape (n,), 0 or 1.
-        n_components: Principal components, >= 1, fewer if the samples have no more; None for the features themselves.
-        **options: As in `generalization_interval`: `method`, `confidence`, `n_bootstrap`, `n_tested` and `seed`.
-
-    Returns:
-        center, lower and upper as floats, not clipped to [0, 1].
-
-    Raises:
-        ValueError: If no linear layer is called, or as in `generalization_interval`.
-        TypeError: If an argument has the wrong type.
-
-    Example:
-        >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
-        >>> model = nn.Sequential(nn.Identity(), nn.Linear(1, 2))
-        >>> network_interval(model, x, x[:, 0] > 0, n_bootstrap=20).center
-        0.0
-    """
-    features = LayerFeatures(model).transform(inputs).cpu().double()
-    if n_components is not None:
-        check_integer("n_components", n_components, 1)
-        mean, components = principal_components(features, min(n_components, *features.shape), exact=True)
-        features = (features - mean) @ components.T
-    columns = torch.cat((features.new_ones(len(features), 1), features), dim=1)
-    return generalization_interval(columns, labels, **options)
 
 
 def cud_supremum(features: Any, labels: Any, counts: Any) -> float:
