@@ -305,27 +305,26 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
         places = {"kept_epoch": self.best_epoch, "kept_step": self.best_step, "stopped_epoch": self.stopped_epoch}
         ended = {**places, "best_model_path": self.best_model_path}
-        if kept is None and not (trainer.current_epoch or is_graceful):  # nothing to say
-            tracker.end(self.stopping_reason, **ended)
-            return
-
-        def restore_kept() -> str:
-            after = trainer.callbacks[trainer.callbacks.index(self) + 1 :]  # the last to restore has the model
-            others = [one for one in after if isinstance(one, BoundaryUncertaintyStopping) and one.restore_best_weights]
-            is_last = not any(one._kept is not None for one in others)
-            is_due = is_graceful and self.restore_best_weights and is_last
-            return restore(trainer, keeper) if is_due and keeper is not None else "not "
-
         why, cost = tracker.history.why_none_kept(), tracker.timer.describe_cost()
+        if self.stopped_epoch is not None and trainer.max_epochs is not None:
+            cost += tracker.timer.describe_time_saved(self._first_epoch, trainer.current_epoch, trainer.max_epochs)
+        tracker.end(self.stopping_reason, **ended)
+        if kept is None and not (trainer.current_epoch or is_graceful):  # nothing to say
+            return
+        how = None if kept is None else "not "
+        after = trainer.callbacks[trainer.callbacks.index(self) + 1 :]  # the last to restore has the model
+        others = [one for one in after if isinstance(one, BoundaryUncertaintyStopping) and one.restore_best_weights]
+        is_last = not any(one._kept is not None for one in others)
+        if keeper is not None and kept is not None and is_graceful and self.restore_best_weights and is_last:
+            how = restore(trainer, keeper)
         name = "every_n_train_steps" if self._fit.is_by_steps else "every_n_epochs"
         if not self.history and (every := getattr(self, name)) > 1:
             why += f" (`{name}={every}`)"
         if self._fit.waits_for_average:
             why += ": the average of WeightAveraging was not updated before it"
-        if self.stopped_epoch is not None and trainer.max_epochs is not None:
-            cost += tracker.timer.describe_time_saved(self._first_epoch, trainer.current_epoch, trainer.max_epochs)
-        place = {"is_by_steps": self._fit.is_by_steps, "is_open": self.stopped_epoch is None and exception is None}
-        tracker.conclude(self.stopping_reason, restore_kept, place, cost, why, **ended)
+        place = {"is_by_steps": self._fit.is_by_steps, "path": self.best_model_path}
+        is_open = self.stopped_epoch is None and exception is None
+        tracker.tell_end(self.stopping_reason, how, cost, why, is_open=is_open, **place)
         if exception is None:  # after one, the other processes may not come here
             tracker.summary = tracker.processes.broadcast(tracker.summary)
 

@@ -227,14 +227,14 @@ class BoundaryUncertaintyStopper(KeptResults):
             return
         self._is_concluded = True
         self.stopping_reason = self.stopping_reason or "Training ended."
-        self._tracker.conclude(
-            self.stopping_reason,
-            lambda: how,
-            {"is_by_steps": self._is_by_steps, "is_open": self.stopped_epoch is None},
-            self._tracker.timer.describe_cost(),
-            kept_epoch=self.best_epoch,
-            kept_step=self.best_step,
-            stopped_epoch=self.stopped_epoch,
+        tracker, reason = self._tracker, self.stopping_reason
+        tracker.end(reason, kept_epoch=self.best_epoch, kept_step=self.best_step, stopped_epoch=self.stopped_epoch)
+        tracker.tell_end(
+            reason,
+            None if self.best_epoch is None else how,
+            tracker.timer.describe_cost(),
+            is_by_steps=self._is_by_steps,
+            is_open=self.stopped_epoch is None,
         )
 
     def _place(self, epoch: int | None, step: int | None) -> tuple[int, int | None]:

@@ -228,19 +228,16 @@ class Tracker:
         line = {"kind": "end", "reason": reason, "n_not_compared": self.history.n_not_compared, **kept, **seconds}
         self.timer.record.write_line(line | {"remarks": self.remarks})
 
-    def conclude(
-        self, reason: str, restore: Callable[[], str], place: Mapping[str, bool], cost: str, why: str = "", **kept: Any
-    ) -> None:
-        """`end`, `restore` the kept weights, and say what was kept, whether to trust it, and why training ended.
+    def tell_end(self, reason: str, how: str | None, cost: str, why: str = "", **place: Any) -> None:
+        """Say what was kept, whether to trust it, and why training ended, after `end`.
 
-        `restore` returns how they are in the model, "", "partly " or "not "; `place` is for `History.describe_kept`.
-        `cost` is `RunTimer.cost`; `why` nothing is kept is known here unless it is given.
+        The sentences are those of `History.describe_kept`, which takes the `place` of the kept weights; of `RunTimer`,
+        the `cost`; and of `LastCheck.judge`, the remarks. `how` the kept weights are in the model is "", "partly " or
+        "not ", and None if nothing is kept; `why` is known here unless it is given.
         """
-        self.end(reason, **kept)
         lines = [describe_none_kept(why or self.history.why_none_kept(), reason)]
-        if kept["kept_epoch"] is not None:
-            path, is_averaged = kept.get("best_model_path", ""), self.average is not None
-            line = self.history.describe_kept(restore(), reason, path, is_averaged=is_averaged, **place)
+        if how is not None:
+            line = self.history.describe_kept(how, reason, is_averaged=self.average is not None, **place)
             lines = [f"{line} {cost}", *self.remarks]
         for line in lines if self.processes.rank == 0 else ():
             self.tell(line)
