@@ -28,9 +28,9 @@ from bu_torch.callbacks.trainer import (
     TorchCheckpointIO,
     Trainer,
     WeightAveraging,
-    average_model,
-    evaluation_weights,
+    lightning_average,
     misconfigured,
+    optimizers_in_eval_mode,
     optimizers_in_training,
     set_batch_hooks,
 )
@@ -111,12 +111,19 @@ class Keeper(InternalCallback):
         self.delete_superseded(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
+        self._keep_check(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.delete_superseded(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._keep_check(trainer)
+
+    def _keep_check(self, trainer: Trainer) -> None:
         if (check := self.fit.check) is not None and not trainer.fast_dev_run:
             with self.fit.tracker.timer.saving():
                 self.keep_if_best(trainer, check)
         self.fit.check = None  # its weights take as much memory as the network
-
-    on_train_epoch_start, on_train_epoch_end = on_train_batch_start, on_train_batch_end
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_end(trainer, pl_module)
@@ -220,12 +227,16 @@ class FileKeeper(Keeper, ModelCheckpoint):
 
     @preserved_random_state()  # the module's `on_save_checkpoint` may draw random numbers
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        """Have Lightning write a file; `on_save_checkpoint` then puts the measured weights into it.
+
+        They are put into the module meanwhile only for a file of weights alone, or of shards.
+        """
         module, check = trainer.lightning_module, self.fit.check
         # Empty if weights are sharded, or of an average of Lightning's, which its own hook saves.
-        self._measured = {} if check is None or average_model(trainer) is not None else check.weights
+        self._measured = {} if check is None or lightning_average(trainer) is not None else check.weights
         is_in_place = self.save_weights_only or not self._measured  # Lightning calls no hook for weights alone
         values = self.fit.tracker.averages(module) if is_in_place else {}
-        own_weights = evaluation_weights(trainer) if self.save_weights_only else nullcontext()
+        own_weights = optimizers_in_eval_mode(trainer) if self.save_weights_only else nullcontext()
         self.is_saving = True
         try:
             with own_weights, replaced_in_place(module, values) as own:

@@ -54,12 +54,17 @@ class NetworkReader:
         self.is_tried = False  # a batch was read as a check reads it
         self.packing: Packing | None = None  # layout of several tensors a sample in one; None if there is one
 
+    def adapt_to(self, packing: Packing | None, perturbation: Any, *, takes_integers: bool | None = None) -> None:
+        """Read from now on samples with this layout, perturbed in this way; None leaves what they are made of."""
+        self.packing, self.perturbation = packing, perturbation
+        self.takes_integers = self.takes_integers if takes_integers is None else takes_integers
+
     def validate_forward(self, trainer: Trainer, pl_module: LightningModule, tracker: Tracker) -> None:
         """Read one batch as a check will, to refuse a module before it trains."""
         batch = next(iter(tracker.inputs.split(self._batch_size(trainer, tracker.inputs))))
         processes = tracker.processes
         with misconfigured(CopyError), processes.copied(pl_module) as network:
-            logits = processes.read(lambda: self.read(trainer, network, batch, self.packing), len(batch))
+            logits = processes.read(lambda: self.read(trainer, network, batch), len(batch))
         n_classes = tracker.check_setup.about["data"].get("n_classes", 0)  # the first process knows it
         processes.on_first(lambda: _check_columns(logits, n_classes))
         self.is_tried = True
@@ -77,7 +82,7 @@ class NetworkReader:
         if not can_be_passed(trainer, pl_module):
             return count_operations(pl_module)
         with misconfigured(CopyError), processes.copied(pl_module) as network:
-            forward = partial(self.read, trainer, network, one.to(pl_module.device), self.packing)
+            forward = partial(self.read, trainer, network, one.to(pl_module.device))
             if self.passes_alone:
                 return count_operations(network, forward)
             has_passed: list[Tensor] = []
@@ -86,32 +91,32 @@ class NetworkReader:
         self.passes_alone = bool(has_passed) and not collectives.are_seen
         return n_operations
 
-    def read(
-        self,
-        trainer: Trainer,
-        module: nn.Module,
-        inputs: Inputs,
-        packing: Packing | None,
-        *,
-        in_one_batch: bool = False,
+    def read(self, trainer: Trainer, module: nn.Module, inputs: Inputs) -> Tensor:
+        """Logits (n, J) of a copy of a module at `inputs` (n, ...), in batches."""
+        return self._read(trainer, module, inputs, self.packing, self._batch_size(trainer, inputs))
+
+    def read_batch(self, trainer: Trainer, module: nn.Module, inputs: Tensor, packing: Packing | None) -> Tensor:
+        """The same in one batch, whose layout may differ from that of the samples."""
+        return self._read(trainer, module, inputs, packing, len(inputs))
+
+    def _read(
+        self, trainer: Trainer, module: nn.Module, inputs: Inputs, packing: Packing | None, n_rows: int
     ) -> Tensor:
-        """Logits (n, J) of a copy of a module at `inputs` (n, ...), in batches, or in one if `in_one_batch`."""
         dtype = dtype_of(module, inputs)
         if packing is not None or not (inputs.is_floating_point() or keeps_integers(self.perturbation)):
             dtype = dtype_of(module, torch.empty(0, dtype=torch.float32))  # perturbed integers are floats
-        n_rows = len(inputs) if in_one_batch else self._batch_size(trainer, inputs)
         pl_module, precision = trainer.lightning_module, trainer.precision_plugin
         # The wrappers of these strategies gather the sharded weights.
         is_wrapped = type(trainer.strategy).__name__ in WRAPPING and module is pl_module
         forward: Callable[[Any], Any] = trainer.model if is_wrapped else module
 
-        def read(batch: Tensor) -> Any:
+        def forward_batch(batch: Tensor) -> Any:
             own = batch.to(dtype, copy=True) if packing is None else packing.unpack(batch.clone(), dtype)
             return call(forward, precision.convert_input(own), of=module)
 
         try:
             with precision.forward_context():
-                return in_batches(read, inputs, n_rows, "`forward`", self._output_key)
+                return in_batches(forward_batch, inputs, n_rows, "`forward`", self._output_key)
         except Exception as error:  # the user's code may raise anything
             first = next(iter(inputs.split(n_rows)))
             what = f"inputs of shape {tuple(first.shape)} and dtype {dtype}" if packing is None else str(packing)

@@ -126,7 +126,7 @@ def set_batch_hooks(callback: Any, *, are_called: bool) -> None:
             setattr(callback, name, None)
 
 
-def average_model(trainer: Trainer) -> Any:
+def lightning_average(trainer: Trainer) -> Any:
     """The `AveragedModel` of the first `WeightAveraging` that has one, as checkpoints hold it; None without one."""
     found = (one._average_model for one in trainer.callbacks if isinstance(one, WeightAveraging))
     return next((average for average in found if average is not None), None)
@@ -179,7 +179,7 @@ def optimizers_in_training(trainer: Trainer) -> list[Any]:
 
 
 @contextmanager
-def evaluation_weights(trainer: Trainer) -> Iterator[None]:
+def optimizers_in_eval_mode(trainer: Trainer) -> Iterator[None]:
     """Put the evaluation weights of the optimisers into the network; on leaving, put those of training back.
 
     `train` restores them only up to rounding, so they are copied before.

@@ -31,7 +31,8 @@ class LastCheck:
         self.recalls: list[float] = []  # as `Measurement.recalls` gives them; empty if another process measured
         self.n_columns = 0  # width of the last logits that this process measured
         self.measurement: Measurement | None = None  # between `measure` and `end_check`, where it was measured
-        # The next check is compared with the last one, (n_draws * N,), and with the best by expected value, (N,).
+        # The next check is compared with the last one, (n_draws * N,), and with the best by expected accuracy, or
+        # metric, (N,), which may be another than the best by score.
         self.predictions = no_classes()
         self.contributions = self.best_contributions = no_numbers()
 

@@ -107,7 +107,7 @@ class RunTimer:
 
     def __init__(self) -> None:
         self.setup_seconds = self.check_seconds = self.saving_seconds = 0.0
-        self.seconds_elsewhere = 0.0  # neither of training nor of checks
+        self._seconds_elsewhere = 0.0  # neither of training nor of checks
         self.has_resumed = False  # checks were made before this run began
         self.runs_already = False  # training has begun before the preparation
         self._began = time.perf_counter()
@@ -120,7 +120,7 @@ class RunTimer:
         """
         now = time.perf_counter()
         self.setup_seconds = now - started
-        self.seconds_elsewhere = self.setup_seconds if self.runs_already else 0.0
+        self._seconds_elsewhere = self.setup_seconds if self.runs_already else 0.0
         self._began = self._began if self.runs_already else now
         self.has_resumed = has_resumed
 
@@ -131,8 +131,8 @@ class RunTimer:
 
     @property
     def training_seconds(self) -> float:
-        """Seconds since `begin`, without checks, saving, and `seconds_elsewhere`."""
-        others = self.seconds_elsewhere + self.check_seconds + self.saving_seconds
+        """Seconds since `begin`, without checks, saving, and what is counted `elsewhere`."""
+        others = self._seconds_elsewhere + self.check_seconds + self.saving_seconds
         return time.perf_counter() - self._began - others
 
     def describe_cost(self) -> str:
@@ -165,11 +165,20 @@ class RunTimer:
         finally:
             self.saving_seconds += time.perf_counter() - started
 
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Count the time within neither as training nor as checks."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds_elsewhere += time.perf_counter() - started
+
     def end_check(self, started: float, check: Mapping[str, Any], train_loss: float | None) -> None:
         """Count the time of a check, and add its row to the table."""
         now = time.perf_counter()
         self.check_seconds += now - started
-        seconds = now - self._began - self.seconds_elsewhere
+        seconds = now - self._began - self._seconds_elsewhere
         self.record.append(row(check, seconds, self.check_seconds, train_loss))
 
 
