@@ -84,27 +84,14 @@ def local_uncertainty(
     Eq. 27, 28, 32 and 36 to 38: u is 1 if both classes of the predicted pair are equally common near the boundary. It
     is 0 if one of them is absent there, if k = 0, or if the predicted pair is not the sample's likely Bayes pair.
 
-    Args:
-        logits: As in `parzen_uncertainty`, as are all other arguments.
-        labels: Shape (N,).
-        neighbors: Shape (N, M).
-        bayes_pairs: Shape (N, 2).
-        predicted_pairs: Shape (N, 2) or None.
-        bandwidth: `"silverman"` or `"cvml"`.
-        weights: Shape (N,) or None; k is a sum of weights, scaled to a mean of 1.
-
-    Returns:
-        u (N,) in [0, 1], and k (N,) in [0, M] without weights; float64 for float64 logits and float32 for all others. k
-        is NaN for a cluster with a non-finite logit.
-
-    Raises:
-        TypeError, ValueError: As `parzen_uncertainty`.
+    Args: as in `parzen_uncertainty`. Returns: u (N,) in [0, 1], and k (N,), in [0, M] without weights, else a sum of
+    weights that are scaled to a mean of 1; float64 for float64 logits and float32 for all others. k is NaN for a
+    cluster with a non-finite logit. Raises: as there.
     """
     logits = as_logits(logits)
     _check_samples(logits, labels, neighbors, bayes_pairs, predicted_pairs)
     weights = relative_weights(weights, (logits.shape[0],), logits.device)
-    top = top_pairs(logits) if predicted_pairs is None else predicted_pairs.long()
-    return _local_uncertainty(logits, top, labels, neighbors, bayes_pairs, bandwidth, weights)
+    return _local_uncertainty(logits, labels, neighbors, bayes_pairs, predicted_pairs, bandwidth, weights)
 
 
 class PairTerms(NamedTuple):
@@ -135,8 +122,8 @@ def pair_terms(
     """
     check_not_negative("min_weight", min_weight)
     logits = as_logits(logits)
-    top = top_pairs(logits) if predicted_pairs is None else predicted_pairs.long()
-    local, counts = _local_uncertainty(logits, top, labels, neighbors, pairs[pair_index], bandwidth, weights)
+    own = pairs[pair_index]
+    local, counts = _local_uncertainty(logits, labels, neighbors, own, predicted_pairs, bandwidth, weights)
     drawn = torch.ones_like(counts) if weights is None else weights
     is_wrong = logits.max(dim=1).indices != labels
     parts = (drawn, drawn * counts, drawn * counts * local, is_wrong)
@@ -151,14 +138,15 @@ def pair_terms(
 
 def _local_uncertainty(
     logits: Tensor,
-    top: Tensor,
     labels: Tensor,
     neighbors: Tensor,
     bayes_pairs: Tensor,
+    predicted_pairs: Tensor | None,
     bandwidth: Bandwidth,
     weights: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Local uncertainty u and count k (N,) of each sample, for the classes `top` (N, 2) of Eq. 27; unchecked."""
+    """`local_uncertainty`, unchecked, with weights of mean 1."""
+    top = top_pairs(logits) if predicted_pairs is None else predicted_pairs.long()  # i and j of Eq. 27
     # Halving keeps differences of huge logits in range and is exact, except for the smallest numbers. The result does
     # not depend on the scale.
     low, high = torch.aminmax(logits)
