@@ -60,22 +60,17 @@ def nearest(
     exact: bool | None = True,
     tolerance: float | None = None,
 ) -> Neighbors:
-    """The k rows of a base (B, d) nearest to each query (Q, d); both float32 or both float64, on one device.
+    """The k rows, 1 <= k <= B, of a base (B, d) nearest to queries (Q, d); both float32 or both float64, on one device.
 
     A search in float32 proposes candidates, whose distances are recomputed in float64. A query is settled when no row
     outside its candidates can be nearer than the k-th found, given the bound of rounding errors; the others are
     searched again with four times as many candidates. Candidates from lists are not checked in this way. Ties are in
     order of the rows. A visible progress bar moves by B x Q.
 
-    Args:
-        base: Rows to find.
-        queries: Points whose neighbours are wanted.
-        k: Neighbours of each query, 1 <= k <= B.
-        exclude: Row of `base` that each query must not find (itself), -1 for none, shape (Q,), or None. If fewer than k
-            rows are left, the last distances are inf.
-        exact: False lets the search on a CPU miss some neighbours; None does so if B x Q or B x Q x d is large.
-        tolerance: In an inexact search, a row counts as found if it is at most (1 + tolerance) times as far as the true
-            one; None asks for the true rows.
+    `exclude` (Q,) is a row that each query must not find (itself), -1 for none; if fewer than k rows are left, the last
+    distances are inf. `exact=False` lets the search on a CPU miss some neighbours; None does so if B x Q or B x Q x d
+    is large. There a row counts as found if it is at most (1 + `tolerance`) times as far as the true one; None asks for
+    the true rows.
     """
     is_on_cpu = base.device.type == "cpu"
     if exact is None:

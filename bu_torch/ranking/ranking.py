@@ -17,25 +17,15 @@ from bu_torch.internal.printing import cleaned
 
 
 class Candidate(NamedTuple):
-    """One classifier of a `Ranking`.
+    """One classifier of a `Ranking`."""
 
-    Args:
-        rank: Rank; 1 is the best.
-        name: Its path as given, its name, or its place and type.
-        score: Score by the rule, larger is better; NaN if its logits are not finite, which ranks last.
-        epoch: Epoch in its checkpoint; None if there is none.
-        step: Optimiser steps in its checkpoint; None if there are none.
-        signals: All signals that `Signals` measures of one classifier, such as `boundary_uncertainty`.
-        path: Its file; None if it has none.
-    """
-
-    rank: int
-    name: str
-    score: float
-    epoch: int | None
-    step: int | None
-    signals: dict[str, float]
-    path: Path | None = None
+    rank: int  # 1 is the best
+    name: str  # its path as given, its name, or its place and type
+    score: float  # by the rule, larger is better; NaN if its logits are not finite, which ranks last
+    epoch: int | None  # in its checkpoint; None if there is none
+    step: int | None  # optimiser steps in its checkpoint; None if there are none
+    signals: dict[str, float]  # all that `Signals` measures of one classifier, such as `boundary_uncertainty`
+    path: Path | None = None  # its file; None if it has none
 
     def as_record(self) -> dict[str, Any]:
         """Rank, name, epoch, step, score and all signals, by name."""
@@ -44,17 +34,9 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranking(Sequence[Candidate]):
-    """Classifiers in order, the best first; printed, it is a table.
+    """Classifiers in order, the best first, at least one (ValueError); printed, it is a table."""
 
-    Args:
-        rule: Rule that ranked them; see `rank_checkpoints`.
-        candidates: In order.
-
-    Raises:
-        ValueError: If there is no candidate.
-    """
-
-    rule: str
+    rule: str  # that ranked them; see `rank_checkpoints`
     candidates: tuple[Candidate, ...]
 
     def __post_init__(self) -> None:
@@ -115,11 +97,9 @@ class Ranking(Sequence[Candidate]):
     def copy_best(self, n_best: int, folder: str | Path) -> list[Path]:
         """Copy the files of the best candidates to a folder, under their paths below the folder common to all.
 
-        Nothing is overwritten: an existing file must be identical. The folder is made. Returns the copies in order.
-
-        Raises:
-            FileExistsError: If a different file has the name of a copy; nothing is copied then.
-            ValueError: If `n_best` is not from 1 to the number of candidates, or a candidate has no file.
+        The folder is made. Returns the copies in order. Nothing is overwritten: if a different file has the name of a
+        copy, FileExistsError is raised, and nothing is copied. ValueError is raised if `n_best` is not from 1 to the
+        number of candidates, or a candidate has no file.
         """
         if check_integer("n_best", n_best, 1) > len(self):
             raise ValueError(f"`n_best` must be at most the number of candidates, {len(self)}, got {n_best}.")
