@@ -107,6 +107,9 @@ def compare(
     Without a metric, accuracy decides and errors are compared. With one that has a threshold, each way predicts with
     its own: that of the callback, or the best one on the hold-out set, or on the training rows where there is none.
     """
+    from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.linear_model import LogisticRegression
+
     train, test = _split(table, seed, noise)
     judge = _Judge(metric, int(table[1].max()) + 1)
     quarter, fifth = (_hold_out(train, test, judge, share, seed, n_epochs) for share in (0.25, 0.2))
@@ -135,7 +138,8 @@ def compare(
         "last epoch": last,
         "averaged": of_average,
         "best epoch": judge.best(of_all),
-        **{name: _of_model(model, train, test, judge) for name, model in _models(seed).items()},
+        "logistic": _of_model(LogisticRegression(max_iter=1000), train, test, judge),
+        "boosting": _of_model(HistGradientBoostingClassifier(random_state=seed), train, test, judge),
         "one class": _one_class(train, test, judge),
     }
     ran = {"bu-torch": n_ours or n_epochs, "hold-out 25 %": quarter.n_epochs}
@@ -198,17 +202,6 @@ def _hold_out(train: Split, test: Split, judge: _Judge, share: float, seed: int,
         elif epoch - found.epoch >= _PATIENCE:
             break
     return found._replace(n_epochs=epoch + 1)
-
-
-def _models(seed: int) -> dict[str, Any]:
-    """Models that are no networks, as scikit-learn has them."""
-    from sklearn.ensemble import HistGradientBoostingClassifier
-    from sklearn.linear_model import LogisticRegression
-
-    return {
-        "logistic": LogisticRegression(max_iter=1000),
-        "boosting": HistGradientBoostingClassifier(random_state=seed),
-    }
 
 
 def _of_model(model: Any, train: Split, test: Split, judge: _Judge) -> float:

@@ -30,7 +30,7 @@ from bu_torch.perturbation.draws import (
 from bu_torch.samples.balance import ClassWeight, check_class_weight, weights_of
 from bu_torch.samples.readings import ASKED_TO_READ, WITHOUT_READING
 from bu_torch.space.features import FeatureSpace, is_pooled, standardization, standardize
-from bu_torch.space.metric import MetricSpace
+from bu_torch.space.metric import LabelMetric
 from bu_torch.space.tokens import check_tokens
 
 _NAMED_SPACES = ("inputs", "patches", "tokens", "metric", "module")
@@ -71,7 +71,8 @@ class PerturbedSamples:
         self.feature_extractor = feature_extractor
         self.class_weight = check_class_weight(class_weight)
         extractor: Any = None if feature_extractor in ("module", "metric") else feature_extractor
-        self.space: FeatureSpace | MetricSpace = FeatureSpace(extractor, seed, module)
+        self.space = FeatureSpace(extractor, seed, module)
+        self.label_metric: LabelMetric | None = None  # moves points of the space before they are compared
         self._choice = SpaceChoice(
             feature_extractor,
             self.seed,
@@ -105,7 +106,7 @@ class PerturbedSamples:
             is_of_tokens = None  # ids or numbers
         self.weights = weights_of(labels, self.class_weight, sample_weight)
         choice = self._choice.choose(inputs, labels, self.weights, is_of_tokens=is_of_tokens, known=self.known_space)
-        self.space_name_, self.space, self.skills_, points, self.trial_ = choice
+        self.space_name_, self.space, self.label_metric, self.skills_, points, self.trial_ = choice
         self.has_known_neighbors = neighbors is not None
         graph = NeighborGraph(self.n_neighbors)
         graph = graph.fit(points) if neighbors is None else graph.take(points, neighbors)
@@ -144,10 +145,9 @@ class PerturbedSamples:
 
     def perturbed_points(self) -> tuple[Tensor, Tensor]:
         """Perturbed samples (n_draws * N, k) in the space of neighbours, and before a metric moves them."""
-        base = self.space.base if isinstance(self.space, MetricSpace) else self.space
-        features = torch.cat([base.transform(block) for block in self.perturbed.blocks()])
+        features = torch.cat([self.space.transform(block) for block in self.perturbed.blocks()])
         features = features[: self.n_draws * len(self.labels)]
-        return self.space.metric.transform(features) if isinstance(self.space, MetricSpace) else features, features
+        return features if self.label_metric is None else self.label_metric.transform(features), features
 
     @property
     def perturbed_inputs(self) -> Tensor:

@@ -15,7 +15,7 @@ from bu_torch.internal.printing import uncounted
 from bu_torch.samples.balance import stratified_rows, weights_of
 from bu_torch.space.features import FeatureSpace, MixedFeatures, name_of
 from bu_torch.space.layers import LayerFeatures
-from bu_torch.space.metric import LabelMetric, MetricSpace
+from bu_torch.space.metric import LabelMetric
 
 _Base = Literal["inputs", "patches", "tokens"]
 SpaceName = Literal[_Base, "metric"]  # spaces that follow from the samples alone
@@ -184,10 +184,11 @@ class ChosenSpace(NamedTuple):
     """Space of neighbours, and what was compared."""
 
     name: str
-    space: FeatureSpace | MetricSpace
+    space: FeatureSpace
+    metric: LabelMetric | None  # metric of the space in which neighbours are found
     skills: dict[str, float]  # skill of each candidate, if there were several
-    points: Tensor  # all samples in the space
-    trial: MetricTrial | None = None  # trial of the metric, if it was a candidate
+    points: Tensor  # all samples in the space, moved by the metric
+    trial: MetricTrial | None  # trial of the metric, if it was a candidate
 
 
 @dataclass(frozen=True)
@@ -250,11 +251,10 @@ class SpaceChoice:
                 trial = MetricTrial.of(points, labels, weights, self.seed)
             is_better = trial is not None and trial.prefers_metric and known in (None, "metric")
             if not (is_forced or is_better):
-                return ChosenSpace(name, space, skills, points, trial)
-            moved = MetricSpace(space, self.seed)
-            points = moved.metric.fit(points, labels, weights).transform(points)
+                return ChosenSpace(name, space, None, skills, points, trial)
+            metric = LabelMetric(seed=self.seed).fit(points, labels, weights)
             skills = {} if trial is None else dict(zip((name, "metric"), trial.vote_skills, strict=True))
-            return ChosenSpace("metric", moved, skills, points, trial)
+            return ChosenSpace("metric", space, metric, skills, metric.transform(points), trial)
 
     def _candidates(
         self, inputs: Tensor, base: _Base, names: tuple[_Base, ...], known: SpaceName | None

@@ -110,17 +110,10 @@ def exchange_tokens(tokens: Any, neighbors: Any, generator: torch.Generator | No
     rounded to whole places. The run may begin anywhere; at the end it continues at the beginning. This crossover of
     genetic algorithms, also our own, is to token ids what `perturb_toward_neighbors` is to images.
 
-    Args:
-        tokens: Token ids, shape (N, L) or (N, ..., L), integers, any device. Rows beside the ids (N, 2, L), such as a
-            mask, are exchanged in the same places.
-        neighbors: As in `perturb_toward_neighbors`, as is `generator`; shape (N, M) with M >= 2.
-        generator: Source of the choices, or None.
-
-    Returns:
-        The perturbed texts, with the shape and dtype of `tokens`: each token is that of the text or of its neighbour.
-
-    Raises:
-        TypeError, ValueError: If the tokens are not integers, or an argument has the wrong shape or values.
+    Takes token ids (N, L) or (N, ..., L), integers, on any device, and clusters and generator as
+    `perturb_toward_neighbors` does. Rows beside the ids (N, 2, L), such as a mask, are exchanged in the same places.
+    Gives texts of the shape and dtype of `tokens`: each token is that of the text or of its neighbour. Raises TypeError
+    or ValueError if the tokens are not integers, or an argument has the wrong shape or values.
 
     Example:
         >>> clusters = torch.tensor([[0, 1], [1, 0]])

@@ -13,7 +13,6 @@ from bu_torch.internal.global_state import full_precision
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_seed
 from bu_torch.internal.printing import advance
 from bu_torch.samples.balance import stratified_rows, weights_of
-from bu_torch.space.features import FeatureSpace
 
 _ITERATIONS = 2
 _PENALTIES = [1e-3, 1e-2, 0.1, 1.0, 10.0]
@@ -90,18 +89,6 @@ class LabelMetric:
         check_fitted(self, "root_")
         points = as_flat_features(features, n_features=len(self.root_))
         return points @ self.root_.to(points)
-
-
-class MetricSpace:
-    """Space with the distances of a `LabelMetric` of the features of `base`; it is not standardised again."""
-
-    def __init__(self, base: FeatureSpace, seed: int = 0) -> None:
-        self.base = base
-        self.metric = LabelMetric(seed=seed)
-
-    def transform(self, inputs: Tensor) -> Tensor:
-        """Inputs (n, ...) as points (n, k), as `FeatureSpace.transform`."""
-        return self.metric.transform(self.base.transform(inputs))
 
 
 def laplace_kernel(distances: Tensor, width: float) -> Tensor:

@@ -102,13 +102,13 @@ class TestLists:
 
     def widths(self, monkeypatch):
         """Numbers of the axes that lists are made on, None for all features."""
-        found, made = [], implementation.InvertedFile
+        found, made = [], implementation._InvertedFile
 
         def note(base, axes):
             found.append(axes if axes is None else len(axes))
             return made(base, axes)
 
-        monkeypatch.setattr(implementation, "InvertedFile", note)
+        monkeypatch.setattr(implementation, "_InvertedFile", note)
         return found
 
     def share_found(self, graph, features):
