@@ -111,6 +111,9 @@ def compare(
     from sklearn.linear_model import LogisticRegression
 
     train, test = _split(table, seed, noise)
+    n_classes, n_tested = len(table[1].unique()), len(test[1].unique())
+    if metric is not None and n_tested < n_classes:
+        raise ValueError(f"the test half must have samples of all {n_classes} classes for {metric}, got {n_tested}.")
     judge = _Judge(metric, int(table[1].max()) + 1)
     quarter, fifth = (_hold_out(train, test, judge, share, seed, n_epochs) for share in (0.25, 0.2))
     given = "accuracy" if metric is None else metric
