@@ -25,6 +25,7 @@ from bu_torch.callbacks.trainer import (
 )
 from bu_torch.callbacks.watch import InputConsistency, labels_in
 from bu_torch.internal.copying import CopyError
+from bu_torch.internal.global_state import seeded
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.printing import showing_progress
 from bu_torch.internal.replica import copy_of, has_lazy_layers
@@ -33,7 +34,6 @@ from bu_torch.run.budget import describe_slow_check
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.tracker import Check, Tracker, UnfitLogitsError
 from bu_torch.samples.batches import Keys
-from bu_torch.samples.readings import seeded
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.metrics import as_metric
 

@@ -26,11 +26,11 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from bu_torch.internal.global_state import preserved_random_state
+from bu_torch.internal.global_state import preserved_random_state, seeded
 from bu_torch.internal.inputs import check_integer
 from bu_torch.samples.balance import stratified_rows
 from bu_torch.samples.batches import NO_KEYS, NO_SAMPLE, WAY_OUT, InputKey, Keys, as_tensors, concatenate, whole_pair
-from bu_torch.samples.readings import READ_BATCH, LoaderRows, seeded, with_batches
+from bu_torch.samples.readings import READ_BATCH, LoaderRows, with_batches
 from bu_torch.samples.samples import Samples, UnreadableError, choose_among, known_labels, packed, without_ignored
 
 _MOST_PASSES, _MOST_DRAWS = 16, 2_000_000  # to see if a sampler draws some samples more often

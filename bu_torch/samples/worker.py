@@ -7,7 +7,6 @@ import itertools
 import multiprocessing
 import os
 import pickle
-import random
 import re
 import stat
 import textwrap
@@ -26,7 +25,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from bu_torch.internal.inputs import scikit_learn_seed
+from bu_torch.internal.global_state import start_from
 from bu_torch.samples.samples import UnreadableError
 
 _OPEN = Path("/dev/fd")  # files that are open in this process, by their numbers
@@ -191,15 +190,6 @@ def _open_files() -> dict[int, os.stat_result]:
         with suppress(OSError):  # the listing itself, which is closed
             found[int(path.name)] = path.stat()
     return {number: status for number, status in found.items() if number > 2}
-
-
-def start_from(seed: int) -> None:
-    """Let global random states start from `seed`."""
-    random.seed(seed)
-    np.random.seed(scikit_learn_seed(seed))  # noqa: NPY002  (datasets use it)
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():  # otherwise a seed would wait for the first use, and stay
-        torch.cuda.manual_seed_all(seed)
 
 
 def _begin(
