@@ -174,19 +174,13 @@ class PerturbedSamples:
         return standardize(as_flat_features(inputs, "inputs", len(mean)).to(mean.device), mean, scale)
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
-        """Boundary uncertainty of a classifier.
+        """Boundary uncertainty of a classifier, a scalar in [0, 1].
 
-        Args:
-            model: Any callable from inputs (n, ...) to logits (n, J): a module, a function, `decision_function` of a
-                scikit-learn classifier or the logarithm of its `predict_proba`; a warning names what looks like
-                probabilities. One column, or shape (n,), counts as the classes [0, z]. A module is run in eval mode, on
-                its own device and in its own precision, and left as it was, as global random numbers are.
-
-        Returns:
-            Scalar in [0, 1].
-
-        Raises:
-            TypeError, ValueError: If the model does not give finite floating-point logits with a column for each class.
+        The model is any callable from inputs (n, ...) to logits (n, J): a module, a function, `decision_function` of a
+        scikit-learn classifier or the logarithm of its `predict_proba`; a warning names what looks like probabilities.
+        One column, or shape (n,), counts as the classes [0, z]. A module is run in eval mode, on its own device and in
+        its own precision, and left as it was, as global random numbers are. Raises TypeError or ValueError if it does
+        not give finite floating-point logits with a column for each class.
         """
         check_fitted(self, "perturbed")
         logits = read_logits(model, self.perturbed)

@@ -137,8 +137,7 @@ class FeatureSpace:
     def fit(self, inputs: Tensor) -> Self:
         """Find mean and scale of the features of `inputs` (N, ...).
 
-        Raises:
-            TypeError, ValueError: If the extractor does not give one row of real, finite features for each sample.
+        Raises TypeError or ValueError if the extractor does not give one row of real, finite features for each sample.
         """
         self.fit_transform(inputs)
         return self
