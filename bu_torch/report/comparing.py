@@ -7,8 +7,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bu_torch.report.drawing import COLOURS, Json, Panel, Section, curve, dots, figure, ring, stacked, within_reach
-from bu_torch.report.figures import with_room
+from bu_torch.report.figures import (
+    COLOURS,
+    Json,
+    Panel,
+    Section,
+    curve,
+    dots,
+    figure,
+    ring,
+    stacked,
+    with_room,
+    within_reach,
+)
 from bu_torch.report.record import RunRecord
 from bu_torch.report.sections import Content, assembled, numbers, table
 from bu_torch.report.text import duration, escaped, shown_number, without_folders

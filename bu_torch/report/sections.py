@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from bu_torch._version import __version__
 from bu_torch.report import figures
-from bu_torch.report.drawing import Json, Section
+from bu_torch.report.figures import Json, Section
 from bu_torch.report.record import RunRecord
 from bu_torch.report.text import duration, escaped, last_parts, shortened, shown_number, without_folders
 from bu_torch.report.verdict import RunVerdict, rule_title
