@@ -1,7 +1,7 @@
 """Labelled samples, their neighbours, and the perturbed inputs at which one classifier after another is read."""
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +33,6 @@ from bu_torch.space.features import FeatureSpace, is_pooled, standardization, st
 from bu_torch.space.metric import LabelMetric
 from bu_torch.space.tokens import check_tokens
 
-_NAMED_SPACES = ("inputs", "patches", "tokens", "metric", "module")
-
 
 class PerturbedSamples:
     """Labelled samples, each perturbed `n_draws` times: the base of estimators that are fitted once and score many.
@@ -61,7 +59,7 @@ class PerturbedSamples:
         self.n_draws = check_integer("n_draws", n_draws, 1)
         self.seed = check_seed(seed)
         if isinstance(feature_extractor, str):
-            check_choice("feature_extractor", feature_extractor, _NAMED_SPACES)
+            check_choice("feature_extractor", feature_extractor, (*get_args(SpaceName), "module"))
         self.perturbation = check_perturbation(perturbation)
         if feature_extractor == "tokens" and not keeps_integers(perturbation):
             raise ValueError(

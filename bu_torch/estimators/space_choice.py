@@ -13,12 +13,11 @@ from bu_torch.functional.probabilities import best_candidate, count_votes, mixin
 from bu_torch.functional.weights import mean_and_error
 from bu_torch.internal.printing import uncounted
 from bu_torch.samples.balance import stratified_rows, weights_of
-from bu_torch.space.features import FeatureSpace, MixedFeatures, name_of
+from bu_torch.space.features import BaseSpace, FeatureSpace, MixedFeatures, name_of
 from bu_torch.space.layers import LayerFeatures
 from bu_torch.space.metric import LabelMetric
 
-_Base = Literal["inputs", "patches", "tokens"]
-SpaceName = Literal[_Base, "metric"]  # spaces that follow from the samples alone
+SpaceName = Literal[BaseSpace, "metric"]  # spaces that follow from the samples alone
 FeatureExtractor = SpaceName | Literal["module"] | Callable[[Tensor], Any] | MixedFeatures
 
 _log = logging.getLogger(__name__)
@@ -222,8 +221,8 @@ class SpaceChoice:
         candidate if there were several, all samples as points that the metric moves, and the trial if there was one.
         """
         is_image = inputs.ndim == 4 and inputs.is_floating_point() and inputs.shape[1] <= _MOST_CHANNELS
-        base: _Base = "tokens" if is_of_tokens else "patches" if is_image else "inputs"
-        names: tuple[_Base, ...] = ("inputs", "patches") if base == "patches" else (base,)
+        base: BaseSpace = "tokens" if is_of_tokens else "patches" if is_image else "inputs"
+        names: tuple[BaseSpace, ...] = ("inputs", "patches") if base == "patches" else (base,)
         if is_of_tokens is None:
             names = ("inputs", "tokens")
         known = known if known in ("metric", *names) else None  # samples of another kind may be given to a resumed run
@@ -247,7 +246,7 @@ class SpaceChoice:
             return "metric", space, metric, skills, metric.transform(points), trial
 
     def _candidates(
-        self, inputs: Tensor, base: _Base, names: tuple[_Base, ...], known: SpaceName | None
+        self, inputs: Tensor, base: BaseSpace, names: tuple[BaseSpace, ...], known: SpaceName | None
     ) -> dict[str, FeatureSpace]:
         """Spaces to compare, those of `names` and perhaps the module's; a metric is learnt on the features `base`."""
         if self.feature_extractor == "module":
