@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from bu_torch.report import figures
 from bu_torch.report.figures import COLOURS, Json, Panel, Section
 from bu_torch.report.record import RunRecord
-from bu_torch.report.sections import Content, assembled, numbers, table
+from bu_torch.report.sections import Content, assembled, signal_cells, table
 from bu_torch.report.text import duration, escaped, shown_number, without_folders
 from bu_torch.report.verdict import RunVerdict
 from bu_torch.rule.rules import DEFAULT_RULE
@@ -110,7 +110,7 @@ def _kept(runs: Sequence[_Run]) -> Section:
         record = verdict.record
         last = f"{record.axis} {record.checks[-1][record.axis]}" if record.checks else "no check"
         kept = "none" if verdict.kept is None else f"{record.axis} {verdict.kept}"
-        rows.append([name, kept, last, *numbers(record.check_at(verdict.kept) or {}, _PANELS)])
+        rows.append([name, kept, last, *signal_cells(record.check_at(verdict.kept) or {}, _PANELS)])
         endings.append(f"<li>{name}: {escaped(verdict.headline[1])}</li>")
     head = ("run", "kept", "last check", "accuracy, U and trust", "expected accuracy", "U", "trust")
     text = "For a run that only measured, this is the check that the default rule would have kept."
