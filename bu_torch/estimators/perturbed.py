@@ -61,7 +61,8 @@ class PerturbedSamples:
         if isinstance(feature_extractor, str):
             check_choice("feature_extractor", feature_extractor, (*get_args(SpaceName), "module"))
         self.perturbation = check_perturbation(perturbation)
-        if feature_extractor == "tokens" and not keeps_integers(perturbation):
+        takes_integers = keeps_integers(perturbation)
+        if feature_extractor == "tokens" and not takes_integers:
             raise ValueError(
                 "`feature_extractor='tokens'` needs `perturbation='tokens'` or a callable that keeps token ids"
                 f" integers, or 'reading', got {perturbation!r}."
@@ -71,13 +72,7 @@ class PerturbedSamples:
         extractor: Any = None if feature_extractor in ("module", "metric") else feature_extractor
         self.space = FeatureSpace(extractor, seed, module)
         self.label_metric: LabelMetric | None = None  # moves points of the space before they are compared
-        self._choice = SpaceChoice(
-            feature_extractor,
-            self.seed,
-            module,
-            takes_integers=keeps_integers(perturbation),
-            learns_metric=self.learns_metric,
-        )
+        self._choice = SpaceChoice(feature_extractor, self.seed, module, takes_integers, self.learns_metric)
         self.known_space: SpaceName | None = None  # chosen before a run was resumed
         self.space_name_ = ""
         self.skills_: dict[str, float] = {}
