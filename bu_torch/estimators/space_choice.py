@@ -230,7 +230,7 @@ class SpaceChoice:
         with uncounted():
             name, skills, points = next(iter(candidates)), dict[str, float](), None
             if len(candidates) > 1:
-                name, skills, points = choose_space(inputs, labels, candidates, weights=weights, seed=self.seed)
+                name, skills, points = best_space(inputs, labels, candidates, weights=weights, seed=self.seed)
             space = candidates[name]
             points = space.fit_transform(inputs) if points is None else points
             is_forced = "metric" in (known, self.feature_extractor)
@@ -279,7 +279,7 @@ def _is_worth_trying(points: Tensor, labels: Tensor) -> bool:
     return len(points) >= _LEAST_SAMPLES and points.shape[1] <= _MOST_FEATURES and n_operations <= _MOST_OPERATIONS
 
 
-def choose_space(
+def best_space(
     inputs: Tensor,
     labels: Tensor,
     candidates: Mapping[str, FeatureSpace],
