@@ -1,7 +1,7 @@
 """Labelled samples, their neighbours, and the perturbed inputs at which one classifier after another is read."""
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +33,6 @@ from bu_torch.space.features import FeatureSpace, is_pooled, standardization, st
 from bu_torch.space.metric import LabelMetric
 from bu_torch.space.tokens import check_tokens
 
-_NAMED_SPACES = ("inputs", "patches", "tokens", "metric", "module")
-
 
 class PerturbedSamples:
     """Labelled samples, each perturbed `n_draws` times: the base of estimators that are fitted once and score many.
@@ -61,9 +59,10 @@ class PerturbedSamples:
         self.n_draws = check_integer("n_draws", n_draws, 1)
         self.seed = check_seed(seed)
         if isinstance(feature_extractor, str):
-            check_choice("feature_extractor", feature_extractor, _NAMED_SPACES)
+            check_choice("feature_extractor", feature_extractor, (*get_args(SpaceName), "module"))
         self.perturbation = check_perturbation(perturbation)
-        if feature_extractor == "tokens" and not keeps_integers(perturbation):
+        takes_integers = keeps_integers(perturbation)
+        if feature_extractor == "tokens" and not takes_integers:
             raise ValueError(
                 "`feature_extractor='tokens'` needs `perturbation='tokens'` or a callable that keeps token ids"
                 f" integers, or 'reading', got {perturbation!r}."
@@ -73,13 +72,7 @@ class PerturbedSamples:
         extractor: Any = None if feature_extractor in ("module", "metric") else feature_extractor
         self.space = FeatureSpace(extractor, seed, module)
         self.label_metric: LabelMetric | None = None  # moves points of the space before they are compared
-        self._choice = SpaceChoice(
-            feature_extractor,
-            self.seed,
-            module,
-            takes_integers=keeps_integers(perturbation),
-            learns_metric=self.learns_metric,
-        )
+        self._choice = SpaceChoice(feature_extractor, self.seed, module, takes_integers, self.learns_metric)
         self.known_space: SpaceName | None = None  # chosen before a run was resumed
         self.space_name_ = ""
         self.skills_: dict[str, float] = {}
@@ -174,19 +167,13 @@ class PerturbedSamples:
         return standardize(as_flat_features(inputs, "inputs", len(mean)).to(mean.device), mean, scale)
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
-        """Boundary uncertainty of a classifier.
+        """Boundary uncertainty of a classifier, a scalar in [0, 1].
 
-        Args:
-            model: Any callable from inputs (n, ...) to logits (n, J): a module, a function, `decision_function` of a
-                scikit-learn classifier or the logarithm of its `predict_proba`; a warning names what looks like
-                probabilities. One column, or shape (n,), counts as the classes [0, z]. A module is run in eval mode, on
-                its own device and in its own precision, and left as it was, as global random numbers are.
-
-        Returns:
-            Scalar in [0, 1].
-
-        Raises:
-            TypeError, ValueError: If the model does not give finite floating-point logits with a column for each class.
+        The model is any callable from inputs (n, ...) to logits (n, J): a module, a function, `decision_function` of a
+        scikit-learn classifier or the logarithm of its `predict_proba`; a warning names what looks like probabilities.
+        One column, or shape (n,), counts as the classes [0, z]. A module is run in eval mode, on its own device and in
+        its own precision, and left as it was, as global random numbers are. Raises TypeError or ValueError if it does
+        not give finite floating-point logits with a column for each class.
         """
         check_fitted(self, "perturbed")
         logits = read_logits(model, self.perturbed)

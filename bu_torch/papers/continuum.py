@@ -269,14 +269,7 @@ def _without_measurement_error(variance: Tensor, sigma_delta: Any) -> Tensor:
 
 
 class _Cut:
-    """Measurements (n,) and the C classes into which edges (C - 1,) cut the line.
-
-    Attributes:
-        gaps: Differences b_j - z for all edges, including the infinite ends, (n, C + 1).
-        own: The class of each z, (n,).
-        sigma: A standard deviation, given with its name.
-        predicted: The predicted classes, (n,); the classes of z if there are no predictions.
-    """
+    """Measurements (n,), the C classes into which edges (C - 1,) cut the line, and a deviation given with its name."""
 
     def __init__(self, z: Any, edges: Any, sigma: tuple[str, Any] = ("sigma", 0), predictions: Any = None) -> None:
         measured = as_real(z, "z")
@@ -291,9 +284,10 @@ class _Cut:
             raise ValueError(f"`edges` must increase in the precision of `z` and hold no NaN, got {edges.tolist()}.")
         ends = torch.nn.functional.pad(edges, (1, 1), value=math.inf)
         ends[0] = -math.inf
-        self.gaps, self.own = ends - z.unsqueeze(1), torch.bucketize(z, edges, right=True)
+        self.gaps = ends - z.unsqueeze(1)  # b_j - z for all edges, including the infinite ends, (n, C + 1)
+        self.own = torch.bucketize(z, edges, right=True)  # class of each z, (n,)
         self.sigma = number(*sigma)
-        self.predicted = self.own
+        self.predicted = self.own  # predicted class of each z, (n,), if there are predictions
         if predictions is not None:
             self.predicted = as_labels(predictions, len(z), "predictions").to(z.device)
             largest = int(self.predicted.max())

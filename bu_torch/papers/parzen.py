@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bu_torch.functional.boundary import top_pairs
+from bu_torch.functional.boundary import index_pairs, top_pairs
 from bu_torch.functional.checks import (
     as_logits,
     check_draws,
@@ -188,14 +188,6 @@ def _check_samples(logits: Tensor, labels: Tensor, neighbors: Tensor, bayes: Ten
         check_range(name, given, n_classes, "classes that `logits` has a column for,")
         if not bool((given[:, 0] < given[:, 1]).all()):
             raise ValueError(f"`{name}` must hold two classes in ascending order in each row, got a row that does not.")
-
-
-def index_pairs(bayes_pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct pairs of classes in ascending order (P, 2), and the row of each sample's pair among them (N,)."""
-    n_classes = int(bayes_pairs.max()) + 1
-    code = bayes_pairs[:, 0].long() * n_classes + bayes_pairs[:, 1]
-    distinct, index = torch.unique(code, return_inverse=True)
-    return torch.stack((distinct // n_classes, distinct % n_classes), dim=1), index
 
 
 def omission(

@@ -124,16 +124,9 @@ def read_record(path: str | PathLike[str]) -> RunRecord:
     An incomplete last line is left out: the run was killed, or has not ended. If there are more than 16 MiB of details,
     the first line and the last 16 MiB are read. `RunRecord.notes` says what was left out.
 
-    Args:
-        path: The table (`boundary_uncertainty.csv`, or one with a version), the details beside it, or a folder above
-            them; the latest record in a folder is read.
-
-    Returns:
-        The record.
-
-    Raises:
-        FileNotFoundError: If there is no record.
-        ValueError: If a run cannot have written a file, or the table has more than 16 MiB.
+    `path` is the table (`boundary_uncertainty.csv`, or one with a version), the details beside it, or a folder above
+    them, whose latest record is read. Raises FileNotFoundError if there is no record, and ValueError if a run cannot
+    have written a file, or the table has more than 16 MiB.
     """
     path = Path(path)
     if path.is_dir():

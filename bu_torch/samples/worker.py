@@ -150,7 +150,8 @@ def _saved(collate_fn: Callable[[Any], Any], places: Iterator[Path] | None, samp
     the other process waiting if a batch cannot be pickled.
     """
     if collate_fn is default_collate:  # it stacks in shared memory in a worker
-        collate_fn = partial(collate, collate_fn_map={**default_collate_fn_map, Tensor: _stacked})
+        stacked: dict[Any, Any] = {Tensor: lambda tensors, **_: torch.stack(tensors)}
+        collate_fn = partial(collate, collate_fn_map={**default_collate_fn_map, **stacked})
     batch = collate_fn(samples)
     if places is None:
         _Pickler(stream := io.BytesIO(), pickle.HIGHEST_PROTOCOL).dump(batch)
@@ -163,10 +164,6 @@ def _saved(collate_fn: Callable[[Any], Any], places: Iterator[Path] | None, samp
 def _loaded(saved: Path | bytes) -> Any:
     with io.BytesIO(saved) if isinstance(saved, bytes) else saved.open("rb") as stream:
         return pickle.load(stream)  # noqa: S301  (our own worker has written it)
-
-
-def _stacked(tensors: list[Tensor], *, collate_fn_map: Any) -> Tensor:
-    return torch.stack(tensors)
 
 
 class _Pickler(pickle.Pickler):

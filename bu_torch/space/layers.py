@@ -82,10 +82,8 @@ class LayerFeatures:
     def transform(self, inputs: Any) -> Tensor:
         """Features (n, d) or (n, n_components), of the layer's dtype, of inputs (n, ...), finite, on their device.
 
-        Raises:
-            RuntimeError: If `n_components` is set and `fit` has not been called.
-            ValueError: If the layer did not run or does not give one row for each sample.
-            TypeError: If the inputs do not hold real numbers, or the layer does not give a tensor.
+        Raises ValueError if the layer did not run or does not give one row for each sample, TypeError if the inputs do
+        not hold real numbers or it gives no tensor, and RuntimeError if `n_components` is set, before `fit`.
         """
         if self.n_components is not None:
             check_fitted(self, "components_")

@@ -6,10 +6,10 @@ import torch
 from oracles import anchors
 
 from bu_torch import functional as F
-from bu_torch.functional.boundary import top_pairs
+from bu_torch.functional.boundary import index_pairs, top_pairs
 from bu_torch.functional.probabilities import brier_score, mixing_weight
 from bu_torch.functional.weights import relative_weights
-from bu_torch.papers.parzen import cluster_counts, index_pairs
+from bu_torch.papers.parzen import cluster_counts
 from bu_torch.papers.parzen import pair_terms as of_pairs
 
 N, J, M, D = 60, 4, 9, 3

@@ -3,8 +3,8 @@ import torch
 from oracles import proposal2
 
 from bu_torch.functional import local_uncertainty, parzen_uncertainty
-from bu_torch.functional.boundary import top_pairs
-from bu_torch.papers.parzen import index_pairs, pair_terms
+from bu_torch.functional.boundary import index_pairs, top_pairs
+from bu_torch.papers.parzen import pair_terms
 
 TOLERANCE = {torch.float32: 2e-4, torch.float64: 1e-6}
 

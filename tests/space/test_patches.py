@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from bu_torch import ParzenUncertainty, Signals
-from bu_torch.estimators.space_choice import choose_space
+from bu_torch.estimators.space_choice import best_space
 from bu_torch.space.features import FeatureSpace
 from bu_torch.space.layers import LayerFeatures
 from bu_torch.space.patches import PatchFeatures
@@ -103,7 +103,7 @@ class Net(nn.Module):
 
 def test_the_space_that_tells_most_of_the_labels_is_chosen():
     candidates = {"inputs": FeatureSpace(), "patches": FeatureSpace("patches")}
-    name, skills, points = choose_space(X, Y, candidates)
+    name, skills, points = best_space(X, Y, candidates)
     assert name == "patches"
     assert torch.equal(points, FeatureSpace("patches").fit_transform(X))
     assert skills["patches"] > skills["inputs"]
@@ -165,7 +165,7 @@ def test_integers_reach_a_network_that_takes_them():
 def test_random_labels_are_told_by_no_space():
     """Each sample counts once, however few there are: a copy would tell its own label."""
     labels = torch.randint(3, (240,), generator=torch.Generator().manual_seed(0))
-    _, skills, _ = choose_space(X, labels, {"inputs": FeatureSpace(), "patches": FeatureSpace("patches")})
+    _, skills, _ = best_space(X, labels, {"inputs": FeatureSpace(), "patches": FeatureSpace("patches")})
     assert max(skills.values()) < 0.1
 
 
