@@ -91,9 +91,9 @@ def local_uncertainty(
     Eq. 27, 28, 32 and 36 to 38: u is 1 if both classes of the predicted pair are equally common near the boundary. It
     is 0 if one of them is absent there, if k = 0, or if the predicted pair is not the sample's likely Bayes pair.
 
-    Args: as in `parzen_uncertainty`. Returns: u (N,) in [0, 1], and k (N,), in [0, M] without weights, else a sum of
-    weights that are scaled to a mean of 1; float64 for float64 logits and float32 for all others. k is NaN for a
-    cluster with a non-finite logit. Raises: as there.
+    Arguments and errors are those of `parzen_uncertainty`. Returns u (N,) in [0, 1], and k (N,), in [0, M] without
+    weights, else a sum of weights that are scaled to a mean of 1; float64 for float64 logits and float32 for all
+    others. k is NaN for a cluster with a non-finite logit.
     """
     logits = as_logits(logits)
     _check_samples(logits, labels, neighbors, bayes_pairs, predicted_pairs)

@@ -53,7 +53,8 @@ def suspicious_precision(scores: Any, is_correct: Any, percentiles: Any = None) 
     Jiang et al. (2018), section 5. At percentile p the floor(p n / 100) samples with the highest scores are left out. A
     perfect score reaches 1 from the percentile of the accuracy on. Ties count as in `trustworthy_precision`.
 
-    Args: as there. Returns: shape (P,), in [0, 1], float64, on the device of the scores. Raises: as there.
+    Arguments and errors are those of `trustworthy_precision`. Returns a tensor of shape (P,), in [0, 1], float64,
+    on the device of the scores.
     """
     scores, is_correct, n_kept = _check(scores, is_correct, percentiles)
     return _precision_of_top(-scores, ~is_correct, n_kept)
