@@ -279,7 +279,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
                 self._return_to_earlier()
             elif self._obsolete is not None and self.is_own(self._obsolete):
                 self._replaced.append(self._obsolete)
-            elif self._obsolete is not None:
+            elif self._obsolete is not None and self._obsolete not in self._written:
                 left = cleaned(self._obsolete)
                 rank_zero_info(f"bu-torch leaves the best checkpoint of an earlier run where it is: {left}")
             self._before = self._obsolete = None

@@ -31,6 +31,7 @@ from bu_torch.run.budget import count_operations
 from bu_torch.run.processes import Processes
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.samples import IGNORED
+from bu_torch.signals.metrics import ExpectedMetric, as_metric
 
 Inputs = Tensor | PerturbedInputs
 _BATCH_ELEMENTS = 2**16  # input values of one forward batch, so that small inputs go through in few batches
@@ -66,7 +67,7 @@ class NetworkReader:
         with misconfigured(CopyError), processes.copied(pl_module) as network:
             logits = processes.read(lambda: self.read(trainer, network, batch), len(batch))
         n_classes = tracker.check_setup.about["data"].get("n_classes", 0)  # the first process knows it
-        processes.on_first(lambda: _check_columns(logits, n_classes))
+        processes.on_first(lambda: _check_columns(logits, n_classes, as_metric(tracker.settings.metric)))
         self.is_tried = True
         is_moved = self.takes_integers and self.packing is None and self.perturbation is None
         embeds = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in pl_module.modules())
@@ -155,7 +156,7 @@ def can_be_passed(trainer: Trainer, pl_module: LightningModule) -> bool:
     return type(trainer.strategy).__name__ not in SHARDED and not has_lazy_layers(pl_module)
 
 
-def _check_columns(logits: Tensor, n_classes: int) -> None:
+def _check_columns(logits: Tensor, n_classes: int, metric: ExpectedMetric | None) -> None:
     if n_classes > 2 == logits.shape[1] and not bool(logits[:, 0].any()):
         raise MisconfigurationException(
             f"The module's `forward` gives one column, but the labels have classes 0, ..., {n_classes - 1}. A"
@@ -168,6 +169,11 @@ def _check_columns(logits: Tensor, n_classes: int) -> None:
             f" 0, ..., {n_classes - 1}. Labels count from 0: subtract 1 if they start at 1. Change labels in the"
             f" dataset or `on_after_batch_transfer`, not in `training_step`; samples to ignore have the label"
             f" {IGNORED}."
+        )
+    if metric is not None and metric.n_classes not in (None, logits.shape[1]):
+        raise MisconfigurationException(
+            f"`metric` must be of as many classes as the module's `forward` has columns, {logits.shape[1]}, got"
+            f" {metric.n_classes}."
         )
 
 

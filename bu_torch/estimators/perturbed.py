@@ -234,9 +234,10 @@ class PerturbedSamples:
         check_fitted(self, "perturbed")
         logits = as_logits(logits).detach()
         if logits.shape[1] < self._n_classes:
+            n_columns = 1 if logits.shape[1] == 2 and not bool(logits[:, 0].any()) else logits.shape[1]
             raise ValueError(
-                f"`logits` must have at least {self._n_classes} columns, one for each class of `fit`,"
-                f" got {logits.shape[1]}."
+                f"`logits` must have at least {self._n_classes} columns, one for each class of the labels, got"
+                f" {n_columns}."
             )
         if n_rows is not None and len(logits) != n_rows:
             n_samples = len(self.labels)

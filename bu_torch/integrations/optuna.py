@@ -43,7 +43,8 @@ class BoundaryUncertaintyPruningCallback(Callback):
             raise ValueError(
                 f'`trial` must belong to a `direction="maximize"` study of one objective: larger `{monitor}` is better.'
             )
-        self.trial, self._n_reported = trial, 0
+        self.trial = trial
+        self._n_reported = self._n_before = 0  # checks of this training that were reported; those of earlier ones
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         before = trainer.callbacks[: trainer.callbacks.index(self)]
@@ -53,13 +54,21 @@ class BoundaryUncertaintyPruningCallback(Callback):
                 f" `{type(self).__name__}`, got none there."
             )
 
+        for callback in before:
+            if isinstance(callback, BoundaryUncertaintyMonitor):
+                self._begin_anew(callback)
+
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         for callback in trainer.callbacks:
             if isinstance(callback, BoundaryUncertaintyMonitor):
                 self.report(callback)
 
     def report(self, watched: Any) -> None:
-        """Report the last check of a callback or stopper; raise `optuna.TrialPruned` if the trial's pruner says so."""
+        """Report the last check of a callback or stopper; raise `optuna.TrialPruned` if the trial's pruner says so.
+
+        Checks of a further training, such as of another fold, are reported as later steps.
+        """
+        self._begin_anew(watched)
         if len(watched.history) > self._n_reported:
             check, self._n_reported = watched.history[-1], len(watched.history)
             if self.monitor not in check:
@@ -67,6 +76,11 @@ class BoundaryUncertaintyPruningCallback(Callback):
                     f"`monitor` must be a signal that is measured, got {self.monitor!r}: pass `metric=` or `rule=` to"
                     " what measures."
                 )
-            self.trial.report(check[self.monitor], self._n_reported - 1)
+            self.trial.report(check[self.monitor], self._n_before + self._n_reported - 1)
             if self.trial.should_prune():
-                raise TrialPruned(f"Pruned after {self._n_reported} checks by `{self.monitor}`.")
+                raise TrialPruned(f"Pruned after {self._n_before + self._n_reported} checks by `{self.monitor}`.")
+
+    def _begin_anew(self, watched: Any) -> None:
+        """Count the checks of a further training behind those of the ones before."""
+        if len(watched.history) < self._n_reported:
+            self._n_before, self._n_reported = self._n_before + self._n_reported, 0

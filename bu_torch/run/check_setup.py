@@ -294,8 +294,7 @@ class CheckSetup:
             yield (
                 "A sample differs each time it is read (random augmentation), so bu-torch reads each sample"
                 f" {1 + self._n_draws} times: the first is its place among its neighbours, and further ones are"
-                " perturbed samples. To change it: `perturbation=` names a way to move it, and `reference=` other"
-                " samples."
+                " perturbed samples. To change it: `perturbation=` names a way to move it."
             )
         if self.found_in is not None:
             file = cleaned(str(self.found_in))
@@ -323,8 +322,9 @@ class CheckSetup:
         if skills:
             named = {"metric": "learnt distances"}
             listed = ", ".join(f"{named.get(name, name)} {skill:.2f}" for name, skill in skills.items())
-            base = next((name for name in skills if name != "metric"), "inputs")
-            change = f" To change it: `feature_extractor={base!r}`." if space == "metric" else ""
+            base, change = next((name for name in skills if name != "metric"), "inputs"), ""
+            if space == "metric" and base in ("inputs", "patches"):  # others are taken for what the samples are
+                change = f" To change it: `feature_extractor={base!r}`."
             where = f"{'by' if space == 'metric' else 'in'} {_SPACES.get(space)}"
             yield (
                 f"Neighbours are found {where}: left-out labels are predicted best there (skill by {listed}).{change}"

@@ -168,6 +168,11 @@ class BoundaryUncertaintyStopper(KeptResults):
         """
         tracker = self._tracker
         epoch, step = self._place(epoch, step)
+        if self._is_concluded:
+            tracker.warn(
+                f"This stopper has ended a training, of which it keeps epoch {self.best_epoch}, and continues it. For"
+                " another training, make another stopper; `cache=` keeps the preparation."
+            )
         self._is_by_steps, self._is_concluded = step is not None, False
         if tracker.inputs is None:
             with showing_progress(self.has_progress_bar):

@@ -1,7 +1,7 @@
 """Weights of samples and classes, in scikit-learn's words, and random subsets in which each class keeps its share."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ def check_class_weight(class_weight: Any) -> ClassWeight | None:
     if hasattr(class_weight, "to_dict"):  # a Series of pandas has the classes in its index
         class_weight = class_weight.to_dict()
     listed = class_weight.tolist() if hasattr(class_weight, "tolist") else class_weight
-    if not isinstance(listed, Mapping | list | tuple):
+    if not isinstance(listed, Mapping | Sequence) or isinstance(listed, str):
         raise TypeError(
             "`class_weight` must be 'balanced', a dict of weights by class, one weight for each class, or None, got"
             f" {class_weight!r:.100}."

@@ -180,7 +180,7 @@ def with_readings(samples: Samples, n_draws: int, perturbation: Any, warn: Calla
     if why_unlike:
         warn(
             f"Samples: {found}. That is no augmentation, so a check perturbs the first reading. Let the dataset give"
-            " the same sample for the same index, augmented or not, or pass samples as `reference=(inputs, labels)`."
+            " the same sample for the same index, augmented or not."
         )
     return samples
 

@@ -112,7 +112,7 @@ def from_copy(loader: DataLoader[Any], order: dict[str, Any], failure: str) -> B
     """
     dataset = loader.dataset
     # Read-only arrays, such as files mapped into memory, are shared.
-    memo: dict[int, Any] = {id(array): array for array in _read_only(dataset)}
+    memo: dict[int, Any] = {id(array): array for array in _read_only(dataset, set())}
     try:
         own, collate_fn = copy.deepcopy((dataset, loader.collate_fn), memo)
         for original in memo.get(id(memo), []):
@@ -135,10 +135,11 @@ def from_copy(loader: DataLoader[Any], order: dict[str, Any], failure: str) -> B
     return from_here(own, collate_fn, order)
 
 
-def _read_only(dataset: Any) -> Iterator[Any]:
+def _read_only(dataset: Any, seen: set[int]) -> Iterator[Any]:
+    seen.add(id(dataset))  # datasets may refer to one another
     for part in pytree.tree_leaves(getattr(dataset, "__dict__", {})):
         if isinstance(part, Dataset):
-            yield from _read_only(part)
+            yield from () if id(part) in seen else _read_only(part, seen)
         elif isinstance(part, np.ndarray) and not part.flags.writeable:
             yield part
 
