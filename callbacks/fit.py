@@ -21,7 +21,6 @@ from bu_torch.callbacks.trainer import (
     Trainer,
     lightning_average,
     misconfigured,
-    optimizers_in_eval_mode,
 )
 from bu_torch.callbacks.watch import InputConsistency, labels_in
 from bu_torch.internal.copying import CopyError
@@ -33,6 +32,7 @@ from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.budget import describe_slow_check
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.tracker import Check, Tracker, UnfitLogitsError
+from bu_torch.run.weights import optimizers_in_eval_mode
 from bu_torch.samples.batches import Keys
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.metrics import as_metric
@@ -294,7 +294,8 @@ class FitSession:
             )
         module, epoch, step = theirs.module if theirs else pl_module, trainer.current_epoch, trainer.global_step
         unfit = "The module's `forward` does not fit the labels: "
-        with optimizers_in_eval_mode(trainer), misconfigured(CopyError), misconfigured(UnfitLogitsError, before=unfit):
+        refused = misconfigured(UnfitLogitsError, before=unfit)
+        with optimizers_in_eval_mode(trainer.optimizers), misconfigured(CopyError), refused:
             read = partial(self._reader.read, trainer, inputs=tracker.inputs)
             self.check = tracker.check(module, read, epoch, step, is_counted=not self.waits_for_average)
         self._log(trainer, started)

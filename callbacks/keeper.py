@@ -30,8 +30,6 @@ from bu_torch.callbacks.trainer import (
     WeightAveraging,
     lightning_average,
     misconfigured,
-    optimizers_in_eval_mode,
-    optimizers_in_training,
     set_batch_hooks,
 )
 from bu_torch.internal.files import Identity, claim, identity, is_regular, is_whole, may_be_named
@@ -41,7 +39,7 @@ from bu_torch.internal.replica import gathered, replaced_in_place
 from bu_torch.run.history import describe_lost_best
 from bu_torch.run.state import read_best
 from bu_torch.run.tracker import Check
-from bu_torch.run.weights import BestWeights, named_weights
+from bu_torch.run.weights import BestWeights, named_weights, optimizers_in_eval_mode, optimizers_in_training
 from bu_torch.signals.catalogue import SIGNALS
 
 _BEST = ("best_", "kth_", "current_")  # prefixes of the attributes of `ModelCheckpoint` that describe the best file
@@ -236,7 +234,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
         self._measured = {} if check is None or lightning_average(trainer) is not None else check.weights
         is_in_place = self.save_weights_only or not self._measured  # Lightning calls no hook for weights alone
         values = self.fit.tracker.averages(module) if is_in_place else {}
-        own_weights = optimizers_in_eval_mode(trainer) if self.save_weights_only else nullcontext()
+        own_weights = optimizers_in_eval_mode(trainer.optimizers) if self.save_weights_only else nullcontext()
         self.is_saving = True
         try:
             with own_weights, replaced_in_place(module, values) as own:
@@ -253,7 +251,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
             return
         raw, measured, saved = self._raw, self._measured, checkpoint["state_dict"]
         saved.update({name: measured[name] for name in saved if name in measured})  # others may have left out some
-        if measured and (self.fit.tracker.average is not None or optimizers_in_training(trainer)):
+        if measured and (self.fit.tracker.average is not None or optimizers_in_training(trainer.optimizers)):
             # The weights of training lie beside the average.
             frozen = {name for name, one in pl_module.named_parameters() if not one.requires_grad}
             raw = {n: one.detach() for n, one in named_weights(pl_module).items() if n not in frozen}

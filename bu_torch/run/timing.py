@@ -109,19 +109,13 @@ class RunTimer:
         self.setup_seconds = self.check_seconds = self.saving_seconds = 0.0
         self._seconds_elsewhere = 0.0  # neither of training nor of checks
         self.has_resumed = False  # checks were made before this run began
-        self.runs_already = False  # training has begun before the preparation
         self._began = time.perf_counter()
         self.record = Record()
 
     def begin(self, started: float, *, has_resumed: bool) -> None:
-        """Count the time of training from now on; preparation began at `started` (`time.perf_counter`).
-
-        If it `runs_already`, training counts since this object was made.
-        """
-        now = time.perf_counter()
-        self.setup_seconds = now - started
-        self._seconds_elsewhere = self.setup_seconds if self.runs_already else 0.0
-        self._began = self._began if self.runs_already else now
+        """Count the time of training from now on; preparation began at `started` (`time.perf_counter`)."""
+        self._began = time.perf_counter()
+        self.setup_seconds, self._seconds_elsewhere = self._began - started, 0.0
         self.has_resumed = has_resumed
 
     @property
