@@ -20,10 +20,8 @@ class TestClassUncertainty:
     @pytest.mark.parametrize("whole", [True, False])
     def test_agrees_with_the_thesis_one_group_at_a_time(self, measure, priors, whole, dtype, device):
         counts, pairs = made_up_counts(whole=whole)
-        expected = [
-            anchors.class_uncertainty(c, p, measure, priors)
-            for c, p in zip(counts.tolist(), pairs.tolist(), strict=True)
-        ]
+        rows = zip(counts.tolist(), pairs.tolist(), strict=True)
+        expected = [anchors.class_uncertainty(*row, measure, priors) for row in rows]
         weights = None if priors is None else torch.tensor(priors, device=device, dtype=dtype)
         value = class_uncertainty(counts.to(device, dtype), pairs.to(device), priors=weights, measure=measure)
         assert value.dtype == dtype
