@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 from problems import Augmented, Made, blobs
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from bu_torch.samples.reading import read_loader
 from bu_torch.samples.readings import are_equal, read_again
@@ -79,17 +79,6 @@ def test_ignored_samples_are_not_read_again():
     labels = torch.where(torch.arange(120) < 7, -100, Y)
     again = read_again(read(Counted(lambda i, times: (X[i] + times, labels[i]))), 1)
     assert torch.equal(again.readings[0], X[7:] + 1)
-
-
-def test_a_transform_draws_anew():
-    def transform(batch):
-        return batch[0] + torch.randn_like(batch[0]), batch[1]
-
-    samples = read(TensorDataset(X, Y), transform=transform)
-    assert samples.is_random
-    again = read_again(samples, 2)
-    assert not (again.readings[0] == again.readings[1]).any()
-    assert torch.equal(again.readings, read_again(samples, 2).readings)
 
 
 def test_token_ids_stay_ids_and_are_padded_to_one_length():
