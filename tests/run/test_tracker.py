@@ -18,24 +18,9 @@ VALUES = dict.fromkeys(Signals.NAMES, 0.5)
 def fed(tracker, *scores):
     """The tracker, with these of the next epochs."""
     for epoch, score in enumerate(scores, start=len(tracker.checks)):
-        names = ("accuracy_uncertainty_trust", "expected_accuracy", "trust_score")
+        names = ("accuracy_uncertainty_trust", "expected_accuracy", "expected_auroc", "trust_score")
         tracker.add(epoch, VALUES | dict.fromkeys(names, score))
     return tracker
-
-
-@pytest.mark.parametrize(
-    ("settings", "last", "reason"),
-    [
-        ({"patience": 1, "min_delta": 1}, 0.1, "and trust did not improve by more than 1 in the last check."),
-        ({"patience": 1, "rule": "trust_score"}, 0.1, ": trust score did not improve in the last check."),
-        ({"stopping_threshold": 0.8}, 0.9, "and trust rose above the stopping threshold 0.8."),
-        ({}, float("nan"), "and trust gave a score that is not finite (nan)."),
-    ],
-)
-def test_it_says_why_in_words_not_in_names_of_columns(settings, last, reason):
-    tracker = fed(Tracker(Settings(**settings)), 0.5, last)
-    said = tracker.history.why_stopped(1)
-    assert (said.startswith("Stopped in epoch 1: "), said.endswith(reason)) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -97,14 +82,23 @@ def test_with_another_patience_all_before_counts_and_this_run_s_holds():
 
 
 @pytest.mark.parametrize(
-    "changed", [{"averaging": 0.5}, {"budget": None}, {"rule": "trust_score"}, {"seed": 1}, {"start_from_epoch": 1}]
+    "changed",
+    [
+        {"averaging": 0.5},
+        {"budget": None},
+        {"metric": "auroc"},
+        {"rule": "trust_score"},
+        {"seed": 1},
+        {"start_from_epoch": 1},
+    ],
 )
 def test_with_other_settings_nothing_before_is_compared(changed):
     first, said = fed(Tracker(Settings(patience=2)), 0.9), []
     second = Tracker(Settings(patience=2, **changed), said.append)
     second.load_state_dict(first.state_dict())
     assert len(said) == 1
-    assert f"resumes with {next(iter(changed))}=" in said[0]
+    assert said[0].startswith("The run resumes with ")
+    assert f"{next(iter(changed))}=" in said[0]
     assert fed(second, 0.1).history.kept is second.checks[-1]
     assert [check["epoch"] for check in second.checks] == [0, 1]
 

@@ -140,16 +140,6 @@ class TestStopper:
         stopper.check(model, 0)
         return stopper.history
 
-    def test_counts_samples_by_weights_and_classes(self):
-        model, weights = nn.Linear(4, 3), weights_at_random()
-        found = self.history(model, sample_weight=weights, class_weight="balanced")
-        signals = Signals(n_neighbors=20, n_draws=2, seed=0, class_weight="balanced").fit(X, Y, weights)
-        with torch.no_grad():
-            values = signals.measure(model(signals.perturbed_inputs)).values
-        for name in Signals.NAMES:
-            assert found[0][name] == pytest.approx(float(values[name]), rel=1e-6)
-        assert found != self.history(model)
-
     @pytest.mark.parametrize("max_samples", [None, 60])
     def test_leaves_out_what_losses_ignore(self, max_samples):
         features, labels = blobs(n=150)
