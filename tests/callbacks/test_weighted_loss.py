@@ -105,9 +105,8 @@ def focal(module, logits, labels):
 
 
 def one_by_one(module, logits, labels):
-    return sum(F.cross_entropy(one, label) for one, label in zip(logits, labels, strict=True)) + F.mse_loss(
-        logits.mean(), W.mean()
-    )
+    each = (F.cross_entropy(one, label) for one, label in zip(logits, labels, strict=True))
+    return sum(each) + F.mse_loss(logits.mean(), W.mean())
 
 
 def penalised(module, logits, labels):
@@ -121,9 +120,8 @@ def checkpointed(module, logits, labels):
 
 
 def sparse(module, logits, labels):
-    return first(module, logits, labels) + 0 * torch.sparse.sum(
-        logits.to_sparse() * torch.ones_like(logits).to_sparse()
-    )
+    product = logits.to_sparse() * torch.ones_like(logits).to_sparse()
+    return first(module, logits, labels) + 0 * torch.sparse.sum(product)
 
 
 def each_otherwise(module, logits, labels):
@@ -136,6 +134,10 @@ def binary_each(module, logits, labels):
 
 def columns(module, logits, labels):
     return F.binary_cross_entropy_with_logits(logits, F.one_hot(labels, 3).float(), pos_weight=W)
+
+
+def of_products(module, logits, labels):
+    return -(F.one_hot(labels, 3) * logits.log_softmax(dim=1) * W).sum(dim=1).mean()
 
 
 def weighing(weights=WEIGHTS):
@@ -172,13 +174,7 @@ LOSSES = {
     "a class that does not count": (Step, first, [CE(torch.tensor([1.0, 0.0, 1.0]))], None, "that is not positive"),
     "all alike": (Step, first, [CE(torch.full((3,), 2.0))], None, ""),
     "two classes": (OfTwo, lambda m, z, y: m.losses[0](z, y.clamp(max=1).float()), [BCE], [1.0, 3.0], ""),
-    "two outputs that have one weight": (
-        Step,
-        lambda m, z, y: m.losses[0](z, F.one_hot(y, 3).float()),
-        [BCE],
-        None,
-        "",
-    ),
+    "one weight of all outputs": (Step, lambda m, z, y: m.losses[0](z, F.one_hot(y, 3).float()), [BCE], None, ""),
     "a compiled function": (Step, lambda m, z, y: of_graph(z, y), [], None, "no loss with targets was seen"),
     "of each sample": (Step, lambda m, z, y: (of_each(z, y) * W[y]).sum() / W[y].sum(), [], WEIGHTS, ""),
     "of each sample, not by class": (Step, each_otherwise, [], None, "not by their classes alone"),
@@ -195,6 +191,10 @@ LOSSES = {
     "of each batch": (Step, of_the_batch, [], None, "they differ between steps"),
     "not alone in each step": (Step, alternating, [CE(W), CE()], WEIGHTS, ""),
     "other targets that are equal in the first batches": (Step, drifting, [CE(W), CE()], None, ""),
+    "of one-hot products": (Step, of_products, [], WEIGHTS, ""),
+    "an einsum": (Step, lambda m, z, y: torch.einsum("n,n->", of_each(z, y), W[y]), [], WEIGHTS, ""),
+    "a product of vectors": (Step, lambda m, z, y: of_each(z, y) @ W[y] / len(y), [], WEIGHTS, ""),
+    "an index that is ignored": (Step, lambda m, z, y: F.cross_entropy(z, y, ignore_index=2), [], None, "label -100"),
     "the other class": (OfTwo, lambda m, z, y: m.losses[0](z, (y == 0).float()), [BCE], None, ALIKE),
 }
 
