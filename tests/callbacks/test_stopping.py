@@ -1,4 +1,7 @@
+"""Where a training stops, what is kept and put back, beside which others; the example in the docstring runs."""
+
 import copy
+import doctest
 import math
 from pathlib import Path
 
@@ -9,6 +12,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from problems import Classifier, Gain, Weights, blobs, fit, loader, same, scripted, trainer, weights_of
 from torch.utils.data import DataLoader, TensorDataset
 
+import bu_torch
 from bu_torch import ParzenUncertainty
 from bu_torch.callbacks import BoundaryUncertaintyStopping
 from bu_torch.report import read_record
@@ -253,3 +257,12 @@ def test_as_published_the_largest_uncertainty_of_all_samples_and_of_the_weights_
     assert stopping.best_epoch == values.index(max(values))
     assert stopping.settings.patience > 10**9
     assert BoundaryUncertaintyStopping.as_published(n_draws=3).settings.n_draws == 3
+
+
+@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
+def test_the_example_of_the_callback_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (example,) = doctest.DocTestFinder(recurse=False).find(bu_torch.BoundaryUncertaintyStopping)
+    assert len(example.examples) > 5
+    assert doctest.DocTestRunner().run(example) == (0, len(example.examples))
+    assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,9 @@
-"""What all frameworks share that train by the plain loop's stopper."""
+"""What all frameworks share that train by the plain loop's stopper, and one that is not installed."""
 
+import importlib
+import sys
+
+import pytest
 import torch
 from problems import Augmented, Made, Plain, in_order
 from scenarios import tokens
@@ -36,3 +40,21 @@ def test_texts_with_token_dropout_are_read_again(tmp_path):
     network = nn.Sequential(nn.EmbeddingBag(60, 8), nn.Linear(8, 2))  # which takes integers alone
     make_stopper(network, data, OPTIONS | {"folder": tmp_path}).check(network)
     assert read_record(tmp_path).data["perturbation"] == "reading"
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "command"),
+    [
+        ("transformers", "transformers", "pip install transformers accelerate"),
+        ("skorch", "skorch", "pip install skorch"),
+        ("optuna", "optuna", "pip install optuna"),
+        ("ray", "ray", r'pip install "ray\[tune\]"'),
+    ],
+)
+def test_the_error_names_what_to_install(monkeypatch, module, package, command):
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"bu_torch.integrations.{module}", raising=False)
+    with pytest.raises(ImportError, match=rf'{module}` needs `{command}`, or .*"bu-torch\[integrations\]"'):
+        importlib.import_module(f"bu_torch.integrations.{module}")

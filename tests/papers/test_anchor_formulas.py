@@ -1,7 +1,6 @@
 import pytest
 import torch
 from oracles import anchors
-from torch import nn
 
 from bu_torch.functional import silverman_bandwidth
 from bu_torch.papers.anchors import anchor_uncertainty, bisect_segments, class_uncertainty
@@ -113,24 +112,6 @@ class TestAnchorUncertainty:
     def test_neighbors_of_one_class_are_worst(self):
         labels = torch.zeros(9, dtype=torch.int64)
         assert anchor_uncertainty(torch.linspace(-1, 1, 9), labels, torch.arange(9).unsqueeze(0)).tolist() == [0]
-
-    def test_scale_and_names_do_not_matter_nor_the_order_without_ties(self):
-        logits, labels, neighbors = anchor_problem()
-        value = anchor_uncertainty(logits, labels, neighbors)
-        names = torch.tensor([2, 0, 1])
-        renamed = torch.empty_like(logits)
-        renamed[:, names] = logits
-        for other in (
-            anchor_uncertainty(1e6 * logits + 3, labels, neighbors),
-            anchor_uncertainty(renamed, names[labels], neighbors),
-        ):
-            torch.testing.assert_close(other, value, atol=1e-9, rtol=1e-6)
-        assert anchor_uncertainty(logits, labels, neighbors[:0]).shape == (0,)
-        n_given = nn.functional.one_hot(labels[neighbors], 3).sum(dim=1).sort(dim=1).values
-        plain = (n_given.diff(dim=1) > 0).all(dim=1)
-        assert int(plain.sum()) > 2
-        flipped = anchor_uncertainty(logits, labels, neighbors[plain].flip(1))
-        torch.testing.assert_close(flipped, value[plain], atol=1e-9, rtol=1e-6)
 
     def test_nan_logits_of_a_neighbour_are_told(self):
         logits = torch.linspace(-1, 1, 20, dtype=torch.float64)

@@ -6,7 +6,7 @@ from problems import blobs
 from torch import nn
 
 from bu_torch import LabelRegression, LabelVotes, ParzenUncertainty, Signals
-from bu_torch.internal.printing import shown_on
+from bu_torch.internal.printing import advance, shown_on, uncounted
 from bu_torch.papers.proposal2 import ProposalSignals
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.preparation import n_comparisons
@@ -145,3 +145,14 @@ def test_a_progress_bar_arrives_at_its_end():
         fitted()
     fitted()
     assert sum(bar.moves) == n_comparisons(120, 2)
+
+
+def test_work_that_is_not_counted_refreshes_the_bar_without_moving_it():
+    bar = Bar()
+    with shown_on(bar):
+        advance(20)
+        with uncounted():
+            advance(7)
+        advance()
+    advance(5)
+    assert bar.moves == [20, 0, 0]
