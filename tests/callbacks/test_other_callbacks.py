@@ -72,12 +72,6 @@ class TestLeastSteps:
         made = fit(tmp_path, own, max_epochs=20, min_steps=steps)
         assert (made.global_step, own.stopped_epoch, own.best_epoch) == expected
 
-    def test_a_run_that_resumes_stops_at_the_same_step(self, tmp_path):
-        last, resumed = ModelCheckpoint(tmp_path / "user", save_last=True), scripted([0.9, 0.1], patience=1)
-        fit(tmp_path, scripted([0.9, 0.1], patience=1), last, max_epochs=2, min_steps=10)
-        made = fit(tmp_path, resumed, max_epochs=8, min_steps=10, ckpt_path=last.last_model_path)
-        assert (made.global_step, resumed.stopped_epoch) == (10, 2)
-
 
 class Clock:
     """Time that passes only where the test says so."""
@@ -199,12 +193,6 @@ class TestChecksInSomeEpochs:
     def test_a_fit_that_ends_between_checks_still_has_the_last_values(self, tmp_path):
         made = fit(tmp_path, scripted([0.2, 0.4], every_n_epochs=2), max_epochs=5)
         assert float(made.callback_metrics["given"]) == pytest.approx(0.4)
-
-    def test_each_check_is_saved_once(self, tmp_path):
-        users = ModelCheckpoint(tmp_path / "user", monitor="given", mode="max", save_top_k=-1)
-        fit(tmp_path, scripted([0.2, 0.4], every_n_epochs=2), users, max_epochs=4)
-        found = sorted(path.name for path in (tmp_path / "user").glob("*.ckpt"))
-        assert found == ["epoch=1-step=8.ckpt", "epoch=3-step=16.ckpt"]
 
     @pytest.mark.parametrize(("every", "expected"), [(1, [0.1, 0.2, 0.3, 0.4]), (2, [0.2, 0.4])])
     def test_a_plateau_scheduler_of_that_frequency_sees_each_check_once(self, tmp_path, every, expected):

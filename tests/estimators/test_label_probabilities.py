@@ -319,10 +319,8 @@ class TestProbabilities:
                 shares[row, labels[other]] += counted[other]
                 left_out[row, labels[other]] += counted[other] if other != row else 0.0
         copied = same.sum(dim=1) > 1
-        mixture = torch.lerp(
-            found.votes.left_out[found.regression.rows_].cpu(), found.regression.left_out.cpu(), found.weight_
-        ).double()
         read = found.regression.rows_.cpu()
+        mixture = torch.lerp(found.votes.left_out.cpu()[read], found.regression.left_out.cpu(), found.weight_).double()
         read, mixture = read[copied[read]], mixture[copied[read]]
         others = left_out[read] / left_out[read].sum(dim=1, keepdim=True)
         losses = [

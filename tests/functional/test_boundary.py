@@ -83,9 +83,8 @@ def test_the_classes_that_meet_share_the_boundary():
     kernel, local = boundary_weights(top_two(logits).half_gap()), local_uncertainty_of(probabilities)
     meeting = meeting_classes(top_pairs(logits), local, kernel)
     assert float(meeting.shares.sum()) == pytest.approx(1)
-    assert float((meeting.shares * meeting.uncertainty).sum()) == pytest.approx(
-        float(boundary_uncertainty(logits, probabilities))
-    )
+    expected = float(boundary_uncertainty(logits, probabilities))
+    assert float((meeting.shares * meeting.uncertainty).sum()) == pytest.approx(expected)
     for pair, share in zip(meeting.pairs, meeting.shares, strict=True):
         is_here = (top_pairs(logits) == pair).all(dim=1)
         assert float(kernel[is_here].sum() / kernel.sum()) == pytest.approx(float(share))

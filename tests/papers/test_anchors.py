@@ -55,6 +55,15 @@ def test_three_classes_are_best_cut_where_they_meet(estimator, dtype, device):
 
 
 @pytest.mark.parametrize("estimator", BOTH)
+def test_units_of_features_and_logits_do_not_matter(estimator):
+    features, labels = gaussians(n_classes=3, dtype=torch.float64)
+    fitted, factor = estimator().fit(features, labels), torch.tensor([1e-3, 1e4]).double()
+    other, value = estimator().fit(features * factor - 1e5, labels), float(fitted.score(bayes))
+    assert float(other.score(lambda x: bayes((x + 1e5) / factor))) == pytest.approx(value, abs=1e-3)
+    assert float(fitted.score(lambda x: 1e6 * bayes(x))) == pytest.approx(value, abs=1e-9)
+
+
+@pytest.mark.parametrize("estimator", BOTH)
 def test_one_predicted_class_is_worst(estimator):
     fitted = estimator().fit(*gaussians())
     assert fitted.score(lambda x: x[:, 0] * 0 + 1) == fitted.score(lambda x: x[:, 0] + 1e3) == 0
@@ -208,9 +217,8 @@ class TestGradient:
         for measure in ("triangle", "entropy"):
             fitted = GradientAnchorUncertainty(8, measure=measure).fit(features, labels)
             found = fitted.anchors(bayes)
-            values = oracle.anchor_uncertainty(
-                bayes(features).tolist(), labels.tolist(), fitted.neighbors[found.samples].tolist(), measure
-            )
+            given = bayes(features).tolist(), labels.tolist(), fitted.neighbors[found.samples].tolist()
+            values = oracle.anchor_uncertainty(*given, measure)
             assert len(values) > 5
             assert float(fitted.score(bayes)) == pytest.approx(np.mean(values), abs=1e-4)
 

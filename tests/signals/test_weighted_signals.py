@@ -54,10 +54,8 @@ def test_each_signal_is_a_mean_in_which_samples_count_by_their_weights(is_weight
     share = mean(trust.clamp(1e-3, 1e3).log()) / mean(nearest.clamp(1e-3, 1e3).log())
     accuracy = mean(signals.probabilities[rows, p]) / mean(signals.probabilities.amax(1))
     counted = np.tile(np.ones(120) if weights is None else weights.numpy(), 3).tolist()
-    u, most = (
-        oracle.boundary_uncertainty(one.tolist(), signals.probabilities.tolist(), counted)
-        for one in (logits, signals.probabilities)
-    )
+    likely = signals.probabilities.tolist()
+    u, most = (oracle.boundary_uncertainty(one, likely, counted) for one in (logits.tolist(), likely))
     expected = {
         "boundary_uncertainty": u,
         "trust_score": np.exp(mean(trust.clamp(1e-3, 1e3).log())),
