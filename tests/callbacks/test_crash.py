@@ -121,6 +121,20 @@ def test_a_file_that_another_thread_still_writes_is_not_called_damaged(tmp_path,
     assert not [one for one in recwarn if "checkpoint" in str(one.message) and "damaged" in str(one.message)]
 
 
+def test_ctrl_c_while_the_best_file_is_written_leaves_the_earlier_one(tmp_path, log):
+    def after(epoch, path):
+        if epoch == 1:
+            path.write_bytes(b"PK")
+            raise KeyboardInterrupt
+
+    own, module = scripted((0.1, 0.9, 0.2)), Plain()
+    with pytest.raises(SystemExit):  # as Lightning ends after Ctrl-C
+        run_of(tmp_path, own, module=module, max_epochs=3, plugins=[Disk(after=after)])
+    assert own.best_epoch == 0
+    assert same(module.state_dict(), torch.load(own.best_model_path, weights_only=True)["state_dict"])
+    assert "kept epoch 0" in log.text
+
+
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize("has_files", [True, False])
 def test_an_exception_between_a_check_and_the_saving_of_its_weights_leaves_the_earlier_epoch(tmp_path, kind, has_files):

@@ -72,6 +72,12 @@ class TestLeastSteps:
         made = fit(tmp_path, own, max_epochs=20, min_steps=steps)
         assert (made.global_step, own.stopped_epoch, own.best_epoch) == expected
 
+    def test_a_run_that_resumes_stops_at_the_same_step(self, tmp_path):
+        last, resumed = ModelCheckpoint(tmp_path / "user", save_last=True), scripted([0.9, 0.1], patience=1)
+        fit(tmp_path, scripted([0.9, 0.1], patience=1), last, max_epochs=2, min_steps=10)
+        made = fit(tmp_path, resumed, max_epochs=8, min_steps=10, ckpt_path=last.last_model_path)
+        assert (made.global_step, resumed.stopped_epoch) == (10, 2)
+
 
 class Clock:
     """Time that passes only where the test says so."""

@@ -61,28 +61,17 @@ def test_pairs_read_at_the_samples_are_those_of_the_paper(space):
         assert float(moved.score(model)) != pytest.approx(sum(expected) / 2, abs=1e-4)
     assert fitted.omission(model) == moved.omission(model)
     logits = model(fitted.perturbed_inputs.flatten(0, 1))
-    fitted.update(logits[100:], torch.arange(100, 270))
-    fitted.update(logits[:100], torch.arange(100))
-    assert fitted.compute() == fitted.score_logits(logits)
+    for index in torch.randperm(270).split(77):
+        with pytest.raises(RuntimeError, match=r"\d+ perturbed inputs have no logits"):
+            fitted.compute()
+        fitted.update(logits[index], index)
+    assert fitted.compute() == fitted.compute() == fitted.score_logits(logits)
+    fitted.reset()
+    with pytest.raises(RuntimeError, match="270 perturbed inputs have no logits"):
+        fitted.compute()
     assert fitted.score_logits(logits.index_fill(0, torch.tensor([269]), torch.inf)).isnan()
     with pytest.raises(ValueError, match="each of the 3 x 90 perturbed inputs, got 180"):
         fitted.score_logits(logits[:180])
-
-
-def test_update_and_compute_give_the_score_in_any_order():
-    features, labels = gaussians()
-    fitted = ParzenUncertainty(n_draws=2).fit(features, labels)
-    expected = fitted.score(linear)
-    inputs = fitted.perturbed_inputs.flatten(0, 1)
-    for index in torch.randperm(800).split(77):
-        fitted.update(linear(inputs[index]), index)
-    assert fitted.compute() == expected
-    assert fitted.compute() == expected
-    fitted.reset()
-    for n_missing in (800, 10):
-        with pytest.raises(RuntimeError, match=f"{n_missing} perturbed inputs have no logits"):
-            fitted.compute()
-        fitted.update(linear(inputs[:790]), torch.arange(790))
 
 
 def test_samples_move_by_the_law_of_the_text_where_it_is_asked_for():
