@@ -24,7 +24,7 @@ def n_lines(files):
     ("what", "reached", "limit"),
     [
         ("lines of source", n_lines(FILES), 19_980),
-        ("lines of tests", n_lines(ROOT.glob("tests/**/*.py")), 21_490),
+        ("lines of tests", n_lines(ROOT.glob("tests/**/*.py")), 21_488),
         ("words of documentation", sum(len(page.read_text().split()) for page in PAGES), 18_630),
         ("public names", len(bu_torch.__all__), 60),
     ],

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from oracles import boundary as oracle
 
 from bu_torch.functional import boundary_uncertainty
-from bu_torch.functional.boundary import boundary_weights, local_uncertainty_of, meeting_classes, top_pairs, top_two
 
 
 def problem(seed=0, n=61, j=4, dtype=torch.float64, n_values=None):
@@ -76,15 +75,3 @@ def test_the_largest_numbers_are_finite(largest):
     probabilities = torch.tensor([[1.0, 0.0], [0.75, 0.25], [0.5, 0.5]], dtype=torch.float64)
     assert boundary_uncertainty(logits, probabilities) == 1
     assert boundary_uncertainty(logits[:1], probabilities[:1]) == 0
-
-
-def test_the_classes_that_meet_share_the_boundary():
-    logits, probabilities, _ = problem(n=300)
-    kernel, local = boundary_weights(top_two(logits).half_gap()), local_uncertainty_of(probabilities)
-    meeting = meeting_classes(top_pairs(logits), local, kernel)
-    assert float(meeting.shares.sum()) == pytest.approx(1)
-    expected = float(boundary_uncertainty(logits, probabilities))
-    assert float((meeting.shares * meeting.uncertainty).sum()) == pytest.approx(expected)
-    for pair, share in zip(meeting.pairs, meeting.shares, strict=True):
-        is_here = (top_pairs(logits) == pair).all(dim=1)
-        assert float(kernel[is_here].sum() / kernel.sum()) == pytest.approx(float(share))

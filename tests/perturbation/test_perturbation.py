@@ -180,6 +180,17 @@ def test_padding_changes_nothing(sides):
     assert torch.equal(exchange_tokens(padded, ring()), expected)
 
 
+def test_one_s_own_gets_a_copy_each_time_and_the_next_numbers_of_the_generator():
+    def drop_one(tokens, nearest_distance, generator):
+        return tokens.scatter_(1, torch.randint(12, (len(tokens), 1), generator=generator), 999)
+
+    tokens, labels = scenarios.tokens(240)
+    moved = BoundaryUncertainty(20, n_draws=2, perturbation=drop_one).fit(tokens, labels).perturbed_inputs
+    assert moved.dtype == torch.int64
+    assert ((moved != tokens).sum(dim=2) == 1).all()
+    assert not torch.equal(*moved)
+
+
 @pytest.mark.parametrize(
     ("perturbation", "message"),
     [
