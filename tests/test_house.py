@@ -109,10 +109,7 @@ def test_public_names_say_what_they_take_give_and_raise(value):
         assert "Raises:" in doc
         return
     for name, method in inspect.getmembers(value, inspect.isfunction):
-        if (
-            method.__module__.startswith("bu_torch")
-            and not name.startswith("_")
-            and not hasattr(value.__mro__[-2], name)
-        ):
+        is_public = method.__module__.startswith("bu_torch") and not name.startswith("_")
+        if is_public and not hasattr(value.__mro__[-2], name):
             is_hook = "callbacks" in method.__module__
             assert is_hook or inspect.getdoc(method), f"{value.__name__}.{name} has no docstring"

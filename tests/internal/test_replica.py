@@ -243,15 +243,6 @@ class Learning(nn.Module):
         return self.layer(x) + self.layer.weight.grad.sum()
 
 
-class Renorming(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(9, 3, max_norm=0.1).requires_grad_(False)
-
-    def forward(self, x):
-        return self.embedding((x > 0).sum(dim=1))
-
-
 def tied():
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     net[1].weight = net[0].weight
@@ -290,7 +281,6 @@ MODULES = {
     "a module that closes": Closing,
     "a twin that is moved by its data": Momentum,
     "a gradient within": Learning,
-    "an embedding that renormalises": Renorming,
     "tied": tied,
     "pruned": pruned,
     "observers": quantised,
@@ -448,14 +438,6 @@ def test_a_module_that_cannot_be_copied_is_refused_by_name():
 
     with pytest.raises(CopyError, match=r"Single cannot be copied.*ValueError: there can be only one"):
         copy_of(nn.Sequential(Single(4, 3)))
-
-
-def test_parameters_of_one_storage_stay_in_one():
-    flat = torch.arange(8.0)
-    net = nn.ParameterList([nn.Parameter(flat[:4]), nn.Parameter(flat[4:])])
-    copied = copy_of(net)
-    assert len({one.untyped_storage().data_ptr() for one in copied}) == 1
-    assert [one.tolist() for one in copied] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 @pytest.mark.gpu

@@ -100,9 +100,8 @@ BAD = {
 def test_bad_arguments_are_named(name, change, message):
     arguments, *_ = BAD[name]
     (argument,) = change
-    with pytest.raises(
-        (TypeError, ValueError), match=message if message.startswith("`") else f"`{argument}` {message}"
-    ):
+    said = message if message.startswith("`") else f"`{argument}` {message}"
+    with pytest.raises((TypeError, ValueError), match=said):
         getattr(evaluation, name)(**{**arguments, **change})
 
 

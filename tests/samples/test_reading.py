@@ -105,16 +105,6 @@ class TestNoTrace:
         assert equal(read_samples(loader), range(120))
         assert torch.equal(generator.get_state(), before)
 
-    def test_global_states_are_put_back_also_after_an_exception(self, random_states):
-        def fails(i):
-            torch.rand(1), random.random(), np.random.rand()
-            raise KeyError(i)
-
-        before = random_states()
-        with pytest.raises(ValueError, match=r"^`dataset`: Made cannot be read in this process: KeyError: 0\. "):
-            read_samples(Made(fails))
-        assert random_states() == before
-
 
 def noisy(i):
     return (X[i] + torch.randn(4) + random.random() + np.random.rand()).float(), Y[i]

@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 import torch
-from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from problems import Made
+from readable import Stream
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -17,7 +17,6 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from bu_torch.callbacks.samples import users_sampler
 from bu_torch.samples.balance import weights_of
 from bu_torch.samples.reading import read_loader, read_samples
 from bu_torch.samples.samples import choose_among, fewer_of, whole_samples
@@ -103,13 +102,6 @@ class TestWeightedRandomSampler:
         assert len(samples.inputs) == len(samples.weights) == max_samples
         assert torch.equal(samples.inputs[:, 0].long(), samples.rows)
         torch.testing.assert_close(relative(samples.weights), relative(OF_PLACE[samples.rows]))
-
-    @pytest.mark.parametrize("max_samples", [None, 100])
-    def test_a_wrapper_that_shares_it_among_processes_is_taken_off(self, max_samples):
-        sampler = WeightedRandomSampler(OF_CLASS[Y], N)
-        loader = DataLoader(WHOLE, sampler=DistributedSamplerWrapper(sampler, num_replicas=2, rank=1))
-        samples = read_loader(loader, lambda n: max_samples or n, unwrap=users_sampler)
-        torch.testing.assert_close(relative(samples.weights), relative(OF_CLASS[Y[samples.rows]]))
 
     def test_that_it_balances_is_not_balanced_twice(self):
         samples = read(sampler=WeightedRandomSampler(OF_CLASS[Y], N))
@@ -226,12 +218,8 @@ def one_by_one(labels):
     return Made(lambda i: (X[i], labels[i]), N)
 
 
-class Stream(IterableDataset):
-    def __init__(self, labels):
-        self.labels = labels
-
-    def __iter__(self):
-        return zip(X, self.labels, strict=True)
+def streamed(labels):
+    return Stream(list(zip(X, labels, strict=True)))
 
 
 MARKED = torch.where(torch.arange(N) % 5 == 2, -100, Y)
@@ -244,7 +232,7 @@ class TestIgnoredLabels:
         [
             TensorDataset(X, MARKED),
             one_by_one(MARKED),
-            DataLoader(Stream(MARKED), batch_size=32),
+            DataLoader(streamed(MARKED), batch_size=32),
             (X, MARKED),
             (X, MARKED.unsqueeze(1)),
             (X, MARKED.double()),
@@ -298,7 +286,7 @@ class TestIgnoredLabels:
             whole_samples(*arguments)
 
 
-@pytest.mark.parametrize("dataset", [WHOLE, one_by_one(Y), Stream(Y)], ids=["at once", "one by one", "a stream"])
+@pytest.mark.parametrize("dataset", [WHOLE, one_by_one(Y), streamed(Y)], ids=["at once", "one by one", "a stream"])
 @pytest.mark.parametrize("n_wanted", [N, 50])
 def test_each_batch_passes_a_transform_once(dataset, n_wanted):
     seen = []

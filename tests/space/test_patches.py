@@ -131,23 +131,6 @@ def test_patches_are_extracted_once_where_all_samples_are_compared(monkeypatch):
     assert torch.equal(part.neighbors, once.neighbors)
 
 
-def test_what_a_network_prepared_is_taken_back_without_it():
-    """A run that resumes has no weights of its start."""
-    net = Net()
-    first, again, other = (Signals(20, n_draws=2, feature_extractor="module", module=net) for _ in range(3))
-    first.fit(X, Y)
-    net.last.weight.data.zero_()
-    again.load(first.packed(), X, Y)
-    assert again.boundary.space_name_ == "module"
-    assert torch.equal(again.perturbed_inputs, first.perturbed_inputs)
-    assert again.fingerprint == first.fingerprint
-    logits = torch.randn(480, 2)
-    for name, value in first.measure(logits).values.items():
-        assert torch.equal(again.measure(logits).values[name], value)
-    with pytest.raises(ValueError, match="the state was made of other samples"):
-        other.load(first.packed(), X + 1, Y)
-
-
 def test_a_file_is_of_the_space_that_it_was_made_in_whatever_was_chosen_since(tmp_path):
     written, read = Signals(20, n_draws=1), Signals(20, n_draws=1)
     written.boundary.known_space = "inputs"
