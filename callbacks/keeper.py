@@ -225,9 +225,9 @@ class FileKeeper(Keeper, ModelCheckpoint):
 
     @preserved_random_state()  # the module's `on_save_checkpoint` may draw random numbers
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        """Have Lightning write a file; `on_save_checkpoint` then puts the measured weights into it.
+        """Have Lightning write a file, into which `on_save_checkpoint` puts the measured weights.
 
-        They are put into the module meanwhile only for a file of weights alone, or of shards.
+        For a file of weights alone, or of shards, they are put into the module meanwhile.
         """
         module, check = trainer.lightning_module, self.fit.check
         # Empty if weights are sharded, or of an average of Lightning's, which its own hook saves.

@@ -56,7 +56,7 @@ class NetworkReader:
         self.packing: Packing | None = None  # layout of several tensors a sample in one; None if there is one
 
     def adapt_to(self, packing: Packing | None, perturbation: Any, *, takes_integers: bool | None = None) -> None:
-        """Read from now on samples with this layout, perturbed in this way; None leaves what they are made of."""
+        """Read from now on samples with this layout, perturbed in this way; `takes_integers` None: as before."""
         self.packing, self.perturbation = packing, perturbation
         self.takes_integers = self.takes_integers if takes_integers is None else takes_integers
 
@@ -97,7 +97,7 @@ class NetworkReader:
         return self._read(trainer, module, inputs, self.packing, self._batch_size(trainer, inputs))
 
     def read_batch(self, trainer: Trainer, module: nn.Module, inputs: Tensor, packing: Packing | None) -> Tensor:
-        """The same in one batch, whose layout may differ from that of the samples."""
+        """Logits of inputs in one batch, laid out by `packing`."""
         return self._read(trainer, module, inputs, packing, len(inputs))
 
     def _read(

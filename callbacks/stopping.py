@@ -313,11 +313,10 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         if kept is None and not (trainer.current_epoch or is_graceful):  # nothing to say
             return
         how = None if kept is None else "not "
-        after = trainer.callbacks[trainer.callbacks.index(self) + 1 :]  # the last to restore has the model
-        others = [one for one in after if isinstance(one, BoundaryUncertaintyStopping) and one.restore_best_weights]
-        is_last = not any(one._kept is not None for one in others)
-        if keeper is not None and kept is not None and is_graceful and self.restore_best_weights and is_last:
-            how = restore(trainer, keeper)
+        if keeper is not None and kept is not None and is_graceful and self.restore_best_weights:
+            after = trainer.callbacks[trainer.callbacks.index(self) + 1 :]  # the last to restore has the model
+            others = [one for one in after if isinstance(one, BoundaryUncertaintyStopping) and one.restore_best_weights]
+            how = "not " if any(one._kept is not None for one in others) else restore(trainer, keeper)
         name = "every_n_train_steps" if self._fit.is_by_steps else "every_n_epochs"
         if not self.history and (every := getattr(self, name)) > 1:
             why += f" (`{name}={every}`)"

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,9 @@ def public():
 def test_public_names_say_what_they_take_give_and_raise(value):
     doc = inspect.getdoc(value)
     assert doc
+    if refers := re.search(r"Arguments and\s+errors\s+are\s+those\s+of `(\w+)`", doc):  # to a function beside it
+        assert "Returns" in doc
+        doc = inspect.getdoc(getattr(inspect.getmodule(value), refers[1]))
     assert "Args:" in doc or (inspect.isclass(value) and "Attributes:" in doc)
     if not inspect.isclass(value):
         assert "Returns:" in doc

@@ -73,8 +73,9 @@ def _run(options: argparse.Namespace) -> None:
             if not found:
                 say(_row("test error" if metric is None else metric.title, runs[0].results))
             name, results = path.name.partition(".csv")[0], pd.DataFrame([run.results for run in runs])
-            means, spreads = results.mean(), results.std()
-            say(_row(name, [f"{means[way]:.3f}" + f"±{spreads[way]:.3f}" * (n_seeds > 1) for way in results]))
+            means, spreads = results.mean(skipna=False), results.std(skipna=False)
+            shown = [f"{means[way]:.3f}" + (f"±{spreads[way]:.3f}" if n_seeds > 1 else "") for way in results]
+            say(_row(name, shown))
             found += runs
             *ways, _, _, _, one_class = means  # the last four are no ways to choose an epoch
             if metric is None and one_class <= min(ways):
@@ -85,11 +86,11 @@ def _run(options: argparse.Namespace) -> None:
     if not found:
         raise ValueError(line)
     results = pd.DataFrame([run.results for run in found])
-    say(_row("mean", results.mean()))
+    say(_row("mean", results.mean(skipna=False)))
     if len(found) > 1:
         ours = results.pop("bu-torch")
         differences = results.sub(ours, axis=0)
-        means, errors = differences.mean(), differences.sem()
+        means, errors = differences.mean(skipna=False), differences.sem(skipna=False)
         say(_row("minus bu-torch", ["", *(f"{means[way]:+.3f}±{errors[way]:.3f}" for way in differences)]))
     say(_row("epochs trained", map(round, pd.DataFrame([run.epochs for run in found]).mean())))
     if lost:

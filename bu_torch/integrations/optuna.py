@@ -64,11 +64,7 @@ class BoundaryUncertaintyPruningCallback(Callback):
                 self.report(callback)
 
     def report(self, watched: Any) -> None:
-        """Report the last check of a callback or stopper; raise `optuna.TrialPruned` if the trial's pruner says so.
-
-        Checks of a further training, such as of another fold, are reported as later steps.
-        """
-        self._begin_anew(watched)
+        """Report the last check of a callback or stopper; raise `optuna.TrialPruned` if the trial's pruner says so."""
         if len(watched.history) > self._n_reported:
             check, self._n_reported = watched.history[-1], len(watched.history)
             if self.monitor not in check:

@@ -104,11 +104,11 @@ class BoundaryUncertaintyCallback(TrainerCallback):
         if self.check_steps is None or control.should_training_stop:
             self._check(state, control, **kwargs)
 
-    def _check(self, state: Any, control: Any, *, model: Any, optimizer: Any, **_: Any) -> None:
+    def _check(self, state: Any, control: Any, *, model: Any, optimizer: Any = None, **_: Any) -> None:
         """Check unless this step has been checked already, and tell the `Trainer` whether to stop."""
         history, step = self.stopper.history, state.global_step
         if step > (history[-1].get("step", 0) if history else 0):
-            with optimizers_in_eval_mode([getattr(optimizer, "optimizer", optimizer)]):  # accelerate has wrapped it
+            with optimizers_in_eval_mode(_unwrapped(optimizer)):
                 should_stop = self.stopper.check(model, math.ceil(state.epoch) - 1, step)
             state.log_history.append({**history[-1], "epoch": state.epoch, "step": step})
             should_stop |= control.should_training_stop
@@ -125,10 +125,14 @@ class BoundaryUncertaintyCallback(TrainerCallback):
             reason = "Other code stopped training (`control.should_training_stop`)."
         elif args.max_steps > 0:
             reason = f"Training ran until `max_steps={args.max_steps}`."
-        optimizer = kwargs["optimizer"]
-        for one in optimizers_in_training([getattr(optimizer, "optimizer", optimizer)]):
+        for one in optimizers_in_training(_unwrapped(kwargs.get("optimizer"))):
             one.eval()  # as `Trainer.evaluate` will, which must not move the weights that are loaded
         conclude(self.stopper, kwargs["model"] if self.load_best_model_at_end else None, reason)
+
+
+def _unwrapped(optimizer: Any) -> list[Any]:
+    """The optimiser out of accelerate's wrapper, in a list; an empty one if there is none."""
+    return [] if optimizer is None else [getattr(optimizer, "optimizer", optimizer)]
 
 
 def _with_names_alone(model: Any) -> Any:

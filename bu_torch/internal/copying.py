@@ -36,8 +36,10 @@ _MOST_SPARE = 2  # bytes of a storage that several parameters share, for each by
 
 
 # Objects that cannot be copied, and that `forward` may move: those of training would be moved.
-_MOVING = (types.GeneratorType, threading.local, SynchronizedBase, SimpleQueue, Connection, SharedMemory, SemLock, mmap)
-_MOVING += (_BaseDataLoaderIter,)
+_MOVING = (
+    *(types.GeneratorType, threading.local, SynchronizedBase, SimpleQueue, Connection, SharedMemory, SemLock, mmap),
+    _BaseDataLoaderIter,
+)
 
 
 class CopyError(RuntimeError):
@@ -120,8 +122,6 @@ class Copying:
             return self._keep(value, _Unwrapped(name, self(getattr(value, name))))
         if isinstance(value, BytesIO | StringIO):
             return self._keep(value, copy.copy(value))
-        if isinstance(value, Queue):
-            return self._queue(value)
         if _is_shared(value):
             return self._keep(value, value)
         return self._object(value)
@@ -152,8 +152,12 @@ class Copying:
 
     def _queue(self, value: Any) -> Any:
         """Copy a queue without a bound and a wait, because a thread, such as that of a logger, empties the original."""
-        made = self._keep(value, type(value)())
-        made.queue.extend(map(self, value.queue))
+        made = type(value).__new__(type(value))
+        Queue.__init__(made)
+        with value.mutex:
+            waiting = list(value.queue)
+        self._keep(value, made).queue.extend(map(self, waiting))
+        vars(made).update({name: self(one) for name, one in vars(value).items() if name not in vars(made)})
         made.join = _return
         return made
 
@@ -237,6 +241,8 @@ class Copying:
         try:
             if isinstance(value, nn.Module):
                 return self._module(value)
+            if isinstance(value, Queue):
+                return self._queue(value)
             if hasattr(type(value), "__deepcopy__"):
                 return self._keep(value, value.__deepcopy__(self._copies))
             how = value.__reduce_ex__(4)
@@ -305,7 +311,7 @@ class Copying:
 
 def _defines(kind: type, function: Any) -> bool:
     """Return True if a function is a method of a class, not of one object."""
-    return any(function in vars(one).values() for one in kind.__mro__)
+    return any(function is one for base in kind.__mro__ for one in vars(base).values())
 
 
 def _return() -> None:

@@ -37,7 +37,8 @@ class ErrorCountBounds(NamedTuple):
 def data_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
     """Expected share of wrong class labels, with c(z) for c(y); Mevik (2003), Eq. 18, with z for the y of Eq. 17.
 
-    Arguments and errors are those of `adjusted_error_count`. Returns a scalar in [0, 1].
+    Arguments and errors are those of `adjusted_error_count`. Returns a scalar in [0, 1], float64, on the device of
+    z.
     """
     cut = _Cut(z, edges, ("sigma_delta", sigma_delta))
     return cut.at_predicted(cut.outside()).mean()
@@ -46,7 +47,8 @@ def data_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
 def data_squared_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
     """Expected squared distance from y to the interval of its label c(z); Mevik (2003), Eq. 22, z for the y of Eq. 21.
 
-    Arguments and errors are those of `adjusted_error_count`. Returns a scalar >= 0, in squared units of z.
+    Arguments and errors are those of `adjusted_error_count`. Returns a scalar >= 0, in squared units of z; float64,
+    on the device of z.
     """
     cut = _Cut(z, edges, ("sigma_delta", sigma_delta))
     probability = cut.inside()
@@ -57,7 +59,8 @@ def data_squared_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
 def error_count(predictions: Any, z: Any, edges: Any) -> Tensor:
     """Apparent error count: share of predictions other than the class label c(z); Mevik (2003), Eq. 23.
 
-    Arguments and errors are those of `adjusted_error_count`. Returns a scalar in [0, 1].
+    Arguments and errors are those of `adjusted_error_count`. Returns a scalar in [0, 1], float64, on the device of
+    z.
     """
     cut = _Cut(z, edges, predictions=predictions)
     return (cut.predicted != cut.own).double().mean()
@@ -136,7 +139,7 @@ def minimal_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
     """Lowest error rate of any classifier, as if z were f(x); Mevik (2003), Eq. 27.
 
     With f(x) in place of z this is Eq. 7. Arguments and errors are those of `error_rate`. Returns a scalar in
-    [0, 1).
+    [0, 1), float64, on the device of z.
     """
     return _Cut(z, edges, ("sigma_epsilon", sigma_epsilon)).outside().amin(dim=1).mean()
 
@@ -144,7 +147,8 @@ def minimal_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
 def squared_error_count(predictions: Any, z: Any, edges: Any) -> Tensor:
     """Apparent mean squared distance from z to the interval of the predicted class; Mevik (2003), Eq. 28 with Eq. 8.
 
-    Arguments and errors are those of `adjusted_error_count`. Returns a scalar >= 0, in squared units of z.
+    Arguments and errors are those of `adjusted_error_count`. Returns a scalar >= 0, in squared units of z; float64,
+    on the device of z.
     """
     cut = _Cut(z, edges, predictions=predictions)
     return cut.at_predicted(cut.penalties()).mean()
@@ -157,7 +161,7 @@ def adjusted_squared_error_count(predictions: Any, z: Any, edges: Any, sigma_del
     whose few errors all lie nearer to an edge than sigma_delta.
 
     Arguments and errors are those of `adjusted_error_count`; a `sigma_delta` of 0 gives `squared_error_count`.
-    Returns a scalar >= -sigma_delta^2, in squared units of z.
+    Returns a scalar >= -sigma_delta^2, in squared units of z; float64, on the device of z.
     """
     sigma = number("sigma_delta", sigma_delta)
     return squared_error_count(predictions, z, edges) - sigma**2 * error_count(predictions, z, edges)
@@ -169,7 +173,7 @@ def squared_error_rate(predictions: Any, z: Any, edges: Any, sigma_epsilon: Any)
     Mevik (2003), Eq. 30 and 31. (Eq. 11 prints the class c of y where it means the predicted class j.)
 
     Arguments and errors are those of `error_rate`; a `sigma_epsilon` of 0 gives `squared_error_count`. Returns a
-    scalar >= 0, in squared units of z.
+    scalar >= 0, in squared units of z; float64, on the device of z.
     """
     cut = _Cut(z, edges, ("sigma_epsilon", sigma_epsilon), predictions)
     return cut.at_predicted(cut.expected_penalties()).mean()

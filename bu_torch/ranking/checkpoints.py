@@ -23,13 +23,21 @@ _WAY_OUT = "Pass a module instance, or a function without arguments that returns
 
 
 class Checkpoint(NamedTuple):
-    """Content of a file of weights, as plain data and tensors on the CPU."""
+    """Content of a file of weights, as plain data and tensors on the CPU.
+
+    Args:
+        path: The file.
+        state_dict: Weights by name.
+        epoch: Epoch in the file; None if there is none.
+        step: Optimiser steps in the file (`global_step`); None if there are none.
+        content: Everything in the file, by name.
+    """
 
     path: Path
-    state_dict: dict[str, Any]  # weights by name
-    epoch: int | None  # None if there is none in the file
-    step: int | None  # optimiser steps (`global_step`); None if there are none in the file
-    content: dict[str, Any]  # everything in the file, by name
+    state_dict: dict[str, Any]
+    epoch: int | None
+    step: int | None
+    content: dict[str, Any]
 
 
 def load_checkpoint(path: str | Path, *, weights_only: bool = True) -> Checkpoint:

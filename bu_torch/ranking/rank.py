@@ -37,15 +37,25 @@ _OF_A_RUN = "prediction_changes"  # compares two checks of a run; a single class
 
 
 class Candidate(NamedTuple):
-    """One classifier of a `Ranking`."""
+    """One classifier of a `Ranking`.
 
-    rank: int  # 1 is the best
-    name: str  # its path as given, its name, or its place and type
-    score: float  # by the rule, larger is better; NaN if its logits are not finite, which ranks last
-    epoch: int | None  # in its checkpoint; None if there is none
-    step: int | None  # optimiser steps in its checkpoint; None if there are none
-    signals: dict[str, float]  # all that `Signals` measures of one classifier, such as `boundary_uncertainty`
-    path: Path | None = None  # its file; None if it has none
+    Args:
+        rank: Rank; 1 is the best.
+        name: Its path as given, its name, or its place and type.
+        score: Score by the rule, larger is better; NaN if its logits are not finite, which ranks last.
+        epoch: Epoch in its checkpoint; None if there is none.
+        step: Optimiser steps in its checkpoint; None if there are none.
+        signals: All signals that `Signals` measures of one classifier, such as `boundary_uncertainty`.
+        path: Its file; None if it has none.
+    """
+
+    rank: int
+    name: str
+    score: float
+    epoch: int | None
+    step: int | None
+    signals: dict[str, float]
+    path: Path | None = None
 
     def as_record(self) -> dict[str, Any]:
         """Rank, name, epoch, step, score and all signals, by name."""
@@ -54,9 +64,17 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranking(Sequence[Candidate]):
-    """Classifiers in order, the best first, at least one (ValueError); printed, it is a table."""
+    """Classifiers in order, the best first; printed, it is a table.
 
-    rule: str  # that ranked them; see `rank_checkpoints`
+    Args:
+        rule: Rule that ranked them; see `rank_checkpoints`.
+        candidates: In order.
+
+    Raises:
+        ValueError: If there is no candidate.
+    """
+
+    rule: str
     candidates: tuple[Candidate, ...]
 
     def __post_init__(self) -> None:

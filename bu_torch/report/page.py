@@ -37,9 +37,17 @@ def render(records: RunRecord | Sequence[RunRecord]) -> str:
 def write_report(records: RunRecord | Sequence[RunRecord], path: str | PathLike[str]) -> Path:
     """Write the page of a run, or of several side by side; an older page is replaced as a whole or not at all.
 
-    Takes a record from `read_record`, or a list of 2 to 10 different ones (ValueError, TypeError), and the file to
-    write, whose path is returned; missing folders are made. Raises OSError if the page cannot be written, or the file
-    exists and is not a page of bu-torch.
+    Args:
+        records: Record from `read_record`, or a list of 2 to 10 different records.
+        path: File to write; missing folders are made.
+
+    Returns:
+        The path.
+
+    Raises:
+        OSError: If the page cannot be written, or the file exists and is not a page of bu-torch.
+        ValueError: If a list does not hold 2 to 10 different records.
+        TypeError: If it holds anything else.
     """
     text, path = render(records), Path(path)
     if path.is_file() and path.stat().st_size:

@@ -40,28 +40,40 @@ class End(NamedTuple):
 class RunRecord:
     """Record of a run, as far as it was written.
 
-    The first `n_not_compared` checks do not count: they were made before a resume with other settings or samples, or
-    before the first update of an average of the weights.
+    Attributes:
+        path: The table of checks.
+        checks: In order. `epoch` and the entry named by `axis` are ints; all others are floats, NaN for an empty cell.
+        last_written: Time at which the newer of the two files was written.
+        settings: Settings of the callback; values that are not plain data are text, as in `versions` and `data`.
+        versions: Versions of the packages.
+        data: Sizes of the data, and how training draws it.
+        classes: Names of the classes; empty if they have none.
+        n_not_compared: Number of first checks that do not count, because they were made before a resume with other
+            settings or samples, or before the first update of an average of the weights.
+        setup_seconds: Time spent before the first epoch; NaN if unknown.
+        started: Start of the run in ISO format; "" if unknown.
+        details: Details by epoch or step, if written and read. Their `row` is an index of the dataset.
+        kept: Epoch or step of the kept check, by the last line that tells; None if there is none, or if unknown.
+        end: None if the run has not ended, or was killed.
+        notes: Sentences on what the page cannot show and why, and the run's remarks on the kept check.
+        axis: `"epoch"`, or `"step"` if an epoch has several checks.
     """
 
-    path: Path  # table of checks
-    # In order. `epoch` and the entry named by `axis` are ints; all others are floats, NaN for an empty cell.
+    path: Path
     checks: list[dict[str, Any]]
-    last_written: datetime  # time at which the newer of the two files was written
-    settings: dict[str, Any] = field(default_factory=dict)  # values that are no plain data are text, as in the next two
-    versions: dict[str, Any] = field(default_factory=dict)  # of the packages
-    data: dict[str, Any] = field(default_factory=dict)  # sizes, and how training draws samples
-    classes: list[str] = field(default_factory=list)  # names; empty if they have none
+    last_written: datetime
+    settings: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    classes: list[str] = field(default_factory=list)
     n_not_compared: int = 0
-    setup_seconds: float = math.nan  # time spent before the first epoch; NaN if unknown
-    started: str = ""  # in ISO format; "" if unknown
-    details: dict[int, Details] = field(
-        default_factory=dict
-    )  # by epoch or step; their `row` is an index of the dataset
-    kept: int | None = None  # epoch or step of the kept check, by the last line that tells; None if there is none
-    end: End | None = None  # None if the run has not ended, or was killed
-    notes: list[str] = field(default_factory=list)  # on what the page cannot show and why, and remarks of the run
-    axis: Literal["epoch", "step"] = "epoch"  # "step" if an epoch has several checks
+    setup_seconds: float = math.nan
+    started: str = ""
+    details: dict[int, Details] = field(default_factory=dict)
+    kept: int | None = None
+    end: End | None = None
+    notes: list[str] = field(default_factory=list)
+    axis: Literal["epoch", "step"] = "epoch"
 
     @property
     def places(self) -> list[int]:
@@ -124,9 +136,16 @@ def read_record(path: str | PathLike[str]) -> RunRecord:
     An incomplete last line is left out: the run was killed, or has not ended. If there are more than 16 MiB of details,
     the first line and the last 16 MiB are read. `RunRecord.notes` says what was left out.
 
-    `path` is the table (`boundary_uncertainty.csv`, or one with a version), the details beside it, or a folder above
-    them, whose latest record is read. Raises FileNotFoundError if there is no record, and ValueError if a run cannot
-    have written a file, or the table has more than 16 MiB.
+    Args:
+        path: The table (`boundary_uncertainty.csv`, or one with a version), the details beside it, or a folder above
+            them; the latest record in a folder is read.
+
+    Returns:
+        The record.
+
+    Raises:
+        FileNotFoundError: If there is no record.
+        ValueError: If a run cannot have written a file, or the table has more than 16 MiB.
     """
     path = Path(path)
     if path.is_dir():

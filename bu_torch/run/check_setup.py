@@ -119,9 +119,9 @@ class CheckSetup:
         `give_samples` gives those to choose from, `planned` the plan of a check from the number of training samples and
         the bytes of one, 0 for no limit; `when` says for the log when checks are due. Checks are made on `device`, or
         that of the samples. The space may be the features of `module` before training, and stays if earlier checks were
-        made (`has_resumed`). Unless this `is_final`, a second call with None prepares the same samples anew,
-        and a file of the cache that does not fit is refused by `finish` alone. If other processes get the perturbed
-        inputs (`is_shared`), they are copied to the CPU. Errors are those of `Signals`.
+        made (`has_resumed`). Unless this `is_final`, a second call, with `give_samples` None, prepares the same samples
+        anew, and a file of the cache that does not fit is refused by `finish` alone. If other processes get the
+        perturbed inputs (`is_shared`), they are copied to the CPU. Errors are those of `Signals`.
         """
         if give_samples is not None:
             self.samples = self._plan_and_choose(give_samples(), planned, when)

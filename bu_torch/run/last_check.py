@@ -31,7 +31,7 @@ class LastCheck:
         self.n_columns = 0  # width of the last logits that this process measured
         self.measurement: Measurement | None = None  # between `measure` and `end_check`, where it was measured
         # The next check is compared with the last one, (n_draws * N,), and with the best by expected accuracy, or
-        # metric, (N,), which may be another than the best by score.
+        # metric, (N,), which may be another check than the one with the best score.
         self.predictions: Tensor | None = None
         self.contributions: Tensor | None = None
         self.best_contributions: Tensor | None = None
@@ -63,7 +63,9 @@ class LastCheck:
         return {"predictions": predictions, "best_contributions": contributions, "recalls": recalls}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.predictions, self.best_contributions = state["predictions"], state["best_contributions"]
+        # Earlier versions saved empty tensors before the first check.
+        known = (state[name] for name in ("predictions", "best_contributions"))
+        self.predictions, self.best_contributions = (one if one is not None and len(one) else None for one in known)
         self.recall_tracker = state["recalls"]
 
     def judge(

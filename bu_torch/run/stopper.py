@@ -171,7 +171,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         epoch, step = self._place(epoch, step)
         if self._is_concluded:
             tracker.warn(
-                f"This stopper has ended a training, of which it keeps epoch {self.best_epoch}, and continues it. For"
+                "This stopper has ended a training, and continues it: its best epoch and its patience still count. For"
                 " another training, make another stopper; `cache=` keeps the preparation."
             )
         self._is_by_steps, self._is_concluded = step is not None, False
@@ -283,7 +283,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         """
         entries = state_dict if isinstance(state_dict, Mapping) else {"checks": state_dict}
         self._tracker.load_state_dict(entries.get("checks"))
-        self._best, has_warned = BestWeights(), False
+        self._best, has_warned, self._is_concluded = BestWeights(), False, False
         if self._tracker.history.compared:
             try:
                 self._best.load_state_dict(entries.get("keeper"))

@@ -249,9 +249,9 @@ class Tracker:
     def tell_end(self, reason: str, how: str | None, cost: str, why: str = "", **place: Any) -> None:
         """Say what was kept, whether to trust it, and why training ended, after `end`.
 
-        The sentences are those of `History.describe_kept`, which takes the `place` of the kept weights; of `RunTimer`,
-        the `cost`; and of `LastCheck.judge`, the remarks. `how` the kept weights are in the model is "", "partly " or
-        "not ", and None if nothing is kept; `why` is known here unless it is given.
+        The sentences are that of `History.describe_kept`, which takes `place`, the `cost`, and the remarks of
+        `LastCheck.judge`. `how` is "", "partly " or "not ": how the kept weights are in the model; None if nothing is
+        kept. `why` is the reason for that; "" asks the history.
         """
         lines = [describe_none_kept(why or self.history.why_none_kept(), reason)]
         if how is not None:

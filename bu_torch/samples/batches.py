@@ -3,7 +3,7 @@
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -229,7 +229,7 @@ def _as_place(key: Any) -> Any:
     return int(key) if isinstance(key, str) and key.isdecimal() else key
 
 
-def _are_several(key: Any) -> bool:
+def _are_several(key: Any) -> TypeGuard[Sequence[str | int]]:
     """True for a list of keys or places, of any kind of list."""
     return isinstance(key, Sequence) and not isinstance(key, str)
 

@@ -12,7 +12,7 @@ import types
 import weakref
 from mmap import mmap
 from multiprocessing import Semaphore
-from queue import SimpleQueue
+from queue import Queue, SimpleQueue
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ import torch
 from problems import data_parallel
 from torch import nn
 from torch.nn.utils import prune
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import CatMetric, MeanMetric
 
 from bu_torch.internal import replica
@@ -271,7 +271,31 @@ class Sequence(nn.Module):
         return (output[0] if isinstance(output, tuple) else output)[:, 0]
 
 
+class Patched(nn.Sequential):
+    """A method of one object, a layer among defaults, a queue that a thread empties, and the one object of a class."""
+
+    class Single:
+        one = None
+
+        def __new__(cls):
+            cls.one = cls.one or super().__new__(cls)
+            return cls.one
+
+    def __init__(self):
+        super().__init__(nn.BatchNorm1d(4), nn.Linear(4, 3))
+        before, self.logged, self.single, self.single.seen = self[0].forward, Queue(1), self.Single(), []
+        self[0].forward = types.MethodType(lambda _, x: before(x), self[0])
+        self.head = lambda x, layer=self[1]: layer(x)
+
+    def forward(self, x):
+        for _ in range(3):
+            self.logged.put(1)
+        self.logged.join()
+        return self.head(self[0](x))
+
+
 MODULES = {
+    "patched": Patched,
     "attributes of every kind": Counting,
     "metrics and hidden parts": Nested,
     "a value with a history": Kept,
@@ -374,6 +398,7 @@ def counting():
         (lambda: sqlite3.connect(":memory:"), "Connection, `held`"),
         (Semaphore, "Semaphore, `held`"),
         (lambda: mmap(-1, 8), "mmap, `held`"),
+        (lambda: iter(DataLoader([1])), "_SingleProcessDataLoaderIter, `held`"),
     ],
 )
 def test_what_a_look_would_move_and_cannot_copy_is_refused_by_name(make, said):

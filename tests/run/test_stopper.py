@@ -114,6 +114,9 @@ def test_a_reason_holds_until_a_better_epoch():
     assert not stopper.check(steps.model)
     assert stopper.stopping_reason == ""
     assert stopper.stopped_epoch is None
+    stopper.close()
+    with pytest.warns(UserWarning, match="has ended a training, and continues it"):
+        stopper.check(steps.model)
 
 
 class Accurate(Rule):

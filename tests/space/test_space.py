@@ -11,7 +11,6 @@ from bu_torch import (
     ParzenUncertainty,
     PrototypeClassifier,
 )
-from bu_torch.space.layers import principal_components
 
 
 def distances(points):
@@ -27,16 +26,6 @@ def test_inputs_alone_are_standardised(dtype):
     points = FeatureSpace().fit(inputs).transform(inputs)
     torch.testing.assert_close(points, standardized(inputs.flatten(1).double()).to(dtype))
     assert points.dtype == dtype
-
-
-def test_exact_components_are_those_of_the_singular_values(dtype):
-    points = torch.randn(550, 520, generator=torch.Generator().manual_seed(0), dtype=dtype) + 3  # large: else random
-    mean, axes = principal_components(points, 4, exact=True)
-    assert (mean.dtype, axes.dtype, axes.shape) == (dtype, dtype, (4, 520))
-    torch.testing.assert_close(mean, points.mean(dim=0))
-    expected = torch.linalg.svd((points - points.mean(dim=0)).double(), full_matrices=False).Vh[:4]
-    cosines = (axes.double() * expected).sum(dim=1).abs()
-    torch.testing.assert_close(cosines, torch.ones(4, dtype=torch.float64), atol=1e-4, rtol=0)
 
 
 def test_neighbours_are_those_of_the_features_and_samples_move_in_input_space():
