@@ -76,9 +76,7 @@ def read_samples(
     how_many = partial(min, max_samples or sys.maxsize)
     if hasattr(dataset, "train_dataloader") and hasattr(dataset, "setup"):
         with preserved_random_state():
-            dataset.prepare_data()
-            dataset.setup("fit")
-            dataset = dataset.train_dataloader()
+            dataset = _training_loader(dataset)
     if (pair := whole_pair(dataset, keys)) is not None:
         return choose_among(*as_tensors(*pair), how_many, seed)
     is_sequence = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
@@ -92,6 +90,16 @@ def read_samples(
         return read_loader(loader, how_many, seed=seed, keys=keys, stream_limit=max_samples)
     except UnreadableError as error:
         raise ValueError(f"`dataset`: {error} {WAY_OUT}") from error
+
+
+def _training_loader(datamodule: Any) -> Any:
+    """The training loader of a data module; one that a trainer has set up is not set up again, with another split."""
+    if getattr(datamodule, "trainer", None) is not None:
+        with suppress(Exception):  # it was set up for tests alone
+            return datamodule.train_dataloader()
+    datamodule.prepare_data()
+    datamodule.setup("fit")
+    return datamodule.train_dataloader()
 
 
 def read_loader(

@@ -130,6 +130,11 @@ def test_a_data_module_splits_by_the_users_random_state(random_states):
     before = random_states()
     assert equal(read_samples(Splitting()), expected)
     assert random_states() == before
+    split = Splitting()
+    split.prepare_data(), split.setup("fit")
+    split.trainer, trained = object(), split.dataset  # as after a fit
+    assert equal(read_samples(split), sorted(trained.indices))
+    assert split.dataset is trained
 
 
 class TestStreams:
