@@ -152,7 +152,7 @@ class Copying:
 
     def _queue(self, value: Any) -> Any:
         """Copy a queue without a bound and a wait, because a thread, such as that of a logger, empties the original."""
-        made = type(value).__new__(type(value))
+        made: Any = object.__new__(type(value))
         Queue.__init__(made)
         with value.mutex:
             waiting = list(value.queue)
