@@ -272,7 +272,7 @@ class Sequence(nn.Module):
 
 
 class Patched(nn.Sequential):
-    """A method of one object, a layer among defaults, a queue that a thread empties, and the one object of a class."""
+    """A method of one object, a layer among defaults, and the one object of a class."""
 
     class Single:
         one = None
@@ -283,14 +283,12 @@ class Patched(nn.Sequential):
 
     def __init__(self):
         super().__init__(nn.BatchNorm1d(4), nn.Linear(4, 3))
-        before, self.logged, self.single, self.single.seen = self[0].forward, Queue(1), self.Single(), []
+        before, self.single = self[0].forward, self.Single()
+        self.single.seen = []
         self[0].forward = types.MethodType(lambda _, x: before(x), self[0])
         self.head = lambda x, layer=self[1]: layer(x)
 
     def forward(self, x):
-        for _ in range(3):
-            self.logged.put(1)
-        self.logged.join()
         return self.head(self[0](x))
 
 
@@ -474,6 +472,17 @@ def test_observers_of_quantisation_on_a_gpu():
     with evaluation_copy(module) as network:
         network(100 * X.cuda())
     torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0)
+
+
+def test_a_queue_that_a_thread_empties_is_copied_without_its_bound():
+    module = nn.Linear(4, 3)
+    module.logged = Queue(1)
+    module.logged.put(1)
+    with evaluation_copy(module) as network:
+        network.logged.put(2)
+        network.logged.join()
+        assert network.logged.qsize() == 2
+    assert module.logged.qsize() == 1
 
 
 def test_a_stream_in_memory_is_copied():
