@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from bu_torch.perturbation.draws import perturb_toward_neighbors as perturb_toward_neighbors
     from bu_torch.ranking.checkpoints import Checkpoint as Checkpoint
     from bu_torch.ranking.checkpoints import load_checkpoint
+    from bu_torch.ranking.rank import Candidate as Candidate
+    from bu_torch.ranking.rank import Ranking as Ranking
     from bu_torch.ranking.rank import rank_checkpoints, rank_models
-    from bu_torch.ranking.ranking import Candidate as Candidate
-    from bu_torch.ranking.ranking import Ranking as Ranking
     from bu_torch.rule.rules import Rule, SelectionRule
     from bu_torch.run.stopper import BoundaryUncertaintyStopper
     from bu_torch.samples.reading import read_samples
@@ -91,8 +91,7 @@ _MODULES = {
     "run.stopper": ("BoundaryUncertaintyStopper",),
     "space.patches": ("PatchFeatures",),
     "perturbation.draws": ("exchange_tokens", "perturb", "perturb_toward_neighbors"),
-    "ranking.rank": ("rank_checkpoints", "rank_models"),
-    "ranking.ranking": ("Candidate", "Ranking"),
+    "ranking.rank": ("Candidate", "Ranking", "rank_checkpoints", "rank_models"),
     "signals.details": ("Measurement",),
     "signals.measuring": ("Signals",),
     "samples.reading": ("read_samples",),

@@ -20,12 +20,11 @@ from bu_torch.callbacks.trainer import (
     ModelCheckpoint,
     Trainer,
     library,
-    optimizers_in_training,
 )
 from bu_torch.internal.files import why_unreadable
 from bu_torch.internal.printing import cleaned
 from bu_torch.run.history import describe_exception
-from bu_torch.run.weights import few_names, load
+from bu_torch.run.weights import few_names, load, optimizers_in_training
 
 _AS_THEY_ARE = "The weights stay as training left them."
 
@@ -105,7 +104,7 @@ def restore(trainer: Trainer, keeper: Keeper) -> str:
     if isinstance(keeper, FileKeeper) and (why := keeper.why_not_read()):
         rank_zero_warn(f"{why}: {path}. {_AS_THEY_ARE}")
         return "not "
-    for optimizer in optimizers_in_training(trainer):  # a later `eval` must not move what is put back
+    for optimizer in optimizers_in_training(trainer.optimizers):  # a later `eval` must not move what is put back
         optimizer.eval()
     before = {n: copy.deepcopy(value) for n, value in module.state_dict().items()} if is_read_by_all else {}
     try:

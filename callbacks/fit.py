@@ -19,12 +19,12 @@ from bu_torch.callbacks.trainer import (
     LightningModule,
     LightningProcesses,
     Trainer,
-    average_model,
-    evaluation_weights,
+    lightning_average,
     misconfigured,
 )
 from bu_torch.callbacks.watch import InputConsistency, labels_in
 from bu_torch.internal.copying import CopyError
+from bu_torch.internal.global_state import seeded
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.printing import showing_progress
 from bu_torch.internal.replica import copy_of, has_lazy_layers
@@ -32,8 +32,8 @@ from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.budget import describe_slow_check
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.tracker import Check, Tracker, UnfitLogitsError
+from bu_torch.run.weights import optimizers_in_eval_mode
 from bu_torch.samples.batches import Keys
-from bu_torch.samples.readings import seeded
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.metrics import as_metric
 
@@ -56,7 +56,7 @@ class FitSession:
         self.tracker = Tracker(settings, rank_zero_warn, rank_zero_info)
         self._reader = NetworkReader(settings.perturbation, settings.output_key)
         self._check_samples = CheckSamples(settings, source)
-        self._awaits_weights = False  # the first steps will show the weights of classes in the loss
+        self._awaits_loss_weights = False  # the first steps will show the weights of classes in the loss
         self._network_before: LightningModule | None = None  # before training, if its features are the space
         self._keys = Keys(source.input_key, source.label_key)
         self.input_consistency = InputConsistency(self._reader, self._keys)
@@ -74,15 +74,14 @@ class FitSession:
         tracker, samples, reader = self.tracker, self._check_samples, self._reader
         processes = tracker.processes = LightningProcesses(trainer)
         are_classes_open = self.settings.class_weight is None and as_metric(self.settings.metric) is None
-        self._awaits_weights = are_classes_open and not tracker.checks
+        self._awaits_loss_weights = are_classes_open and not tracker.checks
         if trainer.reload_dataloaders_every_n_epochs and self.source.reference is None:
             rank_zero_warn("bu-torch uses the training data as first loaded and ignores reloads.")
         n_batches, when = self._between_checks(trainer)
         with self._preparing(trainer):
             example = processes.on_first(partial(samples.read, trainer, pl_module, n_batches))
-            reader.packing, reader.perturbation = example.packing, example.perturbation
-            reader.takes_integers = example.are_integers
-            if self._awaits_weights and tracker.check_setup.loss_weights is None:
+            reader.adapt_to(example.packing, example.perturbation, takes_integers=example.are_integers)
+            if self._awaits_loss_weights and tracker.check_setup.loss_weights is None:
                 # The first steps will say if they count.
                 tracker.check_setup.loss_weights = weights_in(pl_module, example.n_classes)
             n_operations = reader.count_operations(trainer, pl_module, example.inputs, processes)
@@ -92,14 +91,14 @@ class FitSession:
             module = network_as_space(trainer, pl_module, reader, is_asked_for=is_asked_for, is_new=is_new)
             with samples.explained():
                 is_the_same = tracker.start(
-                    samples.take,
+                    samples.hand_over,
                     partial(samples.plan, trainer, n_batches, n_operations),
                     when=f", {when}",
                     device=pl_module.device,
                     module=module,
-                    is_final=not self._awaits_weights,
+                    is_final=not self._awaits_loss_weights,
                 )
-        if self._awaits_weights and tracker.check_setup.about["data"].get("space") == "module":
+        if self._awaits_loss_weights and tracker.check_setup.about["data"].get("space") == "module":
             self._network_before = copy_of(pl_module)
         self._apply_setup()
         if not is_the_same:
@@ -110,7 +109,7 @@ class FitSession:
         self.metric_logger = MetricLogger(trainer, self.suffix(fits))
         self._warn_of_checks_not_made(trainer)
         tracker.timer.begin(started, has_resumed=bool(tracker.checks))
-        if not self._awaits_weights:
+        if not self._awaits_loss_weights:
             self._open_record(trainer)
         return is_the_same
 
@@ -131,10 +130,9 @@ class FitSession:
 
     def _apply_setup(self) -> None:
         """Read the network as the prepared samples need it, and say which weights of the loss count."""
-        setup, reader = self.tracker.check_setup, self._reader
-        reader.packing = setup.packing
-        reader.perturbation = "reading" if setup.takes_readings else self.settings.perturbation
-        are_known = self.settings.class_weight is None and not self._awaits_weights
+        setup = self.tracker.check_setup
+        self._reader.adapt_to(setup.packing, "reading" if setup.takes_readings else self.settings.perturbation)
+        are_known = self.settings.class_weight is None and not self._awaits_loss_weights
         if are_known and setup.loss_weights is not None:
             rank_zero_info(describe_weights(setup.loss_weights, has_resumed=bool(self.tracker.checks)))
 
@@ -149,7 +147,7 @@ class FitSession:
 
     def _warn_of_checks_not_made(self, trainer: Trainer) -> None:
         """Warn before training if no check will be made, or if a resumed run has missed one."""
-        history, n_batches = self.tracker.checks, trainer.num_training_batches
+        checks, n_batches = self.tracker.checks, trainer.num_training_batches
         name, unit, every = "every_n_epochs", "epoch", self._every_n_epochs
         n_planned = math.inf if trainer.max_epochs in (None, -1) else float(trainer.max_epochs)
         due, is_counted = trainer.current_epoch // every * every - 1, True
@@ -167,7 +165,7 @@ class FitSession:
         if 0 < n_planned < every and is_counted and not trainer.fast_dev_run:
             rank_zero_warn(f"No check is made in {n_planned:.0f} {unit}s with `{name}={every}`.")
         # A checkpoint saved on an epoch's last batch resumes after that epoch, whose check was never made.
-        if history and history[-1].get(unit, due) < due:
+        if checks and checks[-1].get(unit, due) < due:
             rank_zero_warn(f"The run resumes after {unit} {due}, which was not checked: that {unit} cannot be kept.")
 
     def suffix(self, fits: list["FitSession"]) -> str:
@@ -192,31 +190,30 @@ class FitSession:
             self.metric_logger.withdraw(trainer)
         # Not in `on_train_start`: the module's own comes later and may set it up. Lazy layers need a first batch.
         if not (self._reader.is_tried or has_lazy_layers(pl_module)):
-            started = time.perf_counter()
-            self._reader.validate_forward(trainer, pl_module, self.tracker)
-            if self.source.reference is None:
-                self._check_samples.warn_of_other_units(batch, self._keys._replace(network=pl_module))
-                self.input_consistency.begin(trainer, pl_module, batch, self.tracker.processes)
-            self.tracker.timer.seconds_elsewhere += time.perf_counter() - started
-        if self._awaits_weights:
+            with self.tracker.timer.elsewhere():
+                self._reader.validate_forward(trainer, pl_module, self.tracker)
+                if self.source.reference is None:
+                    self._check_samples.warn_of_other_units(batch, self._keys._replace(network=pl_module))
+                    self.input_consistency.begin(trainer, pl_module, batch, self.tracker.processes)
+        if self._awaits_loss_weights:
             self.loss_watch.begin(labels_in(batch, self._keys._replace(network=pl_module)))
 
     def see_loss(self, loss: Tensor) -> None:
         """Note what a step is trained by, before its backward pass."""
-        if self._awaits_weights:
+        if self._awaits_loss_weights:
             self.loss_watch.see(loss)
 
     @property
     def reads_batches(self) -> bool:
         """True while batch hooks have something to do: in the first epoch, and if checks go by steps."""
-        return self.is_by_steps or not self._reader.is_tried or self._awaits_weights
+        return self.is_by_steps or not self._reader.is_tried or self._awaits_loss_weights
 
     def end_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by steps."""
         every = self._every_n_steps
         # A batch makes no step while gradients accumulate, and several steps with several optimisers.
         is_due = every is not None and trainer.global_step // every > self._step_before // every
-        self._take_weights(trainer, must=is_due)
+        self._settle_loss_weights(trainer, must=is_due)
         self.input_consistency.end_batch(trainer, pl_module)
         self.check = None
         if is_due:
@@ -226,14 +223,14 @@ class FitSession:
         """Check if that is due by epochs."""
         self.check = None
         self.input_consistency.end()
-        self._take_weights(trainer, must=True)
-        epoch, history = trainer.current_epoch, self.tracker.checks
+        self._settle_loss_weights(trainer, must=True)
+        epoch, checks = trainer.current_epoch, self.tracker.checks
         if not self.is_by_steps:
             if (epoch + 1) % self._every_n_epochs == 0:
                 self._make_check(trainer, pl_module)
             else:
                 self.metric_logger.withdraw(trainer)
-        elif history and history[-1]["epoch"] == epoch:
+        elif checks and checks[-1]["epoch"] == epoch:
             self.metric_logger.show_again(trainer)
         elif trainer.global_step == 0 and epoch == 0 and not trainer.fast_dev_run:
             rank_zero_warn(
@@ -241,24 +238,23 @@ class FitSession:
                 " steps of `self.optimizers()`. To change it: `every_n_epochs=` counts no steps."
             )
 
-    def _take_weights(self, trainer: Trainer, *, must: bool) -> None:
+    def _settle_loss_weights(self, trainer: Trainer, *, must: bool) -> None:
         """Measure from now on with the weights of classes in the loss, once the first steps have shown them.
 
         They `must` have before a check.
         """
         self.loss_watch.end()
-        if not self._awaits_weights:
+        if not self._awaits_loss_weights:
             return
         if must or trainer.strategy.reduce_boolean_decision(self.loss_watch.has_seen_enough, all=True):
-            started, tracker = time.perf_counter(), self.tracker
-            self._awaits_weights = False
-            with self._preparing(trainer), self._check_samples.explained():
-                if tracker.processes.on_first(self._has_other_weights):
-                    tracker.start(None, device=trainer.lightning_module.device, module=self._network_before)
-            self._network_before = None
-            self._apply_setup()
-            self._open_record(trainer)
-            tracker.timer.seconds_elsewhere += time.perf_counter() - started
+            tracker, self._awaits_loss_weights = self.tracker, False
+            with tracker.timer.elsewhere():
+                with self._preparing(trainer), self._check_samples.explained():
+                    if tracker.processes.on_first(self._has_other_weights):
+                        tracker.start(None, device=trainer.lightning_module.device, module=self._network_before)
+                self._network_before = None
+                self._apply_setup()
+                self._open_record(trainer)
 
     def _has_other_weights(self) -> bool:
         """Return True if the loss weighs the classes otherwise than the preparation, which is final if not."""
@@ -283,23 +279,24 @@ class FitSession:
         """Watch the training no longer, because it has ended or failed."""
         self.input_consistency.end()
         self.loss_watch.end()
-        self._check_samples.take()
+        self._check_samples.hand_over()
         self._network_before = None
 
     def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        started, tracker, average = time.perf_counter(), self.tracker, average_model(trainer)
+        started, tracker, theirs = time.perf_counter(), self.tracker, lightning_average(trainer)
         has_waited = self.waits_for_average
         # Until its first update, the average is the network before training.
-        self.waits_for_average = average is not None and int(average.n_averaged) == 0
+        self.waits_for_average = theirs is not None and int(theirs.n_averaged) == 0
         if self.waits_for_average and not has_waited:
             rank_zero_info(
                 "bu-torch measures the average of WeightAveraging, as checkpoints hold it. Checks before"
                 " its first update do not count and are not kept."
             )
-        module, epoch, step = average.module if average else pl_module, trainer.current_epoch, trainer.global_step
+        module, epoch, step = theirs.module if theirs else pl_module, trainer.current_epoch, trainer.global_step
         unfit = "The module's `forward` does not fit the labels: "
-        with evaluation_weights(trainer), misconfigured(CopyError), misconfigured(UnfitLogitsError, before=unfit):
-            read = partial(self._reader.read, trainer, inputs=tracker.inputs, packing=self._reader.packing)
+        refused = misconfigured(UnfitLogitsError, before=unfit)
+        with optimizers_in_eval_mode(trainer.optimizers), misconfigured(CopyError), refused:
+            read = partial(self._reader.read, trainer, inputs=tracker.inputs)
             self.check = tracker.check(module, read, epoch, step, is_counted=not self.waits_for_average)
         self._log(trainer, started)
 

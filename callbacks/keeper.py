@@ -28,10 +28,8 @@ from bu_torch.callbacks.trainer import (
     TorchCheckpointIO,
     Trainer,
     WeightAveraging,
-    average_model,
-    evaluation_weights,
+    lightning_average,
     misconfigured,
-    optimizers_in_training,
     set_batch_hooks,
 )
 from bu_torch.internal.files import Identity, claim, identity, is_regular, is_whole, may_be_named
@@ -41,7 +39,7 @@ from bu_torch.internal.replica import gathered, replaced_in_place
 from bu_torch.run.history import describe_lost_best
 from bu_torch.run.state import read_best
 from bu_torch.run.tracker import Check
-from bu_torch.run.weights import BestWeights, named_weights
+from bu_torch.run.weights import BestWeights, named_weights, optimizers_in_eval_mode, optimizers_in_training
 from bu_torch.signals.catalogue import SIGNALS
 
 _BEST = ("best_", "kth_", "current_")  # prefixes of the attributes of `ModelCheckpoint` that describe the best file
@@ -111,12 +109,19 @@ class Keeper(InternalCallback):
         self.delete_superseded(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
+        self._keep_check(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.delete_superseded(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._keep_check(trainer)
+
+    def _keep_check(self, trainer: Trainer) -> None:
         if (check := self.fit.check) is not None and not trainer.fast_dev_run:
             with self.fit.tracker.timer.saving():
                 self.keep_if_best(trainer, check)
         self.fit.check = None  # its weights take as much memory as the network
-
-    on_train_epoch_start, on_train_epoch_end = on_train_batch_start, on_train_batch_end
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_end(trainer, pl_module)
@@ -220,12 +225,16 @@ class FileKeeper(Keeper, ModelCheckpoint):
 
     @preserved_random_state()  # the module's `on_save_checkpoint` may draw random numbers
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        """Have Lightning write a file, into which `on_save_checkpoint` puts the measured weights.
+
+        For a file of weights alone, or of shards, they are put into the module meanwhile.
+        """
         module, check = trainer.lightning_module, self.fit.check
         # Empty if weights are sharded, or of an average of Lightning's, which its own hook saves.
-        self._measured = {} if check is None or average_model(trainer) is not None else check.weights
+        self._measured = {} if check is None or lightning_average(trainer) is not None else check.weights
         is_in_place = self.save_weights_only or not self._measured  # Lightning calls no hook for weights alone
         values = self.fit.tracker.averages(module) if is_in_place else {}
-        own_weights = evaluation_weights(trainer) if self.save_weights_only else nullcontext()
+        own_weights = optimizers_in_eval_mode(trainer.optimizers) if self.save_weights_only else nullcontext()
         self.is_saving = True
         try:
             with own_weights, replaced_in_place(module, values) as own:
@@ -242,7 +251,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
             return
         raw, measured, saved = self._raw, self._measured, checkpoint["state_dict"]
         saved.update({name: measured[name] for name in saved if name in measured})  # others may have left out some
-        if measured and (self.fit.tracker.average is not None or optimizers_in_training(trainer)):
+        if measured and (self.fit.tracker.average is not None or optimizers_in_training(trainer.optimizers)):
             # The weights of training lie beside the average.
             frozen = {name for name, one in pl_module.named_parameters() if not one.requires_grad}
             raw = {n: one.detach() for n, one in named_weights(pl_module).items() if n not in frozen}
@@ -268,7 +277,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
                 self._return_to_earlier()
             elif self._obsolete is not None and self.is_own(self._obsolete):
                 self._replaced.append(self._obsolete)
-            elif self._obsolete is not None:
+            elif self._obsolete is not None and self._obsolete not in self._written:
                 left = cleaned(self._obsolete)
                 rank_zero_info(f"bu-torch leaves the best checkpoint of an earlier run where it is: {left}")
             self._before = self._obsolete = None

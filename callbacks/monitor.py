@@ -185,7 +185,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
             self._fit = FitSession(settings, self.source, self.every_n_epochs, self.every_n_train_steps)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._fit.start(trainer, pl_module, fits_in(trainer))
+        self._fit.start(trainer, pl_module, sessions_in(trainer))
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         set_batch_hooks(self, are_called=self._fit.reads_batches)
@@ -240,7 +240,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
             self.tracker.load_state_dict(state_dict)
 
 
-def fits_in(trainer: Trainer) -> list[FitSession]:
+def sessions_in(trainer: Trainer) -> list[FitSession]:
     """The fits of the trainer's callbacks, in their order."""
     return [one._fit for one in trainer.callbacks if isinstance(one, BoundaryUncertaintyMonitor)]
 

@@ -31,6 +31,7 @@ from bu_torch.run.budget import count_operations
 from bu_torch.run.processes import Processes
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.samples import IGNORED
+from bu_torch.signals.metrics import ExpectedMetric, as_metric
 
 Inputs = Tensor | PerturbedInputs
 _BATCH_ELEMENTS = 2**16  # input values of one forward batch, so that small inputs go through in few batches
@@ -54,14 +55,19 @@ class NetworkReader:
         self.is_tried = False  # a batch was read as a check reads it
         self.packing: Packing | None = None  # layout of several tensors a sample in one; None if there is one
 
+    def adapt_to(self, packing: Packing | None, perturbation: Any, *, takes_integers: bool | None = None) -> None:
+        """Read from now on samples with this layout, perturbed in this way; `takes_integers` None: as before."""
+        self.packing, self.perturbation = packing, perturbation
+        self.takes_integers = self.takes_integers if takes_integers is None else takes_integers
+
     def validate_forward(self, trainer: Trainer, pl_module: LightningModule, tracker: Tracker) -> None:
         """Read one batch as a check will, to refuse a module before it trains."""
         batch = next(iter(tracker.inputs.split(self._batch_size(trainer, tracker.inputs))))
         processes = tracker.processes
         with misconfigured(CopyError), processes.copied(pl_module) as network:
-            logits = processes.read(lambda: self.read(trainer, network, batch, self.packing), len(batch))
+            logits = processes.read(lambda: self.read(trainer, network, batch), len(batch))
         n_classes = tracker.check_setup.about["data"].get("n_classes", 0)  # the first process knows it
-        processes.on_first(lambda: _check_columns(logits, n_classes))
+        processes.on_first(lambda: _check_columns(logits, n_classes, as_metric(tracker.settings.metric)))
         self.is_tried = True
         is_moved = self.takes_integers and self.packing is None and self.perturbation is None
         embeds = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in pl_module.modules())
@@ -77,7 +83,7 @@ class NetworkReader:
         if not can_be_passed(trainer, pl_module):
             return count_operations(pl_module)
         with misconfigured(CopyError), processes.copied(pl_module) as network:
-            forward = partial(self.read, trainer, network, one.to(pl_module.device), self.packing)
+            forward = partial(self.read, trainer, network, one.to(pl_module.device))
             if self.passes_alone:
                 return count_operations(network, forward)
             has_passed: list[Tensor] = []
@@ -86,32 +92,32 @@ class NetworkReader:
         self.passes_alone = bool(has_passed) and not collectives.are_seen
         return n_operations
 
-    def read(
-        self,
-        trainer: Trainer,
-        module: nn.Module,
-        inputs: Inputs,
-        packing: Packing | None,
-        *,
-        in_one_batch: bool = False,
+    def read(self, trainer: Trainer, module: nn.Module, inputs: Inputs) -> Tensor:
+        """Logits (n, J) of a copy of a module at `inputs` (n, ...), in batches."""
+        return self._read(trainer, module, inputs, self.packing, self._batch_size(trainer, inputs))
+
+    def read_batch(self, trainer: Trainer, module: nn.Module, inputs: Tensor, packing: Packing | None) -> Tensor:
+        """Logits of inputs in one batch, laid out by `packing`."""
+        return self._read(trainer, module, inputs, packing, len(inputs))
+
+    def _read(
+        self, trainer: Trainer, module: nn.Module, inputs: Inputs, packing: Packing | None, n_rows: int
     ) -> Tensor:
-        """Logits (n, J) of a copy of a module at `inputs` (n, ...), in batches, or in one if `in_one_batch`."""
         dtype = dtype_of(module, inputs)
         if packing is not None or not (inputs.is_floating_point() or keeps_integers(self.perturbation)):
             dtype = dtype_of(module, torch.empty(0, dtype=torch.float32))  # perturbed integers are floats
-        n_rows = len(inputs) if in_one_batch else self._batch_size(trainer, inputs)
         pl_module, precision = trainer.lightning_module, trainer.precision_plugin
         # The wrappers of these strategies gather the sharded weights.
         is_wrapped = type(trainer.strategy).__name__ in WRAPPING and module is pl_module
         forward: Callable[[Any], Any] = trainer.model if is_wrapped else module
 
-        def read(batch: Tensor) -> Any:
+        def forward_batch(batch: Tensor) -> Any:
             own = batch.to(dtype, copy=True) if packing is None else packing.unpack(batch.clone(), dtype)
             return call(forward, precision.convert_input(own), of=module)
 
         try:
             with precision.forward_context():
-                return in_batches(read, inputs, n_rows, "`forward`", self._output_key)
+                return in_batches(forward_batch, inputs, n_rows, "`forward`", self._output_key)
         except Exception as error:  # the user's code may raise anything
             first = next(iter(inputs.split(n_rows)))
             what = f"inputs of shape {tuple(first.shape)} and dtype {dtype}" if packing is None else str(packing)
@@ -150,7 +156,7 @@ def can_be_passed(trainer: Trainer, pl_module: LightningModule) -> bool:
     return type(trainer.strategy).__name__ not in SHARDED and not has_lazy_layers(pl_module)
 
 
-def _check_columns(logits: Tensor, n_classes: int) -> None:
+def _check_columns(logits: Tensor, n_classes: int, metric: ExpectedMetric | None) -> None:
     if n_classes > 2 == logits.shape[1] and not bool(logits[:, 0].any()):
         raise MisconfigurationException(
             f"The module's `forward` gives one column, but the labels have classes 0, ..., {n_classes - 1}. A"
@@ -163,6 +169,11 @@ def _check_columns(logits: Tensor, n_classes: int) -> None:
             f" 0, ..., {n_classes - 1}. Labels count from 0: subtract 1 if they start at 1. Change labels in the"
             f" dataset or `on_after_batch_transfer`, not in `training_step`; samples to ignore have the label"
             f" {IGNORED}."
+        )
+    if metric is not None and metric.n_classes not in (None, logits.shape[1]):
+        raise MisconfigurationException(
+            f"`metric` must be of as many classes as the module's `forward` has columns, {logits.shape[1]}, got"
+            f" {metric.n_classes}."
         )
 
 

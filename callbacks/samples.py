@@ -59,7 +59,7 @@ class CheckSamples:
 
     def __init__(self, settings: MeasurementSettings, source: Source) -> None:
         self._settings, self._source = settings, source
-        self._samples: Samples | None = None  # until `take`
+        self._samples: Samples | None = None  # until `hand_over`
         self._takes_readings = False  # a few samples differed when they were read again, and so will the draws
         self._some: Tensor | None = None  # some samples of the trainer's loader, to compare the first batch with
 
@@ -68,7 +68,7 @@ class CheckSamples:
         settings, reference = self._settings, self._source.reference
         trial = max(_TRIAL_SAMPLES, settings.n_neighbors) if trainer.fast_dev_run else None
 
-        def how_many(n_training: int) -> int:
+        def how_many(n_training: int) -> int:  # a bound by the weights alone, before a sample can be passed
             n_samples = self.plan(trainer, n_batches, count_operations(pl_module), n_training).n_samples
             return n_samples if trial is None else min(n_samples, trial)
 
@@ -93,8 +93,8 @@ class CheckSamples:
         are_integers = not samples.inputs.is_floating_point()
         return Example(samples.inputs[:1].cpu().clone(), are_integers, n_classes, samples.packing, perturbation)
 
-    def take(self) -> Any:
-        """Hand over the samples, so that those that are not used can be freed."""
+    def hand_over(self) -> Any:
+        """Give the samples away, so that those that are not used can be freed."""
         samples, self._samples = self._samples, None
         return samples
 
@@ -124,7 +124,7 @@ class CheckSamples:
         try:
             yield
         except (TypeError, ValueError) as error:
-            samples, way_out = self.take(), ""
+            samples, way_out = self.hand_over(), ""
             name = "the training data" if self._source.reference is None else "`reference`"
             # Labels are shares of classes if samples were mixed.
             if samples is not None and samples.labels.ndim == 2 and samples.labels.shape[1] > 1:

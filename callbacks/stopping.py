@@ -9,7 +9,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from bu_torch.callbacks.ending import Ending, restore, why_ended
 from bu_torch.callbacks.keeper import FileKeeper, InternalCallback, Keeper, MemoryKeeper
-from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor, fits_in
+from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor, sessions_in
 from bu_torch.callbacks.samples import Reference
 from bu_torch.callbacks.trainer import (
     FITTING,
@@ -242,11 +242,12 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         if isinstance(self._keeper, FileKeeper) and self._keeper.is_saving and "average" in state:
-            state["average"]["weights"] = {}  # the file's own weights are the average
+            # The file's own weights are the average: `go_on_from_raw_weights` takes it from there.
+            state["average"]["weights"] = {}
         return state
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._fit.start(trainer, pl_module, fits_in(trainer)):
+        if not self._fit.start(trainer, pl_module, sessions_in(trainer)):
             rank_zero_warn("Patience and the best epoch start anew.")
             self._install(trainer, pl_module).on_train_start(trainer, pl_module)
         self._first_epoch, verdict = trainer.current_epoch, self.tracker.history.verdict
@@ -267,15 +268,15 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
 
     def _decide(self, trainer: Trainer, *, may_wait: bool) -> None:
         """Stop training if the check of this hook says so, or if an earlier one did and a stop is allowed by now."""
-        checks = self.tracker.history
-        if self._fit.check is not None and checks.last_score is not None and not trainer.fast_dev_run:
-            best = checks.verdict.best
+        history = self.tracker.history
+        if self._fit.check is not None and history.last_score is not None and not trainer.fast_dev_run:
+            best = history.verdict.best
             if self.verbose and best > self._best_logged:
                 gain = "" if self._best_logged == -float("inf") else f" by {best - self._best_logged:.4f}"
                 rank_zero_info(f"Metric {self.score_name} improved{gain}. New best score: {best:.4f}")
                 self._best_logged = best
             # All processes stop, or none.
-            self._stop_is_due = trainer.strategy.reduce_boolean_decision(checks.verdict.should_stop, all=False)
+            self._stop_is_due = trainer.strategy.reduce_boolean_decision(history.verdict.should_stop, all=False)
         elif may_wait:
             return
         # Nothing resets `trainer.should_stop`, so it is not set before `min_epochs` and `min_steps` allow a stop: the
@@ -284,7 +285,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             trainer.should_stop, self._stop_is_due = True, False
             self.stopped_epoch = trainer.current_epoch
             step = trainer.global_step if self._fit.is_by_steps else None
-            self.stopping_reason = checks.why_stopped(trainer.current_epoch, step)
+            self.stopping_reason = history.why_stopped(trainer.current_epoch, step)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Nothing here: `Ending` calls `_conclude`, when all other callbacks have had their turn."""
@@ -305,27 +306,25 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
         places = {"kept_epoch": self.best_epoch, "kept_step": self.best_step, "stopped_epoch": self.stopped_epoch}
         ended = {**places, "best_model_path": self.best_model_path}
+        why, cost = tracker.history.why_none_kept(), tracker.timer.describe_cost()
+        if self.stopped_epoch is not None and trainer.max_epochs is not None:
+            cost += tracker.timer.describe_time_saved(self._first_epoch, trainer.current_epoch, trainer.max_epochs)
+        tracker.end(self.stopping_reason, **ended)
         if kept is None and not (trainer.current_epoch or is_graceful):  # nothing to say
-            tracker.end(self.stopping_reason, **ended)
             return
-
-        def restore_kept() -> str:
+        how = None if kept is None else "not "
+        if keeper is not None and kept is not None and is_graceful and self.restore_best_weights:
             after = trainer.callbacks[trainer.callbacks.index(self) + 1 :]  # the last to restore has the model
             others = [one for one in after if isinstance(one, BoundaryUncertaintyStopping) and one.restore_best_weights]
-            is_last = not any(one._kept is not None for one in others)
-            is_due = is_graceful and self.restore_best_weights and is_last
-            return restore(trainer, keeper) if is_due and keeper is not None else "not "
-
-        why, cost = tracker.history.why_none_kept(), tracker.timer.describe_cost()
+            how = "not " if any(one._kept is not None for one in others) else restore(trainer, keeper)
         name = "every_n_train_steps" if self._fit.is_by_steps else "every_n_epochs"
         if not self.history and (every := getattr(self, name)) > 1:
             why += f" (`{name}={every}`)"
         if self._fit.waits_for_average:
             why += ": the average of WeightAveraging was not updated before it"
-        if self.stopped_epoch is not None and trainer.max_epochs is not None:
-            cost += tracker.timer.describe_time_saved(self._first_epoch, trainer.current_epoch, trainer.max_epochs)
-        place = {"is_by_steps": self._fit.is_by_steps, "is_open": self.stopped_epoch is None and exception is None}
-        tracker.conclude(self.stopping_reason, restore_kept, place, cost, why, **ended)
+        place = {"is_by_steps": self._fit.is_by_steps, "path": self.best_model_path}
+        is_open = self.stopped_epoch is None and exception is None
+        tracker.tell_end(self.stopping_reason, how, cost, why, is_open=is_open, **place)
         if exception is None:  # after one, the other processes may not come here
             tracker.summary = tracker.processes.broadcast(tracker.summary)
 

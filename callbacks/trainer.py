@@ -70,7 +70,6 @@ WRAPPING = ("FSDPStrategy", "DeepSpeedStrategy")
 OUT_OF_REACH = (*WRAPPING, "XLAFSDPStrategy")  # their shards do not show which weights they hold
 SHARDED = (*OUT_OF_REACH, "ModelParallelStrategy")  # where no process has the whole network
 RAW_WEIGHTS = "raw_state_dict"  # weights of training beside the measured ones in a checkpoint
-_MODE = "train_mode"  # key in the parameter groups of a Schedule-Free optimiser
 
 
 @contextmanager
@@ -126,7 +125,7 @@ def set_batch_hooks(callback: Any, *, are_called: bool) -> None:
             setattr(callback, name, None)
 
 
-def average_model(trainer: Trainer) -> Any:
+def lightning_average(trainer: Trainer) -> Any:
     """The `AveragedModel` of the first `WeightAveraging` that has one, as checkpoints hold it; None without one."""
     found = (one._average_model for one in trainer.callbacks if isinstance(one, WeightAveraging))
     return next((average for average in found if average is not None), None)
@@ -160,39 +159,3 @@ def go_on_from_raw_weights(pl_module: LightningModule, checkpoint: dict[str, Any
         own = state.get("average") if isinstance(state, dict) else None
         if isinstance(own, dict) and own.get("weights") == {}:  # the callback that saved the file has left it out
             own["weights"] = average
-
-
-def optimizers_in_training(trainer: Trainer) -> list[Any]:
-    """Optimisers that must be put in evaluation mode, because the network holds the weights at which they train.
-
-    A Schedule-Free optimiser (Defazio et al. 2024, arXiv 2405.15682) steps at y, and `eval` puts the average x into the
-    parameters. An optimiser with such modes is taken to be in that of training unless it says otherwise.
-    """
-    found = []
-    optimizers: list[Any] = trainer.optimizers
-    for optimizer in optimizers:
-        if all(callable(getattr(optimizer, name, None)) for name in ("eval", "train")):
-            modes = [group[_MODE] for group in optimizer.param_groups if _MODE in group]
-            if any(modes) if modes else getattr(optimizer, _MODE, True):
-                found.append(optimizer)
-    return found
-
-
-@contextmanager
-def evaluation_weights(trainer: Trainer) -> Iterator[None]:
-    """Put the evaluation weights of the optimisers into the network; on leaving, put those of training back.
-
-    `train` restores them only up to rounding, so they are copied before.
-    """
-    optimizers = optimizers_in_training(trainer)
-    groups = [group for one in optimizers for group in one.param_groups]
-    values = [(one, one.detach().clone()) for group in groups for one in group["params"]]
-    try:
-        for optimizer in optimizers:
-            optimizer.eval()
-        yield
-    finally:
-        for optimizer in optimizers:
-            optimizer.train()
-        for parameter, before in values:
-            parameter.data.copy_(before)

@@ -66,7 +66,7 @@ class InputConsistency:
                 for part in parts:
                     part.register_forward_pre_hook(listener, with_kwargs=True, prepend=True)
                     part.register_forward_hook(listener.end)
-                self._reader.read(trainer, network, inputs, packing, in_one_batch=True)
+                self._reader.read_batch(trainer, network, inputs, packing)
             hook = _Listener(self._got, self._labels, most=_MOST_CALLS)
             self._handles = [
                 module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True) for module in self._expected

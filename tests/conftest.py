@@ -58,7 +58,7 @@ def random_states():
     """A function that tells all global random states, to compare before and after."""
 
     def states():
-        return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
+        return torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())
 
     return states
 

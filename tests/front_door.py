@@ -2,8 +2,7 @@
 
 Each runs in an empty folder. Too long for the tests, so `.ci/run` calls it after them:
 
-    python tests/front_door.py            # the scripts print what README says, the notebook runs
-    python tests/front_door.py --seeds 5  # test errors of `examples/hold_out.py` for several seeds
+    python tests/front_door.py  # the scripts print what README says, the notebook runs
 """
 
 import argparse
@@ -86,23 +85,11 @@ def check_notebook() -> None:
     print(run("\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")), end="")
 
 
-def compare_seeds(n_seeds: int) -> None:
-    script = HOLD_OUT.read_text()
-    found = [errors(run(script.replace("SEED = 0", f"SEED = {seed}"))) for seed in range(n_seeds)]
-    for name in found[0]:
-        values = [one[name] for one in found]
-        print(f"{name}: " + " ".join(f"{value:.3f}" for value in values) + f", mean {sum(values) / n_seeds:.3f}")
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--readme", action="store_true", help="run what README shows alone")
-    parser.add_argument("--seeds", type=int, help="errors of `examples/hold_out.py` for so many seeds")
-    options = parser.parse_args()
-    if options.seeds:
-        compare_seeds(options.seeds)
-    else:
-        check_readme()
-        if not options.readme:
-            check_hold_out()
-            check_notebook()
+    is_all = not parser.parse_args().readme
+    check_readme()
+    if is_all:
+        check_hold_out()
+        check_notebook()

@@ -93,12 +93,10 @@ class Classifier(pl.LightningModule):
 
 
 def trainer(folder, *callbacks, **kwargs):
-    defaults = {"max_epochs": 3, "logger": False}
+    defaults = {"accelerator": "cpu", "default_root_dir": folder, "max_epochs": 3, "logger": False}
     if not kwargs.get("barebones"):
         defaults |= {"enable_progress_bar": False, "enable_model_summary": False}
-    return pl.Trainer(
-        **{**defaults, "accelerator": "cpu", "default_root_dir": folder, "callbacks": list(callbacks), **kwargs}
-    )
+    return pl.Trainer(**{**defaults, "callbacks": list(callbacks), **kwargs})
 
 
 class Plain(Classifier):

@@ -65,9 +65,8 @@ def details(epoch, n_classes, n_checks):
     place, pairs = epoch / n_checks, []
     for k, m in itertools.combinations(range(n_classes), 2):
         if n_classes <= 5 or fixed.random() < 0.4:
-            pairs.append(
-                [k, m, fixed.expovariate(0.05), min(1, max(0, fixed.betavariate(2, 4) + noise.gauss(0, 0.03)))]
-            )
+            mass, uncertainty = fixed.expovariate(0.05), fixed.betavariate(2, 4) + noise.gauss(0, 0.03)
+            pairs.append([k, m, mass, min(1, max(0, uncertainty))])
     total = sum(pair[2] for pair in pairs)
     for pair in pairs:
         pair[2] /= total

@@ -274,7 +274,7 @@ class Look(Callback):
                 "weights": weights_of(pl_module),
                 "modes": [part.training for part in pl_module.modules()],
                 "optimisers": [one.param_groups[0].get("train_mode") for one in trainer.optimizers],
-                "random": [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()],
+                "random": [torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())],
                 "hooks": sum(len(part._forward_pre_hooks) for part in pl_module.modules()),
             }
         )
@@ -347,7 +347,7 @@ SCENARIOS = {
         others=lambda: [EMAWeightAveraging(decay=0.5, update_starting_at_step=6)], **NO_LOOP
     ),
     "an early stopping beside": Scenario(
-        others=lambda: [EarlyStopping(monitor="trust_score", mode="max", patience=9)], **NO_LOOP
+        others=lambda: [EarlyStopping("trust_score", mode="max", patience=9)], **NO_LOOP
     ),
     "no files": Scenario(options={"enable_checkpointing": False}, resumes=False),
     "barebones": Scenario(options={"barebones": True}, resumes=False),

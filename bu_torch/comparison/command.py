@@ -3,9 +3,8 @@
 import argparse
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 
 import torch
 
@@ -54,6 +53,8 @@ def _run(options: argparse.Namespace) -> None:
     noise = check_number("--noise", options.noise, 0, below=1)
     metric = as_metric(options.metric)
     tables = _read(_files(options.tables))
+    import pandas as pd  # reading the tables has shown that it is installed
+
     log, n_threads, started = logging.getLogger("bu_torch"), torch.get_num_threads(), time.perf_counter()
     level = log.level
     found: list[Comparison] = []
@@ -71,9 +72,10 @@ def _run(options: argparse.Namespace) -> None:
                 continue
             if not found:
                 say(_row("test error" if metric is None else metric.title, runs[0].results))
-            name, results = path.name.partition(".csv")[0], [run.results for run in runs]
-            means = _means(results)
-            say(_row(name, _with_spread(results)))
+            name, results = path.name.partition(".csv")[0], pd.DataFrame([run.results for run in runs])
+            means, spreads = results.mean(skipna=False), results.std(skipna=False)
+            shown = [f"{means[way]:.3f}" + (f"±{spreads[way]:.3f}" if n_seeds > 1 else "") for way in results]
+            say(_row(name, shown))
             found += runs
             *ways, _, _, _, one_class = means  # the last four are no ways to choose an epoch
             if metric is None and one_class <= min(ways):
@@ -83,10 +85,14 @@ def _run(options: argparse.Namespace) -> None:
         torch.set_num_threads(n_threads)
     if not found:
         raise ValueError(line)
-    say(_row("mean", _means([run.results for run in found])))
+    results = pd.DataFrame([run.results for run in found])
+    say(_row("mean", results.mean(skipna=False)))
     if len(found) > 1:
-        say(_row("minus bu-torch", _differences([run.results for run in found])))
-    say(_row("epochs trained", map(round, _means([run.epochs for run in found]))))
+        ours = results.pop("bu-torch")
+        differences = results.sub(ours, axis=0)
+        means, errors = differences.mean(skipna=False), differences.sem(skipna=False)
+        say(_row("minus bu-torch", ["", *(f"{means[way]:+.3f}±{errors[way]:.3f}" for way in differences)]))
+    say(_row("epochs trained", map(round, pd.DataFrame([run.epochs for run in found]).mean())))
     if lost:
         say(f"\nNothing beats the commonest class in {', '.join(lost)}: accuracy shows nothing there.")
     say(f"\n{_NOTE}\nTrainings of each: {len(found)}, in {time.perf_counter() - started:.0f} s.")
@@ -115,27 +121,6 @@ def _files(places: Sequence[Path]) -> list[Path]:
     if not files:
         raise ValueError(f"There is no file `*.csv` or `*.csv.gz` in {', '.join(map(str, places))}.")
     return files
-
-
-def _means(rows: Sequence[Mapping[str, float]]) -> list[float]:
-    """Mean of each column."""
-    return [fmean(row[name] for row in rows) for name in rows[0]]
-
-
-def _with_spread(rows: Sequence[Mapping[str, float]]) -> list[str]:
-    """Mean of each column over the trainings of a table, and their standard deviation if there are several."""
-    columns = [[row[name] for row in rows] for name in rows[0]]
-    return [f"{fmean(one):.3f}" + (f"±{stdev(one):.3f}" if len(one) > 1 else "") for one in columns]
-
-
-def _differences(rows: Sequence[Mapping[str, float]]) -> list[str]:
-    """Mean difference of each column to the first, with its standard error; "" for the first."""
-    first, *others = rows[0]
-    found = [""]
-    for name in others:
-        differences = [row[name] - row[first] for row in rows]
-        found.append(f"{fmean(differences):+.3f}±{stdev(differences) / len(rows) ** 0.5:.3f}")
-    return found
 
 
 def _row(title: str, cells: Iterable[str | float]) -> str:

@@ -107,43 +107,50 @@ def compare(
     Without a metric, accuracy decides and errors are compared. With one that has a threshold, each way predicts with
     its own: that of the callback, or the best one on the hold-out set, or on the training rows where there is none.
     """
+    from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.linear_model import LogisticRegression
+
     train, test = _split(table, seed, noise)
-    judge = _Judge(metric, int(table[1].max()) + 1)
-    quarter, fifth = (_hold_out(train, test, judge, share, seed, n_epochs) for share in (0.25, 0.2))
+    n_classes, n_tested = len(table[1].unique()), len(test[1].unique())
+    if metric is not None and not metric.is_of_sharp and n_tested < n_classes:
+        raise ValueError(f"the test half must have samples of all {n_classes} classes for {metric}, got {n_tested}.")
+    scorer = _Scorer(metric, int(table[1].max()) + 1)
+    quarter, fifth = (_hold_out(train, test, scorer, share, seed, n_epochs) for share in (0.25, 0.2))
     given = "accuracy" if metric is None else metric
     stopper = BoundaryUncertaintyStopper(*train, seed=seed, patience=_PATIENCE, metric=given)
     stopper.has_progress_bar = False
     average, n_ours = WeightAverage(AVERAGING), 0
     of_all, refit = [], math.nan
     with stopper:
-        for epoch, net in enumerate(_train(train, judge.n_classes, seed, n_epochs)):
-            of_all.append(judge.result(net, test, judge.threshold(net, test)))
+        for epoch, net in enumerate(_train(train, scorer.n_classes, seed, n_epochs)):
+            of_all.append(scorer.result(net, test, scorer.threshold(net, test)))
             if epoch == fifth.epoch:
-                refit = judge.result(net, test, fifth.threshold)
+                refit = scorer.result(net, test, fifth.threshold)
             average.update(net)
             if not n_ours and stopper.check(net):
                 n_ours = epoch + 1
         averaged = copy_of(net, average.values(net))
-        last, of_average = (judge.result(one, test, judge.threshold(one, train)) for one in (net, averaged))
+        last, of_average = (scorer.result(one, test, scorer.threshold(one, train)) for one in (net, averaged))
         stopper.restore(net)
         threshold = next(one.get("threshold") for one in stopper.history if one["epoch"] == stopper.best_epoch)
-        kept = judge.result(net, test, threshold)  # a blind choice has one too, though nothing recommends it
+        kept = scorer.result(net, test, threshold)  # a blind choice has one too, though nothing recommends it
     results = {
         "bu-torch": kept,
         "hold-out 25 %": quarter.result,
         "refit 20 %": refit,
         "last epoch": last,
         "averaged": of_average,
-        "best epoch": judge.best(of_all),
-        **{name: _of_model(model, train, test, judge) for name, model in _models(seed).items()},
-        "one class": _one_class(train, test, judge),
+        "best epoch": scorer.best(of_all),
+        "logistic": _of_model(LogisticRegression(max_iter=1000), train, test, scorer),
+        "boosting": _of_model(HistGradientBoostingClassifier(random_state=seed), train, test, scorer),
+        "one class": _one_class(train, test, scorer),
     }
     ran = {"bu-torch": n_ours or n_epochs, "hold-out 25 %": quarter.n_epochs}
     ran["refit 20 %"] = fifth.n_epochs + fifth.epoch + 1
     return Comparison(results, ran | dict.fromkeys(("last epoch", "averaged", "best epoch"), n_epochs))
 
 
-class _Judge(NamedTuple):
+class _Scorer(NamedTuple):
     """Results of networks on labelled rows: errors, or a metric."""
 
     metric: ExpectedMetric | None
@@ -183,35 +190,24 @@ class _HeldOut(NamedTuple):
     threshold: float | None
 
 
-def _hold_out(train: Split, test: Split, judge: _Judge, share: float, seed: int, n_epochs: int) -> _HeldOut:
+def _hold_out(train: Split, test: Split, scorer: _Scorer, share: float, seed: int, n_epochs: int) -> _HeldOut:
     order = torch.randperm(len(train[1]), generator=torch.Generator().manual_seed(seed), device="cpu")
     rest, held = order.tensor_split([len(order) - int(share * len(order))])
     held_out = train[0][held], train[1][held]
     best, found = (-math.inf, 0.0), _HeldOut(math.nan, 0, 0, None)
-    for epoch, net in enumerate(_train((train[0][rest], train[1][rest]), judge.n_classes, seed, n_epochs)):
-        threshold = judge.threshold(net, held_out)
-        result = judge.result(net, held_out, threshold)
+    for epoch, net in enumerate(_train((train[0][rest], train[1][rest]), scorer.n_classes, seed, n_epochs)):
+        threshold = scorer.threshold(net, held_out)
+        result = scorer.result(net, held_out, threshold)
         loss = float(nn.functional.cross_entropy(_logits(net, held_out[0]), held_out[1]))
-        score = (result if judge.is_larger_better else -result, -loss)
+        score = (result if scorer.is_larger_better else -result, -loss)
         if score > best:
-            best, found = score, _HeldOut(judge.result(net, test, threshold), epoch, 0, threshold)
+            best, found = score, _HeldOut(scorer.result(net, test, threshold), epoch, 0, threshold)
         elif epoch - found.epoch >= _PATIENCE:
             break
     return found._replace(n_epochs=epoch + 1)
 
 
-def _models(seed: int) -> dict[str, Any]:
-    """Models that are no networks, as scikit-learn has them."""
-    from sklearn.ensemble import HistGradientBoostingClassifier
-    from sklearn.linear_model import LogisticRegression
-
-    return {
-        "logistic": LogisticRegression(max_iter=1000),
-        "boosting": HistGradientBoostingClassifier(random_state=seed),
-    }
-
-
-def _of_model(model: Any, train: Split, test: Split, judge: _Judge) -> float:
+def _of_model(model: Any, train: Split, test: Split, scorer: _Scorer) -> float:
     """Result of a model with scikit-learn's settings; its threshold is the best one by five-fold cross-validation."""
     from sklearn.model_selection import cross_val_predict
 
@@ -219,23 +215,23 @@ def _of_model(model: Any, train: Split, test: Split, judge: _Judge) -> float:
     present = torch.from_numpy(model.fit(x, y).classes_)
 
     def as_logits(probabilities: Any) -> Tensor:
-        wide = torch.zeros(len(probabilities), judge.n_classes, dtype=torch.float64, device="cpu")
+        wide = torch.zeros(len(probabilities), scorer.n_classes, dtype=torch.float64, device="cpu")
         wide[:, present] = torch.from_numpy(probabilities).double()
         return wide.clamp(min=1e-9).log()
 
     threshold = None
-    if judge.threshold(_constant(torch.zeros(judge.n_classes)), train) is not None:
+    if scorer.threshold(_constant(torch.zeros(scorer.n_classes)), train) is not None:
         left_out = as_logits(cross_val_predict(model, x, y, cv=5, method="predict_proba"))
-        threshold = judge.threshold(lambda _: left_out, train)
-    return judge.result(lambda inputs: as_logits(model.predict_proba(inputs.numpy())), test, threshold)
+        threshold = scorer.threshold(lambda _: left_out, train)
+    return scorer.result(lambda inputs: as_logits(model.predict_proba(inputs.numpy())), test, threshold)
 
 
-def _one_class(train: Split, test: Split, judge: _Judge) -> float:
+def _one_class(train: Split, test: Split, scorer: _Scorer) -> float:
     """Result of the class that scores most alone on the training rows."""
-    alone = [_constant(one) for one in nn.functional.one_hot(torch.arange(judge.n_classes)).float()]
-    threshold = None if judge.threshold(alone[0], train) is None else 0.5
-    each = [judge.result(net, train, threshold) for net in alone]
-    return judge.result(alone[each.index(judge.best(each))], test, threshold)
+    alone = [_constant(one) for one in nn.functional.one_hot(torch.arange(scorer.n_classes)).float()]
+    threshold = None if scorer.threshold(alone[0], train) is None else 0.5
+    each = [scorer.result(net, train, threshold) for net in alone]
+    return scorer.result(alone[each.index(scorer.best(each))], test, threshold)
 
 
 def _train(samples: Split, n_classes: int, seed: int, n_epochs: int) -> Iterator[nn.Module]:

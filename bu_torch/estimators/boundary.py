@@ -11,7 +11,6 @@ from bu_torch.estimators.space_choice import MetricRegression
 from bu_torch.functional.boundary import boundary_weights, local_uncertainty_of, top_two, uncertainty_along_boundary
 from bu_torch.internal.inputs import PresentClasses, as_labels
 from bu_torch.perturbation.moves import Readings
-from bu_torch.space.metric import MetricSpace
 
 MOST_ENTRIES = 2**28  # in an array with a column for each class: a gibibyte in float32; there are three such arrays
 
@@ -114,13 +113,12 @@ class BoundaryUncertainty(PerturbedSamples):
 
         `features` are the perturbed samples before a metric moves them.
         """
-        metric = self.space.metric if isinstance(self.space, MetricSpace) else None
         own, read = points, perturbed
         regression: LabelRegression | MetricRegression = LabelRegression(seed=self.seed)
-        if self.trial_ is not None and (metric is not None or self.trial_.regression_weight):
+        if self.trial_ is not None and (self.label_metric is not None or self.trial_.regression_weight):
             # Votes stay in the space of the neighbours; the regression mixes both spaces.
-            own = self.space.base.transform(inputs) if isinstance(self.space, MetricSpace) else points
-            read, regression = features, MetricRegression(self.trial_, metric, seed=self.seed)
+            own = points if self.label_metric is None else self.space.transform(inputs)
+            read, regression = features, MetricRegression(self.trial_, self.label_metric, seed=self.seed)
         expected = LabelProbabilities(regression=regression)
         expected.fit(own, self.classes.columns(self.labels), self.neighbors, self.weights)
         self.vote_skill, self.regression_skill = expected.skills_

@@ -199,18 +199,18 @@ class LabelRegression:
         # The hat matrix is K (A'A)^-1 K', with weighted rows; `left_out_proba` reads its entries from K A^-1.
         inner = torch.linalg.cholesky(products + self.penalty_ * identity)
         self._factor = inner.T @ factor  # A (L, L)
-        self._weights = torch.linalg.solve_triangular(factor, torch.cholesky_solve(moments, inner), upper=True)
+        self._coefficients = torch.linalg.solve_triangular(factor, torch.cholesky_solve(moments, inner), upper=True)
         return self
 
     def predict_proba(self, features: Any) -> Tensor:
         """Class probabilities (P, J), float32, rows sum to 1, at points (P, d) or (P, ...), as in `fit`."""
-        check_fitted(self, "_weights")
+        check_fitted(self, "_coefficients")
         points = as_flat_features(features, n_features=len(self._center)).to(self._center.device)
         # All blocks go into one tensor. Small tensors that outlive the large temporary ones would scatter the heap.
         probabilities = torch.empty(len(points), len(self._shares), device=points.device, dtype=torch.float32)
         kernels = self._kernel_blocks(points)
         for block, kernel in zip(self._blocks(probabilities), kernels, strict=True):
-            block.copy_(as_probabilities(kernel @ self._weights + self._shares))
+            block.copy_(as_probabilities(kernel @ self._coefficients + self._shares))
         return probabilities
 
     def left_out_proba(self, features: Any, own: Any, labels: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -220,7 +220,7 @@ class LabelRegression:
         is the leave-one-out prediction in closed form, at another place than the sample. Penalty, centre, scale and
         shares of the classes are those of all. All landmarks are used, unlike in `left_out`.
         """
-        check_fitted(self, "_weights")
+        check_fitted(self, "_coefficients")
         pair = [as_flat_features(one, n_features=len(self._center)).to(self._center.device) for one in (features, own)]
         probabilities = torch.empty(len(pair[0]), len(self._shares), device=pair[0].device, dtype=torch.float32)
         factors = torch.ones_like(labels, dtype=torch.float64) if weights is None else weights
@@ -232,7 +232,7 @@ class LabelRegression:
             )
             leverage = factor * basis.square().sum(dim=1)
             pull = factor * (at_basis * basis).sum(dim=1) / (1 - leverage)
-            changed = at @ self._weights - pull.unsqueeze(1) * (target - there @ self._weights)
+            changed = at @ self._coefficients - pull.unsqueeze(1) * (target - there @ self._coefficients)
             block.copy_(as_probabilities(changed + self._shares))
         return probabilities
 

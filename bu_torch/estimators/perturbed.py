@@ -1,7 +1,7 @@
 """Labelled samples, their neighbours, and the perturbed inputs at which one classifier after another is read."""
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +30,8 @@ from bu_torch.perturbation.draws import (
 from bu_torch.samples.balance import ClassWeight, check_class_weight, weights_of
 from bu_torch.samples.readings import ASKED_TO_READ, WITHOUT_READING
 from bu_torch.space.features import FeatureSpace, is_pooled, standardization, standardize
-from bu_torch.space.metric import MetricSpace
+from bu_torch.space.metric import LabelMetric
 from bu_torch.space.tokens import check_tokens
-
-_NAMED_SPACES = ("inputs", "patches", "tokens", "metric", "module")
 
 
 class PerturbedSamples:
@@ -61,9 +59,10 @@ class PerturbedSamples:
         self.n_draws = check_integer("n_draws", n_draws, 1)
         self.seed = check_seed(seed)
         if isinstance(feature_extractor, str):
-            check_choice("feature_extractor", feature_extractor, _NAMED_SPACES)
+            check_choice("feature_extractor", feature_extractor, (*get_args(SpaceName), "module"))
         self.perturbation = check_perturbation(perturbation)
-        if feature_extractor == "tokens" and not keeps_integers(perturbation):
+        takes_integers = keeps_integers(perturbation)
+        if feature_extractor == "tokens" and not takes_integers:
             raise ValueError(
                 "`feature_extractor='tokens'` needs `perturbation='tokens'` or a callable that keeps token ids"
                 f" integers, or 'reading', got {perturbation!r}."
@@ -71,14 +70,9 @@ class PerturbedSamples:
         self.feature_extractor = feature_extractor
         self.class_weight = check_class_weight(class_weight)
         extractor: Any = None if feature_extractor in ("module", "metric") else feature_extractor
-        self.space: FeatureSpace | MetricSpace = FeatureSpace(extractor, seed, module)
-        self._choice = SpaceChoice(
-            feature_extractor,
-            self.seed,
-            module,
-            takes_integers=keeps_integers(perturbation),
-            learns_metric=self.learns_metric,
-        )
+        self.space = FeatureSpace(extractor, seed, module)
+        self.label_metric: LabelMetric | None = None  # moves points of the space before they are compared
+        self._choice = SpaceChoice(feature_extractor, self.seed, module, takes_integers, self.learns_metric)
         self.known_space: SpaceName | None = None  # chosen before a run was resumed
         self.space_name_ = ""
         self.skills_: dict[str, float] = {}
@@ -105,7 +99,7 @@ class PerturbedSamples:
             is_of_tokens = None  # ids or numbers
         self.weights = weights_of(labels, self.class_weight, sample_weight)
         choice = self._choice.choose(inputs, labels, self.weights, is_of_tokens=is_of_tokens, known=self.known_space)
-        self.space_name_, self.space, self.skills_, points, self.trial_ = choice
+        self.space_name_, self.space, self.label_metric, self.skills_, points, self.trial_ = choice
         self.has_known_neighbors = neighbors is not None
         graph = NeighborGraph(self.n_neighbors)
         graph = graph.fit(points) if neighbors is None else graph.take(points, neighbors)
@@ -144,10 +138,9 @@ class PerturbedSamples:
 
     def perturbed_points(self) -> tuple[Tensor, Tensor]:
         """Perturbed samples (n_draws * N, k) in the space of neighbours, and before a metric moves them."""
-        base = self.space.base if isinstance(self.space, MetricSpace) else self.space
-        features = torch.cat([base.transform(block) for block in self.perturbed.blocks()])
+        features = torch.cat([self.space.transform(block) for block in self.perturbed.blocks()])
         features = features[: self.n_draws * len(self.labels)]
-        return self.space.metric.transform(features) if isinstance(self.space, MetricSpace) else features, features
+        return features if self.label_metric is None else self.label_metric.transform(features), features
 
     @property
     def perturbed_inputs(self) -> Tensor:
@@ -174,19 +167,13 @@ class PerturbedSamples:
         return standardize(as_flat_features(inputs, "inputs", len(mean)).to(mean.device), mean, scale)
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
-        """Boundary uncertainty of a classifier.
+        """Boundary uncertainty of a classifier, a scalar in [0, 1].
 
-        Args:
-            model: Any callable from inputs (n, ...) to logits (n, J): a module, a function, `decision_function` of a
-                scikit-learn classifier or the logarithm of its `predict_proba`; a warning names what looks like
-                probabilities. One column, or shape (n,), counts as the classes [0, z]. A module is run in eval mode, on
-                its own device and in its own precision, and left as it was, as global random numbers are.
-
-        Returns:
-            Scalar in [0, 1].
-
-        Raises:
-            TypeError, ValueError: If the model does not give finite floating-point logits with a column for each class.
+        The model is any callable from inputs (n, ...) to logits (n, J): a module, a function, `decision_function` of a
+        scikit-learn classifier or the logarithm of its `predict_proba`; a warning names what looks like probabilities.
+        One column, or shape (n,), counts as the classes [0, z]. A module is run in eval mode, on its own device and in
+        its own precision, and left as it was, as global random numbers are. Raises TypeError or ValueError if it does
+        not give finite floating-point logits with a column for each class.
         """
         check_fitted(self, "perturbed")
         logits = read_logits(model, self.perturbed)
@@ -247,9 +234,10 @@ class PerturbedSamples:
         check_fitted(self, "perturbed")
         logits = as_logits(logits).detach()
         if logits.shape[1] < self._n_classes:
+            n_columns = 1 if logits.shape[1] == 2 and not bool(logits[:, 0].any()) else logits.shape[1]
             raise ValueError(
-                f"`logits` must have at least {self._n_classes} columns, one for each class of `fit`,"
-                f" got {logits.shape[1]}."
+                f"`logits` must have at least {self._n_classes} columns, one for each class of the labels, got"
+                f" {n_columns}."
             )
         if n_rows is not None and len(logits) != n_rows:
             n_samples = len(self.labels)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,11 @@ from bu_torch.functional.probabilities import best_candidate, count_votes, mixin
 from bu_torch.functional.weights import mean_and_error
 from bu_torch.internal.printing import uncounted
 from bu_torch.samples.balance import stratified_rows, weights_of
-from bu_torch.space.features import FeatureSpace, MixedFeatures, name_of
+from bu_torch.space.features import BaseSpace, FeatureSpace, MixedFeatures, name_of
 from bu_torch.space.layers import LayerFeatures
-from bu_torch.space.metric import LabelMetric, MetricSpace
+from bu_torch.space.metric import LabelMetric
 
-_Base = Literal["inputs", "patches", "tokens"]
-SpaceName = Literal[_Base, "metric"]  # spaces that follow from the samples alone
+SpaceName = Literal[BaseSpace, "metric"]  # spaces that follow from the samples alone
 FeatureExtractor = SpaceName | Literal["module"] | Callable[[Tensor], Any] | MixedFeatures
 
 _log = logging.getLogger(__name__)
@@ -180,16 +179,6 @@ class MetricRegression:
         return HeldOutPredictions(of_votes, mixture, judged, given, (vote_skill, skill_of(mixture, judged, given)))
 
 
-class ChosenSpace(NamedTuple):
-    """Space of neighbours, and what was compared."""
-
-    name: str
-    space: FeatureSpace | MetricSpace
-    skills: dict[str, float]  # skill of each candidate, if there were several
-    points: Tensor  # all samples in the space
-    trial: MetricTrial | None = None  # trial of the metric, if it was a candidate
-
-
 @dataclass(frozen=True)
 class SpaceChoice:
     """Spaces that the settings of `BoundaryUncertainty` allow, and the choice among them."""
@@ -224,15 +213,16 @@ class SpaceChoice:
         *,
         is_of_tokens: bool | None,
         known: SpaceName | None,
-    ) -> ChosenSpace:
+    ) -> tuple[str, FeatureSpace, LabelMetric | None, dict[str, float], Tensor, MetricTrial | None]:
         """Space of neighbours, the one asked for or the best, or the `known` one that was chosen before.
 
         A metric is put on it if it is asked for or clearly better; a trial says which. Where nobody says if integers
-        are token ids (`is_of_tokens` is None), they are tried as both.
+        are token ids (`is_of_tokens` is None), they are tried as both. Gives name, space and metric, the skill of each
+        candidate if there were several, all samples as points that the metric moves, and the trial if there was one.
         """
         is_image = inputs.ndim == 4 and inputs.is_floating_point() and inputs.shape[1] <= _MOST_CHANNELS
-        base: _Base = "tokens" if is_of_tokens else "patches" if is_image else "inputs"
-        names: tuple[_Base, ...] = ("inputs", "patches") if base == "patches" else (base,)
+        base: BaseSpace = "tokens" if is_of_tokens else "patches" if is_image else "inputs"
+        names: tuple[BaseSpace, ...] = ("inputs", "patches") if base == "patches" else (base,)
         if is_of_tokens is None:
             names = ("inputs", "tokens")
         known = known if known in ("metric", *names) else None  # samples of another kind may be given to a resumed run
@@ -240,7 +230,7 @@ class SpaceChoice:
         with uncounted():
             name, skills, points = next(iter(candidates)), dict[str, float](), None
             if len(candidates) > 1:
-                name, skills, points = choose_space(inputs, labels, candidates, weights=weights, seed=self.seed)
+                name, skills, points = best_space(inputs, labels, candidates, weights=weights, seed=self.seed)
             space = candidates[name]
             points = space.fit_transform(inputs) if points is None else points
             is_forced = "metric" in (known, self.feature_extractor)
@@ -250,14 +240,13 @@ class SpaceChoice:
                 trial = MetricTrial.of(points, labels, weights, self.seed)
             is_better = trial is not None and trial.prefers_metric and known in (None, "metric")
             if not (is_forced or is_better):
-                return ChosenSpace(name, space, skills, points, trial)
-            moved = MetricSpace(space, self.seed)
-            points = moved.metric.fit(points, labels, weights).transform(points)
+                return name, space, None, skills, points, trial
+            metric = LabelMetric(seed=self.seed).fit(points, labels, weights)
             skills = {} if trial is None else dict(zip((name, "metric"), trial.vote_skills, strict=True))
-            return ChosenSpace("metric", moved, skills, points, trial)
+            return "metric", space, metric, skills, metric.transform(points), trial
 
     def _candidates(
-        self, inputs: Tensor, base: _Base, names: tuple[_Base, ...], known: SpaceName | None
+        self, inputs: Tensor, base: BaseSpace, names: tuple[BaseSpace, ...], known: SpaceName | None
     ) -> dict[str, FeatureSpace]:
         """Spaces to compare, those of `names` and perhaps the module's; a metric is learnt on the features `base`."""
         if self.feature_extractor == "module":
@@ -290,7 +279,7 @@ def _is_worth_trying(points: Tensor, labels: Tensor) -> bool:
     return len(points) >= _LEAST_SAMPLES and points.shape[1] <= _MOST_FEATURES and n_operations <= _MOST_OPERATIONS
 
 
-def choose_space(
+def best_space(
     inputs: Tensor,
     labels: Tensor,
     candidates: Mapping[str, FeatureSpace],

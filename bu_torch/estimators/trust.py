@@ -62,10 +62,8 @@ class TrustScore:
     def fit(self, features: Any, labels: Any) -> Self:
         """Keep the (high-density) samples of each class; a warning names classes that filtering emptied.
 
-        Args:
-            features: Labelled samples, shape (N, d), finite. Distances are Euclidean in this space: raw inputs,
-                standardised features, an embedding.
-            labels: Classes, shape (N,), integers >= 0.
+        Takes samples (N, d), finite, in a space of Euclidean distances (raw inputs, standardised features, an
+        embedding), and classes (N,), integers >= 0.
         """
         features = as_flat_features(features)
         labels = as_labels(labels, features.shape[0]).to(features.device)
@@ -92,12 +90,10 @@ class TrustScore:
         return self
 
     def class_distances(self, features: Any, left_out: Any = None) -> Tensor:
-        """Distance to the nearest kept sample of each class, (n, J), inf for an empty class.
+        """Distance of points (n, d), with the d of `fit`, to the nearest kept sample of each class: (n, J).
 
-        Args:
-            features: Points to score, shape (n, d) with the d of `fit`, finite.
-            left_out: For each point the samples of `fit` that count as missing (those it was made from, say), shape
-                (n,) or (n, k) for k samples each, integer rows of `fit`'s features; None for none.
+        It is inf for an empty class. `left_out` (n,), or (n, k) for k samples each, are rows of `fit`'s features that
+        count as missing for a point (those it was made from, say); None for none.
         """
         check_fitted(self, "_classes")
         features = as_flat_features(features, n_features=self._classes[0].shape[1])
@@ -130,10 +126,9 @@ class TrustScore:
     def score(self, features: Any, predictions: Any) -> Tensor:
         """Trust score of each prediction, (n,), in [0, inf]; above 1 the prediction is the nearest class.
 
-        Args:
-            features: Points that were classified, shape (n, d). Samples of `fit` find themselves, and score inf as
-                labelled; leave them out by `class_distances` with `left_out` and `bu_torch.functional.trust_score`.
-            predictions: Predicted classes, shape (n,), integers >= 0. A class that `fit` never saw is an empty one.
+        Takes points (n, d) and predicted classes (n,), integers >= 0; a class that `fit` never saw is an empty one.
+        Samples of `fit` find themselves, and score inf as labelled; leave them out by `class_distances` with `left_out`
+        and `bu_torch.functional.trust_score`.
         """
         distances = self.class_distances(features)
         predictions = as_labels(predictions, distances.shape[0], "predictions").to(distances.device)

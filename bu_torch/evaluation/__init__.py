@@ -1,6 +1,6 @@
 """Evaluation of the kept classifier: error rates, trust in single predictions, confidence intervals."""
 
-from bu_torch.papers.confidence import cud_supremum, generalization_interval, network_interval
+from bu_torch.papers.confidence import cud_supremum, generalization_interval
 from bu_torch.papers.continuum import (
     adjusted_error_count,
     adjusted_squared_error_count,
@@ -14,9 +14,9 @@ from bu_torch.papers.continuum import (
     squared_error_rate,
 )
 from bu_torch.papers.continuum import error_count_bounds as error_count_bounds
-from bu_torch.papers.sigma import sigma_epsilon_of_neighbors as sigma_epsilon_of_neighbors
-from bu_torch.papers.sigma import sigma_epsilon_of_replicates as sigma_epsilon_of_replicates
-from bu_torch.papers.sigma import sigma_epsilon_of_residuals as sigma_epsilon_of_residuals
+from bu_torch.papers.continuum import sigma_epsilon_of_neighbors as sigma_epsilon_of_neighbors
+from bu_torch.papers.continuum import sigma_epsilon_of_replicates as sigma_epsilon_of_replicates
+from bu_torch.papers.continuum import sigma_epsilon_of_residuals as sigma_epsilon_of_residuals
 from bu_torch.papers.trust_rates import select_alpha, suspicious_precision, trustworthy_precision
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "generalization_interval",
     "minimal_error_rate",
     "minimal_squared_error_rate",
-    "network_interval",
     "select_alpha",
     "squared_error_count",
     "squared_error_rate",

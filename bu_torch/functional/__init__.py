@@ -16,7 +16,7 @@ from bu_torch.functional.trust import mean_trust_score, trust_score
 _OF_PAPERS = {
     "cvml_bandwidth": "bandwidth",
     "local_uncertainty": "parzen",
-    "omission": "omission",
+    "omission": "parzen",
     "parzen_uncertainty": "parzen",
     "silverman_bandwidth": "bandwidth",
 }

@@ -137,12 +137,18 @@ def meeting_classes(pairs: Tensor, local: Tensor, kernel: Tensor) -> MeetingClas
     `pairs` (N, 2) are these two, ascending; `local` (N,) is the uncertainty of the labels, `kernel` (N,) the
     `boundary_weights`; unchecked.
     """
-    base = pairs.max() + 1  # first * base + second is one number for each pair
-    code, group = torch.unique(pairs[:, 0] * base + pairs[:, 1], return_inverse=True)
-    mass, mixed = (sum_by_group(values, group, len(code)) for values in (kernel, kernel * local))
-    found = torch.stack((code // base, code % base), dim=1)
+    found, group = index_pairs(pairs)
+    mass, mixed = (sum_by_group(values, group, len(found)) for values in (kernel, kernel * local))
     is_near = mass > 0
     return MeetingClasses(found[is_near], (mass / mass.sum())[is_near], (mixed / mass)[is_near])
+
+
+def index_pairs(pairs: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct pairs among the rows (N, 2), ascending (P, 2) int64, and the row of each among them (N,)."""
+    first, second = pairs.long().unbind(dim=1)
+    base = pairs.max().long() + 1  # first * base + second is one number for each pair
+    code, index = torch.unique(first * base + second, return_inverse=True)
+    return torch.stack((code // base, code % base), dim=1), index
 
 
 def top_pairs(scores: Tensor) -> Tensor:

@@ -49,9 +49,7 @@ def make_stopper(
     planned: dict[str, Any] = {"n_draws": made.n_draws, "max_samples": None, "budget": None}
     if are_tokens and not samples.is_random and options["perturbation"] is None:
         planned["perturbation"] = "tokens"
-    stopper = BoundaryUncertaintyStopper(samples, samples.labels, **options | planned)
-    stopper.tracker.timer.runs_already = True
-    return stopper
+    return BoundaryUncertaintyStopper(samples, samples.labels, **options | planned)
 
 
 def conclude(stopper: BoundaryUncertaintyStopper, network: nn.Module | None, reason: str = "") -> None:

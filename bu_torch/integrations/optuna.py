@@ -43,7 +43,8 @@ class BoundaryUncertaintyPruningCallback(Callback):
             raise ValueError(
                 f'`trial` must belong to a `direction="maximize"` study of one objective: larger `{monitor}` is better.'
             )
-        self.trial, self._n_reported = trial, 0
+        self.trial = trial
+        self._n_reported = self._n_before = 0  # checks of this training that were reported; those of earlier ones
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         before = trainer.callbacks[: trainer.callbacks.index(self)]
@@ -52,6 +53,10 @@ class BoundaryUncertaintyPruningCallback(Callback):
                 "`callbacks` must list `BoundaryUncertaintyStopping` or `BoundaryUncertaintyMonitor` before"
                 f" `{type(self).__name__}`, got none there."
             )
+
+        for callback in before:
+            if isinstance(callback, BoundaryUncertaintyMonitor):
+                self._begin_anew(callback)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         for callback in trainer.callbacks:
@@ -67,6 +72,11 @@ class BoundaryUncertaintyPruningCallback(Callback):
                     f"`monitor` must be a signal that is measured, got {self.monitor!r}: pass `metric=` or `rule=` to"
                     " what measures."
                 )
-            self.trial.report(check[self.monitor], self._n_reported - 1)
+            self.trial.report(check[self.monitor], self._n_before + self._n_reported - 1)
             if self.trial.should_prune():
-                raise TrialPruned(f"Pruned after {self._n_reported} checks by `{self.monitor}`.")
+                raise TrialPruned(f"Pruned after {self._n_before + self._n_reported} checks by `{self.monitor}`.")
+
+    def _begin_anew(self, watched: Any) -> None:
+        """Count the checks of a further training behind those of the ones before."""
+        if len(watched.history) < self._n_reported:
+            self._n_before, self._n_reported = self._n_before + self._n_reported, 0

@@ -14,6 +14,7 @@ from bu_torch.internal.files import whole_file, why_unreadable
 from bu_torch.internal.inputs import check_integer
 from bu_torch.run.processes import TorchProcesses
 from bu_torch.run.settings import Settings
+from bu_torch.run.weights import optimizers_in_eval_mode, optimizers_in_training
 from bu_torch.samples.batches import Keys
 
 try:
@@ -79,6 +80,7 @@ class BoundaryUncertaintyCallback(TrainerCallback):
             self.stopper.tracker.processes = TorchProcesses()
         if state.global_step:
             self._resume(_file(args, state))
+        self.stopper.prepare(model)
 
     def _resume(self, file: Path) -> None:
         try:
@@ -95,18 +97,19 @@ class BoundaryUncertaintyCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         every = self.check_steps
         if state.epoch.is_integer() if every is None else state.global_step % every == 0:
-            self._check(kwargs["model"], state, control)
+            self._check(state, control, **kwargs)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Training may end within an epoch, and an epoch may have fewer steps than expected, or an unknown number.
         if self.check_steps is None or control.should_training_stop:
-            self._check(kwargs["model"], state, control)
+            self._check(state, control, **kwargs)
 
-    def _check(self, model: Any, state: Any, control: Any) -> None:
+    def _check(self, state: Any, control: Any, *, model: Any, optimizer: Any = None, **_: Any) -> None:
         """Check unless this step has been checked already, and tell the `Trainer` whether to stop."""
         history, step = self.stopper.history, state.global_step
         if step > (history[-1].get("step", 0) if history else 0):
-            should_stop = self.stopper.check(model, math.ceil(state.epoch) - 1, step)
+            with optimizers_in_eval_mode(_unwrapped(optimizer)):
+                should_stop = self.stopper.check(model, math.ceil(state.epoch) - 1, step)
             state.log_history.append({**history[-1], "epoch": state.epoch, "step": step})
             should_stop |= control.should_training_stop
             control.should_training_stop = self.stopper.tracker.processes.broadcast(should_stop)
@@ -122,7 +125,14 @@ class BoundaryUncertaintyCallback(TrainerCallback):
             reason = "Other code stopped training (`control.should_training_stop`)."
         elif args.max_steps > 0:
             reason = f"Training ran until `max_steps={args.max_steps}`."
+        for one in optimizers_in_training(_unwrapped(kwargs.get("optimizer"))):
+            one.eval()  # as `Trainer.evaluate` will, which must not move the weights that are loaded
         conclude(self.stopper, kwargs["model"] if self.load_best_model_at_end else None, reason)
+
+
+def _unwrapped(optimizer: Any) -> list[Any]:
+    """The optimiser out of accelerate's wrapper, in a list; an empty one if there is none."""
+    return [] if optimizer is None else [getattr(optimizer, "optimizer", optimizer)]
 
 
 def _with_names_alone(model: Any) -> Any:
@@ -133,10 +143,16 @@ def _with_names_alone(model: Any) -> Any:
     if not named:
         return model
 
-    def taker() -> None: ...
+    return _Signature(signature.replace(parameters=named))
 
-    vars(taker)["__signature__"] = signature.replace(parameters=named)
-    return taker
+
+class _Signature:
+    """Function of a signature; unlike a function within another, it can be pickled."""
+
+    def __init__(self, signature: inspect.Signature) -> None:
+        self.__signature__ = signature
+
+    def __call__(self) -> None: ...
 
 
 def _file(args: Any, state: Any) -> Path:

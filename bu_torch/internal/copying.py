@@ -13,7 +13,7 @@ from mmap import mmap
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.sharedctypes import SynchronizedBase
 from multiprocessing.synchronize import SemLock
-from queue import SimpleQueue
+from queue import Queue, SimpleQueue
 from sqlite3 import Connection
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 _ATOMIC = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size))
 # Objects of the process or of the whole training: a copy refers to the same ones.
@@ -30,11 +31,15 @@ _SHARED_PACKAGES = ("lightning.", "pytorch_lightning.", "torch._dynamo.", "torch
 _WEAK = (weakref.ref, weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 _CACHED = type(functools.lru_cache(lambda: None))
 _REFERRING = (types.MethodType, types.FunctionType, *_WEAK, _CACHED)
+_CODE = (type, types.FunctionType, types.BuiltinFunctionType)
 _MOST_SPARE = 2  # bytes of a storage that several parameters share, for each byte of theirs
 
 
 # Objects that cannot be copied, and that `forward` may move: those of training would be moved.
-_MOVING = (types.GeneratorType, threading.local, SynchronizedBase, SimpleQueue, Connection, SharedMemory, SemLock, mmap)
+_MOVING = (
+    *(types.GeneratorType, threading.local, SynchronizedBase, SimpleQueue, Connection, SharedMemory, SemLock, mmap),
+    _BaseDataLoaderIter,
+)
 
 
 class CopyError(RuntimeError):
@@ -123,7 +128,9 @@ class Copying:
 
     def _reference(self, value: Any) -> Any:
         if isinstance(value, types.MethodType):
-            return types.MethodType(value.__func__, self(value.__self__))
+            function, owner = value.__func__, value.__self__
+            is_own = not isinstance(function, types.FunctionType) or _defines(type(owner), function)
+            return types.MethodType(function if is_own else self(function), self(owner))
         if isinstance(value, types.FunctionType):
             return self._function(value)
         if isinstance(value, _CACHED):
@@ -142,6 +149,17 @@ class Copying:
         if isinstance(value, weakref.WeakSet):
             return weakref.WeakSet(map(self._held, value))
         return type(value)({self._held(key): self._held(one) for key, one in value.items()})
+
+    def _queue(self, value: Any) -> Any:
+        """Copy a queue without a bound and a wait, because a thread, such as that of a logger, empties the original."""
+        made: Any = object.__new__(type(value))
+        Queue.__init__(made)
+        with value.mutex:
+            waiting = list(value.queue)
+        self._keep(value, made).queue.extend(map(self, waiting))
+        vars(made).update({name: self(one) for name, one in vars(value).items() if name not in vars(made)})
+        made.join = _return
+        return made
 
     def _container(self, value: Any) -> Any:
         if type(value) in (tuple, set):
@@ -203,7 +221,7 @@ class Copying:
             return self._keep(function, self(original))
         cells, defaults = function.__closure__ or (), function.__defaults__ or ()
         beside = [*defaults, *(function.__kwdefaults__ or {}).values(), *vars(function).values()]
-        if not cells and all(type(one) in _ATOMIC or callable(one) for one in beside):
+        if not cells and all(type(one) in _ATOMIC or isinstance(one, _CODE) for one in beside):
             return function
         own = tuple(types.CellType() for _ in cells)
         code, name = function.__code__, function.__name__
@@ -223,6 +241,8 @@ class Copying:
         try:
             if isinstance(value, nn.Module):
                 return self._module(value)
+            if isinstance(value, Queue):
+                return self._queue(value)
             if hasattr(type(value), "__deepcopy__"):
                 return self._keep(value, value.__deepcopy__(self._copies))
             how = value.__reduce_ex__(4)
@@ -267,6 +287,8 @@ class Copying:
         self, value: Any, make: Any, args: Any, state: Any = None, items: Any = None, pairs: Any = None, *_: Any
     ) -> Any:
         made = self._keep(value, make(*map(self, args)))
+        if made is value:  # there can be only one
+            return made
         if state is not None:
             state = self(state)
             if hasattr(type(made), "__setstate__"):
@@ -285,6 +307,15 @@ class Copying:
         if getattr(value, "__dict__", None) is value:  # a dict whose entries are its attributes
             made.__dict__ = made
         return made
+
+
+def _defines(kind: type, function: Any) -> bool:
+    """Return True if a function is a method of a class, not of one object."""
+    return any(function is one for base in kind.__mro__ for one in vars(base).values())
+
+
+def _return() -> None:
+    pass
 
 
 def _is_plain(tensor: Any) -> bool:

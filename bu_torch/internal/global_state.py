@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from bu_torch.internal.inputs import scikit_learn_seed
+
 _BACKENDS: Any = torch.backends  # mypy does not know its attributes
 _ROUNDING = (
     _BACKENDS.cudnn.conv,  # the default is TF32, with three digits
@@ -28,6 +30,23 @@ def preserved_random_state() -> Iterator[None]:
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)  # noqa: NPY002
+
+
+def start_from(seed: int) -> None:
+    """Let global random states start from `seed`."""
+    random.seed(seed)
+    np.random.seed(scikit_learn_seed(seed))  # noqa: NPY002  (datasets use it)
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # otherwise a seed would wait for the first use, and stay
+        torch.cuda.manual_seed_all(seed)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Let global random states start from `seed`; put them back on leaving."""
+    with preserved_random_state():
+        start_from(seed)
+        yield
 
 
 @contextmanager

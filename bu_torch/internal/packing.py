@@ -26,24 +26,16 @@ class Packing:
     """Arrangement of a sample's tensors in one.
 
     Indices are integers and truth values of at most two dimensions, and a floating-point mask beside them; all other
-    tensors hold numbers.
-
-    Attributes:
-        names: Key of each tensor in its dict, or its place in a tuple, in words.
-        shapes: Shape of each in one sample.
-        dtypes: Type of each that holds indices; None for numbers, which take the dtype of the network.
-        form: `"rows"` (n, K, L) of indices alone, `"channels"` of images of one size, or `"columns"` (n, D) of all
-            else: first numbers, then indices.
-        dtype: Type of the packed tensor.
-        spec: Structure that holds the tensors.
+    tensors hold numbers. The form is `"rows"` (n, K, L) of indices alone, `"channels"` of images of one size, or
+    `"columns"` (n, D) of all else: first numbers, then indices.
     """
 
-    names: tuple[str, ...]
-    shapes: tuple[torch.Size, ...]
-    dtypes: tuple[torch.dtype | None, ...]
+    names: tuple[str, ...]  # key of each tensor in its dict, or its place in a tuple, in words
+    shapes: tuple[torch.Size, ...]  # shape of each in one sample
+    dtypes: tuple[torch.dtype | None, ...]  # None for numbers, which take the dtype of the network
     form: Form
-    dtype: torch.dtype
-    spec: Any
+    dtype: torch.dtype  # of the packed tensor
+    spec: Any  # structure that holds the tensors
 
     @classmethod
     def of(cls, tree: Any) -> "Packing":

@@ -4,8 +4,9 @@ import logging
 import sys
 import unicodedata
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, TextIO
 
 from tqdm.auto import tqdm
@@ -43,21 +44,6 @@ _bar: ContextVar[Any] = ContextVar("bar", default=None)
 _is_counted = ContextVar("is_counted", default=True)
 
 
-def showing_progress(are_shown: bool) -> AbstractContextManager[None]:
-    """Let `progress` show its bars within, or not."""
-    return _having(_are_shown, are_shown)
-
-
-def shown_on(bar: Any) -> AbstractContextManager[None]:
-    """Let `advance` move `bar` within; it has the `update` of tqdm's bars, or is None."""
-    return _having(_bar, bar)
-
-
-def uncounted() -> AbstractContextManager[None]:
-    """Let `advance` refresh the bar within, without moving it."""
-    return _having(_is_counted, False)
-
-
 @contextmanager
 def _having(variable: ContextVar[Any], value: Any) -> Iterator[None]:
     token = variable.set(value)
@@ -65,6 +51,11 @@ def _having(variable: ContextVar[Any], value: Any) -> Iterator[None]:
         yield
     finally:
         variable.reset(token)
+
+
+showing_progress = partial(_having, _are_shown)  # lets `progress` show its bars within, if the argument is True
+shown_on = partial(_having, _bar)  # lets `advance` move a bar within, which has the `update` of tqdm's, or is None
+uncounted = partial(_having, _is_counted, False)  # lets `advance` refresh the bar within, without moving it
 
 
 @contextmanager

@@ -148,11 +148,9 @@ def nearest_of_groups(points: Tensor, groups: Sequence[Tensor], left_out: Tensor
     Squared distances are computed as |x|^2 - 2 x.y + |y|^2 in float64, and the smallest from differences, because that
     formula is inexact for them. A visible progress bar moves by points x members.
 
-    Args:
-        points: Points, floating point.
-        groups: Members (m, d) of each group, at least one, of the dtype and on the device of the points.
-        left_out: Members that each point must not find, numbered through all groups, -1 for none, (n, k) int64; or
-            None. A group left without members is infinitely far.
+    Groups hold at least one member (m, d) each, of the dtype and on the device of the points. `left_out` (n, k), int64,
+    are members that a point must not find, numbered through all groups, -1 for none; a group left without members is
+    infinitely far.
     """
     n_members, n_points = _ON_CPU if points.device.type == "cpu" else _ELSEWHERE
     members = torch.cat(list(groups))

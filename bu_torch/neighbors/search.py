@@ -1,19 +1,19 @@
 """Nearest neighbours: FAISS on the CPU, blocks of torch on an accelerator; distances are exact.
 
-Above a certain size, some lists of an inverted file are searched instead of all samples, and the recall is measured.
+Above a certain size, some lists of FAISS's inverted file are searched instead of all samples, and the recall is
+measured. Lists are compared on a few principal axes if these hold the variance.
 """
 
 import logging
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from bu_torch.internal.inputs import safe_unit
 from bu_torch.internal.printing import advance
-from bu_torch.neighbors.inverted import InvertedFile, few_axes
 
 _log = logging.getLogger(__name__)
 _Search = Callable[[Tensor, int], tuple[Tensor, Tensor]]  # queries (q, d), k -> squared distances, rows (q, k), float32
@@ -31,6 +31,11 @@ _LEAST_SCALE = 1e-30  # below this, scaling in float32 is not safe
 _SAMPLED = 256  # queries on which a recall is measured
 _NEAR = (1 / 64, 1 / 16, 1 / 4)  # the queries, nearest first, are cut at these shares; each part has its own recall
 _FARTHEST = 1e15  # in units of the base: farther out, float32 squares do not tell rows apart
+_LISTS, _FEWEST_IN_A_LIST = 4, 20  # number of lists, times sqrt(B); rows in a list
+_STEPS, _SAMPLES_OF_A_CENTRE = 10, 25  # for K-means
+_VARIANCE = 0.99
+_SAMPLE = 50_000  # points from which principal axes are found
+_MOST_FEATURES = 1024  # with more features, principal axes take too long
 
 
 def is_large(n_base: int, n_features: int, n_queries: int) -> bool:
@@ -55,22 +60,17 @@ def nearest(
     exact: bool | None = True,
     tolerance: float | None = None,
 ) -> Neighbors:
-    """The k rows of a base (B, d) nearest to each query (Q, d); both float32 or both float64, on one device.
+    """The k rows, 1 <= k <= B, of a base (B, d) nearest to queries (Q, d); both float32 or both float64, on one device.
 
     A search in float32 proposes candidates, whose distances are recomputed in float64. A query is settled when no row
     outside its candidates can be nearer than the k-th found, given the bound of rounding errors; the others are
     searched again with four times as many candidates. Candidates from lists are not checked in this way. Ties are in
     order of the rows. A visible progress bar moves by B x Q.
 
-    Args:
-        base: Rows to find.
-        queries: Points whose neighbours are wanted.
-        k: Neighbours of each query, 1 <= k <= B.
-        exclude: Row of `base` that each query must not find (itself), -1 for none, shape (Q,), or None. If fewer than k
-            rows are left, the last distances are inf.
-        exact: False lets the search on a CPU miss some neighbours; None does so if B x Q or B x Q x d is large.
-        tolerance: In an inexact search, a row counts as found if it is at most (1 + tolerance) times as far as the true
-            one; None asks for the true rows.
+    `exclude` (Q,) is a row that each query must not find (itself), -1 for none; if fewer than k rows are left, the last
+    distances are inf. `exact=False` lets the search on a CPU miss some neighbours; None does so if B x Q or B x Q x d
+    is large. There a row counts as found if it is at most (1 + `tolerance`) times as far as the true one; None asks for
+    the true rows.
     """
     is_on_cpu = base.device.type == "cpu"
     if exact is None:
@@ -109,6 +109,39 @@ def nearest(
         unsettled, is_first = unsettled[~is_settled], False
         n_candidates = min(4 * n_candidates, len(base))
     return Neighbors(distances, rows, recall)
+
+
+class _InvertedFile:
+    """The rows of a base (B, d), float32 on the CPU, in about 4 sqrt(B) lists around the centres of K-means.
+
+    Coordinates are compared on `axes` (a, d); None for all coordinates.
+    """
+
+    def __init__(self, base: Tensor, axes: Tensor | None = None) -> None:
+        import faiss
+
+        self._axes = axes
+        self.n_lists = max(1, min(round(_LISTS * len(base) ** 0.5), len(base) // _FEWEST_IN_A_LIST))
+        points = self._coordinates(base)
+        self._centres: Any = faiss.IndexFlatL2(points.shape[1])
+        self._index: Any = faiss.IndexIVFFlat(self._centres, points.shape[1], self.n_lists)
+        self._index.cp.niter, self._index.cp.seed = _STEPS, 0
+        self._index.cp.min_points_per_centroid, self._index.cp.max_points_per_centroid = 1, _SAMPLES_OF_A_CENTRE
+        self._index.train(points)
+        self._index.add(points)
+
+    def nearest_list(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """Squared distance of queries (q, d), float32, to the centre of the nearest list (q,), and that list (q,)."""
+        squared, lists = self._centres.search(self._coordinates(queries), 1)
+        return torch.from_numpy(squared[:, 0]), torch.from_numpy(lists[:, 0])
+
+    def search(self, queries: Tensor, k: int, n_probed: int) -> Tensor:
+        """Rows of the base (q, k) nearest to queries (q, d) in the `n_probed` nearest lists; -1 if they hold fewer."""
+        self._index.nprobe = n_probed
+        return torch.from_numpy(self._index.search(self._coordinates(queries), k)[1])
+
+    def _coordinates(self, points: Tensor) -> Any:
+        return (points if self._axes is None else points @ self._axes.T).contiguous().numpy()
 
 
 class _Rounding(NamedTuple):
@@ -150,7 +183,7 @@ class _Question(NamedTuple):
     def wanted_recall(self) -> float:
         return _RECALL if self.tolerance is None else _RECALL_OF_NEARLY_NEAREST
 
-    def candidates_in(self, lists: InvertedFile, part: Tensor, queries32: Tensor, n_probed: int) -> Tensor:
+    def candidates_in(self, lists: _InvertedFile, part: Tensor, queries32: Tensor, n_probed: int) -> Tensor:
         """Candidates (q, c) for the queries of `part`, `queries32` after rounding, in the lists nearest to each."""
         n_candidates = self.n_candidates
         if self.tolerance is not None:
@@ -212,11 +245,11 @@ def _answer_from_lists(question: _Question, base32: Tensor, distances: Tensor, r
     Distances stay inf if lists would gain nothing or hold fewer than k rows.
     """
     among_all = _faiss_search(base32)
-    axes = few_axes(base32.cpu())
+    axes = _few_axes(base32.cpu())
     n_queries, found = len(question.queries), 0.0
     left = torch.arange(n_queries, device="cpu")
     for chosen in (None,) if axes is None else (axes, None):
-        lists = InvertedFile(base32.cpu(), chosen)
+        lists = _InvertedFile(base32.cpu(), chosen)
         parts, left = _by_nearness(lists, question, left), left[:0]
         for part in parts:
             part = part.to(base32.device)
@@ -240,7 +273,7 @@ def _answer_from_lists(question: _Question, base32: Tensor, distances: Tensor, r
     return (found + len(left)) / n_queries
 
 
-def _by_nearness(lists: InvertedFile, question: _Question, queries: Tensor) -> list[Tensor]:
+def _by_nearness(lists: _InvertedFile, question: _Question, queries: Tensor) -> list[Tensor]:
     """Parts of the queries, nearest to the base first, each in order of its lists; one part if they are the base."""
     blocks = queries.split(max(1, _BLOCK_ELEMENTS // question.base.shape[1]))
     rows = (block.to(question.base.device) for block in blocks)
@@ -251,7 +284,7 @@ def _by_nearness(lists: InvertedFile, question: _Question, queries: Tensor) -> l
     return [queries[part[near[part].argsort(stable=True)]] for part in parts if len(part)]
 
 
-def _probe_few(lists: InvertedFile, question: _Question, part: Tensor, among_all: _Search) -> tuple[int, float]:
+def _probe_few(lists: _InvertedFile, question: _Question, part: Tensor, among_all: _Search) -> tuple[int, float]:
     """Smallest number of lists with the wanted recall, at most a quarter of all, and its recall for some queries.
 
     `among_all` finds their true neighbours.
@@ -287,3 +320,18 @@ def _torch_search(base32: Tensor) -> _Search:
         return torch.cat([block.values for block in found]).square_(), torch.cat([block.indices for block in found])
 
     return search
+
+
+def _few_axes(points: Tensor) -> Tensor | None:
+    """Principal axes (a, d) of points (N, d) that hold 99 % of their variance; None if a > d / 2, d > 1024 or d > N."""
+    import faiss
+
+    n_features = points.shape[1]
+    if n_features > min(_MOST_FEATURES, len(points)):
+        return None
+    principal = faiss.PCAMatrix(n_features, n_features)
+    principal.train(points[:: max(1, len(points) // _SAMPLE)].numpy())
+    shares = torch.from_numpy(faiss.vector_to_array(principal.eigenvalues)).double().clamp_(min=0)
+    n_axes = 1 + int(torch.searchsorted(shares.cumsum(0), _VARIANCE * shares.sum()))
+    axes = torch.from_numpy(faiss.vector_to_array(principal.A)).view(n_features, n_features)
+    return axes[:n_axes] if 2 * n_axes <= n_features else None

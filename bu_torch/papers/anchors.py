@@ -20,9 +20,7 @@ from bu_torch.papers.bandwidth import Bandwidth, boundary_kernel
 from bu_torch.space.features import standardization, standardize
 
 Measure = Literal["entropy", "triangle"]
-MEASURES = ("entropy", "triangle")
 Gap = Literal["own", "pair"]
-GAPS = ("own", "pair")
 
 
 def bisect_segments(
@@ -154,9 +152,8 @@ class AnchorEstimator:
     def fit(self, features: Any, labels: Any) -> Self:
         """Keep inputs (N, d) or (N, ...), finite, and classes (N,); compute what does not depend on the classifier.
 
-        Raises:
-            TypeError, ValueError: If an argument has the wrong type, shape or values, or there are too few samples or
-                classes.
+        Raises TypeError or ValueError if an argument has the wrong type, shape or values, or there are too few samples
+        or classes.
         """
         inputs = as_features(features)
         labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
@@ -175,8 +172,16 @@ class AnchorEstimator:
                 setattr(self, name, value.to(device))
         return self
 
+    def anchors(self, model: Callable[[Tensor], Any]) -> Anchors:
+        """Anchors on the boundary of a classifier, as for `score`; their `samples` lie near it."""
+        return self._find_anchors(model)[1]
+
     def _prepare(self) -> None:
         """Compute what a subclass needs, before the samples are kept."""
+
+    def _find_anchors(self, model: Callable[[Tensor], Any]) -> tuple[Tensor, Anchors]:
+        """Logits at the samples (N, J), and the anchors."""
+        raise NotImplementedError
 
     def _read(self, model: Callable[[Tensor], Any], points: Tensor) -> Tensor:
         """Logits (n, J) at flat points (n, d), on the device of the samples."""

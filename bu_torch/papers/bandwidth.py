@@ -66,15 +66,8 @@ def cvml_bandwidth(values: Tensor) -> Tensor:
     Departures: steps end when the mean log-likelihood of a value changes by less than epsilon (its ratio, as in the
     thesis, depends on the unit); h is at least 1e-3 of the range of the row, because ties drive it to 0.
 
-    Args:
-        values: As in `silverman_bandwidth`, shape (N, M).
-
-    Returns:
-        The widths h w_m, shape (N, M), >= 0, in the units of `values`; float64 for float64 values, else float32. A row
-        with a non-finite value gives NaN; one of equal values gives 0.
-
-    Raises:
-        TypeError, ValueError: As `silverman_bandwidth`.
+    Arguments and errors are those of `silverman_bandwidth`. Returns the widths h w_m, shape (N, M), >= 0, in the
+    units and of the dtype there. A row with a non-finite value gives NaN; one of equal values gives 0.
 
     Example:
         >>> cvml_bandwidth(torch.tensor([[0.0, 1.0, 2.0, 3.0, 9.0]]))

@@ -1,7 +1,7 @@
 """Anchors found by bisection between samples of different predictions."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from bu_torch.functional.boundary import top_pairs
 from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import check_fitted, check_flag, check_integer, check_seed
 from bu_torch.neighbors.search import nearest
-from bu_torch.papers.anchors import MEASURES, AnchorEstimator, Anchors, Measure, class_uncertainty
+from bu_torch.papers.anchors import AnchorEstimator, Anchors, Measure, class_uncertainty
 from bu_torch.space.features import standardize
 
 _STEPS_OF_TWO = 20  # i_K of Ha et al. (2021), section 6.10
@@ -70,7 +70,7 @@ class BisectionAnchorUncertainty(AnchorEstimator):
         n_repeats: int = 10,
         seed: int = 0,
     ) -> None:
-        self.measure = check_choice("measure", measure, MEASURES)
+        self.measure = check_choice("measure", measure, get_args(Measure))
         self.prior_correction = check_flag("prior_correction", prior_correction)
         self.max_anchors = check_integer("max_anchors", max_anchors, 1)
         self.n_halvings = check_integer("n_halvings", n_halvings, 1)
@@ -85,7 +85,8 @@ class BisectionAnchorUncertainty(AnchorEstimator):
         A scalar in [0, 1], on the device of the samples, float64 for float64 logits and float32 for all others. It is
         0, the worst, if all samples are predicted alike or no cluster is large enough.
         """
-        logits, first, second, found = self._search(model)
+        logits, found = self._find_anchors(model)
+        first, second = _choices(logits)
         samples = found.samples.unique()
         if len(samples) < self.min_size:
             return logits.new_zeros(())
@@ -106,17 +107,12 @@ class BisectionAnchorUncertainty(AnchorEstimator):
         weight = torch.where(size >= self.min_size, size, 0).double()
         return ((weight * local).sum() / weight.sum().clamp(min=1)).clamp(max=1).to(logits.dtype)
 
-    def anchors(self, model: Callable[[Tensor], Any]) -> Anchors:
-        """Anchors on the boundary of a classifier, as for `score` (Algorithms 2, 4, 5); their `samples` lie near it."""
-        return self._search(model)[-1]
-
-    def _search(self, model: Callable[[Tensor], Any]) -> tuple[Tensor, Tensor, Tensor, Anchors]:
-        """Logits (N, J), first and second choice of each sample (N,), and the anchors."""
+    def _find_anchors(self, model: Callable[[Tensor], Any]) -> tuple[Tensor, Anchors]:
+        """Logits at the samples (N, J), and the anchors (Algorithms 2, 4, 5)."""
         check_fitted(self, "inputs")
         flat = self.inputs.flatten(1)
         logits = self._read(model, flat)
-        first = logits.argmax(dim=1)
-        second = top_pairs(logits).sum(dim=1) - first
+        first, second = _choices(logits)
         found = [Anchors(flat[:0], first.new_zeros(0, 2), first[:0])]
         active = code = first * logits.shape[1] + second
         is_near = torch.zeros_like(first, dtype=torch.bool)
@@ -135,7 +131,13 @@ class BisectionAnchorUncertainty(AnchorEstimator):
             is_near[samples] = True
             left -= len(starts)
         points, pairs, samples = (torch.cat(parts) for parts in zip(*found, strict=True))
-        return logits, first, second, Anchors(points.view(-1, *self.inputs.shape[1:]), pairs, samples)
+        return logits, Anchors(points.view(-1, *self.inputs.shape[1:]), pairs, samples)
+
+
+def _choices(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Class of the largest logit of each sample (N,), and of the second largest."""
+    first = logits.argmax(dim=1)
+    return first, top_pairs(logits).sum(dim=1) - first
 
 
 def _partners(first: Tensor, second: Tensor, starts: Tensor, chance: Tensor) -> Tensor:

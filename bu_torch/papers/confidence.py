@@ -1,11 +1,10 @@
 """Confidence sets for the error rate of a linear classifier, from its training samples alone."""
 
 import math
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import (
@@ -17,7 +16,6 @@ from bu_torch.internal.inputs import (
     scikit_learn_seed,
 )
 from bu_torch.papers.cells import CellSearch
-from bu_torch.space.layers import LayerFeatures, principal_components
 
 Method = Literal["cud", "bootstrap_quantile", "bootstrap_corrected", "kohavi", "yang", "martin", "langford"]
 
@@ -97,57 +95,26 @@ def generalization_interval(
         >>> interval.center, interval.lower == -interval.upper, 0 < interval.upper < 0.3
         (0.0, True, True)
     """
-    check_choice("method", method, sorted(_METHODS | _AS_IF_TESTED))
+    check_choice("method", method, sorted(get_args(Method)))
     if not 0 < check_number("confidence", confidence) < 1:
         raise ValueError(f"`confidence` must satisfy 0 < confidence < 1, got {confidence}.")
     check_integer("n_bootstrap", n_bootstrap, 1)
     if n_tested is not None and not 0 < check_number("n_tested", n_tested) <= _MOST_TESTED:
         raise ValueError(f"`n_tested` must be > 0 and at most {_MOST_TESTED:.0e}, got {n_tested}.")
     sample = _as_sample(features, labels)
-    if method in _AS_IF_TESTED:
-        center = _estimate_632(sample, n_bootstrap, torch.Generator().manual_seed(check_seed(seed)))
-        n = _UNIQUE * len(sample.targets) if n_tested is None else float(n_tested)
-        return _AS_IF_TESTED[method](center, n, confidence)
-    return _METHODS[method](sample, confidence, n_bootstrap, check_seed(seed))
-
-
-def network_interval(
-    model: nn.Module, inputs: Any, labels: Any, *, n_components: int | None = 5, **options: Any
-) -> Interval:
-    """Confidence set for the error rate of a network whose last linear layer is refitted to these samples.
-
-    Beyond Laber and Murphy (2008): `generalization_interval` on the leading principal components of the inputs of the
-    last linear layer, and a column of ones. It is for small two-class sets on which the other layers were not trained,
-    such as for a pretrained network. On samples that trained those layers the set is far too low: it covered 0 to 95 %
-    on three tables, 50 samples each, and 95 to 100 % on unseen samples. Its width grows with the number of components.
-
-    Args:
-        model: A network that ends in an `nn.Linear`, read as by `LayerFeatures`.
-        inputs: Inputs of the network, shape (n, ...), tensor or array of numbers, finite.
-        labels: Classes, shape (n,), 0 or 1.
-        n_components: Principal components, >= 1, fewer if the samples have no more; None for the features themselves.
-        **options: As in `generalization_interval`: `method`, `confidence`, `n_bootstrap`, `n_tested` and `seed`.
-
-    Returns:
-        center, lower and upper as floats, not clipped to [0, 1].
-
-    Raises:
-        ValueError: If no linear layer is called, or as in `generalization_interval`.
-        TypeError: If an argument has the wrong type.
-
-    Example:
-        >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
-        >>> model = nn.Sequential(nn.Identity(), nn.Linear(1, 2))
-        >>> network_interval(model, x, x[:, 0] > 0, n_bootstrap=20).center
-        0.0
-    """
-    features = LayerFeatures(model).transform(inputs).cpu().double()
-    if n_components is not None:
-        check_integer("n_components", n_components, 1)
-        mean, components = principal_components(features, min(n_components, *features.shape), exact=True)
-        features = (features - mean) @ components.T
-    columns = torch.cat((features.new_ones(len(features), 1), features), dim=1)
-    return generalization_interval(columns, labels, **options)
+    generator = torch.Generator().manual_seed(check_seed(seed))
+    if method == "cud":
+        return _cud(sample, confidence, n_bootstrap, generator)
+    center = _estimate_632(sample, n_bootstrap, generator)
+    if method == "yang":
+        return _yang(sample, center, confidence, seed)
+    if method.startswith("bootstrap"):
+        lower, upper = _bootstrap(sample, confidence, n_bootstrap, generator)
+        if method == "bootstrap_corrected":
+            lower, upper = 2 * center - upper, 2 * center - lower
+        return Interval(center, lower, upper)
+    n = _UNIQUE * len(sample.targets) if n_tested is None else float(n_tested)
+    return _as_if_tested(method, center, n, confidence)
 
 
 def cud_supremum(features: Any, labels: Any, counts: Any) -> float:
@@ -240,46 +207,27 @@ def _quantile(values: Tensor, level: float) -> float:
     return float(values.sort().values[max(place, 1) - 1])
 
 
-def _cud(sample: _Sample, confidence: float, n_bootstrap: int, seed: int) -> Interval:
-    counts = _draws(len(sample.targets), n_bootstrap, torch.Generator().manual_seed(seed))
+def _cud(sample: _Sample, confidence: float, n_bootstrap: int, generator: torch.Generator) -> Interval:
+    counts = _draws(len(sample.targets), n_bootstrap, generator)
     suprema = torch.tensor([_supremum(sample, draw) for draw in counts], dtype=torch.float64)
     center, radius = _training_error(sample), _quantile(suprema, confidence)
     return Interval(center, center - radius, center + radius)
 
 
-def _bootstrap(sample: _Sample, confidence: float, n_bootstrap: int, seed: int) -> Interval:
-    """Percentile interval of the .632 estimate."""
-    generator = torch.Generator().manual_seed(seed)
-    n_samples = len(sample.targets)
-    center = _estimate_632(sample, n_bootstrap, generator)
-    estimates = []
+def _bootstrap(sample: _Sample, confidence: float, n_bootstrap: int, generator: torch.Generator) -> tuple[float, float]:
+    """Quantiles of the .632 estimates of bootstrap draws."""
+    n_samples, estimates = len(sample.targets), []
     for draw in _draws(n_samples, n_bootstrap, generator):
         rows = draw.new_tensor(range(n_samples)).repeat_interleave(draw)
         estimates.append(_estimate_632(_Sample(*(part[rows] for part in sample)), _INNER_DRAWS, generator))
     values, tail = torch.tensor(estimates, dtype=torch.float64), (1 - confidence) / 2
-    return Interval(center, _quantile(values, tail), _quantile(values, 1 - tail))
+    return _quantile(values, tail), _quantile(values, 1 - tail)
 
 
-def _reflected(sample: _Sample, confidence: float, n_bootstrap: int, seed: int) -> Interval:
-    center, lower, upper = _bootstrap(sample, confidence, n_bootstrap, seed)
-    return Interval(center, 2 * center - upper, 2 * center - lower)
-
-
-def _beta(center: float, confidence: float, below: tuple[float, float], above: tuple[float, float]) -> Interval:
-    """From the lower quantile of Beta(*below) to the upper one of Beta(*above); a parameter of 0 gives 0 or 1."""
-    from scipy.stats import beta
-
-    tail = (1 - confidence) / 2
-    lower = float(beta.ppf(tail, *below)) if below[0] > 0 else 0.0
-    upper = float(beta.ppf(1 - tail, *above)) if above[1] > 0 else 1.0
-    return Interval(center, lower, upper)
-
-
-def _yang(sample: _Sample, confidence: float, n_bootstrap: int, seed: int) -> Interval:
+def _yang(sample: _Sample, center: float, confidence: float, seed: int) -> Interval:
     from scipy.stats import norm
     from sklearn.model_selection import KFold
 
-    center = _estimate_632(sample, n_bootstrap, torch.Generator().manual_seed(seed))
     n_folds = min(_FOLDS, len(sample.targets))
     tested = torch.zeros(n_folds, len(sample.targets), dtype=torch.bool, device="cpu")
     folds = KFold(n_folds, shuffle=True, random_state=scikit_learn_seed(seed))
@@ -290,35 +238,21 @@ def _yang(sample: _Sample, confidence: float, n_bootstrap: int, seed: int) -> In
     return Interval(center, center - radius, center + radius)
 
 
-def _kohavi(center: float, n_tested: float, confidence: float) -> Interval:
-    """The error rates p with |center - p| <= z sqrt(p (1 - p) / n)."""
-    from scipy.stats import norm
+def _as_if_tested(method: Method, center: float, n_tested: float, confidence: float) -> Interval:
+    """Interval of an error rate that a test set of this size gave."""
+    from scipy.stats import beta, norm
 
-    z = float(norm.ppf((1 + confidence) / 2))
-    middle = center + z**2 / (2 * n_tested)
-    radius = z * math.sqrt(center * (1 - center) / n_tested + z**2 / (4 * n_tested**2))
-    shrink = 1 + z**2 / n_tested
-    return Interval(center, (middle - radius) / shrink, (middle + radius) / shrink)
-
-
-def _martin(center: float, n_tested: float, confidence: float) -> Interval:
-    posterior = (1 + center * n_tested, 1 + (1 - center) * n_tested)
-    return _beta(center, confidence, posterior, posterior)
-
-
-def _langford(center: float, n_tested: float, confidence: float) -> Interval:
+    if method == "kohavi":  # the error rates p with |center - p| <= z sqrt(p (1 - p) / n)
+        z = float(norm.ppf((1 + confidence) / 2))
+        middle = center + z**2 / (2 * n_tested)
+        radius = z * math.sqrt(center * (1 - center) / n_tested + z**2 / (4 * n_tested**2))
+        shrink = 1 + z**2 / n_tested
+        return Interval(center, (middle - radius) / shrink, (middle + radius) / shrink)
     n_wrong, n_right = center * n_tested, (1 - center) * n_tested
-    return _beta(center, confidence, (n_wrong, n_right + 1), (n_wrong + 1, n_right))
-
-
-_METHODS: dict[str, Callable[[_Sample, float, int, int], Interval]] = {
-    "cud": _cud,
-    "bootstrap_quantile": _bootstrap,
-    "bootstrap_corrected": _reflected,
-    "yang": _yang,
-}
-_AS_IF_TESTED: dict[str, Callable[[float, float, float], Interval]] = {
-    "kohavi": _kohavi,
-    "martin": _martin,
-    "langford": _langford,
-}
+    below, above = (n_wrong, n_right + 1), (n_wrong + 1, n_right)  # parameters of two beta distributions
+    if method == "martin":
+        below = above = n_wrong + 1, n_right + 1
+    tail = (1 - confidence) / 2  # a parameter of 0 gives 0 or 1
+    lower = float(beta.ppf(tail, *below)) if below[0] > 0 else 0.0
+    upper = float(beta.ppf(1 - tail, *above)) if above[1] > 0 else 1.0
+    return Interval(center, lower, upper)

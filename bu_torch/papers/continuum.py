@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bu_torch.internal import inputs
-from bu_torch.internal.inputs import as_labels
+from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, check_integer
 
 _FAR = 40.0  # standard deviations beyond which float64 holds no normal density
 
@@ -38,14 +37,8 @@ class ErrorCountBounds(NamedTuple):
 def data_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
     """Expected share of wrong class labels, with c(z) for c(y); Mevik (2003), Eq. 18, with z for the y of Eq. 17.
 
-    Args:
-        z: As in `adjusted_error_count`, as are `edges` and `sigma_delta`.
-
-    Returns:
-        Scalar in [0, 1], float64, on the device of z.
-
-    Raises:
-        TypeError, ValueError: As `adjusted_error_count`.
+    Arguments and errors are those of `adjusted_error_count`. Returns a scalar in [0, 1], float64, on the device of
+    z.
     """
     cut = _Cut(z, edges, ("sigma_delta", sigma_delta))
     return cut.at_predicted(cut.outside()).mean()
@@ -54,14 +47,8 @@ def data_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
 def data_squared_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
     """Expected squared distance from y to the interval of its label c(z); Mevik (2003), Eq. 22, z for the y of Eq. 21.
 
-    Args:
-        z: As in `adjusted_error_count`, as are `edges` and `sigma_delta`.
-
-    Returns:
-        Scalar >= 0 in squared units of z, float64, on the device of z.
-
-    Raises:
-        TypeError, ValueError: As `adjusted_error_count`.
+    Arguments and errors are those of `adjusted_error_count`. Returns a scalar >= 0, in squared units of z; float64,
+    on the device of z.
     """
     cut = _Cut(z, edges, ("sigma_delta", sigma_delta))
     probability = cut.inside()
@@ -72,14 +59,8 @@ def data_squared_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
 def error_count(predictions: Any, z: Any, edges: Any) -> Tensor:
     """Apparent error count: share of predictions other than the class label c(z); Mevik (2003), Eq. 23.
 
-    Args:
-        predictions: As in `adjusted_error_count`, as are `z` and `edges`.
-
-    Returns:
-        Scalar in [0, 1], float64, on the device of z.
-
-    Raises:
-        TypeError, ValueError: As `adjusted_error_count`.
+    Arguments and errors are those of `adjusted_error_count`. Returns a scalar in [0, 1], float64, on the device of
+    z.
     """
     cut = _Cut(z, edges, predictions=predictions)
     return (cut.predicted != cut.own).double().mean()
@@ -157,15 +138,8 @@ def error_rate(predictions: Any, z: Any, edges: Any, sigma_epsilon: Any) -> Tens
 def minimal_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
     """Lowest error rate of any classifier, as if z were f(x); Mevik (2003), Eq. 27.
 
-    Args:
-        z: As in `adjusted_error_count`, as is `edges`. With f(x) in its place this is Eq. 7.
-        sigma_epsilon: Standard deviation of y given x, >= 0, in units of z.
-
-    Returns:
-        Scalar in [0, 1), float64, on the device of z.
-
-    Raises:
-        TypeError, ValueError: As `adjusted_error_count`.
+    With f(x) in place of z this is Eq. 7. Arguments and errors are those of `error_rate`. Returns a scalar in
+    [0, 1), float64, on the device of z.
     """
     return _Cut(z, edges, ("sigma_epsilon", sigma_epsilon)).outside().amin(dim=1).mean()
 
@@ -173,14 +147,8 @@ def minimal_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
 def squared_error_count(predictions: Any, z: Any, edges: Any) -> Tensor:
     """Apparent mean squared distance from z to the interval of the predicted class; Mevik (2003), Eq. 28 with Eq. 8.
 
-    Args:
-        predictions: As in `adjusted_error_count`, as are `z` and `edges`.
-
-    Returns:
-        Scalar >= 0 in squared units of z, float64, on the device of z.
-
-    Raises:
-        TypeError, ValueError: As `adjusted_error_count`.
+    Arguments and errors are those of `adjusted_error_count`. Returns a scalar >= 0, in squared units of z; float64,
+    on the device of z.
     """
     cut = _Cut(z, edges, predictions=predictions)
     return cut.at_predicted(cut.penalties()).mean()
@@ -192,14 +160,8 @@ def adjusted_squared_error_count(predictions: Any, z: Any, edges: Any, sigma_del
     Mevik (2003), Eq. 29. The value is not clipped at 0, which would bias it: it is slightly negative for a classifier
     whose few errors all lie nearer to an edge than sigma_delta.
 
-    Args:
-        predictions: As in `adjusted_error_count`, as are `z`, `edges` and `sigma_delta`; 0 gives `squared_error_count`.
-
-    Returns:
-        Scalar >= -sigma_delta^2 in squared units of z, float64, on the device of z.
-
-    Raises:
-        TypeError, ValueError: As `adjusted_error_count`.
+    Arguments and errors are those of `adjusted_error_count`; a `sigma_delta` of 0 gives `squared_error_count`.
+    Returns a scalar >= -sigma_delta^2, in squared units of z; float64, on the device of z.
     """
     sigma = number("sigma_delta", sigma_delta)
     return squared_error_count(predictions, z, edges) - sigma**2 * error_count(predictions, z, edges)
@@ -210,15 +172,8 @@ def squared_error_rate(predictions: Any, z: Any, edges: Any, sigma_epsilon: Any)
 
     Mevik (2003), Eq. 30 and 31. (Eq. 11 prints the class c of y where it means the predicted class j.)
 
-    Args:
-        predictions: As in `adjusted_error_count`, as are `z` and `edges`.
-        sigma_epsilon: Standard deviation of y given x, >= 0, in units of z; 0 gives `squared_error_count`.
-
-    Returns:
-        Scalar >= 0 in squared units of z, float64, on the device of z.
-
-    Raises:
-        TypeError, ValueError: As `adjusted_error_count`.
+    Arguments and errors are those of `error_rate`; a `sigma_epsilon` of 0 gives `squared_error_count`. Returns a
+    scalar >= 0, in squared units of z; float64, on the device of z.
     """
     cut = _Cut(z, edges, ("sigma_epsilon", sigma_epsilon), predictions)
     return cut.at_predicted(cut.expected_penalties()).mean()
@@ -227,28 +182,99 @@ def squared_error_rate(predictions: Any, z: Any, edges: Any, sigma_epsilon: Any)
 def minimal_squared_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
     """Lowest squared error rate of any classifier, as if z were f(x); Mevik (2003), Eq. 32.
 
-    Args:
-        z: As in `adjusted_error_count`, as is `edges`. With f(x) in its place this is Eq. 12.
-        sigma_epsilon: Standard deviation of y given x, >= 0, in units of z.
-
-    Returns:
-        Scalar >= 0 in squared units of z, float64, on the device of z.
-
-    Raises:
-        TypeError, ValueError: As `adjusted_error_count`.
+    With f(x) in place of z this is Eq. 12. Arguments and errors are those of `error_rate`. Returns a scalar >= 0,
+    in squared units of z.
     """
     return _Cut(z, edges, ("sigma_epsilon", sigma_epsilon)).expected_penalties().amin(dim=1).mean()
 
 
-class _Cut:
-    """Measurements (n,) and the C classes into which edges (C - 1,) cut the line.
+def sigma_epsilon_of_replicates(z: Any, groups: Any, sigma_delta: Any) -> Tensor:
+    """Estimate sigma_epsilon from objects that share their inputs.
 
-    Attributes:
-        gaps: Differences b_j - z for all edges, including the infinite ends, (n, C + 1).
-        own: The class of each z, (n,).
-        sigma: A standard deviation, given with its name.
-        predicted: The predicted classes, (n,); the classes of z if there are no predictions.
+    Mevik (2003), section 8.1: the variance of z within a group is that of epsilon + delta. Groups are pooled by their
+    degrees of freedom, which for groups of equal size gives the paper's average. A group of one object is not used.
+
+    Args:
+        z: Measurements, shape (n,), finite, one per object (repeated measurements of an object give sigma_delta).
+        groups: Group of each object, shape (n,), integers >= 0; objects of a group have the same inputs x.
+        sigma_delta: Standard deviation of the measurement error, >= 0, in units of z.
+
+    Returns:
+        Scalar >= 0, float64, on the device of z; 0 if the measurement error alone explains the spread.
+
+    Raises:
+        TypeError, ValueError: If an argument is not real or has the wrong shape or values, or no group has two objects.
     """
+    z = measurements(z)
+    group = as_labels(groups, len(z), "groups", are_classes=False).to(z.device).unique(return_inverse=True)[1]
+    size = torch.bincount(group)
+    if len(size) == len(z):
+        raise ValueError("`groups` must hold at least one group of two objects or more, got none.")
+    mean = torch.zeros_like(size, dtype=torch.float64).index_add_(0, group, z) / size
+    variance = ((z - mean[group]) ** 2).sum() / (len(z) - len(size))
+    return _without_measurement_error(variance, sigma_delta)
+
+
+def sigma_epsilon_of_residuals(z: Any, fitted: Any, sigma_delta: Any, *, n_parameters: int = 0) -> Tensor:
+    """Estimate sigma_epsilon from the residuals of a regression of z on x.
+
+    Mevik (2003), section 8.1. A model that fits badly makes the estimate too large, one that overfits makes it too
+    small. The paper does not say how to count the fitted parameters; here they lower the degrees of freedom.
+
+    Takes the regression's values for the objects, `fitted` (n,), finite, and the number of parameters fitted on them,
+    with the intercept, >= 0 and < n; 0 after cross-validation. All else is as in `sigma_epsilon_of_replicates`.
+    """
+    z = measurements(z)
+    fitted = measurements(fitted, "fitted")
+    if len(fitted) != len(z):
+        raise ValueError(f"`fitted` must have one entry per sample, {len(z)}, got {len(fitted)}.")
+    if check_integer("n_parameters", n_parameters, 0) >= len(z):
+        raise ValueError(f"`n_parameters` must be less than the number of samples, {len(z)}, got {n_parameters}.")
+    variance = ((z - fitted.to(z.device)) ** 2).sum() / (len(z) - n_parameters)
+    return _without_measurement_error(variance, sigma_delta)
+
+
+def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_neighbors: int = 10) -> Tensor:
+    """Estimate sigma_epsilon from the spread of z among neighbours in x.
+
+    Mevik (2003), section 8.1, names a weighted local estimate without giving one. Here each sample and its nearest
+    others give a variance with tricube weights (1 - (r / r_k)^3)^3, where r is a distance and r_k the distance to the
+    farthest, or with equal weights if all others are as far. The divisor makes it unbiased if f is constant. The
+    variances are averaged. A slope of f makes the estimate too large, more so for larger neighbourhoods.
+
+    Takes the inputs x as `features` (n, d), finite, with Euclidean distances, and the number of other samples in a
+    neighbourhood, >= 2 and < n. All else is as in `sigma_epsilon_of_replicates`.
+    """
+    from bu_torch.neighbors.search import nearest  # all else needs torch alone
+
+    z = measurements(z)
+    features = as_flat_features(features).to(z.device)
+    if len(features) != len(z):
+        raise ValueError(f"`features` must have one row per sample, {len(z)}, got {len(features)}.")
+    if check_integer("n_neighbors", n_neighbors, 2) >= len(z):
+        raise ValueError(f"`n_neighbors` must be less than the number of samples, {len(z)}, got {n_neighbors}.")
+    own = torch.arange(len(z), device=z.device)
+    found = nearest(features, features, n_neighbors, exclude=own)
+    rows = torch.cat((own.unsqueeze(1), found.rows), dim=1)
+    distances = torch.nn.functional.pad(found.distances.double(), (1, 0))
+    nearest_other, farthest = distances[:, 1:2], distances[:, -1:]
+    is_scaled = nearest_other < (1 - 1e-6) * farthest  # others that are all as far count alike
+    relative = torch.where(is_scaled, distances / farthest, 0.0)
+    weights = (1 - relative**3) ** 3
+    weights = weights / weights.sum(dim=1, keepdim=True)
+    mean = (weights * z[rows]).sum(dim=1, keepdim=True)
+    spread = (weights * (z[rows] - mean) ** 2).sum(dim=1)
+    divisor = 1 - (weights**2).sum(dim=1)
+    has_variance = divisor > 0  # not all the weight is on one sample
+    return _without_measurement_error((spread[has_variance] / divisor[has_variance]).mean(), sigma_delta)
+
+
+def _without_measurement_error(variance: Tensor, sigma_delta: Any) -> Tensor:
+    return (variance - number("sigma_delta", sigma_delta) ** 2).clamp(min=0).sqrt()
+
+
+class _Cut:
+    """Measurements (n,), the C classes into which edges (C - 1,) cut the line, and a deviation given with its name."""
 
     def __init__(self, z: Any, edges: Any, sigma: tuple[str, Any] = ("sigma", 0), predictions: Any = None) -> None:
         measured = as_real(z, "z")
@@ -263,9 +289,10 @@ class _Cut:
             raise ValueError(f"`edges` must increase in the precision of `z` and hold no NaN, got {edges.tolist()}.")
         ends = torch.nn.functional.pad(edges, (1, 1), value=math.inf)
         ends[0] = -math.inf
-        self.gaps, self.own = ends - z.unsqueeze(1), torch.bucketize(z, edges, right=True)
+        self.gaps = ends - z.unsqueeze(1)  # b_j - z for all edges, including the infinite ends, (n, C + 1)
+        self.own = torch.bucketize(z, edges, right=True)  # class of each z, (n,)
         self.sigma = number(*sigma)
-        self.predicted = self.own
+        self.predicted = self.own  # predicted class of each z, (n,), if there are predictions
         if predictions is not None:
             self.predicted = as_labels(predictions, len(z), "predictions").to(z.device)
             largest = int(self.predicted.max())
@@ -321,7 +348,7 @@ def as_real(value: Any, name: str) -> Tensor:
     if not isinstance(value, Tensor):
         with suppress(TypeError, ValueError, RuntimeError):
             value = np.array(value, dtype=getattr(value, "dtype", np.float64))
-    value = inputs.as_tensor(value, name)
+    value = as_tensor(value, name)
     if value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f"`{name}` must be real, got {value.dtype}.")
     return value

@@ -1,7 +1,7 @@
 """Anchors found by steps along the gradient."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -13,16 +13,7 @@ from bu_torch.internal.inputs import check_fitted, check_integer
 from bu_torch.internal.logits import as_taken, check_callable
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.neighbors.graph import NeighborGraph
-from bu_torch.papers.anchors import (
-    GAPS,
-    MEASURES,
-    AnchorEstimator,
-    Anchors,
-    Gap,
-    Measure,
-    anchor_uncertainty,
-    near_boundary_ness,
-)
+from bu_torch.papers.anchors import AnchorEstimator, Anchors, Gap, Measure, anchor_uncertainty, near_boundary_ness
 from bu_torch.papers.bandwidth import BANDWIDTHS, Bandwidth
 
 _BATCH = 4096
@@ -80,8 +71,8 @@ class GradientAnchorUncertainty(AnchorEstimator):
     ) -> None:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
         self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)
-        self.measure = check_choice("measure", measure, MEASURES)
-        self.gap = check_choice("gap", gap, GAPS)
+        self.measure = check_choice("measure", measure, get_args(Measure))
+        self.gap = check_choice("gap", gap, get_args(Gap))
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
         """Boundary uncertainty of a classifier; takes models as `BoundaryUncertainty.score` does, and probabilities.
@@ -90,22 +81,18 @@ class GradientAnchorUncertainty(AnchorEstimator):
         [0, 1], on the device of the samples, float64 for float64 logits and float32 for all others; 0, the worst, if
         all samples are predicted alike or there is no anchor. Raises TypeError if the model is not differentiable.
         """
-        logits, found = self._anchors(model)
+        logits, found = self._find_anchors(model)
         if not len(found.samples):
             return logits.new_zeros(())
         options = {"bandwidth": self.bandwidth, "measure": self.measure, "gap": self.gap}
         values = anchor_uncertainty(logits, self.labels, self.neighbors[found.samples], **options)
         return values.double().mean().clamp(max=1).to(values.dtype)
 
-    def anchors(self, model: Callable[[Tensor], Any]) -> Anchors:
-        """Anchors on the boundary of a classifier, as for `score`, in order of their samples (section 4.4)."""
-        return self._anchors(model)[1]
-
     def _prepare(self) -> None:
         self.neighbors = NeighborGraph(self.n_neighbors).fit(self._standardized).neighbors
 
-    def _anchors(self, model: Callable[[Tensor], Any]) -> tuple[Tensor, Anchors]:
-        """Logits at the samples (N, J), and the anchors."""
+    def _find_anchors(self, model: Callable[[Tensor], Any]) -> tuple[Tensor, Anchors]:
+        """Logits at the samples (N, J), and the anchors in order of their samples (section 4.4)."""
         check_fitted(self, "inputs")
         check_callable(model)
         flat = self.inputs.flatten(1)

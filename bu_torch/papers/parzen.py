@@ -1,4 +1,4 @@
-"""Boundary uncertainty by Proposal 2: Parzen counts of the labels near the decision boundary.
+"""Boundary uncertainty by Proposal 2, from Parzen counts of the labels near the boundary, and the omitted boundary.
 
 Equation numbers are those of Ha, Katagiri, Watanabe and Ohsaki (2021), "An improved boundary uncertainty-based
 estimation for classifier evaluation", Journal of Signal Processing Systems, doi:10.1007/s11265-021-01671-1.
@@ -9,9 +9,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bu_torch.functional.boundary import top_pairs
-from bu_torch.functional.checks import as_logits, check_index, check_not_negative, check_range
-from bu_torch.functional.weights import relative_weights, sum_by_group
+from bu_torch.functional.boundary import index_pairs, top_pairs
+from bu_torch.functional.checks import (
+    as_logits,
+    check_draws,
+    check_floating,
+    check_index,
+    check_not_negative,
+    check_range,
+)
+from bu_torch.functional.weights import mean_of, relative_weights, sum_by_group
 from bu_torch.papers.bandwidth import Bandwidth, boundary_kernel
 
 
@@ -84,27 +91,14 @@ def local_uncertainty(
     Eq. 27, 28, 32 and 36 to 38: u is 1 if both classes of the predicted pair are equally common near the boundary. It
     is 0 if one of them is absent there, if k = 0, or if the predicted pair is not the sample's likely Bayes pair.
 
-    Args:
-        logits: As in `parzen_uncertainty`, as are all other arguments.
-        labels: Shape (N,).
-        neighbors: Shape (N, M).
-        bayes_pairs: Shape (N, 2).
-        predicted_pairs: Shape (N, 2) or None.
-        bandwidth: `"silverman"` or `"cvml"`.
-        weights: Shape (N,) or None; k is a sum of weights, scaled to a mean of 1.
-
-    Returns:
-        u (N,) in [0, 1], and k (N,) in [0, M] without weights; float64 for float64 logits and float32 for all others. k
-        is NaN for a cluster with a non-finite logit.
-
-    Raises:
-        TypeError, ValueError: As `parzen_uncertainty`.
+    Arguments and errors are those of `parzen_uncertainty`. Returns u (N,) in [0, 1], and k (N,), in [0, M] without
+    weights, else a sum of weights that are scaled to a mean of 1; float64 for float64 logits and float32 for all
+    others. k is NaN for a cluster with a non-finite logit.
     """
     logits = as_logits(logits)
     _check_samples(logits, labels, neighbors, bayes_pairs, predicted_pairs)
     weights = relative_weights(weights, (logits.shape[0],), logits.device)
-    top = top_pairs(logits) if predicted_pairs is None else predicted_pairs.long()
-    return _local_uncertainty(logits, top, labels, neighbors, bayes_pairs, bandwidth, weights)
+    return _local_uncertainty(logits, labels, neighbors, bayes_pairs, predicted_pairs, bandwidth, weights)
 
 
 class PairTerms(NamedTuple):
@@ -135,8 +129,8 @@ def pair_terms(
     """
     check_not_negative("min_weight", min_weight)
     logits = as_logits(logits)
-    top = top_pairs(logits) if predicted_pairs is None else predicted_pairs.long()
-    local, counts = _local_uncertainty(logits, top, labels, neighbors, pairs[pair_index], bandwidth, weights)
+    own = pairs[pair_index]
+    local, counts = _local_uncertainty(logits, labels, neighbors, own, predicted_pairs, bandwidth, weights)
     drawn = torch.ones_like(counts) if weights is None else weights
     is_wrong = logits.max(dim=1).indices != labels
     parts = (drawn, drawn * counts, drawn * counts * local, is_wrong)
@@ -151,14 +145,15 @@ def pair_terms(
 
 def _local_uncertainty(
     logits: Tensor,
-    top: Tensor,
     labels: Tensor,
     neighbors: Tensor,
     bayes_pairs: Tensor,
+    predicted_pairs: Tensor | None,
     bandwidth: Bandwidth,
     weights: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Local uncertainty u and count k (N,) of each sample, for the classes `top` (N, 2) of Eq. 27; unchecked."""
+    """`local_uncertainty`, unchecked, with weights of mean 1."""
+    top = top_pairs(logits) if predicted_pairs is None else predicted_pairs.long()  # i and j of Eq. 27
     # Halving keeps differences of huge logits in range and is exact, except for the smallest numbers. The result does
     # not depend on the scale.
     low, high = torch.aminmax(logits)
@@ -195,9 +190,86 @@ def _check_samples(logits: Tensor, labels: Tensor, neighbors: Tensor, bayes: Ten
             raise ValueError(f"`{name}` must hold two classes in ascending order in each row, got a row that does not.")
 
 
-def index_pairs(bayes_pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct pairs of classes in ascending order (P, 2), and the row of each sample's pair among them (N,)."""
-    n_classes = int(bayes_pairs.max()) + 1
-    code = bayes_pairs[:, 0].long() * n_classes + bayes_pairs[:, 1]
-    distinct, index = torch.unique(code, return_inverse=True)
-    return torch.stack((distinct // n_classes, distinct % n_classes), dim=1), index
+def omission(
+    shares: Tensor, predictions: Tensor, neighbors: Tensor, *, significance: float = 2.0, weights: Tensor | None = None
+) -> Tensor:
+    """Share of samples in regions that the decision boundary should have cut off but does not reach.
+
+    A decision boundary that covers only a part of the Bayes boundary still has a high boundary uncertainty (Ha 2019,
+    section 4.6.8; Ha et al. 2021, section 6.9). The sources give no check for the missing part; this is this project's.
+
+    A sample is away from the boundary if its whole cluster is predicted as one class. It counts as omitted if the
+    labels of the cluster contradict that class beyond chance: with n_p members labelled as predicted and n_c of the
+    commonest other class, n_c - n_p > z sqrt(n_c + n_p), a sign test at z = `significance` standard deviations.
+
+    A displaced boundary leaves such a region beside it too, but has a low boundary uncertainty. A part of the boundary
+    is missing if boundary uncertainty is high and omission is well above 0.
+
+    Args:
+        shares: Share of each class among the labels of each cluster, shape (N, J) with J >= 2, floating point
+            (`label_votes` with decay 0 and the same weights).
+        predictions: Predicted classes at D * N points, draw after draw of all N samples, shape (D * N,), integer, >= 0.
+            A class >= J has no labels.
+        neighbors: Clusters, shape (N, M), integer, values in [0, N) (`NeighborGraph.neighbors`).
+        significance: z, 0 <= z < sqrt(M): with a larger z no cluster can count.
+        weights: Relative frequency of each sample in training, shape (N,), > 0, floating point; None for equal ones.
+            The size of a cluster is then Kish's effective sample size.
+
+    Returns:
+        Scalar in [0, 1], float64: the mean over the draws; 0 is best.
+
+    Raises:
+        TypeError, ValueError: If an argument has the wrong dtype, shape, device or range.
+
+    Example:
+        >>> shares = torch.tensor([[0.1, 0.9]]).repeat(20, 1)
+        >>> neighbors = torch.arange(20).repeat(20, 1)
+        >>> omission(shares, torch.zeros(20, dtype=torch.int64), neighbors)
+        tensor(1., dtype=torch.float64)
+    """
+    check_floating("shares", shares, ("N", "J"))
+    if shares.shape[1] < 2:
+        raise ValueError(f"`shares` must have shape (N, J) with J >= 2, got {tuple(shares.shape)}.")
+    if not bool(shares.isfinite().all()):
+        raise ValueError("`shares` must be finite, got NaN or infinity.")
+    n_samples = shares.shape[0]
+    check_index("neighbors", neighbors, (n_samples, "M"), shares.device)
+    check_draws(predictions, n_samples, shares.device)
+    check_range("neighbors", neighbors, n_samples, "sample indices")
+    size = neighbors.shape[1]
+    check_not_negative("significance", significance)
+    if not significance < size**0.5:
+        raise ValueError(f"`significance` must satisfy 0 <= z < sqrt(M) with M = {size}, got {significance}.")
+    weights = relative_weights(weights, (n_samples,), shares.device)
+    counts = cluster_counts(shares, neighbors, weights)
+    return omission_of_counts(counts, predictions, neighbors, significance, weights)
+
+
+def cluster_counts(shares: Tensor, neighbors: Tensor, weights: Tensor | None) -> Tensor:
+    """Labels of each class in each cluster (N, J), unchecked; with weights they add up to its effective size.
+
+    Kish (1965): (sum of w)^2 / (sum of w^2) members of equal weight give a mean of the same precision.
+    """
+    if weights is None:
+        return (shares * neighbors.shape[1]).round()
+    members = weights[neighbors.long()]
+    relative = members / members.amax(dim=1, keepdim=True)  # scaled, so that squares do not underflow
+    sizes = relative.sum(dim=1).square() / relative.square().sum(dim=1)
+    return shares * sizes.to(shares.dtype).unsqueeze(1)
+
+
+def omission_of_counts(
+    counts: Tensor, predictions: Tensor, neighbors: Tensor, significance: float = 2.0, weights: Tensor | None = None
+) -> Tensor:
+    """Compute `omission` from the result of `cluster_counts`, unchecked; weights have a mean of 1."""
+    n_samples, n_classes = counts.shape
+    most, commonest = counts.topk(2, dim=1)
+    members, omitted = neighbors.long(), []
+    for draw in predictions.long().split(n_samples):
+        own = counts.gather(1, draw.clamp(max=n_classes - 1).unsqueeze(1)).squeeze(1) * (draw < n_classes)
+        other = torch.where(commonest[:, 0] == draw, most[:, 1], most[:, 0])
+        is_wrong = other - own > significance * (other + own).sqrt()
+        predicted = draw[members]
+        is_uniform = (predicted == predicted[:, :1]).all(dim=1)
+        omitted.append(mean_of((is_uniform & is_wrong).double(), weights))
+    return torch.stack(omitted).mean()

@@ -51,18 +51,10 @@ def suspicious_precision(scores: Any, is_correct: Any, percentiles: Any = None) 
     """Precision against percentile of the negated scores: error rate on the samples that score lowest.
 
     Jiang et al. (2018), section 5. At percentile p the floor(p n / 100) samples with the highest scores are left out. A
-    perfect score reaches 1 from the percentile of the accuracy on.
+    perfect score reaches 1 from the percentile of the accuracy on. Ties count as in `trustworthy_precision`.
 
-    Args:
-        scores: As in `trustworthy_precision`, as are ties.
-        is_correct: True if the prediction is right, shape (n,), bool.
-        percentiles: Shape (P,), in [0, 100); None for 0, 1, ..., 99.
-
-    Returns:
-        Shape (P,), in [0, 1], float64, on the device of the scores.
-
-    Raises:
-        TypeError, ValueError: As `trustworthy_precision`.
+    Arguments and errors are those of `trustworthy_precision`. Returns a tensor of shape (P,), in [0, 1], float64,
+    on the device of the scores.
     """
     scores, is_correct, n_kept = _check(scores, is_correct, percentiles)
     return _precision_of_top(-scores, ~is_correct, n_kept)

@@ -81,16 +81,10 @@ def perturb_toward_neighbors(inputs: Any, neighbors: Any, generator: torch.Gener
     al. (2021), who leave the operation open for such inputs (section 4.2.2). Natekar and Sharma (2020) and Schiff et
     al. (2021) also measure generalisation on mixtures of images.
 
-    Args:
-        inputs: Samples, shape (N, ...), tensor or array of numbers, finite, any device.
-        neighbors: Clusters, the sample itself first (`NeighborGraph.neighbors`), shape (N, M) with M >= 2.
-        generator: Source of the choices, the same for all dtypes and devices; None for a CPU generator of seed 0.
-
-    Returns:
-        The perturbed samples (N, ...), float64 for float64 inputs and integers beyond 2^24, float32 for all others.
-
-    Raises:
-        TypeError, ValueError: If an argument has the wrong type, shape or values.
+    Takes samples (N, ...), finite numbers on any device; clusters (N, M) with M >= 2, the sample itself first
+    (`NeighborGraph.neighbors`); and the source of the choices, the same for all dtypes and devices, None for a CPU
+    generator of seed 0. Gives perturbed samples (N, ...), float64 for float64 inputs and integers beyond 2^24, float32
+    for all others. Raises TypeError or ValueError if an argument has the wrong type, shape or values.
 
     Example:
         >>> images = torch.arange(3.0).view(3, 1, 1, 1).expand(3, 1, 2, 2)
@@ -110,17 +104,10 @@ def exchange_tokens(tokens: Any, neighbors: Any, generator: torch.Generator | No
     rounded to whole places. The run may begin anywhere; at the end it continues at the beginning. This crossover of
     genetic algorithms, also our own, is to token ids what `perturb_toward_neighbors` is to images.
 
-    Args:
-        tokens: Token ids, shape (N, L) or (N, ..., L), integers, any device. Rows beside the ids (N, 2, L), such as a
-            mask, are exchanged in the same places.
-        neighbors: As in `perturb_toward_neighbors`, as is `generator`; shape (N, M) with M >= 2.
-        generator: Source of the choices, or None.
-
-    Returns:
-        The perturbed texts, with the shape and dtype of `tokens`: each token is that of the text or of its neighbour.
-
-    Raises:
-        TypeError, ValueError: If the tokens are not integers, or an argument has the wrong shape or values.
+    Takes token ids (N, L) or (N, ..., L), integers, on any device, and clusters and generator as
+    `perturb_toward_neighbors` does. Rows beside the ids (N, 2, L), such as a mask, are exchanged in the same places.
+    Gives texts of the shape and dtype of `tokens`: each token is that of the text or of its neighbour. Raises TypeError
+    or ValueError if the tokens are not integers, or an argument has the wrong shape or values.
 
     Example:
         >>> clusters = torch.tensor([[0, 1], [1, 0]])

@@ -27,15 +27,10 @@ def move_toward(inputs: Tensor, others: Tensor, part: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MixedMove:
-    """Perturbation of samples with numbers and indices: numbers move toward a neighbour's, indices are exchanged.
+    """Perturbation of samples with numbers and indices: numbers move toward a neighbour's, indices are exchanged."""
 
-    Attributes:
-        n_numbers: Columns of a sample that hold numbers; the others hold indices.
-        n_rows: Rows of equal length that the indices form, such as ids and their mask, exchanged in the same places.
-    """
-
-    n_numbers: int
-    n_rows: int
+    n_numbers: int  # columns of a sample that hold numbers; the others hold indices
+    n_rows: int  # rows of equal length that the indices form, such as ids and their mask, exchanged in the same places
 
     def between(self, inputs: Tensor, others: Tensor, part: Tensor, begin: Tensor) -> Tensor:
         """Perturb `inputs` (n, D) by a fraction `part` (n,) toward `others`; runs of indices begin at `begin` (n,)."""
@@ -46,10 +41,6 @@ class MixedMove:
 
 @dataclass(frozen=True, eq=False)
 class Readings:
-    """Perturbation of samples that random augmentation changes: further readings of each.
+    """Perturbation of samples that random augmentation changes: further readings of each."""
 
-    Attributes:
-        inputs: The readings, (n_draws, N, ...) or more of them.
-    """
-
-    inputs: Tensor
+    inputs: Tensor  # (n_draws, N, ...), or more readings

@@ -11,8 +11,7 @@ from typing import Any
 from torch import nn
 
 from bu_torch.internal.printing import cleaned, say
-from bu_torch.ranking.rank import find_checkpoints, fit_signals, rank_checkpoints
-from bu_torch.ranking.ranking import Ranking
+from bu_torch.ranking.rank import Ranking, find_checkpoints, fit_signals, rank_checkpoints
 from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES
 from bu_torch.run.settings import Settings
 from bu_torch.samples.reading import read_samples

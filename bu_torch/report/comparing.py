@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bu_torch.report.drawing import COLOURS, Json, Panel, Section, curve, dots, figure, ring, stacked, within_reach
-from bu_torch.report.figures import with_room
+from bu_torch.report import figures
+from bu_torch.report.figures import COLOURS, Json, Panel, Section
 from bu_torch.report.record import RunRecord
-from bu_torch.report.sections import Content, assembled, numbers, table
+from bu_torch.report.sections import Content, assembled, signal_cells, table
 from bu_torch.report.text import duration, escaped, shown_number, without_folders
 from bu_torch.report.verdict import RunVerdict
 from bu_torch.rule.rules import DEFAULT_RULE
@@ -68,27 +68,28 @@ def _curves(runs: Sequence[_Run]) -> Section | None:
         for run in here:
             record, kept = run.verdict.record, run.verdict.kept
             column = run.verdict.scores if name == "score" else record.by_place(name)
-            if within := within_reach(column.values()):
+            if within := figures.within_reach(column.values()):
                 lows.append(statistics.median(within))  # first checks, far below, are cut off
                 highs.append(max(within))
             at = {place: x for place, x in record.by_place(axis).items() if place in column and math.isfinite(x)}
             legend = {"legendgroup": run.name, "showlegend": run.name not in in_legend}
             mode = {"mode": "lines" if len(at) > 1 else "markers+lines"}
             values = [column[place] for place in at]
-            traces.append(curve(list(at.values()), values, run.name, run.colour) | legend | mode)
+            traces.append(figures.curve(list(at.values()), values, run.name, run.colour) | legend | mode)
             if kept in at:
-                lows += within_reach([column[kept]])
-                mark = dots([at[kept]], [column[kept]], run.name, ring("circle", 12, run.colour), hoverinfo="skip")
+                lows += figures.within_reach([column[kept]])
+                ring = figures.ring("circle", 12, run.colour)
+                mark = figures.dots([at[kept]], [column[kept]], run.name, ring, hoverinfo="skip")
                 traces.append(mark | legend | {"showlegend": False})
         if highs:
             in_legend |= {run.name for run in here}
-            rows.append((title, traces, with_room(min(lows), max(highs))))
+            rows.append((title, traces, figures.with_room(min(lows), max(highs))))
     if not rows:
         return None
-    traces, layout = stacked(rows, axis)
+    traces, layout = figures.stacked(rows, axis)
     layout["margin"] = layout["margin"] | {"b": 24}
     reading = "One colour per run; a circle marks the kept check. Each axis begins above the lowest values."
-    return figure("curves", "Curves", reading, traces, layout, 120 + 150 * len(rows) + 22 * len(runs))
+    return figures.figure("curves", "Curves", reading, traces, layout, 120 + 150 * len(rows) + 22 * len(runs))
 
 
 def _panels(runs: Sequence[_Run]) -> Iterator[tuple[str, str, list[_Run]]]:
@@ -109,7 +110,7 @@ def _kept(runs: Sequence[_Run]) -> Section:
         record = verdict.record
         last = f"{record.axis} {record.checks[-1][record.axis]}" if record.checks else "no check"
         kept = "none" if verdict.kept is None else f"{record.axis} {verdict.kept}"
-        rows.append([name, kept, last, *numbers(record.check_at(verdict.kept) or {}, _PANELS)])
+        rows.append([name, kept, last, *signal_cells(record.check_at(verdict.kept) or {}, _PANELS)])
         endings.append(f"<li>{name}: {escaped(verdict.headline[1])}</li>")
     head = ("run", "kept", "last check", "accuracy, U and trust", "expected accuracy", "U", "trust")
     text = "For a run that only measured, this is the check that the default rule would have kept."

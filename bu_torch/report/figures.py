@@ -1,26 +1,35 @@
-"""The curves and maps of a page, each with a text on how to read it."""
+"""The curves and maps of a page, each with a text on how to read it, for plotly.js.
+
+`page.js` adds the colours that differ between light and dark pages. `plotly/` holds the npm package
+plotly.js-cartesian-dist-min, the part of plotly.js that draws curves and maps.
+"""
 
 import itertools
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bu_torch.report import drawing
-from bu_torch.report.drawing import Json, Section, axis, curve, dots, figure, ring, within_reach
 from bu_torch.report.record import RunRecord
 from bu_torch.report.text import escaped, shown_number
 from bu_torch.report.verdict import RunVerdict, rule_title
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.details import Pair
 
-# Short names, and marks of different sizes, so that all can be seen if they coincide.
+Json = dict[str, Any]
+Panel = tuple[str, list[Json], tuple[float, float]]  # title, traces and range of an axis
+BLUE, ORANGE, VIOLET, GREEN, GREY, RED = "#3b82f6", "#d97706", "#a855f7", "#16a34a", "#8590a2", "#dc2626"
+COLOURS = (BLUE, ORANGE, GREEN, RED, VIOLET, "#0891b2", "#ec4899", "#65a30d", "#92400e", GREY)
+_LINE_HEIGHT = 18  # pixels for a label
+# Short names of rules, and their marks, of different sizes, so that all can be seen if they coincide.
 _RULES = {
-    "accuracy_uncertainty_trust": ("accuracy, uncertainty, trust", ring("star", 25, drawing.GREEN)),
-    "expected_accuracy": ("accuracy", ring("triangle-up", 17, drawing.GREY)),
-    "boundary_uncertainty": ("uncertainty", ring("circle", 12, drawing.BLUE)),
-    "trust_score": ("trust", ring("square", 9, drawing.ORANGE)),
-    "parzen_uncertainty": ("Proposal 2", ring("diamond", 21, drawing.VIOLET)),
+    "accuracy_uncertainty_trust": ("accuracy, uncertainty, trust", "star", 25, GREEN),
+    "expected_accuracy": ("accuracy", "triangle-up", 17, GREY),
+    "boundary_uncertainty": ("uncertainty", "circle", 12, BLUE),
+    "trust_score": ("trust", "square", 9, ORANGE),
+    "parzen_uncertainty": ("Proposal 2", "diamond", 21, VIOLET),
 }
 # Title and reading of each figure of signals, and the height of a panel in pixels.
 _SIGNALS = {
@@ -38,12 +47,101 @@ _SIGNALS = {
         130,
     ),
 }
-_COLOURS = dict(zip(SIGNALS, itertools.cycle(drawing.COLOURS), strict=False))
+_COLOURS = dict(zip(SIGNALS, itertools.cycle(COLOURS), strict=False))
 _LEAST_SPAN = 0.005  # on an axis of shares
 _MOST_COLUMNS = 300  # in a map over the epochs
 _PLAIN = {"showgrid": False, "zeroline": False}
 _MAP: Json = {"type": "heatmap", "coloraxis": "coloraxis"}
 _COLOUR_BAR = {"thickness": 10, "outlinewidth": 0, "len": 0.9, "ticks": ""}
+
+
+class Section(NamedTuple):
+    """A part of a page."""
+
+    name: str
+    title: str
+    reading: str  # a sentence or two on how to read it
+    body: str  # HTML
+    drawing: Json | None = None  # its figure for plotly.js
+
+
+def figure(
+    name: str,
+    title: str,
+    reading: str,
+    traces: list[Json],
+    layout: Json,
+    height: int,
+    verdict: RunVerdict | None = None,
+    *,
+    scale: str = "",
+    most_width: int = 0,
+) -> Section:
+    """A section with a figure of these traces; the kept check of a `verdict` is marked.
+
+    `scale` names the colours of a map in `page.js`. Sizes are in pixels; `most_width` 0 allows the width of the page.
+    """
+    drawn: Json = {
+        "margin": {"l": 8, "r": 12, "t": 24, "b": 8},
+        "hovermode": "closest" if scale else "x unified",
+        "legend": {"orientation": "h", "yref": "container", "yanchor": "bottom", "y": 0, "xanchor": "left", "x": 0},
+        "uirevision": "kept",  # a redrawn page keeps its zoom
+    } | layout
+    if verdict is not None and (kept := verdict.kept) is not None:
+        drawn["shapes"] = [{"type": "line", "x0": kept, "x1": kept, "y0": 0, "y1": 1, "yref": "paper"}]
+        labels, text = drawn.get("annotations", []), f"{verdict.kept_label}: {kept}"
+        label = {"x": kept, "y": 1, "yref": "paper", "yanchor": "bottom", "text": text, "showarrow": False}
+        drawn["annotations"] = [*labels, label | ({"yshift": _LINE_HEIGHT} if labels else {})]
+    size = f"height:{height}px" + (f";max-width:{most_width}px" if most_width else "")
+    body = f'<div class="plot" id="{name}" style="{size}"></div>'
+    return Section(name, title, reading, body, {"name": name, "data": traces, "layout": drawn, "scale": scale})
+
+
+def stacked(panels: Sequence[Panel], axis_name: str) -> tuple[list[Json], Json]:
+    """Traces and layout of panels, one below the other."""
+    height = 1 / (len(panels) + 0.25 * (len(panels) - 1))  # with gaps of a quarter of a panel
+    layout: Json = {
+        "xaxis": {"title": {"text": axis_name}, "anchor": f"y{len(panels)}" if len(panels) > 1 else "y"},
+        "hoversubplots": "axis",
+        "annotations": [],
+        "margin": {"l": 8, "r": 12, "t": 24 + _LINE_HEIGHT, "b": 8},
+    }
+    traces = []
+    for place, (title, drawn_here, limits) in enumerate(panels):
+        top = 1 - 1.25 * height * place
+        number = "" if place == 0 else str(place + 1)
+        layout[f"yaxis{number}"] = {"domain": [max(0.0, top - height), top], "nticks": 5, "range": list(limits)}
+        label = {"xref": "paper", "x": 0, "xanchor": "left", "yref": "paper", "y": top, "yanchor": "bottom"}
+        layout["annotations"].append(label | {"text": title, "showarrow": False})
+        traces += [trace | {"yaxis": f"y{number}"} for trace in drawn_here]
+    return traces, layout
+
+
+def axis(title: str, **more: Any) -> Json:
+    """An axis with a title."""
+    return {"title": {"text": title}} | more
+
+
+def curve(x: list[Any], y: Sequence[float], name: str, colour: str) -> Json:
+    """A trace of values by epoch or step."""
+    shown = {"line": {"color": colour, "width": 2}, "hovertemplate": "%{y:.4f}", "yaxis": "y"}
+    return dots(x, y, name, {"size": 5}, mode="lines+markers" if len(x) <= 40 else "lines", **shown)
+
+
+def dots(x: list[Any], y: Sequence[float], name: str, marker: Json, **more: Any) -> Json:
+    """A trace of points, with gaps for values that are not finite; digits too small to see are cut off."""
+    values = [float(f"{value:.7g}") if math.isfinite(value) else None for value in y]
+    return {"type": "scatter", "mode": "markers", "x": x, "y": values, "name": name, "marker": marker} | more
+
+
+def ring(symbol: str, size: int, colour: str) -> Json:
+    """An open marker around a point of a curve."""
+    return {"symbol": f"{symbol}-open", "size": size, "color": colour, "line": {"width": 2.5}}
+
+
+def within_reach(values: Iterable[float | None]) -> list[float]:
+    """Values that an axis can span: they are finite, and so are their sums."""
+    return [value for value in values if value is not None and abs(value) < 1e300]
 
 
 def with_room(low: float, high: float) -> tuple[float, float]:
@@ -66,11 +164,11 @@ def deciding(verdict: RunVerdict) -> Section | None:
     finite = within_reach(values)
     if not finite:
         return None
-    traces, at_kept = [curve(places, values, "score", drawing.BLUE)], []
+    traces, at_kept = [curve(places, values, "score", BLUE)], []
     if kept in places:
         at_kept = [verdict.scores[kept]]
         hover = {"hovertemplate": f"{record.axis} %{{x}}: %{{y:.4f}}"}
-        traces.append(dots([kept], at_kept, verdict.kept_label, ring("circle", 14, drawing.RED), **hover))
+        traces.append(dots([kept], at_kept, verdict.kept_label, ring("circle", 14, RED), **hover))
     limits = _upper_range(finite, at_kept)
     layout = {"xaxis": axis(record.axis), "yaxis": axis("score", range=list(limits))}
     reading = f"{verdict.title.capitalize()}. {verdict.why_not_highest or 'The check with the highest score is kept.'}"
@@ -86,7 +184,7 @@ def signals(verdict: RunVerdict, name: str) -> Section | None:
     """Figure of some signals, each in a panel whose axis shows its best values."""
     record = verdict.record
     kept = record.check_at(verdict.kept) or {}
-    rows: list[drawing.Panel] = []
+    rows: list[Panel] = []
     for signal in SIGNALS.values():
         of_shares = "agreement" if signal.is_larger_better else "changes"
         values = record.values(signal.name)
@@ -104,17 +202,21 @@ def signals(verdict: RunVerdict, name: str) -> Section | None:
             high = max([float(np.quantile(finite, 0.75)), *at_kept, _LEAST_SPAN])
             limits = -0.04 * high, 1.1 * high
         for rule, check in verdict.by_rule.items() if name == "scores" else ():
-            title, mark = _RULES.get(rule) or (escaped(rule_title(rule), 24), ring("diamond", 19, drawing.VIOLET))
+            title, symbol, size, ink = _RULES.get(rule) or (escaped(rule_title(rule), 24), "diamond", 19, VIOLET)
             legend = {"legendgroup": rule, "showlegend": not rows, "hoverinfo": "skip"}
             if check is not None:
-                traces.append(dots([check[record.axis]], [check[signal.name]], f"rule: {title}", mark, **legend))
+                traces.append(
+                    dots(
+                        [check[record.axis]], [check[signal.name]], f"rule: {title}", ring(symbol, size, ink), **legend
+                    )
+                )
         rows.append((signal.title, traces, limits))
     if not rows:
         return None
     title, reading, height = _SIGNALS[name]
     if name != "changes":
         reading += " Each axis begins above the lowest values, so that the largest, with a dot, stands out."
-    return figure(name, title, reading, *drawing.stacked(rows, record.axis), 90 + height * len(rows), verdict)
+    return figure(name, title, reading, *stacked(rows, record.axis), 90 + height * len(rows), verdict)
 
 
 def training_loss(verdict: RunVerdict) -> Section | None:
@@ -124,7 +226,7 @@ def training_loss(verdict: RunVerdict) -> Section | None:
         return None
     layout = {"xaxis": axis(verdict.record.axis), "yaxis": axis("loss", rangemode="tozero")}
     reading = "The training loss, as the module logs it. It can keep falling while a network memorises wrong labels."
-    traces = [curve(verdict.record.places, values, "training loss", drawing.GREY)]
+    traces = [curve(verdict.record.places, values, "training loss", GREY)]
     return figure("loss", "Training loss", reading, traces, layout, 280, verdict)
 
 
@@ -137,7 +239,7 @@ def cost(verdict: RunVerdict) -> Section | None:
         return None
     curves = [
         curve(record.places, spent, name, colour) | {"hovertemplate": "%{y:.3~s}s"}
-        for name, spent, colour in (("check", checks, drawing.BLUE), ("all else", others, drawing.GREY))
+        for name, spent, colour in (("check", checks, BLUE), ("all else", others, GREY))
     ]
     layout = {"xaxis": axis(record.axis), "yaxis": axis("seconds", type="log", minor={"showgrid": False})}
     reading = "Seconds of each check, and all other time since the previous check. The axis is logarithmic."
@@ -161,8 +263,8 @@ def crossing(verdict: RunVerdict) -> Section | None:
     place, (network, attainable) = shown[0], shown[1].crossing
     share = [(part + 0.5) / len(network) for part in range(len(network))]
     traces = [
-        curve(share, attainable, "the most uncertain first", drawing.GREY),
-        curve(share, network, "the nearest to the network's boundary first", drawing.BLUE),
+        curve(share, attainable, "the most uncertain first", GREY),
+        curve(share, network, "the nearest to the network's boundary first", BLUE),
     ]
     layout = {
         "xaxis": axis("share of the samples, from the boundary outward", tickformat=".0%", range=[0, 1]),

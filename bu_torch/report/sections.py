@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from bu_torch._version import __version__
 from bu_torch.report import figures
-from bu_torch.report.drawing import Json, Section
+from bu_torch.report.figures import Json, Section
 from bu_torch.report.record import RunRecord
 from bu_torch.report.text import duration, escaped, last_parts, shortened, shown_number, without_folders
 from bu_torch.report.verdict import RunVerdict, rule_title
@@ -120,7 +120,7 @@ def _rules(verdict: RunVerdict) -> Section | None:
         label = escaped(rule_title(rule))
         name = f"<strong>{label}</strong>, this run's" if rule == verdict.rule else label
         check, why = verdict.by_rule[rule], "kept none: no finite check counted"
-        cells = [why, *[""] * len(shown)] if check is None else [str(check[record.axis]), *numbers(check, shown)]
+        cells = [why, *[""] * len(shown)] if check is None else [str(check[record.axis]), *signal_cells(check, shown)]
         rows.append([name, *cells])
     note = (
         "Each rule is replayed on the checks of this run that count, without patience. The run itself may have kept"
@@ -233,6 +233,6 @@ def _prose(text: str) -> str:
     return escaped(text).replace("`", "")
 
 
-def numbers(check: Mapping[str, Any], names: Sequence[str] = SHOWN) -> list[str]:
+def signal_cells(check: Mapping[str, Any], names: Sequence[str] = SHOWN) -> list[str]:
     """Signals of a check as cells of a table."""
     return [shown_number(check.get(name, math.nan)) for name in names]

@@ -78,7 +78,7 @@ class Rule:
 
 
 class SignalRule(Rule):
-    """Scores a check by one signal, whose larger values are better."""
+    """Scores a check by one signal, whose larger values are better; `bu_torch.signals.catalogue` computes them all."""
 
     def __init__(self, signal: str) -> None:
         self.name = signal

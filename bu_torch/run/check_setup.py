@@ -51,7 +51,7 @@ class Prepared(NamedTuple):
 class CheckSetup:
     """Plan of the checks, the fitted `Signals`, and the part of both that a resumed run needs.
 
-    The first process calls `prepare`, and all take what it returns; `warn` and `tell` take lines for the log.
+    The first process calls `prepare`, and all `accept` what it returns; `warn` and `tell` take lines for the log.
     """
 
     def __init__(self, settings: MeasurementSettings, warn: Callable[[str], None], tell: Callable[[str], None]) -> None:
@@ -79,7 +79,7 @@ class CheckSetup:
         self._space: SpaceName | None = None
         self.loss_weights: list[float] | None = None
 
-    def _choose(self, samples: Samples, planned: Callable[[int, int], Plan] | None, when: str) -> Samples:
+    def _plan_and_choose(self, samples: Samples, planned: Callable[[int, int], Plan] | None, when: str) -> Samples:
         """Plan, unless a resumed run has a plan, and take as many of the samples; augmented ones are read again."""
         if self.plan is None:
             n_training, n_bytes = samples.n_training, samples.inputs[:1].nbytes
@@ -104,7 +104,7 @@ class CheckSetup:
 
     def prepare(
         self,
-        source: Callable[[], Samples] | None,
+        give_samples: Callable[[], Samples] | None,
         planned: Callable[[int, int], Plan] | None = None,
         *,
         when: str = "",
@@ -116,16 +116,16 @@ class CheckSetup:
     ) -> Prepared:
         """Choose samples, unless an earlier call has; fit the signals to them, or load them.
 
-        `source` gives the samples to choose from, `planned` the plan of a check from the number of training samples and
+        `give_samples` gives those to choose from, `planned` the plan of a check from the number of training samples and
         the bytes of one, 0 for no limit; `when` says for the log when checks are due. Checks are made on `device`, or
         that of the samples. The space may be the features of `module` before training, and stays if earlier checks were
-        made (`has_resumed`). Unless this `is_final`, a second call without a `source` prepares the same samples anew,
-        and a file of the cache that does not fit is refused by `finish` alone. If other processes get the perturbed
-        inputs (`is_shared`), they are copied to the CPU. Errors are those of `Signals`.
+        made (`has_resumed`). Unless this `is_final`, a second call, with `give_samples` None, prepares the same samples
+        anew, and a file of the cache that does not fit is refused by `finish` alone. If other processes get the
+        perturbed inputs (`is_shared`), they are copied to the CPU. Errors are those of `Signals`.
         """
-        if source is not None:
-            self.samples = self._choose(source(), planned, when)
-        assert self.samples is not None  # noqa: S101  (the first call has a source, the second follows on it)
+        if give_samples is not None:
+            self.samples = self._plan_and_choose(give_samples(), planned, when)
+        assert self.samples is not None  # noqa: S101  (the first call gives them, the second follows on it)
         samples = self.samples
         self.packing, self.takes_readings = samples.packing, samples.readings is not None
         self._check_classes(samples)
@@ -161,8 +161,8 @@ class CheckSetup:
         made = perturbed, self.plan, self.packing, self.takes_readings, self.loss_weights
         return Prepared(*made, signals.fingerprint, self._is_restored)
 
-    def take(self, made: Prepared) -> bool:
-        """Take what the first process has prepared; False if it is for other samples than a resumed state has."""
+    def accept(self, made: Prepared) -> bool:
+        """Take over what the first process has prepared; False if it is for other samples than a resumed state has."""
         before, self.fingerprint = self.fingerprint, made.fingerprint
         self.plan, self.packing, self.takes_readings = made.plan, made.packing, made.takes_readings
         self.loss_weights = made.loss_weights
@@ -294,8 +294,7 @@ class CheckSetup:
             yield (
                 "A sample differs each time it is read (random augmentation), so bu-torch reads each sample"
                 f" {1 + self._n_draws} times: the first is its place among its neighbours, and further ones are"
-                " perturbed samples. To change it: `perturbation=` names a way to move it, and `reference=` other"
-                " samples."
+                " perturbed samples. To change it: `perturbation=` names a way to move it."
             )
         if self.found_in is not None:
             file = cleaned(str(self.found_in))
@@ -323,8 +322,9 @@ class CheckSetup:
         if skills:
             named = {"metric": "learnt distances"}
             listed = ", ".join(f"{named.get(name, name)} {skill:.2f}" for name, skill in skills.items())
-            base = next((name for name in skills if name != "metric"), "inputs")
-            change = f" To change it: `feature_extractor={base!r}`." if space == "metric" else ""
+            base, change = next((name for name in skills if name != "metric"), "inputs"), ""
+            if space == "metric" and base in ("inputs", "patches"):  # others are taken for what the samples are
+                change = f" To change it: `feature_extractor={base!r}`."
             where = f"{'by' if space == 'metric' else 'in'} {_SPACES.get(space)}"
             yield (
                 f"Neighbours are found {where}: left-out labels are predicted best there (skill by {listed}).{change}"

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from bu_torch.rule.rules import STANDARD_ERROR, MetricRule
 from bu_torch.run.history import JUDGED_RULES, Confidence, History, confidence_in, place_of
-from bu_torch.run.state import no_classes, no_numbers
 from bu_torch.signals.details import (
     Measurement,
     RecallTracker,
@@ -31,14 +30,16 @@ class LastCheck:
         self.recalls: list[float] = []  # as `Measurement.recalls` gives them; empty if another process measured
         self.n_columns = 0  # width of the last logits that this process measured
         self.measurement: Measurement | None = None  # between `measure` and `end_check`, where it was measured
-        # The next check is compared with the last one, (n_draws * N,), and with the best by expected value, (N,).
-        self.predictions = no_classes()
-        self.contributions = self.best_contributions = no_numbers()
+        # The next check is compared with the last one, (n_draws * N,), and with the best by expected accuracy, or
+        # metric, (N,), which may be another check than the one with the best score.
+        self.predictions: Tensor | None = None
+        self.contributions: Tensor | None = None
+        self.best_contributions: Tensor | None = None
 
     def measure(self, signals: Signals, logits: Tensor) -> dict[str, float]:
         n_samples = len(signals.boundary.labels)
         known = ((self.predictions, n_samples * signals.boundary.n_draws), (self.best_contributions, n_samples))
-        before, best = (one.to(logits.device) if len(one) == n_rows else None for one, n_rows in known)
+        before, best = (None if one is None or len(one) != n_rows else one.to(logits.device) for one, n_rows in known)
         self.n_columns = logits.shape[1]
         self.measurement = signals.measure(logits, before, best)
         self.predictions, self.contributions = self.measurement.predictions, self.measurement.contributions
@@ -49,21 +50,22 @@ class LastCheck:
 
     def forget(self) -> None:
         """Compare the next check with none before."""
-        self.predictions, self.best_contributions = self.predictions[:0], self.best_contributions[:0]
+        self.predictions = self.best_contributions = None
         self.recall_tracker = RecallTracker()
 
     def state_dict(self) -> dict[str, Any]:
-        # On the CPU, in the smallest type that holds all classes.
-        largest = int(self.predictions.max()) if len(self.predictions) else 0
-        narrow = torch.uint8 if largest <= torch.iinfo(torch.uint8).max else torch.int32
-        return {
-            "predictions": self.predictions.cpu().to(narrow),
-            "best_contributions": self.best_contributions.cpu(),
-            "recalls": self.recall_tracker.state_dict(),
-        }
+        predictions, best = self.predictions, self.best_contributions
+        if predictions is not None:  # on the CPU, in the smallest type that holds all classes
+            is_narrow = int(predictions.max()) <= torch.iinfo(torch.uint8).max
+            predictions = predictions.cpu().to(torch.uint8 if is_narrow else torch.int32)
+        contributions = None if best is None else best.cpu()
+        recalls = self.recall_tracker.state_dict()
+        return {"predictions": predictions, "best_contributions": contributions, "recalls": recalls}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.predictions, self.best_contributions = state["predictions"], state["best_contributions"]
+        # Earlier versions saved empty tensors before the first check.
+        known = (state[name] for name in ("predictions", "best_contributions"))
+        self.predictions, self.best_contributions = (one if one is not None and len(one) else None for one in known)
         self.recall_tracker = state["recalls"]
 
     def judge(

@@ -32,16 +32,6 @@ def read_state(state: Any) -> dict[str, Any]:
     return read
 
 
-def no_classes() -> Tensor:
-    """Predictions of no check, (0,) int64."""
-    return torch.empty(0, dtype=torch.int64, device="cpu")
-
-
-def no_numbers() -> Tensor:
-    """Contributions to no check, (0,) float64."""
-    return torch.empty(0, dtype=torch.float64, device="cpu")
-
-
 def read_best(state: Any) -> dict[str, Any]:
     """Entries of what a keeper's `state_dict` returned, in a file or in memory; a ValueError as `read_state` has it."""
     return _read(state, _KEEPER)
@@ -206,8 +196,8 @@ _TRACKER: dict[str, Callable[[Any], Any]] = {
     "loss_weights": _maybe(_read_weights_of_classes),
     "history": _maybe(_read_history, list),
     "n_not_compared": _maybe(_integer, int),
-    "predictions": _maybe(_vector(torch.int64, torch.int32, torch.uint8, low=0), no_classes),
-    "best_contributions": _maybe(_vector(torch.float64), no_numbers),
+    "predictions": _maybe(_vector(torch.int64, torch.int32, torch.uint8, low=0)),
+    "best_contributions": _maybe(_vector(torch.float64)),
     "recalls": _maybe(_read_recognition, RecallTracker),
     "average": _maybe(_read_average),
 }

@@ -26,6 +26,7 @@ from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.readings import ASKED_TO_READ, WITHOUT_READING
 from bu_torch.samples.samples import Samples, whole_samples
 
+_FEW = 32  # samples
 _CHECKS_ALONE = (
     "This process checks alone, of several that train. Buffers of BatchNorm differ among them, so that others may keep"
     " other weights, or go on and wait for this one for ever. Pass `process_group=torch.distributed.group.WORLD` in all"
@@ -168,23 +169,41 @@ class BoundaryUncertaintyStopper(KeptResults):
         """
         tracker = self._tracker
         epoch, step = self._place(epoch, step)
+        if self._is_concluded:
+            tracker.warn(
+                "This stopper has ended a training, and continues it: its best epoch and its patience still count. For"
+                " another training, make another stopper; `cache=` keeps the preparation."
+            )
         self._is_by_steps, self._is_concluded = step is not None, False
         if tracker.inputs is None:
-            with showing_progress(self.has_progress_bar):
-                self._start(model)
+            self._start(model)
         started = time.perf_counter()
-
-        def read(network: Any) -> Tensor:
-            taker = packed_model(network, tracker.check_setup.packing)
-            return logits_at(taker, tracker.inputs, output_key=self.settings.output_key).to(tracker.inputs.device)
-
-        check = tracker.check(model, read, epoch, step)
+        check = tracker.check(model, partial(self._read_logits, tracker.inputs), epoch, step)
         if check.is_kept:
             self._best.keep(check.weights or tracker.state_to_keep(model), epoch, step)
         tracker.end_check(started)
         self.stopping_reason = tracker.history.why_stopped(epoch, step)
         self.stopped_epoch = epoch if tracker.history.verdict.should_stop else None
         return tracker.history.verdict.should_stop
+
+    def prepare(self, model: Callable[[Tensor], Any]) -> None:
+        """Do before training what the first `check` would do, and read a few samples as it will.
+
+        Raises:
+            ValueError: If the samples are not fit for the method, or the model for them.
+        """
+        self._start(model)
+        tracker, few = self._tracker, next(iter(self._tracker.inputs.split(_FEW)))
+        try:
+            with tracker.processes.copied(model) as network:
+                logits = tracker.processes.read(lambda: self._read_logits(few, network), len(few))
+        except Exception as error:  # the user's code may raise anything
+            raise ValueError(
+                f"A check of bu-torch calls the network with inputs of shape {tuple(few.shape)} as batches hold them,"
+                f" without labels and without gradient, and needs logits: {type(error).__name__}: {error}"
+            ) from error
+        if tracker.check_setup.is_prepared:
+            tracker.check_setup.signals.boundary.as_class_logits(logits, None)
 
     def restore(self, model: nn.Module) -> None:
         """Load the kept epoch's weights into the model, or into the network that it wraps or is wrapped in.
@@ -227,14 +246,14 @@ class BoundaryUncertaintyStopper(KeptResults):
             return
         self._is_concluded = True
         self.stopping_reason = self.stopping_reason or "Training ended."
-        self._tracker.conclude(
-            self.stopping_reason,
-            lambda: how,
-            {"is_by_steps": self._is_by_steps, "is_open": self.stopped_epoch is None},
-            self._tracker.timer.describe_cost(),
-            kept_epoch=self.best_epoch,
-            kept_step=self.best_step,
-            stopped_epoch=self.stopped_epoch,
+        tracker, reason = self._tracker, self.stopping_reason
+        tracker.end(reason, kept_epoch=self.best_epoch, kept_step=self.best_step, stopped_epoch=self.stopped_epoch)
+        tracker.tell_end(
+            reason,
+            None if self.best_epoch is None else how,
+            tracker.timer.describe_cost(),
+            is_by_steps=self._is_by_steps,
+            is_open=self.stopped_epoch is None,
         )
 
     def _place(self, epoch: int | None, step: int | None) -> tuple[int, int | None]:
@@ -264,7 +283,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         """
         entries = state_dict if isinstance(state_dict, Mapping) else {"checks": state_dict}
         self._tracker.load_state_dict(entries.get("checks"))
-        self._best, has_warned = BestWeights(), False
+        self._best, has_warned, self._is_concluded = BestWeights(), False, False
         if self._tracker.history.compared:
             try:
                 self._best.load_state_dict(entries.get("keeper"))
@@ -279,7 +298,15 @@ class BoundaryUncertaintyStopper(KeptResults):
     def tracker(self) -> Tracker:
         return self._tracker
 
+    def _read_logits(self, inputs: Any, network: Any) -> Tensor:
+        taker = packed_model(network, self._tracker.check_setup.packing)
+        return logits_at(taker, inputs, output_key=self.settings.output_key).to(inputs.device)
+
     def _start(self, model: object) -> None:
+        with showing_progress(self.has_progress_bar):
+            self._prepare_samples(model)
+
+    def _prepare_samples(self, model: object) -> None:
         tracker, samples, started = self._tracker, self._samples, time.perf_counter()
         has_group = distributed.is_available() and distributed.is_initialized()
         if has_group and tracker.processes.count < distributed.get_world_size():

@@ -107,21 +107,15 @@ class RunTimer:
 
     def __init__(self) -> None:
         self.setup_seconds = self.check_seconds = self.saving_seconds = 0.0
-        self.seconds_elsewhere = 0.0  # neither of training nor of checks
+        self._seconds_elsewhere = 0.0  # neither of training nor of checks
         self.has_resumed = False  # checks were made before this run began
-        self.runs_already = False  # training has begun before the preparation
         self._began = time.perf_counter()
         self.record = Record()
 
     def begin(self, started: float, *, has_resumed: bool) -> None:
-        """Count the time of training from now on; preparation began at `started` (`time.perf_counter`).
-
-        If it `runs_already`, training counts since this object was made.
-        """
-        now = time.perf_counter()
-        self.setup_seconds = now - started
-        self.seconds_elsewhere = self.setup_seconds if self.runs_already else 0.0
-        self._began = self._began if self.runs_already else now
+        """Count the time of training from now on; preparation began at `started` (`time.perf_counter`)."""
+        self._began = time.perf_counter()
+        self.setup_seconds, self._seconds_elsewhere = self._began - started, 0.0
         self.has_resumed = has_resumed
 
     @property
@@ -131,8 +125,8 @@ class RunTimer:
 
     @property
     def training_seconds(self) -> float:
-        """Seconds since `begin`, without checks, saving, and `seconds_elsewhere`."""
-        others = self.seconds_elsewhere + self.check_seconds + self.saving_seconds
+        """Seconds since `begin`, without checks, saving, and what is counted `elsewhere`."""
+        others = self._seconds_elsewhere + self.check_seconds + self.saving_seconds
         return time.perf_counter() - self._began - others
 
     def describe_cost(self) -> str:
@@ -165,11 +159,20 @@ class RunTimer:
         finally:
             self.saving_seconds += time.perf_counter() - started
 
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Count the time within neither as training nor as checks."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds_elsewhere += time.perf_counter() - started
+
     def end_check(self, started: float, check: Mapping[str, Any], train_loss: float | None) -> None:
         """Count the time of a check, and add its row to the table."""
         now = time.perf_counter()
         self.check_seconds += now - started
-        seconds = now - self._began - self.seconds_elsewhere
+        seconds = now - self._began - self._seconds_elsewhere
         self.record.append(row(check, seconds, self.check_seconds, train_loss))
 
 

@@ -16,6 +16,7 @@ from bu_torch.internal.logits import warn_of_probabilities
 from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.rule.rules import STANDARD_ERROR
+from bu_torch.run.budget import Plan
 from bu_torch.run.check_setup import CheckSetup
 from bu_torch.run.history import History, describe_none_kept, describe_worse_than_chance, summary_of
 from bu_torch.run.last_check import LastCheck
@@ -92,17 +93,34 @@ class Tracker:
         return self.history.entries
 
     def start(
-        self, source: Callable[[], Samples] | None, *given: Any, device: torch.device | None = None, **options: Any
+        self,
+        give_samples: Callable[[], Samples] | None,
+        planned: Callable[[int, int], Plan] | None = None,
+        *,
+        when: str = "",
+        device: torch.device | None = None,
+        module: nn.Module | None = None,
+        is_final: bool = True,
     ) -> bool:
         """Prepare the samples of the checks, in the first process for all; False if a run resumes with others.
 
         Arguments and errors are those of `CheckSetup.prepare`.
         """
         setup, processes = self.check_setup, self.processes
-        options.update(device=device, has_resumed=bool(self.checks), is_shared=processes.count > 1)
-        made = processes.on_first(partial(setup.prepare, source, *given, **options))
+        prepare = partial(
+            setup.prepare,
+            give_samples,
+            planned,
+            when=when,
+            device=device,
+            module=module,
+            has_resumed=bool(self.checks),
+            is_final=is_final,
+            is_shared=processes.count > 1,
+        )
+        made = processes.on_first(prepare)
         self._n_rows, self.inputs = len(made.inputs), processes.share_of(made.inputs, device)
-        if setup.take(made) or not self.checks:
+        if setup.accept(made) or not self.checks:
             return True
         self.history.reset()
         self.last_check.forget()
@@ -157,8 +175,8 @@ class Tracker:
             self.last_check.best_contributions = self.last_check.contributions
         self.history.add(entry, is_counted=is_counted)
         if self.history.last_score is not None:
-            recalls, is_kept = self.last_check.recalls, self.history.kept is entry
-            self.last_check.recall_tracker.add(epoch, step, recalls, is_kept=is_kept)
+            is_best = self.history.kept is entry  # perhaps it is saved already, and made again after a resume
+            self.last_check.recall_tracker.add(epoch, step, self.last_check.recalls, is_kept=is_best)
         if not is_counted:
             self.last_check.forget()
         data = self.check_setup.about["data"]
@@ -170,15 +188,15 @@ class Tracker:
 
     def open_record(self, folder: Path, settings: Mapping[str, Any]) -> None:
         """Open a record with `settings` in `folder`."""
-        timer, checks = self.timer, self.history
-        named = {**settings, "rule": None, **checks.rule_settings()}
+        timer, history = self.timer, self.history
+        named = {**settings, "rule": None, **history.rule_settings()}
         header = {
             "settings": {name: plain(value) for name, value in named.items()},
-            "n_not_compared": checks.n_not_compared,
+            "n_not_compared": history.n_not_compared,
             **self.check_setup.about,
             "setup_seconds": timer.setup_seconds,
         }
-        columns = filter(None, [*self.check_setup.signals.names, STANDARD_ERROR, checks.score_name])
+        columns = filter(None, [*self.check_setup.signals.names, STANDARD_ERROR, history.score_name])
         timer.record = Record(folder, header, map(row, self.checks), columns)
 
     def end_check(self, started: float, train_loss: float | None = None) -> None:
@@ -228,19 +246,16 @@ class Tracker:
         line = {"kind": "end", "reason": reason, "n_not_compared": self.history.n_not_compared, **kept, **seconds}
         self.timer.record.write_line(line | {"remarks": self.remarks})
 
-    def conclude(
-        self, reason: str, restore: Callable[[], str], place: Mapping[str, bool], cost: str, why: str = "", **kept: Any
-    ) -> None:
-        """`end`, `restore` the kept weights, and say what was kept, whether to trust it, and why training ended.
+    def tell_end(self, reason: str, how: str | None, cost: str, why: str = "", **place: Any) -> None:
+        """Say what was kept, whether to trust it, and why training ended, after `end`.
 
-        `restore` returns how they are in the model, "", "partly " or "not "; `place` is for `History.describe_kept`.
-        `cost` is `RunTimer.cost`; `why` nothing is kept is known here unless it is given.
+        The sentences are that of `History.describe_kept`, which takes `place`, the `cost`, and the remarks of
+        `LastCheck.judge`. `how` is "", "partly " or "not ": how the kept weights are in the model; None if nothing is
+        kept. `why` is the reason for that; "" asks the history.
         """
-        self.end(reason, **kept)
         lines = [describe_none_kept(why or self.history.why_none_kept(), reason)]
-        if kept["kept_epoch"] is not None:
-            path, is_averaged = kept.get("best_model_path", ""), self.average is not None
-            line = self.history.describe_kept(restore(), reason, path, is_averaged=is_averaged, **place)
+        if how is not None:
+            line = self.history.describe_kept(how, reason, is_averaged=self.average is not None, **place)
             lines = [f"{line} {cost}", *self.remarks]
         for line in lines if self.processes.rank == 0 else ():
             self.tell(line)

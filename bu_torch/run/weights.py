@@ -2,7 +2,8 @@
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -27,6 +28,7 @@ from bu_torch.run.state import read_best
 _WARM_UP = 10  # checks
 _MOST_NAMES = 5
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+_MODE = "train_mode"  # key in the parameter groups of a Schedule-Free optimiser
 _STATISTICS = ("running_mean", "running_var")  # buffers of normalising layers
 
 
@@ -357,3 +359,38 @@ def put_training_weights(module: nn.Module, weights: Mapping[str, Tensor], *, al
         return False
     overwrite(found, {name: sharded_like(weight, found[name]) for name, weight in fitting.items()})
     return True
+
+
+def optimizers_in_training(optimizers: Iterable[Any]) -> list[Any]:
+    """Optimisers that must be put in evaluation mode, because the network holds the weights at which they train.
+
+    A Schedule-Free optimiser (Defazio et al. 2024, arXiv 2405.15682) steps at y, and `eval` puts the average x into the
+    parameters. An optimiser with such modes is taken to be in that of training unless it says otherwise.
+    """
+    found = []
+    for optimizer in optimizers:
+        if all(callable(getattr(optimizer, name, None)) for name in ("eval", "train")):
+            modes = [group[_MODE] for group in optimizer.param_groups if _MODE in group]
+            if any(modes) if modes else getattr(optimizer, _MODE, True):
+                found.append(optimizer)
+    return found
+
+
+@contextmanager
+def optimizers_in_eval_mode(optimizers: Iterable[Any]) -> Iterator[None]:
+    """Put the evaluation weights of the optimisers into the network; on leaving, put those of training back.
+
+    `train` restores them only up to rounding, so they are copied before.
+    """
+    training = optimizers_in_training(optimizers)
+    groups = [group for one in training for group in one.param_groups]
+    values = [(one, one.detach().clone()) for group in groups for one in group["params"]]
+    try:
+        for optimizer in training:
+            optimizer.eval()
+        yield
+    finally:
+        for optimizer in training:
+            optimizer.train()
+        for parameter, before in values:
+            parameter.data.copy_(before)

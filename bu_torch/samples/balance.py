@@ -1,13 +1,14 @@
 """Weights of samples and classes, in scikit-learn's words, and random subsets in which each class keeps its share."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from bu_torch.functional.probabilities import shares_of
 from bu_torch.internal.inputs import as_tensor
 
 # As in scikit-learn: "balanced" makes all classes weigh the same, a dict names them. A list is a loss's `weight`.
@@ -23,7 +24,7 @@ def check_class_weight(class_weight: Any) -> ClassWeight | None:
     if hasattr(class_weight, "to_dict"):  # a Series of pandas has the classes in its index
         class_weight = class_weight.to_dict()
     listed = class_weight.tolist() if hasattr(class_weight, "tolist") else class_weight
-    if not isinstance(listed, Mapping | list | tuple):
+    if not isinstance(listed, Mapping | Sequence) or isinstance(listed, str):
         raise TypeError(
             "`class_weight` must be 'balanced', a dict of weights by class, one weight for each class, or None, got"
             f" {class_weight!r:.100}."
@@ -82,9 +83,7 @@ def _listed(class_weight: dict[int, float] | list[float], present: list[int]) ->
 def class_shares(labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
     """The C classes that have samples, ascending, (C,) int64, and the weighted share of each, (C,) float64."""
     present, columns = torch.unique(labels.cpu(), return_inverse=True)
-    counted = torch.ones_like(columns, dtype=torch.float64) if weights is None else weights.cpu()
-    shares = torch.zeros_like(present, dtype=torch.float64).index_add_(0, columns, counted)
-    return present, shares / shares.sum()
+    return present, shares_of(columns, None if weights is None else weights.cpu())
 
 
 def rare_class(labels: Tensor, weights: Tensor | None) -> tuple[int, float] | None:

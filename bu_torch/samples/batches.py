@@ -3,7 +3,7 @@
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -197,7 +197,7 @@ def _entries_of_dict(batch: Mapping[Any, Any], keys: Keys) -> tuple[Any, Any]:
     for name, key in _named(input_key, label_key):
         if key not in batch:
             raise UnreadableError(f"`{name}={key!r}` is not among the keys of a batch: {has}.")
-    inputs = {key: batch[key] for key in input_key} if isinstance(input_key, list | tuple) else batch[input_key]
+    inputs = {key: batch[key] for key in input_key} if _are_several(input_key) else batch[input_key]
     return inputs, batch[label_key]
 
 
@@ -216,7 +216,7 @@ def _entries_of_tuple(batch: Sequence[Any], keys: Keys) -> tuple[Any, Any]:
             if place not in range(-len(batch), len(batch)):
                 raise UnreadableError(f"`{name}={place}` is not a place in a batch of {len(batch)}.")
         *inputs, labels = (batch[place] for _, place in named)
-        return tuple(inputs) if isinstance(input_key, list | tuple) else inputs[0], labels
+        return tuple(inputs) if _are_several(input_key) else inputs[0], labels
     if len(batch) == 2:
         return batch[0], batch[1]
     if len(batch) > 2 and network is not None and _ends_with_labels(batch, network):
@@ -229,9 +229,14 @@ def _as_place(key: Any) -> Any:
     return int(key) if isinstance(key, str) and key.isdecimal() else key
 
 
+def _are_several(key: Any) -> TypeGuard[Sequence[str | int]]:
+    """True for a list of keys or places, of any kind of list."""
+    return isinstance(key, Sequence) and not isinstance(key, str)
+
+
 def _named(input_key: Any, label_key: Any) -> list[tuple[str, Any]]:
     """Each key, or place, after the name of its argument."""
-    several = input_key if isinstance(input_key, list | tuple) else [input_key]
+    several = input_key if _are_several(input_key) else [input_key]
     return [*(("input_key", key) for key in several), ("label_key", label_key)]
 
 

@@ -1,7 +1,7 @@
 """Reading training samples: arrays, datasets, samplers, loaders and their batches become tensors.
 
-Reading leaves no trace: a worker process or a deep copy reads, and a deep copy of the sampler gives the indices. Global
-random states are put back.
+Reading leaves no trace: a worker process or a deep copy reads, and a deep copy of the sampler gives the indices, in a
+worker if one may start. Global random states are put back.
 """
 
 import copy
@@ -10,8 +10,9 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,16 +27,18 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from bu_torch.internal.global_state import preserved_random_state
+from bu_torch.internal.global_state import preserved_random_state, seeded
 from bu_torch.internal.inputs import check_integer
 from bu_torch.samples.balance import stratified_rows
 from bu_torch.samples.batches import NO_KEYS, NO_SAMPLE, WAY_OUT, InputKey, Keys, as_tensors, concatenate, whole_pair
-from bu_torch.samples.readings import READ_BATCH, LoaderRows, seeded, with_batches
+from bu_torch.samples.readings import READ_BATCH, LoaderRows, with_batches
 from bu_torch.samples.samples import Samples, UnreadableError, choose_among, known_labels, packed, without_ignored
+from bu_torch.samples.worker import DatasetError, from_worker, may_start_worker
 
 _MOST_PASSES, _MOST_DRAWS = 16, 2_000_000  # to see if a sampler draws some samples more often
 _MOST_INDICES = 100_000_000
 _SIGNIFICANCE = 3.0  # standard deviations of a correlation
+_Result = TypeVar("_Result")
 
 
 def read_samples(
@@ -73,9 +76,7 @@ def read_samples(
     how_many = partial(min, max_samples or sys.maxsize)
     if hasattr(dataset, "train_dataloader") and hasattr(dataset, "setup"):
         with preserved_random_state():
-            dataset.prepare_data()
-            dataset.setup("fit")
-            dataset = dataset.train_dataloader()
+            dataset = _training_loader(dataset)
     if (pair := whole_pair(dataset, keys)) is not None:
         return choose_among(*as_tensors(*pair), how_many, seed)
     is_sequence = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
@@ -89,6 +90,16 @@ def read_samples(
         return read_loader(loader, how_many, seed=seed, keys=keys, stream_limit=max_samples)
     except UnreadableError as error:
         raise ValueError(f"`dataset`: {error} {WAY_OUT}") from error
+
+
+def _training_loader(datamodule: Any) -> Any:
+    """The training loader of a data module; one that a trainer has set up is not set up again, with another split."""
+    if getattr(datamodule, "trainer", None) is not None:
+        with suppress(Exception):  # it was set up for tests alone
+            return datamodule.train_dataloader()
+    datamodule.prepare_data()
+    datamodule.setup("fit")
+    return datamodule.train_dataloader()
 
 
 def read_loader(
@@ -125,7 +136,7 @@ def read_loader(
             limits = stream_limit, stream_limit or 0, max_bytes
             read = with_batches(loader, order, seed, lambda batches: concatenate(batches, keys, transform, *limits))
             return choose_among(*read, how_many, seed)._replace(classes=classes)
-        indices, are_lists, weights = visited_by(loader, n_batches, unwrap)
+        indices, are_lists, weights = visited_by(loader, n_batches, unwrap, seed)
         if loader.batch_sampler is None and not are_lists:
             items = {"sampler": indices, "batch_size": None}
             read = with_batches(loader, items, seed, lambda batches: concatenate(batches, keys, transform))
@@ -163,7 +174,7 @@ def _class_names(dataset: Any) -> list[str] | None:
 
 
 def visited_by(
-    loader: DataLoader[Any], n_batches: float, unwrap: Callable[[Any], Any]
+    loader: DataLoader[Any], n_batches: float, unwrap: Callable[[Any], Any], seed: int
 ) -> tuple[list[Any], bool, Tensor | None]:
     """Indices that a loader visits, ascending, each once; whether its sampler gives lists; how often each comes.
 
@@ -187,12 +198,16 @@ def visited_by(
         indices = list(range(_n_first(n_samples, batches, n_batches) if is_in_order else n_samples))
     else:
         batch_size = getattr(batches, "batch_size", 1)  # entries are batches, unless the loader makes them
-        passes = _own_passes(sampler, dataset, n_batches * batch_size)
-        entries = next(passes)
-        if batches is None:
-            are_lists = are_lists or any(isinstance(e, list | tuple) or getattr(e, "ndim", 0) for e in entries[:1])
-        are_nested = batches is None and are_lists
-        indices, weights = _counted(_indices(one, are_nested) for one in itertools.chain([entries], passes))
+
+        def look(passes: Iterator[Any]) -> tuple[list[Any], bool, Tensor | None]:
+            entries = next(passes)
+            are_nested = batches is None and (
+                are_lists or any(isinstance(e, list | tuple) or getattr(e, "ndim", 0) for e in entries[:1])
+            )
+            found, weights = _counted(_indices(one, are_nested) for one in itertools.chain([entries], passes))
+            return found, are_lists or are_nested, weights
+
+        indices, are_lists, weights = _in_worker(_Passes(sampler, dataset, n_batches * batch_size), seed, look)
     if not indices:
         raise UnreadableError(NO_SAMPLE)
     return indices, are_lists, weights
@@ -254,6 +269,38 @@ def _n_first(n_samples: int, batches: BatchSampler | None, n_batches: float) -> 
     if batches is not None and batches.drop_last:
         n_samples -= n_samples % batch_size
     return int(min(n_samples, n_batches * batch_size))
+
+
+class _Passes(IterableDataset[Any]):
+    """Passes of a sampler as a dataset, for a worker to make: a sampler may change its dataset, or draw by closures."""
+
+    def __init__(self, sampler: Iterable[Any], dataset: Any, n_draws: float) -> None:
+        self.given = sampler, dataset, n_draws
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from _own_passes(*self.given)
+        except UnreadableError as error:
+            yield error
+
+
+def _in_worker(dataset: IterableDataset[Any], seed: int, use: Callable[[Iterator[Any]], _Result]) -> _Result:
+    """Use what a worker reads, one after another; read here if no worker may start, or if it fails."""
+    loader = DataLoader(dataset, batch_size=None, collate_fn=_unchanged)
+    if may_start_worker(loader):
+        with suppress(DatasetError), closing(from_worker(loader, {"batch_size": None}, seed)) as read:
+            return use(map(_checked, read))
+    return use(map(_checked, dataset))
+
+
+def _unchanged(read: Any) -> Any:
+    return read
+
+
+def _checked(entries: Any) -> Any:
+    if isinstance(entries, UnreadableError):
+        raise entries
+    return entries
 
 
 def _own_passes(sampler: Iterable[Any], dataset: Any, n_draws: float) -> Iterator[list[Any]]:

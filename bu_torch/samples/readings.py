@@ -4,7 +4,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -13,32 +13,16 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 
-from bu_torch.internal.global_state import preserved_random_state
+from bu_torch.internal.global_state import seeded
 from bu_torch.samples.batches import NO_KEYS, Keys, check_bytes, concatenate, split_batch
 from bu_torch.samples.samples import Samples, UnreadableError, packed
-from bu_torch.samples.worker import (
-    DatasetError,
-    described,
-    from_copy,
-    from_here,
-    from_worker,
-    may_start_worker,
-    start_from,
-)
+from bu_torch.samples.worker import DatasetError, described, from_copy, from_here, from_worker, may_start_worker
 
 READ_BATCH = 256
 ASKED_TO_READ = "`perturbation='reading'` needs a dataset or a loader whose samples differ each time they are read"
 WITHOUT_READING = "Pass `perturbation=None`."
 _READ_TWICE = 32  # samples, to see whether they are augmented at random
 _Result = TypeVar("_Result")
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Let global random states start from `seed`; put them back on leaving."""
-    with preserved_random_state():
-        start_from(seed)
-        yield
 
 
 def with_batches(
@@ -196,7 +180,7 @@ def with_readings(samples: Samples, n_draws: int, perturbation: Any, warn: Calla
     if why_unlike:
         warn(
             f"Samples: {found}. That is no augmentation, so a check perturbs the first reading. Let the dataset give"
-            " the same sample for the same index, augmented or not, or pass samples as `reference=(inputs, labels)`."
+            " the same sample for the same index, augmented or not."
         )
     return samples
 

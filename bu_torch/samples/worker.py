@@ -7,7 +7,6 @@ import itertools
 import multiprocessing
 import os
 import pickle
-import random
 import re
 import stat
 import textwrap
@@ -26,7 +25,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from bu_torch.internal.inputs import scikit_learn_seed
+from bu_torch.internal.global_state import start_from
 from bu_torch.samples.samples import UnreadableError
 
 _OPEN = Path("/dev/fd")  # files that are open in this process, by their numbers
@@ -113,7 +112,7 @@ def from_copy(loader: DataLoader[Any], order: dict[str, Any], failure: str) -> B
     """
     dataset = loader.dataset
     # Read-only arrays, such as files mapped into memory, are shared.
-    memo: dict[int, Any] = {id(array): array for array in _read_only(dataset)}
+    memo: dict[int, Any] = {id(array): array for array in _read_only(dataset, set())}
     try:
         own, collate_fn = copy.deepcopy((dataset, loader.collate_fn), memo)
         for original in memo.get(id(memo), []):
@@ -136,10 +135,11 @@ def from_copy(loader: DataLoader[Any], order: dict[str, Any], failure: str) -> B
     return from_here(own, collate_fn, order)
 
 
-def _read_only(dataset: Any) -> Iterator[Any]:
+def _read_only(dataset: Any, seen: set[int]) -> Iterator[Any]:
+    seen.add(id(dataset))  # datasets may refer to one another
     for part in pytree.tree_leaves(getattr(dataset, "__dict__", {})):
         if isinstance(part, Dataset):
-            yield from _read_only(part)
+            yield from () if id(part) in seen else _read_only(part, seen)
         elif isinstance(part, np.ndarray) and not part.flags.writeable:
             yield part
 
@@ -151,7 +151,8 @@ def _saved(collate_fn: Callable[[Any], Any], places: Iterator[Path] | None, samp
     the other process waiting if a batch cannot be pickled.
     """
     if collate_fn is default_collate:  # it stacks in shared memory in a worker
-        collate_fn = partial(collate, collate_fn_map={**default_collate_fn_map, Tensor: _stacked})
+        stacked: dict[Any, Any] = {Tensor: lambda tensors, **_: torch.stack(tensors)}
+        collate_fn = partial(collate, collate_fn_map={**default_collate_fn_map, **stacked})
     batch = collate_fn(samples)
     if places is None:
         _Pickler(stream := io.BytesIO(), pickle.HIGHEST_PROTOCOL).dump(batch)
@@ -164,10 +165,6 @@ def _saved(collate_fn: Callable[[Any], Any], places: Iterator[Path] | None, samp
 def _loaded(saved: Path | bytes) -> Any:
     with io.BytesIO(saved) if isinstance(saved, bytes) else saved.open("rb") as stream:
         return pickle.load(stream)  # noqa: S301  (our own worker has written it)
-
-
-def _stacked(tensors: list[Tensor], *, collate_fn_map: Any) -> Tensor:
-    return torch.stack(tensors)
 
 
 class _Pickler(pickle.Pickler):
@@ -191,15 +188,6 @@ def _open_files() -> dict[int, os.stat_result]:
         with suppress(OSError):  # the listing itself, which is closed
             found[int(path.name)] = path.stat()
     return {number: status for number, status in found.items() if number > 2}
-
-
-def start_from(seed: int) -> None:
-    """Let global random states start from `seed`."""
-    random.seed(seed)
-    np.random.seed(scikit_learn_seed(seed))  # noqa: NPY002  (datasets use it)
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():  # otherwise a seed would wait for the first use, and stay
-        torch.cuda.manual_seed_all(seed)
 
 
 def _begin(

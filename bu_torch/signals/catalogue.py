@@ -36,6 +36,8 @@ class SignalInputs:
     accuracy: Tensor  # expected accuracy of the check, a float64 scalar
     trust: Tensor  # (D * N,) trust scores of the predictions, without the sample that was perturbed
     mean_trust: Tensor  # trust score of the check, a float64 scalar
+    top: TopTwo  # two largest logits at each perturbed input
+    kernel: Tensor  # (D * N,) nearness to the network's boundary times the weight, float64
     labels: Tensor  # (N,) classes of the samples
     label_columns: Tensor  # (D * N,) columns of the labels
     label_trust: Tensor  # (D * N,) trust scores of the labels at the perturbed inputs
@@ -49,8 +51,6 @@ class SignalInputs:
     weights: Tensor | None  # (N,) float64 weights with mean 1; None if all samples count alike
     repeated_weights: Tensor | None  # (D * N,) the same for each draw
     class_masses: tuple[Tensor, Tensor]  # weights of each class, by labels and by label probabilities, (C,) float64
-    top: TopTwo  # two largest logits at each perturbed input
-    kernel: Tensor  # (D * N,) nearness to the network's boundary times the weight, float64
     attainable: functional.Attainable  # most that accuracy, uncertainty and trust reach at the perturbed inputs
     attainable_crossing: list[float]  # `Crossing.attainable`
     skill: float  # skill of predicting left-out labels, in [0, 1]

@@ -107,14 +107,14 @@ class Signals:
         inputs, labels = self._read(features, labels)
         boundary.take_classes(labels)
         points = boundary.fit_points(inputs, labels, sample_weight, neighbors)
-        perturbed, features = boundary.perturbed_points()
+        perturbed_points, perturbed_features = boundary.perturbed_points()
         # Near a sample that it was made from, a perturbed one would be trusted for having that sample's label.
         sources = boundary.perturbed.sources
         if sources is None:
             sources = torch.arange(len(points), device=points.device).repeat(boundary.n_draws)
         trust = TrustScore().fit(points, boundary.classes.columns(labels))
-        distances = trust.class_distances(perturbed, sources[: len(perturbed)])
-        boundary.estimate_probabilities(inputs, points, perturbed, features)
+        distances = trust.class_distances(perturbed_points, sources[: len(perturbed_points)])
+        boundary.estimate_probabilities(inputs, points, perturbed_points, perturbed_features)
         pairs = None
         if boundary.ends_with_samples:
             from bu_torch.papers.proposal2 import likely_bayes_pairs

@@ -20,7 +20,7 @@ from bu_torch.internal.printing import cleaned, progress
 from bu_torch.perturbation.draws import kind_of
 from bu_torch.perturbation.moves import MixedMove, Readings
 from bu_torch.samples.samples import copies
-from bu_torch.space.features import FeatureSpace, MixedFeatures
+from bu_torch.space.features import MixedFeatures
 
 if TYPE_CHECKING:
     from bu_torch.signals.measuring import Signals
@@ -140,7 +140,7 @@ def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor
     # An extractor and a perturbation are identified by their results on a few samples.
     few = inputs[:_PROBE]
     is_probed = callable(boundary.feature_extractor) and not boundary.may_use_module(inputs)
-    probe = [boundary.space.extract(few)] if is_probed and isinstance(boundary.space, FeatureSpace) else []
+    probe = [boundary.space.extract(few)] if is_probed else []
     if callable(boundary.perturbation):
         generator = torch.Generator().manual_seed(boundary.seed)
         probe.append(boundary.perturbation(few.clone(), torch.ones(len(few), device=few.device), generator))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from inspect import ismethod
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,8 @@ from bu_torch.internal.packing import Packing
 from bu_torch.internal.replica import evaluated_in_place, evaluation_copy
 from bu_torch.space.patches import PatchFeatures
 from bu_torch.space.tokens import TokenFeatures
+
+BaseSpace = Literal["inputs", "patches", "tokens"]  # needs no network and no labels
 
 _BATCH, _LEAST_BATCH, _BATCH_ELEMENTS = 1024, 64, 2**22  # samples that an extractor copies and takes at once
 _BLOCK_ELEMENTS = 2**20  # float64 temporaries of 8 MB, which a cache holds, for any N
@@ -111,15 +113,12 @@ class FeatureSpace:
 
     def __init__(
         self,
-        feature_extractor: Callable[[Tensor], Any]
-        | Literal["inputs", "patches", "tokens"]
-        | MixedFeatures
-        | None = None,
+        feature_extractor: Callable[[Tensor], Any] | BaseSpace | MixedFeatures | None = None,
         seed: int = 0,
         module: nn.Module | None = None,
     ) -> None:
         if isinstance(feature_extractor, str):
-            check_choice("feature_extractor", feature_extractor, ("inputs", "patches", "tokens"))
+            check_choice("feature_extractor", feature_extractor, get_args(BaseSpace))
         elif not (callable(feature_extractor) or isinstance(feature_extractor, MixedFeatures | None)):
             raise TypeError(
                 "`feature_extractor` must be callable, (n, ...) -> (n, k), the name of a space, or None,"
@@ -137,8 +136,7 @@ class FeatureSpace:
     def fit(self, inputs: Tensor) -> Self:
         """Find mean and scale of the features of `inputs` (N, ...).
 
-        Raises:
-            TypeError, ValueError: If the extractor does not give one row of real, finite features for each sample.
+        Raises TypeError or ValueError if the extractor does not give one row of real, finite features for each sample.
         """
         self.fit_transform(inputs)
         return self

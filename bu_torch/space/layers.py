@@ -82,10 +82,8 @@ class LayerFeatures:
     def transform(self, inputs: Any) -> Tensor:
         """Features (n, d) or (n, n_components), of the layer's dtype, of inputs (n, ...), finite, on their device.
 
-        Raises:
-            RuntimeError: If `n_components` is set and `fit` has not been called.
-            ValueError: If the layer did not run or does not give one row for each sample.
-            TypeError: If the inputs do not hold real numbers, or the layer does not give a tensor.
+        Raises ValueError if the layer did not run or does not give one row for each sample, TypeError if the inputs do
+        not hold real numbers or it gives no tensor, and RuntimeError if `n_components` is set, before `fit`.
         """
         if self.n_components is not None:
             check_fitted(self, "components_")
@@ -129,11 +127,11 @@ class LayerFeatures:
         return outputs[0].detach().reshape(n_samples, -1)
 
 
-def principal_components(points: Tensor, n_components: int, *, exact: bool = False) -> tuple[Tensor, Tensor]:
-    """Mean (d,) and leading principal axes (n_components, d) of points (n, d); randomised if large, unless `exact`."""
+def principal_components(points: Tensor, n_components: int) -> tuple[Tensor, Tensor]:
+    """Mean (d,) and leading principal axes (n_components, d) of points (n, d); randomised if large."""
     from sklearn.decomposition import PCA
 
-    pca = PCA(n_components, svd_solver="full" if exact else "auto", random_state=0)
+    pca = PCA(n_components, random_state=0)
     with np.errstate(invalid="ignore"):  # scikit-learn divides by a variance of 0 if all points are equal
         pca.fit(points.cpu().numpy())
     return torch.as_tensor(pca.mean_).to(points), torch.as_tensor(pca.components_).to(points)

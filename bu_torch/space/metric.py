@@ -13,7 +13,6 @@ from bu_torch.internal.global_state import full_precision
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_seed
 from bu_torch.internal.printing import advance
 from bu_torch.samples.balance import stratified_rows, weights_of
-from bu_torch.space.features import FeatureSpace
 
 _ITERATIONS = 2
 _PENALTIES = [1e-3, 1e-2, 0.1, 1.0, 10.0]
@@ -28,25 +27,17 @@ class LabelMetric:
     A ridge regression of one-hot labels with the Laplace kernel is fitted, and M is its average gradient outer product
     (`average_gradient_outer_product`; Radhakrishnan, Beaglehole, Pandit, Belkin, Science 2024), scaled to the trace d.
     A second iteration does the same with the points times M^(1/2), and the penalty of the first. Features should have a
-    common scale. The regression is smaller than theirs: landmarks span it, and leave-one-out in closed form, with half
-    of them if they are not all samples, chooses its penalty.
+    common scale. The regression is smaller than theirs: at most `n_landmarks` samples span it, and leave-one-out in
+    closed form, with half of them if they are not all samples, chooses its penalty. Of more than `max_samples` samples,
+    a random subset that keeps the shares of the classes is learnt from.
 
     Left-out predictions in this space are too optimistic, because the metric has seen the labels.
 
     Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
-
-    Args:
-        n_landmarks: Largest number of samples that span the regression, >= 1.
-        max_samples: Largest number of samples to learn from, >= 2; a subset of more keeps the shares of the classes.
-        seed: Seed of the random choices, 0 <= seed < 2**64.
-
-    Attributes:
-        root_: Map M^(1/2), (d, d), symmetric, of the dtype of the features.
-        rows_: Samples that it was learnt from, (S,) int64.
     """
 
-    root_: Tensor
-    rows_: Tensor
+    root_: Tensor  # map M^(1/2), (d, d), symmetric, of the dtype of the features
+    rows_: Tensor  # samples that it was learnt from, (S,) int64
 
     def __init__(self, n_landmarks: int = 500, max_samples: int = 2500, seed: int = 0) -> None:
         self.n_landmarks = check_integer("n_landmarks", n_landmarks, 1)
@@ -90,18 +81,6 @@ class LabelMetric:
         check_fitted(self, "root_")
         points = as_flat_features(features, n_features=len(self.root_))
         return points @ self.root_.to(points)
-
-
-class MetricSpace:
-    """Space with the distances of a `LabelMetric` of the features of `base`; it is not standardised again."""
-
-    def __init__(self, base: FeatureSpace, seed: int = 0) -> None:
-        self.base = base
-        self.metric = LabelMetric(seed=seed)
-
-    def transform(self, inputs: Tensor) -> Tensor:
-        """Inputs (n, ...) as points (n, k), as `FeatureSpace.transform`."""
-        return self.metric.transform(self.base.transform(inputs))
 
 
 def laplace_kernel(distances: Tensor, width: float) -> Tensor:

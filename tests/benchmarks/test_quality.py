@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pandas as pd
 import problems
 import pytest
@@ -132,3 +133,18 @@ def test_gradient_disparity_ends_at_the_fifth_growth_of_what_was_measured_before
     made = {"all": {"test_error": errors, "disparity": disparity}}
     assert quality.gradient_disparity(made, in_a_row=False) == errors[6]
     assert quality.gradient_disparity(made, in_a_row=True) == errors[8]
+
+
+def test_the_oracle_sees_one_half_and_is_judged_on_the_other(oracle):
+    def judged(*shares):
+        hits = np.random.default_rng(0).random((5, 400)) < np.array(shares)[:, None]
+        curves = record(hits=hits, averaged_hits=hits, averaged_accuracy_uncertainty_trust=[0.1, 0.2, 0.9, 0.3, 0.3])
+        curves["quarter"]["hits"] = hits
+        return oracle.judge(curves)
+
+    clear = judged(0.5, 0.6, 0.9, 0.7, 0.6)
+    assert [clear[rule] for rule in (oracle.OURS, oracle.ORACLE, oracle.STOPPED, oracle.BEST)] == [0] * 4
+    assert clear[oracle.LAST] == pytest.approx(0.3, abs=0.05)
+    alike = judged(*[0.6] * 5)  # one half says nothing about the other
+    assert alike[oracle.ORACLE] > 0.005
+    assert alike[oracle.BEST] == 0

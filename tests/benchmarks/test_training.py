@@ -1,10 +1,15 @@
-"""Trainings of several networks at a time, and what is read of them."""
+"""Trainings of several networks at a time, what is read of them, and how long it takes."""
 
+import math
+
+import lightning.pytorch as pl
 import problems
+import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from bu_torch import Signals
+from bu_torch import BoundaryUncertaintyMonitor, Signals
 
 
 def test_each_network_of_a_stack_learns_as_it_would_alone(training):
@@ -59,3 +64,32 @@ def test_augmented_images_are_checked_as_a_dataset_gives_them(training, images):
     padded = torch.nn.functional.pad(own, (1, 1, 1, 1))
     shifted = torch.stack([padded[:, :, i : i + 8, j : j + 8] for i in range(3) for j in range(3)])
     assert (shifted == reading).flatten(2).all(dim=2).any(dim=0).all()
+
+
+def test_the_signals_are_those_of_the_monitor(why, tmp_path):
+    split, test, n_classes = why.load(why.Case("ionosphere", 0.2, 0, "rmsprop", 3))
+    variants = why.Variants(why.Reference(*split), test)
+    monitor = BoundaryUncertaintyMonitor(n_draws=4, budget=None, feature_extractor="inputs")
+    trainer = problems.trainer(tmp_path, monitor, variants, enable_checkpointing=False)
+    pl.seed_everything(0, verbose=False)
+    module = why.classifier(split, n_classes)
+    trainer.fit(module, DataLoader(TensorDataset(*split), batch_size=32, shuffle=True))
+    names = ("expected_accuracy", "boundary_uncertainty", "trust_score")
+    names += ("label_agreement", "vote_agreement")
+    for row, entry in zip(variants.rows, monitor.history, strict=True):
+        found = {name: row[name.replace("_", " ")] for name in names}
+        assert found == pytest.approx({name: entry[name] for name in names}, rel=1e-3)
+        assert row["steadiness"] == pytest.approx(-entry["prediction_changes"])
+        assert row["U, draws 4"] == row["U, radius 1"]
+        assert 0 <= row["Parzen U, M 40"] <= 1
+
+
+def test_stages_are_all_there(speed):
+    setup = speed.setup_stages(200, 4, 3)
+    stages = {"neighbours", "perturbation", "class distances", "votes", "regression", "expected"}
+    assert set(setup) == {"N", "d", "J", *stages}
+    whole = speed.whole(200, 4, 3)
+    assert whole["peak MiB"] >= whole["MiB of imports"] > 0
+    check = speed.check_stages(200, 4, 3, 1)
+    assert {"forward", "U", "trust", "votes", "(U + trust) / forward"} < set(check)
+    assert all(math.isfinite(value) and value > 0 for row in (setup, check, whole) for value in row.values())

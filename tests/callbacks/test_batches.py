@@ -239,6 +239,11 @@ def test_numbers_of_tokens_have_no_units():
     assert difference({0: Y}, {0: Y * 1000}, None) == ""
 
 
+def test_places_may_come_from_a_command_line(tmp_path):
+    places = ({"input_key": "0", "label_key": "1"}, {})
+    assert_same_history(*(monitored(tmp_path, Classifier, loader(X, Y), **keys)[0] for keys in places))
+
+
 # Samplers, classes and labels.
 
 
@@ -274,6 +279,18 @@ class TestWhatTrainingDoes:
 
         with pytest.raises(MisconfigurationException, match="let it scale them as it scales bytes"):
             monitored(tmp_path, OfBytes, loader(BYTES, Y))
+
+    @pytest.mark.parametrize("prepares", ["loader", "callback"])
+    def test_batches_that_are_prepared_where_samples_are_not_read_are_said(self, tmp_path, prepares):
+        class Scaled(DataLoader):
+            def __iter__(self):
+                return ((inputs / 100, labels) for inputs, labels in super().__iter__())
+
+        scale = LambdaCallback(on_train_batch_start=lambda trainer, module, batch, batch_idx: batch[0].div_(100))
+        kind, before = (Scaled, []) if prepares == "loader" else (DataLoader, [scale])
+        data = kind(TensorDataset(100 * X + 50, Y), 30)
+        with pytest.warns(UserWarning, match="on_after_batch_transfer"):
+            fit(tmp_path, Classifier, data, *before, BoundaryUncertaintyStopping(**FEW))
 
     @pytest.mark.parametrize("n_skipped", [0, 1])
     def test_a_way_past_forward_is_warned_of_or_seen(self, tmp_path, n_skipped):

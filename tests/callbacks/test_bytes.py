@@ -5,7 +5,8 @@ import logging
 import pytest
 import torch
 from problems import Classifier, Made, fit
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from readable import Stream
+from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper
 from bu_torch.report import read_record
@@ -20,11 +21,6 @@ IMAGES = torch.rand(N, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0)
 LABELS = torch.arange(N) % 2
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return zip(IMAGES, LABELS, strict=True)
-
-
 WAS_READ = []
 READ = Made(lambda index: WAS_READ.append(index) or (IMAGES[index], LABELS[index]), N)
 
@@ -35,7 +31,11 @@ def monitored(tmp_path, data, **settings):
     return monitor
 
 
-@pytest.mark.parametrize("data", [READ, Stream(), TensorDataset(IMAGES, LABELS)], ids=["read", "stream", "held"])
+@pytest.mark.parametrize(
+    "data",
+    [READ, Stream(list(zip(IMAGES, LABELS, strict=True))), TensorDataset(IMAGES, LABELS)],
+    ids=["read", "stream", "held"],
+)
 def test_no_more_samples_are_looked_at_and_the_log_and_the_record_say_so(tmp_path, caplog, data):
     WAS_READ.clear()
     with caplog.at_level(logging.INFO):

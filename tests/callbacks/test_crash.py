@@ -121,6 +121,35 @@ def test_a_file_that_another_thread_still_writes_is_not_called_damaged(tmp_path,
     assert not [one for one in recwarn if "checkpoint" in str(one.message) and "damaged" in str(one.message)]
 
 
+def test_ctrl_c_while_the_best_file_is_written_leaves_the_earlier_one(tmp_path, log):
+    def after(epoch, path):
+        if epoch == 1:
+            path.write_bytes(b"PK")
+            raise KeyboardInterrupt
+
+    own, module = scripted((0.1, 0.9, 0.2)), Plain()
+    with pytest.raises(SystemExit):  # as Lightning ends after Ctrl-C
+        run_of(tmp_path, own, module=module, max_epochs=3, plugins=[Disk(after=after)])
+    assert own.best_epoch == 0
+    assert same(module.state_dict(), torch.load(own.best_model_path, weights_only=True)["state_dict"])
+    assert "kept epoch 0" in log.text
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("has_files", [True, False])
+def test_an_exception_between_a_check_and_the_saving_of_its_weights_leaves_the_earlier_epoch(tmp_path, kind, has_files):
+    def interrupt(made, module):
+        if made.current_epoch == 2:
+            raise kind
+
+    own, behind = scripted((0.1, 0.2, 0.3)), LambdaCallback(on_train_epoch_end=interrupt)
+    with pytest.raises((SystemExit, RuntimeError)):
+        run_of(tmp_path, own, behind, max_epochs=4, enable_checkpointing=has_files)
+    assert len(own.history) == 3
+    assert own.best_epoch == own.summary["kept_epoch"] == 1
+    assert not has_files or torch.load(own.best_model_path, weights_only=True)["epoch"] == 1
+
+
 def test_sharded_weights_are_left_and_the_file_is_named(tmp_path):
     class FSDPStrategy(type(trainer(tmp_path).strategy)):
         """Sharded by its name; the real one needs GPUs."""

@@ -314,23 +314,3 @@ def test_a_best_epoch_in_a_file_is_named_if_the_resumed_run_writes_none(tmp_path
     with pytest.warns(UserWarning, match=r"epoch \d, .* not in the state. The best of the coming epochs"):
         fit(tmp_path, stopping, module=Classifier(), max_epochs=4, **options)
     assert stopping.best_epoch in (2, 3)
-
-
-def test_ctrl_c_while_the_best_file_is_written_leaves_the_earlier_one(tmp_path, monkeypatch, log):
-    class Interrupted(TorchCheckpointIO):
-        n_files = 0
-
-        def save_checkpoint(self, checkpoint, path, storage_options=None):
-            Interrupted.n_files += 1
-            if Interrupted.n_files == 2:
-                Path(path).write_bytes(b"PK")
-                raise KeyboardInterrupt
-            super().save_checkpoint(checkpoint, path, storage_options)
-
-    stopping = BoundaryUncertaintyStopping(rule=Given([0.1, 0.9, 0.2]), n_neighbors=20, n_draws=1)
-    module = Classifier()
-    with pytest.raises(SystemExit):  # as Lightning ends after Ctrl-C
-        fit(tmp_path, stopping, module=module, max_epochs=3, plugins=[Interrupted()])
-    assert stopping.best_epoch == 0
-    assert same(module.state_dict(), torch.load(stopping.best_model_path, weights_only=True)["state_dict"])
-    assert "kept epoch 0" in log.text

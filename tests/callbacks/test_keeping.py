@@ -93,9 +93,7 @@ class TestWeightsLeftOut:
         assert same(weights_of(module), weights[1])
 
     @pytest.mark.parametrize(("left_out", "is_put_back"), [("backbone", True), ("net.4", False)])
-    def test_a_file_of_an_earlier_process_is_put_back_if_only_frozen_ones_are_missing(
-        self, tmp_path, left_out, is_put_back
-    ):
+    def test_a_file_of_before_is_put_back_if_only_frozen_ones_are_missing(self, tmp_path, left_out, is_put_back):
         first, look = scripted((0.9, 0.1), restore_best_weights=False), Weights()
         module = LeavingOut(left_out, strict=False)
         backbone = weights_of(module.backbone)

@@ -26,7 +26,7 @@ def global_state():
     return {
         "torch": torch.get_rng_state().tolist(),
         "python": random.getstate(),
-        "numpy": np.random.get_state()[1].tolist(),
+        "numpy": str(np.random.get_state()),
         "gradient": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),
         "autocast": torch.is_autocast_enabled("cpu"),

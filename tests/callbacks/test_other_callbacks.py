@@ -200,12 +200,6 @@ class TestChecksInSomeEpochs:
         made = fit(tmp_path, scripted([0.2, 0.4], every_n_epochs=2), max_epochs=5)
         assert float(made.callback_metrics["given"]) == pytest.approx(0.4)
 
-    def test_each_check_is_saved_once(self, tmp_path):
-        users = ModelCheckpoint(tmp_path / "user", monitor="given", mode="max", save_top_k=-1)
-        fit(tmp_path, scripted([0.2, 0.4], every_n_epochs=2), users, max_epochs=4)
-        found = sorted(path.name for path in (tmp_path / "user").glob("*.ckpt"))
-        assert found == ["epoch=1-step=8.ckpt", "epoch=3-step=16.ckpt"]
-
     @pytest.mark.parametrize(("every", "expected"), [(1, [0.1, 0.2, 0.3, 0.4]), (2, [0.2, 0.4])])
     def test_a_plateau_scheduler_of_that_frequency_sees_each_check_once(self, tmp_path, every, expected):
         seen = []

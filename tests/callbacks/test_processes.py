@@ -58,7 +58,9 @@ def done(rank, **values):
 FIT = """
 torch.manual_seed(0)
 features, labels = blobs(n=151)
-stopping = BoundaryUncertaintyStopping(n_neighbors=20, patience=1, n_draws=3, every_n_train_steps={steps!r})
+stopping = BoundaryUncertaintyStopping(
+    n_neighbors=20, patience=1, min_delta=0.01, n_draws=3, every_n_train_steps={steps!r}
+)
 weights = Weights()
 made = trainer(folder, stopping, weights, max_epochs=30, strategy="ddp", devices=2)
 module = Classifier()

@@ -71,13 +71,11 @@ class Logging(Classifier):
         self.log("score", self.script[min(self.current_epoch, len(self.script) - 1)])
 
 
-def run_lightning_s(
-    folder, script, *callbacks, module=None, max_epochs=10, ckpt_path=None, trainer_kwargs=None, **kwargs
-):
+def run_lightning_s(folder, script, *callbacks, module=None, max_epochs=10, trainer_kwargs=None, **kwargs):
     """The same training with Lightning's pair of callbacks."""
     stopper, keeper = EarlyStopping("score", mode="max", **kwargs), ModelCheckpoint(monitor="score", mode="max")
     made = trainer(folder, stopper, keeper, *callbacks, max_epochs=max_epochs, **(trainer_kwargs or {}))
-    made.fit(module or Logging(script), data(), ckpt_path=ckpt_path)
+    made.fit(module or Logging(script), data())
     return made, stopper, keeper
 
 

@@ -172,8 +172,12 @@ def gone(i):
 
 @pytest.mark.parametrize(
     ("then", "said"),
-    [(lambda i: (X[i], (Y[i] + 1) % 3), "gives other labels"), (gone, "fails: .*the file is gone")],
-    ids=["other labels", "an error"],
+    [
+        (lambda i: (X[i], (Y[i] + 1) % 3), "gives other labels"),
+        (lambda i: (X[i].repeat(2), Y[i]), "fails: .*all inputs must have one shape"),
+        (gone, "fails: .*the file is gone"),
+    ],
+    ids=["other labels", "other shapes", "an error"],
 )
 def test_what_is_no_augmentation_ends_in_a_sentence(tmp_path, then, said):
     match = f"a second reading of the same samples {said}.* a check perturbs the first reading. Let the dataset"

@@ -214,9 +214,7 @@ LAST = [3.0, 7.0, 11.0]  # of the last batch of each of three epochs of four
         ("accuracy", {}, {}, [math.nan] * 3),
     ],
 )
-def test_the_training_loss_is_that_of_the_epoch_if_it_is_logged_and_else_that_of_the_last_batch(
-    tmp_path, name, how, settings, expected
-):
+def test_the_training_loss_is_the_epoch_s_if_it_is_logged_or_the_last_batch_s(tmp_path, name, how, settings, expected):
     monitor, data = BoundaryUncertaintyMonitor(n_neighbors=20, **settings), loader(*blobs())
     trainer(tmp_path, monitor).fit(Logging(name, **how), data, data)
     assert pd.read_csv(monitor.record_path).train_loss.tolist() == pytest.approx(expected, nan_ok=True)

@@ -1,4 +1,7 @@
+"""Where a training stops, what is kept and put back, beside which others; the example in the docstring runs."""
+
 import copy
+import doctest
 import math
 from pathlib import Path
 
@@ -9,6 +12,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from problems import Classifier, Gain, Weights, blobs, fit, loader, same, scripted, trainer, weights_of
 from torch.utils.data import DataLoader, TensorDataset
 
+import bu_torch
 from bu_torch import ParzenUncertainty
 from bu_torch.callbacks import BoundaryUncertaintyStopping
 from bu_torch.report import read_record
@@ -231,19 +235,16 @@ class TestBesideOthers:
         assert stopping.best_epoch == module.extra == 1
 
 
-def test_a_copy_with_other_settings_has_another_state_key():
-    first = BoundaryUncertaintyStopping()
-    assert first.state_key == copy.deepcopy(first).state_key
-    second = copy.deepcopy(first)
-    second.settings.seed = 1
-    assert second.state_key != first.state_key
-
-
 def test_the_state_key_tells_rules_averages_and_seeds_apart():
     settings = [{}, {"rule": "trust_score"}, {"rule": Gain()}, {"averaging": 0.5}, {"seed": 1}]
     keys = [BoundaryUncertaintyStopping(**one).state_key for one in (*settings, {"rule": Gain()}, {"patience": 3})]
     assert len(set(keys[:5])) == 5
     assert keys[5:] == [keys[2], keys[0]]
+    first = BoundaryUncertaintyStopping()
+    assert first.state_key == copy.deepcopy(first).state_key == keys[0]
+    copied = copy.deepcopy(first)
+    copied.settings.seed = 1
+    assert copied.state_key == keys[4]
 
 
 def test_as_published_the_largest_uncertainty_of_all_samples_and_of_the_weights_as_they_are_is_kept(tmp_path):
@@ -256,3 +257,12 @@ def test_as_published_the_largest_uncertainty_of_all_samples_and_of_the_weights_
     assert stopping.best_epoch == values.index(max(values))
     assert stopping.settings.patience > 10**9
     assert BoundaryUncertaintyStopping.as_published(n_draws=3).settings.n_draws == 3
+
+
+@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
+def test_the_example_of_the_callback_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (example,) = doctest.DocTestFinder(recurse=False).find(bu_torch.BoundaryUncertaintyStopping)
+    assert len(example.examples) > 5
+    assert doctest.DocTestRunner().run(example) == (0, len(example.examples))
+    assert list(tmp_path.iterdir()) == []

@@ -109,6 +109,7 @@ def of_pair():
 FINE = loader(X, Y)
 TOKENS = loader((X.abs() * 5).long(), Y)
 # By what is wrong: the training data, what is said, the module, and settings of the callback.
+COSTS = (np.ones((4, 4)) - np.eye(4)).tolist()
 REFUSED = {
     "pictures": (of(lambda i: (Picture(), 0)), "^Training data: Made cannot be read .*Picture.*`reference="),
     "a list of loaders": ([FINE, FINE], "single `torch.utils.data.DataLoader`, got list"),
@@ -142,7 +143,10 @@ REFUSED = {
         {"perturbation": "reading"},
     ),
     "class weights of two": fine("data: `class_weight` must list", class_weight=[1.0, 2.0]),
+    "costs of four": fine("`metric` must be of as many classes .* columns, 3, got 4", metric=COSTS),
     "no such place of labels": fine("`label_key=3` is not a place .*`reference=", input_key=0, label_key=3),
+    "names in a tuple": fine("`input_key='image'` is a key of a dict", input_key="image", label_key="target"),
+    "a name in a tensor": fine("`output_key=` names the logits", output_key="scores"),
     "a name that is no template": fine(r"`filename` must be a template .* got '\{epoch'", filename="{epoch"),
 }
 
@@ -165,6 +169,7 @@ ARGUMENTS = [
     (BOTH, {"output_key": True}, "`output_key` must be a name, a place or None, got True"),
     (BOTH, {"every_n_epochs": 0}, "`every_n_epochs` must be an integer >= 1"),
     (BOTH, {"reference": X}, "`reference` must be a pair .*, a Dataset or a DataLoader, got"),
+    (BOTH, {"perturbation": lambda inputs: inputs}, "`perturbation` must take three arguments"),
     (BOTH, {"every_n_train_steps": 2.5}, "`every_n_train_steps` must be an integer >= 1, got 2.5"),
     (BOTH, {"every_n_train_steps": 5, "every_n_epochs": 2}, "exclude each other"),
     *((STOPPING, {"averaging": value}, "`averaging` must be") for value in (-0.1, 1.0, "x", float("nan"))),

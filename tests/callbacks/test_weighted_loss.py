@@ -56,19 +56,9 @@ def watched(module, logits, labels):
     return module.losses[1](logits, labels)
 
 
-def auxiliary(module, logits, labels):
-    """The first loss is of other targets."""
-    return module.losses[0](logits, (labels + 1) % 3) + F.cross_entropy(logits, labels)
-
-
 def own(module, logits, labels):
     """No loss gets the labels."""
     return module.losses[0](logits, (labels + 1) % 3) - logits.log_softmax(dim=1)[range(len(labels)), labels].mean()
-
-
-def mixed(module, logits, labels):
-    """As mixup trains."""
-    return 0.7 * module.losses[0](logits, labels) + 0.3 * module.losses[0](logits, labels.flip(0))
 
 
 def functional(module, logits, labels):
@@ -105,9 +95,8 @@ def focal(module, logits, labels):
 
 
 def one_by_one(module, logits, labels):
-    return sum(F.cross_entropy(one, label) for one, label in zip(logits, labels, strict=True)) + F.mse_loss(
-        logits.mean(), W.mean()
-    )
+    each = (F.cross_entropy(one, label) for one, label in zip(logits, labels, strict=True))
+    return sum(each) + F.mse_loss(logits.mean(), W.mean())
 
 
 def penalised(module, logits, labels):
@@ -121,9 +110,8 @@ def checkpointed(module, logits, labels):
 
 
 def sparse(module, logits, labels):
-    return first(module, logits, labels) + 0 * torch.sparse.sum(
-        logits.to_sparse() * torch.ones_like(logits).to_sparse()
-    )
+    product = logits.to_sparse() * torch.ones_like(logits).to_sparse()
+    return first(module, logits, labels) + 0 * torch.sparse.sum(product)
 
 
 def each_otherwise(module, logits, labels):
@@ -136,6 +124,10 @@ def binary_each(module, logits, labels):
 
 def columns(module, logits, labels):
     return F.binary_cross_entropy_with_logits(logits, F.one_hot(labels, 3).float(), pos_weight=W)
+
+
+def of_products(module, logits, labels):
+    return -(F.one_hot(labels, 3) * logits.log_softmax(dim=1) * W).sum(dim=1).mean()
 
 
 def weighing(weights=WEIGHTS):
@@ -163,22 +155,16 @@ LOSSES = {
     "one without gradient": (Step, watched, [CE(W), CE()], None, ""),
     "two alike": (Step, both, [CE(W), CE(W)], WEIGHTS, ""),
     "two that differ": (Step, both, [CE(W), CE(W.flip(0))], None, "2 losses of the labels"),
-    "of other targets": (Step, auxiliary, [CE(W)], None, ""),
+    "of other targets": (Step, lambda m, z, y: m.losses[0](z, (y + 1) % 3) + F.cross_entropy(z, y), [CE(W)], None, ""),
     "a loss of one's own": (Step, own, [CE(W)], None, "its targets are not the labels"),
     "one that is not called": (Step, functional, [CE(W.flip(0))], WEIGHTS, ""),
     "a function": (Step, functional, [], WEIGHTS, ""),
     "of log probabilities": (Step, lambda m, z, y: F.nll_loss(z.log_softmax(dim=1), y, W), [], WEIGHTS, ""),
-    "mixed labels": (Step, mixed, [CE(W)], WEIGHTS, ""),
+    "mixup": (Step, lambda m, z, y: 0.7 * m.losses[0](z, y) + 0.3 * m.losses[0](z, y.flip(0)), [CE(W)], WEIGHTS, ""),
     "a class that does not count": (Step, first, [CE(torch.tensor([1.0, 0.0, 1.0]))], None, "that is not positive"),
     "all alike": (Step, first, [CE(torch.full((3,), 2.0))], None, ""),
     "two classes": (OfTwo, lambda m, z, y: m.losses[0](z, y.clamp(max=1).float()), [BCE], [1.0, 3.0], ""),
-    "two outputs that have one weight": (
-        Step,
-        lambda m, z, y: m.losses[0](z, F.one_hot(y, 3).float()),
-        [BCE],
-        None,
-        "",
-    ),
+    "one weight of all outputs": (Step, lambda m, z, y: m.losses[0](z, F.one_hot(y, 3).float()), [BCE], None, ""),
     "a compiled function": (Step, lambda m, z, y: of_graph(z, y), [], None, "no loss with targets was seen"),
     "of each sample": (Step, lambda m, z, y: (of_each(z, y) * W[y]).sum() / W[y].sum(), [], WEIGHTS, ""),
     "of each sample, not by class": (Step, each_otherwise, [], None, "not by their classes alone"),
@@ -195,6 +181,10 @@ LOSSES = {
     "of each batch": (Step, of_the_batch, [], None, "they differ between steps"),
     "not alone in each step": (Step, alternating, [CE(W), CE()], WEIGHTS, ""),
     "other targets that are equal in the first batches": (Step, drifting, [CE(W), CE()], None, ""),
+    "of one-hot products": (Step, of_products, [], WEIGHTS, ""),
+    "an einsum": (Step, lambda m, z, y: torch.einsum("n,n->", of_each(z, y), W[y]), [], WEIGHTS, ""),
+    "a product of vectors": (Step, lambda m, z, y: of_each(z, y) @ W[y] / len(y), [], WEIGHTS, ""),
+    "an index that is ignored": (Step, lambda m, z, y: F.cross_entropy(z, y, ignore_index=2), [], None, "label -100"),
     "the other class": (OfTwo, lambda m, z, y: m.losses[0](z, (y == 0).float()), [BCE], None, ALIKE),
 }
 
@@ -235,9 +225,8 @@ class TestTheLossOfTheModule:
         trainer(tmp_path, again, max_epochs=4).fit(make([1.0, 1.0, 3.0]), loader(X, Y), ckpt_path=path)
         assert [check["epoch"] for check in again.history] == [0, 1, 2, 3]
         assert again.state_dict()["n_not_compared"] == 0
-        assert lines(log)[1] == lines(log)[0].replace(
-            "loss of these labels does", "loss of these labels did in the run that is resumed"
-        )
+        before, after, *_ = lines(log)
+        assert after == before.replace("of these labels does", "of these labels did in the run that is resumed")
         assert not [one for one in recwarn if "cannot be compared" in str(one.message)]
 
     def test_is_seen_behind_a_compiled_network(self, tmp_path, log):

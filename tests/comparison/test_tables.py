@@ -10,6 +10,7 @@ import torch
 
 from bu_torch.cli import main
 from bu_torch.comparison.tables import compare, read_table
+from bu_torch.signals.metrics import as_metric
 
 
 def test_a_file_of_one_s_own_is_a_table(tmp_path):
@@ -130,3 +131,10 @@ def test_costs_are_compared_with_a_threshold_for_each_way(tmp_path, capsys):
     assert all(float(cell) <= 13 for cell in row[1:])  # at 0.5 each network costs 16, an offer to nobody
     assert main(["compare", str(tmp_path), "--metric", "costs"]) == 1
     assert "`metric` must be one of 'accuracy'" in capsys.readouterr().err
+
+
+def test_a_metric_needs_each_class_in_the_test_half():
+    labels = torch.zeros(100, dtype=torch.long)
+    labels[torch.randperm(100, generator=torch.Generator().manual_seed(0))[:20]] = 1  # all in the training half
+    with pytest.raises(ValueError, match="the test half must have samples of all 2 classes for auroc, got 1"):
+        compare((torch.randn(100, 2), labels), seed=0, n_epochs=1, metric=as_metric("auroc"))

@@ -9,7 +9,7 @@ from problems import blobs, weights_at_random
 from bu_torch import LabelProbabilities, LabelRegression, LabelVotes, NeighborGraph
 from bu_torch.estimators.label_probabilities import DECAYS
 from bu_torch.functional import label_votes
-from bu_torch.functional.probabilities import brier_score, mixing_weight, tangent_kernel
+from bu_torch.functional.probabilities import brier_score, tangent_kernel
 from bu_torch.samples.balance import stratified_rows
 
 WEIGHTS = weights_at_random(60)
@@ -56,9 +56,8 @@ class TestVotes:
     def test_of_very_many_a_subset_chooses_the_decay(self, monkeypatch):
         generator = torch.Generator().manual_seed(0)
         labels = torch.randint(0, 3, (600,), generator=generator)
-        neighbors = torch.cat(
-            (torch.arange(600).unsqueeze(1), torch.randint(0, 600, (600, 9), generator=generator)), dim=1
-        )
+        others = torch.randint(0, 600, (600, 9), generator=generator)
+        neighbors = torch.cat((torch.arange(600).unsqueeze(1), others), dim=1)
         weights = 0.5 + torch.rand(600, generator=generator)
         monkeypatch.setattr("bu_torch.estimators.label_probabilities._MOST_VOTES", 90)
         votes = LabelVotes().fit(labels, neighbors, weights)
@@ -129,12 +128,10 @@ class TestRegression:
     @pytest.mark.parametrize("scale", [1e-200, 1e200])
     def test_extreme_scales_do_not_matter(self, scale):
         features, labels = blobs(n=80)
-        expected = LabelRegression().fit(features.double(), labels)
-        found = LabelRegression().fit(scale * features.double(), labels)
+        features = features.double()
+        expected, found = (LabelRegression().fit(given, labels) for given in (features, scale * features))
         torch.testing.assert_close(found.left_out, expected.left_out)
-        torch.testing.assert_close(
-            found.predict_proba(scale * features.double()), expected.predict_proba(features.double())
-        )
+        torch.testing.assert_close(found.predict_proba(scale * features), expected.predict_proba(features))
 
     def test_landmarks_come_near_to_all_samples(self, penalties):
         penalties((0.1,))
@@ -312,6 +309,7 @@ class TestProbabilities:
         on_device = None if weights is None else weights.to(device)
         regression = LabelRegression(n_landmarks=10, max_samples=n_read)  # it sees no copies
         found = LabelProbabilities(regression=regression).fit(*given, on_device)
+        assert found.regression is regression
 
         counted = torch.ones(90) if weights is None else weights / weights.mean()
         same = (features.unsqueeze(1) == features).all(dim=2)
@@ -321,10 +319,8 @@ class TestProbabilities:
                 shares[row, labels[other]] += counted[other]
                 left_out[row, labels[other]] += counted[other] if other != row else 0.0
         copied = same.sum(dim=1) > 1
-        mixture = torch.lerp(
-            found.votes.left_out[found.regression.rows_].cpu(), found.regression.left_out.cpu(), found.weight_
-        ).double()
         read = found.regression.rows_.cpu()
+        mixture = torch.lerp(found.votes.left_out.cpu()[read], found.regression.left_out.cpu(), found.weight_).double()
         read, mixture = read[copied[read]], mixture[copied[read]]
         others = left_out[read] / left_out[read].sum(dim=1, keepdim=True)
         losses = [
@@ -347,13 +343,3 @@ class TestProbabilities:
     def test_without_copies_nothing_changes(self):
         features, labels, neighbors, _ = noisy_blobs()
         assert LabelProbabilities().fit(features, labels, neighbors).copy_weight_ == 0
-
-    def test_the_regression_is_the_one_given(self):
-        features, labels, neighbors, _ = noisy_blobs()
-        regression = LabelRegression(max_samples=30, seed=1)
-        probabilities = LabelProbabilities(regression).fit(features, labels, neighbors)
-        assert probabilities.regression is regression
-        rows = regression.rows_
-        assert len(rows) == 30
-        weight = mixing_weight(probabilities.votes.left_out[rows], regression.left_out, labels[rows])
-        assert probabilities.weight_ == float(weight)

@@ -32,9 +32,8 @@ def test_equal_weights_are_none_and_labels_may_have_gaps():
     points, labels = noisy(200)
     plain = MetricTrial.of(points, labels)
     gaps = MetricTrial.of(points, 5 * labels + 2, torch.ones(200, dtype=torch.float64))
-    assert all(
-        torch.equal(*pair) for pair in zip(plain.votes + plain.regressions, gaps.votes + gaps.regressions, strict=True)
-    )
+    pairs = zip(plain.votes + plain.regressions, gaps.votes + gaps.regressions, strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
 
 
 def test_the_mixture_is_that_of_both_spaces_and_judged_by_labels_the_metric_has_not_seen(monkeypatch):

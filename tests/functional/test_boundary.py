@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from oracles import boundary as oracle
 
 from bu_torch.functional import boundary_uncertainty
-from bu_torch.functional.boundary import boundary_weights, local_uncertainty_of, meeting_classes, top_pairs, top_two
 
 
 def problem(seed=0, n=61, j=4, dtype=torch.float64, n_values=None):
@@ -43,12 +42,6 @@ def test_one_logit_stands_for_two_classes(shape):
     assert float(found) == pytest.approx(oracle.boundary_uncertainty(logits.tolist(), probabilities.tolist()))
 
 
-def test_of_two_classes_the_local_uncertainty_is_that_of_the_paper():
-    share = torch.linspace(0, 1, 11, dtype=torch.float64)
-    local = local_uncertainty_of(torch.stack((share, 1 - share), dim=1))
-    torch.testing.assert_close(local, 1 - (2 * share - 1).abs())  # Eq. 38
-
-
 @pytest.mark.parametrize("is_weighted", [False, True])
 def test_it_depends_on_the_ranks_of_the_samples_alone(is_weighted):
     logits, probabilities, weights = problem()
@@ -59,37 +52,6 @@ def test_it_depends_on_the_ranks_of_the_samples_alone(is_weighted):
     order = torch.randperm(len(logits), generator=torch.Generator().manual_seed(1))
     moved = None if weights is None else 5 * weights[order]
     torch.testing.assert_close(boundary_uncertainty(logits[order], probabilities[order], weights=moved), expected)
-
-
-def test_weights_are_repetitions():
-    logits, probabilities, _ = problem(n_values=4)
-    counts = torch.randint(1, 5, (len(logits),), generator=torch.Generator().manual_seed(2))
-    repeated = boundary_uncertainty(*(one.repeat_interleave(counts, dim=0) for one in (logits, probabilities)))
-    torch.testing.assert_close(boundary_uncertainty(logits, probabilities, weights=counts.double()), repeated)
-    alike = torch.full((len(logits),), 3.0)
-    assert boundary_uncertainty(logits, probabilities, weights=alike) == boundary_uncertainty(logits, probabilities)
-
-
-def test_precision_and_device(device, dtype):
-    logits, probabilities, weights = problem(n_values=50)
-    expected = boundary_uncertainty(logits, probabilities, weights=weights)
-    given = (one.to(device, dtype) for one in (logits, probabilities))
-    found = boundary_uncertainty(*given, weights=weights.to(device))
-    assert (found.dtype, found.device.type) == (torch.float64, torch.device(device).type)
-    torch.testing.assert_close(found.cpu(), expected, rtol=1e-6, atol=1e-6)
-
-
-def test_no_ranking_exceeds_that_by_uncertainty_itself():
-    _, probabilities, weights = problem(n=200)
-    most = boundary_uncertainty(probabilities, probabilities, weights=weights)
-    others = [boundary_uncertainty(problem(seed, 200)[0], probabilities, weights=weights) for seed in range(20)]
-    assert max(others) < most <= 1
-
-
-def test_a_network_that_cannot_tell_samples_apart_has_the_mean_of_all():
-    _, probabilities, _ = problem()
-    expected = local_uncertainty_of(probabilities).mean()
-    torch.testing.assert_close(boundary_uncertainty(torch.zeros(61, 4), probabilities), expected)
 
 
 @pytest.mark.parametrize("n_more", [1, 3])
@@ -113,36 +75,3 @@ def test_the_largest_numbers_are_finite(largest):
     probabilities = torch.tensor([[1.0, 0.0], [0.75, 0.25], [0.5, 0.5]], dtype=torch.float64)
     assert boundary_uncertainty(logits, probabilities) == 1
     assert boundary_uncertainty(logits[:1], probabilities[:1]) == 0
-
-
-def test_its_share_is_one_at_the_bayes_boundary_of_two_gaussians_and_falls_on_both_sides():
-    """Classes of equal size with means -1 and 1 and unit variance: P(1 | x) = 1 / (1 + exp(-2 x)), boundary at 0."""
-    half = torch.erfinv(torch.linspace(-0.9999, 0.9999, 4001, dtype=torch.float64)) * math.sqrt(2)
-    x = torch.cat((half - 1, half + 1))
-    of_one = torch.sigmoid(2 * x)
-    probabilities = torch.stack((1 - of_one, of_one), dim=1)
-    most = boundary_uncertainty(probabilities, probabilities)
-    shares = [float(boundary_uncertainty(x - at, probabilities) / most) for at in (-2, -1, -0.5, 0, 0.5, 1, 2)]
-    assert shares[3] == pytest.approx(1, abs=1e-9)
-    assert shares[:4] == sorted(shares[:4])
-    assert shares[3:] == sorted(shares[3:], reverse=True)
-    assert max(shares[0], shares[-1]) < 0.5
-
-
-def test_the_kernel_is_a_triangle_over_ranks():
-    gaps = torch.tensor([3.0, 0.0, 1.0, 1.0, 9.0, 5.0, 4.0, 6.0, 7.0, 8.0], dtype=torch.float64)
-    expected = [0, 1 - 0.05 / 0.3, 1 - 0.2 / 0.3, 1 - 0.2 / 0.3, *6 * [0]]
-    torch.testing.assert_close(boundary_weights(gaps), torch.tensor(expected, dtype=torch.float64))
-
-
-def test_the_classes_that_meet_share_the_boundary():
-    logits, probabilities, _ = problem(n=300)
-    kernel, local = boundary_weights(top_two(logits).half_gap()), local_uncertainty_of(probabilities)
-    meeting = meeting_classes(top_pairs(logits), local, kernel)
-    assert float(meeting.shares.sum()) == pytest.approx(1)
-    assert float((meeting.shares * meeting.uncertainty).sum()) == pytest.approx(
-        float(boundary_uncertainty(logits, probabilities))
-    )
-    for pair, share in zip(meeting.pairs, meeting.shares, strict=True):
-        is_here = (top_pairs(logits) == pair).all(dim=1)
-        assert float(kernel[is_here].sum() / kernel.sum()) == pytest.approx(float(share))

@@ -142,18 +142,6 @@ def test_the_influence_of_a_sample_is_the_metric_s_change_with_its_weight(name, 
         assert torch.equal(metrics.influence(formula, logits + 0, probabilities + 0, n_draws=3), influence)
 
 
-def test_the_standard_error_of_an_area_is_that_of_delong():
-    g = torch.Generator().manual_seed(0)
-    labels = torch.arange(300) % 3 == 0
-    scores = torch.randn(300, generator=g, dtype=torch.float64) + labels
-    logits = torch.stack((torch.zeros_like(scores), scores), dim=1)
-    hard = torch.stack((~labels, labels), dim=1).double()
-    found = float(metrics.influence(metrics.expected_auroc, logits, hard, 1).std(correction=0)) / 300**0.5
-    wins = (scores[labels].unsqueeze(1) > scores[~labels]).double()  # placements, DeLong et al. (1988)
-    variance = wins.mean(dim=1).var(correction=0) / labels.sum() + wins.mean(dim=0).var(correction=0) / (~labels).sum()
-    assert found == pytest.approx(float(variance**0.5), rel=1e-9)
-
-
 def test_probabilities_are_sharpened_as_far_as_left_out_labels_allow():
     g = torch.Generator().manual_seed(0)
     certain = (3 * torch.randn(4000, 3, generator=g, dtype=torch.float64)).softmax(dim=1)

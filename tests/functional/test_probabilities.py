@@ -35,6 +35,11 @@ def by_sampling(first, second, n_weights=400_000):
     return 2 * (after[:, 0] * after[:, 1]).mean() + covariance[0, 1] * 2 * (slopes[:, 0] * slopes[:, 1]).mean()
 
 
+def test_without_a_feature_left_out_predictions_are_zero():
+    found = next(left_out_predictions(torch.ones(3, 0), torch.ones(0), torch.ones(3, 2), [1.0]))
+    assert torch.equal(found, torch.zeros(3, 2))
+
+
 class TestTangentKernel:
     def test_is_what_random_networks_have_on_average(self):
         first, second = torch.tensor([1.0, -0.5, 2.0]), torch.tensor([-0.3, 0.4, 1.0])
@@ -58,24 +63,3 @@ class TestTangentKernel:
 
     def test_keeps_the_dtype(self):
         assert tangent_kernel(torch.ones(2, 1), torch.ones(3, 1)).dtype == torch.float32
-
-
-def left_out(*arguments):
-    return next(left_out_predictions(*arguments))
-
-
-def test_left_out_predictions_are_those_of_as_many_fits():
-    generator = torch.Generator().manual_seed(0)
-    features = torch.randn(30, 5, generator=generator, dtype=torch.float64)
-    targets = torch.randn(30, 2, generator=generator, dtype=torch.float64)
-    eigenvalues, vectors = torch.linalg.eigh(features.T @ features)
-    found = left_out(features @ vectors, eigenvalues, targets, [0.7])
-    for row in range(30):
-        others = torch.arange(30) != row
-        part, wanted = features[others], targets[others]
-        weights = torch.linalg.solve(part.T @ part + 0.7 * torch.eye(5, dtype=torch.float64), part.T @ wanted)
-        torch.testing.assert_close(found[row], features[row] @ weights)
-
-
-def test_with_no_feature_left_out_predictions_are_zero():
-    assert torch.equal(left_out(torch.ones(3, 0), torch.ones(0), torch.ones(3, 2), [1.0]), torch.zeros(3, 2))

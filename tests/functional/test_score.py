@@ -1,4 +1,4 @@
-"""Shares of what expected accuracy, boundary uncertainty and trust can reach, in one number."""
+"""Shares of what expected accuracy, boundary uncertainty and trust can reach, in one number; two of its parts."""
 
 import math
 
@@ -47,18 +47,10 @@ def test_the_shares_are_those_of_a_loop(skill, is_weighted):
         logs += weight * math.log(other / float(distance[prediction]))
         reached += weight * math.log(float(ordered[1] / ordered[0]))
         accuracy, most = accuracy + weight * float(probability[prediction]), most + weight * float(probability.max())
-    u, best = (
-        oracle.boundary_uncertainty(one.tolist(), PROBABILITIES.tolist(), counted) for one in (LOGITS, PROBABILITIES)
-    )
+    given = PROBABILITIES.tolist(), counted
+    u, best = (oracle.boundary_uncertainty(one.tolist(), *given) for one in (LOGITS, PROBABILITIES))
     expected = (accuracy / most + u / best / 4 + skill * logs / reached) / (1.25 + skill)
     assert score(LOGITS, skill=skill, weights=weights) == pytest.approx(expected, rel=1e-5)
-
-
-def test_it_does_not_depend_on_the_unit_of_distance_or_on_the_order():
-    order = torch.randperm(50, generator=GENERATOR)
-    expected = score(LOGITS)
-    assert score(LOGITS, distances=3 * DISTANCES) == pytest.approx(expected, rel=1e-6)
-    assert score(LOGITS[order], PROBABILITIES[order], DISTANCES[order]) == pytest.approx(expected, rel=1e-6)
 
 
 def test_where_all_classes_are_equally_near_trust_adds_nothing():
@@ -80,3 +72,20 @@ def test_a_skill_below_zero_is_refused_by_name(skill, error):
     one = torch.ones(())
     with pytest.raises(error, match="`skill` must"):
         functional.accuracy_uncertainty_trust(one, one, one, Attainable(one, one, one), skill)
+
+
+def test_trust_is_the_mean_of_clipped_logarithms():
+    scores = torch.tensor([0.0, math.inf, 1.0, 8.0])
+    assert float(functional.mean_trust_score(scores)) == pytest.approx((1e-3 * 1e3 * 1 * 8) ** 0.25, rel=1e-6)
+    assert functional.mean_trust_score(scores).dtype == torch.float64
+
+
+def test_any_integers_are_taken_and_the_mean_is_of_double_precision():
+    predictions = LOGITS.argmax(dim=1)
+    expected = functional.expected_accuracy(PROBABILITIES, predictions)
+    assert functional.expected_accuracy(PROBABILITIES, predictions, validate_args=False) == expected
+    for kind in (torch.uint8, torch.int8, torch.int16, torch.int32):
+        assert functional.expected_accuracy(PROBABILITIES, predictions.to(kind)) == expected
+    for kind in (torch.float16, torch.bfloat16):
+        halves = torch.full((5000, 2), 0.5, dtype=kind)
+        assert float(functional.expected_accuracy(halves, torch.zeros(5000, dtype=torch.int64))) == 0.5

@@ -1,16 +1,14 @@
 """Samples that do not count alike: each formula with weights beside a slow reference and beside itself."""
 
-import numpy as np
 import pytest
 import torch
 from oracles import anchors
 
 from bu_torch import functional as F
-from bu_torch.functional.boundary import top_pairs
+from bu_torch.functional.boundary import index_pairs, top_pairs
 from bu_torch.functional.probabilities import brier_score, mixing_weight
 from bu_torch.functional.weights import relative_weights
-from bu_torch.papers.omission import cluster_counts
-from bu_torch.papers.parzen import index_pairs
+from bu_torch.papers.parzen import cluster_counts
 from bu_torch.papers.parzen import pair_terms as of_pairs
 
 N, J, M, D = 60, 4, 9, 3
@@ -131,25 +129,6 @@ def test_bad_weights_are_refused_by_name(formula, change, error, message):
 
 def close(found, expected, tolerance=1e-6):
     assert float(found) == pytest.approx(float(expected), abs=tolerance)
-
-
-def test_means_agree_with_numpy():
-    p = problem()
-    w = p["weights"].numpy()
-    scores, labels = p["scores"].numpy(), p["labels"].numpy()
-    probabilities, rows = p["probabilities"].numpy(), np.arange(N)
-    columns = p["predictions"].view(D, N).numpy()
-    padded = np.column_stack((probabilities, np.zeros(N)))
-    of_predicted = padded[rows, columns]  # (D, N)
-    squares = ((probabilities - np.eye(J)[labels]) ** 2).sum(axis=1)
-    expected = {
-        "mean_trust_score": np.exp(np.average(np.log(scores.clip(1e-3, 1e3)), weights=w)),
-        "expected_accuracy": np.average(of_predicted[0], weights=w),
-        "expected_accuracy of copies": np.average(of_predicted.mean(axis=0), weights=w),
-        "brier_score": np.average(squares, weights=w),
-    }
-    for name, value in expected.items():
-        close(FORMULAS[name](p, {"weights": p["weights"]}), value, 1e-12)
 
 
 @pytest.mark.parametrize("significance", [0.0, 1.0, 1.5])

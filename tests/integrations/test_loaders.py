@@ -1,7 +1,12 @@
-"""What all frameworks share that train by the plain loop's stopper."""
+"""What all frameworks share that train by the plain loop's stopper, and one that is not installed."""
 
+import importlib
+import sys
+
+import pytest
 import torch
-from problems import Augmented, Plain, in_order
+from problems import Augmented, Made, Plain, in_order
+from scenarios import tokens
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -29,18 +34,27 @@ def test_augmented_samples_are_read_again(tmp_path, caplog):
     assert len(resumed.history) == 2
 
 
-class DroppedTokens(torch.utils.data.Dataset):
-    """Token ids of which some are dropped at random."""
-
-    def __len__(self):
-        return 120
-
-    def __getitem__(self, i):
-        ids = torch.randint(1, 99, (8,), generator=torch.Generator().manual_seed(i)) + 99 * (i % 3)
-        return torch.where(torch.rand(8) < 0.2, 0, ids), i % 3
-
-
 def test_texts_with_token_dropout_are_read_again(tmp_path):
-    network = nn.Sequential(nn.EmbeddingBag(300, 8), nn.Linear(8, 3))  # which takes integers alone
-    make_stopper(network, DataLoader(DroppedTokens(), batch_size=30), OPTIONS | {"folder": tmp_path}).check(network)
+    ids, labels = tokens()
+    data = DataLoader(Made(lambda i: (torch.where(torch.rand(12) < 0.2, 0, ids[i]), labels[i])), batch_size=30)
+    network = nn.Sequential(nn.EmbeddingBag(60, 8), nn.Linear(8, 2))  # which takes integers alone
+    make_stopper(network, data, OPTIONS | {"folder": tmp_path}).check(network)
     assert read_record(tmp_path).data["perturbation"] == "reading"
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "command"),
+    [
+        ("transformers", "transformers", "pip install transformers accelerate"),
+        ("skorch", "skorch", "pip install skorch"),
+        ("optuna", "optuna", "pip install optuna"),
+        ("ray", "ray", r'pip install "ray\[tune\]"'),
+    ],
+)
+def test_the_error_names_what_to_install(monkeypatch, module, package, command):
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"bu_torch.integrations.{module}", raising=False)
+    with pytest.raises(ImportError, match=rf'{module}` needs `{command}`, or .*"bu-torch\[integrations\]"'):
+        importlib.import_module(f"bu_torch.integrations.{module}")

@@ -72,10 +72,9 @@ class Changing(skorch.callbacks.Callback):
 
 def by_skorch(folder, x, y, output, options=FEW, happen=nothing, n_epochs=1):
     ours = BoundaryUncertaintyEarlyStopping(**options)
+    how = {"train_split": None, "max_epochs": n_epochs, "verbose": 0}
     callbacks = [("ours", ours), ("changing", Changing(happen))]
-    made = skorch.NeuralNet(
-        Network(output), ByOutputs, train_split=None, callbacks=callbacks, max_epochs=n_epochs, verbose=0
-    )
+    made = skorch.NeuralNet(Network(output), ByOutputs, callbacks=callbacks, **how)
     return dict(made.fit(Rows(x, y), None).callbacks_)["ours"].stopper_
 
 
@@ -83,9 +82,8 @@ def by_optuna(folder, x, y, output):
     study, stopper = optuna.create_study(direction="maximize"), BoundaryUncertaintyStopper(x, y, **FEW)
     stopper.check(Network(output))
     BoundaryUncertaintyPruningCallback(study.ask()).report(stopper)
-    assert study.trials[0].intermediate_values == pytest.approx(
-        {0: stopper.history[0]["expected_accuracy"]}, nan_ok=True
-    )
+    reported, expected = study.trials[0].intermediate_values, stopper.history[0]["expected_accuracy"]
+    assert reported == pytest.approx({0: expected}, nan_ok=True)
     return stopper
 
 

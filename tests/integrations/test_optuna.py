@@ -49,6 +49,16 @@ def test_each_check_of_a_lightning_training_is_reported_until_the_trial_is_prune
     assert len(watched.history) == 3
 
 
+def test_folds_of_a_trial_are_reported_one_after_another(tmp_path):
+    def objective(trial):
+        pruning = BoundaryUncertaintyPruningCallback(trial)
+        for _ in range(2):
+            fit(tmp_path, watched := BoundaryUncertaintyStopping(n_draws=1), pruning, max_epochs=3)
+        return watched.best_score
+
+    assert list(search(objective, step=99).intermediate_values) == [0, 1, 2, 3, 4, 5]
+
+
 def test_epochs_without_a_check_report_nothing(tmp_path, recwarn):
     watched = BoundaryUncertaintyStopping(n_draws=1, every_n_epochs=2)
     trial = search_by_lightning(tmp_path, watched, step=99, max_epochs=6)

@@ -81,11 +81,6 @@ def test_samples_that_are_held_out_are_not_read():
     assert len(of(made).inputs) == 90
 
 
-def test_an_iterator_of_one_s_own_must_be_a_loader():
-    with pytest.raises(ValueError, match=r"samples are read from a `torch.*DataLoader`, got list_iterator\."):
-        fit(stopping(), iterator_train=lambda dataset, **options: iter([]))
-
-
 def test_options_are_parameters_that_survive_a_copy_and_a_search():
     made = clone(net(stopping(patience=7))).initialize()
     assert made.get_params()["callbacks__boundary__patience"] == 7

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import pickle
 import re
 from pathlib import Path
 
@@ -97,6 +98,28 @@ def test_it_stops_without_an_evaluation_and_loads_the_best_model(tmp_path):
     again = trainer(tmp_path, epochs=40, max_steps=6 * (stopper.best_epoch + 1))
     again.train()
     assert same(run.model.state_dict(), again.model.state_dict())
+
+
+def test_schedule_free_weights_are_kept_where_an_evaluation_reads_them(tmp_path):
+    ours = callback(averaging=None)
+    run = trainer(tmp_path, ours, optim="schedule_free_adamw", epochs=2)
+    run.train()
+    kept = {name: value.clone() for name, value in run.model.state_dict().items()}
+    run.evaluate(texts())
+    assert same(run.model.state_dict(), kept)
+    again = pickle.loads(pickle.dumps(ours))  # noqa: S301  (these are our own bytes)
+    assert again.stopper.best_epoch == ours.stopper.best_epoch
+
+
+def test_what_does_not_fit_is_refused_before_the_first_step(tmp_path):
+    one_class = trainer(tmp_path, callback(), samples=[one | {"labels": 0} for one in texts()])
+    with pytest.raises(ValueError, match="at least two classes"):
+        one_class.train()
+    failing = trainer(tmp_path, callback())
+    failing.model.register_forward_pre_hook(lambda *_: {}["heads"])
+    with pytest.raises(ValueError, match=r"A check of bu-torch calls the network with inputs .*: KeyError: 'heads'"):
+        failing.train()
+    assert one_class.state.global_step == failing.state.global_step == 0
 
 
 def test_a_column_that_only_the_loss_reads_is_no_input(tmp_path):

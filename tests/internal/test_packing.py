@@ -1,13 +1,14 @@
-"""Several tensors as one, and back; how a function takes them."""
+"""Several tensors as one, and back; how a function takes them, and what it gives."""
 
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from bu_torch.internal.logits import packed_model
+from bu_torch.internal.logits import logits_of, packed_model
 from bu_torch.internal.packing import Packing, as_inputs, as_tree, call, of_one_length
 
 N = 6
@@ -90,18 +91,12 @@ def test_a_model_is_called_as_it_takes_its_inputs(model, tree, expected):
 
 @pytest.mark.parametrize("is_left", [False, True])
 def test_batches_that_are_padded_each_to_its_own_length_become_as_long_as_the_longest(is_left):
-    sides = (1, 0) if is_left else (0, 1)
-    short = {"ids": torch.tensor([[5, 6]]), "mask": torch.ones(1, 2).long(), "kind": torch.tensor([3])}
-    long = {
-        "ids": nn.functional.pad(torch.tensor([[7, 8]]), sides, value=9),
-        "mask": nn.functional.pad(torch.ones(1, 2).long(), sides),
-        "kind": torch.tensor([4]),
-    }
-    expected = {
-        "ids": nn.functional.pad(short["ids"], sides, value=9),
-        "mask": nn.functional.pad(short["mask"], sides),
-        "kind": torch.tensor([3]),
-    }
+    def batch(ids, kind, n_more):
+        sides = (n_more, 0) if is_left else (0, n_more)
+        padded = nn.functional.pad(torch.tensor([ids]), sides, value=9)
+        return {"ids": padded, "mask": (padded != 9).long(), "kind": torch.tensor([kind])}
+
+    short, long, expected = batch([5, 6], 3, 0), batch([7, 8], 4, 1), batch([5, 6], 3, 1)
     columns = of_one_length([[short[name], long[name]] for name in short])
     assert_equal([dict(zip(short, batch, strict=True)) for batch in zip(*columns, strict=True)], [expected, long])
     unmasked = [[torch.ones(1, 2), torch.ones(1, 3)]]
@@ -119,3 +114,16 @@ def test_trees_are_dicts_tuples_or_one_tensor():
 def test_inputs_of_other_lengths_are_refused_by_name(inputs):
     with pytest.raises(ValueError, match=r"`inputs` must be tensors of one length, got (\(6, 4\), \(5, 4\)|none)\."):
         as_inputs(inputs, "inputs")
+
+
+def test_a_tuple_of_one_holds_the_logits():
+    output = torch.rand(4, 3)
+    assert logits_of((output,), 4) is output
+
+
+@pytest.mark.parametrize("output", [torch.rand(4, 3), np.random.default_rng(0).random((4, 3))], ids=["tensor", "array"])
+def test_logits_stay_where_they_are_whatever_the_default_device(output):
+    with torch.device("meta"):
+        logits = logits_of(output, 4)
+    assert logits.device.type == "cpu"
+    assert np.array_equal(logits.numpy(), np.asarray(output))

@@ -70,12 +70,8 @@ def supremum_of_categories(category, y, counts):
         slack += drawn @ (targets - targets.mean()) ** 2
         mean = drawn @ targets / max(drawn.sum(), 1)
         fits = [max(mean, 0), min(mean, 0)]
-        sides.append(
-            [
-                ((drawn - 1) @ (targets != side), drawn @ (targets - fit) ** 2)
-                for side, fit in zip((1, -1), fits, strict=True)
-            ]
-        )
+        pairs = zip((1, -1), fits, strict=True)
+        sides.append([((drawn - 1) @ (targets != side), drawn @ (targets - fit) ** 2) for side, fit in pairs])
     for chosen in itertools.product(*sides):
         errors, losses = np.sum(chosen, axis=0)
         best = max(best, abs(errors) * min(max(slack - losses, 0), 1))

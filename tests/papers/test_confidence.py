@@ -6,9 +6,8 @@ from scipy.special import betainc
 from scipy.stats import norm
 from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import KFold, cross_val_predict
-from torch import nn
 
-from bu_torch.evaluation import cud_supremum, generalization_interval, network_interval
+from bu_torch.evaluation import cud_supremum, generalization_interval
 
 METHODS = ("cud", "bootstrap_quantile", "bootstrap_corrected", "kohavi", "yang", "martin", "langford")
 
@@ -182,48 +181,3 @@ def test_a_seed_gives_one_interval_and_the_smallest_samples_have_one(method, ran
     assert intervals[0].lower <= intervals[0].upper
     for labels in ([0, 1], [1, 1]):
         assert np.isfinite(generalization_interval([[1.0], [2.0]], labels, method=method, n_bootstrap=1)).all()
-
-
-def network(width=6, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    model = nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.5), nn.Linear(width, 2))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    return model
-
-
-INPUTS = torch.randn(30, 3, generator=torch.Generator().manual_seed(1))
-CLASSES = (INPUTS[:, 0] + 0.3 * INPUTS[:, 1].square() > 0).long()
-
-
-def test_the_set_is_that_of_the_features_the_last_layer_gets():
-    model = network()
-    model.eval()
-    hidden = model[:-1](INPUTS).detach()
-    columns = torch.cat((torch.ones(30, 1), hidden), dim=1)
-    model.train()
-    found = network_interval(model, INPUTS, CLASSES, n_components=None, n_bootstrap=20)
-    assert found == pytest.approx(generalization_interval(columns, CLASSES, n_bootstrap=20), abs=1e-6)
-    assert found.upper > found.center
-    assert network_interval(model, INPUTS, CLASSES, n_components=6, n_bootstrap=20) == pytest.approx(found, abs=1e-6)
-
-
-def test_two_components_are_a_plane_of_the_features():
-    model = network().eval()
-    hidden = model[:-1](INPUTS).detach().double()
-    _, _, directions = torch.pca_lowrank(hidden, q=6)
-    columns = torch.cat((torch.ones(30, 1, dtype=torch.float64), hidden @ directions[:, :2]), dim=1)
-    expected = generalization_interval(columns, CLASSES, n_bootstrap=20)
-    assert network_interval(model, INPUTS, CLASSES, n_components=2, n_bootstrap=20) == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize("method", ["cud", "kohavi"])
-def test_the_model_is_left_as_it_was(method, random_states):
-    model = network()
-    before = random_states(), {name: value.clone() for name, value in model.state_dict().items()}
-    network_interval(model, INPUTS, CLASSES, method=method, n_bootstrap=5)
-    assert random_states() == before[0]
-    assert all(torch.equal(value, before[1][name]) for name, value in model.state_dict().items())
-    assert model.training
-    assert not any(module._forward_hooks for module in model.modules())

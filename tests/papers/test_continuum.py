@@ -103,22 +103,6 @@ def test_bounds_are_attained_and_stop_at_one():
         assert true == evaluation.error_count_bounds(evaluation.error_count(predictions, z, edges), 0.25)[which]
 
 
-def test_sigma_epsilon_comes_back_from_each_estimate():
-    g = torch.Generator().manual_seed(0)
-    x = torch.rand(4000, 1, generator=g, dtype=torch.float64).repeat_interleave(2, dim=0)
-    f = torch.sin(3 * x[:, 0])
-    z = f + 0.3 * torch.randn(8000, generator=g, dtype=torch.float64) + 0.4 * torch.randn(8000, generator=g).double()
-    groups = torch.arange(8000) // 2
-    order = torch.randperm(8000, generator=g)
-    for estimate in (
-        evaluation.sigma_epsilon_of_replicates(z[order], groups[order], 0.4),
-        evaluation.sigma_epsilon_of_residuals(z, f, 0.4),
-        evaluation.sigma_epsilon_of_neighbors(z[order], x[order], 0.4, n_neighbors=30),
-    ):
-        assert estimate.dtype == torch.float64
-        assert float(estimate) == pytest.approx(0.3, rel=0.05)
-
-
 def test_estimates_of_sigma_epsilon_agree_with_numpy():
     g = torch.Generator().manual_seed(1)
     z, groups = torch.randn(40, generator=g).double(), torch.randint(0, 12, (40,), generator=g)

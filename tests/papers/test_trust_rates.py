@@ -37,18 +37,6 @@ def test_equal_scores_count_as_in_random_order(percentile):
     assert float(suspicious_precision(-given[0], ~given[1], [percentile])) == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_omniscient_score_reaches_one_where_the_paper_draws_its_line():
-    is_correct = torch.arange(200) >= 37
-    ideal = is_correct.double()
-    assert float(trustworthy_precision(ideal, is_correct, [18.5])) == 1
-    assert float(suspicious_precision(ideal, is_correct, [81.5])) == 1
-    assert float(trustworthy_precision(ideal, is_correct, [18.0])) < 1
-    assert float(suspicious_precision(ideal, is_correct, [81.0])) < 1
-    constant = torch.zeros(200)
-    assert trustworthy_precision(constant, is_correct).tolist() == pytest.approx([0.815] * 100)
-    assert suspicious_precision(constant, is_correct).tolist() == pytest.approx([0.185] * 100)
-
-
 def noisy_classes(n=400, seed=0):
     """Two classes far apart, one label in twenty flipped; a classifier that errs on samples of its own."""
     g = torch.Generator().manual_seed(seed)

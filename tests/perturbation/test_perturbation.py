@@ -1,9 +1,6 @@
-from typing import ClassVar
-
 import pytest
 import scenarios
 import torch
-from torch import nn
 
 from bu_torch import BoundaryUncertainty, exchange_tokens, perturb, perturb_toward_neighbors
 from bu_torch.perturbation import draws
@@ -183,54 +180,28 @@ def test_padding_changes_nothing(sides):
     assert torch.equal(exchange_tokens(padded, ring()), expected)
 
 
-N_TOKENS, LENGTH = 60, 12
+def test_one_s_own_gets_a_copy_each_time_and_the_next_numbers_of_the_generator():
+    def drop_one(tokens, nearest_distance, generator):
+        return tokens.scatter_(1, torch.randint(12, (len(tokens), 1), generator=generator), 999)
+
+    tokens, labels = scenarios.tokens(240)
+    moved = BoundaryUncertainty(20, n_draws=2, perturbation=drop_one).fit(tokens, labels).perturbed_inputs
+    assert moved.dtype == torch.int64
+    assert ((moved != tokens).sum(dim=2) == 1).all()
+    assert not torch.equal(*moved)
 
 
-def swap_one(inputs, nearest_distance, generator):
-    """Put a random token in one place; `nearest_distance` says how far, which one token does not follow."""
-    assert nearest_distance.shape == inputs.shape[:1]
-    places = torch.randint(0, LENGTH, (len(inputs), 1), generator=generator)
-    return inputs.scatter(1, places, torch.randint(0, N_TOKENS, (len(inputs), 1), generator=generator))
-
-
-def share_of_tokens(inputs):
-    assert inputs.dtype == torch.int64
-    return nn.functional.one_hot(inputs, N_TOKENS).float().mean(dim=1)
-
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.EmbeddingBag(N_TOKENS, 4), nn.Linear(4, 2))
-
-
-class TestOfOnesOwn:
-    """Token ids that the user's own operation moves."""
-
-    given: ClassVar = {"feature_extractor": share_of_tokens, "perturbation": swap_one}
-
-    def test_token_ids_stay_integers_and_change_in_one_place_at_most(self):
-        tokens, labels = scenarios.tokens(240)
-        fitted = (BoundaryUncertainty(20, n_draws=3, seed=5, **self.given).fit(tokens, labels) for _ in range(2))
-        uncertainty, again = fitted
-        moved = uncertainty.perturbed_inputs
-        assert moved.dtype == torch.int64
-        assert moved.shape == (3, *tokens.shape)
-        assert int((moved != tokens).sum(dim=2).max()) == 1
-        assert not torch.equal(moved[0], moved[1])
-        assert torch.equal(again.perturbed_inputs, moved)
-        assert 0 <= float(uncertainty.score(network())) <= 1
-
-    @pytest.mark.parametrize(
-        ("perturbation", "message"),
-        [
-            (lambda x, d, g: x[:, :2], r"`perturbation` must give .* \(240, 12\), got \(240, 2\)"),
-            (lambda x, d, g: None, "`perturbation` must give .* got NoneType"),
-            (lambda x, d, g: x * torch.nan, "`perturbation` must give finite inputs"),
-        ],
-    )
-    def test_what_it_must_give(self, perturbation, message):
-        with pytest.raises(ValueError, match=message):
-            BoundaryUncertainty(20, perturbation=perturbation).fit(*scenarios.tokens(240))
+@pytest.mark.parametrize(
+    ("perturbation", "message"),
+    [
+        (lambda x, d, g: x[:, :2], r"`perturbation` must give .* \(240, 12\), got \(240, 2\)"),
+        (lambda x, d, g: None, "`perturbation` must give .* got NoneType"),
+        (lambda x, d, g: x * torch.nan, "`perturbation` must give finite inputs"),
+    ],
+)
+def test_what_one_s_own_must_give(perturbation, message):
+    with pytest.raises(ValueError, match=message):
+        BoundaryUncertainty(20, perturbation=perturbation).fit(*scenarios.tokens(240))
 
 
 @pytest.mark.parametrize("call", [perturb, perturb_toward_neighbors, exchange_tokens])

@@ -10,6 +10,7 @@ from bu_torch.report import read_record, write_report
 
 pytestmark = pytest.mark.skipif(browser.BINARY is None, reason="no chromium is installed")
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+TICKS = "getComputedStyle(document.querySelector('#scores .xtick text')).fill"
 PLOTS = "[...document.querySelectorAll('.plot')].map(p => p.id)"
 NAMES = ["deciding", "scores", "agreement", "changes", "crossing", "pairs", "log_trust", "cost"]
 
@@ -68,18 +69,13 @@ def test_a_desktop(chromium, many, dark):
         assert set(records.LETTERS) <= set(pairs["labels"])
         assert drawn(page, "log_trust")["maps"] == 1
         assert drawn(page, "crossing")["lines"] == 2  # the network's, and the most that can be reached
-        text, ground = page.evaluate(
-            "[getComputedStyle(document.querySelector('#scores .xtick text')).fill,"
-            " getComputedStyle(document.querySelector('section')).backgroundColor]"
-        )
-        assert (text, ground) == (
-            ("rgb(227, 232, 239)", "rgb(25, 31, 39)") if dark else ("rgb(28, 36, 48)", "rgb(255, 255, 255)")
-        )
+        text = page.evaluate(TICKS)
+        ground = page.evaluate("getComputedStyle(document.querySelector('section')).backgroundColor")
+        assert text == ("rgb(227, 232, 239)" if dark else "rgb(28, 36, 48)")
+        assert ground == ("rgb(25, 31, 39)" if dark else "rgb(255, 255, 255)")
         assert page.evaluate(OVERFLOW) <= 0
         page.emulate_media(color_scheme="light" if dark else "dark")
-        page.wait_for_function(
-            f"() => getComputedStyle(document.querySelector('#scores .xtick text')).fill !== {text!r}"
-        )
+        page.wait_for_function(f"() => {TICKS} !== {text!r}")
 
 
 @pytest.mark.parametrize("width", [360, 420])

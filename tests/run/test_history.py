@@ -68,6 +68,12 @@ def test_checks_that_do_not_count_are_not_compared():
     assert [entry["epoch"] for entry in history.entries] == [0, 1, 2]
 
 
+def test_the_least_improvement_is_said():
+    history = History(Settings(patience=1, min_delta=0.5))
+    feed(history, [0.5, 0.9])
+    assert history.why_stopped(1).endswith("trust did not improve by more than 0.5 in the last check.")
+
+
 def test_early_checks_are_neither_kept_nor_the_most_accurate():
     history = History(Settings(start_from_epoch=2))
     assert feed(history, [0.9, 0.8, 0.5, 0.6]) == [2, 3]

@@ -33,35 +33,6 @@ class Steps:
         self.optimizer.step()
 
 
-def test_a_resumed_loop_goes_on(tmp_path):
-    def run(stopper, steps, epochs):
-        for _ in range(epochs):
-            steps.epoch()
-            if stopper.check(steps.model):
-                return
-
-    whole, halved = Steps(), Steps()
-    uninterrupted, first, second = (stopper_of(*whole.samples, n_draws=4, patience=3) for _ in range(3))
-    run(uninterrupted, whole, 300)
-    run(first, halved, 5)
-    torch.save(first.state_dict(), tmp_path / "state.pt")
-    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    run(second, halved, 295)
-    assert second.history == uninterrupted.history
-    assert second.best_epoch == uninterrupted.best_epoch
-    assert second.stopped_epoch == uninterrupted.stopped_epoch is not None
-
-
-def test_a_name_in_place_of_a_group_is_refused():
-    with pytest.raises(TypeError, match=r"`process_group` must be a group of `torch\.distributed` or None, got str"):
-        stopper_of(*Steps().samples, process_group="gloo")
-
-
-def test_a_device_that_is_not_there_is_refused_before_training():
-    with pytest.raises(ValueError, match="`averaging_device` must be a device of this machine, got 'cuda:99'"):
-        stopper_of(*Steps().samples, averaging_device="cuda:99")
-
-
 def test_checks_within_an_epoch_are_known_by_their_steps(tmp_path):
     steps = Steps()
     stopper = stopper_of(*steps.samples, n_draws=2, patience=9, folder=tmp_path)
@@ -107,6 +78,12 @@ def test_any_callable_is_checked_and_outputs_with_logits_are_understood():
     ("arguments", "error", "message"),
     [
         ({"folder": 3}, TypeError, "`folder`"),
+        (
+            {"process_group": "gloo"},
+            TypeError,
+            "`process_group` must be a group of `torch.distributed` or None, got str",
+        ),
+        ({"averaging_device": "cuda:99"}, ValueError, "must be a device of this machine, got 'cuda:99'"),
         ({"inputs": 1.5}, ValueError, "`inputs`"),
         ({"sample_weight": torch.ones(7)}, ValueError, r"`sample_weight` must have one weight a sample, \(120,\)"),
     ],
@@ -127,6 +104,15 @@ def test_a_resumed_loop_compares_nothing_of_other_samples():
     assert others.history[-1]["prediction_changes"] == 1
 
 
+def test_a_state_of_an_earlier_version_goes_on_from_before_the_first_check():
+    samples = Steps().samples
+    state, later = stopper_of(*samples).state_dict(), stopper_of(*samples)
+    empty = torch.empty(0, dtype=torch.float64)
+    state["checks"] |= {"predictions": empty.long(), "best_contributions": empty}
+    later.load_state_dict(state)
+    assert later.state_dict()["checks"]["predictions"] is None
+
+
 def test_a_reason_holds_until_a_better_epoch():
     steps = Steps()
     stopper = stopper_of(*steps.samples, patience=1)
@@ -137,6 +123,9 @@ def test_a_reason_holds_until_a_better_epoch():
     assert not stopper.check(steps.model)
     assert stopper.stopping_reason == ""
     assert stopper.stopped_epoch is None
+    stopper.close()
+    with pytest.warns(UserWarning, match="has ended a training, and continues it"):
+        stopper.check(steps.model)
 
 
 class Accurate(Rule):

@@ -1,5 +1,7 @@
 """Weights of classes and samples, beside those of scikit-learn."""
 
+from collections import UserList
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -35,7 +37,7 @@ class TestClassWeight:
         assert float(found[1] / found[0]) == pytest.approx(float(own[1] / own[0]))  # within a class they stay
 
     @pytest.mark.parametrize(
-        "listed", [[0.5, 7, 2.0], (0.5, 7.0, 2.0), torch.tensor([0.5, 7.0, 2.0]), np.array([0.5, 7.0, 2.0])]
+        "listed", [make([0.5, 7.0, 2.0]) for make in (list, tuple, UserList, torch.tensor, np.array)]
     )
     def test_a_list_has_one_for_each_class_as_losses_have(self, listed):
         assert check_class_weight(listed) == [0.5, 7.0, 2.0]

@@ -105,16 +105,6 @@ class TestNoTrace:
         assert equal(read_samples(loader), range(120))
         assert torch.equal(generator.get_state(), before)
 
-    def test_global_states_are_put_back_also_after_an_exception(self, random_states):
-        def fails(i):
-            torch.rand(1), random.random(), np.random.rand()
-            raise KeyError(i)
-
-        before = random_states()
-        with pytest.raises(ValueError, match=r"^`dataset`: Made cannot be read in this process: KeyError: 0\. "):
-            read_samples(Made(fails))
-        assert random_states() == before
-
 
 def noisy(i):
     return (X[i] + torch.randn(4) + random.random() + np.random.rand()).float(), Y[i]
@@ -140,6 +130,11 @@ def test_a_data_module_splits_by_the_users_random_state(random_states):
     before = random_states()
     assert equal(read_samples(Splitting()), expected)
     assert random_states() == before
+    split = Splitting()
+    split.prepare_data(), split.setup("fit")
+    split.trainer, trained = object(), split.dataset  # as after a fit
+    assert torch.equal(read_samples(split).inputs, X[trained.indices])
+    assert split.dataset is trained
 
 
 class TestStreams:

@@ -267,36 +267,25 @@ class TestWithoutWorker:
         assert n_seen == 0
         assert total > float(X.sum())
 
-    @pytest.mark.parametrize("fault", ["raises", "dies", "hangs", "gives what cannot be pickled"])
+    @pytest.mark.parametrize("fault", ["raises", "dies", "waits for a lock", "gives what cannot be pickled"])
     def test_a_copy_is_read_where_one_fails(self, fault, monkeypatch):
         class Batch(list):
             pass
 
         def item(i):
-            if get_worker_info() is not None and fault in ("dies", "hangs"):
-                os._exit(3) if fault == "dies" else time.sleep(1000)
+            if get_worker_info() is not None and fault in ("dies", "waits for a lock"):
+                os._exit(3) if fault == "dies" else lock.acquire()  # it is held while the worker begins
             return only_here(i) if fault == "raises" else PAIRS[i]
 
         monkeypatch.setattr(worker, "_PATIENCE", 1)
         monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
         collate = {"collate_fn": lambda samples: Batch(default_collate(samples))} if fault.startswith("gives") else {}
-        dataset = Transforms()
-        dataset.item = item
-        is_said = pytest.warns(UserWarning, match="timed out") if fault == "hangs" else contextlib.nullcontext()
-        with is_said:
-            assert torch.equal(read(dataset, **collate).inputs, X)
-
-    def test_a_worker_that_waits_for_a_lock_is_said(self, monkeypatch):
-        def item(i):
-            if get_worker_info() is not None:
-                lock.acquire()  # it is held while the worker begins
-            return PAIRS[i]
-
         lock, dataset = threading.Lock(), Transforms()
         dataset.item = item
-        monkeypatch.setattr(worker, "_PATIENCE", 1)
-        with lock, pytest.warns(UserWarning, match="timed out after 1 seconds. It may wait for a lock or a thread"):
-            assert torch.equal(read(dataset).inputs, X)
+        said = "timed out after 1 seconds. It may wait for a lock or a thread"
+        is_said = pytest.warns(UserWarning, match=said) if fault.startswith("waits") else contextlib.nullcontext()
+        with lock, is_said:
+            assert torch.equal(read(dataset, **collate).inputs, X)
 
     def test_the_original_is_read_if_it_cannot_be_copied(self, spawned):
         dataset = Counts()

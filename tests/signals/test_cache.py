@@ -201,17 +201,6 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"old"]
 
 
-def test_no_input_is_in_a_file(tmp_path):
-    """Neither as it is nor moved: of each, no two numbers that follow each other are found."""
-    path = tmp_path / "cache.npz"
-    signals = unfitted().fit(X, Y)
-    signals.save(path)
-    content = path.read_bytes()
-    assert signals.votes.numpy().tobytes() in content
-    for rows in (X, signals.perturbed_inputs, signals.boundary.standardize(X)):
-        assert not [row for row in rows.numpy() if row[:2].tobytes() in content or row[2:].tobytes() in content]
-
-
 def test_a_callable_that_does_not_draw_from_its_generator_is_refused(tmp_path):
     unfitted(perturbation=drawn_elsewhere).fit(X, Y).save(tmp_path / "cache.npz")
     with pytest.raises(ValueError, match="was made of other samples or settings"):

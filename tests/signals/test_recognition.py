@@ -3,13 +3,9 @@
 import pytest
 import torch
 
-from bu_torch import Signals
-from bu_torch.run.settings import Settings
-from bu_torch.run.tracker import Tracker
-from bu_torch.samples.samples import whole_samples
+from bu_torch import BoundaryUncertaintyStopper, Signals
 from bu_torch.signals.details import Recalls, RecallTracker
 
-SETTINGS = {"n_neighbors": 20, "n_draws": 2, "averaging": None, "cache": None, "rule": "expected_accuracy"}
 # A Bayes boundary of four to one, and one of equal classes.
 HIGH, LOW = 2.0, 1.0
 
@@ -24,27 +20,37 @@ def samples(share, noise=0.0, n=400):
     return features, torch.where(is_wrong, 1 - labels, labels)
 
 
-def tracked(share, *thresholds, noise=0.0, tracker=None, first=0, **settings):
-    tracker = tracker or Tracker(Settings(**SETTINGS, **settings))
-    tracker.start(lambda: whole_samples(*samples(share, noise)))
-    for epoch, threshold in enumerate(thresholds, start=first):
-        second = tracker.check_setup.signals.perturbed_inputs[:, 0] - threshold
-        tracker.add(epoch, tracker.measure(torch.stack((torch.zeros_like(second), second), dim=1)))
-    return tracker
+@pytest.fixture
+def remark(caplog):
+    """A function that checks networks with these thresholds, and gives the line on a class that loses."""
+    caplog.set_level("INFO", logger="bu_torch")
+
+    def remark(share, *thresholds, noise=0.0, state=None, seen=None, **settings):
+        settings = {"n_neighbors": 20, "n_draws": 2, "averaging": None, "rule": "expected_accuracy", **settings}
+        stopper = BoundaryUncertaintyStopper(*samples(share, noise), **settings)
+        if state is not None:
+            stopper.load_state_dict(state)
+        for threshold in thresholds:
+
+            def network(x, threshold=threshold):
+                second = x[:, 0] - threshold
+                if seen is not None:
+                    seen.append(second)
+                return torch.stack((torch.zeros_like(second), second), dim=1)
+
+            stopper.check(network)
+        caplog.clear()
+        stopper.close()
+        return stopper, "".join(line for line in caplog.messages if "recognises" in line)
+
+    return remark
 
 
-def unrecognised(tracker):
-    return tracker.last_check.unrecognised(tracker.history.kept, tracker.check_setup.signals)
-
-
-def test_a_class_that_loses_by_what_is_kept_is_named():
-    tracker = tracked(0.2, HIGH, LOW)
-    assert tracker.history.kept["epoch"] == 0
-    line = unrecognised(tracker)
-    labelled = []
-    for threshold in (HIGH, LOW):
-        features = tracker.check_setup.signals.perturbed_inputs.view(2, -1, 2)[:, :80, 0]
-        labelled.append(f"{float((features > threshold).double().mean()):.0%}")
+def test_a_class_that_loses_by_what_is_kept_is_named(remark):
+    seen = []
+    stopper, line = remark(0.2, HIGH, LOW, seen=seen)
+    assert stopper.best_epoch == 0
+    labelled = [f"{float((second.view(2, -1)[:, :80] > 0).double().mean()):.0%}" for second in seen]
     assert f"epoch 0 recognises {labelled[0]} of the perturbed samples of class 1" in line
     assert f"but epoch 1 recognises {labelled[1]}." in line
 
@@ -61,25 +67,15 @@ def test_a_class_that_loses_by_what_is_kept_is_named():
     ],
 )
 @pytest.mark.parametrize("noise", [0.0, 0.2])
-def test_otherwise_nothing_is_said(share, thresholds, settings, noise):
-    tracker = tracked(share, *thresholds, noise=noise, **settings)
-    assert unrecognised(tracker) == ""
+def test_otherwise_nothing_is_said(remark, share, thresholds, settings, noise):
+    assert remark(share, *thresholds, noise=noise, **settings)[1] == ""
 
 
-def test_a_resumed_run_knows_the_checks_before(tmp_path):
-    first = tracked(0.2, HIGH)
-    torch.save(first.state_dict(), tmp_path / "state.pt")
-    state = torch.load(tmp_path / "state.pt", weights_only=True)
-    second = Tracker(Settings(**SETTINGS))
-    second.load_state_dict(state)
-    tracked(0.2, LOW, tracker=second, first=1)
-    whole = tracked(0.2, HIGH, LOW)
-    assert unrecognised(second) == unrecognised(whole) != ""
-    del state["recalls"]  # as of an older version
-    older = Tracker(Settings(**SETTINGS))
-    older.load_state_dict(state)
-    tracked(0.2, LOW, tracker=older, first=1)
-    assert unrecognised(older) == ""
+def test_a_resumed_run_knows_the_checks_before(remark):
+    whole, state = remark(0.2, HIGH, LOW)[1], remark(0.2, HIGH)[0].state_dict()
+    assert remark(0.2, LOW, state=state)[1] == whole != ""
+    older = {**state, "checks": {name: one for name, one in state["checks"].items() if name != "recalls"}}
+    assert remark(0.2, LOW, state=older)[1] == ""
 
 
 def test_steps_tell_checks_of_one_epoch_apart():

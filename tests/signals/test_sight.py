@@ -8,21 +8,7 @@ import torch
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper
-from bu_torch.functional import expected_accuracy
-from bu_torch.signals.details import accuracy_alone, describe_blindness, describe_unpredicted, names_and_shares
-
-
-def test_one_class_alone_scores_what_predicting_it_everywhere_scores(generator):
-    probabilities = torch.rand(60, 3, generator=generator).softmax(dim=1)
-    for weights in (None, 2 * torch.rand(20, generator=generator, dtype=torch.float64)):
-        weights = None if weights is None else weights / weights.mean()
-        scores = []
-        for column in range(3):
-            predicted = torch.full((60,), column)
-            of_draws = None if weights is None else weights.repeat(3)
-            scores.append(float(expected_accuracy(probabilities, predicted, weights=of_draws)))
-        found = accuracy_alone(probabilities, 20, weights)
-        assert found == (scores.index(max(scores)), pytest.approx(max(scores)))
+from bu_torch.signals.details import describe_blindness, describe_unpredicted, names_and_shares
 
 
 @pytest.mark.parametrize(
@@ -62,10 +48,14 @@ def test_a_plain_loop_and_its_record_tell_of_a_network_that_predicts_one_class_a
     with torch.no_grad():
         model.weight.zero_()
         model.bias.copy_(torch.tensor([2.0, 0.0]))
-    stopper = BoundaryUncertaintyStopper(features, labels, n_neighbors=20, cache=None, folder=tmp_path)
-    stopper.check(model)
-    caplog.set_level(logging.INFO)
-    stopper.restore(model)
+    for weights in (2 * torch.rand(200, generator=generator, dtype=torch.float64) + 0.1, None):
+        folder = tmp_path if weights is None else None
+        stopper = BoundaryUncertaintyStopper(features, labels, n_neighbors=20, sample_weight=weights, folder=folder)
+        stopper.check(model)
+        caplog.clear()
+        caplog.set_level(logging.INFO)
+        stopper.restore(model)
+        assert stopper.summary["one_class_accuracy"] == pytest.approx(stopper.history[0]["expected_accuracy"])
     _, blind, alone = (record.message for record in caplog.records)
     assert "always predicting class 0 scores" in blind
     assert alone == "The kept network predicts class 0 (90.0%) alone, and never class 1 (10.0%)."

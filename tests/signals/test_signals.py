@@ -6,7 +6,7 @@ from problems import blobs
 from torch import nn
 
 from bu_torch import LabelRegression, LabelVotes, ParzenUncertainty, Signals
-from bu_torch.internal.printing import shown_on
+from bu_torch.internal.printing import advance, shown_on, uncounted
 from bu_torch.papers.proposal2 import ProposalSignals
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.preparation import n_comparisons
@@ -64,7 +64,7 @@ def test_each_signal_has_one_entry():
 
 @pytest.mark.parametrize("shape", ["(n, 1)", "(n,)"])
 def test_one_column_counts_as_two_classes(shape):
-    signals = Signals(n_draws=2).fit(*blobs(n_classes=2))
+    signals = Signals(n_draws=2, metric="auroc").fit(*blobs(n_classes=2))
     column = read(signals, n_outputs=1)
     values, predictions = signals.measure(column if shape == "(n, 1)" else column[:, 0])
     expected, _ = signals.measure(torch.cat((torch.zeros_like(column), column), dim=1))
@@ -82,14 +82,6 @@ def test_more_columns_than_classes_are_empty_classes():
     wider, _ = signals.measure(nn.functional.pad(logits, (0, 2), value=-1e6))
     assert list(wider) == list(values)
     assert [float(value) for value in wider.values()] == pytest.approx([float(value) for value in values.values()])
-
-
-def test_a_logit_that_is_not_finite_makes_all_nan():
-    signals = fitted()
-    logits = read(signals)
-    logits[7, 1] = torch.nan
-    values, _ = signals.measure(logits)
-    assert all(value.isnan() for value in values.values())
 
 
 @pytest.mark.filterwarnings("error")
@@ -153,3 +145,14 @@ def test_a_progress_bar_arrives_at_its_end():
         fitted()
     fitted()
     assert sum(bar.moves) == n_comparisons(120, 2)
+
+
+def test_work_that_is_not_counted_refreshes_the_bar_without_moving_it():
+    bar = Bar()
+    with shown_on(bar):
+        advance(20)
+        with uncounted():
+            advance(7)
+        advance()
+    advance(5)
+    assert bar.moves == [20, 0, 0]

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from bu_torch import ParzenUncertainty, Signals
-from bu_torch.estimators.space_choice import choose_space
+from bu_torch.estimators.space_choice import best_space
 from bu_torch.space.features import FeatureSpace
 from bu_torch.space.layers import LayerFeatures
 from bu_torch.space.patches import PatchFeatures
@@ -103,7 +103,7 @@ class Net(nn.Module):
 
 def test_the_space_that_tells_most_of_the_labels_is_chosen():
     candidates = {"inputs": FeatureSpace(), "patches": FeatureSpace("patches")}
-    name, skills, points = choose_space(X, Y, candidates)
+    name, skills, points = best_space(X, Y, candidates)
     assert name == "patches"
     assert torch.equal(points, FeatureSpace("patches").fit_transform(X))
     assert skills["patches"] > skills["inputs"]
@@ -131,23 +131,6 @@ def test_patches_are_extracted_once_where_all_samples_are_compared(monkeypatch):
     assert torch.equal(part.neighbors, once.neighbors)
 
 
-def test_what_a_network_prepared_is_taken_back_without_it():
-    """A run that resumes has no weights of its start."""
-    net = Net()
-    first, again, other = (Signals(20, n_draws=2, feature_extractor="module", module=net) for _ in range(3))
-    first.fit(X, Y)
-    net.last.weight.data.zero_()
-    again.load(first.packed(), X, Y)
-    assert again.boundary.space_name_ == "module"
-    assert torch.equal(again.perturbed_inputs, first.perturbed_inputs)
-    assert again.fingerprint == first.fingerprint
-    logits = torch.randn(480, 2)
-    for name, value in first.measure(logits).values.items():
-        assert torch.equal(again.measure(logits).values[name], value)
-    with pytest.raises(ValueError, match="the state was made of other samples"):
-        other.load(first.packed(), X + 1, Y)
-
-
 def test_a_file_is_of_the_space_that_it_was_made_in_whatever_was_chosen_since(tmp_path):
     written, read = Signals(20, n_draws=1), Signals(20, n_draws=1)
     written.boundary.known_space = "inputs"
@@ -165,7 +148,7 @@ def test_integers_reach_a_network_that_takes_them():
 def test_random_labels_are_told_by_no_space():
     """Each sample counts once, however few there are: a copy would tell its own label."""
     labels = torch.randint(3, (240,), generator=torch.Generator().manual_seed(0))
-    _, skills, _ = choose_space(X, labels, {"inputs": FeatureSpace(), "patches": FeatureSpace("patches")})
+    _, skills, _ = best_space(X, labels, {"inputs": FeatureSpace(), "patches": FeatureSpace("patches")})
     assert max(skills.values()) < 0.1
 
 

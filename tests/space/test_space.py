@@ -3,8 +3,14 @@ import torch
 from problems import blobs, same, weights_of
 from torch import nn
 
-from bu_torch import FeatureSpace, NeighborGraph, ParzenUncertainty, PrototypeClassifier
-from bu_torch.space.layers import principal_components
+from bu_torch import (
+    BoundaryUncertainty,
+    BoundaryUncertaintyStopper,
+    FeatureSpace,
+    NeighborGraph,
+    ParzenUncertainty,
+    PrototypeClassifier,
+)
 
 
 def distances(points):
@@ -20,16 +26,6 @@ def test_inputs_alone_are_standardised(dtype):
     points = FeatureSpace().fit(inputs).transform(inputs)
     torch.testing.assert_close(points, standardized(inputs.flatten(1).double()).to(dtype))
     assert points.dtype == dtype
-
-
-def test_exact_components_are_those_of_the_singular_values(dtype):
-    points = torch.randn(550, 520, generator=torch.Generator().manual_seed(0), dtype=dtype) + 3  # large: else random
-    mean, axes = principal_components(points, 4, exact=True)
-    assert (mean.dtype, axes.dtype, axes.shape) == (dtype, dtype, (4, 520))
-    torch.testing.assert_close(mean, points.mean(dim=0))
-    expected = torch.linalg.svd((points - points.mean(dim=0)).double(), full_matrices=False).Vh[:4]
-    cosines = (axes.double() * expected).sum(dim=1).abs()
-    torch.testing.assert_close(cosines, torch.ones(4, dtype=torch.float64), atol=1e-4, rtol=0)
 
 
 def test_neighbours_are_those_of_the_features_and_samples_move_in_input_space():
@@ -89,3 +85,76 @@ def test_a_module_of_another_precision_extracts():
 def test_what_an_extractor_must_give(extract, message):
     with pytest.raises((TypeError, ValueError), match=message):
         ParzenUncertainty(feature_extractor=extract).fit(*blobs())
+
+
+IMAGES = torch.rand(30, 3, 96, 64, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", ["inputs", "patches"])
+def test_large_images_have_the_points_of_their_pooled_copies(name):
+    pooled = torch.nn.functional.adaptive_avg_pool2d(IMAGES, (39, 26))  # about 1024 pixels in the same shape
+    of_large, of_pooled = FeatureSpace(name).fit_transform(IMAGES), FeatureSpace(name).fit_transform(pooled)
+    assert torch.equal(of_large, of_pooled)
+
+
+@pytest.mark.parametrize("name", ["inputs", "patches"])
+def test_points_of_images_seen_later_are_pooled_alike(name):
+    space = FeatureSpace(name)
+    points = space.fit_transform(IMAGES)
+    torch.testing.assert_close(space.transform(IMAGES[7:9]), points[7:9])
+
+
+def test_small_images_are_taken_as_they_are():
+    images = IMAGES[..., :32, :32]
+    assert FeatureSpace("inputs").fit_transform(images).shape == (30, 3 * 32 * 32)
+
+
+def test_a_random_step_of_a_large_image_is_measured_in_its_own_pixels():
+    labels = torch.arange(30) % 2
+    uncertainty = BoundaryUncertainty(5, perturbation="random", feature_extractor="inputs").fit(IMAGES, labels)
+    points, moved = uncertainty.standardize(IMAGES), uncertainty.standardize(uncertainty.perturbed_inputs[0])
+    distances = torch.stack([points[uncertainty.neighbors[:, place]] - points for place in range(1, 5)]).norm(dim=2)
+    torch.testing.assert_close((moved - points).norm(dim=1), distances.amin(dim=0), rtol=1e-3, atol=1e-3)
+
+
+LABELS = torch.arange(60) % 2
+NUMBERS = torch.randn(60, 3, generator=torch.Generator().manual_seed(0)) + LABELS.unsqueeze(1)
+LARGE = 2**25 + 1  # an id that float32 does not hold
+SEEN = set()  # not in the network, whose attributes are put back
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def features(self, numbers):
+        return self.first(numbers)
+
+    def features_of_both(self, both):
+        SEEN.update(both["ids"].flatten().tolist())
+        return self.first(both["numbers"])
+
+    def forward(self, numbers, ids=None):
+        return self.last(self.first(numbers))
+
+
+@pytest.mark.gpu
+def test_samples_come_to_the_device_of_the_network(accelerator):
+    network = Network()
+    there = FeatureSpace(network.features).fit_transform(NUMBERS)
+    network.to(accelerator)
+    points = FeatureSpace(network.features).fit_transform(NUMBERS)
+    assert points.device.type == "cpu"
+    torch.testing.assert_close(points, there)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_of_several_tensors_ids_stay_as_they_are(dtype):
+    SEEN.clear()
+    network = Network().to(dtype)
+    both = {"numbers": NUMBERS, "ids": LARGE + torch.arange(60).unsqueeze(1) % 5}
+    extract = network.features_of_both
+    stopper = BoundaryUncertaintyStopper(both, LABELS, n_neighbors=10, cache=None, feature_extractor=extract)
+    stopper.check(network)
+    assert set(range(LARGE, LARGE + 5)) == SEEN
