@@ -185,7 +185,7 @@ ARGUMENTS = [
 @pytest.mark.parametrize(
     ("kind", "given", "message"),
     [(kind, given, message) for kinds, given, message in ARGUMENTS for kind in kinds],
-    ids=lambda value: getattr(value, "__name__", str(value)),
+    ids=lambda value: ", ".join(value) if isinstance(value, dict) else getattr(value, "__name__", value),
 )
 def test_a_bad_argument_is_refused_by_name(kind, given, message):
     with pytest.raises(MisconfigurationException, match=message):
