@@ -23,7 +23,7 @@ def n_lines(files):
 @pytest.mark.parametrize(
     ("what", "reached", "limit"),
     [
-        ("lines of source", n_lines(FILES), 19_810),
+        ("lines of source", n_lines(FILES), 19_820),
         ("lines of tests", n_lines(ROOT.glob("tests/**/*.py")), 21_600),
         ("words of documentation", sum(len(page.read_text().split()) for page in PAGES), 18_000),
         ("public names", len(bu_torch.__all__), 60),

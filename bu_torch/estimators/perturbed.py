@@ -234,7 +234,8 @@ class PerturbedSamples:
         check_fitted(self, "perturbed")
         logits = as_logits(logits).detach()
         if logits.shape[1] < self._n_classes:
-            n_columns = 1 if logits.shape[1] == 2 and not bool(logits[:, 0].any()) else logits.shape[1]
+            is_one_column = logits.shape[1] == 2 and logits.any(dim=0).tolist() == [False, True]  # `as_logits` adds one
+            n_columns = 1 if is_one_column else logits.shape[1]
             raise ValueError(
                 f"`logits` must have at least {self._n_classes} columns, one for each class of the labels, got"
                 f" {n_columns}."
