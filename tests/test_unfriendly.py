@@ -276,7 +276,7 @@ class TestOutputs:
         [
             (lambda z: z[:, :, None, None], ValueError, r"`logits` must have shape \(N, J\) .*got \(240, 3, 1, 1\)"),
             (lambda z: z[:, :2], ValueError, "`logits` must have at least 3 columns"),
-            (lambda z: z[:, 0], ValueError, "`logits` must have at least 3 columns, .*got 2"),
+            (lambda z: z[:, 0], ValueError, "`logits` must have at least 3 columns, .*got 1"),
             (lambda z: z[:, :0], ValueError, r"`logits` must have shape \(N, J\) .*got \(240, 0\)"),
             (lambda z: z.sum(), ValueError, r"`logits` must have shape \(N, J\) .*got \(\)"),
             (lambda z: torch.cat((z, z)), ValueError, "`model` must give one row of logits an input, 240, got 480"),
