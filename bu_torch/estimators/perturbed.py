@@ -16,7 +16,7 @@ from bu_torch.internal.inputs import (
     check_seed,
     check_two_classes,
 )
-from bu_torch.internal.logits import read_logits, warn_of_probabilities
+from bu_torch.internal.logits import read_logits, warn_of_probabilities, was_one_column
 from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.perturbation.draws import (
     TOWARD_OTHERS,
@@ -234,8 +234,7 @@ class PerturbedSamples:
         check_fitted(self, "perturbed")
         logits = as_logits(logits).detach()
         if logits.shape[1] < self._n_classes:
-            is_one_column = logits.shape[1] == 2 and logits.any(dim=0).tolist() == [False, True]  # `as_logits` adds one
-            n_columns = 1 if is_one_column else logits.shape[1]
+            n_columns = 1 if was_one_column(logits) else logits.shape[1]
             raise ValueError(
                 f"`logits` must have at least {self._n_classes} columns, one for each class of the labels, got"
                 f" {n_columns}."

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -179,6 +179,17 @@ class MetricRegression:
         return HeldOutPredictions(of_votes, mixture, judged, given, (vote_skill, skill_of(mixture, judged, given)))
 
 
+class ChosenSpace(NamedTuple):
+    """Space of neighbours, and what was compared."""
+
+    name: str
+    space: FeatureSpace
+    metric: LabelMetric | None  # moves points of the space before they are compared
+    skills: dict[str, float]  # skill of each candidate, if there were several
+    points: Tensor  # all samples in the space, moved by the metric
+    trial: MetricTrial | None  # trial of the metric, if it was a candidate
+
+
 @dataclass(frozen=True)
 class SpaceChoice:
     """Spaces that the settings of `BoundaryUncertainty` allow, and the choice among them."""
@@ -213,12 +224,11 @@ class SpaceChoice:
         *,
         is_of_tokens: bool | None,
         known: SpaceName | None,
-    ) -> tuple[str, FeatureSpace, LabelMetric | None, dict[str, float], Tensor, MetricTrial | None]:
+    ) -> ChosenSpace:
         """Space of neighbours, the one asked for or the best, or the `known` one that was chosen before.
 
         A metric is put on it if it is asked for or clearly better; a trial says which. Where nobody says if integers
-        are token ids (`is_of_tokens` is None), they are tried as both. Gives name, space and metric, the skill of each
-        candidate if there were several, all samples as points that the metric moves, and the trial if there was one.
+        are token ids (`is_of_tokens` is None), they are tried as both.
         """
         is_image = inputs.ndim == 4 and inputs.is_floating_point() and inputs.shape[1] <= _MOST_CHANNELS
         base: BaseSpace = "tokens" if is_of_tokens else "patches" if is_image else "inputs"
@@ -240,10 +250,10 @@ class SpaceChoice:
                 trial = MetricTrial.of(points, labels, weights, self.seed)
             is_better = trial is not None and trial.prefers_metric and known in (None, "metric")
             if not (is_forced or is_better):
-                return name, space, None, skills, points, trial
+                return ChosenSpace(name, space, None, skills, points, trial)
             metric = LabelMetric(seed=self.seed).fit(points, labels, weights)
             skills = {} if trial is None else dict(zip((name, "metric"), trial.vote_skills, strict=True))
-            return "metric", space, metric, skills, metric.transform(points), trial
+            return ChosenSpace("metric", space, metric, skills, metric.transform(points), trial)
 
     def _candidates(
         self, inputs: Tensor, base: BaseSpace, names: tuple[BaseSpace, ...], known: SpaceName | None

@@ -53,7 +53,6 @@ class BoundaryUncertaintyPruningCallback(Callback):
                 "`callbacks` must list `BoundaryUncertaintyStopping` or `BoundaryUncertaintyMonitor` before"
                 f" `{type(self).__name__}`, got none there."
             )
-
         for callback in before:
             if isinstance(callback, BoundaryUncertaintyMonitor):
                 self._begin_anew(callback)

@@ -311,7 +311,7 @@ class Copying:
 
 def _defines(kind: type, function: Any) -> bool:
     """Return True if a function is a method of a class, not of one object."""
-    return any(function is one for base in kind.__mro__ for one in vars(base).values())
+    return any(vars(base).get(function.__name__) is function for base in kind.__mro__)
 
 
 def _return() -> None:

@@ -116,13 +116,18 @@ def warn_of_probabilities(logits: Tensor, name: str = "`model`", warn: Callable[
     """Warn of logits (n, J) that are all in [0, 1], in one column or in rows that sum to 1."""
     if not bool(((logits >= 0) & (logits <= 1)).all()):
         return
-    is_one_column = logits.shape[1] == 2 and not bool(logits[:, 0].any()) and bool(logits[:, 1].any())
+    is_one_column = was_one_column(logits)
     if is_one_column or bool(((logits.sum(dim=1) - 1).abs() < _ROUNDING).all()):
         what = "in one column, so class 1 is predicted everywhere" if is_one_column else "in rows that sum to 1"
         warn(
             f"{name} gives numbers in [0, 1] {what}. These look like probabilities: the scores are wrong unless they"
             " are logits, the values before a sigmoid or softmax."
         )
+
+
+def was_one_column(logits: Tensor) -> bool:
+    """True for logits [0, z], as `as_logits` makes them of one column."""
+    return logits.shape[1] == 2 and logits.any(dim=0).tolist() == [False, True]
 
 
 def as_taken(model: object, inputs: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ class Packing:
     shapes: tuple[torch.Size, ...]  # shape of each in one sample
     dtypes: tuple[torch.dtype | None, ...]  # None for numbers, which take the dtype of the network
     form: Form
-    dtype: torch.dtype  # of the packed tensor
+    dtype: torch.dtype  # type of the packed tensor
     spec: Any  # structure that holds the tensors
 
     @classmethod

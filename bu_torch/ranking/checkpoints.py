@@ -65,7 +65,7 @@ def load_checkpoint(path: str | Path, *, weights_only: bool = True) -> Checkpoin
             f"`{path}` is a folder, not a checkpoint." if path.is_dir() else f"There is no checkpoint `{path}`."
         )
     content = _read_safetensors(path) if path.suffix == ".safetensors" else _read(path, weights_only)
-    if isinstance(content, nn.Module):  # of `torch.save(module)`, with `weights_only=False`
+    if isinstance(content, nn.Module):  # `torch.save(module)` wrote it
         content = content.state_dict()
     if not isinstance(content, Mapping):
         raise ValueError(f"`{path}` must hold a checkpoint or a state_dict, got {type(content).__name__}.")

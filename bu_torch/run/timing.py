@@ -9,7 +9,7 @@ import platform
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -150,23 +150,21 @@ class RunTimer:
         seconds = self.training_seconds / (n_trained - first) * (n_planned - n_trained)
         return f" {n_trained} of {n_planned} epochs were trained; the rest would have taken about {seconds:.1f} s."
 
-    @contextmanager
-    def saving(self) -> Iterator[None]:
+    def saving(self) -> AbstractContextManager[None]:
         """Count the time within as saving."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.saving_seconds += time.perf_counter() - started
+        return self._counting("saving_seconds")
+
+    def elsewhere(self) -> AbstractContextManager[None]:
+        """Count the time within neither as training nor as checks."""
+        return self._counting("_seconds_elsewhere")
 
     @contextmanager
-    def elsewhere(self) -> Iterator[None]:
-        """Count the time within neither as training nor as checks."""
+    def _counting(self, name: str) -> Iterator[None]:
         started = time.perf_counter()
         try:
             yield
         finally:
-            self._seconds_elsewhere += time.perf_counter() - started
+            setattr(self, name, getattr(self, name) + time.perf_counter() - started)
 
     def end_check(self, started: float, check: Mapping[str, Any], train_loss: float | None) -> None:
         """Count the time of a check, and add its row to the table."""

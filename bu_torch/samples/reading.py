@@ -277,11 +277,8 @@ class _Passes(IterableDataset[Any]):
     def __init__(self, sampler: Iterable[Any], dataset: Any, n_draws: float) -> None:
         self.given = sampler, dataset, n_draws
 
-    def __iter__(self) -> Iterator[Any]:
-        try:
-            yield from _own_passes(*self.given)
-        except UnreadableError as error:
-            yield error
+    def __iter__(self) -> Iterator[list[Any]]:
+        return _own_passes(*self.given)
 
 
 def _in_worker(dataset: IterableDataset[Any], seed: int, use: Callable[[Iterator[Any]], _Result]) -> _Result:
@@ -289,18 +286,12 @@ def _in_worker(dataset: IterableDataset[Any], seed: int, use: Callable[[Iterator
     loader = DataLoader(dataset, batch_size=None, collate_fn=_unchanged)
     if may_start_worker(loader):
         with suppress(DatasetError), closing(from_worker(loader, {"batch_size": None}, seed)) as read:
-            return use(map(_checked, read))
-    return use(map(_checked, dataset))
+            return use(read)
+    return use(iter(dataset))
 
 
 def _unchanged(read: Any) -> Any:
     return read
-
-
-def _checked(entries: Any) -> Any:
-    if isinstance(entries, UnreadableError):
-        raise entries
-    return entries
 
 
 def _own_passes(sampler: Iterable[Any], dataset: Any, n_draws: float) -> Iterator[list[Any]]:
