@@ -65,11 +65,8 @@ class FitSession:
         self.waits_for_average = False  # `WeightAveraging` had not updated its average at the last check
         self.is_over = False  # True from `release` on
 
-    def start(self, trainer: Trainer, pl_module: LightningModule, fits: list["FitSession"]) -> bool:
-        """Prepare, and open the record; `fits` are those of the trainer's callbacks, in their order.
-
-        Returns False if the run resumes with other samples, so that no earlier check counts.
-        """
+    def start(self, trainer: Trainer, pl_module: LightningModule) -> bool:
+        """Prepare, and open the record; False if a run resumes with other samples, so that no earlier check counts."""
         started = time.perf_counter()
         tracker, samples, reader = self.tracker, self._check_samples, self._reader
         processes = tracker.processes = LightningProcesses(trainer)
@@ -106,7 +103,7 @@ class FitSession:
                 "The run resumes with different training samples, or with another version of bu_torch: scores cannot be"
                 " compared with earlier checks."
             )
-        self.metric_logger = MetricLogger(trainer, self.suffix(fits))
+        self.metric_logger = MetricLogger()
         self._warn_of_checks_not_made(trainer)
         tracker.timer.begin(started, has_resumed=bool(tracker.checks))
         if not self._awaits_loss_weights:
@@ -167,20 +164,6 @@ class FitSession:
         # A checkpoint saved on an epoch's last batch resumes after that epoch, whose check was never made.
         if checks and checks[-1].get(unit, due) < due:
             rank_zero_warn(f"The run resumes after {unit} {due}, which was not checked: that {unit} cannot be kept.")
-
-    def suffix(self, fits: list["FitSession"]) -> str:
-        """Suffix of the logged names: "" for the first of these fits, "_2" for the next with other settings."""
-        distinct = [fit for n, fit in enumerate(fits) if not any(map(fit.measures_as, fits[:n]))]
-        # None of them is this one if a callback of the user's holds ours and passes the hooks on.
-        place = next((n for n, fit in enumerate(distinct) if fit.measures_as(self)), 0)
-        return f"_{place + 1}" if place else ""
-
-    def measures_as(self, other: "FitSession") -> bool:
-        """Return True if another fit in the same trainer gets the same numbers."""
-        own, theirs = self.source, other.source
-        is_alike = own.reference is theirs.reference and own[1:] == theirs[1:]
-        every, of_other = ((one._every_n_epochs, one._every_n_steps) for one in (self, other))
-        return is_alike and every == of_other and self.settings.measures_as(other.settings)
 
     def start_batch(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         """Read a batch as a check will, before the first one trains."""
@@ -319,28 +302,22 @@ class FitSession:
 class MetricLogger:
     """Shows the values of checks to loggers, the progress bar, and callbacks that read `callback_metrics`."""
 
-    def __init__(self, trainer: Trainer, suffix: str) -> None:
-        self._suffix = suffix  # ends the names, to tell callbacks apart
+    def __init__(self) -> None:
         self._values: dict[str, Tensor] = {}  # last check
-        if suffix:
-            rank_zero_info(
-                f"The names that this callback logs end in {suffix}, because an earlier callback measures with other"
-                " settings."
-            )
 
     def show(self, trainer: Trainer, check: dict[str, Any], step: int) -> None:
         """Log a check at a step.
 
         `log_dict` would be slow, skip steps within an epoch, and keep values in `callback_metrics` until its end.
         """
-        shown = {f"{name}{self._suffix}": value for name, value in check.items() if name not in _LEFT_OUT}
+        shown = {name: value for name, value in check.items() if name not in _LEFT_OUT}
         for logger in trainer.loggers:
             logger.log_metrics({**shown, "epoch": trainer.current_epoch}, step)
             logger.save()
         self._values = {name: torch.tensor(value, device="cpu") for name, value in shown.items()}
         trainer.callback_metrics.update(self._values)
         trainer.logged_metrics.update(self._values)
-        in_bar = {f"{signal.name}{self._suffix}" for signal in SIGNALS.values() if signal.is_in_progress_bar}
+        in_bar = {signal.name for signal in SIGNALS.values() if signal.is_in_progress_bar}
         trainer.progress_bar_metrics.update({name: value for name, value in shown.items() if name in in_bar})
 
     def withdraw(self, trainer: Trainer) -> None:

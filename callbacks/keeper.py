@@ -62,15 +62,15 @@ class Keeper(InternalCallback):
     best_epoch: int | None  # epoch of the kept weights; None before the first
     best_step: int | None
 
-    def __init__(self, fit: FitSession, key: str) -> None:
-        self.fit, self._key = fit, key
+    def __init__(self, fit: FitSession) -> None:
+        self.fit = fit
         set_batch_hooks(self, are_called=fit.is_by_steps)
         self.best_epoch = self.best_step = None
         self._has_warned = False  # True once a line has said that the best epoch in a state is lost
 
     @property
     def state_key(self) -> str:
-        return str(self._generate_state_key(owner=self._key))
+        return type(self).__qualname__
 
     def keep_if_best(self, trainer: Trainer, check: Check) -> None:
         """Keep the weights of the check that was made in this hook, if it is the best."""
@@ -135,7 +135,7 @@ class Keeper(InternalCallback):
 class FileKeeper(Keeper, ModelCheckpoint):
     """Lightning's `ModelCheckpoint` by the score of each check, with one file under a name of its own."""
 
-    def __init__(self, fit: FitSession, key: str, written: dict[str, Identity | None], **options: Any) -> None:
+    def __init__(self, fit: FitSession, written: dict[str, Identity | None], **options: Any) -> None:
         filename = options["filename"]
         ModelCheckpoint.__init__(
             self,
@@ -144,7 +144,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
             save_on_train_epoch_end=True,
             **options | {"filename": filename or "boundary-{epoch}-{step}"},
         )
-        Keeper.__init__(self, fit, key)
+        Keeper.__init__(self, fit)
         places = dict.fromkeys(("epoch", "step"), torch.tensor(0))
         example = "'{epoch}-{expected_accuracy:.3f}'"
         before = f"`filename` must be a template as `ModelCheckpoint` takes, such as {example}, got {filename!r}: "
@@ -347,8 +347,8 @@ class MemoryKeeper(Keeper, Checkpoint):
 
     best_model_path = ""
 
-    def __init__(self, fit: FitSession, key: str) -> None:
-        super().__init__(fit, key)
+    def __init__(self, fit: FitSession) -> None:
+        super().__init__(fit)
         self.best = BestWeights()
 
     def keep_if_best(self, trainer: Trainer, check: Check) -> None:

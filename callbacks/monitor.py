@@ -1,7 +1,6 @@
 """Watching a training: boundary uncertainty and trust score at each check, nothing decided."""
 
 from dataclasses import fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +15,7 @@ from bu_torch.callbacks.trainer import (
     RAW_WEIGHTS,
     Callback,
     LightningModule,
+    MisconfigurationException,
     StochasticWeightAveraging,
     Trainer,
     WeightAveraging,
@@ -29,8 +29,7 @@ from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_integer
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.run.history import describe_exception
-from bu_torch.run.settings import AUTO, MAX_BYTES, NOT_MEASURED, MeasurementSettings, check_is_here
-from bu_torch.run.timing import plain
+from bu_torch.run.settings import AUTO, MAX_BYTES, MeasurementSettings, check_is_here
 from bu_torch.run.tracker import MeasurementResults, Tracker
 from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.batches import InputKey
@@ -64,8 +63,8 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
     With `metric`, the expected value of that metric is logged as `expected_<name>`.
 
     Weights after training are the same to the bit with and without the callback. It decides nothing: an
-    `EarlyStopping(monitor="boundary_uncertainty", mode="max")` in the same trainer may. If several of these callbacks
-    in one trainer measure with different settings, the names of the second in the list end in `_2`, and so on.
+    `EarlyStopping(monitor="boundary_uncertainty", mode="max")` in the same trainer may. A trainer takes one callback of
+    bu-torch.
 
     `forward` must give logits (n, J), or one logit (n, 1) or (n,) for two classes; an output with a `logits` entry or
     attribute is understood too. Samples are read before training, again and again if random augmentation changes them,
@@ -154,38 +153,17 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
     def tracker(self) -> Tracker:
         return self._fit.tracker
 
-    @cached_property  # Lightning reads it at each hook
-    def state_key(self) -> str:
-        return self._generate_state_key(**self._distinguishing_arguments())
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy may get other settings, and then has another key.
-        return {name: value for name, value in vars(self).items() if name != "state_key"}
-
-    def _distinguishing_arguments(self) -> dict[str, Any]:
-        """Arguments by which two of these callbacks in one trainer measure differently, as plain data.
-
-        Defaults are left out, so that a state keeps its key if a later version adds a setting.
-        """
-        given: dict[str, Any] = {"averaging": self.settings.averaging, "seed": self.settings.seed}
-        default: dict[str, Any] = BoundaryUncertaintyMonitor.__init__.__kwdefaults__ or {}
-        for name in sorted(default.keys() - {*given, *NOT_MEASURED}):
-            value = next(getattr(one, name) for one in (self, self.settings, self.source) if hasattr(one, name))
-            if plain(value) != plain(default[name]):
-                given[name] = getattr(value, "__qualname__", plain(value))
-        return given
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         check_trainer(trainer)
         if stage == FITTING:
-            self.__dict__.pop("state_key", None)  # settings may have changed since the last fit
+            _refuse_a_second(trainer)
             set_batch_hooks(self, are_called=True)  # a failed fit may have left some skipped
             stand_behind_averaging(trainer, BoundaryUncertaintyMonitor)
             settings = _settings_in_effect(self.settings, trainer)
             self._fit = FitSession(settings, self.source, self.every_n_epochs, self.every_n_train_steps)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._fit.start(trainer, pl_module, sessions_in(trainer))
+        self._fit.start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         set_batch_hooks(self, are_called=self._fit.reads_batches)
@@ -217,20 +195,8 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
         set_batch_hooks(self, are_called=True)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if trainer.state.fn != FITTING:
-            return
-        if RAW_WEIGHTS in checkpoint:
+        if trainer.state.fn == FITTING and RAW_WEIGHTS in checkpoint:
             go_on_from_raw_weights(pl_module, checkpoint)
-        # The key holds settings, and Lightning skips a state with an unknown key. So the state of other settings is
-        # passed on under the current key, and the tracker warns of what has changed.
-        states = checkpoint.get("callbacks", {})
-        if self.state_key not in states:
-            claimed = {one.state_key for one in trainer.callbacks}
-            left = [key for key in states if str(key).startswith(f"{type(self).__qualname__}{{") and key not in claimed]
-            if left:
-                for key in [one for one in states if one == left[0] or str(one).endswith(f": {left[0]!r}}}")]:
-                    now = str(key).replace(repr(left[0]), repr(self.state_key)) if key != left[0] else self.state_key
-                    states[now] = states.pop(key)  # it is this callback's, or its keeper's
 
     def state_dict(self) -> dict[str, Any]:
         return self.tracker.state_dict()
@@ -240,9 +206,13 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
             self.tracker.load_state_dict(state_dict)
 
 
-def sessions_in(trainer: Trainer) -> list[FitSession]:
-    """The fits of the trainer's callbacks, in their order."""
-    return [one._fit for one in trainer.callbacks if isinstance(one, BoundaryUncertaintyMonitor)]
+def _refuse_a_second(trainer: Trainer) -> None:
+    own = [type(one).__name__ for one in trainer.callbacks if isinstance(one, BoundaryUncertaintyMonitor)]
+    if len(own) > 1:
+        raise MisconfigurationException(
+            f"`callbacks` must hold one callback of bu-torch, got {len(own)}: {', '.join(own)}. To change it: give each"
+            " its own `Trainer`. The stopping callback logs all that the monitor does."
+        )
 
 
 def _settings_in_effect(settings: MeasurementSettings, trainer: Trainer) -> MeasurementSettings:

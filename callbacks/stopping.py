@@ -1,7 +1,6 @@
 """Stopping a training, and keeping the right checkpoint, without validation data."""
 
 import sys
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -9,7 +8,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from bu_torch.callbacks.ending import Ending, restore, why_ended
 from bu_torch.callbacks.keeper import FileKeeper, InternalCallback, Keeper, MemoryKeeper
-from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor, sessions_in
+from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.samples import Reference
 from bu_torch.callbacks.trainer import (
     FITTING,
@@ -184,10 +183,6 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         self._stop_is_due = False  # the verdict is to stop, and `min_epochs` or `min_steps` does not allow it yet
         self._best_logged = -float("inf")  # score so far, to log improvements
 
-    @cached_property  # Lightning reads it at each hook
-    def state_key(self) -> str:
-        return self._generate_state_key(rule=self.tracker.history.score_name, **self._distinguishing_arguments())
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage != FITTING:
@@ -198,40 +193,26 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
                 "StochasticWeightAveraging puts its average into the model when training ends, and the weights of"
                 " the kept epoch then replace it. To change it: `restore_best_weights=False` leaves the average."
             )
-        restoring = [one for one in trainer.callbacks if isinstance(one, type(self)) and one.restore_best_weights]
-        if len(restoring) > 1 and self is restoring[0]:
-            rank_zero_warn(
-                f"{len(restoring)} callbacks restore the weights of their kept epoch when training ends, and the"
-                " first one's checkpoint is `ckpt_path='best'`. To change it: `restore_best_weights=False` for all"
-                " but one."
-            )
         self._install(trainer, pl_module)
 
     def _install(self, trainer: Trainer, pl_module: LightningModule) -> Keeper:
         """Put a keeper and an `Ending` into `trainer.callbacks`, in place of those of an earlier fit.
 
         The list is replaced, because Lightning is iterating over it. The keeper stands before any other checkpoint
-        callback, so that `ckpt_path="best"` is its file; behind each `EarlyStopping`, so that the file holds the state
-        of the same epoch; and behind the keepers of earlier stopping callbacks.
+        callback, so that `ckpt_path="best"` is its file, and behind each `EarlyStopping`, so that the file holds the
+        state of the same epoch.
         """
-        owners = [one for one in trainer.callbacks if isinstance(one, BoundaryUncertaintyStopping)]
-        of_others = [one._fit for one in owners if one is not self]
-        of_earlier = [one._fit for one in owners[: owners.index(self)]]
-        present = [one for one in trainer.callbacks if not isinstance(one, InternalCallback) or one.fit in of_others]
+        present = [one for one in trainer.callbacks if not isinstance(one, InternalCallback)]
         options = {name: getattr(self, name) for name in ("dirpath", "filename", "save_weights_only")}
         keeper: Keeper
         if any(isinstance(one, Checkpoint) and not isinstance(one, MemoryKeeper) for one in present):
-            keeper = FileKeeper(self._fit, self.state_key, self._written, verbose=self.verbose, **options)
+            keeper = FileKeeper(self._fit, self._written, verbose=self.verbose, **options)
         else:
-            keeper = MemoryKeeper(self._fit, self.state_key)
+            keeper = MemoryKeeper(self._fit)
             if given := [f"`{name}`" for name, value in options.items() if value]:
                 rank_zero_warn(f"The trainer writes no checkpoints: {', '.join(given)} has no effect.")
-        before, others = [present.index(self)], []
-        for n, one in enumerate(present):
-            if isinstance(one, EarlyStopping) or (isinstance(one, Keeper) and one.fit in of_earlier):
-                before.append(n)
-            elif isinstance(one, Checkpoint) and not isinstance(one, Keeper):
-                others.append(n)
+        before = [n for n, one in enumerate(present) if one is self or isinstance(one, EarlyStopping)]
+        others = [n for n, one in enumerate(present) if isinstance(one, Checkpoint)]
         present.insert(min([1 + max(before), *others]), keeper)
         self._keeper, ending = keeper, Ending(self._fit, self._conclude)
         trainer.callbacks = [*present, ending]
@@ -247,7 +228,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         return state
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._fit.start(trainer, pl_module, sessions_in(trainer)):
+        if not self._fit.start(trainer, pl_module):
             rank_zero_warn("Patience and the best epoch start anew.")
             self._install(trainer, pl_module).on_train_start(trainer, pl_module)
         self._first_epoch, verdict = trainer.current_epoch, self.tracker.history.verdict
@@ -300,9 +281,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             tracker.history.return_to(keeper.best_epoch, keeper.best_step)
         kept = self._kept
         if exception is not None or self.stopped_epoch is None:
-            others = [one for one in trainer.callbacks if isinstance(one, type(self)) and one.stopped_epoch is not None]
-            is_theirs = bool(others) and exception is None
-            self.stopping_reason = others[0].stopping_reason if is_theirs else why_ended(trainer, exception)
+            self.stopping_reason = why_ended(trainer, exception)
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
         places = {"kept_epoch": self.best_epoch, "kept_step": self.best_step, "stopped_epoch": self.stopped_epoch}
         ended = {**places, "best_model_path": self.best_model_path}
@@ -314,9 +293,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             return
         how = None if kept is None else "not "
         if keeper is not None and kept is not None and is_graceful and self.restore_best_weights:
-            after = trainer.callbacks[trainer.callbacks.index(self) + 1 :]  # the last to restore has the model
-            others = [one for one in after if isinstance(one, BoundaryUncertaintyStopping) and one.restore_best_weights]
-            how = "not " if any(one._kept is not None for one in others) else restore(trainer, keeper)
+            how = restore(trainer, keeper)
         name = "every_n_train_steps" if self._fit.is_by_steps else "every_n_epochs"
         if not self.history and (every := getattr(self, name)) > 1:
             why += f" (`{name}={every}`)"

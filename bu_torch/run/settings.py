@@ -1,7 +1,7 @@
 """Settings that the callbacks and the plain loop's stopper share: their checks, and their adaptation to samples."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -21,13 +21,12 @@ from bu_torch.rule.rules import DEFAULT_RULE, MetricRule, Rule, RuleName, as_rul
 from bu_torch.samples.balance import ClassWeight, check_class_weight
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.measuring import Signals
-from bu_torch.signals.metrics import ExpectedMetric, as_metric
+from bu_torch.signals.metrics import as_metric
 from bu_torch.space.features import MixedFeatures
 
 AUTO: Literal["auto"] = "auto"
 MAX_BYTES = 2**30
 AVERAGING = 0.7  # about the last three checks
-NOT_MEASURED = {"cache", "averaging_device"}  # settings that change no number
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -130,12 +129,6 @@ class MeasurementSettings:
     def also(self) -> tuple[str, ...]:
         """Signals to measure that no check measures unless a rule reads them."""
         return ()
-
-    def measures_as(self, other: "MeasurementSettings") -> bool:
-        """Return True if checks with these settings and with others give the same numbers."""
-        names = {field.name for field in fields(MeasurementSettings)} - NOT_MEASURED
-        pairs = [(getattr(self, name), getattr(other, name)) for name in sorted(names)]
-        return all(one is two or (type(one) is type(two) and _is_plain(one) and one == two) for one, two in pairs)
 
     def refuse_too_few(self, n_samples: int, what: str) -> None:
         if n_samples < self.n_neighbors:
@@ -277,11 +270,6 @@ class _Extractor:
     def __call__(self, inputs: Tensor) -> Any:
         tree = self._packing.unpack(inputs)
         return self._extractor(pytree.tree_map(lambda tensor: as_taken(self.__self__, tensor), tree))
-
-
-def _is_plain(value: Any) -> bool:
-    is_named = isinstance(value, ExpectedMetric) and not value.is_drawn
-    return is_named or isinstance(value, bool | int | float | str | dict | list | tuple)
 
 
 def check_is_here(name: str, device: str | None) -> None:

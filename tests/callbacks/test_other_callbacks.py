@@ -1,7 +1,6 @@
 """Beside callbacks that a user has too: what each sees, in which order, and whose names are whose."""
 
 import dataclasses
-import warnings
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, Given, Plain, blobs, cut, fit, fit_again, loader, same, scripted, trainer
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
@@ -20,7 +20,6 @@ from bu_torch.callbacks import fit as fit_module
 from bu_torch.report import read_record
 from bu_torch.report.verdict import RunVerdict
 from bu_torch.run import timing as record_module
-from bu_torch.run.settings import NOT_MEASURED
 
 
 class TestEarlyStoppingOfTheUsers:
@@ -242,100 +241,31 @@ def test_who_comes_after_sees_the_value_of_this_epoch_as_the_docs_say(tmp_path, 
     assert seen == expected
 
 
-class TestNamesOfSeveral:
-    def logged(self, tmp_path, *callbacks):
-        return {name: float(one) for name, one in fit(tmp_path, *callbacks, max_epochs=1).callback_metrics.items()}
-
-    def test_each_setting_has_names_of_its_own(self, tmp_path, log):
-        first = BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1)
-        third = BoundaryUncertaintyStopping(n_neighbors=60, n_draws=1, rule="trust_score", restore_best_weights=False)
-        second, users = real(seed=4), EarlyStopping(monitor="boundary_uncertainty", mode="max")
-        seen = self.logged(tmp_path, first, users, second, third)
-        for one, suffix in ((first, ""), (second, "_2"), (third, "_3")):
-            for name in ("boundary_uncertainty", "expected_accuracy", "prediction_changes"):
-                assert seen[f"{name}{suffix}"] == pytest.approx(one.history[0][name], abs=1e-6)
-        assert first.history[0]["boundary_uncertainty"] != third.history[0]["boundary_uncertainty"]
-        assert float(users.best_score) == pytest.approx(first.history[0]["boundary_uncertainty"], abs=1e-6)
-        assert "The names that this callback logs end in _3" in log.text
-
-    def test_equal_measurements_share_their_names(self, tmp_path):
-        kwargs = {"averaging": 0.7, "reference": blobs()}
-        monitor = BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1, **kwargs)
-        first, second = real(**kwargs), real(rule="trust_score", restore_best_weights=False, **kwargs)
-        seen = self.logged(tmp_path, monitor, first, second)
-        assert not [name for name in seen if name.endswith("_2")]
-        for name, value in {**first.history[0], **second.history[0]}.items():
-            is_logged = name not in ("epoch", "step", "standard_error")
-            assert (name in seen) is is_logged
-            assert not is_logged or seen[name] == pytest.approx(value, rel=1e-6)
-
-    def test_two_that_average_differently_measure_beside_each_other_and_resume(self, tmp_path):
-        def both():
-            return [BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1, averaging=past) for past in (None, 0.7)]
-
-        first, second, path = both(), both(), tmp_path / "saved.ckpt"
-        fit(tmp_path, *first, max_epochs=2).save_checkpoint(path)
-        assert first[0].history[1] != first[1].history[1]
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="The run resumes|.*callbacks used to create the checkpoint")
-            fit(tmp_path, *second, max_epochs=3, ckpt_path=path)
-        assert [one.history[:2] for one in second] == [one.history for one in first]
-
-    def test_one_that_a_callback_of_the_user_s_holds_has_names_without_a_suffix(self, tmp_path):
-        class Holding(LambdaCallback):
-            def __init__(self, own):
-                super().__init__(on_train_start=own.on_train_start, on_train_epoch_end=own.on_train_epoch_end)
-                self.setup = own.setup
-
-        own = BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1)
-        seen = self.logged(tmp_path, Holding(own))
-        assert seen["trust_score"] == pytest.approx(own.history[0]["trust_score"], rel=1e-6)
+@pytest.mark.parametrize("second", [BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping])
+def test_a_second_callback_in_one_trainer_is_refused(tmp_path, second):
+    # Lightning itself refuses two of one type.
+    with pytest.raises(
+        (MisconfigurationException, RuntimeError), match=r"must hold one callback|more than one stateful"
+    ):
+        fit(tmp_path, BoundaryUncertaintyStopping(), second())
 
 
-def flattened(inputs):
-    return inputs.flatten(1)
+def test_one_may_be_held_by_a_callback_of_the_user_s(tmp_path):
+    class Holding(LambdaCallback):
+        def __init__(self, own):
+            super().__init__(on_train_start=own.on_train_start, on_train_epoch_end=own.on_train_epoch_end)
+            self.setup = own.setup
 
-
-# Of each argument that changes a number, a value other than the default.
-APART = {
-    "n_neighbors": 10,
-    "n_draws": 2,
-    "max_samples": 100,
-    "max_bytes": 10**6,
-    "budget": None,
-    "seed": 3,
-    "feature_extractor": flattened,
-    "perturbation": "neighbors",
-    "metric": "auroc",
-    "class_weight": "balanced",
-    "averaging": 0.5,
-    "output_key": 0,
-    "every_n_epochs": 2,
-    "every_n_train_steps": 3,
-    "reference": blobs(),
-    "input_key": 0,
-    "label_key": 1,
-}
-
-
-@pytest.mark.parametrize("kind", [BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping])
-def test_two_that_differ_in_one_argument_stand_in_one_trainer_under_two_names(tmp_path, kind):
-    assert APART.keys() | NOT_MEASURED == BoundaryUncertaintyMonitor.__init__.__kwdefaults__.keys()
-    several = [kind(), *(kind(**{name: value}) for name, value in APART.items())]
-    made = trainer(tmp_path, *several)
-    fits = [one._fit for one in made.callbacks if isinstance(one, kind)]
-    assert len({fit.suffix(fits) for fit in fits}) == len(several)
+    own = BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1)
+    seen = fit(tmp_path, Holding(own), max_epochs=1).callback_metrics
+    assert float(seen["trust_score"]) == pytest.approx(own.history[0]["trust_score"], rel=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:(The run|Patience)")
-@pytest.mark.parametrize("name", ["perturbation", "max_bytes"])
-def test_a_run_that_resumes_with_another_setting_finds_its_state_and_its_file(tmp_path, name):
-    first = scripted((0.9, 0.1))
-    path = cut(tmp_path, first)
-    changed = scripted((0.9, 0.1), **{name: APART[name]})
-    fit(tmp_path, changed, max_epochs=3, ckpt_path=path)
-    assert [check["epoch"] for check in changed.history] == [0, 1, 2]
-    assert name == "perturbation" or changed.best_model_path == first.best_model_path
+def test_a_run_that_resumes_with_another_setting_finds_its_state(tmp_path):
+    path, again = cut(tmp_path, scripted((0.9, 0.1))), scripted((0.9, 0.1), perturbation="neighbors")
+    fit(tmp_path, again, max_epochs=3, ckpt_path=path)
+    assert [check["epoch"] for check in again.history] == [0, 1, 2]
 
 
 class TestFiles:
