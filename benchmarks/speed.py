@@ -170,7 +170,7 @@ def of_images(n_images: int, side: int) -> dict[str, float]:
     coarse += torch.randn(4, 3, 8, 8, generator=generator)[labels]
     data = TensorDataset(nn.functional.interpolate(coarse, size=side, mode="bilinear"), labels)
     row: dict[str, float] = {"images": n_images, "pixels a side": side, "MiB of data": data.tensors[0].nbytes / 2**20}
-    stopping = BoundaryUncertaintyStopping(cache=None)
+    stopping = BoundaryUncertaintyStopping()
     for name, callbacks in (("without", []), ("with", [stopping])):
         trainer = silent_trainer(max_epochs=3, callbacks=callbacks)
         before = peak_mib()
@@ -288,7 +288,7 @@ def epoch_seconds(
 ) -> tuple[float, float, float]:
     """Median seconds of a Lightning epoch, mean of the checks in it, and seconds of what comes before the first."""
     torch.manual_seed(0)
-    callback = BoundaryUncertaintyStopping(patience=10**6, cache=None)
+    callback = BoundaryUncertaintyStopping(patience=10**6)
     n_train = int(0.75 * len(samples[1])) if held_out else len(samples[1])
     loaders = [DataLoader(TensorDataset(*(part[:n_train] for part in samples)), batch_size=128, shuffle=True)]
     if held_out:

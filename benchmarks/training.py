@@ -149,7 +149,7 @@ class Watched:
         **settings: Any,
     ) -> None:
         inputs, labels = samples
-        self.tracker = Tracker(Settings(averaging=None, cache=None, seed=seed, **settings), warn=lambda line: None)
+        self.tracker = Tracker(Settings(averaging=None, seed=seed, **settings), warn=lambda line: None)
         if isinstance(nets, Stack):
             n_operations = nets.n_operations
         else:

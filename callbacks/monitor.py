@@ -1,7 +1,6 @@
 """Watching a training: boundary uncertainty and trust score at each check, nothing decided."""
 
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from lightning_utilities.core.rank_zero import rank_zero_info
@@ -114,7 +113,6 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
         max_bytes: int | None = MAX_BYTES,
         budget: Literal["auto"] | None = AUTO,
         seed: int = 0,
-        cache: str | Path | None = None,
         feature_extractor: FeatureExtractor | None = None,
         perturbation: Perturbation | None = None,
         class_weight: ClassWeight | None = None,
@@ -217,7 +215,6 @@ def _refuse_a_second(trainer: Trainer) -> None:
 
 def _settings_in_effect(settings: MeasurementSettings, trainer: Trainer) -> MeasurementSettings:
     """Settings in effect: without `averaging` if another callback averages the weights, or if they are sharded."""
-    settings = replace(settings, cache=None) if trainer.fast_dev_run else settings
     if settings.averaging is None:
         return settings
     theirs = [one for one in trainer.callbacks if isinstance(one, WeightAveraging | StochasticWeightAveraging)]

@@ -129,7 +129,6 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         max_bytes: int | None = MAX_BYTES,
         budget: Literal["auto"] | None = AUTO,
         seed: int = 0,
-        cache: str | Path | None = None,
         feature_extractor: FeatureExtractor | None = None,
         perturbation: Perturbation | None = None,
         class_weight: ClassWeight | None = None,

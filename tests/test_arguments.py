@@ -90,7 +90,7 @@ UNFITTED = {
     "standardize": lambda: bu_torch.BoundaryUncertainty().standardize(X),
     "score": lambda: bu_torch.BoundaryUncertainty().score(torch.clone),
     "update": lambda: bu_torch.BoundaryUncertainty().update(X[:, :2], Y),
-    "save": lambda: bu_torch.Signals().save("x"),
+    "state": lambda: bu_torch.Signals().state(),
     "measure": lambda: bu_torch.Signals().measure(X[:, :2]),
     "to": lambda: bu_torch.Signals().to("cpu"),
     "perturbed inputs": lambda: bu_torch.Signals().perturbed_inputs,

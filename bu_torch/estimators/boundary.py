@@ -136,8 +136,8 @@ class BoundaryUncertainty(PerturbedSamples):
     def restore(
         self, tensors: dict[str, Tensor], skills: list[float], weights: Tensor | None, inputs: Tensor, space: str
     ) -> None:
-        """Take fitted tensors and skills from a file or state; draw the perturbed inputs again."""
-        self.weights, self.has_known_neighbors, self.space_name_ = weights, False, space
+        """Take fitted tensors and skills from a state; draw the perturbed inputs again."""
+        self.weights, self.space_name_ = weights, space
         self.labels, self.neighbors, self.nearest_distance = (
             tensors[name] for name in ("labels", "neighbors", "nearest_distance")
         )

@@ -77,7 +77,6 @@ class PerturbedSamples:
         self.space_name_ = ""
         self.skills_: dict[str, float] = {}
         self.trial_: MetricTrial | None = None
-        self.has_known_neighbors = False
         self.weights: Tensor | None = None
         self.logits: Tensor | None = None
 
@@ -100,7 +99,6 @@ class PerturbedSamples:
         self.weights = weights_of(labels, self.class_weight, sample_weight)
         choice = self._choice.choose(inputs, labels, self.weights, is_of_tokens=is_of_tokens, known=self.known_space)
         self.space_name_, self.space, self.label_metric, self.skills_, points, self.trial_ = choice
-        self.has_known_neighbors = neighbors is not None
         graph = NeighborGraph(self.n_neighbors)
         graph = graph.fit(points) if neighbors is None else graph.take(points, neighbors)
         self.labels, self.neighbors, self.nearest_distance = labels, graph.neighbors, graph.nearest_distance
@@ -111,11 +109,6 @@ class PerturbedSamples:
     def may_use_module(self, inputs: Tensor) -> bool:
         """Return True if the space of these inputs depends on `module`."""
         return self._choice.may_use_module(inputs)
-
-    @property
-    def is_of_module(self) -> bool:
-        """True if neighbours were found among features that training `module` changes."""
-        return self.space_name_ == "module" or (self.space_name_ == "custom" and self._choice.extracts_by_module())
 
     def perturb(self, inputs: Tensor) -> None:
         """Draw the perturbed inputs, which follow from neighbours, distances and seed; no logits are known then."""

@@ -52,7 +52,6 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="seed of all random choices (%(default)s)")
     add("--batch-size", type=int, default=4096, metavar="N", help="samples in a forward pass (%(default)s)")
     add("--device", help="device to run the module on, such as cuda (its own)")
-    add("--cache", type=Path, metavar="PATH", help="keep the preparation in this file (npz) or folder")
     unpickle = "unpickle everything in the checkpoints, which can run any code: only for files you trust"
     add("--no-weights-only", action="store_true", help=unpickle)
     parser.set_defaults(run=_run)
@@ -86,7 +85,7 @@ def _rank(files: list[Path], options: argparse.Namespace) -> Ranking:
     samples = read_samples(
         data, options.max_samples, options.seed, input_key=options.input_key, label_key=options.label_key
     )
-    fit_signals(signals, samples, options.cache)
+    fit_signals(signals, samples)
     settings: dict[str, Any] = {name: getattr(options, name) for name in ("rule", "metric", "batch_size", "device")}
     settings |= {"signals": signals, "weights_only": not options.no_weights_only}
     return rank_checkpoints(files, module, samples, **settings)

@@ -30,7 +30,7 @@ from bu_torch.samples.reading import read_samples
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.measuring import Signals
 from bu_torch.signals.metrics import as_metric
-from bu_torch.signals.preparation import fit_or_load
+from bu_torch.signals.preparation import fit_with_progress
 
 Paths = str | Path | Iterable[str | Path]
 _OF_A_RUN = "prediction_changes"  # compares two checks of a run; a single classifier has none
@@ -350,8 +350,8 @@ class Judge:
         return Ranking(self.rule.name, tuple(one._replace(rank=rank) for rank, one in enumerate(scored, 1)))
 
 
-def fit_signals(signals: Signals, dataset: Any, cache: Path | None = None) -> None:
-    """Fit signals to the samples of a dataset, or load them from `cache`; if fitted already, check the samples."""
+def fit_signals(signals: Signals, dataset: Any) -> None:
+    """Fit signals to the samples of a dataset; if fitted already, check the samples."""
     samples = dataset if isinstance(dataset, Samples) else read_samples(dataset, seed=signals.boundary.seed)
     if samples.packing is not None:
         raise ValueError(f"`dataset` must have one tensor of inputs a sample, got {samples.packing}.")
@@ -360,7 +360,7 @@ def fit_signals(signals: Signals, dataset: Any, cache: Path | None = None) -> No
     if line := describe_ignored(samples.n_ignored):
         warnings.warn(line, stacklevel=3)
     if not signals.is_fitted:
-        fit_or_load(signals, inputs, labels, cache, sample_weight=samples.weights)
+        fit_with_progress(signals, inputs, labels, samples.weights)
     elif signals.fingerprint != signals.fingerprint_of(inputs, labels, samples.weights):
         raise ValueError("`signals` must be fitted on the samples of `dataset`, or not at all, got other samples.")
 

@@ -2,18 +2,16 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bu_torch.estimators.boundary import MOST_ENTRIES
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.logits import packed_model
 from bu_torch.internal.packing import Packing
-from bu_torch.internal.printing import cleaned
 from bu_torch.perturbation.draws import kind_of
 from bu_torch.rule.rules import DEFAULT_RULE
 from bu_torch.run.budget import Plan, describe_ignored, plan
@@ -23,7 +21,7 @@ from bu_torch.samples.readings import with_readings
 from bu_torch.samples.samples import Samples, fewer_of
 from bu_torch.signals.measuring import Signals
 from bu_torch.signals.metrics import ExpectedMetric
-from bu_torch.signals.preparation import fit_or_load
+from bu_torch.signals.preparation import fit_with_progress
 
 _MOST_CLASSES_A_SAMPLE = 1 / 3
 _SPACES = {
@@ -60,14 +58,11 @@ class CheckSetup:
         self.plan: Plan | None = None
         self.fingerprint: str | None = None  # identifies the samples of earlier checks
         self._is_restored = True
-        self.found_in: Path | None = None  # file that `prepare` has read
-        self.kept_in: Path | None = None  # file that `prepare` has written
         self.packing: Packing | None = None
         self.takes_readings = False
         self.about: dict[str, Any] = {"data": {}, "classes": None}  # samples and classes in words, for the record
         self.rows = torch.empty(0, dtype=torch.int64)  # places of the samples in the dataset, (N,)
         self._n_draws = 1
-        self._refused: ValueError | None = None  # why the file of the cache does not fit, if weights may yet change
         self._signals: Signals | None = None  # only in the process that has prepared
         # Settings that determine the samples and perturbations: with others, a resumed run plans anew.
         self._plan_settings = [
@@ -75,7 +70,7 @@ class CheckSetup:
         ]
         # A resumed run cannot repeat the choice of a space, because the network has changed. So a state holds the whole
         # preparation if the space is the network's features, and otherwise the name of the space.
-        self._saved: Tensor | None = None  # bytes of `Signals.packed`
+        self._saved: dict[str, Any] | None = None  # `Signals.state`
         self._space: SpaceName | None = None
         self.loss_weights: list[float] | None = None
 
@@ -120,8 +115,8 @@ class CheckSetup:
         the bytes of one, 0 for no limit; `when` says for the log when checks are due. Checks are made on `device`, or
         that of the samples. The space may be the features of `module` before training, and stays if earlier checks were
         made (`has_resumed`). Unless this `is_final`, a second call, with `give_samples` None, prepares the same samples
-        anew, and a file of the cache that does not fit is refused by `finish` alone. If other processes get the
-        perturbed inputs (`is_shared`), they are copied to the CPU. Errors are those of `Signals`.
+        anew. If other processes get the perturbed inputs (`is_shared`), they are copied to the CPU. Errors are those of
+        `Signals`.
         """
         if give_samples is not None:
             self.samples = self._plan_and_choose(give_samples(), planned, when)
@@ -139,17 +134,8 @@ class CheckSetup:
         if not (has_resumed and self._restores(signals, samples)):
             if self._is_space_left_out(signals, samples, has_resumed=has_resumed):
                 signals = make_signals(None)
-            cache = self._cache_for(signals, samples)
             inputs = samples.inputs.to(self._faster_device(samples, device))
-            fit = partial(fit_or_load, signals, inputs, samples.labels, sample_weight=samples.weights)
-            self._refused = None
-            try:
-                self.found_in, self.kept_in = fit(cache=cache)
-            except ValueError as error:
-                if is_final or cache is None or signals.is_fitted:
-                    raise
-                self._refused = error
-                self.found_in, self.kept_in = fit(cache=None)
+            fit_with_progress(signals, inputs, samples.labels, samples.weights)
             self._note_space(signals, samples)
         self._signals, self.rows = signals.to(device or samples.inputs.device), samples.rows
         self.about = self._describe(signals, samples)
@@ -184,21 +170,10 @@ class CheckSetup:
     def _is_space_left_out(self, signals: Signals, samples: Samples, *, has_resumed: bool) -> bool:
         """True if the network's features must not be chosen as the space.
 
-        A file must follow from the samples alone, and a network that has learnt the labels would leak them into the
-        choice of a space.
+        A network that has learnt the labels would leak them into the choice of a space.
         """
         is_open = signals.boundary.feature_extractor is None and signals.boundary.may_use_module(samples.inputs)
-        return is_open and (self.settings.cache is not None or (has_resumed and self._space is None))
-
-    def _cache_for(self, signals: Signals, samples: Samples) -> str | Path | None:
-        """The cache, unless the space is asked to be a network's; a file of an earlier call is removed."""
-        cache = self.settings.cache
-        if cache is not None and signals.boundary.may_use_module(samples.inputs):
-            self._warn(f"Features of a network differ from run to run: they are not kept in the cache {cache}.")
-            return None
-        if self.kept_in is not None and self.kept_in == cache:
-            self.kept_in.unlink(missing_ok=True)  # it was written for other weights of the classes
-        return cache
+        return is_open and has_resumed and self._space is None
 
     def _note_space(self, signals: Signals, samples: Samples) -> None:
         """Note for a resumed run which space was chosen; the whole preparation, if it is the network's features."""
@@ -208,7 +183,7 @@ class CheckSetup:
                 case "inputs" | "patches" | "tokens" | "metric" as name:
                     self._space = name
                 case _:
-                    self._saved = signals.packed()
+                    self._saved = signals.state()
 
     def _faster_device(self, samples: Samples, device: torch.device | None) -> torch.device:
         """Device on which preparation is faster: that of the checks for images, else that of the samples."""
@@ -223,8 +198,8 @@ class CheckSetup:
         if self._saved is None or not signals.boundary.may_use_module(samples.inputs):
             return False
         try:
-            signals.load(self._saved, samples.inputs, samples.labels, samples.weights)
-        except ValueError:  # damaged or for other samples: the caller warns
+            signals.restore(self._saved, samples.inputs, samples.labels, samples.weights)
+        except Exception:  # damaged, which may raise anything, or for other samples: the caller warns
             self._is_restored = False
         return self._is_restored
 
@@ -278,32 +253,18 @@ class CheckSetup:
         return self._signals
 
     def finish(self) -> None:
-        """Say how samples are measured, and free them, because they are not prepared again; in the first process.
-
-        Raises if the file of the cache is for other samples.
-        """
+        """Say how samples are measured, and free them, because they are not prepared again; in the first process."""
         self.samples = None
-        if self._refused is not None:
-            raise self._refused
         for line in self._lines():
             self._tell(line)
 
     def _lines(self) -> Iterator[str]:
-        """Lines for the log: how samples are perturbed, which cache, which space, and how classes count."""
+        """Lines for the log: how samples are perturbed, which space, and how classes count."""
         if self.takes_readings:
             yield (
                 "A sample differs each time it is read (random augmentation), so bu-torch reads each sample"
                 f" {1 + self._n_draws} times: the first is its place among its neighbours, and further ones are"
                 " perturbed samples. To change it: `perturbation=` names a way to move it."
-            )
-        if self.found_in is not None:
-            file = cleaned(str(self.found_in))
-            yield f"bu-torch loaded the preparation of an earlier run: {file}. To change it: `cache=None`."
-        elif self.kept_in is not None:
-            n_samples, file = self.about["data"]["n_samples"], cleaned(str(self.kept_in))
-            yield (
-                f"bu-torch kept neighbours, distances, class probabilities and labels of {n_samples} samples for later"
-                f" runs: {file}. To change it: `cache=None`."
             )
         yield from self._lines_on_space()
         metric = self.signals.metric

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from os import PathLike
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -50,10 +48,6 @@ class MeasurementSettings:
             of an epoch. Small data has a floor: 6000 passes of a small network, fewer if a pass takes more than 60,000
             floating-point operations, and 500 from 1,160,000 on. None for no bound. Counted, not timed: runs repeat.
         seed: Seed of all random choices, from 0 to 2**64 - 1. Global random numbers are left as they are.
-        cache: File (npz) that keeps the preparation for later runs on the same samples; no inputs are in it. It is read
-            if it exists, written otherwise, and refused if it was made from other samples or settings. A folder, or a
-            name without an ending, holds one such file for each set of samples and settings, for searches over many
-            runs. None keeps nothing. Not used in a `fast_dev_run`.
         feature_extractor: The space of distances between samples, which are perturbed in input space all the same.
             `"inputs"`, standardised; `"patches"` for images, `bu_torch.PatchFeatures`; `"tokens"` for token ids,
             `bu_torch.TokenFeatures`; `"metric"`, these in the metric that labels teach; `"module"`, the inputs of the
@@ -92,7 +86,6 @@ class MeasurementSettings:
     max_bytes: int | None = MAX_BYTES
     budget: Literal["auto"] | None = AUTO
     seed: int = 0
-    cache: str | Path | None = None
     feature_extractor: FeatureExtractor | None = None
     perturbation: Perturbation | None = None
     class_weight: ClassWeight | None = None
@@ -109,10 +102,6 @@ class MeasurementSettings:
         self.max_bytes = None if self.max_bytes is None else check_integer("max_bytes", self.max_bytes, 1)
         self.budget = check_choice("budget", self.budget, (AUTO, None))
         self.seed = check_seed(self.seed)
-        if self.cache is not None:
-            if not isinstance(self.cache, str | PathLike):
-                raise TypeError(f"`cache` must be a path or None, got {self.cache!r}.")
-            self.cache = Path(self.cache)
         if self.averaging is not None:
             self.averaging = check_number("averaging", self.averaging, 0, below=1)
         if self.averaging_device is not None:

@@ -190,7 +190,7 @@ _TRACKER: dict[str, Callable[[Any], Any]] = {
     "rule": _maybe(_plain(dict), dict),
     "asked": _maybe(_plain(list, has_tensors=False)),
     "samples": _maybe(_plain(str)),
-    "prepared": _maybe(_vector(torch.uint8, low=0)),
+    "prepared": _maybe(_plain(dict)),
     "space": _maybe(_read_space),
     "plan": _maybe(_read_plan),
     "loss_weights": _maybe(_read_weights_of_classes),

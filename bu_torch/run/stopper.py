@@ -52,7 +52,7 @@ class BoundaryUncertaintyStopper(KeptResults):
             alone has the word, its numbers and the threshold. All keep the same weights. None if one process checks
             alone.
         **settings: All of `bu_torch.run.settings.Settings`, such as `patience`, `rule`, `budget` (an epoch visits each
-            of the N samples once), `cache` and `averaging` (0.7).
+            of the N samples once), and `averaging` (0.7).
 
     Attributes:
         best_epoch, best_step, best_score, history, summary, setup_seconds, check_seconds, record_path: As in
@@ -105,7 +105,6 @@ class BoundaryUncertaintyStopper(KeptResults):
         max_bytes: int | None = MAX_BYTES,
         budget: Literal["auto"] | None = AUTO,
         seed: int = 0,
-        cache: str | Path | None = None,
         feature_extractor: FeatureExtractor | None = None,
         perturbation: Perturbation | None = None,
         class_weight: ClassWeight | None = None,
@@ -172,7 +171,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         if self._is_concluded:
             tracker.warn(
                 "This stopper has ended a training, and continues it: its best epoch and its patience still count. For"
-                " another training, make another stopper; `cache=` keeps the preparation."
+                " another training, make another stopper."
             )
         self._is_by_steps, self._is_concluded = step is not None, False
         if tracker.inputs is None:

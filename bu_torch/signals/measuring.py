@@ -1,9 +1,7 @@
 """Signals of a check, from one pass of logits: U, trust, expected accuracy, and agreement with neighbours."""
 
-import io
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -18,7 +16,6 @@ from bu_torch.functional.boundary import boundary_weights, top_two, uncertainty_
 from bu_torch.functional.checks import check_floating, check_index
 from bu_torch.functional.probabilities import as_probabilities
 from bu_torch.functional.weights import mean_and_error, sum_by_group
-from bu_torch.internal.files import open_whole
 from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.perturbation.draws import PerturbedInputs, are_rows
 from bu_torch.perturbation.moves import Readings
@@ -26,7 +23,7 @@ from bu_torch.samples.balance import weights_of
 from bu_torch.signals.catalogue import OF_SHARP, SIGNALS, SignalInputs, contributions_to, counting_once, metric_values
 from bu_torch.signals.details import Measurement, mean_by_rank
 from bu_torch.signals.metrics import THRESHOLD, as_metric, check_on
-from bu_torch.signals.preparation import fingerprint_of, read_arrays, warn_of, write_arrays
+from bu_torch.signals.preparation import fingerprint_of, state_of, warn_of
 
 if TYPE_CHECKING:
     from bu_torch.papers.proposal2 import ProposalSignals
@@ -101,7 +98,7 @@ class Signals:
             features: Training inputs, shape (N, ...) with N >= n_neighbors, tensor or array of finite numbers.
             labels: Classes, shape (N,), integers >= 0; at least two different ones.
             sample_weight: As in `BoundaryUncertainty.fit`, whose errors are raised.
-            neighbors: Known neighbours, as there; such a fit cannot be saved.
+            neighbors: Known neighbours, as there.
         """
         boundary = self.boundary
         inputs, labels = self._read(features, labels)
@@ -123,49 +120,28 @@ class Signals:
         fingerprint = fingerprint_of(boundary, inputs, labels, boundary.weights)
         return self._derive_from(fingerprint, distances, pairs, inputs)
 
-    def load(self, path: str | Path | Tensor, features: Any, labels: Any, sample_weight: Any = None) -> Self:
-        """Load what `save` wrote, instead of `fit(features, labels)`; perturbed inputs are drawn again.
+    def state(self) -> dict[str, Any]:
+        """What `fit` computed, as plain data on the CPU, for the state of a run; `restore` takes it back."""
+        check_fitted(self, "_fingerprint")
+        pairs = {} if self._bayes_pairs is None else {"bayes_pairs": self._bayes_pairs.cpu()}
+        kept = {"fingerprint": self._fingerprint, "left_out_distances": self._distances[:, :-1].cpu(), **pairs}
+        return kept | state_of(self.boundary)
 
-        Args:
-            path: The file, or bytes from `packed`.
-            features: The same samples, as in `fit`.
-            labels: Their classes.
-            sample_weight: Their weights.
+    def restore(self, state: Mapping[str, Any], features: Any, labels: Any, sample_weight: Any = None) -> Self:
+        """Take what `state` gave in place of `fit(features, labels, sample_weight)`; perturbed inputs are drawn again.
 
         Raises:
-            OSError: If there is no such file, or it cannot be opened.
-            ValueError: If the file is damaged, was not written by `save`, or is for other samples or settings.
+            ValueError: If the state is of other samples or settings.
+            KeyError, TypeError: If it is damaged.
         """
         inputs, labels = self._read(features, labels)
         weights = weights_of(labels, self.boundary.class_weight, sample_weight)
         fingerprint = fingerprint_of(self.boundary, inputs, labels, weights)
-        tensors, skills, space = read_arrays(path, fingerprint, inputs.device)
-        self.boundary.restore(tensors, skills, weights, inputs, space)
+        if state["fingerprint"] != fingerprint:
+            raise ValueError("`state` must be of the same samples and settings.")
+        tensors = {name: value.to(inputs.device) for name, value in state.items() if isinstance(value, Tensor)}
+        self.boundary.restore(tensors, state["skills"], weights, inputs, state["space"])
         return self._derive_from(fingerprint, tensors["left_out_distances"], tensors.get("bayes_pairs"), inputs)
-
-    def save(self, path: str | Path) -> None:
-        """Write what `fit` computed to a file (npz, without executable content), whole or not at all.
-
-        No other user may read it.
-
-        Raises:
-            RuntimeError: If `fit` has not been called.
-            ValueError: If `fit` used features of `module`, or `neighbors`, which a file cannot identify.
-        """
-        check_fitted(self, "_fingerprint")
-        if self.boundary.is_of_module or self.boundary.has_known_neighbors:
-            raise ValueError("Signals fitted with features of `module` or with `neighbors` cannot be saved.")
-        with open_whole(Path(path), 0o600) as file:
-            self._write(file)
-
-    def packed(self) -> Tensor:
-        """Bytes of a file as `save` writes it, for a state of a run, which `load` reads too."""
-        content = io.BytesIO()
-        self._write(content)
-        return torch.frombuffer(content.getbuffer(), dtype=torch.uint8)
-
-    def _write(self, file: BinaryIO) -> None:
-        write_arrays(file, self.boundary, self._fingerprint, self._distances[:, :-1], self._bayes_pairs)
 
     def _derive_from(self, fingerprint: str, distances: Tensor, bayes_pairs: Tensor | None, inputs: Tensor) -> Self:
         """Derive lookup tables from what was fitted or loaded; warn if the labels are unpredictable."""
@@ -269,7 +245,7 @@ class Signals:
 
     @property
     def is_fitted(self) -> bool:
-        """True if `fit` or `load` has been called."""
+        """True if `fit` or `restore` has been called."""
         return hasattr(self, "_fingerprint")
 
     def fingerprint_of(self, features: Any, labels: Any, sample_weight: Any = None) -> str:

@@ -1,22 +1,18 @@
-"""Keeping what `Signals.fit` computes: in a file or a state, plain arrays and a fingerprint that says of what.
+"""Around `Signals.fit`: its progress, what a state keeps of it, a fingerprint of the samples, and warnings.
 
-No inputs are among them: perturbed inputs are drawn again from samples and seed, or were read with them.
+A state holds no inputs: perturbed inputs are drawn again from samples and seed, or were read with them.
 """
 
 import hashlib
-import io
 import warnings
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.estimators.label_probabilities import LabelRegression
-from bu_torch.internal.files import regular_file
-from bu_torch.internal.printing import cleaned, progress
+from bu_torch.internal.printing import progress
 from bu_torch.perturbation.draws import kind_of
 from bu_torch.perturbation.moves import MixedMove, Readings
 from bu_torch.samples.samples import copies
@@ -25,107 +21,34 @@ from bu_torch.space.features import MixedFeatures
 if TYPE_CHECKING:
     from bu_torch.signals.measuring import Signals
 
-_FORMAT = 16  # raise it if the arrays change, or the way in which they are computed
+_FORMAT = 17  # raise it if the tensors change, or the way in which they are computed
 _PROBE = 64
 _LEAST_SKILL = 0.01  # votes on 400 random labels or more seldom have a higher skill
 _MOST_COPIES = 0.5
 _BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
 
-_FINGERPRINT = "bu_torch_fingerprint"
 _OF_BOUNDARY = ("labels", "neighbors", "nearest_distance")
-_OF_CLASSES = ("left_out_distances", "votes", "probabilities")
-_OF_PAPERS = "bayes_pairs"
 _SKILLS = ("vote_skill", "regression_skill", "sharpness")
 
 
-def fit_or_load(
-    signals: "Signals", inputs: Tensor, labels: Tensor, cache: str | Path | None, sample_weight: Tensor | None = None
-) -> tuple[Path | None, Path | None]:
-    """Load what an earlier run has kept for the same samples and settings, or fit and keep the result.
-
-    Samples are those of `Signals.fit`, whose errors are raised. `cache` is a file (npz), which is refused if it is
-    damaged or for other samples or settings (ValueError); or a folder, in which samples and settings give the file its
-    name. If it cannot be written, a warning says so. Returns the file that was read, and the file that was written, or
-    None.
-    """
-    inputs, file = signals.boundary.as_inputs(inputs), None if cache is None else Path(cache)
+def fit_with_progress(signals: "Signals", inputs: Tensor, labels: Tensor, sample_weight: Tensor | None) -> None:
+    """Call `Signals.fit` with a progress bar, on the CPU if the memory of the device of `inputs` is too small."""
+    inputs = signals.boundary.as_inputs(inputs)
     try:
         with progress("bu-torch prepares", total=n_comparisons(len(inputs), signals.boundary.n_draws), bar_format=_BAR):
-            # A name without a suffix is a folder to be made.
-            if file is not None and (file.is_dir() or not (file.suffix or file.exists())):
-                file = file / f"{signals.fingerprint_of(inputs, labels, sample_weight)}.npz"
-            try:
-                if file is not None:
-                    signals.load(file, inputs, labels, sample_weight)
-                    return file, None
-            except (FileNotFoundError, NotADirectoryError):
-                pass
-            except OSError as error:
-                line = f"The cache {file} cannot be read: {error.strerror}. Its contents are computed anew."
-                warnings.warn(f"{line} To turn the cache off: `cache=None`.", stacklevel=2)
-                file = None
             signals.fit(inputs, labels, sample_weight)
     except torch.OutOfMemoryError:  # training may still fit on the device
         if inputs.is_cpu:
             raise
-        return fit_or_load(signals, inputs.cpu(), labels, cache, sample_weight)
-    try:
-        if file is not None:
-            signals.save(file)
-    except OSError as error:
-        warnings.warn(f"The cache {file} cannot be written: {error}. It is not kept.", stacklevel=2)
-        file = None
-    return None, file
+        fit_with_progress(signals, inputs.cpu(), labels, sample_weight)
 
 
-def write_arrays(
-    file: BinaryIO,
-    boundary: BoundaryUncertainty,
-    fingerprint: str,
-    left_out_distances: Tensor,
-    bayes_pairs: Tensor | None,
-) -> None:
-    """Write what `Signals.fit` has computed, for `read_arrays`."""
+def state_of(boundary: BoundaryUncertainty) -> dict[str, Any]:
+    """What was fitted, as plain data on the CPU, for `restore_state`."""
     tensors = {name: getattr(boundary, name) for name in _OF_BOUNDARY}
     tensors |= {"votes": boundary.votes_of_present, "probabilities": boundary.probabilities_of_present}
-    tensors |= {"left_out_distances": left_out_distances}
-    tensors |= {} if bayes_pairs is None else {_OF_PAPERS: bayes_pairs}
-    arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
-    arrays |= {name: np.array(getattr(boundary, name)) for name in _SKILLS}
-    arrays |= {_FINGERPRINT: np.array(fingerprint), "space": np.array(boundary.space_name_)}
-    np.savez(file, **arrays)
-
-
-def read_arrays(
-    path: str | Path | Tensor, fingerprint: str, device: torch.device
-) -> tuple[dict[str, Tensor], list[float], str]:
-    """Read tensors, skills and the name of the space from a file, or bytes of one; errors as of `Signals.load`."""
-    is_state = isinstance(path, Tensor)
-    source = io.BytesIO(path.numpy().tobytes()) if isinstance(path, Tensor) else regular_file(path)
-    name = "the state" if is_state else f"`{path}`"
-    arrays: dict[str, np.ndarray] = {}
-    try:
-        with source as content, np.load(content, allow_pickle=False) as file:
-            if any(member.compress_type for member in file.zip.infolist()):  # a small file may inflate to a huge one
-                raise ValueError("Compressed arrays are not read.")
-            found = str(file[_FINGERPRINT])
-            if found == fingerprint:
-                wanted = ("space", *_OF_BOUNDARY, *_OF_CLASSES, *_SKILLS, *({_OF_PAPERS} & {*file.files}))
-                arrays = {one: file[one] for one in wanted}
-    except (FileNotFoundError, NotADirectoryError, PermissionError, MemoryError):
-        raise
-    except Exception as error:  # a damaged zip may raise anything
-        raise ValueError(
-            f"{name} is not a file that `Signals.save` wrote, or it is damaged ({type(error).__name__}): remove it, or"
-            " name another file."
-        ) from error
-    if not arrays:
-        raise ValueError(
-            f"{name} was made of other samples or settings, or by another version (fingerprint {cleaned(found[:12])},"
-            f" expected {fingerprint[:12]}): remove it, or name another file."
-        )
-    space, skills = str(arrays.pop("space")), [float(arrays.pop(name)) for name in _SKILLS]
-    return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}, skills, space
+    state: dict[str, Any] = {name: tensor.cpu() for name, tensor in tensors.items()}
+    return state | {"skills": [getattr(boundary, name) for name in _SKILLS], "space": boundary.space_name_}
 
 
 def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> str:

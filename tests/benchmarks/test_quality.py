@@ -89,7 +89,7 @@ def test_what_each_rule_keeps(quality, rule, columns, expected):
 )
 def test_a_rule_replayed_on_curves_is_the_shipped_stopper(quality, trained, rule, settings):
     (features, labels), test, columns = trained
-    stopper = BoundaryUncertaintyStopper(features, labels, seed=SEED, cache=None, **settings)
+    stopper = BoundaryUncertaintyStopper(features, labels, seed=SEED, **settings)
     net = network()
     torch.manual_seed(SEED)
     steps = adam(net.parameters())

@@ -20,7 +20,7 @@ def averaged(weights, last):
 
 
 def stopping(**kwargs):
-    return BoundaryUncertaintyStopping(**{"n_neighbors": 20, "n_draws": 2, "averaging": PAST, "cache": None, **kwargs})
+    return BoundaryUncertaintyStopping(**{"n_neighbors": 20, "n_draws": 2, "averaging": PAST, **kwargs})
 
 
 @pytest.mark.parametrize("is_of_weights_alone", [False, True])

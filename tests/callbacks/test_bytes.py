@@ -26,7 +26,7 @@ READ = Made(lambda index: WAS_READ.append(index) or (IMAGES[index], LABELS[index
 
 
 def monitored(tmp_path, data, **settings):
-    monitor = BoundaryUncertaintyMonitor(n_neighbors=10, feature_extractor="inputs", cache=None, **settings)
+    monitor = BoundaryUncertaintyMonitor(n_neighbors=10, feature_extractor="inputs", **settings)
     fit(tmp_path, monitor, module=Classifier(d=3 * SIDE * SIDE), data=DataLoader(data, 50), max_epochs=1)
     return monitor
 
@@ -55,7 +55,7 @@ def test_a_cluster_is_looked_at_all_the_same(tmp_path):
 
 
 def test_a_plain_loop_is_bound_alike(caplog):
-    stopper = BoundaryUncertaintyStopper(IMAGES, LABELS, n_neighbors=10, max_bytes=BOUND, cache=None)
+    stopper = BoundaryUncertaintyStopper(IMAGES, LABELS, n_neighbors=10, max_bytes=BOUND)
     with caplog.at_level(logging.INFO):
         stopper.check(Classifier(d=3 * SIDE * SIDE))
     assert f"holds {FITTING} samples instead of {N}" in caplog.text
@@ -64,6 +64,6 @@ def test_a_plain_loop_is_bound_alike(caplog):
 def test_a_network_gets_few_large_inputs_at_a_time():
     n_rows = []
     images = torch.rand(40, 3, 320, 320, generator=torch.Generator().manual_seed(0))
-    stopper = BoundaryUncertaintyStopper(images, torch.arange(40) % 2, n_neighbors=10, cache=None, averaging=None)
+    stopper = BoundaryUncertaintyStopper(images, torch.arange(40) % 2, n_neighbors=10, averaging=None)
     stopper.check(lambda inputs: n_rows.append(len(inputs)) or inputs.flatten(1)[:, :2])
     assert max(n_rows) <= 32

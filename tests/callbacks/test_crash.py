@@ -9,10 +9,10 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
-from problems import Plain, blobs, fit, same, scripted, trainer
+from problems import Plain, fit, same, scripted, trainer
 from problems import fit_again as run_of
 
-from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
+from bu_torch import BoundaryUncertaintyStopping
 
 
 def ours(**settings):
@@ -80,16 +80,6 @@ def test_a_torn_file_falls_back_to_the_best_before(tmp_path, values, torn):
         stopping, _ = run_with_disk(tmp_path, values, torn=torn)
     assert stopping.best_epoch == 1
     assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == 1
-
-
-def test_a_cache_that_cannot_be_written_costs_nothing_but_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr("numpy.savez", no_space)
-    cache, reason = tmp_path / "cache.npz", "No space left on device"
-    stopper = BoundaryUncertaintyStopper(*blobs(), n_neighbors=20, cache=cache)
-    with pytest.warns(UserWarning, match=f"cache {cache} cannot be written: .*{reason}"):
-        stopper.check(Plain())
-    assert len(stopper.history) == 1
-    assert not list(tmp_path.glob("cache*"))
 
 
 def test_a_file_of_one_s_own_kind_is_not_called_damaged(tmp_path):

@@ -220,7 +220,7 @@ class OfImages(Classifier):
     def training_step(self, batch, batch_idx):
         return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
-stopping = BoundaryUncertaintyStopping(cache=None)
+stopping = BoundaryUncertaintyStopping()
 made = trainer(folder, stopping, max_epochs=1, strategy="ddp", devices=2)
 made.fit(OfImages(), loader(images, labels, batch_size=100))
 done(made.global_rank, plan=stopping.state_dict()["plan"], history=stopping.history)

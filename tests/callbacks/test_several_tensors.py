@@ -75,7 +75,7 @@ def cut(samples):
 
 def run(folder, module, data, collate=None, epochs=2, **settings):
     pl.seed_everything(0, verbose=False)
-    monitor, module = BoundaryUncertaintyMonitor(n_neighbors=10, n_draws=2, cache=None, **settings), module()
+    monitor, module = BoundaryUncertaintyMonitor(n_neighbors=10, n_draws=2, **settings), module()
     loader = DataLoader(data, batch_size=16, shuffle=True, collate_fn=collate)
     trainer(folder, monitor, max_epochs=epochs).fit(module, loader)
     return monitor, module

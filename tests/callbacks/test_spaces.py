@@ -79,20 +79,19 @@ def fit(folder, callback, module=Module, epochs=4, ckpt_path=None):
 
 
 @pytest.mark.parametrize(
-    ("module", "space", "ends", "has_cache"),
+    ("module", "space", "ends"),
     [
-        *((Module, space, (2, 4), False) for space in (None, "module", "body")),
-        *((pretrained, space, (2, 4), False) for space in (None, "module")),
+        *((Module, space, (2, 4)) for space in (None, "module", "body")),
+        *((pretrained, space, (2, 4)) for space in (None, "module")),
         # Where the space is none of the network's, which knows the labels when the run resumes.
-        *((module, None, (2, 4, 6), has_cache) for module in (Plain, OfTokens) for has_cache in (False, True)),
+        *((module, None, (2, 4, 6)) for module in (Plain, OfTokens)),
     ],
 )
-def test_a_resumed_run_measures_in_the_space_that_was_chosen(tmp_path, module, space, ends, has_cache):
+def test_a_resumed_run_measures_in_the_space_that_was_chosen(tmp_path, module, space, ends):
     """Cut at the ends of these epochs: by then the network has been trained, and its features are others."""
 
     def part(name, epochs, ckpt_path=None):
-        cache = tmp_path / "cache.npz" if has_cache else None
-        callback = BoundaryUncertaintyStopping(**KINDS[module][1], cache=cache)
+        callback = BoundaryUncertaintyStopping(**KINDS[module][1])
         callback.settings.feature_extractor = space
         return fit(tmp_path / name, callback, module, epochs, ckpt_path)
 
@@ -139,13 +138,6 @@ def assert_loop_goes_on(samples, module, later, **settings):
     return stopper, again
 
 
-def test_features_of_a_network_are_not_cached(tmp_path):
-    settings = {"feature_extractor": "module", "cache": tmp_path / "cache.npz"}
-    with pytest.warns(UserWarning, match="differ from run to run: they are not kept in the cache"):
-        fit(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20, **settings), epochs=1)
-    assert not (tmp_path / "cache.npz").exists()
-
-
 def test_a_preparation_in_a_state_that_is_damaged_is_left():
     def load(**changed):
         other = BoundaryUncertaintyStopper(*images(160), feature_extractor="module", **FEW)
@@ -156,7 +148,7 @@ def test_a_preparation_in_a_state_that_is_damaged_is_left():
     stopper.check(Module())
     state = stopper.state_dict()
     whole = state["checks"]["prepared"]
-    for crooked in (whole[:-100], whole[:0], torch.cat((whole[:5000], whole[5000:] ^ 1))):
+    for crooked in ({}, whole | {"fingerprint": "other"}, whole | {"labels": "x"}):
         other = load(prepared=crooked)
         with pytest.warns(UserWarning, match="patience and the best epoch start anew"):
             other.check(Module())

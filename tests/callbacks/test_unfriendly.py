@@ -164,7 +164,6 @@ BOTH = (BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping)
 STOPPING = (BoundaryUncertaintyStopping,)
 # By argument: values that it does not take, and what is said of them.
 ARGUMENTS = [
-    (BOTH, {"cache": 3}, "`cache` must be a path or None, got 3"),
     (BOTH, {"output_key": 1.5}, "`output_key` must be a name, a place or None, got 1.5"),
     (BOTH, {"output_key": True}, "`output_key` must be a name, a place or None, got True"),
     (BOTH, {"every_n_epochs": 0}, "`every_n_epochs` must be an integer >= 1"),

@@ -120,7 +120,7 @@ def test_lightning_cli(recipe, tmp_path):
     config = str(FOLDER / "lightning_cli.yaml")
     options = [f"--trainer.default_root_dir={tmp_path}", "--trainer.max_epochs=3"]
     given = {"n_neighbors": 20, "budget": "null", "dirpath": tmp_path / "mine", "filename": "{epoch}"}
-    given |= {"cache": tmp_path / "cache.npz", "save_weights_only": "true"}
+    given |= {"save_weights_only": "true"}
     options += [f"--trainer.callbacks.{name}={value}" for name, value in given.items()]
     run = recipe("lightning_cli").main(["fit", f"--config={config}", *options])
     stopping = run.trainer.callbacks[0]
@@ -129,7 +129,6 @@ def test_lightning_cli(recipe, tmp_path):
     assert (settings.patience, settings.rule, len(stopping.history)) == (15, "expected_accuracy", 3)
     assert (settings.n_neighbors, settings.budget, stopping.save_weights_only) == (20, None, True)
     assert stopping.best_model_path == str(tmp_path / "mine" / f"epoch={stopping.best_epoch}.ckpt")
-    assert (tmp_path / "cache.npz").exists()
     assert "class_path: bu_torch.callbacks.BoundaryUncertaintyStopping" in (tmp_path / "config.yaml").read_text()
 
 

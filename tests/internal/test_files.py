@@ -2,13 +2,12 @@
 
 import os
 import stat
-from pathlib import Path
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from bu_torch.internal import files
-from bu_torch.internal.files import identity, open_whole, whole_file
+from bu_torch.internal.files import identity, whole_file
 
 
 @pytest.mark.parametrize("is_foreseen", [False, True])
@@ -37,18 +36,6 @@ def test_the_umask_decides_who_may_read(tmp_path):
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "file.txt").stat().st_mode) == 0o640
-
-
-def test_what_is_planted_under_the_name_of_an_open_part_is_not_written_to(tmp_path):
-    precious = tmp_path / "precious.txt"
-    precious.write_text("precious")
-    with open_whole(tmp_path / "cache" / "file.npz", 0o600) as file:
-        part = Path(file.name)
-        assert stat.S_IMODE(part.stat().st_mode) == 0o600
-        part.unlink()
-        part.symlink_to(precious)
-        file.write(b"other")
-    assert precious.read_text() == "precious"
 
 
 def test_a_file_of_the_same_size_and_time_is_another_s(tmp_path):

@@ -52,15 +52,12 @@ def test_a_sample_among_its_own_neighbors_counts_once_wherever_it_stands():
     assert graph.nearest_distance.tolist() == [1, 1, 2, 2]
 
 
-def test_signals_of_known_neighbors_are_measured_and_not_saved(tmp_path):
+def test_signals_of_known_neighbors_are_measured():
     signals = Signals(M, n_draws=1).fit(FEATURES, LABELS, neighbors=KNOWN["a sparse matrix"])
     logits = torch.nn.Linear(4, 3)(signals.perturbed_inputs)
     expected = Signals(M, n_draws=1).fit(FEATURES, LABELS)
     found, searched = signals.measure(logits).values, expected.measure(logits).values
     assert all(float(found[name]) == pytest.approx(float(searched[name])) for name in Signals.NAMES)
-    with pytest.raises(ValueError, match="features of `module` or with `neighbors` cannot be saved"):
-        signals.save(tmp_path / "signals.npz")
-    signals.fit(FEATURES, LABELS).save(tmp_path / "signals.npz")
 
 
 @pytest.mark.parametrize(

@@ -48,14 +48,13 @@ def rank(*arguments, data="ranked_project:training", module="ranked_project:Net"
 
 
 def test_ranks_writes_and_copies(project, capsys):
-    files = ("--json", "r.json", "--csv", "r.csv", "--cache", "cache.npz", "--to", "kept")
+    files = ("--json", "r.json", "--csv", "r.csv", "--to", "kept")
     assert rank("checkpoints", *files, "--keep", 2, "--rule", "trust_score") == 0
     ranking = rank_checkpoints(project / "checkpoints", nn.Linear(4, 3), problems.blobs(), rule="trust_score")
     candidates = json.loads((project / "r.json").read_text())["candidates"]
     assert [(c["epoch"], c["score"]) for c in candidates] == [(c.epoch, c.score) for c in ranking]
     assert len((project / "r.csv").read_text().splitlines()) == 4
     assert {file.name for file in (project / "kept").iterdir()} == {c.path.name for c in ranking[:2]}
-    assert (project / "cache.npz").exists()
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "3 candidates by trust_score, best first"
     assert f"kept {Path('kept', ranking.best.path.name)}" in said

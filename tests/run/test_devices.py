@@ -143,14 +143,12 @@ def test_images_that_do_not_fit_on_the_device_are_prepared_where_they_are(accele
     [
         ((4,), {"max_samples": 100, "class_weight": "balanced"}),
         ((4,), {"feature_extractor": "metric", "class_weight": [1.0, 2.0, 3.0]}),
-        ((1, 2, 2), {"cache": "folder"}),
+        ((1, 2, 2), {}),
     ],
     ids=["subset", "metric", "images"],
 )
-def test_a_default_device_changes_nothing(shape, settings, is_there, accelerator, tmp_path):
+def test_a_default_device_changes_nothing(shape, settings, is_there, accelerator):
     """What `torch.set_default_device` says is where new tensors of no device are, and generators are on the CPU."""
-    if "cache" in settings:
-        settings = settings | {"cache": tmp_path}
     samples = VECTORS[0].view(-1, *shape), VECTORS[1]
     network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
 

@@ -27,12 +27,11 @@ class Network(nn.Linear):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run():
     """A function that makes a stopper, a network, and the state after some checks."""
-    cache = tmp_path_factory.mktemp("cache")
 
     def make(**settings):
-        settings = {"n_neighbors": 10, "n_draws": 1, "patience": 50, "averaging": 0.5, "cache": cache} | settings
+        settings = {"n_neighbors": 10, "n_draws": 1, "patience": 50, "averaging": 0.5} | settings
         return BoundaryUncertaintyStopper(X, Y, **settings)
 
     stopper, network = make(), Network(4, 3)
@@ -89,7 +88,7 @@ CRAFTED = [
     {"plan": (1, 2, 3)},
     {"predictions": torch.tensor([0, -1])},
     {"best_contributions": torch.tensor([0.0, torch.inf]).double()},
-    {"prepared": torch.ones(1, dtype=torch.uint8).expand(2**40)},
+    {"prepared": {"votes": torch.ones(1).expand(2**40)}},
     {"space": "outer"},
     *(recalls(shares=shares) for shares in ([[0.5], [2.0]], torch.empty(2, 0), [1.0, 1.0])),
     recalls("other"),

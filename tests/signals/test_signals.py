@@ -24,11 +24,10 @@ def read(signals, seed=0, n_outputs=3):
         return nn.Linear(4, n_outputs)(signals.perturbed_inputs)
 
 
-def test_signals_of_the_papers_are_measured_where_they_are_asked_for_and_change_no_other(tmp_path):
+def test_signals_of_the_papers_are_measured_where_they_are_asked_for_and_change_no_other():
     signals, also = fitted(), ("parzen_uncertainty", "omission")
     other = fitted(also=also)
-    other.save(tmp_path / "kept.npz")
-    again = Signals(n_draws=2, seed=3, also=also).load(tmp_path / "kept.npz", X, Y)
+    again = Signals(n_draws=2, seed=3, also=also).restore(other.state(), X, Y)
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(4, 20), nn.Tanh(), nn.Linear(20, 3)).requires_grad_(False)
     values, predictions = signals.measure(model(signals.perturbed_inputs))
@@ -85,7 +84,7 @@ def test_more_columns_than_classes_are_empty_classes():
 
 
 @pytest.mark.filterwarnings("error")
-def test_labels_that_the_others_do_not_tell_are_warned_of(tmp_path):
+def test_labels_that_the_others_do_not_tell_are_warned_of():
     signals = fitted()
     assert signals.vote_skill == LabelVotes().fit(Y, signals.boundary.neighbors).skill_ > 0.5
     assert signals.regression_skill == LabelRegression(seed=3).fit(signals.boundary.standardize(X), Y).skill_ > 0.5
@@ -93,9 +92,8 @@ def test_labels_that_the_others_do_not_tell_are_warned_of(tmp_path):
     inputs, noise = torch.randn(500, 20, generator=generator), torch.randint(2, (500,), generator=generator)
     with pytest.warns(UserWarning, match=r"score -?0\.\d+ by the nearest, -?0\.\d+ by regression on all\)"):
         signals = Signals(n_draws=1).fit(inputs, noise)
-    signals.save(tmp_path / "signals.npz")
     with pytest.warns(UserWarning, match="`feature_extractor` may give a space"):
-        again = Signals(n_draws=1).load(tmp_path / "signals.npz", inputs, noise)
+        again = Signals(n_draws=1).restore(signals.state(), inputs, noise)
     for name in ("vote_skill", "regression_skill"):
         assert getattr(again, name) == getattr(signals, name) < 0.01
 
@@ -117,18 +115,15 @@ def test_where_regression_alone_tells_the_labels_that_is_said():
     ("n_copied", "offsets", "said"),
     [(100, [0], "100%"), (60, [0], "75%"), (30, [0], None), (100, [1], None), (100, [1, 0, 1], "100%")],
 )
-def test_samples_that_are_there_twice_are_warned_of(tmp_path, n_copied, offsets, said):
+def test_samples_that_are_there_twice_are_warned_of(n_copied, offsets, said):
     features, labels = blobs(n=100)
     copies = [(features[:n_copied], (labels[:n_copied] + offset) % 3) for offset in offsets]
     several = [torch.cat(parts) for parts in zip((features, labels), *copies, strict=True)]
-    signals = Signals(n_draws=1)
-    for read in (signals.fit, lambda *samples: Signals(n_draws=1).load(tmp_path / "signals.npz", *samples)):
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            read(*several)
-        found = [str(warning.message) for warning in warned if "exact copy" in str(warning.message)]
-        assert [message.split()[0] for message in found] == ([said] if said else [])
-        signals.save(tmp_path / "signals.npz")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        Signals(n_draws=1).fit(*several)
+    found = [str(warning.message) for warning in warned if "exact copy" in str(warning.message)]
+    assert [message.split()[0] for message in found] == ([said] if said else [])
 
 
 class Bar:

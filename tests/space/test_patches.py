@@ -131,12 +131,12 @@ def test_patches_are_extracted_once_where_all_samples_are_compared(monkeypatch):
     assert torch.equal(part.neighbors, once.neighbors)
 
 
-def test_a_file_is_of_the_space_that_it_was_made_in_whatever_was_chosen_since(tmp_path):
+def test_a_state_is_of_the_space_that_it_was_made_in_whatever_was_chosen_since():
     written, read = Signals(20, n_draws=1), Signals(20, n_draws=1)
     written.boundary.known_space = "inputs"
-    written.fit(X, Y).save(tmp_path / "cache.npz")
+    written.fit(X, Y)
     assert Signals(20, n_draws=1).fit(X, Y).boundary.space_name_ == "patches"
-    assert read.load(tmp_path / "cache.npz", X, Y).boundary.space_name_ == "inputs"
+    assert read.restore(written.state(), X, Y).boundary.space_name_ == "inputs"
 
 
 def test_integers_reach_a_network_that_takes_them():

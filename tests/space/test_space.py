@@ -155,6 +155,6 @@ def test_of_several_tensors_ids_stay_as_they_are(dtype):
     network = Network().to(dtype)
     both = {"numbers": NUMBERS, "ids": LARGE + torch.arange(60).unsqueeze(1) % 5}
     extract = network.features_of_both
-    stopper = BoundaryUncertaintyStopper(both, LABELS, n_neighbors=10, cache=None, feature_extractor=extract)
+    stopper = BoundaryUncertaintyStopper(both, LABELS, n_neighbors=10, feature_extractor=extract)
     stopper.check(network)
     assert set(range(LARGE, LARGE + 5)) == SEEN
