@@ -44,9 +44,9 @@ from bu_torch import (
 )
 from bu_torch.functional.boundary import (
     boundary_weights,
-    local_uncertainty_of,
     top_two,
     uncertainty_along_boundary,
+    uncertainty_between,
 )
 from bu_torch.internal.replica import copy_of
 from bu_torch.run.settings import AVERAGING
@@ -99,20 +99,21 @@ def median_ms(call: Callable[[], object], repeats: int) -> float:
 def whole_check(device: str, n_samples: int, n_classes: int, repeats: int) -> dict[str, float]:
     """Milliseconds of U and trust of one draw on a device, and the rate at which it moves the least it has to move.
 
-    That is, once each: the logits, the uncertainty of each label, and the distance to each class.
+    That is, once each: the logits, the label probabilities, and the distance to each class.
     """
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(n_samples, n_classes, generator=generator).to(device)
     distances = torch.rand(n_samples, n_classes, generator=generator).to(device)
-    local = local_uncertainty_of(torch.rand(n_samples, n_classes, generator=generator).softmax(dim=1)).to(device)
+    probabilities = torch.rand(n_samples, n_classes, generator=generator).softmax(dim=1).to(device)
 
     def check() -> None:
         top = top_two(logits)
+        local = uncertainty_between(probabilities, top.classes)
         uncertainty_along_boundary(logits, local, boundary_weights(top.half_gap()))
         scores = functional.trust_score(distances, top.classes[:, 0], validate_args=False)
         functional.mean_trust_score(scores).item()  # waits for the device
 
-    n_bytes = 4 * n_samples * (2 * n_classes + 2)
+    n_bytes = 4 * n_samples * 3 * n_classes
     milliseconds = median_ms(check, repeats)
     row: dict[str, float] = {"N": n_samples, "J": n_classes, "U and trust, ms": milliseconds}
     return {**row, "least bytes, GB": n_bytes / 1e9, "GB/s": n_bytes / 1e6 / milliseconds}
@@ -226,13 +227,15 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
     distances = torch.rand(n_samples, n_classes)
     predictions, gap = logits.argmax(dim=1), top_two(logits).half_gap()
     votes = functional.label_votes(labels, neighbors, 1.0, n_classes)
-    local = local_uncertainty_of(votes)
+
+    def uncertainty() -> torch.Tensor:
+        top = top_two(logits)
+        local = uncertainty_between(votes, top.classes)
+        return uncertainty_along_boundary(logits, local, boundary_weights(top.half_gap()))
 
     row: dict[str, float] = {"N": n_samples, "d": n_features, "J": n_classes}
     row["forward"] = median_ms(lambda: [module(batch) for batch in features.split(8192)], repeats)
-    row["U"] = median_ms(
-        lambda: uncertainty_along_boundary(logits, local, boundary_weights(top_two(logits).half_gap())), repeats
-    )
+    row["U"] = median_ms(uncertainty, repeats)
     row["of it: gap"] = median_ms(lambda: top_two(logits).half_gap(), repeats)
     row["of it: ranks"] = median_ms(lambda: boundary_weights(gap), repeats)
     row["trust"] = median_ms(

@@ -8,7 +8,7 @@ from torch import Tensor
 from bu_torch.estimators.label_probabilities import LabelProbabilities, LabelRegression
 from bu_torch.estimators.perturbed import PerturbedSamples
 from bu_torch.estimators.space_choice import MetricRegression
-from bu_torch.functional.boundary import boundary_weights, local_uncertainty_of, top_two, uncertainty_along_boundary
+from bu_torch.functional.boundary import boundary_weights, top_two, uncertainty_along_boundary, uncertainty_between
 from bu_torch.internal.inputs import PresentClasses, as_labels
 from bu_torch.perturbation.moves import Readings
 
@@ -130,7 +130,6 @@ class BoundaryUncertainty(PerturbedSamples):
     def take_probabilities(self, probabilities: Tensor, votes: Tensor) -> None:
         """Take probabilities (n_draws * N, C) and votes (N, C) of the C classes that have samples."""
         self.probabilities_of_present, self.votes_of_present = probabilities, votes
-        self.local_uncertainty = local_uncertainty_of(probabilities)
         self.repeated_weights = None if self.weights is None else self.weights.repeat(self.n_draws)
 
     def restore(
@@ -156,8 +155,9 @@ class BoundaryUncertainty(PerturbedSamples):
 
     def score_logits(self, logits: Tensor) -> Tensor:
         logits = self.as_class_logits(logits, n_rows=len(self.perturbed))
-        kernel = boundary_weights(top_two(logits).half_gap(), self.repeated_weights)
-        return uncertainty_along_boundary(logits, self.local_uncertainty, kernel)
+        top = top_two(logits)
+        local = uncertainty_between(self.probabilities_of_present, self.classes.columns(top.classes))
+        return uncertainty_along_boundary(logits, local, boundary_weights(top.half_gap(), self.repeated_weights))
 
     def to(self, device: torch.device | str) -> Self:
         super().to(device)

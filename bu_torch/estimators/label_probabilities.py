@@ -16,6 +16,7 @@ from bu_torch.functional.probabilities import (
     first_landmarks,
     left_out_predictions,
     mixing_weight,
+    scale_to_shares,
     shares_of,
     skill,
     tangent_kernel,
@@ -266,7 +267,8 @@ class LabelProbabilities:
     Two estimates are mixed: the votes of the labels near a sample (`LabelVotes`), and a regression on all labels
     (`LabelRegression`), with the weight that predicts left-out labels best (smallest Brier score). For samples with
     exact copies, common among whole-numbered measurements, that mixture is mixed in the same way with the shares of the
-    copies' labels. The score of a classifier is its expected accuracy, the mean probability of the classes that it
+    copies' labels. At the perturbed samples, all of it is scaled so that each class has the mass that its labels have: a
+    regression overstates rare classes. The score of a classifier is its expected accuracy, the mean probability of the classes that it
     predicts, which needs no labels but those of the training samples. This estimate is this project's own.
 
     Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
@@ -363,7 +365,8 @@ class LabelProbabilities:
         for draw in probabilities.view(-1, *votes.shape):  # in place: with many draws this is a large tensor
             torch.lerp(votes, draw, self.weight_, out=draw)
             draw[self._copied] = torch.lerp(draw[self._copied], shares, self.copy_weight_)
-        return probabilities
+        repeated = None if self._weights is None else self._weights.repeat(len(perturbed) // len(votes))
+        return scale_to_shares(probabilities, shares_of(self._labels, self._weights), repeated)
 
     def score(self, perturbed: Any, predictions: Any) -> Tensor:
         """Expected accuracy, float64, of predictions (D * N,), integers >= 0, at perturbed samples (D * N, ...).

@@ -14,20 +14,23 @@ HALF_WIDTH = 0.3  # the kernel ends at this share of the samples
 def boundary_uncertainty(logits: Tensor, probabilities: Tensor, *, weights: Tensor | None = None) -> Tensor:
     """Boundary uncertainty U of a classifier: how uncertain the labels are along its decision boundary.
 
-    The local uncertainty of Ha et al. (2021), Eq. 37 and 38, is u = 1 - |2p - 1|, for the share p of one of the two
-    likeliest classes. Here p is a label probability at the perturbed sample in place of a ratio of Parzen counts: u =
-    1 - (P_1 - P_2), with the two largest probabilities; for two classes this is Eq. 38 itself. U is the mean of u,
-    weighted by nearness to the boundary: a triangular kernel over the rank of F (Eq. 12), the difference of the two
-    largest logits, from 1 at the boundary to 0 at 30 % of the samples. A rank does not depend on how certain the
-    network is. Departures from the paper: one mean over all samples in place of pairs of classes and clusters
-    (`parzen_uncertainty` is the paper's own estimate).
+    The local uncertainty of Ha et al. (2021), Eq. 37 and 38, is u = 1 - |2p - 1|, for the share p of one of two classes
+    that meet. Here p is a label probability at the perturbed sample in place of a ratio of Parzen counts: u = 2 min(P_i,
+    P_j) for the network's own pair {i, j}, its two largest logits. For two classes this is Eq. 38 itself; for more it is
+    low where other classes meet than those that are likely there, as Eq. 18 asks. U is the mean of u, weighted by
+    nearness to the boundary: a triangular kernel over the rank of F (Eq. 12), the difference of the two largest logits,
+    from 1 at the boundary to 0 at 30 % of the samples. A rank does not depend on how certain the network is. Departures
+    from the paper: one mean over all samples in place of pairs of classes and clusters (`parzen_uncertainty` is the
+    paper's own estimate).
 
-    The most that any boundary reaches is U of the probabilities as logits, which ranks the samples by u itself.
+    The most that any boundary reaches is the same mean where the samples are ranked by the most that a pair can have,
+    twice the second largest probability (`attainable`).
 
     Args:
         logits: Classifier outputs at the perturbed samples, shape (N, J), floating point, of any scale. Shape (N, 1) or
             (N,) counts as the two classes [0, z].
-        probabilities: Probabilities of the labels there, shape (N, C) with 2 <= C <= J, floating point, rows sum to 1.
+        probabilities: Probabilities of the labels there, shape (N, C) with 2 <= C <= J, floating point, rows sum to 1; of
+            classes beyond these they are 0.
         weights: Relative frequency of each sample in training, shape (N,), > 0, floating point; None for equal ones.
 
     Returns:
@@ -40,8 +43,8 @@ def boundary_uncertainty(logits: Tensor, probabilities: Tensor, *, weights: Tens
         >>> probabilities = torch.tensor([[0.5, 0.5], [0.75, 0.25], [0.0, 1.0], [1.0, 0.0]])
         >>> boundary_uncertainty(torch.tensor([[0.1, 0.0], [1.0, 0.0], [0.0, 2.0], [3.0, 0.0]]), probabilities)
         tensor(1., dtype=torch.float64)
-        >>> boundary_uncertainty(probabilities, probabilities)
-        tensor(1., dtype=torch.float64)
+        >>> boundary_uncertainty(torch.tensor([[3.0, 0.0], [0.1, 0.0], [0.0, 2.0], [1.0, 0.0]]), probabilities)
+        tensor(0.5000, dtype=torch.float64)
     """
     logits = as_logits(logits)
     check_floating("probabilities", probabilities, (len(logits), "C"))
@@ -56,13 +59,27 @@ def boundary_uncertainty(logits: Tensor, probabilities: Tensor, *, weights: Tens
     if not (low >= 0 and high <= 1 + 1e-3):
         raise ValueError(f"`probabilities` must lie in [0, 1], got values from {low} to {high}.")
     weights = relative_weights(weights, (len(logits),), logits.device)
-    kernel = boundary_weights(top_two(logits).half_gap(), weights)
-    return uncertainty_along_boundary(logits, local_uncertainty_of(probabilities), kernel)
+    top = top_two(logits)
+    kernel = boundary_weights(top.half_gap(), weights)
+    return uncertainty_along_boundary(logits, uncertainty_between(probabilities, top.classes), kernel)
 
 
-def local_uncertainty_of(probabilities: Tensor) -> Tensor:
-    """Uncertainty u (N,) of the label, float64, from label probabilities (N, C), C >= 2: 1 if two classes are equal."""
-    return 1 - 2 * top_two(probabilities).half_gap()
+def uncertainty_between(probabilities: Tensor, classes: Tensor) -> Tensor:
+    """Uncertainty u = 2 min(P_i, P_j) (N,), float64, of two classes {i, j} at each point; unchecked.
+
+    Of probabilities (N, C), C >= 2, `classes` (N, 2) are columns; one that is C or more has probability 0.
+    """
+    is_known = classes < probabilities.shape[1]
+    found = probabilities.gather(1, classes.clamp(max=probabilities.shape[1] - 1)).double()
+    first, second = torch.where(is_known, found, 0).unbind(dim=1)
+    if probabilities.shape[1] == 2:  # they sum to 1 up to rounding: Eq. 38
+        return torch.where(is_known.all(dim=1), 1 - (first - second).abs(), 0)
+    return 2 * torch.minimum(first, second)
+
+
+def largest_uncertainty(probabilities: Tensor) -> Tensor:
+    """The most uncertainty (N,) that two classes have at each point: that of the two likeliest; unchecked."""
+    return uncertainty_between(probabilities, top_two(probabilities).classes)
 
 
 class TopTwo(NamedTuple):

@@ -12,6 +12,7 @@ from bu_torch.functional.weights import mean_of, relative_weights
 _SQUARED_ELEMENTS = 2**18  # entries of one temporary block, which a cache holds
 _COLUMNS = 128  # a product with several penalties has as many; fewer take about as long
 _COSINE_ROUNDING = 8  # epsilons
+_N_SCALINGS = 60
 _SHARPEST, _N_SHARPNESSES, _LEAST_PROBABILITY = 6, 26, 1e-6
 
 
@@ -47,6 +48,24 @@ def mixing_weight(first: Tensor, second: Tensor, labels: Tensor, *, weights: Ten
     squared_length = difference.square().sum()
     best = (residual * difference).sum() / squared_length
     return torch.where(squared_length > 0, best, torch.zeros_like(best)).clamp(0, 1)
+
+
+def scale_to_shares(probabilities: Tensor, shares: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Class probabilities (N, C) whose means are the `shares` of the classes (C,); unchecked.
+
+    Each column is multiplied by share / mean, and each row is divided by its sum, sixty times over: iterative
+    proportional fitting (Deming and Stephan 1940), which for two classes shifts all log odds alike. A regression
+    overstates rare classes, because it is drawn to the mean. A class with no probability anywhere stays so.
+    """
+    doubles = probabilities.double()
+    counted = doubles.new_ones(len(doubles)) if weights is None else weights
+    factors = shares = shares.to(doubles)
+    for _ in range(_N_SCALINGS):
+        means = factors * ((counted / (doubles @ factors)) @ doubles) / counted.sum()
+        factors = torch.where(means > 0, factors * shares / means, factors)
+        factors = factors / factors.max()
+    scaled = doubles * factors
+    return (scaled / scaled.sum(dim=1, keepdim=True)).to(probabilities.dtype)
 
 
 def best_sharpness(probabilities: Tensor, labels: Tensor, weights: Tensor | None) -> float:

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional.accuracy import expected_accuracy
-from bu_torch.functional.boundary import boundary_uncertainty
+from bu_torch.functional.boundary import boundary_weights, largest_uncertainty, uncertainty_along_boundary
 from bu_torch.functional.checks import check_not_negative
 from bu_torch.functional.trust import mean_trust_score, trust_score
+from bu_torch.functional.weights import relative_weights
 
 _LEAST_LOG = 1e-6  # if the logarithm of the highest trust is smaller, distances differ by rounding alone
 _LEAST_UNCERTAINTY = 1e-6  # if the highest is smaller, all labels are certain
@@ -25,13 +26,13 @@ class Attainable(NamedTuple):
 def accuracy_uncertainty_trust(
     accuracy: Tensor, uncertainty: Tensor, trust: Tensor, attainable: Attainable, skill: float = 1.0
 ) -> Tensor:
-    """Weighted mean of three shares: of expected accuracy, boundary uncertainty and log trust that can be reached.
+    """Mean of three shares: of the expected accuracy, boundary uncertainty and log trust that can be reached.
 
     The value is 1 if every prediction is both the most probable and the nearest class, and the boundary runs where the
-    labels are most uncertain. Expected accuracy has weight 1, boundary uncertainty 1/4, and trust the skill of
-    predicting left-out labels: the nearest class misleads if many labels are wrong. The share of trust is negative if
-    the predicted classes are farther away than others, and 0 if all classes are equally near. This score is our own,
-    for tables: on images and texts a check takes the share of expected accuracy alone.
+    labels are most uncertain, between the classes that are likely there. The first two shares have weight 1, and trust
+    has the skill of predicting left-out labels, at most 1: the nearest class misleads if many labels are wrong. The
+    share of trust is negative if the predicted classes are farther away than others, and 0 if all classes are equally
+    near. This score is our own, for tables: on images and texts a check takes the share of expected accuracy alone.
 
     Args:
         accuracy: Expected accuracy of the predictions (`expected_accuracy`), in [0, 1].
@@ -49,7 +50,7 @@ def accuracy_uncertainty_trust(
     Example:
         >>> half, whole = torch.tensor(0.5), torch.tensor(1.0)
         >>> accuracy_uncertainty_trust(half, half, torch.tensor(2.0), Attainable(half, whole, torch.tensor(4.0)))
-        tensor(0.7222, dtype=torch.float64)
+        tensor(0.6667, dtype=torch.float64)
     """
     check_not_negative("skill", skill)
     of_accuracy = accuracy.double() / attainable.accuracy.double()
@@ -57,7 +58,7 @@ def accuracy_uncertainty_trust(
     of_uncertainty = torch.where(most > _LEAST_UNCERTAINTY, uncertainty.double() / most, torch.ones_like(most))
     reachable = attainable.trust.double().log()
     of_trust = torch.where(reachable > _LEAST_LOG, trust.double().log() / reachable, torch.zeros_like(reachable))
-    return (of_accuracy + of_uncertainty / 4 + skill * of_trust) / (1.25 + skill)
+    return (of_accuracy + of_uncertainty + skill * of_trust) / (2 + skill)
 
 
 def attainable(probabilities: Tensor, class_distances: Tensor, weights: Tensor | None = None) -> Attainable:
@@ -69,15 +70,17 @@ def attainable(probabilities: Tensor, class_distances: Tensor, weights: Tensor |
         weights: Relative weight of each point, shape (N,), > 0, floating point; None for equal weights.
 
     Returns:
-        Expected accuracy of the most probable classes, boundary uncertainty of the probabilities as logits, and trust
-        score of the nearest classes.
+        Expected accuracy of the most probable classes; boundary uncertainty of a boundary that ranks the points by the
+        uncertainty of their two likeliest classes, and runs between these; trust score of the nearest classes.
 
     Raises:
         TypeError, ValueError: If an argument has the wrong dtype, shape, device or values.
     """
-    trust = trust_score(class_distances, class_distances.argmin(dim=1))
+    accuracy = expected_accuracy(probabilities, probabilities.argmax(dim=1), weights=weights)
+    local, trust = largest_uncertainty(probabilities), trust_score(class_distances, class_distances.argmin(dim=1))
+    counted = relative_weights(weights, (len(local),), local.device)
     return Attainable(
-        expected_accuracy(probabilities, probabilities.argmax(dim=1), weights=weights),
-        boundary_uncertainty(probabilities, probabilities, weights=weights),
+        accuracy,
+        uncertainty_along_boundary(probabilities, local, boundary_weights(-local, counted)),
         mean_trust_score(trust, weights),
     )

@@ -38,6 +38,7 @@ class SignalInputs:
     mean_trust: Tensor  # trust score of the check, a float64 scalar
     top: TopTwo  # two largest logits at each perturbed input
     kernel: Tensor  # (D * N,) nearness to the network's boundary times the weight, float64
+    local_uncertainty: Tensor  # (D * N,) uncertainty between the network's two largest classes, float64
     labels: Tensor  # (N,) classes of the samples
     label_columns: Tensor  # (D * N,) columns of the labels
     label_trust: Tensor  # (D * N,) trust scores of the labels at the perturbed inputs
@@ -47,7 +48,6 @@ class SignalInputs:
     plain_probabilities: Tensor  # (D * N, C) the same if each sample counts once, whatever its weight
     sharp_probabilities: Tensor  # (D * N, C) these, as certain as left-out labels allow
     classes: Tensor  # (C,) classes that have samples
-    local_uncertainty: Tensor  # (D * N,) uncertainty of the labels at the perturbed inputs, float64
     weights: Tensor | None  # (N,) float64 weights with mean 1; None if all samples count alike
     repeated_weights: Tensor | None  # (D * N,) the same for each draw
     class_masses: tuple[Tensor, Tensor]  # weights of each class, by labels and by label probabilities, (C,) float64

@@ -12,7 +12,13 @@ from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.estimators.trust import TrustScore
 from bu_torch.functional.accuracy import cost_of_memorising
-from bu_torch.functional.boundary import boundary_weights, top_two, uncertainty_along_boundary
+from bu_torch.functional.boundary import (
+    boundary_weights,
+    largest_uncertainty,
+    top_two,
+    uncertainty_along_boundary,
+    uncertainty_between,
+)
 from bu_torch.functional.checks import check_floating, check_index
 from bu_torch.functional.probabilities import as_probabilities
 from bu_torch.functional.weights import mean_and_error, sum_by_group
@@ -167,7 +173,7 @@ class Signals:
             "plain_probabilities": (plain := counting_once(probabilities, columns, boundary.weights)),
             "sharp_probabilities": plain,
             "attainable": functional.attainable(probabilities, distances[:, :-1], repeated),
-            "attainable_crossing": mean_by_rank(boundary.local_uncertainty, -boundary.local_uncertainty, repeated),
+            "attainable_crossing": mean_by_rank(most := largest_uncertainty(probabilities), -most, repeated),
             "skill": min(max(self.skill, 0.0), 1.0),
             "are_rows": are_rows(boundary.perturbation, inputs),
             "label_weight": cost_of_memorising(probabilities, repeated) * (is_reading / 2),
@@ -285,14 +291,15 @@ class Signals:
         logits, own = logits[:n_perturbed], logits[n_perturbed:]
         top = top_two(logits)
         predictions = top.classes[:, 0]
-        columns = boundary.classes.columns(predictions)
+        pairs = boundary.classes.columns(top.classes)
+        columns = pairs[:, 0]
         known = columns.clamp(max=len(boundary.classes))  # the last column stands for classes without samples
         trust = functional.trust_score(self._distances, known, validate_args=False)
         repeated, probabilities = boundary.repeated_weights, boundary.probabilities_of_present
-        kernel = boundary_weights(top.half_gap(), repeated)
+        kernel, local = boundary_weights(top.half_gap(), repeated), uncertainty_between(probabilities, pairs)
         inputs = SignalInputs(
             logits=logits,
-            uncertainty=uncertainty_along_boundary(logits, boundary.local_uncertainty, kernel),
+            uncertainty=uncertainty_along_boundary(logits, local, kernel),
             labels=boundary.labels,
             predictions=predictions,
             predictions_before=before,
@@ -303,7 +310,7 @@ class Signals:
             label_probabilities=probabilities,
             label_votes=boundary.votes_of_present,
             classes=boundary.classes.classes,
-            local_uncertainty=boundary.local_uncertainty,
+            local_uncertainty=local,
             weights=weights,
             repeated_weights=repeated,
             top=top,

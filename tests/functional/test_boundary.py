@@ -47,11 +47,31 @@ def test_it_depends_on_the_ranks_of_the_samples_alone(is_weighted):
     logits, probabilities, weights = problem()
     weights = weights if is_weighted else None
     expected = boundary_uncertainty(logits, probabilities, weights=weights)
-    for changed in (1e-300 * logits, 1e300 * logits, logits + 7, logits.flip(1)):
+    for changed in (1e-300 * logits, 1e300 * logits, logits + 7):
         torch.testing.assert_close(boundary_uncertainty(changed, probabilities, weights=weights), expected)
+    relabelled = boundary_uncertainty(logits.flip(1), probabilities.flip(1), weights=weights)
+    torch.testing.assert_close(relabelled, expected)
     order = torch.randperm(len(logits), generator=torch.Generator().manual_seed(1))
     moved = None if weights is None else 5 * weights[order]
     torch.testing.assert_close(boundary_uncertainty(logits[order], probabilities[order], weights=moved), expected)
+
+
+@pytest.mark.parametrize("shift", [1, 2, 3])
+def test_it_is_lower_where_the_wrong_classes_meet(shift):
+    _, probabilities, weights = problem(n=200)
+    right = boundary_uncertainty(probabilities, probabilities, weights=weights)
+    assert boundary_uncertainty(probabilities.roll(shift, dims=1), probabilities, weights=weights) < 0.8 * right
+
+
+@given(st.integers(0, 2**32), st.integers(1, 40), st.booleans())
+def test_for_two_classes_it_is_eq_38_to_the_bit(seed, n, is_weighted):
+    logits, probabilities, weights = problem(seed, n, 2)
+    weights = weights if is_weighted else None
+    doubt = 1 - (probabilities[:, 0] - probabilities[:, 1]).abs()
+    three = torch.cat((1 - doubt / 2, doubt / 2), dim=0).view(2, n).T  # whichever of the two is called likelier
+    found = boundary_uncertainty(logits, probabilities, weights=weights)
+    assert float(found) == pytest.approx(float(boundary_uncertainty(logits, three, weights=weights)), abs=1e-12)
+    assert found == boundary_uncertainty(logits.flip(1), probabilities, weights=weights)
 
 
 @pytest.mark.parametrize("n_more", [1, 3])

@@ -48,14 +48,14 @@ def test_the_shares_are_those_of_a_loop(skill, is_weighted):
         reached += weight * math.log(float(ordered[1] / ordered[0]))
         accuracy, most = accuracy + weight * float(probability[prediction]), most + weight * float(probability.max())
     given = PROBABILITIES.tolist(), counted
-    u, best = (oracle.boundary_uncertainty(one.tolist(), *given) for one in (LOGITS, PROBABILITIES))
-    expected = (accuracy / most + u / best / 4 + skill * logs / reached) / (1.25 + skill)
+    u, best = oracle.boundary_uncertainty(LOGITS.tolist(), *given), oracle.largest_boundary_uncertainty(*given)
+    expected = (accuracy / most + u / best + skill * logs / reached) / (2 + skill)
     assert score(LOGITS, skill=skill, weights=weights) == pytest.approx(expected, rel=1e-5)
 
 
 def test_where_all_classes_are_equally_near_trust_adds_nothing():
     both = [score(LOGITS, distances=torch.ones(50, 4), skill=skill) for skill in (0.0, 1.0)]
-    assert both[1] == pytest.approx(both[0] * 1.25 / 2.25, rel=1e-6)
+    assert both[1] == pytest.approx(both[0] * 2 / 3, rel=1e-6)
 
 
 def test_where_all_labels_are_certain_every_boundary_is_as_good():

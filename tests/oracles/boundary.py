@@ -16,13 +16,32 @@ def ranks(values, weights):
     ]
 
 
-def boundary_uncertainty(logits, probabilities, weights=None, half_width=0.3):
-    """A row of logits or one logit, and a row of probabilities, for each sample."""
-    rows = [[0.0, row] if isinstance(row, float) else [0.0, *row] if len(row) == 1 else row for row in logits]
-    weights = [1.0] * len(rows) if weights is None else weights
-    gaps = [gap(row) for row in rows]
+def two_largest(row):
+    """Places of the two largest numbers, the lower place first among equal ones."""
+    return sorted(range(len(row)), key=lambda place: (-row[place], place))[:2]
+
+
+def mean_along(gaps, local, weights, half_width=0.3):
+    """Mean of local uncertainties, by nearness to the boundary: from 1 at rank 0 to 0 at `half_width`."""
     near = [max(0.0, 1 - rank / half_width) for rank in ranks(gaps, weights)]
     if not any(near):  # more than 60 % are equally near
         near = [float(one == min(gaps)) for one in gaps]
     mass = [k * w for k, w in zip(near, weights, strict=True)]
-    return sum(m * (1 - gap(row)) for m, row in zip(mass, probabilities, strict=True)) / sum(mass)
+    return sum(m * u for m, u in zip(mass, local, strict=True)) / sum(mass)
+
+
+def boundary_uncertainty(logits, probabilities, weights=None):
+    """A row of logits or one logit, and a row of probabilities, for each sample; Eq. 37 and 38 of the network's pair."""
+    rows = [[0.0, row] if isinstance(row, float) else [0.0, *row] if len(row) == 1 else row for row in logits]
+    weights = [1.0] * len(rows) if weights is None else weights
+    local = []
+    for row, likely in zip(rows, probabilities, strict=True):
+        padded = [*likely, *[0.0] * (len(row) - len(likely))]
+        local.append(2 * min(padded[place] for place in two_largest(row)))
+    return mean_along([gap(row) for row in rows], local, weights)
+
+
+def largest_boundary_uncertainty(probabilities, weights=None):
+    """The same where each sample is ranked by the uncertainty of its two likeliest classes, which meet there."""
+    local = [2 * sorted(row)[-2] for row in probabilities]
+    return mean_along([-u for u in local], local, [1.0] * len(local) if weights is None else weights)
