@@ -267,9 +267,10 @@ class LabelProbabilities:
     Two estimates are mixed: the votes of the labels near a sample (`LabelVotes`), and a regression on all labels
     (`LabelRegression`), with the weight that predicts left-out labels best (smallest Brier score). For samples with
     exact copies, common among whole-numbered measurements, that mixture is mixed in the same way with the shares of the
-    copies' labels. At the perturbed samples, all of it is scaled so that each class has the mass that its labels have: a
-    regression overstates rare classes. The score of a classifier is its expected accuracy, the mean probability of the classes that it
-    predicts, which needs no labels but those of the training samples. This estimate is this project's own.
+    copies' labels. At the perturbed samples, this mixture is scaled so that each class has the mass that its labels
+    have, because a regression overstates rare classes. The score of a classifier is its expected accuracy, the mean
+    probability of the classes that it predicts, which needs no labels but those of the training samples. This estimate
+    is this project's own.
 
     Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 

@@ -15,13 +15,13 @@ def boundary_uncertainty(logits: Tensor, probabilities: Tensor, *, weights: Tens
     """Boundary uncertainty U of a classifier: how uncertain the labels are along its decision boundary.
 
     The local uncertainty of Ha et al. (2021), Eq. 37 and 38, is u = 1 - |2p - 1|, for the share p of one of two classes
-    that meet. Here p is a label probability at the perturbed sample in place of a ratio of Parzen counts: u = 2 min(P_i,
-    P_j) for the network's own pair {i, j}, its two largest logits. For two classes this is Eq. 38 itself; for more it is
-    low where other classes meet than those that are likely there, as Eq. 18 asks. U is the mean of u, weighted by
-    nearness to the boundary: a triangular kernel over the rank of F (Eq. 12), the difference of the two largest logits,
-    from 1 at the boundary to 0 at 30 % of the samples. A rank does not depend on how certain the network is. Departures
-    from the paper: one mean over all samples in place of pairs of classes and clusters (`parzen_uncertainty` is the
-    paper's own estimate).
+    that meet. Here p is a label probability at the perturbed sample in place of a ratio of Parzen counts: u = 2
+    min(P_i, P_j) for the network's own pair {i, j}, its two largest logits. For two classes this is Eq. 38 itself. For more
+    classes it is low where others meet than those that are likely there, as Eq. 18 asks. U is the mean of u, weighted
+    by nearness to the boundary: a triangular kernel over the rank of F (Eq. 12), the difference of the two largest
+    logits, from 1 at the boundary to 0 at 30 % of the samples. A rank does not depend on how certain the network is.
+    Departures from the paper: one mean over all samples in place of pairs of classes and clusters
+    (`parzen_uncertainty` is the paper's own estimate).
 
     The most that any boundary reaches is the same mean where the samples are ranked by the most that a pair can have,
     twice the second largest probability (`attainable`).
@@ -29,8 +29,8 @@ def boundary_uncertainty(logits: Tensor, probabilities: Tensor, *, weights: Tens
     Args:
         logits: Classifier outputs at the perturbed samples, shape (N, J), floating point, of any scale. Shape (N, 1) or
             (N,) counts as the two classes [0, z].
-        probabilities: Probabilities of the labels there, shape (N, C) with 2 <= C <= J, floating point, rows sum to 1; of
-            classes beyond these they are 0.
+        probabilities: Probabilities of the labels there, shape (N, C) with 2 <= C <= J, floating point, rows sum to 1;
+            a class beyond these has probability 0.
         weights: Relative frequency of each sample in training, shape (N,), > 0, floating point; None for equal ones.
 
     Returns:

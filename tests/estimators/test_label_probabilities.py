@@ -3,7 +3,7 @@ from functools import partial
 import faiss
 import pytest
 import torch
-from oracles.labels import by_refitting, by_solving, votes
+from oracles.labels import by_refitting, by_solving, votes, with_masses_of
 from problems import blobs, weights_at_random
 
 from bu_torch import LabelProbabilities, LabelRegression, LabelVotes, NeighborGraph
@@ -262,6 +262,7 @@ class TestProbabilities:
         assert probabilities.weight_ == pytest.approx(weight, abs=2e-3)
         own_too = votes(labels, neighbors, decay, 3).repeat(2, 1)
         expected = (1 - weight) * own_too + weight * by_solving(features, labels, penalty, perturbed)
+        expected = with_masses_of(expected, labels)
         found = probabilities.predict_proba(perturbed.to(device))
         assert (found.dtype, found.device.type) == (torch.float32, device.type)
         torch.testing.assert_close(found.cpu().double(), expected, atol=3e-3, rtol=0)
@@ -277,6 +278,7 @@ class TestProbabilities:
         parts = probabilities.votes.left_out, probabilities.regression
         others = [parts[1].left_out_proba(draw, features, labels) for draw in perturbed.split(len(labels))]
         expected = torch.cat([torch.lerp(parts[0], one, probabilities.weight_) for one in others])
+        expected = with_masses_of(expected, labels).float()
         torch.testing.assert_close(probabilities.predict_proba(perturbed, features), expected)
         copies = features.repeat(2, 1)[:90]  # 30 samples have one
         of_copies = labels.repeat(2)[:90]
@@ -284,6 +286,23 @@ class TestProbabilities:
         found.copy_weight_ = 1.0
         others = torch.nn.functional.one_hot(labels[:30]).float()
         torch.testing.assert_close(found.predict_proba(copies, copies)[:30], others)
+
+    @pytest.mark.parametrize("with_weights", [False, True])
+    def test_each_class_has_the_mass_of_its_labels(self, with_weights):
+        features, labels, neighbors, perturbed = noisy_blobs()
+        rare = (labels != 2) | (torch.arange(len(labels)) % 8 == 0)
+        features, labels, perturbed = (
+            features[rare],
+            labels[rare],
+            perturbed.view(2, len(rare), -1)[:, rare].flatten(0, 1),
+        )
+        weights = torch.rand(len(labels), generator=torch.Generator().manual_seed(0)).double() + 0.2
+        weights = weights / weights.mean() if with_weights else torch.ones(len(labels)).double()
+        neighbors = NeighborGraph(8).fit(features).neighbors
+        found = LabelProbabilities().fit(features, labels, neighbors, weights).predict_proba(perturbed)
+        masses = (weights.repeat(2).unsqueeze(1) * found).mean(dim=0)
+        expected = torch.stack([(weights * (labels == c)).mean() for c in range(3)])
+        torch.testing.assert_close(masses, expected, atol=1e-3, rtol=0)
 
     def test_votes_that_are_always_right_have_all_the_weight(self):
         features, labels = blobs(n=30)
@@ -336,8 +355,9 @@ class TestProbabilities:
         without = torch.lerp(found.votes.votes, found.regression.predict_proba(perturbed), found.weight_).cpu().double()
         share = shares / shares.sum(dim=1, keepdim=True)
         expected = torch.where(copied.unsqueeze(1), torch.lerp(without, share, weight), without)
+        expected = with_masses_of(expected, labels, counted.double())
         both = found.predict_proba(perturbed.repeat(2, 1).to(device)).cpu().double()
-        torch.testing.assert_close(both, expected.repeat(2, 1), atol=2e-3, rtol=0)
+        torch.testing.assert_close(both, expected.repeat(2, 1), atol=3e-3, rtol=0)
         assert (expected - without).abs().max() > 0.05
 
     def test_without_copies_nothing_changes(self):

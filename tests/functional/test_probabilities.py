@@ -1,10 +1,14 @@
+import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bu_torch.functional.probabilities import (
     as_probabilities,
     brier_score,
     left_out_predictions,
     mixing_weight,
+    scale_to_shares,
     tangent_kernel,
 )
 
@@ -63,3 +67,18 @@ class TestTangentKernel:
 
     def test_keeps_the_dtype(self):
         assert tangent_kernel(torch.ones(2, 1), torch.ones(3, 1)).dtype == torch.float32
+
+
+@given(st.integers(0, 2**32), st.booleans())
+def test_scaled_probabilities_have_the_masses_asked_for_and_two_classes_keep_their_order(seed, is_weighted):
+    g = torch.Generator().manual_seed(seed)
+    of_one = torch.rand(50, generator=g, dtype=torch.float64) * 0.8 + 0.1
+    weights = torch.rand(50, generator=g, dtype=torch.float64) + 0.1 if is_weighted else None
+    share = float(torch.rand((), generator=g, dtype=torch.float64) * 0.8 + 0.1)
+    given_ = torch.stack((1 - of_one, of_one), dim=1)
+    found = scale_to_shares(given_, torch.tensor([1 - share, share], dtype=torch.float64), weights)
+    counted = torch.ones(50, dtype=torch.float64) if weights is None else weights
+    assert float((counted * found[:, 1]).sum() / counted.sum()) == pytest.approx(share, abs=1e-6)
+    shift = found[:, 1].logit() - of_one.logit()  # all log odds move alike
+    torch.testing.assert_close(shift, shift[:1].expand(50))
+    torch.testing.assert_close(scale_to_shares(found, found.mean(dim=0)), found)

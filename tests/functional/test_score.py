@@ -29,7 +29,11 @@ def score(logits, probabilities=PROBABILITIES, distances=DISTANCES, skill=1.0, w
 def test_it_is_one_where_all_three_are_as_high_as_they_can_be_and_less_elsewhere():
     nearest = PROBABILITIES.argmax(dim=1)
     distances = 1 - 0.9 * torch.nn.functional.one_hot(nearest, 4)
-    assert score(PROBABILITIES, distances=distances) == pytest.approx(1)
+    first, second = PROBABILITIES.topk(2).indices.T.unsqueeze(2)
+    doubt = 2 * PROBABILITIES.gather(1, second)
+    logits = torch.zeros(50, 4).scatter(1, second, 9.0).scatter(1, first, 10 - doubt)
+    assert score(logits, distances=distances) == pytest.approx(1)
+    assert 0.9 < score(PROBABILITIES, distances=distances) < 1
     assert all(score(PROBABILITIES.roll(shift, dims=1), distances=distances) < 0.6 for shift in (1, 2, 3))
     assert score(PROBABILITIES) < 1
 

@@ -31,7 +31,7 @@ def mean_along(gaps, local, weights, half_width=0.3):
 
 
 def boundary_uncertainty(logits, probabilities, weights=None):
-    """A row of logits or one logit, and a row of probabilities, for each sample; Eq. 37 and 38 of the network's pair."""
+    """Eq. 37 and 38 of the network's pair; each sample has a row of logits, or one, and a row of probabilities."""
     rows = [[0.0, row] if isinstance(row, float) else [0.0, *row] if len(row) == 1 else row for row in logits]
     weights = [1.0] * len(rows) if weights is None else weights
     local = []

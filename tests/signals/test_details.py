@@ -35,9 +35,12 @@ def test_pairs_of_classes_add_up_to_the_score(n_draws):
 
 def test_the_crossing_is_the_mean_uncertainty_from_the_boundary_outward():
     signals, logits, _, _, details = measured()
-    local = [1 - oracle.gap(row) for row in signals.probabilities.tolist()]
+    rows = signals.probabilities.tolist()
+    local = [2 * min(row[k] for k in oracle.two_largest(z)) for row, z in zip(rows, logits.tolist(), strict=True)]
+    most = [2 * sorted(row)[-2] for row in rows]
     gaps = [oracle.gap(row) for row in logits.tolist()]
-    for places, found in ((gaps, details.crossing.network), ([-one for one in local], details.crossing.attainable)):
+    parts = (gaps, local, details.crossing.network), ([-u for u in most], most, details.crossing.attainable)
+    for places, local, found in parts:
         order = sorted(range(len(local)), key=places.__getitem__)
         parts = [order[30 * part : 30 * (part + 1)] for part in range(20)]  # of 600 samples
         assert found == pytest.approx([sum(local[row] for row in rows) / 30 for rows in parts], abs=1e-6)

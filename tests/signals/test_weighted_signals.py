@@ -10,7 +10,7 @@ from problems import blobs, weights_at_random
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper, LabelProbabilities, LabelVotes, Signals, TrustScore, functional
-from bu_torch.functional.boundary import boundary_weights, local_uncertainty_of, top_pairs, top_two
+from bu_torch.functional.boundary import boundary_weights, largest_uncertainty, top_pairs, top_two, uncertainty_between
 from bu_torch.samples.balance import weights_of
 
 X, Y = blobs()
@@ -55,14 +55,15 @@ def test_each_signal_is_a_mean_in_which_samples_count_by_their_weights(is_weight
     accuracy = mean(signals.probabilities[rows, p]) / mean(signals.probabilities.amax(1))
     counted = np.tile(np.ones(120) if weights is None else weights.numpy(), 3).tolist()
     likely = signals.probabilities.tolist()
-    u, most = (oracle.boundary_uncertainty(one, likely, counted) for one in (logits.tolist(), likely))
+    u = oracle.boundary_uncertainty(logits.tolist(), likely, counted)
+    most = oracle.largest_boundary_uncertainty(likely, counted)
     expected = {
         "boundary_uncertainty": u,
         "trust_score": np.exp(mean(trust.clamp(1e-3, 1e3).log())),
         "label_agreement": mean(predictions == LABELS.repeat(3)),
         "vote_agreement": mean(votes.votes.repeat(3, 1)[rows, p]),
         "expected_accuracy": mean(signals.probabilities[rows, p]),
-        "accuracy_uncertainty_trust": (accuracy + u / most / 4 + signals.skill * share) / (1.25 + signals.skill),
+        "accuracy_uncertainty_trust": (accuracy + u / most + signals.skill * share) / (2 + signals.skill),
         "prediction_changes": mean(predictions != before),
     }
     assert tuple(values) == Signals.NAMES
@@ -111,16 +112,16 @@ def test_details_of_weighted_samples():
     signals = fitted(weights, n_draws=1)
     logits, counted = read(signals), signals.boundary.weights
     measured = signals.measure(logits)
-    details, local = measured.details(5), local_uncertainty_of(signals.probabilities)
+    details, local = measured.details(5), uncertainty_between(signals.probabilities, top_pairs(logits))
+    most = largest_uncertainty(signals.probabilities)
     mass = boundary_weights(top_two(logits).half_gap(), counted)
     for pair in details.pairs:
         here = (top_pairs(logits) == torch.tensor([pair.first, pair.second])).all(dim=1)
         assert pair.share == pytest.approx(float(mass[here].sum() / mass.sum()))
         assert pair.uncertainty == pytest.approx(float((mass * local)[here].sum() / mass[here].sum()))
     assert sum(pair.share for pair in details.pairs) == pytest.approx(1)
-    of_all = float((counted * local).sum() / counted.sum())
-    for part in details.crossing:  # parts of nearly equal weight
-        assert np.nanmean(part) == pytest.approx(of_all, abs=0.05)
+    for part, of_each in zip(details.crossing, (local, most), strict=True):  # parts of nearly equal weight
+        assert np.nanmean(part) == pytest.approx(float((counted * of_each).sum() / counted.sum()), abs=0.05)
     labels = signals.boundary.labels
     for recall in details.recalls:
         here = counted * (labels == recall.label)
