@@ -33,7 +33,7 @@ EMOJI is the file that `images.py` names. Others:
     python benchmarks/keel.py KEEL && python benchmarks/quality.py keel --folder KEEL
 
 Each training is saved as it ends, and is not run again, the quick ones apart. `CHOSEN_ON` names the collections that
-set the limits of the word on the choice. The score (its weights 1, 1/4 and skill) was chosen on trainings of all
+set the limits of the word on the choice. The score (equal shares, trust times the skill) was chosen on trainings of all
 collections but `fresh`, `strong` and `images_unseen`, with AdamW, half of them with other seeds; these were run after
 the last choice.
 """

@@ -49,7 +49,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
       `bu_torch.functional.mean_trust_score`)
     - `expected_accuracy`, in [0, 1]: what accuracy do the training labels predict for these outputs?
       (`bu_torch.Signals.probabilities`; this project's own)
-    - `accuracy_uncertainty_trust`, at most 1: on tables the weighted mean of these three, each as a share of what any
+    - `accuracy_uncertainty_trust`, at most 1: on tables the mean of these three, each as a share of what any
       classifier can reach (`bu_torch.functional.accuracy_uncertainty_trust`; this project's own); on images and texts
       the share of expected accuracy alone
 

@@ -36,7 +36,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
 
     `Trainer(callbacks=[BoundaryUncertaintyStopping()])` is all there is to it. The callback measures what
     `BoundaryUncertaintyMonitor` measures, on a moving average of the weights at the checks (`averaging`). By default
-    the score is a weighted mean of expected accuracy, boundary uncertainty and trust at the perturbed samples, each a
+    the score is the mean of expected accuracy, boundary uncertainty and trust at the perturbed samples, each a
     share of what can be reached; on images and texts it is expected accuracy alone (`rule`). With another `metric` it
     is the expected value of that.
     Training stops after `patience` checks without a larger score, and the epoch (with `every_n_train_steps`, the step)

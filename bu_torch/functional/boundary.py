@@ -16,10 +16,11 @@ def boundary_uncertainty(logits: Tensor, probabilities: Tensor, *, weights: Tens
 
     The local uncertainty of Ha et al. (2021), Eq. 37 and 38, is u = 1 - |2p - 1|, for the share p of one of two classes
     that meet. Here p is a label probability at the perturbed sample in place of a ratio of Parzen counts: u = 2
-    min(P_i, P_j) for the network's own pair {i, j}, its two largest logits. For two classes this is Eq. 38 itself. For more
-    classes it is low where others meet than those that are likely there, as Eq. 18 asks. U is the mean of u, weighted
-    by nearness to the boundary: a triangular kernel over the rank of F (Eq. 12), the difference of the two largest
-    logits, from 1 at the boundary to 0 at 30 % of the samples. A rank does not depend on how certain the network is.
+    min(P_i, P_j) for the network's own pair {i, j}, its two largest logits. For two classes this is Eq. 38 itself. For
+    more it is low where other classes meet than those that are likely there, as Eq. 18 asks. U is the mean of u with
+    weights of nearness to the boundary: a triangular kernel over the rank of F (Eq. 12), the difference of the two
+    largest logits, from 1 at the boundary to 0 at 30 % of the samples. A rank does not depend on how certain the
+    network is.
     Departures from the paper: one mean over all samples in place of pairs of classes and clusters
     (`parzen_uncertainty` is the paper's own estimate).
 
@@ -78,7 +79,7 @@ def uncertainty_between(probabilities: Tensor, classes: Tensor) -> Tensor:
 
 
 def largest_uncertainty(probabilities: Tensor) -> Tensor:
-    """The most uncertainty (N,) that two classes have at each point: that of the two likeliest; unchecked."""
+    """Uncertainty (N,) between the two likeliest classes at each point, the most of any two; unchecked."""
     return uncertainty_between(probabilities, top_two(probabilities).classes)
 
 
@@ -149,7 +150,7 @@ class MeetingClasses(NamedTuple):
 
 
 def meeting_classes(pairs: Tensor, local: Tensor, kernel: Tensor) -> MeetingClasses:
-    """Pairs of classes that meet near the boundary, from the two likeliest of each sample; waits for the device.
+    """Pairs of classes that meet near the boundary, from the network's own of each sample; waits for the device.
 
     `pairs` (N, 2) are these two, ascending; `local` (N,) is the uncertainty of the labels, `kernel` (N,) the
     `boundary_weights`; unchecked.

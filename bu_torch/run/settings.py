@@ -161,7 +161,7 @@ class Settings(MeasurementSettings):
         check_finite: Stop when the score is NaN or infinite. Such a check is never the best.
         start_from_epoch: First epoch that counts, >= 0. Earlier checks are measured and logged, but count neither for
             the patience nor as best.
-        rule: The score; the first check with the largest is kept. `"accuracy_uncertainty_trust"` is a weighted mean of
+        rule: The score; the first check with the largest is kept. `"accuracy_uncertainty_trust"` is the mean of
             three shares of what any classifier can reach: of expected accuracy, boundary uncertainty, and the logarithm
             of trust (`bu_torch.functional.accuracy_uncertainty_trust`); on images and texts it is the first share
             alone. Expected accuracy is the mean probability of the predicted class, and boundary uncertainty tells how
