@@ -14,7 +14,7 @@ import bu_torch.functional
 ROOT = Path(__file__).parents[1]
 FILES = [*ROOT.glob("bu_torch/**/*.py"), *ROOT.glob("callbacks/**/*.py")]
 HEAVY = {"lightning", "pytorch_lightning", "faiss", "scipy", "sklearn", "plotly", "matplotlib", "torchvision"}
-FRAMEWORKS = {"accelerate", "optuna", "ray", "skorch", "transformers"}
+FRAMEWORKS = {"accelerate", "skorch", "transformers"}
 
 
 LEVELS = (

@@ -3,11 +3,14 @@
 import builtins
 import re
 import shutil
+import sys
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
-from sklearn.tree import DecisionTreeClassifier
+from lightning.pytorch.callbacks import LambdaCallback
+from problems import Classifier, blobs, loader
 
 import bu_torch
 
@@ -47,16 +50,10 @@ def test_plain_loop(recipe, capsys):
 
 
 def test_sklearn_search(recipe, capsys):
-    module = recipe("sklearn_search")
-    search = module.main()
+    search = recipe("sklearn_search").main()
     assert 0.5 <= search.best_params_["gamma"] <= 8
     assert search.best_estimator_.shape_fit_ == (400, 2)  # all of them
     assert "<- chosen" in capsys.readouterr().out
-    inputs, labels = module.moons()
-    signals, model = bu_torch.Signals().fit(inputs, labels), DecisionTreeClassifier(max_depth=4).fit(inputs, labels)
-    ranked = bu_torch.rank_models([model], inputs, labels, signals=signals).best.signals
-    for signal, expected in ranked.items():
-        assert module.score(signals, signal, model, inputs, labels) == pytest.approx(expected)
 
 
 def test_model_soup(recipe):
@@ -139,23 +136,51 @@ def test_costs(recipe, capsys):
     assert 0.05 < float(thresholds[1]) < 0.2  # 10 / 100 if probabilities are right
 
 
-def test_optuna_pruning(recipe):
-    study = recipe("optuna_pruning", "optuna").main(trials=7, epochs=6)
-    complete = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
-    assert len(complete) >= 3
-    assert "PRUNED" in {trial.state.name for trial in study.trials}
-    for trial in complete:
-        assert any(value == pytest.approx(trial.value) for value in trial.intermediate_values.values())
-    assert study.best_params["lr"] > 1e-4
+def block(page, **names):
+    """The names after the code on a page of recipes, with these before it; its trainings are short."""
+    code = re.search(r"```python\n(.*?)```", (FOLDER.parents[1] / "docs" / "recipes" / page).read_text(), re.DOTALL)[1]
+    names |= {"BoundaryUncertaintyStopping": bu_torch.BoundaryUncertaintyStopping, "LambdaCallback": LambdaCallback}
+    names |= {"Classifier": Learning, "L": L, "loader": loader(*blobs()), "__name__": "__main__"}
+    quick = "max_epochs=4, logger=False, enable_progress_bar=False"
+    exec(code.replace("max_epochs=100", quick), names)  # noqa: S102  (of our own page)
+    return names
 
 
-def test_ray_tune(recipe, capsys, monkeypatch):
-    cloudpickle = pytest.importorskip("ray.cloudpickle")
+class Learning(Classifier):
+    """A network whose rate is searched for."""
+
+    def __init__(self, lr):
+        super().__init__()
+        self.lr = lr
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=self.lr)
+
+
+def test_optuna(tmp_path, monkeypatch):
+    optuna = pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    study = optuna.create_study(direction="maximize", pruner=optuna.pruners.MedianPruner(n_startup_trials=2))
+    monkeypatch.setattr(optuna, "create_study", lambda direction: study)
+    block("optuna.md", optuna=optuna)
+    assert {trial.state.name for trial in study.trials} == {"COMPLETE", "PRUNED"}
+    assert study.best_params["lr"] > 1e-3
+
+
+def test_ray(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))  # for what it writes
+    ray = pytest.importorskip("ray")
+    tune = pytest.importorskip("ray.tune")
     monkeypatch.setattr(builtins, "print", print)  # which Ray replaces, to be put back
-    module = recipe("ray_tune", "ray.tune")
-    cloudpickle.register_pickle_by_value(module)  # as the script that it is
-    assert module.main(epochs=12, patience=3)["lr"] == 0.01
-    assert "<- chosen" in capsys.readouterr().out
+    for module in (sys.modules[__name__], sys.modules["problems"]):
+        ray.cloudpickle.register_pickle_by_value(module)
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    try:
+        best = block("ray.md", tune=tune)["best"]
+    finally:
+        ray.shutdown()
+    assert best.config["lr"] == 0.01
+    assert 0 < best.metrics["expected_accuracy"] < 1
 
 
 def test_loggers(recipe, tmp_path):

@@ -47,8 +47,6 @@ def test_texts_with_token_dropout_are_read_again(tmp_path):
     [
         ("transformers", "transformers", "pip install transformers accelerate"),
         ("skorch", "skorch", "pip install skorch"),
-        ("optuna", "optuna", "pip install optuna"),
-        ("ray", "ray", r'pip install "ray\[tune\]"'),
     ],
 )
 def test_the_error_names_what_to_install(monkeypatch, module, package, command):

@@ -1,4 +1,4 @@
-"""Odd samples and odd ends, by Hugging Face's `Trainer`, skorch, Optuna and Ray Tune."""
+"""Odd samples and odd ends, by Hugging Face's `Trainer` and skorch."""
 
 import re
 
@@ -9,17 +9,12 @@ from odd import FEW, Network, Rows
 from torch import nn
 from torch.utils.data import default_collate
 
-from bu_torch import BoundaryUncertaintyStopper
-
-for package in ("accelerate", "optuna", "ray", "skorch", "transformers"):
+for package in ("accelerate", "skorch", "transformers"):
     pytest.importorskip(package)
 
-import optuna  # noqa: E402
 import skorch  # noqa: E402
 import transformers  # noqa: E402
 
-from bu_torch.integrations.optuna import BoundaryUncertaintyPruningCallback  # noqa: E402
-from bu_torch.integrations.ray import BoundaryUncertaintyTrialStopper  # noqa: E402
 from bu_torch.integrations.skorch import BoundaryUncertaintyEarlyStopping  # noqa: E402
 from bu_torch.integrations.transformers import BoundaryUncertaintyCallback  # noqa: E402
 
@@ -78,16 +73,7 @@ def by_skorch(folder, x, y, output, options=FEW, happen=nothing, n_epochs=1):
     return dict(made.fit(Rows(x, y), None).callbacks_)["ours"].stopper_
 
 
-def by_optuna(folder, x, y, output):
-    study, stopper = optuna.create_study(direction="maximize"), BoundaryUncertaintyStopper(x, y, **FEW)
-    stopper.check(Network(output))
-    BoundaryUncertaintyPruningCallback(study.ask()).report(stopper)
-    reported, expected = study.trials[0].intermediate_values, stopper.history[0]["expected_accuracy"]
-    assert reported == pytest.approx({0: expected}, nan_ok=True)
-    return stopper
-
-
-WAYS = {"transformers": by_transformers, "skorch": by_skorch, "optuna": by_optuna}
+WAYS = {"transformers": by_transformers, "skorch": by_skorch}
 
 
 @pytest.mark.parametrize("samples", odd.REFUSED)
@@ -107,14 +93,11 @@ def test_labels_of_any_kind_are_the_same(tmp_path, way):
         assert WAYS[way](tmp_path, odd.X, labels, odd.unchanged).history == [expected]
 
 
-TRAINED = ("transformers", "skorch")
-
-
 @pytest.mark.parametrize(
     ("way", "end", "loads"),
     [
-        *((way, end, True) for way in TRAINED for end in odd.ENDS),
-        *((way, "by itself", False) for way in TRAINED),
+        *((way, end, True) for way in WAYS for end in odd.ENDS),
+        *((way, "by itself", False) for way in WAYS),
         ("skorch", "Ctrl-C", True),
     ],
 )
@@ -130,12 +113,3 @@ def test_every_end_says_what_was_kept_and_why(tmp_path, caplog, way, end, loads,
     assert re.search(ending.reason, stopper.stopping_reason)
     assert stopper.best_epoch == ending.best_epoch
     assert '"kind":"end"' in (tmp_path / "record" / "boundary_uncertainty.jsonl").read_text()
-
-
-@pytest.mark.parametrize("end", ["early checks", "no finite check"])
-def test_a_trial_of_ray_tune_without_a_check_that_counts_has_no_best_result(end):
-    ending = odd.ENDS[end]
-    tuned = BoundaryUncertaintyTrialStopper(**ending.options())
-    for epoch, score in enumerate(ending.scores):
-        assert not tuned("trial", {"epoch": epoch, "given": score, "trust_score": score})
-    assert tuned.best_result("trial") is None
