@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from bu_torch.ranking.checkpoints import load_checkpoint
     from bu_torch.ranking.rank import Candidate as Candidate
     from bu_torch.ranking.rank import Ranking as Ranking
-    from bu_torch.ranking.rank import rank_checkpoints, rank_models
+    from bu_torch.ranking.rank import rank_checkpoints
     from bu_torch.rule.rules import Rule, SelectionRule
     from bu_torch.run.stopper import BoundaryUncertaintyStopper
     from bu_torch.samples.reading import read_samples
@@ -69,7 +69,6 @@ __all__ = [
     "load_checkpoint",
     "perturb",
     "rank_checkpoints",
-    "rank_models",
     "read_samples",
 ]
 
@@ -91,7 +90,7 @@ _MODULES = {
     "run.stopper": ("BoundaryUncertaintyStopper",),
     "space.patches": ("PatchFeatures",),
     "perturbation.draws": ("exchange_tokens", "perturb", "perturb_toward_neighbors"),
-    "ranking.rank": ("Candidate", "Ranking", "rank_checkpoints", "rank_models"),
+    "ranking.rank": ("Candidate", "Ranking", "rank_checkpoints"),
     "signals.details": ("Measurement",),
     "signals.measuring": ("Signals",),
     "samples.reading": ("read_samples",),

@@ -7,9 +7,10 @@ import torch
 from problems import blobs
 from torch import nn
 
-from bu_torch import BoundaryUncertainty, NeighborGraph, PrototypeClassifier, Signals, TrustScore, perturb, rank_models
+from bu_torch import BoundaryUncertainty, NeighborGraph, PrototypeClassifier, Signals, TrustScore, perturb
 from bu_torch.callbacks import BoundaryUncertaintyStopper
 from bu_torch.internal.inputs import as_features, as_labels
+from bu_torch.internal.logits import read_logits
 
 X, Y = blobs()
 M = 10
@@ -36,16 +37,10 @@ def stopped(x, y):
     return [value for name, value in stopper.history[0].items() if name not in ("epoch", "replacements")]
 
 
-def ranked(x, y):
-    ranking = rank_models({"one": linear, "other": lambda v: -linear(v)}, x, y, signals=Signals(M, 2))
-    return [ranking.best.score, *ranking.best.signals.values()]
-
-
 OF_SAMPLES = {
     "BoundaryUncertainty": lambda x, y: [float(BoundaryUncertainty(M, 2).fit(x, y).score(linear))],
     "Signals": signals_of,
     "BoundaryUncertaintyStopper": stopped,
-    "rank_models": ranked,
 }
 OF_FEATURES = {
     "NeighborGraph": lambda x, y: NeighborGraph(M).fit(x).neighbors.tolist(),
@@ -288,7 +283,7 @@ class TestOutputs:
         ],
     )
     def test_what_is_no_logits_is_refused_by_every_way_in(self, output, error, message):
-        for call in (self.fitted.score, stopper_of(X, Y).check, lambda z: rank_models([z], X, Y, signals=self.signals)):
+        for call in (self.fitted.score, stopper_of(X, Y).check):
             with pytest.raises(error, match=message):
                 call(lambda x: output(linear(x)))
 
@@ -300,8 +295,10 @@ class TestOutputs:
         def whole(x):
             return linear(x)[:, :n_outputs] if n_outputs > 1 else linear(x)[:, 1:2] - linear(x)[:, :1]
 
-        ranking = rank_models([lambda x: whole(x).squeeze(), whole], X, labels, signals=Signals(M, 1), batch_size=119)
-        squeezed, expected = (candidate.signals for candidate in ranking)
+        signals = Signals(M, 1).fit(X, labels)
+        models = (lambda x: whole(x).squeeze(), whole)
+        measured = [signals.measure(read_logits(model, signals.perturbed, 119)).values for model in models]
+        squeezed, expected = ({name: float(one) for name, one in values.items()} for values in measured)
         assert np.isfinite(list(expected.values())).all()
         assert squeezed == pytest.approx(expected)
 
@@ -309,9 +306,8 @@ class TestOutputs:
         def model(x):
             return linear(X)[: len(x)] if len(x) == 119 else torch.zeros(len(x), 5)
 
-        message = r"`model` must give the same number of logits for each input, got \[3, 5\]"
-        with pytest.raises(ValueError, match=message):
-            rank_models([model], X, Y, signals=Signals(M, 1), batch_size=119)
+        with pytest.raises(ValueError, match=r"`model` must give the same number of logits for each input"):
+            read_logits(model, X, 119)
 
     def test_equal_logits_are_all_on_the_boundary(self):
         values = signals_of(X, Y)

@@ -1,1 +1,1 @@
-"""Choosing among classifiers that are trained already, in Python or on the command line."""
+"""Choosing among checkpoints of a training, in Python or on the command line."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from bu_torch.internal.printing import cleaned, say
+from bu_torch.internal.printing import say
 from bu_torch.ranking.rank import Ranking, find_checkpoints, fit_signals, rank_checkpoints
 from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES
 from bu_torch.run.settings import Settings
@@ -42,8 +42,6 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
     add("--metric", type=metric_from, default="accuracy", metavar="METRIC", help=f"{METRIC_HELP} (%(default)s)")
     add("--json", type=Path, metavar="FILE", help="write the ranking to this file")
     add("--csv", type=Path, metavar="FILE", help="write the ranking to this file")
-    add("--keep", type=int, metavar="N", help="copy the best N to the folder of --to")
-    add("--to", type=Path, metavar="DIR", help="folder that --keep copies to; no file is overwritten")
     add("--input-key", type=_key, metavar="KEY", help="key or place of the input in dict or tuple samples")
     add("--label-key", type=_key, metavar="KEY", help="key or place of the label")
     add("--max-samples", type=int, metavar="N", help="measure at a random subset of N samples")
@@ -58,20 +56,12 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    if (options.keep is None) != (options.to is None):
-        raise ValueError("`--keep N` and `--to DIR` go together, got one of them.")
-    files = find_checkpoints(options.checkpoints)
-    if options.keep is not None and not 1 <= options.keep <= len(files):
-        raise ValueError(f"`--keep` must be from 1 to the number of checkpoints, {len(files)}, got {options.keep}.")
-    ranking = _rank(files, options)
+    ranking = _rank(find_checkpoints(options.checkpoints), options)
     say(str(ranking))  # first: a file may fail
     if options.json is not None:
         ranking.to_json(options.json)
     if options.csv is not None:
         ranking.to_csv(options.csv)
-    if options.keep is not None:
-        for copy in ranking.copy_best(options.keep, options.to):
-            say(f"kept {cleaned(copy)}")
 
 
 def _rank(files: list[Path], options: argparse.Namespace) -> Ranking:

@@ -1,31 +1,25 @@
-"""Ranking of trained classifiers, as a table and as files: checkpoints, modules, scikit-learn estimators."""
+"""Ranking of checkpoints, as a table and as files."""
 
 import csv
-import filecmp
 import json
 import math
-import os
-import shutil
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bu_torch.internal.files import whole_file
 from bu_torch.internal.inputs import as_labels, check_integer
 from bu_torch.internal.logits import read_logits, warn_of_probabilities
 from bu_torch.internal.printing import cleaned
 from bu_torch.ranking.checkpoints import SUFFIXES, load_checkpoint, module_with_weights
-from bu_torch.ranking.estimators import encode, estimator_logits, is_estimator
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.budget import describe_ignored
 from bu_torch.run.settings import Settings
-from bu_torch.samples.batches import whole_pair
 from bu_torch.samples.reading import read_samples
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.measuring import Signals
@@ -33,20 +27,20 @@ from bu_torch.signals.metrics import as_metric
 from bu_torch.signals.preparation import fit_with_progress
 
 Paths = str | Path | Iterable[str | Path]
-_OF_A_RUN = "prediction_changes"  # compares two checks of a run; a single classifier has none
+_OF_A_RUN = "prediction_changes"  # compares two checks of a run; a single checkpoint has none
 
 
 class Candidate(NamedTuple):
-    """One classifier of a `Ranking`.
+    """One checkpoint of a `Ranking`.
 
     Args:
         rank: Rank; 1 is the best.
-        name: Its path as given, its name, or its place and type.
+        name: Its path as given.
         score: Score by the rule, larger is better; NaN if its logits are not finite, which ranks last.
-        epoch: Epoch in its checkpoint; None if there is none.
-        step: Optimiser steps in its checkpoint; None if there are none.
-        signals: All signals that `Signals` measures of one classifier, such as `boundary_uncertainty`.
-        path: Its file; None if it has none.
+        epoch: Epoch in the file; None if there is none.
+        step: Optimiser steps in the file; None if there are none.
+        signals: All signals that `Signals` measures of one network, such as `boundary_uncertainty`.
+        path: The file.
     """
 
     rank: int
@@ -55,7 +49,7 @@ class Candidate(NamedTuple):
     epoch: int | None
     step: int | None
     signals: dict[str, float]
-    path: Path | None = None
+    path: Path
 
     def as_record(self) -> dict[str, Any]:
         """Rank, name, epoch, step, score and all signals, by name."""
@@ -64,7 +58,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranking(Sequence[Candidate]):
-    """Classifiers in order, the best first; printed, it is a table.
+    """Checkpoints in order, the best first; printed, it is a table.
 
     Args:
         rule: Rule that ranked them; see `rank_checkpoints`.
@@ -88,8 +82,8 @@ class Ranking(Sequence[Candidate]):
 
     @property
     def paths(self) -> list[Path]:
-        """Files in order; candidates without a file are left out."""
-        return [candidate.path for candidate in self.candidates if candidate.path is not None]
+        """Files in order."""
+        return [candidate.path for candidate in self.candidates]
 
     @overload
     def __getitem__(self, index: int) -> Candidate: ...
@@ -132,28 +126,6 @@ class Ranking(Sequence[Candidate]):
                 safe = f"'{name}" if name.startswith(("=", "+", "-", "@")) else name  # not a formula
                 writer.writerow({**one.as_record(), "name": safe})
 
-    def copy_best(self, n_best: int, folder: str | Path) -> list[Path]:
-        """Copy the files of the best candidates to a folder, under their paths below the folder common to all.
-
-        The folder is made. Returns the copies in order. Nothing is overwritten: if a different file has the name of a
-        copy, FileExistsError is raised, and nothing is copied. ValueError is raised if `n_best` is not from 1 to the
-        number of candidates, or a candidate has no file.
-        """
-        if check_integer("n_best", n_best, 1) > len(self):
-            raise ValueError(f"`n_best` must be at most the number of candidates, {len(self)}, got {n_best}.")
-        if len(self.paths) < len(self):
-            raise ValueError("`copy_best` needs candidates with files, got some without.")
-        common = Path(os.path.commonpath([path.resolve().parent for path in self.paths]))
-        copies = [(path, Path(folder) / path.resolve().relative_to(common)) for path in self.paths[:n_best]]
-        for path, copy in copies:
-            if copy.exists() and not (copy.is_file() and filecmp.cmp(path, copy, shallow=False)):
-                raise FileExistsError(f"`{copy}` already exists and differs from `{path}`.")
-        for path, copy in copies:
-            if not copy.exists():
-                with whole_file(copy) as part:
-                    shutil.copy2(path, part)
-        return [copy for _, copy in copies]
-
 
 def rank_checkpoints(
     paths: Paths,
@@ -183,7 +155,7 @@ def rank_checkpoints(
             once, in order, without those that a sampler leaves out. Turn augmentation off. Labels are integers from 0.
         rule: `"accuracy_uncertainty_trust"`, `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`,
             `"parzen_uncertainty"`, or a `bu_torch.Rule` that does not read `prediction_changes`, which a single
-            classifier does not have.
+            checkpoint does not have.
         metric: Metric of the score, as in the callback's `metric`.
         signals: Signals with other settings than `Signals()`; fitted here, unless they are already.
         weights_only: As in `load_checkpoint`.
@@ -209,80 +181,22 @@ def rank_checkpoints(
         ...     rank_checkpoints(folder, nn.Linear(2, 1), (features, labels)).best.path.name
         '-2.0.pt'
     """
-    judge, files = Judge(rule, metric, signals, batch_size), find_checkpoints(paths)
-    fit_signals(judge.signals, dataset)
+    settings, files = Settings(rule=rule, metric=metric), find_checkpoints(paths)
+    decides = settings.deciding_rule
+    signals = _checked(Signals(also=settings.also, metric=metric) if signals is None else signals, decides, metric)
+    batch_size = check_integer("batch_size", batch_size, 1)
+    fit_signals(signals, dataset)
     measured = []
     for file in files:
         checkpoint = load_checkpoint(file, weights_only=weights_only)
-        values = judge.measure(module_with_weights(module, checkpoint, device), str(file))
-        measured.append(Candidate(0, str(file), math.nan, checkpoint.epoch, checkpoint.step, values, file))
-    late = math.inf  # a file without epoch or step comes last
-    measured.sort(key=lambda one: (*(late if n is None else n for n in (one.epoch, one.step)), one.name))
-    return judge.rank(measured)
-
-
-def rank_models(
-    models: Mapping[str, Any] | Iterable[Any],
-    dataset: Any,
-    labels: Any = None,
-    *,
-    rule: RuleName | Rule = DEFAULT_RULE,
-    metric: Any = "accuracy",
-    signals: Signals | None = None,
-    batch_size: int = 4096,
-) -> Ranking:
-    """Rank classifiers that were trained on the same samples, as `rank_checkpoints` does.
-
-    Rank classifiers of one kind, such as forests of several depths. Label probabilities may know less than a classifier
-    of another kind, which then ranks too low; a warning says so.
-
-    Args:
-        models: A list, or a mapping from names, of modules, callables (n, ...) -> (n, J) and fitted classifiers of
-            scikit-learn. A classifier's `decision_function` is read, or else the logarithm of `predict_proba`.
-        dataset: As in `rank_checkpoints`, or inputs (N, ...) if `labels` are passed. A pandas frame keeps its columns.
-        labels: Classes (N,), integers from 0, or any if all models are scikit-learn's; None if `dataset` holds them.
-        rule: As in `rank_checkpoints`.
-        metric: As in `rank_checkpoints`.
-        signals: As in `rank_checkpoints`.
-        batch_size: As in `rank_checkpoints`.
-
-    Returns:
-        The ranking; models with equal scores keep their order.
-
-    Raises:
-        ValueError: If there is no model or one gives logits of the wrong shape, or as in `rank_checkpoints`.
-        TypeError: If a model is neither a callable nor a classifier, or `dataset` has another type.
-
-    Example:
-        >>> from sklearn.neighbors import KNeighborsClassifier
-        >>> labels = torch.arange(200) % 2
-        >>> features = torch.randn(200, 2, generator=torch.Generator().manual_seed(0)) + 2 * labels.unsqueeze(1)
-        >>> models = {f"k = {k}": KNeighborsClassifier(k).fit(features, labels) for k in (1, 15, 199)}
-        >>> rank_models(models, features, labels).best.name
-        'k = 15'
-    """
-    judge, named = Judge(rule, metric, signals, batch_size), _named(models)
-    if labels is None and not isinstance(dataset, Samples) and (pair := whole_pair(dataset)) is not None:
-        dataset, labels = pair
-    frame = dataset if hasattr(dataset, "iloc") else None
-    classes = None
-    if labels is not None and all(is_estimator(model) for model in named.values()):
-        classes, labels = encode(labels)
-    fit_signals(judge.signals, dataset if labels is None else (dataset, labels))
-    if classes is None:
-        classes = np.arange(int(judge.signals.boundary.labels.max()) + 1)
-    if len(kinds := {type(model) for model in named.values()}) > 1:
-        listed = ", ".join(sorted(kind.__name__ for kind in kinds))
-        warnings.warn(
-            f"Classifiers of different kinds are ranked ({listed}): one that knows more than label probabilities do,"
-            " such as boosted trees on some tables, ranks too low. Compare kinds by cross-validation.",
-            stacklevel=2,
-        )
-    measured = []
-    for name, model in named.items():
-        read = estimator_logits(model, classes, frame) if is_estimator(model) else model
-        measured.append(Candidate(0, name, math.nan, None, None, judge.measure(read, name)))
-    return judge.rank(measured)
+        values = _measured(signals, module_with_weights(module, checkpoint, device), str(file), batch_size)
+        seen = {name: values[name] for name in decides.signals}
+        score = float(decides.score(seen)) if all(map(math.isfinite, seen.values())) else math.nan
+        measured.append(Candidate(0, str(file), score, checkpoint.epoch, checkpoint.step, values, file))
+    measured.sort(key=_order)
+    if not math.isfinite(measured[0].score):
+        warnings.warn("No candidate has a finite score, so their order means nothing.", stacklevel=2)
+    return Ranking(decides.name, tuple(one._replace(rank=rank) for rank, one in enumerate(measured, 1)))
 
 
 def find_checkpoints(paths: Paths) -> list[Path]:
@@ -307,47 +221,35 @@ def find_checkpoints(paths: Paths) -> list[Path]:
     return list(once.values())
 
 
-class Judge:
-    """Measures classifiers on the same samples, and ranks them."""
+def _checked(signals: Signals, rule: Rule, metric: Any) -> Signals:
+    """Signals that measure what a rule reads."""
+    if _OF_A_RUN in rule.signals:
+        raise ValueError(f"`rule` must not read {_OF_A_RUN}, which a checkpoint does not have, got {rule.name!r}.")
+    if not isinstance(signals, Signals):
+        raise TypeError(f"`signals` must be a bu_torch.Signals or None, got {type(signals).__name__}.")
+    if absent := [name for name in rule.signals if name not in signals.names]:
+        raise ValueError(f"`signals` must measure {absent[0]}: pass `Signals(also=...)` or `Signals(metric=...)`.")
+    own, wanted = signals.metric, as_metric(metric)
+    if own is not None and wanted is not None and own.signal == wanted.signal and own != wanted:
+        raise ValueError(f"`signals` must measure `metric={wanted}`, got {own}: pass `Signals(metric=...)`.")
+    return signals
 
-    def __init__(self, rule: RuleName | Rule, metric: Any, signals: Signals | None, batch_size: int) -> None:
-        settings = Settings(rule=rule, metric=metric)
-        self.rule = settings.deciding_rule
-        if _OF_A_RUN in self.rule.signals:
-            raise ValueError(
-                f"`rule` must not read {_OF_A_RUN}, which a single classifier does not have, got {self.rule.name!r}."
-            )
-        self.signals = Signals(also=settings.also, metric=metric) if signals is None else signals
-        if not isinstance(self.signals, Signals):
-            raise TypeError(f"`signals` must be a bu_torch.Signals or None, got {type(signals).__name__}.")
-        if absent := [name for name in self.rule.signals if name not in self.signals.names]:
-            raise ValueError(f"`signals` must measure {absent[0]}: pass `Signals(also=...)` or `Signals(metric=...)`.")
-        own, wanted = self.signals.metric, as_metric(metric)
-        if own is not None and wanted is not None and own.signal == wanted.signal and own != wanted:
-            raise ValueError(f"`signals` must measure `metric={wanted}`, got {own}: pass `Signals(metric=...)`.")
-        self.batch_size = check_integer("batch_size", batch_size, 1)
 
-    def measure(self, model: Callable[[Tensor], Any], name: str) -> dict[str, float]:
-        """All signals of a model; NaN if its logits are not finite."""
-        try:
-            logits = read_logits(model, self.signals.perturbed, self.batch_size, check_finite=False)
-            warn_of_probabilities(logits, name)
-            values, _ = self.signals.measure(logits.to(self.signals.perturbed.device))
-        except (RuntimeError, ValueError) as error:
-            raise ValueError(f"{name}: {error}") from error
-        return {name: float(value) for name, value in values.items() if name != _OF_A_RUN}
+def _measured(signals: Signals, module: nn.Module, name: str, batch_size: int) -> dict[str, float]:
+    """All signals of a network; NaN if its logits are not finite."""
+    try:
+        logits = read_logits(module, signals.perturbed, batch_size, check_finite=False)
+        warn_of_probabilities(logits, name)
+        values, _ = signals.measure(logits.to(signals.perturbed.device))
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"{name}: {error}") from error
+    return {name: float(value) for name, value in values.items() if name != _OF_A_RUN}
 
-    def rank(self, candidates: list[Candidate]) -> Ranking:
-        """Sort candidates by score; ties keep their order, and candidates whose signals are not finite come last."""
-        scored = []
-        for one in candidates:
-            seen = {name: one.signals[name] for name in self.rule.signals}
-            is_finite = all(map(math.isfinite, seen.values()))
-            scored.append(one._replace(score=float(self.rule.score(seen)) if is_finite else math.nan))
-        scored.sort(key=lambda one: -one.score if math.isfinite(one.score) else math.inf)
-        if scored and not math.isfinite(scored[0].score):
-            warnings.warn("No candidate has a finite score, so their order means nothing.", stacklevel=3)
-        return Ranking(self.rule.name, tuple(one._replace(rank=rank) for rank, one in enumerate(scored, 1)))
+
+def _order(one: Candidate) -> tuple[Any, ...]:
+    """The largest score first; among equals the earliest, and one whose epoch or step is unknown last."""
+    places = (math.inf if n is None else n for n in (one.epoch, one.step))
+    return -one.score if math.isfinite(one.score) else math.inf, *places, one.name
 
 
 def fit_signals(signals: Signals, dataset: Any) -> None:
@@ -363,21 +265,6 @@ def fit_signals(signals: Signals, dataset: Any) -> None:
         fit_with_progress(signals, inputs, labels, samples.weights)
     elif signals.fingerprint != signals.fingerprint_of(inputs, labels, samples.weights):
         raise ValueError("`signals` must be fitted on the samples of `dataset`, or not at all, got other samples.")
-
-
-def _named(models: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:
-    if isinstance(models, nn.Module) or is_estimator(models):
-        raise TypeError(f"`models` must be a list or a mapping of models, got one {type(models).__name__}.")
-    if not isinstance(models, Mapping):
-        kinds = ((model, getattr(model, "__name__", type(model).__name__)) for model in models)
-        models = {f"{place}: {kind}": model for place, (model, kind) in enumerate(kinds)}
-    if not models:
-        raise ValueError("`models` must hold at least one model, got none.")
-    for name, model in models.items():
-        if not (callable(model) or is_estimator(model)):
-            kind = type(model).__name__
-            raise TypeError(f"`models` must be callables or classifiers of scikit-learn, got {kind} ({name}).")
-    return {str(name): model for name, model in models.items()}
 
 
 def _shown(value: Any) -> str:

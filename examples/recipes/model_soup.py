@@ -10,21 +10,22 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from bu_torch import Signals, load_checkpoint, rank_checkpoints, rank_models
+from bu_torch import Signals, load_checkpoint, rank_checkpoints
 
 DEFAULT = "accuracy_uncertainty_trust"
 
 
 def greedy_soup(folder: Path, module: nn.Module, inputs: Tensor, labels: Tensor, rule: str = DEFAULT) -> int:
     """Load the average of checkpoints of one run into `module`, and return how many are in it."""
-    samples = {"dataset": (inputs, labels), "signals": Signals().fit(inputs, labels), "rule": rule}
-    ranking = rank_checkpoints(folder, module, **samples)
+    signals = Signals().fit(inputs, labels)
+    ranking = rank_checkpoints(folder, module, (inputs, labels), signals=signals, rule=rule)
     soup, score, n_members = load_checkpoint(ranking.best.path).state_dict, ranking.best.score, 1
     for candidate in ranking[1:]:
         state, share = load_checkpoint(candidate.path).state_dict, 1 / (n_members + 1)
         mean = {name: one.lerp(state[name], share) for name, one in soup.items() if one.is_floating_point()}
         module.load_state_dict(soup | mean)  # integers, such as counts of batches, stay those of the best
-        trial = rank_models([module], **samples).best.score
+        with torch.no_grad():
+            trial = float(signals.measure(module(signals.perturbed_inputs)).values[rule])
         if trial >= score:
             soup, score, n_members = soup | mean, trial, n_members + 1
     module.load_state_dict(soup)

@@ -3,23 +3,15 @@ import json
 import math
 import shutil
 
-import numpy as np
-import pandas as pd
 import problems
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from problems import Product
-from sklearn.linear_model import LogisticRegression
-from sklearn.neighbors import KNeighborsClassifier
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
-from sklearn.svm import SVC
 from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from bu_torch import BoundaryUncertaintyStopping, SelectionRule, Signals, rank_checkpoints, rank_models, read_samples
-from bu_torch.ranking.estimators import estimator_logits
+from bu_torch import BoundaryUncertaintyStopping, SelectionRule, Signals, rank_checkpoints, read_samples
 from bu_torch.rule.rules import RULE_NAMES
 from bu_torch.samples.balance import stratified_rows
 
@@ -49,10 +41,6 @@ def rank(run, signals):
         return rank_checkpoints(paths, module, dataset, **{"signals": signals, **options})
 
     return rank
-
-
-def by_name(ranking):
-    return {candidate.name: candidate for candidate in ranking}
 
 
 def test_checkpoints_of_a_run_have_the_signals_that_the_callback_measured(run):
@@ -141,34 +129,6 @@ def test_table_json_and_csv_tell_the_same(run, rank, tmp_path):
     assert len({line.index(str(run[1])) for line in lines[2:]}) == 1
 
 
-def test_a_model_that_cannot_take_the_inputs_is_named_and_equally_good_ones_keep_their_order():
-    with pytest.raises(ValueError, match=r"^wide: .*shapes cannot be multiplied"):
-        rank_models({"fits": nn.Linear(4, 3), "wide": nn.Linear(7, 3)}, *DATA)
-    linear = nn.Linear(4, 3)
-    assert [c.name for c in rank_models([linear, linear], *DATA)] == ["0: Linear", "1: Linear"]
-    assert [c.name for c in rank_models({"b": linear, "a": linear}, DATA)] == ["b", "a"]
-
-
-def test_the_best_are_copied_and_nothing_is_overwritten(run, rank, tmp_path):
-    folders, kept = [tmp_path / "logs" / f"version_{number}" for number in (0, 1)], tmp_path / "kept"
-    for folder in folders:
-        shutil.copytree(run[1], folder)
-    ranking = rank(folders)
-    copies = ranking.copy_best(3, kept)
-    places = [path.relative_to(tmp_path / "logs") for path in ranking.paths]
-    assert [copy.relative_to(kept) for copy in copies] == places[:3]
-    assert all(copy.read_bytes() == path.read_bytes() for copy, path in zip(copies, ranking.paths, strict=False))
-    assert ranking.copy_best(3, kept) == copies
-    copies[1].write_text("another")
-    (kept / places[3]).unlink(missing_ok=True)
-    with pytest.raises(FileExistsError, match="already exists"):
-        ranking.copy_best(4, kept)
-    assert copies[1].read_text() == "another"
-    assert sum(file.is_file() for file in kept.rglob("*")) == 3
-    with pytest.raises(ValueError, match="`n_best`"):
-        ranking.copy_best(13, kept)
-
-
 def test_what_does_not_fit_is_refused_by_name(run, signals, tmp_path):
     files = sorted(run[1].iterdir())
     for error, said, changed in (
@@ -190,113 +150,26 @@ def test_what_does_not_fit_is_refused_by_name(run, signals, tmp_path):
             rank_checkpoints(**{"paths": files, "module": problems.Classifier(), "dataset": DATA, **changed})
 
 
-def test_samples_may_come_in_any_form():
+def test_samples_may_come_in_any_form(rank):
     weights = torch.rand(len(LABELS))
     dicts = [{"image": x, "weight": w, "target": y} for x, y, w in zip(*DATA, weights, strict=True)]
     by_key = {"input_key": "image", "label_key": "target"}
-    models = {"sum": lambda x: x[:, :3], "far": lambda x: x[:, :3] - 5 * x[:, 1:]}
-    expected = rank_models(models, *DATA)
-    assert expected == rank_models(models, read_samples((weights, *DATA), input_key=-2, label_key=-1))
-    assert expected == rank_models(models, read_samples(DataLoader(dicts, batch_size=7, shuffle=True), **by_key))
+    expected = rank()
+    assert expected == rank(dataset=read_samples((weights, *DATA), input_key=-2, label_key=-1))
+    assert expected == rank(dataset=read_samples(DataLoader(dicts, batch_size=7, shuffle=True), **by_key))
     few = Subset(TensorDataset(*DATA), stratified_rows(150, 90, 0, LABELS))
-    assert rank_models(models, read_samples(DATA, 90)) == rank_models(models, few)
+    assert rank(dataset=read_samples(DATA, 90), signals=None) == rank(dataset=few, signals=None)
     with pytest.raises(ValueError, match=r"^`dataset`: batches are dicts .*Pass a pair \(inputs, labels\)"):
-        rank_models(models, dicts)
+        rank(dataset=dicts)
 
 
-def test_models_of_any_kind_are_ranked_together():
-    features = INPUTS.double()
-    regression, linear = LogisticRegression(max_iter=500).fit(features, LABELS), nn.Linear(4, 3).double()
-    linear.weight.data[:], linear.bias.data[:] = map(torch.from_numpy, (regression.coef_, regression.intercept_))
-    forms = {"module": linear, "function": lambda x: linear(x), "far": lambda x: linear(x - 2)}
-    with pytest.warns(UserWarning, match=r"different kinds are ranked \(Linear, LogisticRegression, function\)"):
-        ranking = rank_models({"regression": regression, **forms}, features, LABELS)
-    values = by_name(ranking)
-    for name in ("module", "function"):
-        assert values[name].signals == pytest.approx(values["regression"].signals, abs=1e-9)
-    assert ranking[-1].name == "far"
-    assert ranking.paths == []
-    with pytest.raises(ValueError, match="without"):
-        ranking.copy_best(1, "anywhere")
-
-
-@pytest.mark.filterwarnings("ignore:Classifiers of different kinds")
-def test_labels_of_estimators_may_be_of_any_kind():
-    features = INPUTS.numpy().astype(np.float64)
-    expected = None
-    for names in (np.array([0, 1, 2]), np.array([-5, 3, 7]), np.array(["a", "b", "c"]), np.array([1.0, 2.0, 3.0])):
-        y = names[LABELS.numpy()]
-        models = {
-            "svc": SVC().fit(features, y),
-            "pipeline": make_pipeline(StandardScaler(), LogisticRegression()).fit(features, y),
-            "neighbors": KNeighborsClassifier(9).fit(features, y),
-        }
-        found = {name: c.signals for name, c in by_name(rank_models(models, features, y)).items()}
-        expected = expected or found
-        assert found == expected
-
-
-def test_an_estimator_that_does_not_know_a_class_never_predicts_it():
-    features, labels = INPUTS.numpy(), LABELS.numpy()
-    part = KNeighborsClassifier(5).fit(features[labels != 1], labels[labels != 1])
-    whole = KNeighborsClassifier(5).fit(features, labels)
-    ranking = rank_models({"part": part, "whole": whole}, features, labels)
-    assert ranking.best.name == "whole"
-    assert by_name(ranking)["part"].signals["label_agreement"] < 0.7
-
-
-def test_what_is_no_fitted_classifier_is_refused():
-    features, labels = INPUTS.numpy(), LABELS.numpy()
-    four = np.where((labels == 2) & (np.arange(len(labels)) % 6 < 3), 3, labels)
-    ovo, ovo_of_four = (SVC(decision_function_shape="ovo").fit(features, y) for y in (labels, four))
-    common = np.where(np.arange(len(labels)) // 3 % 4 > 0, 0, labels)  # one of three columns is mostly right by chance
-    ovo_of_common = SVC(decision_function_shape="ovo").fit(features, common)
-    words = np.array(["a", "b", "c"], dtype=object)[labels]
-    for error, said, models, y in (
-        (ValueError, "decision_function_shape='ovr'", [ovo], labels),
-        (ValueError, "decision_function_shape='ovr'", [ovo_of_common], common),
-        (ValueError, f"`labels` .* got None or NaN for 1 of {len(labels)}", [ovo], [None, *words[1:]]),
-        (ValueError, f"`labels` .* got None or NaN for 1 of {len(labels)}", [ovo], [np.nan, *labels[1:]]),
-        (
-            ValueError,
-            f"`labels` .* got None or NaN for 1 of {len(labels)}",
-            [ovo],
-            pd.array([None, *words[1:]], "string"),
-        ),
-        (ValueError, "`labels` must hold classes of one kind, got int, str", [ovo], np.array([0, *words[1:]], object)),
-        (ValueError, "must be fitted", [KNeighborsClassifier()], labels),
-        (ValueError, "`models`", [], labels),
-        (ValueError, "one column for each", [ovo_of_four], four),
-        (TypeError, "`models`", [3], labels),
-        (TypeError, "got one Linear", nn.Linear(4, 3), labels),
-        (TypeError, "got one SVC", ovo, labels),
-        (TypeError, "`labels`", [nn.Linear(4, 3)], np.array(["a", "b", "c"])[labels]),
-    ):
-        with pytest.raises(error, match=said):
-            rank_models(models, features, y)
-
-
-def test_a_machine_of_many_classes_is_ranked_though_votes_decide_its_predictions():
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 26, 300)
-    inputs = (rng.normal(size=(300, 4)) + 0.6 * rng.normal(size=(26, 4))[labels]).astype("float32")
-    machine = SVC(kernel="linear", C=10).fit(inputs, labels)
-    assert (machine.decision_function(inputs).argmax(axis=1) == machine.predict(inputs)).mean() < 0.9
-    assert rank_models([machine], inputs, labels).best.score > 0
-
-
-def test_a_machine_of_three_classes_that_votes_against_its_scores_is_ranked():
-    rng = np.random.default_rng(148)
-    labels = rng.integers(0, 3, 132)
-    inputs = (rng.normal(size=(132, 2)) + 0.5 * rng.normal(size=(3, 2))[labels]).astype("float32")
-    machine = SVC(C=66, kernel="sigmoid").fit(inputs, labels)
-    assert (machine.decision_function(inputs).argmax(axis=1) == machine.predict(inputs)).mean() < 0.8
-    logits = estimator_logits(machine, np.arange(3))(torch.from_numpy(inputs))
-    assert np.array_equal(logits.numpy(), machine.decision_function(inputs))
-
-
-def test_fitted_signals_of_other_prices_are_refused():
-    models, two = [nn.Linear(4, 2)], (LABELS > 0).long()
+def test_a_metric_ranks_and_fitted_signals_of_other_prices_are_refused(tmp_path):
+    two = (LABELS > 0).long()
+    for name in range(3):
+        torch.save(nn.Linear(4, 2).state_dict(), tmp_path / f"{name}.pt")
+    ranking = rank_checkpoints(tmp_path, nn.Linear(4, 2), (INPUTS, two), metric="log_loss")
+    losses = [one.signals["expected_log_loss"] for one in ranking]
+    assert losses == sorted(losses)
     signals = Signals(metric=[[0, 1], [5, 0]]).fit(INPUTS, two)
-    with pytest.raises(ValueError, match=r"`signals` must measure `metric=cost\[\[0.0, 1.0\], \[50.0, 0.0\]\]`, got"):
-        rank_models(models, INPUTS, two, metric=[[0, 1], [50, 0]], signals=signals)
+    with pytest.raises(ValueError, match=r"`signals` must measure `metric="):
+        rank_checkpoints(tmp_path, nn.Linear(4, 2), (INPUTS, two), metric=[[0, 1], [50, 0]], signals=signals)

@@ -8,7 +8,7 @@ from problems import blobs
 from torch import nn
 from torchmetrics import classification, regression
 
-from bu_torch import BoundaryUncertaintyStopper, Rule, Signals, rank_models
+from bu_torch import BoundaryUncertaintyStopper, Rule, Signals
 from bu_torch.functional import metrics
 from bu_torch.run.settings import MeasurementSettings, Settings
 from bu_torch.signals.metrics import METRICS, as_metric
@@ -281,14 +281,6 @@ def test_a_network_of_more_outputs_than_two_classes_has_no_threshold(metric):
     stopper.check(nn.Linear(4, 3))
     stopper.close()
     assert stopper.summary["threshold"] is None
-
-
-def test_models_are_ranked_by_it():
-    torch.manual_seed(0)
-    models = {str(bias): nn.Linear(4, 2) for bias in range(3)}
-    ranking = rank_models(models, X, TWO, metric="log_loss")
-    losses = [one.signals["expected_log_loss"] for one in ranking.candidates]
-    assert losses == sorted(losses)
 
 
 def linear(*weights):
