@@ -2,8 +2,6 @@
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from bu_torch.callbacks.losses import LossWatch, describe_weights, weights_in
+from bu_torch.callbacks.losses import loss_weights
 from bu_torch.callbacks.network import NetworkReader
 from bu_torch.callbacks.samples import CheckSamples, Source, network_as_space
 from bu_torch.callbacks.trainer import (
@@ -22,18 +20,16 @@ from bu_torch.callbacks.trainer import (
     lightning_average,
     misconfigured,
 )
-from bu_torch.callbacks.watch import InputConsistency, labels_in
+from bu_torch.callbacks.watch import InputWatch
 from bu_torch.internal.copying import CopyError
 from bu_torch.internal.global_state import seeded
-from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.printing import showing_progress
-from bu_torch.internal.replica import copy_of, has_lazy_layers
+from bu_torch.internal.replica import has_lazy_layers
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.budget import describe_slow_check
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.tracker import Check, Tracker, UnfitLogitsError
 from bu_torch.run.weights import optimizers_in_eval_mode
-from bu_torch.samples.batches import Keys
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.metrics import as_metric
 
@@ -56,11 +52,7 @@ class FitSession:
         self.tracker = Tracker(settings, rank_zero_warn, rank_zero_info)
         self._reader = NetworkReader(settings.perturbation, settings.output_key)
         self._check_samples = CheckSamples(settings, source)
-        self._awaits_loss_weights = False  # the first steps will show the weights of classes in the loss
-        self._network_before: LightningModule | None = None  # before training, if its features are the space
-        self._keys = Keys(source.input_key, source.label_key)
-        self.input_consistency = InputConsistency(self._reader, self._keys)
-        self.loss_watch = LossWatch()
+        self._input_watch = InputWatch()
         self.check: Check | None = None  # made in the running hook
         self.waits_for_average = False  # `WeightAveraging` had not updated its average at the last check
         self.is_over = False  # True from `release` on
@@ -70,17 +62,18 @@ class FitSession:
         started = time.perf_counter()
         tracker, samples, reader = self.tracker, self._check_samples, self._reader
         processes = tracker.processes = LightningProcesses(trainer)
-        are_classes_open = self.settings.class_weight is None and as_metric(self.settings.metric) is None
-        self._awaits_loss_weights = are_classes_open and not tracker.checks
+        class_weight = self.settings.class_weight
         if trainer.reload_dataloaders_every_n_epochs and self.source.reference is None:
             rank_zero_warn("bu-torch uses the training data as first loaded and ignores reloads.")
         n_batches, when = self._between_checks(trainer)
-        with self._preparing(trainer):
+        # A `perturbation` draws the same in each preparation.
+        with seeded(self.settings.seed), showing_progress(trainer.progress_bar_callback is not None):
             example = processes.on_first(partial(samples.read, trainer, pl_module, n_batches))
             reader.adapt_to(example.packing, example.perturbation, takes_integers=example.are_integers)
-            if self._awaits_loss_weights and tracker.check_setup.loss_weights is None:
-                # The first steps will say if they count.
-                tracker.check_setup.loss_weights = weights_in(pl_module, example.n_classes)
+            if class_weight is None and as_metric(self.settings.metric) is None:
+                class_weight, line = loss_weights(pl_module, example.n_classes)
+                if line:
+                    rank_zero_info(line)
             n_operations = reader.count_operations(trainer, pl_module, example.inputs, processes)
             is_asked_for = self.settings.feature_extractor == "module"
             # Features of a network that has already learnt these labels would leak them.
@@ -93,11 +86,10 @@ class FitSession:
                     when=f", {when}",
                     device=pl_module.device,
                     module=module,
-                    is_final=not self._awaits_loss_weights,
+                    class_weight=class_weight,
                 )
-        if self._awaits_loss_weights and tracker.check_setup.about["data"].get("space") == "module":
-            self._network_before = copy_of(pl_module)
-        self._apply_setup()
+        setup = tracker.check_setup
+        reader.adapt_to(setup.packing, "reading" if setup.takes_readings else self.settings.perturbation)
         if not is_the_same:
             rank_zero_warn(
                 "The run resumes with different training samples, or with another version of bu_torch: scores cannot be"
@@ -106,8 +98,10 @@ class FitSession:
         self.metric_logger = MetricLogger()
         self._warn_of_checks_not_made(trainer)
         tracker.timer.begin(started, has_resumed=bool(tracker.checks))
-        if not self._awaits_loss_weights:
-            self._open_record(trainer)
+        if (folder := record_folder(trainer)) is not None:
+            every = {"every_n_epochs": self._every_n_epochs, "every_n_train_steps": self._every_n_steps}
+            given = {**vars(self.settings), **self.source._asdict(), **every, "class_weight": class_weight}
+            tracker.open_record(folder, given)
         return is_the_same
 
     def _between_checks(self, trainer: Trainer) -> tuple[float, str]:
@@ -118,29 +112,6 @@ class FitSession:
             steps_of_batch = len(trainer.optimizers) / trainer.accumulate_grad_batches  # one step of each optimiser
             n_batches = min(n_batches, math.ceil(n / max(steps_of_batch, 1e-9)))
         return n_batches, f"after every {unit}" if n == 1 else f"every {n} {unit}s"
-
-    @contextmanager
-    def _preparing(self, trainer: Trainer) -> Iterator[None]:
-        """Seed each preparation, so that a `perturbation` draws the same; show progress bars if the trainer does."""
-        with seeded(self.settings.seed), showing_progress(trainer.progress_bar_callback is not None):
-            yield
-
-    def _apply_setup(self) -> None:
-        """Read the network as the prepared samples need it, and say which weights of the loss count."""
-        setup = self.tracker.check_setup
-        self._reader.adapt_to(setup.packing, "reading" if setup.takes_readings else self.settings.perturbation)
-        are_known = self.settings.class_weight is None and not self._awaits_loss_weights
-        if are_known and setup.loss_weights is not None:
-            rank_zero_info(describe_weights(setup.loss_weights, has_resumed=bool(self.tracker.checks)))
-
-    def _open_record(self, trainer: Trainer) -> None:
-        """Open the record, which shows the arguments in effect."""
-        given = {**vars(self.settings), **self.source._asdict()}
-        given |= {"every_n_epochs": self._every_n_epochs, "every_n_train_steps": self._every_n_steps}
-        if self.settings.class_weight is None:
-            given["class_weight"] = self.tracker.check_setup.loss_weights
-        if (folder := record_folder(trainer)) is not None:
-            self.tracker.open_record(folder, given)
 
     def _warn_of_checks_not_made(self, trainer: Trainer) -> None:
         """Warn before training if no check will be made, or if a resumed run has missed one."""
@@ -165,7 +136,7 @@ class FitSession:
         if checks and checks[-1].get(unit, due) < due:
             rank_zero_warn(f"The run resumes after {unit} {due}, which was not checked: that {unit} cannot be kept.")
 
-    def start_batch(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
+    def start_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read a batch as a check will, before the first one trains."""
         self.check = None
         if self.is_by_steps:
@@ -174,30 +145,21 @@ class FitSession:
         # Not in `on_train_start`: the module's own comes later and may set it up. Lazy layers need a first batch.
         if not (self._reader.is_tried or has_lazy_layers(pl_module)):
             with self.tracker.timer.elsewhere():
-                self._reader.validate_forward(trainer, pl_module, self.tracker)
-                if self.source.reference is None:
-                    self._check_samples.warn_of_other_units(batch, self._keys._replace(network=pl_module))
-                    self.input_consistency.begin(trainer, pl_module, batch, self.tracker.processes)
-        if self._awaits_loss_weights:
-            self.loss_watch.begin(labels_in(batch, self._keys._replace(network=pl_module)))
-
-    def see_loss(self, loss: Tensor) -> None:
-        """Note what a step is trained by, before its backward pass."""
-        if self._awaits_loss_weights:
-            self.loss_watch.see(loss)
+                entrances = self._reader.validate_forward(trainer, pl_module, self.tracker)
+                self._input_watch.begin(pl_module, entrances, self._check_samples.some)
+                self._check_samples.some = []
 
     @property
     def reads_batches(self) -> bool:
         """True while batch hooks have something to do: in the first epoch, and if checks go by steps."""
-        return self.is_by_steps or not self._reader.is_tried or self._awaits_loss_weights
+        return self.is_by_steps or not self._reader.is_tried
 
     def end_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by steps."""
         every = self._every_n_steps
         # A batch makes no step while gradients accumulate, and several steps with several optimisers.
         is_due = every is not None and trainer.global_step // every > self._step_before // every
-        self._settle_loss_weights(trainer, must=is_due)
-        self.input_consistency.end_batch(trainer, pl_module)
+        self._input_watch.end_batch()
         self.check = None
         if is_due:
             self._make_check(trainer, pl_module)
@@ -205,8 +167,7 @@ class FitSession:
     def end_epoch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by epochs."""
         self.check = None
-        self.input_consistency.end()
-        self._settle_loss_weights(trainer, must=True)
+        self._input_watch.end()
         epoch, checks = trainer.current_epoch, self.tracker.checks
         if not self.is_by_steps:
             if (epoch + 1) % self._every_n_epochs == 0:
@@ -221,37 +182,6 @@ class FitSession:
                 " steps of `self.optimizers()`. To change it: `every_n_epochs=` counts no steps."
             )
 
-    def _settle_loss_weights(self, trainer: Trainer, *, must: bool) -> None:
-        """Measure from now on with the weights of classes in the loss, once the first steps have shown them.
-
-        They `must` have before a check.
-        """
-        self.loss_watch.end()
-        if not self._awaits_loss_weights:
-            return
-        if must or trainer.strategy.reduce_boolean_decision(self.loss_watch.has_seen_enough, all=True):
-            tracker, self._awaits_loss_weights = self.tracker, False
-            with tracker.timer.elsewhere():
-                with self._preparing(trainer), self._check_samples.explained():
-                    if tracker.processes.on_first(self._has_other_weights):
-                        tracker.start(None, device=trainer.lightning_module.device, module=self._network_before)
-                self._network_before = None
-                self._apply_setup()
-                self._open_record(trainer)
-
-    def _has_other_weights(self) -> bool:
-        """Return True if the loss weighs the classes otherwise than the preparation, which is final if not."""
-        setup = self.tracker.check_setup
-        assert setup.samples is not None  # noqa: S101  (they wait for this)
-        before, labels = setup.loss_weights, as_labels(setup.samples.labels, len(setup.samples.inputs))
-        present = set(labels.unique().tolist())
-        setup.loss_weights, line = self.loss_watch.found(max(present) + 1, present)
-        if line:
-            rank_zero_info(line)
-        if setup.loss_weights == before:
-            setup.finish()
-        return setup.loss_weights != before
-
     def release(self) -> None:
         """Free what was prepared; results stay."""
         self.is_over, self.check = True, None
@@ -260,10 +190,8 @@ class FitSession:
 
     def end_watching(self) -> None:
         """Watch the training no longer, because it has ended or failed."""
-        self.input_consistency.end()
-        self.loss_watch.end()
+        self._input_watch.end()
         self._check_samples.hand_over()
-        self._network_before = None
 
     def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> None:
         started, tracker, theirs = time.perf_counter(), self.tracker, lightning_average(trainer)

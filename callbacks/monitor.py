@@ -4,7 +4,6 @@ from dataclasses import fields, replace
 from typing import Any, Literal
 
 from lightning_utilities.core.rank_zero import rank_zero_info
-from torch import Tensor
 
 from bu_torch.callbacks.fit import FitSession
 from bu_torch.callbacks.samples import Reference, Source, check_reference
@@ -68,8 +67,9 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
     `forward` must give logits (n, J), or one logit (n, 1) or (n,) for two classes; an output with a `logits` entry or
     attribute is understood too. Samples are read before training, again and again if random augmentation changes them,
     and pass the hooks that transform batches (`on_before_batch_transfer`, `transfer_batch_to_device`,
-    `on_after_batch_transfer`). What a sampler draws more often counts more (`WeightedRandomSampler`). Inputs that
-    `training_step` changes to other units before the network gets them are refused after the first batch.
+    `on_after_batch_transfer`). What a sampler draws more often counts more (`WeightedRandomSampler`). A warning after
+    the first batch says if the network gets inputs of another shape, mean or spread than those that were read, such as
+    inputs that `training_step` scales: pass `reference=(inputs, labels)` then.
 
     Args:
         every_n_epochs: Check at the end of every n-th epoch, >= 1. After other epochs `trainer.callback_metrics` lacks
@@ -167,10 +167,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
         set_batch_hooks(self, are_called=self._fit.reads_batches)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._fit.start_batch(trainer, pl_module, batch)
-
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        self._fit.see_loss(loss)
+        self._fit.start_batch(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         self._fit.end_batch(trainer, pl_module)

@@ -22,6 +22,7 @@ from bu_torch.callbacks.trainer import (
     library,
     misconfigured,
 )
+from bu_torch.callbacks.watch import CHANGE_INPUTS, entrances_of
 from bu_torch.internal.copying import CopyError, prepare_copy
 from bu_torch.internal.logits import dtype_of, in_batches
 from bu_torch.internal.packing import Packing, call
@@ -35,10 +36,6 @@ from bu_torch.signals.metrics import ExpectedMetric, as_metric
 
 Inputs = Tensor | PerturbedInputs
 _BATCH_ELEMENTS = 2**16  # input values of one forward batch, so that small inputs go through in few batches
-CHANGE_INPUTS = (
-    "Move the preparation of inputs from `training_step` into `forward`, or into `on_after_batch_transfer`; or pass"
-    " samples as the network takes them: `reference=(inputs, labels)`."
-)
 SEVERAL_TENSORS = (
     "Name the tensors of a batch that `forward` takes, and no others, in its order: `input_key=[...]`, their keys or"
     " places. If batches lack one, pass `reference=(inputs, labels)`, with inputs in a dict or a tuple of tensors."
@@ -60,11 +57,12 @@ class NetworkReader:
         self.packing, self.perturbation = packing, perturbation
         self.takes_integers = self.takes_integers if takes_integers is None else takes_integers
 
-    def validate_forward(self, trainer: Trainer, pl_module: LightningModule, tracker: Tracker) -> None:
-        """Read one batch as a check will, to refuse a module before it trains."""
+    def validate_forward(self, trainer: Trainer, pl_module: LightningModule, tracker: Tracker) -> list[str]:
+        """Read one batch as a check will, to refuse a module before it trains; names as `entrances_of` gives them."""
         batch = next(iter(tracker.inputs.split(self._batch_size(trainer, tracker.inputs))))
         processes = tracker.processes
-        with misconfigured(CopyError), processes.copied(pl_module) as network:
+        copied = processes.copied(pl_module)
+        with misconfigured(CopyError), copied as network, entrances_of(network, pl_module) as entrances:
             logits = processes.read(lambda: self.read(trainer, network, batch), len(batch))
         n_classes = tracker.check_setup.about["data"].get("n_classes", 0)  # the first process knows it
         processes.on_first(lambda: _check_columns(logits, n_classes, as_metric(tracker.settings.metric)))
@@ -76,6 +74,7 @@ class NetworkReader:
                 "The samples are integers, and the network has an `nn.Embedding`. If they are token ids, pass"
                 " `perturbation='tokens'`: otherwise they are moved like numbers, to ids of unrelated tokens."
             )
+        return entrances
 
     def count_operations(self, trainer: Trainer, pl_module: LightningModule, one: Tensor, processes: Processes) -> int:
         """Count the operations of one sample's forward pass by all processes; find out if one could make it alone."""
@@ -94,15 +93,7 @@ class NetworkReader:
 
     def read(self, trainer: Trainer, module: nn.Module, inputs: Inputs) -> Tensor:
         """Logits (n, J) of a copy of a module at `inputs` (n, ...), in batches."""
-        return self._read(trainer, module, inputs, self.packing, self._batch_size(trainer, inputs))
-
-    def read_batch(self, trainer: Trainer, module: nn.Module, inputs: Tensor, packing: Packing | None) -> Tensor:
-        """Logits of inputs in one batch, laid out by `packing`."""
-        return self._read(trainer, module, inputs, packing, len(inputs))
-
-    def _read(
-        self, trainer: Trainer, module: nn.Module, inputs: Inputs, packing: Packing | None, n_rows: int
-    ) -> Tensor:
+        packing, n_rows = self.packing, self._batch_size(trainer, inputs)
         dtype = dtype_of(module, inputs)
         if packing is not None or not (inputs.is_floating_point() or keeps_integers(self.perturbation)):
             dtype = dtype_of(module, torch.empty(0, dtype=torch.float32))  # perturbed integers are floats

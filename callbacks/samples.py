@@ -8,13 +8,14 @@ from functools import partial
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
-from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from bu_torch.callbacks.network import NetworkReader, can_be_passed
 from bu_torch.callbacks.trainer import LightningModule, MisconfigurationException, Trainer, library, misconfigured
-from bu_torch.callbacks.watch import difference_from_samples, difference_of
+from bu_torch.callbacks.watch import difference_of
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.replica import copy_of
@@ -61,7 +62,7 @@ class CheckSamples:
         self._settings, self._source = settings, source
         self._samples: Samples | None = None  # until `hand_over`
         self._takes_readings = False  # a few samples differed when they were read again, and so will the draws
-        self._some: Tensor | None = None  # some samples of the trainer's loader, to compare the first batch with
+        self.some: list[Tensor] = []  # a tensor for each input: samples to compare the first batch with
 
     def read(self, trainer: Trainer, pl_module: LightningModule, n_batches: float) -> Example:
         """Read as many samples as a check may use; one process has `n_batches` between two checks."""
@@ -81,7 +82,9 @@ class CheckSamples:
                 samples = read_training_data(trainer, pl_module, settings, self._source, how_many, most)
             self._samples = samples
             if reference is None:
-                self._some = samples.inputs[: max(1, _MOST_COMPARED // samples.inputs[0].numel())].cpu().clone()
+                some, packing = samples.inputs[: max(1, _MOST_COMPARED // samples.inputs[0].numel())], samples.packing
+                some = some.cpu().clone()
+                self.some = [some] if packing is None else pytree.tree_leaves(packing.unpack(some))
             settings.refuse_too_few(len(samples.inputs), "it")
             n_classes = 1 + int(as_labels(samples.labels, len(samples.inputs)).max())
         if samples.packing is not None and self._source.input_key is None:
@@ -97,16 +100,6 @@ class CheckSamples:
         """Give the samples away, so that those that are not used can be freed."""
         samples, self._samples = self._samples, None
         return samples
-
-    def warn_of_other_units(self, batch: Any, keys: Keys) -> None:
-        """Warn if the first batch has other units than the samples that were read; where they were read."""
-        some, self._some = self._some, None
-        if some is not None and (line := difference_from_samples(some, batch, keys)):
-            rank_zero_warn(
-                f"The first batch has {line} in the samples that bu-torch has read. If the loader's `__iter__` or"
-                " another callback prepares batches, the scores do not describe the trained network: prepare them in"
-                " `collate_fn` or `on_after_batch_transfer`, or pass `reference=(inputs, labels)`."
-            )
 
     def plan(self, trainer: Trainer, n_batches: float, n_operations: int, n_training: int, n_bytes: int = 0) -> Plan:
         """Plan of a check; arguments are those of `read` and `plan`."""

@@ -26,8 +26,6 @@ from bu_torch import (
     rank_checkpoints,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:Training has not called")
-
 
 class Module(pl.LightningModule):
     """Trains by its inputs alone, so that labels of all kinds come so far."""

@@ -16,7 +16,7 @@ from bu_torch.perturbation.draws import kind_of
 from bu_torch.rule.rules import DEFAULT_RULE
 from bu_torch.run.budget import Plan, describe_ignored, plan
 from bu_torch.run.settings import MeasurementSettings, settings_for
-from bu_torch.samples.balance import class_shares, rare_class, stratified_rows
+from bu_torch.samples.balance import ClassWeight, class_shares, rare_class, stratified_rows
 from bu_torch.samples.readings import with_readings
 from bu_torch.samples.samples import Samples, fewer_of
 from bu_torch.signals.measuring import Signals
@@ -41,7 +41,6 @@ class Prepared(NamedTuple):
     plan: Plan | None
     packing: Packing | None  # layout of several tensors a sample in one
     takes_readings: bool  # perturbed samples are further readings
-    loss_weights: list[float] | None  # weights of classes in the loss, if the settings have none
     fingerprint: str  # digest of samples and settings
     is_restored: bool  # False if the preparation in a resumed state is damaged or does not fit them
 
@@ -54,7 +53,6 @@ class CheckSetup:
 
     def __init__(self, settings: MeasurementSettings, warn: Callable[[str], None], tell: Callable[[str], None]) -> None:
         self.settings, self._warn, self._tell = settings, warn, tell
-        self.samples: Samples | None = None  # in use, until `finish`; in the first process
         self.plan: Plan | None = None
         self.fingerprint: str | None = None  # identifies the samples of earlier checks
         self._is_restored = True
@@ -72,7 +70,6 @@ class CheckSetup:
         # preparation if the space is the network's features, and otherwise the name of the space.
         self._saved: dict[str, Any] | None = None  # `Signals.state`
         self._space: SpaceName | None = None
-        self.loss_weights: list[float] | None = None
 
     def _plan_and_choose(self, samples: Samples, planned: Callable[[int, int], Plan] | None, when: str) -> Samples:
         """Plan, unless a resumed run has a plan, and take as many of the samples; augmented ones are read again."""
@@ -99,35 +96,31 @@ class CheckSetup:
 
     def prepare(
         self,
-        give_samples: Callable[[], Samples] | None,
+        give_samples: Callable[[], Samples],
         planned: Callable[[int, int], Plan] | None = None,
         *,
         when: str = "",
         device: torch.device | None = None,
         module: nn.Module | None = None,
+        class_weight: ClassWeight | None = None,
         has_resumed: bool = False,
-        is_final: bool = True,
         is_shared: bool = False,
     ) -> Prepared:
-        """Choose samples, unless an earlier call has; fit the signals to them, or load them.
+        """Choose samples, fit the signals to them or load them, and say how they are measured.
 
         `give_samples` gives those to choose from, `planned` the plan of a check from the number of training samples and
         the bytes of one, 0 for no limit; `when` says for the log when checks are due. Checks are made on `device`, or
         that of the samples. The space may be the features of `module` before training, and stays if earlier checks were
-        made (`has_resumed`). Unless this `is_final`, a second call, with `give_samples` None, prepares the same samples
-        anew. If other processes get the perturbed inputs (`is_shared`), they are copied to the CPU. Errors are those of
-        `Signals`.
+        made (`has_resumed`). `class_weight` applies if the settings have none. If other processes get the perturbed
+        inputs (`is_shared`), they are copied to the CPU. Errors are those of `Signals`.
         """
-        if give_samples is not None:
-            self.samples = self._plan_and_choose(give_samples(), planned, when)
-        assert self.samples is not None  # noqa: S101  (the first call gives them, the second follows on it)
-        samples = self.samples
+        samples = self._plan_and_choose(give_samples(), planned, when)
         self.packing, self.takes_readings = samples.packing, samples.readings is not None
         self._check_classes(samples)
         make_signals = partial(
             settings_for(self.settings, samples).make_signals,
             self._n_draws,
-            class_weight=self.loss_weights,
+            class_weight=class_weight,
             known_space=self._space,
         )
         signals = make_signals(None if module is None else packed_model(module, samples.packing))
@@ -142,23 +135,21 @@ class CheckSetup:
         perturbed: Any = signals.perturbed
         if is_shared:
             perturbed = perturbed[torch.arange(len(perturbed), device=perturbed.device)].to("cpu")
-        if is_final:
-            self.finish()
-        made = perturbed, self.plan, self.packing, self.takes_readings, self.loss_weights
+        for line in self._lines():
+            self._tell(line)
+        made = perturbed, self.plan, self.packing, self.takes_readings
         return Prepared(*made, signals.fingerprint, self._is_restored)
 
     def accept(self, made: Prepared) -> bool:
         """Take over what the first process has prepared; False if it is for other samples than a resumed state has."""
         before, self.fingerprint = self.fingerprint, made.fingerprint
         self.plan, self.packing, self.takes_readings = made.plan, made.packing, made.takes_readings
-        self.loss_weights = made.loss_weights
         return before is None or (made.is_restored and before == made.fingerprint)
 
     def _check_classes(self, samples: Samples) -> None:
-        """Warn if labels look like numbers to predict; drop weights of the loss that are of other classes."""
+        """Warn if labels look like numbers to predict."""
         n_samples, labels = len(samples.inputs), as_labels(samples.labels, len(samples.inputs))
-        n_present, is_known = len(torch.unique(labels)), len(self.loss_weights or ()) == int(labels.max()) + 1
-        self.loss_weights = self.loss_weights if is_known else None  # a resumed state may be of other classes
+        n_present = len(torch.unique(labels))
         if n_present > _MOST_CLASSES_A_SAMPLE * n_samples:
             more = "" if n_samples == samples.n_training else " Use more of them (`max_samples`)."
             self._warn(
@@ -252,12 +243,6 @@ class CheckSetup:
             raise RuntimeError("This Tracker has no samples yet: call `start` first.")
         return self._signals
 
-    def finish(self) -> None:
-        """Say how samples are measured, and free them, because they are not prepared again; in the first process."""
-        self.samples = None
-        for line in self._lines():
-            self._tell(line)
-
     def _lines(self) -> Iterator[str]:
         """Lines for the log: how samples are perturbed, which space, and how classes count."""
         if self.takes_readings:
@@ -300,7 +285,8 @@ class CheckSetup:
         if boundary.class_weight is None and (rare := rare_class(boundary.labels, boundary.weights)) is not None:
             yield (
                 f"Class {rare[0]} makes up {rare[1]:.1%} of what training draws, and counts that much in expected"
-                " accuracy. To change it: another `metric`, such as 'balanced_accuracy'."
+                " accuracy. To change it: another `metric`, such as 'balanced_accuracy'. A loss that weighs the classes"
+                " needs `class_weight=`."
             )
 
     def _lines_on_metric(self, metric: ExpectedMetric) -> Iterator[str]:
@@ -320,7 +306,7 @@ class CheckSetup:
 
     def release(self) -> None:
         """Free what was computed, because training has ended."""
-        self._signals = self.samples = None
+        self._signals = None
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -329,12 +315,11 @@ class CheckSetup:
             "samples": self.fingerprint,
             "prepared": self._saved,
             "space": self._space,
-            "loss_weights": self.loss_weights,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a checked state; with other settings, samples are planned anew."""
         self._saved, self._space = state["prepared"], state["space"]
-        self.loss_weights, plan = state["loss_weights"], state["plan"]
+        plan = state["plan"]
         if state["asked"] == self._plan_settings and plan is not None and plan.n_samples >= self.settings.n_neighbors:
             self.plan, self.fingerprint = plan, state["samples"]

@@ -123,13 +123,6 @@ def _read_space(value: Any) -> str:
     return value
 
 
-def _read_weights_of_classes(value: Any) -> list[float]:
-    weights = [float(one) for one in _plain(list)(value)]
-    if not all(0 < one < math.inf for one in weights):
-        raise ValueError("weights of classes must be positive and finite")
-    return weights
-
-
 def _read_plan(value: Any) -> Plan:
     made = Plan(*(_integer(one, 1) for one in _plain(list | tuple)(value)))
     if made.n_draws > _MOST_DRAWS:  # memory grows with it
@@ -193,7 +186,6 @@ _TRACKER: dict[str, Callable[[Any], Any]] = {
     "prepared": _maybe(_plain(dict)),
     "space": _maybe(_read_space),
     "plan": _maybe(_read_plan),
-    "loss_weights": _maybe(_read_weights_of_classes),
     "history": _maybe(_read_history, list),
     "n_not_compared": _maybe(_integer, int),
     "predictions": _maybe(_vector(torch.int64, torch.int32, torch.uint8, low=0)),

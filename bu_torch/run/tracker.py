@@ -25,6 +25,7 @@ from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.state import read_state
 from bu_torch.run.timing import Record, RunTimer, plain, row
 from bu_torch.run.weights import WeightAverage, few_names, state_to_keep
+from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.metrics import THRESHOLD, as_metric
 
@@ -94,13 +95,13 @@ class Tracker:
 
     def start(
         self,
-        give_samples: Callable[[], Samples] | None,
+        give_samples: Callable[[], Samples],
         planned: Callable[[int, int], Plan] | None = None,
         *,
         when: str = "",
         device: torch.device | None = None,
         module: nn.Module | None = None,
-        is_final: bool = True,
+        class_weight: ClassWeight | None = None,
     ) -> bool:
         """Prepare the samples of the checks, in the first process for all; False if a run resumes with others.
 
@@ -114,8 +115,8 @@ class Tracker:
             when=when,
             device=device,
             module=module,
+            class_weight=class_weight,
             has_resumed=bool(self.checks),
-            is_final=is_final,
             is_shared=processes.count > 1,
         )
         made = processes.on_first(prepare)

@@ -3,20 +3,17 @@
 import copy
 import pickle
 import re
-from contextlib import nullcontext
 from functools import cache, partial
 
 import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, blobs, fit_again, loader
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-from bu_torch.callbacks.watch import can_be_watched, difference
 
 X, Y = blobs()
 BYTES = (X * 25 + 128).clamp(0, 255).byte()
@@ -115,128 +112,98 @@ class TestHooks:
 class Stepped(Classifier):
     """Prepares its inputs in `training_step`, for itself or for its network."""
 
-    def __init__(self, prepare=lambda x, y: (x,), through="the module"):
+    def __init__(self, prepare=lambda x: x, through="the module"):
         super().__init__()
         self.prepare, self.through = prepare, through
 
     def training_step(self, batch, batch_idx):
-        prepared, called = self.prepare(*batch), self if self.through == "the module" else self.net
-        logits = called(**prepared) if isinstance(prepared, dict) else called(*prepared)
-        return nn.functional.cross_entropy(logits[: len(batch[1])], batch[1])
+        called = self if self.through == "the module" else self.net
+        return nn.functional.cross_entropy(called(self.prepare(batch[0].clone())), batch[1])
 
-    def forward(self, x, y=None, attention_mask=None, rate=None):
-        return super().forward(x.float().flatten(1)[:, :4])
+    def forward(self, x):
+        return self.net(x if x.ndim == 2 and x.shape[1] == 4 else x.flatten(1)[:, :4])
 
 
 FINE = {
-    "noise": lambda x, y: (x + 0.3 * torch.randn_like(x),),
-    "mixup": lambda x, y: (0.7 * x + 0.3 * x.flip(0),),
-    "CutMix": lambda x, y: (torch.cat((x.flip(0)[:, :2], x[:, 2:]), dim=1),),
-    "another shape": lambda x, y: (x.view(-1, 2, 2),),
-    "two views": lambda x, y: (torch.cat((x, x + 0.1 * torch.randn_like(x))),),
-    "labels too": lambda x, y: (x, y),
-    "labels by name": lambda x, y: {"y": y, "x": x},
-    "a rate": lambda x, y: {"x": x, "rate": torch.tensor(0.5)},
-    "float64": lambda x, y: (x.double(),),
-    "changed in place": lambda x, y: (x.mul_(1.1),),
-    "others of the kind": lambda x, y: (x.std() * torch.randn_like(x) + x.mean(),),
-    "half dropped": lambda x, y: (nn.functional.dropout(x, 0.5),),
-    "masked": lambda x, y: (x * (torch.rand_like(x) < 0.5),),
-    "not a number": lambda x, y: (x * torch.nan,),
-    "one-hot labels": lambda x, y: (x, nn.functional.one_hot(y, 3)),
-    "a column of labels": lambda x, y: (x, y.unsqueeze(1)),
+    "as it is": lambda x: x,
+    "noise": lambda x: x + 0.3 * torch.randn_like(x),
+    "mixup": lambda x: 0.7 * x + 0.3 * x.flip(0),
+    "rounded": lambda x: x.half().float(),
+    "others of the kind": lambda x: x.std() * torch.randn_like(x) + x.mean(),
 }
-REFUSED = {
-    "divided": (lambda x, y: (x / 255,), "values of mean .* instead of"),
-    "standardised": (lambda x, y: ((x - 20) * 3,), "values of mean .* and standard deviation"),
-    "divided in place": (lambda x, y: (x.div_(255),), "values of mean"),
-    "shifted": (lambda x, y: (x + 300,), "values of mean [34]"),
-    "stretched": (lambda x, y: ((x - x.mean()) * 3 + x.mean(),), "values of mean .* and standard deviation"),
-    "narrowed": (lambda x, y: ((x - x.mean()) / 3 + x.mean(),), "values of mean .* and standard deviation"),
-    "constant": (lambda x, y: (torch.zeros_like(x),), "values of mean 0 and standard deviation 0"),
-    "other labels": (lambda x, y: (x, y + 1), r"2 tensors \(argument 0, argument 1\)"),
-    "longer": (lambda x, y: (nn.functional.pad(x, (0, 2)),), r"shape \(30, 6\) instead of \(30, 4\)"),
-    "a mask": (
-        lambda x, y: {"x": x, "attention_mask": torch.ones(len(x), 4)},
-        r"2 tensors \(x, attention_mask\), but a check passes 1 tensor \(argument 0\).*Name the tensors of a batch",
-    ),
+OTHER = {
+    "divided": (lambda x: x / 255, "values of mean"),
+    "standardised": (lambda x: (x - 20) * 3, "values of mean"),
+    "shifted": (lambda x: x + 300, "values of mean"),
+    "stretched": (lambda x: (x - x.mean()) * 3 + x.mean(), "values of mean"),
+    "constant": (torch.zeros_like, "values of mean"),
+    "longer": (lambda x: nn.functional.pad(x, (0, 2)), r"inputs of shape \(6,\) instead of \(4,\)"),
 }
+REMEDY = r"In the first batch the network gets {}.*`reference=\(inputs, labels\)`"
 
 
 def has_ears(module):
     return any(part._forward_pre_hooks for part in module.modules())
 
 
-class TestWitness:
+class TestWatch:
+    @pytest.mark.parametrize("through", ["the module", "its network"])
     @pytest.mark.parametrize("prepare", list(FINE.values()), ids=list(FINE))
-    def test_what_keeps_the_units_is_fine(self, tmp_path, prepare):
-        fine = partial(Stepped, lambda x, y: prepare(x.clone(), y.clone()))
-        monitor, module = monitored(tmp_path, fine, loader(X + 6, Y))  # far from 0, which masks leave
-        assert len(monitor.history) == 1
+    def test_what_keeps_the_units_is_fine(self, tmp_path, recwarn, prepare, through):
+        _, module = monitored(tmp_path, partial(Stepped, prepare, through), loader(X * 20 + 100, Y))
+        assert not [one for one in recwarn if "the network gets" in str(one.message)]
         assert not has_ears(module)
 
     @pytest.mark.parametrize(
-        ("wrong", "through"),
-        [*((wrong, "the module") for wrong in REFUSED), ("divided", "its network"), ("standardised", "its network")],
+        ("wrong", "through"), [*((wrong, "the module") for wrong in OTHER), ("divided", "its network")]
     )
-    def test_other_units_are_refused_after_the_first_batch(self, tmp_path, wrong, through):
-        prepare, message = REFUSED[wrong]
-        start = "^In training, the network gets inputs that differ from those of the batches: "
-        with pytest.raises(MisconfigurationException, match=f"{start}.*{message}"):
-            monitored(tmp_path, partial(Stepped, prepare, through), loader(X * 20 + 100, Y))
-
-    @pytest.mark.parametrize("fault", ["while it trains", "in the units", "in the first batch's labels", "skipped"])
-    def test_no_hook_stays_and_no_random_number_is_drawn(self, tmp_path, fault):
-        class Broken(Stepped):
-            def training_step(self, batch, batch_idx):
-                if fault == "while it trains":
-                    self(batch[0])
-                    raise KeyError("a fault of the user's")
-                if fault == "in the first batch's labels":
-                    batch.pop()  # what is left cannot be taken apart
-                    return self(batch[0]).square().mean()
-                return super().training_step((batch[0] / 255 if fault == "in the units" else batch[0], batch[1]), 0)
-
-            def on_train_batch_start(self, batch, batch_idx):
-                return -1 if fault == "skipped" and self.global_step == 0 else None
-
-        seen = []
-        probe = LambdaCallback(on_train_epoch_end=lambda trainer, module: seen.append(has_ears(module)))
-        for kind in (BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping):
-            module, fails = Broken(), fault in ("while it trains", "in the units")
-            with pytest.raises((KeyError, MisconfigurationException)) if fails else nullcontext():
-                fit(tmp_path, module, loader(X * 20 + 100, Y), kind(**FEW), probe)
-            assert not has_ears(module)
-        assert not any(seen)
-
-    def test_what_is_compiled_is_not_watched(self):
-        assert can_be_watched(Classifier())
-        scripted, compiled, within, by_itself = (Classifier() for _ in range(4))
-        scripted.net = torch.jit.script(scripted.net)
-        compiled._compiler_ctx = {"compiler": "dynamo"}  # as Lightning marks it
-        within.net = torch.compile(within.net)
-        by_itself.net[0].compile()
-        for module in (scripted, compiled, within, by_itself):
-            assert not can_be_watched(module)
-
-    def test_a_module_can_be_copied_and_pickled_while_it_is_watched(self, tmp_path):
-        class Copied(Classifier):
-            def training_step(self, batch, batch_idx):
-                if batch_idx == 0:
-                    seen.append(has_ears(self))
-                    twin = copy.deepcopy(self.net)
-                    twin(batch[0] / 255)  # is none of the training's calls
-                    assert pickle.dumps(self.net)
-                return super().training_step(batch, batch_idx)
-
-        seen = []
-        monitor, _ = monitored(tmp_path, Copied, loader(X * 20 + 100, Y))
-        assert seen == [True]
+    def test_other_units_or_shapes_are_warned_of_after_the_first_batch(self, tmp_path, wrong, through):
+        prepare, message = OTHER[wrong]
+        with pytest.warns(UserWarning, match=REMEDY.format(message)) as caught:
+            monitor, module = monitored(tmp_path, partial(Stepped, prepare, through), loader(X * 20 + 100, Y))
+        assert sum("the network gets" in str(one.message) for one in caught) == 1
         assert len(monitor.history) == 1
+        assert not has_ears(module)
 
+    def test_rows_of_a_small_or_sorted_batch_are_fine(self, tmp_path, recwarn):
+        inputs = (X[Y.argsort()] * torch.tensor([1.0, 10.0, 100.0, 1000.0])).exp().clamp(max=1e6)
+        monitored(tmp_path, Classifier, DataLoader(TensorDataset(inputs, Y.sort().values), 2))
+        assert not [one for one in recwarn if "the network gets" in str(one.message)]
 
-def test_numbers_of_tokens_have_no_units():
-    assert difference({0: Y}, {0: Y * 1000}, None) == ""
+    @pytest.mark.parametrize("prepares", ["loader", "callback"])
+    def test_batches_that_are_prepared_where_samples_are_not_read_are_said(self, tmp_path, prepares):
+        class Scaled(DataLoader):
+            def __iter__(self):
+                return ((inputs / 100, labels) for inputs, labels in super().__iter__())
+
+        scale = LambdaCallback(on_train_batch_start=lambda trainer, module, batch, batch_idx: batch[0].div_(100))
+        kind, before = (Scaled, []) if prepares == "loader" else (DataLoader, [scale])
+        data = kind(TensorDataset(100 * X + 50, Y), 30)
+        with pytest.warns(UserWarning, match=REMEDY.format("values of mean")):
+            fit(tmp_path, Classifier, data, *before, BoundaryUncertaintyStopping(**FEW))
+
+    def test_a_module_that_fails_or_is_copied_keeps_no_hook(self, tmp_path):
+        class Broken(Classifier):
+            def training_step(self, batch, batch_idx):
+                assert has_ears(self)
+                copied.append(copy.deepcopy(self.net))
+                assert pickle.dumps(self.net)
+                self(batch[0])
+                raise KeyError("a fault of the user's")
+
+        copied, module = [], Broken()
+        with pytest.raises(KeyError):
+            fit(tmp_path, module, loader(X, Y), BoundaryUncertaintyStopping(**FEW))
+        assert not has_ears(module)
+        copied[0](X)
+
+    def test_what_is_compiled_is_not_watched(self, tmp_path):
+        module = Classifier()
+        module.net.compile(backend="eager")
+        seen = LambdaCallback(on_before_backward=lambda trainer, module, loss: heard.append(has_ears(module)))
+        heard = []
+        fit(tmp_path, module, loader(X, Y), BoundaryUncertaintyMonitor(**FEW), seen)
+        assert not any(heard)
 
 
 def test_places_may_come_from_a_command_line(tmp_path):
@@ -267,60 +234,3 @@ def test_a_rare_class_is_worth_a_word(tmp_path, caplog, sampled, class_weight, m
     said = [line for line in caplog.messages if "training draws" in line or "sampler draws" in line]
     assert len(said) == (message is not None)
     assert all(re.search(message, line) for line in said)
-
-
-class TestWhatTrainingDoes:
-    """What a check cannot see is told."""
-
-    def test_bytes_that_forward_scales_by_their_type_are_refused(self, tmp_path):
-        class OfBytes(Classifier):
-            def forward(self, x):
-                return super().forward(x.float() / 255 - 0.5 if x.dtype == torch.uint8 else x)
-
-        with pytest.raises(MisconfigurationException, match="let it scale them as it scales bytes"):
-            monitored(tmp_path, OfBytes, loader(BYTES, Y))
-
-    @pytest.mark.parametrize("prepares", ["loader", "callback"])
-    def test_batches_that_are_prepared_where_samples_are_not_read_are_said(self, tmp_path, prepares):
-        class Scaled(DataLoader):
-            def __iter__(self):
-                return ((inputs / 100, labels) for inputs, labels in super().__iter__())
-
-        scale = LambdaCallback(on_train_batch_start=lambda trainer, module, batch, batch_idx: batch[0].div_(100))
-        kind, before = (Scaled, []) if prepares == "loader" else (DataLoader, [scale])
-        data = kind(TensorDataset(100 * X + 50, Y), 30)
-        with pytest.warns(UserWarning, match="on_after_batch_transfer"):
-            fit(tmp_path, Classifier, data, *before, BoundaryUncertaintyStopping(**FEW))
-
-    @pytest.mark.parametrize("n_skipped", [0, 1])
-    def test_a_way_past_forward_is_warned_of_or_seen(self, tmp_path, n_skipped):
-        class Past(Classifier):
-            def training_step(self, batch, batch_idx):
-                if batch_idx < n_skipped:
-                    return None
-                return nn.functional.linear(batch[0], self.net[0].weight, self.net[0].bias).square().sum()
-
-        class Late(Classifier):
-            def training_step(self, batch, batch_idx):
-                return None if batch_idx < 2 else super().training_step((batch[0] / 100, batch[1]), batch_idx)
-
-        with pytest.warns(UserWarning, match="Training has not called `Past`"):
-            monitored(tmp_path, Past, loader(X, Y))
-        with pytest.raises(MisconfigurationException, match="values of mean"):
-            monitored(tmp_path, Late, loader(X, Y))
-
-    def test_the_first_layer_is_seen_where_the_network_is_called_by_another_name(self, tmp_path):
-        class Backbone(nn.Sequential):
-            def features(self, x):
-                return self[0](x)
-
-        class Other(Classifier):
-            def __init__(self):
-                super().__init__()
-                self.net = Backbone(*self.net)
-
-            def training_step(self, batch, batch_idx):
-                return self.net.features(batch[0] / 100).square().sum()
-
-        with pytest.raises(MisconfigurationException, match="values of mean"):
-            monitored(tmp_path, Other, loader(X, Y))

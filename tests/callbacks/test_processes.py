@@ -165,39 +165,33 @@ class Stepped(Classifier):
 
 stopping, kept = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=2, class_weight={given!r}), Weights()
 made = trainer(folder, stopping, kept, max_epochs=2, strategy="ddp", devices=2)
-module, error = Stepped(), ""
+module = Stepped()
 module.loss = torch.nn.CrossEntropyLoss(None if {given!r} else torch.tensor([1.0, 4.0, 2.0]))
-try:
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
     made.fit(module, data)
-except Exception as raised:
-    error = f"{{type(raised).__name__}}: {{raised}}"
 again = []
-if made.global_rank == 0 and not error:
+if made.global_rank == 0:
     again = measured(kept.of_epoch, n_draws=2, class_weight={given!r} or [1.0, 4.0, 2.0])
+warned = sum("the network gets values" in str(one.message) for one in caught)
 hooks = sum(len(part._forward_pre_hooks) for part in module.modules())
-done(made.global_rank, history=stopping.history, again=again, error=error, hooks=hooks)
-os._exit(0)  # processes may wait for each other that have failed
+done(made.global_rank, history=stopping.history, again=again, warned=warned, hooks=hooks)
 """
 
 
 @pytest.mark.parametrize("given", ["balanced", None])
 def test_two_processes_count_what_a_sampler_draws_and_a_loss_weighs_as_one_does(tmp_path, given):
     *_, (first, second) = run(tmp_path, WEIGHTED, prepare="batch[0]", given=given)
-    assert first["error"] == second["error"] == ""
     assert len(first["history"]) == 2
+    assert first["warned"] == 0
     assert_as_alone(first, second)
 
 
-@pytest.mark.parametrize(
-    ("power", "first"), [("1", "values of mean"), ("self.global_rank", "in another process")], ids=["both", "one"]
-)
-def test_other_units_are_seen_in_both(tmp_path, power, first):
+def test_other_units_are_seen_by_the_first(tmp_path):
     """Behind DDP, which calls the module with the arguments of `training_step` first."""
-    *_, ranks = run(tmp_path, WEIGHTED, prepare=f"batch[0] / 255**{power}", given="balanced")
-    for one, message in zip(ranks, (first, "values of mean"), strict=True):
-        assert one["error"].startswith("MisconfigurationException: In training, the network gets inputs that differ")
-        assert message in one["error"]
-        assert one["hooks"] == 0
+    *_, ranks = run(tmp_path, WEIGHTED, prepare="batch[0] / 255", given="balanced")
+    assert [one["warned"] for one in ranks] == [1, 0]
+    assert [one["hooks"] for one in ranks] == [0, 0]
 
 
 IMAGES = """

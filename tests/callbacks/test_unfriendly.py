@@ -20,10 +20,6 @@ from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintySt
 X, Y = blobs()
 
 
-# What is trained there is nothing that is measured.
-pytestmark = pytest.mark.filterwarnings("ignore:Training has not called")
-
-
 class Lenient(Classifier):
     """Trains on anything, so that what comes is what the callback says of it."""
 
