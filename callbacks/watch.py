@@ -31,7 +31,7 @@ class InputWatch:
     def begin(self, module: nn.Module, entrances: list[str], samples: list[Tensor]) -> None:
         """Listen to the parts of a module that get its inputs; `samples` has a tensor (N, ...) for each input."""
         self._samples, parts = samples, dict(module.named_modules())
-        self._calls = {parts[name]: [] for name in entrances if samples}
+        self._calls = {parts[name]: [] for name in entrances if samples and name in parts}
         self._handles = _listen(self._calls, _Listener(self._calls))
 
     def end_batch(self) -> None:
@@ -93,9 +93,8 @@ def entrances_of(network: nn.Module, module: nn.Module) -> Iterator[list[str]]:
         or any(hasattr(one, "_torchdynamo_orig_callable") for one in (*vars(part).values(), *vars(type(part)).values()))
         for part in module.modules()
     )
-    known = dict(module.named_modules())  # `eval` may change the parts of the copy
-    parts = {name: part for name, part in network.named_modules() if name in known and not is_compiled}
-    handles = [handle for name, part in parts.items() for handle in _listen([part], partial(note, name))]
+    parts = () if is_compiled else network.named_modules()
+    handles = [handle for name, part in parts for handle in _listen([part], partial(note, name))]
     try:
         yield names
     finally:

@@ -110,100 +110,84 @@ class TestHooks:
 
 
 class Stepped(Classifier):
-    """Prepares its inputs in `training_step`, for itself or for its network."""
+    """Prepares its inputs in `training_step`."""
 
-    def __init__(self, prepare=lambda x: x, through="the module"):
+    def __init__(self, prepare, calls_itself=True):
         super().__init__()
-        self.prepare, self.through = prepare, through
+        self.prepare, self.called = prepare, [self if calls_itself else self.net]
 
     def training_step(self, batch, batch_idx):
-        called = self if self.through == "the module" else self.net
-        return nn.functional.cross_entropy(called(self.prepare(batch[0].clone())), batch[1])
+        logits = self.called[0](self.prepare(batch[0].clone()))
+        return nn.functional.cross_entropy(logits, batch[1])
 
     def forward(self, x):
         return self.net(x if x.ndim == 2 and x.shape[1] == 4 else x.flatten(1)[:, :4])
 
 
-FINE = {
-    "as it is": lambda x: x,
-    "noise": lambda x: x + 0.3 * torch.randn_like(x),
-    "mixup": lambda x: 0.7 * x + 0.3 * x.flip(0),
-    "rounded": lambda x: x.half().float(),
-    "others of the kind": lambda x: x.std() * torch.randn_like(x) + x.mean(),
+VALUES = "values of mean"
+# By what `training_step` does with its inputs: what a warning says, "" without one.
+PREPARED = {
+    "nothing": (lambda x: x, ""),
+    "noise": (lambda x: x + 0.3 * torch.randn_like(x), ""),
+    "mixup": (lambda x: 0.7 * x + 0.3 * x.flip(0), ""),
+    "divides": (lambda x: x / 255, VALUES),
+    "shifts": (lambda x: x + 300, VALUES),
+    "stretches": (lambda x: (x - x.mean()) * 3 + x.mean(), VALUES),
 }
-OTHER = {
-    "divided": (lambda x: x / 255, "values of mean"),
-    "standardised": (lambda x: (x - 20) * 3, "values of mean"),
-    "shifted": (lambda x: x + 300, "values of mean"),
-    "stretched": (lambda x: (x - x.mean()) * 3 + x.mean(), "values of mean"),
-    "constant": (torch.zeros_like, "values of mean"),
-    "longer": (lambda x: nn.functional.pad(x, (0, 2)), r"inputs of shape \(6,\) instead of \(4,\)"),
-}
-REMEDY = r"In the first batch the network gets {}.*`reference=\(inputs, labels\)`"
 
 
 def has_ears(module):
     return any(part._forward_pre_hooks for part in module.modules())
 
 
-class TestWatch:
-    @pytest.mark.parametrize("through", ["the module", "its network"])
-    @pytest.mark.parametrize("prepare", list(FINE.values()), ids=list(FINE))
-    def test_what_keeps_the_units_is_fine(self, tmp_path, recwarn, prepare, through):
-        _, module = monitored(tmp_path, partial(Stepped, prepare, through), loader(X * 20 + 100, Y))
-        assert not [one for one in recwarn if "the network gets" in str(one.message)]
-        assert not has_ears(module)
+def warnings_in(caught):
+    return [str(one.message) for one in caught if "the network gets" in str(one.message)]
 
-    @pytest.mark.parametrize(
-        ("wrong", "through"), [*((wrong, "the module") for wrong in OTHER), ("divided", "its network")]
-    )
-    def test_other_units_or_shapes_are_warned_of_after_the_first_batch(self, tmp_path, wrong, through):
-        prepare, message = OTHER[wrong]
-        with pytest.warns(UserWarning, match=REMEDY.format(message)) as caught:
-            monitor, module = monitored(tmp_path, partial(Stepped, prepare, through), loader(X * 20 + 100, Y))
-        assert sum("the network gets" in str(one.message) for one in caught) == 1
-        assert len(monitor.history) == 1
-        assert not has_ears(module)
 
-    def test_rows_of_a_small_or_sorted_batch_are_fine(self, tmp_path, recwarn):
-        inputs = (X[Y.argsort()] * torch.tensor([1.0, 10.0, 100.0, 1000.0])).exp().clamp(max=1e6)
-        monitored(tmp_path, Classifier, DataLoader(TensorDataset(inputs, Y.sort().values), 2))
-        assert not [one for one in recwarn if "the network gets" in str(one.message)]
+@pytest.mark.parametrize("calls_itself", [True, False])
+@pytest.mark.parametrize("does", PREPARED)
+def test_other_inputs_in_training_are_warned_of_once(tmp_path, recwarn, does, calls_itself):
+    prepare, said = PREPARED[does]
+    monitor, module = monitored(tmp_path, partial(Stepped, prepare, calls_itself), loader(X * 20 + 100, Y))
+    found = warnings_in(recwarn)
+    assert len(found) == bool(said)
+    assert all(said in line and "`reference=(inputs, labels)`" in line for line in found)
+    assert len(monitor.history) == 1
+    assert not has_ears(module)
 
-    @pytest.mark.parametrize("prepares", ["loader", "callback"])
-    def test_batches_that_are_prepared_where_samples_are_not_read_are_said(self, tmp_path, prepares):
-        class Scaled(DataLoader):
-            def __iter__(self):
-                return ((inputs / 100, labels) for inputs, labels in super().__iter__())
 
-        scale = LambdaCallback(on_train_batch_start=lambda trainer, module, batch, batch_idx: batch[0].div_(100))
-        kind, before = (Scaled, []) if prepares == "loader" else (DataLoader, [scale])
-        data = kind(TensorDataset(100 * X + 50, Y), 30)
-        with pytest.warns(UserWarning, match=REMEDY.format("values of mean")):
-            fit(tmp_path, Classifier, data, *before, BoundaryUncertaintyStopping(**FEW))
+def test_inputs_of_another_shape_are_warned_of(tmp_path):
+    with pytest.warns(UserWarning, match=r"inputs of shape \(6,\) instead of \(4,\)"):
+        monitored(tmp_path, partial(Stepped, lambda x: nn.functional.pad(x, (0, 2))), loader(X, Y))
 
-    def test_a_module_that_fails_or_is_copied_keeps_no_hook(self, tmp_path):
-        class Broken(Classifier):
-            def training_step(self, batch, batch_idx):
-                assert has_ears(self)
-                copied.append(copy.deepcopy(self.net))
-                assert pickle.dumps(self.net)
-                self(batch[0])
-                raise KeyError("a fault of the user's")
 
-        copied, module = [], Broken()
-        with pytest.raises(KeyError):
-            fit(tmp_path, module, loader(X, Y), BoundaryUncertaintyStopping(**FEW))
-        assert not has_ears(module)
-        copied[0](X)
+def test_rows_of_a_small_or_sorted_batch_are_no_others(tmp_path, recwarn):
+    inputs = (X[Y.argsort()] * torch.tensor([1.0, 10.0, 100.0, 1000.0])).exp().clamp(max=1e6)
+    monitored(tmp_path, Classifier, DataLoader(TensorDataset(inputs, Y.sort().values), 2))
+    assert not warnings_in(recwarn)
 
-    def test_what_is_compiled_is_not_watched(self, tmp_path):
-        module = Classifier()
-        module.net.compile(backend="eager")
-        seen = LambdaCallback(on_before_backward=lambda trainer, module, loss: heard.append(has_ears(module)))
-        heard = []
-        fit(tmp_path, module, loader(X, Y), BoundaryUncertaintyMonitor(**FEW), seen)
-        assert not any(heard)
+
+def test_batches_that_another_callback_prepares_are_warned_of(tmp_path):
+    scale = LambdaCallback(on_train_batch_start=lambda trainer, module, batch, batch_idx: batch[0].div_(100))
+    with pytest.warns(UserWarning, match=VALUES):
+        fit(tmp_path, Classifier, loader(100 * X + 50, Y), scale, BoundaryUncertaintyStopping(**FEW))
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_no_hook_stays_in_a_module_that_fails_and_none_is_in_what_is_compiled(tmp_path, is_compiled):
+    class Broken(Classifier):
+        def training_step(self, batch, batch_idx):
+            assert has_ears(self) != is_compiled
+            assert pickle.dumps(self.net)
+            copy.deepcopy(self)(batch[0])
+            raise KeyError("a fault of the user's")
+
+    module = Broken()
+    if is_compiled:
+        module.net[0].compile(backend="eager")
+    with pytest.raises(KeyError):
+        fit(tmp_path, module, loader(X, Y), BoundaryUncertaintyStopping(**FEW))
+    assert not has_ears(module)
 
 
 def test_places_may_come_from_a_command_line(tmp_path):
