@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional.checks import as_logits, check_floating
-from bu_torch.functional.weights import relative_weights, sum_by_group
+from bu_torch.functional.weights import relative_weights
 
 HALF_WIDTH = 0.3  # the kernel ends at this share of the samples
 
@@ -139,26 +139,6 @@ def uncertainty_along_boundary(logits: Tensor, local: Tensor, kernel: Tensor) ->
     mean = torch.dot(kernel, local) / kernel.sum()
     is_finite = torch.stack(torch.aminmax(logits)).isfinite().all()  # NaN passes through
     return torch.where(is_finite, mean.clamp(0, 1), torch.nan)
-
-
-class MeetingClasses(NamedTuple):
-    """Pairs of classes that meet along a decision boundary, by `meeting_classes`."""
-
-    pairs: Tensor  # (P, 2) int64, ascending
-    shares: Tensor  # (P,) float64, shares of the boundary
-    uncertainty: Tensor  # (P,) float64, mean uncertainty of the labels there
-
-
-def meeting_classes(pairs: Tensor, local: Tensor, kernel: Tensor) -> MeetingClasses:
-    """Pairs of classes that meet near the boundary, from the network's own of each sample; waits for the device.
-
-    `pairs` (N, 2) are these two, ascending; `local` (N,) is the uncertainty of the labels, `kernel` (N,) the
-    `boundary_weights`; unchecked.
-    """
-    found, group = index_pairs(pairs)
-    mass, mixed = (sum_by_group(values, group, len(found)) for values in (kernel, kernel * local))
-    is_near = mass > 0
-    return MeetingClasses(found[is_near], (mass / mass.sum())[is_near], (mixed / mass)[is_near])
 
 
 def index_pairs(pairs: Tensor) -> tuple[Tensor, Tensor]:

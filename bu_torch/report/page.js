@@ -14,16 +14,6 @@
   const themes = [
     theme("#1c2430", "#dfe4ea", "#ffffff", "#0f1720"), theme("#e3e8ef", "#333c48", "#191f27", "#f4f7fb"),
   ];
-  const scales = {
-    worse: [ // the stronger the colour, the less two classes mix; an even mix fades into the page
-      [[0, "#8f2d0c"], [0.35, "#e2682a"], [0.7, "#f9bd8d"], [1, "#fbe8d6"]],
-      [[0, "#ffb37a"], [0.35, "#cf6423"], [0.7, "#743b19"], [1, "#3a2a21"]],
-    ],
-    more: [
-      [[0, "#f5f8fd"], [0.25, "#a9c8f7"], [0.6, "#3b82f6"], [1, "#142f66"]],
-      [[0, "#171d26"], [0.25, "#1f3e74"], [0.6, "#3b82f6"], [1, "#d6e6ff"]],
-    ],
-  };
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const touched = matchMedia("(pointer: coarse)");
   const drawings = JSON.parse(document.getElementById("content").textContent);
@@ -31,18 +21,10 @@
   function draw() {
     const shade = Number(dark.matches);
     for (const drawing of drawings) {
-      const { name, data, layout, scale } = structuredClone(drawing); // plotly writes into what it is given
+      const { name, data, layout } = structuredClone(drawing); // plotly writes into what it is given
       layout.template = themes[shade];
-      if (scale) layout.coloraxis.colorscale = scales[scale][shade];
       if (touched.matches) layout.dragmode = false; // a finger scrolls the page
-      const box = document.getElementById(name);
-      const { tickvals, ticktext } = layout.xaxis;
-      if (tickvals) { // as many names as there is room for
-        const each = Math.ceil((14 * tickvals.length) / Math.max(1, box.clientWidth - 60));
-        layout.xaxis.tickvals = tickvals.filter((_, place) => place % each === 0);
-        layout.xaxis.ticktext = ticktext.filter((_, place) => place % each === 0);
-      }
-      Plotly.react(box, data, layout, { responsive: true, displayModeBar: false, showTips: false });
+      Plotly.react(document.getElementById(name), data, layout, { responsive: true, displayModeBar: false, showTips: false });
     }
     stack();
   }

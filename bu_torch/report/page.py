@@ -6,22 +6,19 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Sequence
 from importlib import resources
 from os import PathLike
 from pathlib import Path
 
 from bu_torch.internal.files import whole_file
 from bu_torch.internal.printing import cleaned, say
-from bu_torch.report.comparing import comparison
 from bu_torch.report.record import RunRecord, find_records, read_record
 from bu_torch.report.sections import content
 
 
-def render(records: RunRecord | Sequence[RunRecord]) -> str:
-    """Render the page of a record, or of several side by side, as HTML that runs only its own scripts."""
-    shown = content(records) if isinstance(records, RunRecord) else comparison(records)
-    scripts = resource("plotly/plotly-cartesian.min.js"), resource("page.js")
+def render(record: RunRecord) -> str:
+    """Render the page of a record as HTML that runs only its own scripts."""
+    shown, scripts = content(record), (resource("plotly/plotly-cartesian.min.js"), resource("page.js"))
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
     # JSON in a script element must not hold `<`.
@@ -34,11 +31,11 @@ def render(records: RunRecord | Sequence[RunRecord]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], resource("page.html"))
 
 
-def write_report(records: RunRecord | Sequence[RunRecord], path: str | PathLike[str]) -> Path:
-    """Write the page of a run, or of several side by side; an older page is replaced as a whole or not at all.
+def write_report(record: RunRecord, path: str | PathLike[str]) -> Path:
+    """Write the page of a run; an older page is replaced as a whole or not at all.
 
     Args:
-        records: Record from `read_record`, or a list of 2 to 10 different records.
+        record: Record from `read_record`.
         path: File to write; missing folders are made.
 
     Returns:
@@ -46,10 +43,8 @@ def write_report(records: RunRecord | Sequence[RunRecord], path: str | PathLike[
 
     Raises:
         OSError: If the page cannot be written, or the file exists and is not a page of bu-torch.
-        ValueError: If a list does not hold 2 to 10 different records.
-        TypeError: If it holds anything else.
     """
-    text, path = render(records), Path(path)
+    text, path = render(record), Path(path)
     if path.is_file() and path.stat().st_size:
         with path.open("rb") as file:
             if b'<meta name="generator" content="bu-torch">' not in file.read(2000):
@@ -70,22 +65,16 @@ def resource(name: str) -> str:
 
 def add_report(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bu-torch report`."""
-    parser.description = (
-        "Write one self-contained page that shows what a run measured, what was kept and why. Several runs are shown"
-        " side by side."
-    )
+    parser.description = "Write one self-contained page that shows what a run measured, what was kept and why."
     add = parser.add_argument
-    add("folders", metavar="RUN_DIR", type=Path, nargs="+", help="a record, or any folder above it")
-    where = "(default: beside the record, with its name; for several runs comparison.html)"
-    add("-o", "--output", metavar="FILE", type=Path, help=where)
+    add("folder", metavar="RUN_DIR", type=Path, help="a record, or any folder above it")
+    add("-o", "--output", metavar="FILE", type=Path, help="(default: beside the record, with its name)")
     parser.set_defaults(run=_report)
 
 
 def _report(options: argparse.Namespace) -> None:
-    records = [read_record(folder) for folder in options.folders]
-    beside = "comparison.html" if len(records) > 1 else records[0].path.with_suffix(".html")
-    path = write_report(records if len(records) > 1 else records[0], options.output or beside)
-    say(f"Wrote {cleaned(path)}, the page of {cleaned(', '.join(str(record.path) for record in records))}.")
-    for folder in filter(Path.is_dir, options.folders):
-        if (n_records := len(find_records(folder))) > 1:
-            say(f"The newest of {n_records} records in {cleaned(folder)} is shown.")
+    record = read_record(options.folder)
+    path = write_report(record, options.output or record.path.with_suffix(".html"))
+    say(f"Wrote {cleaned(path)}, the page of {cleaned(record.path)}.")
+    if options.folder.is_dir() and (n_records := len(find_records(options.folder))) > 1:
+        say(f"The newest of {n_records} records in {cleaned(options.folder)} is shown.")

@@ -1,19 +1,25 @@
 """Sections of a page in HTML: words, tables, and room for the figures."""
 
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from bu_torch._version import __version__
 from bu_torch.report import figures
-from bu_torch.report.figures import Json, Section
+from bu_torch.report.figures import Json, Section, score_name, scores_that_count, title_of
 from bu_torch.report.record import RunRecord
 from bu_torch.report.text import duration, escaped, last_parts, shortened, shown_number, without_folders
-from bu_torch.report.verdict import RunVerdict, rule_title
+from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.details import MOST_CLASSES, Doubtful
 
-SHOWN = ("expected_accuracy", "boundary_uncertainty", "trust_score", "label_agreement")
+_TILES = {
+    "expected_accuracy": "at the perturbed samples",
+    "boundary_uncertainty": "1: the labels are uncertain along the boundary",
+    "trust_score": "above 1: agrees with the nearest class",
+    "threshold": "predict class 1 from this probability on",
+}
 _AT_HALF = " Here class 1 is predicted from a probability of 0.5 on."
 
 
@@ -27,79 +33,78 @@ class Content(NamedTuple):
 
 def content(record: RunRecord) -> Content:
     """Content of the page of a record, from its headline to its sources."""
-    verdict = RunVerdict.of(record)
     parts = {  # in the order of the page, by their names in the table of contents
-        "What decided": figures.deciding(verdict),
-        "Uncertainty and trust": figures.signals(verdict, "scores"),
-        "Rules": _rules(verdict),
-        "Agreement": figures.signals(verdict, "agreement"),
-        "Changes": figures.signals(verdict, "changes"),
-        "Training loss": figures.training_loss(verdict),
-        "Near the boundary": figures.crossing(verdict),
-        "Class pairs": figures.pair_map(verdict),
-        "Longest boundaries": _longest_pairs(verdict),
-        "Recall": _recalls(verdict),
-        "Trust": figures.trust(verdict),
-        "Doubtful samples": _doubtful(verdict),
-        "Time": figures.cost(verdict),
+        "Curves": figures.curves(record),
+        "Near the boundary": figures.crossing(record),
+        "Recall": _recalls(record),
+        "Doubtful samples": _doubtful(record),
         "Settings": _settings(record),
     }
-    title, why = verdict.headline
-    return assembled(title, title, why, parts, _above(verdict))
-
-
-def assembled(window: str, title: str, text: str, parts: Mapping[str, Section | None], above: str = "") -> Content:
-    """Content of a page with these parts, by their names in the table of contents; `above` is HTML before them."""
+    title, text = _headline(record)
     shown = {link: part for link, part in parts.items() if part is not None}
-    links = "".join(f'<a href="#section-{part.name}">{escaped(link)}</a>' for link, part in shown.items())
+    links = "".join(f'<a href="#section-{part.name}">{link}</a>' for link, part in shown.items())
     main = (
         f'<header><p class="kind">Boundary uncertainty report</p><h1>{escaped(title)}</h1><p>{_prose(text)}</p>'
-        f'</header><nav aria-label="On this page">{links}</nav>{above}'
+        f'</header><nav aria-label="On this page">{links}</nav>{_above(record)}'
     )
     for part in shown.values():
         reading = f"<p>{escaped(part.reading)}</p>" if part.reading else ""
         main += f'<section id="section-{part.name}"><h2>{escaped(part.title)}</h2>{reading}{part.body}</section>'
     drawings = [part.drawing for part in shown.values() if part.drawing is not None]
-    return Content(f"{escaped(window)} – boundary uncertainty", main, drawings)  # noqa: RUF001
+    return Content(f"{escaped(title)} – boundary uncertainty", main, drawings)  # noqa: RUF001
 
 
-def _above(verdict: RunVerdict) -> str:
+def _headline(record: RunRecord) -> tuple[str, str]:
+    """The kept check and the end of the run, in words."""
+    ending, axis = _ending(record), record.axis
+    if not record.checks:
+        return f"No check {'yet' if record.end is None else 'was made'}", ending
+    if not record.settings.get("rule"):
+        return f"{len(record.checks)} checks", f"The callback only measured. {ending}"
+    if record.kept is None:
+        return f"No {axis} was kept", f"No finite check counted. {ending}"
+    scores, end, more = scores_that_count(record), record.end, ""
+    if scores.get(record.kept, math.inf) < max(scores.values(), default=-math.inf):
+        more = f" It is below the highest score, in {axis} {max(scores, key=scores.__getitem__)}."
+    elif end and end.stopped_epoch is None and record.kept == record.places[-1]:
+        more = "" if end.reason.startswith("Training failed") else " That was the last check: longer training may help."
+    is_kept = "was kept" if end else "is kept so far"
+    return f"{axis.capitalize()} {record.kept} {is_kept}", f"{ending}{more}"
+
+
+def _ending(record: RunRecord) -> str:
+    """The end of the run in words, with titles of signals instead of their names."""
+    last = f" The last check is of {record.axis} {record.places[-1]}." if record.checks else ""
+    if record.end is None:
+        return f"The run is still going, or it was killed.{last}"
+    reason = re.sub(r"\w+", lambda found: title_of(found[0]) if found[0] in SIGNALS else found[0], record.end.reason)
+    return without_folders(reason) or f"The run has ended.{last}"
+
+
+def _above(record: RunRecord) -> str:
     """Notes on missing content, and tiles with the most important numbers."""
-    record = verdict.record
     notes, n_checks = [*record.notes], len(record.checks)
     if n_bad := sum(not math.isfinite(value) for value in record.values("boundary_uncertainty")):
         notes.append(f"Boundary uncertainty is not finite in {n_bad} of {n_checks} checks: gaps in the curve.")
-    if record.details and (without := sum(place not in record.details for place in record.places)):
-        notes.append(f"{without} of {n_checks} checks have no details here.")
     listed = "".join(f"<li>{_prose(note)}</li>" for note in notes)
     tiles = "".join(
         f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd><dd>{escaped(note)}</dd></div>"
-        for name, value, note in (_tiles(verdict) if record.checks else ())
+        for name, value, note in (_tiles(record) if record.checks else ())
     )
     return (f'<ul class="notes">{listed}</ul>' if notes else "") + (f'<dl class="tiles">{tiles}</dl>' if tiles else "")
 
 
-def _tiles(verdict: RunVerdict) -> list[tuple[str, str, str]]:
+def _tiles(record: RunRecord) -> list[tuple[str, str, str]]:
     """Name, value and note of each tile."""
-    record = verdict.record
-    check, last, axis = record.check_at(verdict.kept), record.checks[-1], record.axis
+    check, last, axis = record.check_at(record.kept), record.checks[-1], record.axis
     tiles = []
     if check is not None:
         within = f" (epoch {check['epoch']})" if axis == "step" else ""
-        kept = f"kept {axis}" if verdict.rule else "would be kept"
-        tiles.append((kept, str(check[axis]), f"of {record.places[0]} to {last[axis]}{within}"))
-        if verdict.metric is not None:
-            tiles.append((verdict.metric.replace("_", " "), shown_number(check[verdict.metric]), "it decided"))
-        if math.isfinite(threshold := check.get("threshold", math.nan)):
-            tiles.append(("threshold", shown_number(threshold), "predict class 1 from this probability on"))
-        if "expected_accuracy" in check:
-            note = "at the perturbed samples" + (f", {record.weighting}" if record.weighting else "")
-            tiles.append(("expected accuracy", shown_number(check["expected_accuracy"]), note))
-        if check[axis] in verdict.scores and verdict.rule not in SHOWN and verdict.metric is None:
-            tiles.append(("score", shown_number(verdict.scores[check[axis]]), verdict.title))
-        mixed = "1: the labels are uncertain along the boundary"
-        tiles.append(("boundary uncertainty", shown_number(check["boundary_uncertainty"]), mixed))
-        tiles.append(("trust score", shown_number(check["trust_score"]), "above 1: agrees with the nearest class"))
+        tiles.append((f"kept {axis}", str(check[axis]), f"of {record.places[0]} to {last[axis]}{within}"))
+        decided = f"it decided{f', {record.weighting}' if record.weighting else ''}"
+        for name, note in {score_name(record): decided, **_TILES}.items():
+            if math.isfinite(value := check.get(name, math.nan)):
+                tiles.append((title_of(name), shown_number(value), note))
     tiles.append(("checks", str(len(record.checks)), f"last: {axis} {last[axis]}"))
     spent, training = record.costs
     if training > 0 and math.isfinite(spent):
@@ -111,42 +116,8 @@ def _tiles(verdict: RunVerdict) -> list[tuple[str, str, str]]:
     return tiles
 
 
-def _rules(verdict: RunVerdict) -> Section | None:
-    record = verdict.record
-    if not record.checks:
-        return None
-    rows, shown = [], (*SHOWN, verdict.metric) if verdict.metric and verdict.metric not in SHOWN else SHOWN
-    for rule in verdict.by_rule:
-        label = escaped(rule_title(rule))
-        name = f"<strong>{label}</strong>, this run's" if rule == verdict.rule else label
-        check, why = verdict.by_rule[rule], "kept none: no finite check counted"
-        cells = [why, *[""] * len(shown)] if check is None else [str(check[record.axis]), *signal_cells(check, shown)]
-        rows.append([name, *cells])
-    note = (
-        "Each rule is replayed on the checks of this run that count, without patience. The run itself may have kept"
-        " another epoch if it resumed from another run."
-    )
-    short = {"boundary_uncertainty": "U", "trust_score": "trust"}
-    head = ("rule", record.axis, *(short.get(name, name.replace("_", " ")) for name in shown))
-    body = table(head, rows, numbers=range(1, len(head)))
-    return Section("rules", "What each rule would have kept", note, body)
-
-
-def _longest_pairs(verdict: RunVerdict) -> Section | None:
-    record, shown = verdict.record, verdict.details
-    if shown is None or len(shown[1].pairs) < 2:
-        return None
-    rows = []
-    for pair in shown[1].pairs[:10]:
-        classes = (escaped(record.class_name(index), 60) for index in pair[:2])
-        rows.append([*classes, shown_number(pair.share), shown_number(pair.uncertainty)])
-    reading = "Share of the boundary between two classes, and the mean uncertainty of the labels there."
-    body = table(("class", "and class", "share", "uncertainty"), rows, numbers=(2, 3))
-    return Section("longest-pairs", "Classes with the longest boundaries", reading, body)
-
-
-def _recalls(verdict: RunVerdict) -> Section | None:
-    record, shown = verdict.record, verdict.details
+def _recalls(record: RunRecord) -> Section | None:
+    shown = record.shown_details
     if shown is None or not shown[1].recalls:
         return None
     place, recalls = shown[0], shown[1].recalls
@@ -156,13 +127,13 @@ def _recalls(verdict: RunVerdict) -> Section | None:
         " recall is the same by the labels nearby, which memorising cannot raise. The least recognised class is first."
     )
     reading += f" At most {MOST_CLASSES} classes are listed." if len(recalls) == MOST_CLASSES else ""
-    reading += _AT_HALF if record.has("threshold") else ""
-    body = table(("class", "share", "recall", "expected recall"), rows, numbers=(1, 2, 3), is_tall=True)
+    reading += _AT_HALF if "threshold" in record.checks[-1] else ""
+    body = _table(("class", "share", "recall", "expected recall"), rows, numbers=(1, 2, 3), is_tall=True)
     return Section("recall", f"Recall by class, at {record.axis} {place}", reading, body)
 
 
-def _doubtful(verdict: RunVerdict) -> Section | None:
-    record, shown = verdict.record, verdict.details
+def _doubtful(record: RunRecord) -> Section | None:
+    shown = record.shown_details
     if shown is None or not shown[1].doubtful:
         return None
     place, doubtful = shown[0], shown[1].doubtful[:100]
@@ -182,8 +153,8 @@ def _doubtful(verdict: RunVerdict) -> Section | None:
         f"{len(rows)} samples, by the trust in their label or in the prediction, whichever is lower{most}. The nearest"
         " samples contradict one of the two. This is common in rare classes, so a listed label need not be wrong."
     )
-    reading += _AT_HALF if record.has("threshold") else ""
-    body = f"{button}{table(head, rows, numbers=(0, 4, 5), is_tall=True)}{indices if suspects else ''}"
+    reading += _AT_HALF if "threshold" in record.checks[-1] else ""
+    body = f"{button}{_table(head, rows, numbers=(0, 4, 5), is_tall=True)}{indices if suspects else ''}"
     return Section("doubtful", f"Samples unlike those nearby, at {record.axis} {place}", reading, body)
 
 
@@ -209,11 +180,11 @@ def _settings(record: RunRecord) -> Section:
         values = {name: without_folders(str(value)) for name, value in group.items() if value != ""}
         rows = [[escaped(name, 80), escaped(value, 300)] for name, value in values.items()]
         if rows:
-            tables.append(f"<div><h3>{title}</h3>{table((), rows)}</div>")
+            tables.append(f"<div><h3>{title}</h3>{_table((), rows)}</div>")
     return Section("settings", "Settings and sources", "", f'<div class="groups">{"".join(tables)}</div>')
 
 
-def table(
+def _table(
     head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), is_tall: bool = False
 ) -> str:
     """A table of cells in HTML; if it is too wide, its rows become blocks. `numbers` are right-aligned columns."""
@@ -231,8 +202,3 @@ def table(
 def _prose(text: str) -> str:
     """A line of the log, escaped, without its marks of code."""
     return escaped(text).replace("`", "")
-
-
-def signal_cells(check: Mapping[str, Any], names: Sequence[str] = SHOWN) -> list[str]:
-    """Signals of a check as cells of a table."""
-    return [shown_number(check.get(name, math.nan)) for name in names]

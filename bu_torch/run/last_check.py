@@ -8,26 +8,22 @@ import torch
 from torch import Tensor
 
 from bu_torch.rule.rules import STANDARD_ERROR, MetricRule
-from bu_torch.run.history import JUDGED_RULES, Confidence, History, confidence_in, place_of
+from bu_torch.run.history import JUDGED_RULES, Confidence, History, confidence_in
 from bu_torch.signals.details import (
     Measurement,
-    RecallTracker,
     accuracy_alone,
+    class_names,
     describe_blindness,
     describe_few,
     describe_threshold,
-    describe_unpredicted,
-    names_and_shares,
 )
 from bu_torch.signals.measuring import Signals
 
 
 class LastCheck:
-    """Measures a check, and holds what it leaves for the next: predictions, recalls, and its details until it ends."""
+    """Measures a check, and holds what it leaves for the next: predictions, and its details until it ends."""
 
     def __init__(self) -> None:
-        self.recall_tracker = RecallTracker()
-        self.recalls: list[float] = []  # as `Measurement.recalls` gives them; empty if another process measured
         self.n_columns = 0  # width of the last logits that this process measured
         self.measurement: Measurement | None = None  # between `measure` and `end_check`, where it was measured
         # The next check is compared with the last one, (n_draws * N,), and with the best by expected accuracy, or
@@ -44,14 +40,11 @@ class LastCheck:
         self.measurement = signals.measure(logits, before, best)
         self.predictions, self.contributions = self.measurement.predictions, self.measurement.contributions
         values = {**self.measurement.values, STANDARD_ERROR: self.measurement.standard_error}
-        measured = torch.cat((torch.stack(list(values.values())), self.measurement.recalls)).tolist()
-        self.recalls = measured[len(values) :]
-        return dict(zip(values, measured, strict=False))
+        return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
 
     def forget(self) -> None:
         """Compare the next check with none before."""
         self.predictions = self.best_contributions = None
-        self.recall_tracker = RecallTracker()
 
     def state_dict(self) -> dict[str, Any]:
         predictions, best = self.predictions, self.best_contributions
@@ -59,25 +52,20 @@ class LastCheck:
             is_narrow = int(predictions.max()) <= torch.iinfo(torch.uint8).max
             predictions = predictions.cpu().to(torch.uint8 if is_narrow else torch.int32)
         contributions = None if best is None else best.cpu()
-        recalls = self.recall_tracker.state_dict()
-        return {"predictions": predictions, "best_contributions": contributions, "recalls": recalls}
+        return {"predictions": predictions, "best_contributions": contributions}
 
     def load(self, state: Mapping[str, Any]) -> None:
         # Earlier versions saved empty tensors before the first check.
         known = (state[name] for name in ("predictions", "best_contributions"))
         self.predictions, self.best_contributions = (one if one is not None and len(one) else None for one in known)
-        self.recall_tracker = state["recalls"]
 
     def judge(
         self, check: Mapping[str, Any], history: History, signals: Signals, classes: list[str] | None
     ) -> tuple[Confidence | None, list[str]]:
-        """Judge the kept check in words; name classes that are never predicted, and one that loses much."""
+        """Judge the kept check in words."""
         boundary, selection = signals.boundary, history.selection
-        names, shares = names_and_shares(boundary.labels, boundary.weights, classes)
+        names = class_names(boundary.labels, classes)
         counted = [one for one in history.compared if selection is None or selection.score(one) is not None]
-        known = self.recall_tracker
-        if any(one is not None and len(one.expected) != len(names) for one in (known.kept, known.balanced)):
-            self.recall_tracker = RecallTracker()  # a state of other classes
         metric, skills = signals.metric, (signals.vote_skill, signals.regression_skill)
         value, sign = ("expected_accuracy", 1.0) if metric is None else (metric.signal, metric.sign)
         column, alone = accuracy_alone(boundary.probabilities_of_present, len(boundary.labels), boundary.weights)
@@ -95,16 +83,6 @@ class LastCheck:
                 doubt = doubt or describe_few(boundary.labels)
             confidence = confidence_in(check, counted, *given, is_blind=bool(blind), metric=metric, doubt=doubt)
         lines = [blind or ("" if confidence is None else confidence.line())]
-        recalls = self.recall_tracker.kept
-        if recalls is not None and (recalls.epoch, recalls.step) == place_of(check):
-            lines.append(describe_unpredicted(names, shares, recalls.expected))
         if metric is not None and not blind:
             lines.append(describe_threshold(check, metric))
-        return confidence, [line for line in (*lines, self.unrecognised(check, signals)) if line]
-
-    def unrecognised(self, check: Mapping[str, Any], signals: Signals) -> str:
-        """Log line on a class that loses much by the kept check; "" if none does, or if classes are weighted."""
-        labels = signals.boundary.labels
-        if signals.boundary.class_weight is not None or signals.metric is not None:
-            return ""
-        return self.recall_tracker.line(check, *torch.unique(labels, return_counts=True))
+        return confidence, [line for line in lines if line]

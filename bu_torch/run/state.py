@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.internal.printing import cleaned
 from bu_torch.run.budget import Plan
-from bu_torch.signals.details import Recalls, RecallTracker
 
 _MOST_DRAWS = 1000
 _LARGEST = 2**53  # float64, which holds the history, is exact up to this
@@ -149,16 +148,6 @@ def _read_history(value: Any) -> list[dict[str, Any]]:
     return checks
 
 
-def _read_recognition(value: Any) -> RecallTracker:
-    return RecallTracker(**{name: _read_recalls(*entries) for name, entries in _plain(dict)(value).items()})
-
-
-def _read_recalls(epoch: Any, step: Any, shares: Tensor) -> Recalls:
-    if shares.ndim != 2 or not shares.numel() or not bool(((shares >= 0) & (shares <= 1 + 1e-6)).all()):
-        raise ValueError(f"shares must be here, got a tensor of shape {tuple(shares.shape)}")
-    return Recalls(_integer(epoch), None if step is None else _integer(step), *shares.tolist())
-
-
 def _read_average(value: Any) -> dict[str, Any]:
     average = _plain(dict)(value)
     n_checks = {name: _integer(n, 1) for name, n in average["n_checks"].items()}
@@ -190,7 +179,6 @@ _TRACKER: dict[str, Callable[[Any], Any]] = {
     "n_not_compared": _maybe(_integer, int),
     "predictions": _maybe(_vector(torch.int64, torch.int32, torch.uint8, low=0)),
     "best_contributions": _maybe(_vector(torch.float64)),
-    "recalls": _maybe(_read_recognition, RecallTracker),
     "average": _maybe(_read_average),
 }
 _KEEPER: dict[str, Callable[[Any], Any]] = {

@@ -1,7 +1,5 @@
 """Account of a run: the record that it leaves for `bu_torch.report`, and the seconds that it takes."""
 
-import csv
-import io
 import itertools
 import json
 import os
@@ -17,7 +15,7 @@ from typing import Any
 
 from bu_torch.signals.metrics import ExpectedMetric
 
-FORMAT = 3  # raise it when the meaning of the lines beside the table changes
+FORMAT = 4  # raise it when the meaning of the lines changes
 _NAME = "boundary_uncertainty"
 _LARGEST_SHARE = 10.0  # beyond this share of the time of training, hardly any has been measured
 # Do not follow a link or wait for a pipe that has replaced the file.
@@ -25,74 +23,50 @@ _APPEND = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os,
 
 
 class Record:
-    """A CSV file with one row a check, each written before training continues, so that a killed run keeps them all.
+    """A file of lines in JSON: the settings, each check before training continues, and the end.
 
-    A file of the same name with `.jsonl` holds what does not fit a table: a line with the settings, one for each check,
-    and one for the end. If the name is taken, it gets a version. A run that resumes may end an epoch a second time: the
-    later of two rows with the same epoch and step counts. If a file can no longer be written, a warning says so and
-    training continues without it.
+    If the name is taken, it gets a version. A run that resumes may end an epoch a second time: the later of two checks
+    with the same epoch and step counts. If the file can no longer be written, a warning says so and training continues
+    without it.
     """
 
     def __init__(
         self,
         folder: Path | None = None,
         header: Mapping[str, Any] | None = None,
-        rows: Iterable[Mapping[str, Any]] = (),
-        names: Iterable[str] = (),
+        checks: Iterable[Mapping[str, Any]] = (),
     ) -> None:
-        self._columns: list[str] | None = None
-        self._names = tuple(names)
-        self.path: Path | None = None  # the table; None if nothing is written
-        self._made: set[tuple[int, int]] = set()
+        self.path: Path | None = None  # None if nothing is written
         if folder is None:
             return
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.path = _new_file(folder)
-            made = (file.stat() for file in (self.path, self.path.with_suffix(".jsonl")))
-            self._made = {(found.st_dev, found.st_ino) for found in made}
+            self._made = self.path.stat()
         except OSError as error:
             self._give_up(folder, error)
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        kind = {"kind": "header", "format": FORMAT, "versions": versions(), "started": started}
-        self.write_line(kind | dict(header or {}))
-        if before := list(rows):
-            self.append(*before)
+        self.write({"kind": "header", "format": FORMAT, "versions": versions(), "started": started, **(header or {})})
+        for check in checks:
+            self.write(check)
 
-    def append(self, *rows: Mapping[str, Any]) -> None:
-        """Write rows; the first row and `names` give the columns."""
-        if self.path is None:
-            return
-        text = io.StringIO(newline="")
-        columns = self._columns or list(dict.fromkeys((*rows[0], *self._names)))
-        writer = csv.DictWriter(text, columns, extrasaction="ignore")
-        if self._columns is None:
-            writer.writeheader()
-        self._columns = columns
-        writer.writerows(rows)
-        self._write(self.path, text.getvalue())
-
-    def write_line(self, line: Mapping[str, Any]) -> None:
-        """Write a line beside the table."""
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Write a line; numbers that are not finite, which JSON does not have, are null."""
         if self.path is None:
             return
         try:
             text = json.dumps(line, allow_nan=False, separators=(",", ":"))
-        except ValueError:  # JSON has no NaN and no infinity: write null
+        except ValueError:
             finite = json.loads(json.dumps(line), parse_constant=lambda name: None)
             text = json.dumps(finite, separators=(",", ":"))
-        self._write(self.path.with_suffix(".jsonl"), f"{text}\n")
-
-    def _write(self, path: Path, text: str) -> None:
         try:
-            descriptor = os.open(path, _APPEND)
+            descriptor = os.open(self.path, _APPEND)
             with os.fdopen(descriptor, "wb") as file:
-                found = os.fstat(descriptor)
-                if (found.st_dev, found.st_ino) not in self._made:
+                if not os.path.samestat(os.fstat(descriptor), self._made):
                     raise OSError("another file has taken its place")
-                file.write(text.encode("utf-8", "backslashreplace"))
+                file.write(f"{text}\n".encode())
         except OSError as error:
-            self._give_up(path, error)
+            self._give_up(self.path, error)
 
     def _give_up(self, path: Path, error: OSError) -> None:
         self.path = None
@@ -120,7 +94,7 @@ class RunTimer:
 
     @property
     def path(self) -> str:
-        """Table of checks on disk; "" if there is none."""
+        """The record on disk; "" if there is none."""
         return "" if self.record.path is None else str(self.record.path)
 
     @property
@@ -166,18 +140,17 @@ class RunTimer:
         finally:
             setattr(self, name, getattr(self, name) + time.perf_counter() - started)
 
-    def end_check(self, started: float, check: Mapping[str, Any], train_loss: float | None) -> None:
-        """Count the time of a check, and add its row to the table."""
+    def end_check(self, started: float) -> tuple[float, float]:
+        """Count the time of a check; seconds since training began, and those of all checks."""
         now = time.perf_counter()
         self.check_seconds += now - started
-        seconds = now - self._began - self._seconds_elsewhere
-        self.record.append(row(check, seconds, self.check_seconds, train_loss))
+        return now - self._began - self._seconds_elsewhere, self.check_seconds
 
 
 def row(entry: Mapping[str, Any], *costs: float | None) -> dict[str, Any]:
-    """Row of a check in the table; costs and training loss are unknown for checks before a resume."""
+    """Line of a check; costs and training loss are unknown for checks before a resume."""
     known = dict(itertools.zip_longest(("seconds", "check_seconds", "train_loss"), costs))
-    return {"epoch": entry["epoch"], "step": entry.get("step"), **known, **entry}
+    return {"kind": "check", "epoch": entry["epoch"], "step": entry.get("step"), **known, **entry}
 
 
 def plain(value: Any) -> Any:
@@ -199,14 +172,12 @@ def versions() -> dict[str, str]:
 
 
 def _new_file(folder: Path) -> Path:
-    """Create a table and the file beside it under a free name, exclusively, so that no link is followed."""
+    """Create a file under a free name, exclusively, so that no link is followed."""
     version = 0
     while True:
-        path = folder / (f"{_NAME}-v{version}.csv" if version else f"{_NAME}.csv")
-        both = (path, path.with_suffix(".jsonl"))
-        if not any(os.path.lexists(file) for file in both):
+        path = folder / (f"{_NAME}-v{version}.jsonl" if version else f"{_NAME}.jsonl")
+        if not os.path.lexists(path):
             with suppress(FileExistsError):  # another run was faster
-                for file in both:
-                    file.touch(exist_ok=False)
+                path.touch(exist_ok=False)
                 return path
         version += 1

@@ -15,7 +15,6 @@ from bu_torch.internal import printing
 from bu_torch.internal.logits import warn_of_probabilities
 from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import evaluation_copy
-from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.budget import Plan
 from bu_torch.run.check_setup import CheckSetup
 from bu_torch.run.history import History, describe_none_kept, describe_worse_than_chance, summary_of
@@ -175,9 +174,6 @@ class Tracker:
         if self.history.has_best_value(entry):
             self.last_check.best_contributions = self.last_check.contributions
         self.history.add(entry, is_counted=is_counted)
-        if self.history.last_score is not None:
-            is_best = self.history.kept is entry  # perhaps it is saved already, and made again after a resume
-            self.last_check.recall_tracker.add(epoch, step, self.last_check.recalls, is_kept=is_best)
         if not is_counted:
             self.last_check.forget()
         data = self.check_setup.about["data"]
@@ -197,34 +193,26 @@ class Tracker:
             **self.check_setup.about,
             "setup_seconds": timer.setup_seconds,
         }
-        columns = filter(None, [*self.check_setup.signals.names, STANDARD_ERROR, history.score_name])
-        timer.record = Record(folder, header, map(row, self.checks), columns)
+        timer.record = Record(folder, header, map(row, self.checks))
 
     def end_check(self, started: float, train_loss: float | None = None) -> None:
         """Count the time of the last check, and write it to the record."""
         measured = self.last_check.measurement  # None in other processes than the first
-        if self.timer.path and measured is not None:
-            details = measured.details()
+        details = measured.details() if self.timer.path and measured is not None else None
+        self.last_check.measurement = None
+        costs = self.timer.end_check(started)
+        if details is not None:
             entry, kept, rows = self.checks[-1], self.history.kept or {}, self.check_setup.rows
             line = {
-                "kind": "check",
-                "epoch": entry["epoch"],
-                "step": entry.get("step"),
+                **row(entry, *costs, train_loss),
                 "kept_epoch": kept.get("epoch"),
                 "kept_step": kept.get("step"),
                 "n_not_compared": self.history.n_not_compared,  # the header may be older, when all checks counted
-                "crossing": {
-                    name: [plain(value) for value in part] for name, part in details.crossing._asdict().items()
-                },
-                "pairs": details.pairs,
-                "n_pairs_left_out": details.n_pairs_left_out,
-                "log_trust": details.log_trust._asdict(),
+                "crossing": details.crossing._asdict(),
                 "doubtful": [[int(rows[one.row]), *one[1:]] for one in details.doubtful],
                 "recalls": details.recalls,
             }
-            self.timer.record.write_line(line)
-        self.last_check.measurement = None
-        self.timer.end_check(started, self.checks[-1], train_loss)
+            self.timer.record.write(line)
 
     def end(self, reason: str, **kept: Any) -> None:
         """Judge what was kept, and write the last line of the record."""
@@ -245,7 +233,7 @@ class Tracker:
                 found = {name: check[name] for name in check if name.endswith(THRESHOLD)}
                 self.summary |= found if is_known else found | {THRESHOLD: None}
         line = {"kind": "end", "reason": reason, "n_not_compared": self.history.n_not_compared, **kept, **seconds}
-        self.timer.record.write_line(line | {"remarks": self.remarks})
+        self.timer.record.write(line | {"remarks": self.remarks})
 
     def tell_end(self, reason: str, how: str | None, cost: str, why: str = "", **place: Any) -> None:
         """Say what was kept, whether to trust it, and why training ended, after `end`.

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -85,8 +84,6 @@ class Signal:
     name: str  # key in histories, logs and records
     title: str  # name in words, for plots and pages
     is_larger_better: bool
-    # Figure of a page: "scores"; for shares "agreement" or, if smaller is better, "changes"; "deciding" if it decides.
-    panel: Literal["scores", "shares", "deciding"]
     formula: Callable[[SignalInputs], Tensor] | None = None  # returns a float64 scalar
     is_in_progress_bar: bool = False
     is_default: bool = True  # False if it is measured only where it is asked for
@@ -127,33 +124,31 @@ def _prediction_changes(inputs: SignalInputs) -> Tensor:
 SIGNALS = {
     signal.name: signal
     for signal in (
-        Signal("boundary_uncertainty", "boundary uncertainty", True, "scores", attrgetter("uncertainty"), True),
-        Signal("trust_score", "trust score", True, "scores", attrgetter("mean_trust"), True),
-        Signal("expected_accuracy", "expected accuracy", True, "shares", attrgetter("accuracy"), True),
+        Signal("boundary_uncertainty", "boundary uncertainty", True, attrgetter("uncertainty"), True),
+        Signal("trust_score", "trust score", True, attrgetter("mean_trust"), True),
+        Signal("expected_accuracy", "expected accuracy", True, attrgetter("accuracy"), True),
         Signal(
             "accuracy_uncertainty_trust",
             "accuracy, uncertainty and trust",
             True,
-            "deciding",
             _accuracy_uncertainty_trust,
         ),
-        Signal("label_agreement", "agreement with the labels", True, "shares", _label_agreement),
-        Signal("vote_agreement", "agreement with the votes nearby", True, "shares", _vote_agreement),
-        Signal("prediction_changes", "changed since the last check", False, "shares", _prediction_changes),
+        Signal("label_agreement", "agreement with the labels", True, _label_agreement),
+        Signal("vote_agreement", "agreement with the votes nearby", True, _vote_agreement),
+        Signal("prediction_changes", "changed since the last check", False, _prediction_changes),
         *(
             Signal(
                 metric.signal,
                 f"expected {metric.title}",
                 metric.is_larger_better,
-                "deciding",
                 partial(SignalInputs.expected, metric=metric),
                 is_default=False,
             )
             for metric in METRICS.values()
         ),
         # Those of the papers have no formula here: they need what `papers.proposal2` prepares.
-        Signal("parzen_uncertainty", "boundary uncertainty (Proposal 2)", True, "scores", is_default=False),
-        Signal("omission", "boundary left out (omission)", False, "shares", is_default=False),
+        Signal("parzen_uncertainty", "boundary uncertainty (Proposal 2)", True, is_default=False),
+        Signal("omission", "boundary left out (omission)", False, is_default=False),
     )
 }
 

@@ -1,50 +1,25 @@
-"""Numbers of a check, and the details behind them: pairs of classes, samples, classes; log lines when training ends."""
+"""Numbers of a check, and the details behind them: samples and classes; log lines when training ends."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from bu_torch.functional.boundary import meeting_classes
 from bu_torch.functional.weights import sum_by_group
-from bu_torch.samples.balance import class_shares
 from bu_torch.signals.catalogue import SignalInputs
 from bu_torch.signals.metrics import ExpectedMetric
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_MOST_PAIRS = 400
 MOST_CLASSES = 100
 _N_PARTS = 20
-# Above these losses and two standard errors, weighting classes alike also improved the mean recall on test data, and
-# data with equal classes gave no line, with or without wrong labels.
-_MATERIAL = 0.05  # loss of recall of a class
-_MATERIAL_MEAN = 0.01  # loss of recall, mean over the classes
 _LEAST_GAIN = 0.01  # share of the accuracy that always predicting one class leaves to gain
 _LEAST_SKILL = 0.05
 _LEAST_OF_A_CLASS = 50
-_MOST_NAMED = 5  # classes
-
-
-class Histogram(NamedTuple):
-    """Counts (n,) between edges (n + 1,); values beyond the edges are counted in the first and the last bin."""
-
-    edges: list[float]
-    counts: list[int]
-
-
-class Pair(NamedTuple):
-    """Two classes that meet along the decision boundary."""
-
-    first: int
-    second: int
-    share: float  # share of the boundary: of the nearness of all samples
-    uncertainty: float  # mean uncertainty of the labels there
 
 
 class Crossing(NamedTuple):
@@ -77,9 +52,6 @@ class Details(NamedTuple):
     """Details of a check, by `Measurement.details`."""
 
     crossing: Crossing  # uncertainty of the labels against nearness to the boundary
-    pairs: list[Pair]  # sorted by share, largest first, at most 400
-    n_pairs_left_out: int
-    log_trust: Histogram  # natural logarithm of the predictions' trust, without the sample itself
     doubtful: list[Doubtful]  # sorted by trust in label or prediction, least first, at each sample's lowest draw
     recalls: list[ClassRecall]  # sorted by `expected`, least first, at most 100 classes that have samples
 
@@ -105,21 +77,12 @@ class Measurement:
     def __iter__(self) -> Iterator[Any]:
         return iter((self.values, self.predictions))
 
-    @cached_property  # the history and the record read it
-    def recalls(self) -> Tensor:
-        """Recall of the C classes that have samples, by labels, then by label probabilities, (2 * C,) float64."""
-        inputs, probabilities = self._inputs, self._inputs.label_probabilities
-        n_classes = probabilities.shape[1]
-        drawn, (labelled, mass) = inputs.repeated_weights, inputs.class_masses
-        counted = torch.ones_like(inputs.trust, dtype=torch.float64) if drawn is None else drawn
-        known = inputs.columns.clamp(max=n_classes - 1)  # larger for a prediction of a class without samples
-        expected = probabilities.gather(1, known.unsqueeze(1)).squeeze(1) * (inputs.columns < n_classes) * counted
-        hits = sum_by_group((inputs.columns == inputs.label_columns) * counted, inputs.label_columns, n_classes)
-        return torch.cat((hits / labelled, sum_by_group(expected, known, n_classes) / mass))
-
     def details(self, n_doubtful: int = 50) -> Details:
         """Details behind the values, with the `n_doubtful` >= 1 least trusted samples; waits for the device."""
-        return details_of(self._inputs, self.recalls, n_doubtful)
+        inputs = self._inputs
+        network = mean_by_rank(inputs.local_uncertainty, inputs.top.half_gap(), inputs.repeated_weights)
+        crossing = Crossing(network, inputs.attainable_crossing)
+        return Details(crossing, _doubtful(inputs, n_doubtful), _least_recognised(inputs))
 
     def doubtful(self) -> "DataFrame":
         """All samples, the least trusted first, as a pandas frame; waits for the device.
@@ -130,24 +93,6 @@ class Measurement:
         from pandas import DataFrame
 
         return DataFrame(self.details(len(self._inputs.labels)).doubtful)
-
-
-def details_of(inputs: SignalInputs, recalls: Tensor, n_doubtful: int) -> Details:
-    """Compute the details of a check; `recalls` (2 * C,) are those of `Measurement.recalls`."""
-    local = inputs.local_uncertainty
-    meeting = meeting_classes(inputs.top.pairs(), local, inputs.kernel)
-    shown = meeting.shares.argsort(descending=True, stable=True)[:_MOST_PAIRS]
-    columns = (column[shown].tolist() for column in meeting)
-    return Details(
-        crossing=Crossing(
-            mean_by_rank(local, inputs.top.half_gap(), inputs.repeated_weights), inputs.attainable_crossing
-        ),
-        pairs=[Pair(k, j, *rest) for (k, j), *rest in zip(*columns, strict=True)],
-        n_pairs_left_out=len(meeting.shares) - len(shown),
-        log_trust=_histogram(inputs.trust.double().log(), -7.0, 7.0, 28),
-        doubtful=_doubtful(inputs, n_doubtful),
-        recalls=_least_recognised(inputs, recalls),
-    )
 
 
 def mean_by_rank(local: Tensor, place: Tensor, weights: Tensor | None) -> list[float]:
@@ -171,85 +116,18 @@ def _doubtful(inputs: SignalInputs, n_doubtful: int) -> list[Doubtful]:
     return [Doubtful(*row) for row in zip(*columns, strict=True)]
 
 
-def _least_recognised(inputs: SignalInputs, recalls: Tensor) -> list[ClassRecall]:
-    labelled, _ = inputs.class_masses
-    columns = (inputs.classes, labelled / labelled.sum(), *recalls.view(2, -1))
+def _least_recognised(inputs: SignalInputs) -> list[ClassRecall]:
+    """Recall of the classes that have samples, by labels and by label probabilities."""
+    probabilities, n_classes = inputs.label_probabilities, inputs.label_probabilities.shape[1]
+    drawn, (labelled, mass) = inputs.repeated_weights, inputs.class_masses
+    counted = torch.ones_like(inputs.trust, dtype=torch.float64) if drawn is None else drawn
+    known = inputs.columns.clamp(max=n_classes - 1)  # larger for a prediction of a class without samples
+    expected = probabilities.gather(1, known.unsqueeze(1)).squeeze(1) * (inputs.columns < n_classes) * counted
+    hits = sum_by_group((inputs.columns == inputs.label_columns) * counted, inputs.label_columns, n_classes)
+    recalls = (hits / labelled, sum_by_group(expected, known, n_classes) / mass)
+    columns = (inputs.classes, labelled / labelled.sum(), *recalls)
     rows = [ClassRecall(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
     return sorted(rows, key=lambda row: row.expected)[:MOST_CLASSES]
-
-
-def _histogram(values: Tensor, low: float, high: float, n_bins: int) -> Histogram:
-    """Count values in bins, NaN in none; integer sums are the same on every device and in every order."""
-    width = (high - low) / n_bins
-    place = ((values - low) / width).floor().clamp(0, n_bins - 1)
-    counted = torch.where(values.isnan(), n_bins, place.nan_to_num(nan=0.0)).long()
-    counts = torch.zeros(n_bins + 1, dtype=torch.int64, device=values.device)
-    counts.index_add_(0, counted, torch.ones_like(counted))
-    return Histogram([low + width * i for i in range(n_bins + 1)], counts[:n_bins].tolist())
-
-
-@dataclass(frozen=True)
-class Recalls:
-    """Recall of each class at one check, by labels and by label probabilities, which memorising cannot raise."""
-
-    epoch: int
-    step: int | None
-    labelled: list[float]  # share of the perturbed samples of each class that are predicted as labelled, (C,)
-    expected: list[float]  # recall by label probabilities in place of labels, (C,)
-
-    @property
-    def mean(self) -> float:
-        """Expected accuracy if all classes count alike."""
-        return sum(self.expected) / len(self.expected)
-
-
-@dataclass
-class RecallTracker:
-    """Recall at the kept check, and at the check with the best mean over the classes; None before the first."""
-
-    kept: Recalls | None = None
-    balanced: Recalls | None = None
-
-    def add(self, epoch: int, step: int | None, measured: list[float], *, is_kept: bool) -> None:
-        """Add a check that counts, with what `Measurement.recalls` gave; nothing if it was not measured here."""
-        if not measured or not all(map(math.isfinite, measured)):
-            return
-        half = len(measured) // 2
-        recalls = Recalls(epoch, step, measured[:half], measured[half:])
-        if is_kept:
-            self.kept = recalls
-        if self.balanced is None or recalls.mean > self.balanced.mean:
-            self.balanced = recalls
-
-    def line(self, check: Mapping[str, Any], classes: Tensor, counts: Tensor) -> str:
-        """Log line on the class that loses most in the kept `check`; "" if none loses much or another check is kept."""
-        kept, balanced = self.kept, self.balanced
-        if kept is None or balanced is None or (kept.epoch, kept.step) != (check["epoch"], check.get("step")):
-            return ""
-        gains = [after - before for before, after in zip(kept.expected, balanced.expected, strict=True)]
-        loser = max(range(len(gains)), key=gains.__getitem__)
-        before, after = kept.labelled[loser], balanced.labelled[loser]
-        share = (before + after) / 2
-        error = math.sqrt(share * (1 - share) / float(counts[loser]))
-        is_material = gains[loser] >= _MATERIAL and balanced.mean - kept.mean >= _MATERIAL_MEAN
-        if not is_material or after - before < max(_MATERIAL, 2 * error):
-            return ""
-        places = (f"epoch {kept.epoch}", f"epoch {balanced.epoch}")
-        if kept.epoch == balanced.epoch:
-            places = (f"step {kept.step}", f"step {balanced.step}")
-        return (
-            f"By the given labels, the kept {places[0]} recognises {before:.0%} of the perturbed samples of class"
-            f" {int(classes[loser])}, but {places[1]} recognises {after:.0%}. If missing that class costs more than a"
-            " false alarm, lower its threshold, or weigh it in the loss; `class_weight='balanced'` alone keeps"
-            " another epoch."
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            name: [one.epoch, one.step, torch.tensor([one.labelled, one.expected], dtype=torch.float64, device="cpu")]
-            for name, one in (("kept", self.kept), ("balanced", self.balanced))
-            if one is not None
-        }
 
 
 def accuracy_alone(probabilities: Tensor, n_samples: int, weights: Tensor | None) -> tuple[int, float]:
@@ -324,26 +202,7 @@ def describe_threshold(check: Mapping[str, Any], metric: ExpectedMetric) -> str:
     )
 
 
-def describe_unpredicted(names: Sequence[str], shares: Sequence[float], expected: Sequence[float]) -> str:
-    """Name the classes that a network never predicts, with their shares, the largest first; "" if there are none.
-
-    `expected` is the recall of each class, 0 for one that is never predicted.
-    """
-    missing = sorted((place for place, recall in enumerate(expected) if recall == 0), key=lambda place: -shares[place])
-    if not missing:
-        return ""
-    listed = ", ".join(f"{names[place]} ({shares[place]:.1%})" for place in missing[:_MOST_NAMED])
-    more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
-    if len(missing) == len(names) - 1:
-        (only,) = {*range(len(names))} - {*missing}
-        return f"The kept network predicts {names[only]} ({shares[only]:.1%}) alone, and never {listed}{more}."
-    return f"The kept network never predicts {listed}{more}."
-
-
-def names_and_shares(
-    labels: Tensor, weights: Tensor | None, named: Sequence[str] | None
-) -> tuple[list[str], list[float]]:
-    """Each class that has samples: its name, by the dataset's names if it has some, and its weighted share."""
-    present, shares = class_shares(labels, weights)
-    is_named = named is not None and int(present[-1]) < len(named)
-    return [repr(named[c]) if named and is_named else f"class {c}" for c in present.tolist()], shares.tolist()
+def class_names(labels: Tensor, named: Sequence[str] | None) -> list[str]:
+    """Names of the classes that have samples, the dataset's if it has some."""
+    present = torch.unique(labels).tolist()
+    return [repr(named[c]) if named and present[-1] < len(named) else f"class {c}" for c in present]

@@ -87,7 +87,7 @@ def test_nothing_of_a_check_comes_back_before_its_values_are_asked_for(labels, s
         assert came_back == []
         second.details()
         assert came_back
-        assert max(came_back) <= 100  # what it tells: a few pairs, bins and samples
+        assert max(came_back) <= 100  # what it tells: a few samples and classes
 
 
 def test_tokens_agree(accelerator):

@@ -68,10 +68,6 @@ def table(names, values):
     return {"history": [{"names": names, "values": torch.as_tensor(values, dtype=torch.float64)}]}
 
 
-def recalls(name="kept", epoch=0, shares=((0.5,), (0.5,))):
-    return {"recalls": {name: [epoch, None, torch.as_tensor(shares)]}}
-
-
 def average(n_checks, weight=0.0):
     return {"average": {"past": 0.7, "n_checks": n_checks, "weights": {"w": torch.tensor([weight])}}}
 
@@ -90,9 +86,6 @@ CRAFTED = [
     {"best_contributions": torch.tensor([0.0, torch.inf]).double()},
     {"prepared": {"votes": torch.ones(1).expand(2**40)}},
     {"space": "outer"},
-    *(recalls(shares=shares) for shares in ([[0.5], [2.0]], torch.empty(2, 0), [1.0, 1.0])),
-    recalls("other"),
-    recalls(epoch="x"),
     *(average(n_checks) for n_checks in ({"w": 0}, {"w": "x"}, {"v": 1})),
     average({"w": 1}, math.nan),
 ]

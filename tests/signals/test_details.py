@@ -6,7 +6,7 @@ import pytest
 import torch
 from oracles import boundary as oracle
 
-from bu_torch import Signals, functional
+from bu_torch import Signals
 
 
 def samples():
@@ -20,17 +20,6 @@ def measured(n_draws=2, n_doubtful=50):
     logits = torch.randn(len(signals.perturbed_inputs), 3, generator=torch.Generator().manual_seed(1))
     measurement = signals.measure(logits)
     return signals, logits, measurement.values, measurement.predictions, measurement.details(n_doubtful)
-
-
-@pytest.mark.parametrize("n_draws", [1, 2])
-def test_pairs_of_classes_add_up_to_the_score(n_draws):
-    _, _, values, _, details = measured(n_draws)
-    total = sum(pair.share * pair.uncertainty for pair in details.pairs)
-    assert total == pytest.approx(float(values["boundary_uncertainty"]))
-    assert sum(pair.share for pair in details.pairs) == pytest.approx(1)
-    assert [pair.share for pair in details.pairs] == sorted((p.share for p in details.pairs), reverse=True)
-    assert details.n_pairs_left_out == 0
-    assert all(pair.first < pair.second for pair in details.pairs)
 
 
 def test_the_crossing_is_the_mean_uncertainty_from_the_boundary_outward():
@@ -47,17 +36,6 @@ def test_the_crossing_is_the_mean_uncertainty_from_the_boundary_outward():
     assert details.crossing.attainable == sorted(details.crossing.attainable, reverse=True)
 
 
-def test_the_histogram_counts_every_moved_sample_where_it_is():
-    signals, _, _, predictions, details = measured()
-    values, histogram = functional.trust_score(signals.class_distances, predictions).log().tolist(), details.log_trust
-    counts = [0] * len(histogram.counts)
-    low, width = histogram.edges[0], histogram.edges[1] - histogram.edges[0]
-    for value in values:
-        counts[min(len(counts) - 1, max(0, math.floor((value - low) / width)))] += 1
-    assert sum(histogram.counts) == len(values)
-    assert sum(abs(a - b) for a, b in zip(counts, histogram.counts, strict=True)) <= 4  # values on an edge
-
-
 def test_doubtful_samples_are_those_whose_label_or_prediction_lies_farthest():
     signals, _, _, predictions, details = measured(n_doubtful=10)
     labels, lowest = signals.boundary.labels, {}
@@ -72,12 +50,24 @@ def test_doubtful_samples_are_those_whose_label_or_prediction_lies_farthest():
     assert all(one.label == int(labels[one.row]) for one in details.doubtful)
 
 
-def test_of_logits_that_are_not_finite_nothing_is_made_up():
-    logits = torch.randn(300, 3)
-    logits[5] = torch.nan
-    details = Signals(n_neighbors=20, n_draws=1).fit(*samples()).measure(logits).details()
-    assert sum(pair.share for pair in details.pairs) == pytest.approx(1)
-    assert all(0 <= pair.uncertainty <= 1 for pair in details.pairs)
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_recalls_are_those_of_a_slow_reference(is_weighted):
+    g = torch.Generator().manual_seed(0)
+    labels = torch.tensor([0, 4, 4, 1, 0, 1] * 20)
+    features = torch.randn(120, 2, generator=g) + labels.unsqueeze(1)
+    weights = torch.rand(120, generator=g) + 0.5 if is_weighted else None
+    signals = Signals(n_neighbors=10, n_draws=2).fit(features, labels, weights)
+    logits = torch.randn(240, 6, generator=g)
+    found = sorted(signals.measure(logits).details().recalls)
+    predictions = logits.argmax(dim=1)
+    counted = torch.ones(240) if weights is None else weights.repeat(2)
+    expected = []
+    for shares in (torch.nn.functional.one_hot(labels.repeat(2)), signals.probabilities):
+        for label in (0, 1, 4):
+            own = counted * shares[:, label]
+            expected.append((own * (predictions == label)).sum() / own.sum())
+    shares = [share for at in (2, 3) for share in (recall[at] for recall in found)]
+    assert shares == pytest.approx([float(one) for one in expected], rel=1e-5)
 
 
 def test_recall_is_counted_for_each_class_and_the_least_is_first(monkeypatch):
@@ -95,17 +85,13 @@ def test_recall_is_counted_for_each_class_and_the_least_is_first(monkeypatch):
     assert signals.measure(logits).details().recalls == details.recalls[:2]
 
 
-def test_a_measurement_tells_its_own_details_after_another_one_and_of_many_pairs_some(monkeypatch):
+def test_a_measurement_tells_its_own_details_after_another_one():
     signals = Signals(n_neighbors=20, n_draws=1).fit(*samples())
     first, second = torch.randn(300, 3), torch.randn(300, 3)
     alone = signals.measure(first).details()
     measurement = signals.measure(first)
     signals.measure(second)
     assert measurement.details() == alone
-    monkeypatch.setattr("bu_torch.signals.details._MOST_PAIRS", 2)
-    few = measurement.details()
-    assert few.pairs == alone.pairs[:2]
-    assert few.n_pairs_left_out == len(alone.pairs) - 2 > 0
 
 
 def test_all_samples_come_as_a_frame_the_least_trusted_first():
