@@ -1,7 +1,7 @@
 """Batches and arrays taken apart into inputs and labels."""
 
-import operator
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
@@ -90,24 +90,31 @@ def concatenate(
     max_bytes: int | None = None,
 ) -> tuple[Any, Tensor]:
     """Inputs and labels of all batches, up to `limit` samples; raises if `n_expected` take more than `max_bytes`."""
-    if transform is not None:
-        batches = map(transform, batches)
     n_left = sys.maxsize if limit is None else limit
+    n_none = 0
     read: list[Any] = []
     all_labels: list[Tensor] = []
     with progress("bu-torch reads", total=n_expected or None, unit=" samples"):
-        for inputs, labels in (split_batch(batch, keys) for batch in batches):
+        for batch in batches:
+            if batch is None:  # a training step may skip it
+                n_none += 1
+                continue
+            inputs, labels = split_batch(batch if transform is None else transform(batch), keys)
             if len(labels):
-                if transform is not None:  # the transform has moved them to the network's device
-                    inputs, labels = pytree.tree_map(lambda tensor: tensor.detach().cpu(), (inputs, labels))
+                if transform is not None:  # it has moved them to the network's device
+                    inputs, labels = pytree.tree_map(Tensor.cpu, (inputs, labels))
                 if not read:
                     check_bytes(inputs, n_expected, max_bytes)
-                read.append(pytree.tree_map(operator.itemgetter(slice(n_left)), inputs))
-                all_labels.append(labels[:n_left])
-                n_left -= len(all_labels[-1])
-                advance(len(all_labels[-1]))
+                # A worker's tensors lie in shared memory, of which there may be little, and hold a file each.
+                inputs, labels = pytree.tree_map(lambda part: part[:n_left].detach().clone(), (inputs, labels))
+                read.append(inputs)
+                all_labels.append(labels)
+                n_left -= len(labels)
+                advance(len(labels))
             if not n_left:
                 break
+    if n_none:
+        warnings.warn(f"`collate_fn` gives None for {n_none} batches: their samples are left out.", stacklevel=2)
     if not read:
         raise UnreadableError(NO_SAMPLE)
     return _joined(read, all_labels)
@@ -126,22 +133,8 @@ def _joined(read: list[Any], all_labels: list[Tensor]) -> tuple[Any, Tensor]:
             found = ", ".join(map(str, sorted(shapes)[:3]))
             name, way_out = ("labels", "") if tensors is all_labels else ("inputs", _PADDED)
             raise UnreadableError(f"all {name} must have one shape, got {found}.{way_out}")
-    *inputs, labels = map(_cat, joined)
+    *inputs, labels = map(torch.cat, joined)
     return pytree.tree_unflatten(inputs, spec), labels
-
-
-def _cat(tensors: list[Tensor]) -> Tensor:
-    """Concatenate, and free each tensor once it is copied, so that hardly more than the result is held."""
-    first = tensors[0]
-    if any(tensor.dtype != first.dtype for tensor in tensors):
-        return torch.cat(tensors)
-    joined, start = first.new_empty((sum(map(len, tensors)), *first.shape[1:])), 0
-    tensors.reverse()
-    while tensors:
-        tensor = tensors.pop()
-        joined[start : start + len(tensor)] = tensor
-        start += len(tensor)
-    return joined
 
 
 def split_batch(batch: Any, keys: Keys) -> tuple[Any, Tensor]:

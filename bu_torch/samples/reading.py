@@ -1,18 +1,15 @@
 """Reading training samples: arrays, datasets, samplers, loaders and their batches become tensors.
 
-Reading leaves no trace: a worker process or a deep copy reads, and a deep copy of the sampler gives the indices, in a
-worker if one may start. Global random states are put back.
+Reading leaves no trace: a worker process or a deep copy runs the user's code, and random states are put back.
 """
 
-import copy
 import itertools
 import math
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,14 +28,11 @@ from bu_torch.internal.global_state import preserved_random_state, seeded
 from bu_torch.internal.inputs import check_integer
 from bu_torch.samples.balance import stratified_rows
 from bu_torch.samples.batches import NO_KEYS, NO_SAMPLE, WAY_OUT, InputKey, Keys, as_tensors, concatenate, whole_pair
-from bu_torch.samples.readings import READ_BATCH, LoaderRows, with_batches
+from bu_torch.samples.readings import READ_BATCH, LoaderRows
 from bu_torch.samples.samples import Samples, UnreadableError, choose_among, known_labels, packed, without_ignored
-from bu_torch.samples.worker import DatasetError, from_worker, may_start_worker
+from bu_torch.samples.worker import with_batches
 
-_MOST_PASSES, _MOST_DRAWS = 16, 2_000_000  # to see if a sampler draws some samples more often
-_MOST_INDICES = 100_000_000
-_SIGNIFICANCE = 3.0  # standard deviations of a correlation
-_Result = TypeVar("_Result")
+_MOST_INDICES = 100_000_000  # of a sampler without an end
 
 
 def read_samples(
@@ -129,17 +123,13 @@ def read_loader(
     """
     with seeded(seed):
         dataset, classes = loader.dataset, _class_names(loader.dataset)
-        if isinstance(dataset, IterableDataset):
-            order: dict[str, Any] = {
-                "batch_size": None if loader.batch_sampler is None else loader.batch_size or READ_BATCH
-            }
-            limits = stream_limit, stream_limit or 0, max_bytes
+        if is_stream := isinstance(dataset, IterableDataset):
+            order, limits = {"batch_size": loader.batch_size}, (stream_limit, stream_limit or 0, max_bytes)
+        else:
+            indices, are_lists, weights = _visited(loader, n_batches, unwrap, seed)
+            order, limits = {"sampler": indices, "batch_size": None}, (None, 0, None)
+        if is_stream or (loader.batch_sampler is None and not are_lists):
             read = with_batches(loader, order, seed, lambda batches: concatenate(batches, keys, transform, *limits))
-            return choose_among(*read, how_many, seed)._replace(classes=classes)
-        indices, are_lists, weights = visited_by(loader, n_batches, unwrap, seed)
-        if loader.batch_sampler is None and not are_lists:
-            items = {"sampler": indices, "batch_size": None}
-            read = with_batches(loader, items, seed, lambda batches: concatenate(batches, keys, transform))
             return choose_among(*read, how_many, seed)._replace(classes=classes)
         n_training, are_places = len(indices), isinstance(indices[0], int)
         known = known_labels(dataset, keys.labels) if are_places else None
@@ -173,7 +163,7 @@ def _class_names(dataset: Any) -> list[str] | None:
     return names if all(isinstance(name, str) for name in names) else None
 
 
-def visited_by(
+def _visited(
     loader: DataLoader[Any], n_batches: float, unwrap: Callable[[Any], Any], seed: int
 ) -> tuple[list[Any], bool, Tensor | None]:
     """Indices that a loader visits, ascending, each once; whether its sampler gives lists; how often each comes.
@@ -183,60 +173,45 @@ def visited_by(
     dataset: Any = loader.dataset
     sampler: Any = unwrap(loader.sampler) if loader.batch_sampler is None else loader.batch_sampler
     are_lists = loader.batch_sampler is not None or isinstance(sampler, BatchSampler)
-    batches = None
+    batches, weights = None, None
     if type(sampler) is BatchSampler:  # a subclass may leave out some of what its own sampler gives
         batches, sampler = sampler, unwrap(sampler.sampler)
-    indices: list[Any]
-    weights = None
+    n_draws = n_batches * (1 if batches is None else batches.batch_size)
     if isinstance(sampler, WeightedRandomSampler):
         indices, weights = torch.nonzero(sampler.weights).flatten().tolist(), _drawn_by(sampler)
-    elif isinstance(sampler, DistributedSampler):  # all processes together visit every sample
-        indices = list(range(len(dataset)))
-    elif isinstance(sampler, SequentialSampler | RandomSampler):
+    elif isinstance(sampler, SequentialSampler | RandomSampler | DistributedSampler):
         n_samples = len(getattr(sampler, "data_source", dataset))
-        is_in_order = isinstance(sampler, SequentialSampler)
-        indices = list(range(_n_first(n_samples, batches, n_batches) if is_in_order else n_samples))
+        if isinstance(sampler, SequentialSampler):  # every epoch leaves out the last ones
+            n_samples -= n_samples % batches.batch_size if batches is not None and batches.drop_last else 0
+            n_samples = int(min(n_samples, n_draws))
+        indices = list(range(n_samples))
     else:
-        batch_size = getattr(batches, "batch_size", 1)  # entries are batches, unless the loader makes them
-
-        def look(passes: Iterator[Any]) -> tuple[list[Any], bool, Tensor | None]:
-            entries = next(passes)
-            are_nested = batches is None and (
-                are_lists or any(isinstance(e, list | tuple) or getattr(e, "ndim", 0) for e in entries[:1])
-            )
-            found, weights = _counted(_indices(one, are_nested) for one in itertools.chain([entries], passes))
-            return found, are_lists or are_nested, weights
-
-        indices, are_lists, weights = _in_worker(_Passes(sampler, dataset, n_batches * batch_size), seed, look)
+        one_pass = SamplerPass(sampler, int(min(n_draws, _MOST_INDICES)), may_be_lists=batches is None)
+        loader = DataLoader(one_pass, batch_size=None, collate_fn=tuple)
+        indices, has_lists = with_batches(loader, {"batch_size": None}, seed, next)
+        are_lists |= has_lists
     if not indices:
         raise UnreadableError(NO_SAMPLE)
     return indices, are_lists, weights
 
 
-def _indices(entries: list[Any], are_nested: bool) -> list[Any]:
-    """Entries of a sampler as plain indices, lists of them taken apart."""
-    flat = [index for entry in entries for index in entry] if are_nested else entries
-    return [index.item() if hasattr(index, "item") else index for index in flat]
+class SamplerPass(IterableDataset[Any]):
+    """A pass of a sampler as a dataset, for a worker to make: a sampler may draw numbers, or change its dataset."""
+
+    def __init__(self, sampler: Iterable[Any], n_most: int, *, may_be_lists: bool) -> None:
+        self._given = sampler, n_most, may_be_lists
+
+    def __iter__(self) -> Iterator[tuple[list[Any], bool]]:
+        sampler, n_most, may_be_lists = self._given
+        with suppress(Exception):  # a user's class may raise anything
+            n_most = len(sampler)  # type: ignore[arg-type]
+        entries = _plain(itertools.islice(sampler, n_most))
+        are_lists = may_be_lists and isinstance(next(iter(entries), None), list | tuple)
+        yield sorted(set(_plain(itertools.chain(*entries)) if are_lists else entries)), are_lists
 
 
-def _counted(passes: Iterator[list[Any]]) -> tuple[list[Any], Tensor | None]:
-    """Indices of a sampler's first pass, and of a few more if these differ or repeat some; how often each comes.
-
-    The counts are None if they differ by chance alone: those of two halves of the passes are then unrelated.
-    """
-    first = next(passes)
-    halves = Counter(first), Counter(next(passes))
-    if len(halves[0]) == len(first) and halves[0] == halves[1]:
-        return sorted(halves[0]), None
-    for i in range(2, min(_MOST_PASSES, max(2, _MOST_DRAWS // len(first)))):
-        halves[i % 2].update(next(passes))
-    indices = sorted(halves[0] | halves[1])
-    counts = torch.tensor([[half[one] for one in indices] for half in halves], dtype=torch.float64, device="cpu")
-    centred = counts - counts.mean(dim=1, keepdim=True)
-    related = float((centred[0] * centred[1]).sum())
-    largest = float(centred.norm(dim=1).prod())
-    threshold = largest * min(_SIGNIFICANCE / math.sqrt(len(indices)), 0.99)
-    return indices, counts.sum(dim=0) if related > threshold else None
+def _plain(entries: Iterable[Any]) -> list[Any]:
+    return [entry.tolist() if hasattr(entry, "tolist") else entry for entry in entries]
 
 
 def _drawn_by(sampler: WeightedRandomSampler) -> Tensor | None:
@@ -247,72 +222,10 @@ def _drawn_by(sampler: WeightedRandomSampler) -> Tensor | None:
     """
     weights = sampler.weights[sampler.weights > 0].double().cpu()
     if not sampler.replacement:
-        from scipy.optimize import brentq
-
         if sampler.num_samples >= len(weights):
             return None
-        weights = weights / weights.mean()
-
-        def excess(t: float) -> float:
-            return float(-torch.expm1(-t * weights).sum()) - sampler.num_samples
-
-        high = 1.0
-        while excess(high) < 0:
-            high *= 2
-        weights = -torch.expm1(-brentq(excess, 0.0, high) * weights)
+        weights, t = weights / weights.mean(), 1.0
+        for _ in range(1000):
+            t *= sampler.num_samples / float(-torch.expm1(-t * weights).sum())
+        weights = -torch.expm1(-t * weights)
     return None if bool((weights == weights[0]).all()) else weights
-
-
-def _n_first(n_samples: int, batches: BatchSampler | None, n_batches: float) -> int:
-    """Number of samples in order that each epoch visits: every epoch leaves out the last ones."""
-    batch_size = 1 if batches is None else batches.batch_size
-    if batches is not None and batches.drop_last:
-        n_samples -= n_samples % batch_size
-    return int(min(n_samples, n_batches * batch_size))
-
-
-class _Passes(IterableDataset[Any]):
-    """Passes of a sampler as a dataset, for a worker to make: a sampler may change its dataset, or draw by closures."""
-
-    def __init__(self, sampler: Iterable[Any], dataset: Any, n_draws: float) -> None:
-        self.given = sampler, dataset, n_draws
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        return _own_passes(*self.given)
-
-
-def _in_worker(dataset: IterableDataset[Any], seed: int, use: Callable[[Iterator[Any]], _Result]) -> _Result:
-    """Use what a worker reads, one after another; read here if no worker may start, or if it fails."""
-    loader = DataLoader(dataset, batch_size=None, collate_fn=_unchanged)
-    if may_start_worker(loader):
-        with suppress(DatasetError), closing(from_worker(loader, {"batch_size": None}, seed)) as read:
-            return use(read)
-    return use(iter(dataset))
-
-
-def _unchanged(read: Any) -> Any:
-    return read
-
-
-def _own_passes(sampler: Iterable[Any], dataset: Any, n_draws: float) -> Iterator[list[Any]]:
-    """Passes of a copy of a sampler, epoch after epoch: up to its length, or up to `n_draws` entries if it has none.
-
-    If the sampler holds the dataset, the copy holds it too.
-    """
-    try:
-        own = copy.deepcopy(sampler, {id(dataset): dataset})
-    except Exception as error:  # a user's class may raise anything
-        raise UnreadableError(
-            f"{type(sampler).__name__} cannot be copied to see which samples it visits: {error}."
-        ) from error
-    for epoch in itertools.count():
-        if epoch and callable(set_epoch := getattr(own, "set_epoch", None)):  # as trainers do before each epoch
-            set_epoch(epoch)
-        try:
-            n_most = len(own)  # type: ignore[arg-type]
-        except Exception:  # a user's class may raise anything
-            n_most = int(min(n_draws, _MOST_INDICES))
-        entries = list(itertools.islice(own, n_most))
-        if len(entries) == _MOST_INDICES:
-            raise UnreadableError(f"{type(own).__name__} has no length, and gives more than {_MOST_INDICES} indices.")
-        yield entries

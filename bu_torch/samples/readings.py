@@ -16,36 +16,13 @@ from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 from bu_torch.internal.global_state import seeded
 from bu_torch.samples.batches import NO_KEYS, Keys, check_bytes, concatenate, split_batch
 from bu_torch.samples.samples import Samples, UnreadableError, packed
-from bu_torch.samples.worker import DatasetError, described, from_copy, from_here, from_worker, may_start_worker
+from bu_torch.samples.worker import described, from_here, with_batches
 
 READ_BATCH = 256
 ASKED_TO_READ = "`perturbation='reading'` needs a dataset or a loader whose samples differ each time they are read"
 WITHOUT_READING = "Pass `perturbation=None`."
 _READ_TWICE = 32  # samples, to see whether they are augmented at random
 _Result = TypeVar("_Result")
-
-
-def with_batches(
-    loader: DataLoader[Any], order: dict[str, Any], seed: int, use: Callable[[Iterator[Any]], _Result]
-) -> _Result:
-    """Use batches from a worker, or from a copy if no worker may start, or if it fails and training has none."""
-    failure = ""
-    if may_start_worker(loader):
-        try:
-            with closing(from_worker(loader, order, seed)) as batches:
-                return use(batches)
-        except DatasetError as error:  # tensors on a GPU, connections and threads do not work in a forked process
-            if loader.num_workers:
-                raise
-            failure = f"{error} "
-            if "DataLoader timed out" in failure:
-                warnings.warn(
-                    f"{failure}It may wait for a lock or a thread of this process, so a copy is read here. To avoid the"
-                    " wait: let the dataset make them at its first use.",
-                    stacklevel=2,
-                )
-    with seeded(seed), closing(from_copy(loader, order, failure)) as batches:
-        return use(batches)
 
 
 class FirstReading(NamedTuple):
