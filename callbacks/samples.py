@@ -2,20 +2,19 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 from lightning_utilities.core.rank_zero import rank_zero_info
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from bu_torch.callbacks.network import NetworkReader, can_be_passed
 from bu_torch.callbacks.trainer import LightningModule, MisconfigurationException, Trainer, library, misconfigured
-from bu_torch.callbacks.watch import difference_of
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.replica import copy_of
@@ -34,7 +33,6 @@ _WAY_OUT = "The training samples can also be passed as `reference=(inputs, label
 _STREAM_SAMPLES = 10_000  # read from a stream of unknown length unless `max_samples` says otherwise
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
 _MOST_COMPARED = 2**22  # numbers, 16 MB
-_SHARES_APART = 0.1  # the share of a class may differ so much between samples that are mixed and others
 
 
 class Source(NamedTuple):
@@ -73,7 +71,7 @@ class CheckSamples:
             n_samples = self.plan(trainer, n_batches, count_operations(pl_module), n_training).n_samples
             return n_samples if trial is None else min(n_samples, trial)
 
-        with self.explained():
+        with self.explained("" if _is_pair(reference) else f" {_WAY_OUT}"):
             if _is_pair(reference):
                 samples = whole_samples(*reference, keep_integers=keeps_integers(settings.perturbation))
                 samples = fewer_of(samples, how_many(len(samples.inputs)), settings.seed)
@@ -111,21 +109,10 @@ class CheckSamples:
         counts = n_training, n_visited, n_operations, n_bytes
         return plan(self._settings, *counts, max_samples, holds_draws=self._takes_readings)
 
-    @contextmanager
-    def explained(self) -> Iterator[None]:
+    def explained(self, way_out: str = "") -> AbstractContextManager[None]:
         """Raise errors within as Lightning's, naming the samples that cannot be used."""
-        try:
-            yield
-        except (TypeError, ValueError) as error:
-            samples, way_out = self.hand_over(), ""
-            name = "the training data" if self._source.reference is None else "`reference`"
-            # Labels are shares of classes if samples were mixed.
-            if samples is not None and samples.labels.ndim == 2 and samples.labels.shape[1] > 1:
-                way_out = (
-                    " If a hook mixes samples (mixup, CutMix), mix in `collate_fn` or `training_step` instead, or pass"
-                    " unmixed samples as a pair, `reference=(inputs, labels)`: a dataset would pass through the hook."
-                )
-            raise MisconfigurationException(f"bu-torch cannot use {name}: {error}{way_out}") from error
+        name = "Training data" if self._source.reference is None else "`reference`"
+        return misconfigured(TypeError, ValueError, before=f"{name}: ", after=way_out)
 
 
 def network_as_space(
@@ -161,12 +148,11 @@ def read_training_data(
         loader = reference if is_loader else DataLoader(reference, batch_size=READ_BATCH)
         n_batches, name = math.inf, "`reference`"
     if not isinstance(loader, DataLoader):
-        raise MisconfigurationException(
-            f"{name}: samples are read from a single `torch.utils.data.DataLoader`, got {type(loader).__name__}."
-            f" {_WAY_OUT}"
+        raise UnreadableError(
+            f"samples are read from a single `torch.utils.data.DataLoader`, got {type(loader).__name__}."
         )
     limit = most or _STREAM_SAMPLES
-    read = partial(
+    read_all = partial(
         read_loader,
         seed=settings.seed,
         keys=Keys(source.input_key, source.label_key, pl_module),
@@ -175,21 +161,26 @@ def read_training_data(
         transform=_batch_hooks(trainer, pl_module),
         looks_for_augmentation=reference is None or may_be_read_again(settings.perturbation),
     )
-    with misconfigured(UnreadableError, before=f"{name}: ", after=f" {_WAY_OUT}"):
+
+    def read(loader: DataLoader[Any]) -> Samples:
         try:
-            samples = read(loader, how_many, stream_limit=limit, max_bytes=settings.max_bytes)
-            if (before := _before_mixing(loader, samples, read)) is not None:
-                mixed, samples = samples, read(before, how_many, max_bytes=settings.max_bytes)
-                if not _is_mixture(samples, mixed):
-                    raise UnreadableError("`collate_fn` mixes samples (mixup, CutMix) and prepares them, too.")
+            return read_all(loader, how_many, stream_limit=limit, max_bytes=settings.max_bytes)
+        except TooManyBytesError as error:
+            n_fitting = max(error.n_fitting, settings.n_neighbors)
+            return read_all(loader, lambda n: min(how_many(n), n_fitting), stream_limit=min(limit, n_fitting))
+
+    samples = read(loader)
+    if samples.labels.ndim == 2 and samples.labels.shape[1] > 1 and loader.collate_fn is not default_collate:
+        unmixed_loader = copy.copy(loader)
+        unmixed_loader.collate_fn = default_collate
+        with suppress(TypeError, ValueError):
+            unmixed = read(unmixed_loader)
+            if unmixed.labels.ndim == 1 and unmixed.inputs.shape[1:] == samples.inputs.shape[1:]:
+                samples = unmixed
                 rank_zero_info(
                     f"{name}: `collate_fn` mixes labels (mixup, CutMix), so bu-torch reads the samples without it. To"
                     " change it: `reference=(inputs, labels)`."
                 )
-        except TooManyBytesError as error:
-            n_fitting = max(error.n_fitting, settings.n_neighbors)
-            few = partial(read, loader, lambda n_training: min(how_many(n_training), n_fitting))
-            samples = few(stream_limit=min(limit, n_fitting))
     if isinstance(loader.dataset, IterableDataset) and (line := _describe_stream(loader, samples, settings, most)):
         rank_zero_info(line)
     if samples.is_random and not may_be_read_again(settings.perturbation):
@@ -199,34 +190,6 @@ def read_training_data(
             " `reference=` other samples."
         )
     return samples
-
-
-def _before_mixing(loader: DataLoader[Any], samples: Samples, read: Callable[..., Samples]) -> DataLoader[Any] | None:
-    """Loader without `collate_fn` if that gives shares of classes in place of labels, and samples have a label each.
-
-    None if it does not, or if a sample cannot be read without it, or is of another shape then.
-    """
-    is_mixed = samples.labels.ndim == 2 and samples.labels.shape[1] > 1 and samples.labels.is_floating_point()
-    if not is_mixed or isinstance(loader.dataset, IterableDataset) or loader.collate_fn is default_collate:
-        return None
-    before = copy.copy(loader)
-    before.collate_fn = default_collate
-    try:
-        first = read(before, lambda n_training: 1)
-    except (UnreadableError, TypeError, ValueError):
-        return None
-    is_alike = first.inputs.shape[1:] == samples.inputs.shape[1:] and (first.packing is None) == (
-        samples.packing is None
-    )
-    return before if is_alike and first.labels.ndim == 1 else None
-
-
-def _is_mixture(samples: Samples, mixed: Samples) -> bool:
-    """True if these samples, mixed with one another, may have become the others, with shares (N, J) as labels."""
-    shares = nn.functional.one_hot(samples.labels.long(), mixed.labels.shape[1]).double().mean(dim=0)
-    is_alike = samples.inputs.is_floating_point() == mixed.inputs.is_floating_point()
-    is_alike &= bool((shares - mixed.labels.double().mean(dim=0)).abs().max() < _SHARES_APART)
-    return is_alike and not difference_of(samples.inputs, mixed.inputs)
 
 
 def _describe_stream(loader: DataLoader[Any], samples: Samples, settings: MeasurementSettings, most: int | None) -> str:

@@ -105,8 +105,7 @@ def concatenate(
                     inputs, labels = pytree.tree_map(Tensor.cpu, (inputs, labels))
                 if not read:
                     check_bytes(inputs, n_expected, max_bytes)
-                # A worker's tensors lie in shared memory, of which there may be little, and hold a file each.
-                inputs, labels = pytree.tree_map(lambda part: part[:n_left].detach().clone(), (inputs, labels))
+                inputs, labels = _own((inputs, labels), n_left)
                 read.append(inputs)
                 all_labels.append(labels)
                 n_left -= len(labels)
@@ -114,10 +113,15 @@ def concatenate(
             if not n_left:
                 break
     if n_none:
-        warnings.warn(f"`collate_fn` gives None for {n_none} batches: their samples are left out.", stacklevel=2)
+        warnings.warn(f"`collate_fn` gives None for {n_none} batch(es): their samples are left out.", stacklevel=2)
     if not read:
         raise UnreadableError(NO_SAMPLE)
     return _joined(read, all_labels)
+
+
+def _own(tree: Any, n_most: int) -> Any:
+    """Copy: tensors of a worker lie in shared memory, of which there may be little, and hold an open file each."""
+    return pytree.tree_map(lambda tensor: tensor[:n_most].detach().clone(), tree)
 
 
 def _joined(read: list[Any], all_labels: list[Tensor]) -> tuple[Any, Tensor]:

@@ -124,7 +124,8 @@ def read_loader(
     with seeded(seed):
         dataset, classes = loader.dataset, _class_names(loader.dataset)
         if is_stream := isinstance(dataset, IterableDataset):
-            order, limits = {"batch_size": loader.batch_size}, (stream_limit, stream_limit or 0, max_bytes)
+            order: dict[str, Any] = {"batch_size": loader.batch_size}
+            limits: tuple[int | None, int, int | None] = stream_limit, stream_limit or 0, max_bytes
         else:
             indices, are_lists, weights = _visited(loader, n_batches, unwrap, seed)
             order, limits = {"sampler": indices, "batch_size": None}, (None, 0, None)

@@ -4,9 +4,8 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,24 +13,15 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 
 from bu_torch.internal.global_state import seeded
-from bu_torch.samples.batches import NO_KEYS, Keys, check_bytes, concatenate, split_batch
+from bu_torch.samples.batches import NO_KEYS, Keys, concatenate
 from bu_torch.samples.samples import Samples, UnreadableError, packed
-from bu_torch.samples.worker import described, from_here, with_batches
+from bu_torch.samples.worker import described, with_batches
 
 READ_BATCH = 256
 ASKED_TO_READ = "`perturbation='reading'` needs a dataset or a loader whose samples differ each time they are read"
 WITHOUT_READING = "Pass `perturbation=None`."
 _READ_TWICE = 32  # samples, to see whether they are augmented at random
 _Result = TypeVar("_Result")
-
-
-class FirstReading(NamedTuple):
-    """Inputs and labels, and what a second reading of a few shows."""
-
-    inputs: Any
-    labels: Tensor
-    is_random: bool = False  # its inputs differ, as augmentation makes them
-    why_unlike: str = ""  # it differs otherwise: what it does, in words
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,42 +48,33 @@ class LoaderRows:
         with seeded(self.seed):
             return self._use(batches, lambda read: concatenate(read, self.keys, self.transform, None, n_expected))
 
-    def read_first(self, max_bytes: int | None, looks_for_augmentation: bool) -> FirstReading:
-        """Inputs and labels of all samples; a few are read a second time if it `looks_for_augmentation`.
+    def read_first(self, max_bytes: int | None, looks_for_augmentation: bool) -> tuple[Any, Tensor, bool, str]:
+        """Inputs and labels of all samples, and what a second reading of a few shows, if it `looks_for_augmentation`.
 
-        Tensors in memory run no code of the user's, so they are read here, and all at once if there is no `transform`.
+        That is whether inputs differ, as augmentation makes them, and what else differs, in words.
         """
-        held, n_samples = self._in_memory(), len(self.indices)
-        if held is not None and self.transform is None:
-            tensors, rows = held
-            inputs, labels = split_batch(tensors, self.keys)
-            check_bytes(inputs, n_samples, max_bytes)
-            return FirstReading(*pytree.tree_map(lambda tensor: tensor.detach()[rows], (inputs, labels)))
+        n_samples, first = len(self.indices), self._lists(self.indices)
         # Some classes alone may be augmented, so these lie apart.
-        places = range(0, n_samples if looks_for_augmentation else 0, math.ceil(n_samples / _READ_TWICE))
-        twice = [self.indices[place] for place in places]
-        first = self._lists(self.indices)
+        few = slice(None, n_samples if looks_for_augmentation else 0, math.ceil(n_samples / _READ_TWICE))
 
-        def join(batches: Iterator[Any]) -> FirstReading:
+        def join(batches: Iterator[Any]) -> tuple[Any, Tensor, bool, str]:
             part = itertools.islice(batches, len(first))
-            reading = concatenate(part, self.keys, self.transform, None, n_samples, max_bytes)
-            if not twice or len(reading[1]) != n_samples:
-                return FirstReading(*reading)
-            few = pytree.tree_map(lambda tensor: tensor[:: places.step], reading)
-            return FirstReading(*reading, *self._compared(few, batches))
+            inputs, labels = concatenate(part, self.keys, self.transform, None, n_samples, max_bytes)
+            if looks_for_augmentation and len(labels) == n_samples:
+                tree = pytree.tree_map(lambda tensor: tensor[few], (inputs, labels))
+                return inputs, labels, *self._compared(tree, batches)
+            return inputs, labels, False, ""
 
         # By the same worker: its generators move on.
-        reading = self._use(first + self._lists(twice), join)
-        if len(reading.labels) < n_samples:
+        reading = self._use(first + self._lists(self.indices[few]), join)
+        if (n_read := len(reading[1])) < n_samples:
             warnings.warn(
-                f"The loader's batches hold {len(reading.labels)} of the {n_samples} samples that were read: only those"
-                " are used.",
+                f"The loader's batches hold {n_read} of the {n_samples} samples that were read: only those are used.",
                 stacklevel=2,
             )
         return reading
 
     def _compared(self, first: tuple[Any, Tensor], batches: Iterator[Any]) -> tuple[bool, str]:
-        """Read a few samples again; `is_random` and `why_unlike` of a `FirstReading`."""
         n_samples = len(first[1])
         try:
             both, labels = concatenate([first, concatenate(batches, self.keys, self.transform)], NO_KEYS, None)
@@ -106,29 +87,30 @@ class LoaderRows:
 
     def _lists(self, indices: list[Any]) -> list[list[Any]]:
         size = self.loader.batch_size or READ_BATCH
+        if self.transform is None and self._in_memory() is not None:
+            size = READ_BATCH
         return [indices[start : start + size] for start in range(0, len(indices), size)]
 
     def _use(self, lists: list[list[Any]], use: Callable[[Iterator[Any]], _Result]) -> _Result:
-        loader = self.loader
+        loader, held = self.loader, self._in_memory()
+        if held is not None:  # that runs no code of the user's
+            tensors, rows = held
+            return use([tensor[rows[places]] for tensor in tensors] for places in lists)
         order = {"sampler": lists, "batch_size": None} if loader.batch_sampler is None else {"batch_sampler": lists}
-        if self._in_memory() is None:
-            return with_batches(loader, order, self.seed, use)
-        with closing(from_here(loader.dataset, loader.collate_fn, order)) as batches:
-            return use(batches)
+        return with_batches(loader, order, self.seed, use)
 
-    def _in_memory(self) -> tuple[list[Tensor], Tensor] | None:
-        """Tensors of a `TensorDataset`, or of subsets of one, and rows of them; None for all other datasets."""
+    def _in_memory(self) -> tuple[tuple[Tensor, ...], Tensor] | None:
+        """Tensors of a `TensorDataset`, or of subsets of one, and the row of each index; None for other datasets."""
         dataset: Any = self.loader.dataset
-        subsets = []
+        rows = None
         while type(dataset) is Subset:
-            subsets.append(dataset)
-            dataset = dataset.dataset
+            indices = torch.as_tensor(dataset.indices, device="cpu")
+            dataset, rows = dataset.dataset, indices if rows is None else indices[rows]
         if type(dataset) is not TensorDataset or self.loader.collate_fn is not default_collate:
             return None
-        rows = torch.as_tensor(self.indices, device="cpu")
-        for subset in subsets:
-            rows = torch.as_tensor(subset.indices, device="cpu")[rows]
-        return list(dataset.tensors), rows
+        if any(tensor.is_sparse for tensor in dataset.tensors):  # `split_batch` refuses these
+            return None
+        return dataset.tensors, torch.arange(len(dataset), device="cpu") if rows is None else rows
 
 
 def may_be_read_again(perturbation: Any) -> bool:

@@ -52,12 +52,6 @@ def with_batches(
         return use(batches)
 
 
-def from_here(dataset: Dataset[Any], collate_fn: Callable[[Any], Any], order: dict[str, Any]) -> Batches:
-    """Yield batches that are read in this process."""
-    with _explained(dataset, "this process"):
-        yield from _iterator(dataset, **order, collate_fn=collate_fn)
-
-
 def _from_worker(loader: DataLoader[Any], order: dict[str, Any], seed: int, method: str) -> Batches:
     with _explained(loader.dataset, "a worker process"):
         iterator = _iterator(
@@ -89,7 +83,7 @@ def _begin(worker_init_fn: Callable[[int], None] | None, seed: int, worker_id: i
 
 
 def _from_copy(loader: DataLoader[Any], order: dict[str, Any], failure: str) -> Batches:
-    """Yield batches from a deep copy, or from the original, with a warning, if it cannot be copied."""
+    """Yield batches of a deep copy, or of the original, with a warning, if it cannot be copied."""
     dataset, collate_fn = loader.dataset, loader.collate_fn
     # Read-only arrays, such as files mapped into memory, are shared.
     memo = {id(array): array for array in _read_only(dataset, set())}
@@ -104,7 +98,8 @@ def _from_copy(loader: DataLoader[Any], order: dict[str, Any], failure: str) -> 
             " and open files.",
             stacklevel=2,
         )
-    return from_here(dataset, collate_fn, order)
+    with _explained(dataset, "this process"):
+        yield from _iterator(dataset, **order, collate_fn=collate_fn)
 
 
 def _read_only(dataset: Any, seen: set[int]) -> Iterator[Any]:

@@ -1,16 +1,15 @@
-"""Which samples are read: those that a loader visits, and a subset of them."""
-
-import math
+"""Which samples are read: those that a loader visits, as often as it draws them, and a subset of them."""
 
 import numpy as np
 import pytest
 import torch
-from readable import BATCHES, PAIRS, WHOLE, Made, Own, Stream, X, Y, equal, everything
+from readable import PAIRS, WHOLE, Made, Own, Stream, X, Y, equal, everything
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     Subset,
     SubsetRandomSampler,
@@ -18,9 +17,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from bu_torch.samples.balance import stratified_rows
+from bu_torch.samples.balance import stratified_rows, weights_of
 from bu_torch.samples.reading import read_loader, read_samples
-from bu_torch.samples.samples import choose_among, known_labels
+from bu_torch.samples.samples import choose_among, fewer_of, known_labels, whole_samples
 
 
 class FirstBatches(BatchSampler):
@@ -32,21 +31,16 @@ CHOSEN, IN_ORDER = SubsetRandomSampler(range(5, 95)), BatchSampler(SequentialSam
 VISITED = {
     "at random": ({"sampler": RandomSampler(WHOLE, num_samples=30), "batch_size": 30}, range(120)),
     "at random among the first": ({"sampler": RandomSampler(range(60)), "batch_size": 30}, range(60)),
-    "in order": ({"sampler": SequentialSampler(WHOLE), "batch_size": 30}, range(120)),
     "in order, the rest dropped": ({"batch_size": 50, "drop_last": True}, range(100)),
     "at random, the rest dropped": ({"batch_size": 50, "drop_last": True, "shuffle": True}, range(120)),
     "a share of several processes": ({"sampler": DistributedSampler(WHOLE, 2, 1), "batch_size": 30}, range(120)),
-    "a part": ({"sampler": CHOSEN, "batch_size": 30}, range(5, 95)),
     "a part in batches": ({"batch_sampler": BatchSampler(CHOSEN, 30, drop_last=False)}, range(5, 95)),
     "a part in lists": ({"sampler": BatchSampler(CHOSEN, 30, drop_last=False), "batch_size": None}, range(5, 95)),
-    "a list": ({"sampler": list(range(5, 95)), "batch_size": 30}, range(5, 95)),
     "an array": ({"sampler": np.arange(94, 4, -1), "batch_size": 30}, range(5, 95)),
-    "a tensor": ({"sampler": torch.arange(94, 4, -1), "batch_size": 30}, range(5, 95)),
     "weights, some 0": ({"sampler": WeightedRandomSampler([1.0] * 70 + [0.0] * 50, 99), "batch_size": 30}, range(70)),
     "a batch sampler that leaves out": ({"batch_sampler": FirstBatches(range(120), 30, False)}, range(100)),
     "batches that overlap": ({"batch_sampler": [[7, 3, 6] * 4, list(range(5, 50))]}, [3, *range(5, 50)]),
     "tuples and tensors": ({"batch_sampler": Own([(0, 3), torch.tensor([3, 8]), np.array([9])])}, [0, 3, 8, 9]),
-    "a sampler of lists": ({"sampler": Own([[2, 1], [0, 1]]), "batch_size": None}, range(3)),
     "a sampler of tensors": ({"sampler": Own([torch.tensor([2, 1]), torch.tensor([0])]), "batch_size": None}, range(3)),
 }
 
@@ -69,7 +63,6 @@ def test_only_samples_that_the_loader_visits_are_read(dataset, options, rows):
         (DataLoader(WHOLE, sampler=IN_ORDER, batch_size=None), range(60)),
         (DataLoader(WHOLE, batch_size=30, shuffle=True), range(120)),
         (DataLoader(WHOLE, sampler=CHOSEN, batch_size=30), range(5, 95)),
-        (DataLoader(WHOLE, batch_sampler=Own([[2], [1], [0]])), range(3)),
         (DataLoader(Stream(), batch_size=30), range(120)),
     ],
 )
@@ -88,13 +81,30 @@ def test_a_wrapper_around_the_users_sampler_is_taken_off():
     def unwrap(sampler):
         return sampler.own if isinstance(sampler, Wrapper) else sampler
 
-    blocks = BatchSampler(CHOSEN, 30, drop_last=False)
-    for options in (
-        {"sampler": Wrapper(CHOSEN), "batch_size": 30},
-        {"batch_sampler": BatchSampler(Wrapper(CHOSEN), 30, drop_last=False)},
-        {"sampler": Wrapper(blocks), "batch_size": None},
-    ):
+    blocks = BatchSampler(Wrapper(CHOSEN), 30, drop_last=False)
+    for options in ({"sampler": Wrapper(CHOSEN), "batch_size": 30}, {"batch_sampler": blocks}):
         assert equal(read_loader(DataLoader(WHOLE, **options), everything, unwrap=unwrap), range(5, 95))
+
+
+class AtRandom(Sampler):
+    """Without a length or an end; its draws come from a function that encloses a generator."""
+
+    def __init__(self, rng):
+        self.draw = lambda: rng.permutation(120).tolist()
+
+    def __iter__(self):
+        while True:
+            yield from self.draw()
+
+
+def test_a_sampler_of_ones_own_leaves_no_trace_and_gives_no_weights():
+    rng = np.random.default_rng(0)
+    before = str(rng.bit_generator.state)
+    loader = DataLoader(WHOLE, batch_size=30, sampler=AtRandom(rng))
+    samples = read_loader(loader, everything, n_batches=4)
+    assert equal(samples, range(120))
+    assert samples.weights is None
+    assert str(rng.bit_generator.state) == before
 
 
 def test_indices_need_not_be_numbers():
@@ -105,6 +115,83 @@ def test_indices_need_not_be_numbers():
     assert (len(few.inputs), few.rows.tolist(), few.n_training) == (5, list(range(5)), 20)
 
 
+class TestWeights:
+    of_class, of_place = 1.0 / (1 + Y.double()), 1.0 + torch.arange(120, dtype=torch.float64)
+
+    @pytest.mark.parametrize("max_samples", [None, 40])
+    @pytest.mark.parametrize("dataset", [WHOLE, PAIRS], ids=["at once", "a list"])
+    def test_are_those_of_the_sampler_and_stay_with_their_samples(self, dataset, max_samples):
+        sampler = WeightedRandomSampler(self.of_place, 50)
+        for options in ({"sampler": sampler, "batch_size": 30}, {"batch_sampler": BatchSampler(sampler, 30, True)}):
+            samples = read_samples(DataLoader(dataset, **options), max_samples, 3)
+            assert torch.equal(samples.inputs, X[samples.rows])
+            assert torch.equal(samples.weights, self.of_place[samples.rows])
+
+    @pytest.mark.parametrize("num_samples", [20, 120, 200])
+    def test_without_replacement_they_are_how_often_each_is_among_those_drawn(self, num_samples):
+        sampler = WeightedRandomSampler(torch.linspace(0.2, 6, 230), num_samples, replacement=False)
+        counts = torch.zeros(230)
+        for _ in range(2000):
+            counts[list(sampler)] += 1
+        data = TensorDataset(torch.rand(230, 2), torch.arange(230) % 2)
+        found = read_samples(DataLoader(data, sampler=sampler, batch_size=30)).weights
+        assert float(found.sum()) == pytest.approx(num_samples, rel=1e-6)  # they are shares of the passes
+        np.testing.assert_allclose(found, counts / 2000, atol=0.06)
+
+    def test_that_balance_are_not_balanced_twice(self):
+        samples = read_samples(DataLoader(WHOLE, sampler=WeightedRandomSampler(self.of_class, 120), batch_size=30))
+        drawn = weights_of(samples.labels, None, samples.weights)
+        assert not torch.equal(drawn, torch.ones_like(drawn))
+
+    @pytest.mark.parametrize("sampler", [RandomSampler(WHOLE), WeightedRandomSampler(torch.full((120,), 0.3), 120)])
+    def test_that_are_all_alike_are_none(self, sampler):
+        assert read_samples(DataLoader(WHOLE, sampler=sampler, batch_size=30)).weights is None
+
+
+MARKED = torch.where(torch.arange(120) % 5 == 2, -100, Y)
+KEPT = torch.arange(120)[torch.arange(120) % 5 != 2]
+
+
+class TestIgnoredLabels:
+    @pytest.mark.parametrize(
+        "source",
+        [
+            TensorDataset(X, MARKED),
+            Made(lambda i: (X[i], MARKED[i])),
+            DataLoader(Stream(list(zip(X, MARKED, strict=True))), batch_size=32),
+            (X, MARKED.unsqueeze(1)),
+            (X, MARKED.bfloat16()),
+            (X, MARKED.to(torch.int8)),
+        ],
+        ids=["at once", "one by one", "a stream", "a column", "bfloat16", "int8"],
+    )
+    def test_are_left_out_and_counted(self, source):
+        samples = read_samples(source)
+        assert samples.n_ignored == 24
+        assert torch.equal(samples.inputs, X[KEPT])
+        assert torch.equal(samples.labels.flatten().long(), Y[KEPT])
+        assert torch.equal(samples.rows, KEPT)
+
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.bool])
+    def test_labels_without_a_sign_have_none(self, dtype):
+        labels = (torch.arange(120) % 2 * (1 if dtype is torch.bool else 156)).to(dtype)  # -100 as a byte
+        few = choose_among(X, labels, lambda n: 50, 0)
+        assert (few.n_ignored, few.is_stratified) == (0, True)
+        assert torch.equal(few.labels.long(), labels.long()[few.rows])
+
+    def test_if_all_are_it_is_refused(self):
+        with pytest.raises(ValueError, match="all 120 labels are -100"):
+            read_samples(TensorDataset(X, torch.full((120,), -100)))
+
+    def test_of_what_a_user_gives_the_places_are_the_users(self):
+        whole = whole_samples(X.numpy(), MARKED.numpy(), TestWeights.of_place.numpy())
+        assert (whole.n_training, whole.n_ignored) == (len(KEPT), 24)
+        few = fewer_of(whole, 50, 1)
+        assert torch.equal(few.inputs, X[few.rows])
+        assert torch.equal(few.weights, TestWeights.of_place[few.rows])
+        assert torch.equal(few.labels, Y[few.rows])
+
+
 class Named(Made):
     """Labels known without reading, as torchvision's datasets have them."""
 
@@ -112,82 +199,52 @@ class Named(Made):
     classes = ("cat", "dog", "ship")
 
 
-def named_otherwise(attribute, value):
-    """A dataset of which an attribute is another, or fails."""
-
-    class Otherwise(Named):
-        def __getattribute__(self, name):
-            if name == attribute and value is KeyError:
-                raise KeyError(name)
-            return value if name == attribute else super().__getattribute__(name)
-
-    return Otherwise()
-
-
 class TestSubset:
     labels = torch.tensor([0] * 80 + [1] * 39 + [2])
 
     def test_the_same_is_drawn_wherever_the_samples_are(self):
-        pair, whole = (X, self.labels), TensorDataset(X, self.labels)
-        sources = pair, whole, DataLoader(whole, batch_size=7, shuffle=True), Subset(whole, list(range(120)))
+        whole = TensorDataset(X, self.labels)
+        sources = (X, self.labels), whole, DataLoader(whole, batch_size=7, shuffle=True), Subset(whole, range(120))
         found = [read_samples(source, 30, seed=3) for source in sources]
-        found.append(choose_among(X, self.labels, lambda n: 30, 3))
         rows = stratified_rows(120, 30, 3, self.labels)
         for samples in found:
             assert torch.equal(samples.rows, rows)
             assert torch.equal(samples.inputs, X[rows])
             assert torch.equal(samples.labels, self.labels[rows])
             assert (samples.n_training, samples.is_stratified) == (120, True)
+        assert samples.labels.bincount().tolist() in ([20, 9, 1], [19, 10, 1])
         assert not torch.equal(read_samples((X, self.labels), 30, seed=4).rows, rows)
-
-    def test_each_class_keeps_its_share_and_one_sample_at_least(self):
-        counts = read_samples((X, self.labels), 30).labels.bincount().tolist()
-        assert counts in ([20, 9, 1], [19, 10, 1])
-        assert stratified_rows(120, 2, 0, self.labels).shape == (2,)  # no room for all classes
-        assert stratified_rows(5, 9, 0).tolist() == list(range(5))
 
     @pytest.mark.parametrize(
         "dataset",
         [
-            WHOLE,
             TensorDataset(Y, X, torch.rand(120)),
-            Named(),
             Subset(Named(), range(120)),
             Subset(Subset(WHOLE, range(119, -1, -1)), range(119, -1, -1)),
             TensorDataset(X, Y.float()),
-            TensorDataset(X, Y.byte()),
             list(zip(X, Y, strict=True)),
         ],
     )
     def test_labels_may_be_known_without_reading(self, dataset):
         input_key, label_key = (1, 0) if len(getattr(dataset, "tensors", ())) == 3 else (None, None)
-        assert known_labels(dataset, label_key).tolist() == Y.tolist()
         samples = read_samples(dataset, 50, input_key=input_key, label_key=label_key)
         assert samples.is_stratified
         assert torch.equal(samples.rows, stratified_rows(120, 50, 0, Y))
 
     def test_labels_of_a_list_of_dicts_and_of_a_column_are_known_by_either_name(self):
         samples = [{"pixels": x, "label": y} for x, y in zip(X, Y.tolist(), strict=True)]
-        assert known_labels(samples, "labels").tolist() == Y.tolist()
-
-        class Table(dict):
-            column_names = ("pixels", "label")
-
-        table = Table(pixels=X, label=Y.tolist())
-        table.__class__.__len__ = lambda _: 120
-        assert known_labels(table, "labels").tolist() == Y.tolist()
+        table = type("Table", (dict,), {"column_names": ("pixels", "label"), "__len__": lambda _: 120})
+        for dataset in (samples, table(pixels=X, label=Y.tolist())):
+            assert known_labels(dataset, "labels").tolist() == Y.tolist()
 
     def test_the_labels_are_those_of_the_samples_that_are_visited(self):
         samples = read_samples(DataLoader(TensorDataset(X, self.labels), sampler=range(60, 120), batch_size=7), 15)
         assert samples.labels.bincount().tolist() == [5, 9, 1]
-        assert samples.n_training == 60
-        assert int(samples.rows.min()) >= 60
+        assert (samples.n_training, int(samples.rows.min()) >= 60) == (60, True)
 
-    @pytest.mark.parametrize(
-        "targets", [None, ["a"] * 120, [0.5] * 120, [math.nan] * 120, [1], [[1]] * 120, KeyError, [1j] * 120]
-    )
+    @pytest.mark.parametrize("targets", [["a"] * 120, [0.5] * 120, [1], property(lambda self: 1 / 0)])
     def test_a_subset_is_random_if_labels_are_not_known(self, targets):
-        samples = read_samples(named_otherwise("targets", targets), 50)
+        samples = read_samples(type("Odd", (Named,), {"targets": targets})(), 50)
         assert samples.is_stratified is False
         assert torch.equal(samples.rows, stratified_rows(120, 50, 0))
         assert equal(samples, samples.rows)
@@ -197,15 +254,7 @@ class TestSubset:
             read_samples((X, Y), 0)
 
 
-class TestNames:
-    def test_names_of_the_classes_are_found(self):
-        stream, batches = Stream(), Made(BATCHES.item, 3)
-        stream.classes = batches.classes = Named.classes
-        loader = DataLoader(Named(), batch_size=7)
-        for source in (Named(), Subset(Named(), range(120)), loader, stream, DataLoader(batches, batch_size=None)):
-            assert read_samples(source).classes == ["cat", "dog", "ship"]
-
-    @pytest.mark.parametrize("names", [None, [1, 2], KeyError])
-    def test_names_that_are_none_are_left_out(self, names):
-        assert read_samples(named_otherwise("classes", names)).classes is None
-        assert read_samples(WHOLE).classes is None
+def test_names_of_the_classes_are_found():
+    assert read_samples(DataLoader(Subset(Named(), range(120)), batch_size=7)).classes == ["cat", "dog", "ship"]
+    for names in (None, [1, 2], property(lambda self: 1 / 0)):
+        assert read_samples(type("Odd", (Named,), {"classes": names})()).classes is None
