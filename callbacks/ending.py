@@ -21,12 +21,10 @@ from bu_torch.callbacks.trainer import (
     Trainer,
     library,
 )
-from bu_torch.internal.files import why_unreadable
+from bu_torch.internal.files import foreign_class, why_unreadable
 from bu_torch.internal.printing import cleaned
 from bu_torch.run.history import describe_exception
 from bu_torch.run.weights import few_names, load, optimizers_in_training
-
-_AS_THEY_ARE = "The weights stay as training left them."
 
 
 class Ending(InternalCallback):
@@ -101,9 +99,6 @@ def restore(trainer: Trainer, keeper: Keeper) -> str:
     if name in OUT_OF_REACH or (is_read_by_all and trainer.interrupted):
         rank_zero_warn(f"{name} shards the weights, so those of the kept epoch are not restored: they are in {path}.")
         return "not "
-    if isinstance(keeper, FileKeeper) and (why := keeper.why_not_read()):
-        rank_zero_warn(f"{why}: {path}. {_AS_THEY_ARE}")
-        return "not "
     for optimizer in optimizers_in_training(trainer.optimizers):  # a later `eval` must not move what is put back
         optimizer.eval()
     before = {n: copy.deepcopy(value) for n, value in module.state_dict().items()} if is_read_by_all else {}
@@ -115,17 +110,16 @@ def restore(trainer: Trainer, keeper: Keeper) -> str:
     except Exception as error:  # a damaged or crafted file may raise anything, and must not end the fit
         if before:
             module.load_state_dict(before, strict=False)
-        refusal, remedy = f"The weights of the kept epoch{f', {path},' if path else ''} cannot be put back", ""
-        if isinstance(keeper, FileKeeper) and not keeper.is_own(keeper.best_model_path) and not is_read_by_all:
-            refusal = (
-                f"The checkpoint of the kept epoch, {path}, was not written by this process and cannot be read as plain"
-                " data"
-            )
+        remedy = ""
+        if foreign_class(error):
             remedy = (
                 " If you trust the file, read it with `torch.load(path, weights_only=False)`, or allow its classes"
                 " before the next `fit` with `torch.serialization.add_safe_globals`."
             )
-        rank_zero_warn(f"{refusal}: {cleaned(why_unreadable(error))}. {_AS_THEY_ARE}{remedy}")
+        rank_zero_warn(
+            f"The weights of the kept epoch{f', {path},' if path else ''} cannot be put back:"
+            f" {cleaned(why_unreadable(error))}. The weights stay as training left them.{remedy}"
+        )
         return "not "
 
 
@@ -139,10 +133,8 @@ def _load_file(trainer: Trainer, keeper: FileKeeper, *, is_read_by_all: bool) ->
         checkpoint = strategy.load_checkpoint(path, weights_only=not is_own)
     finally:
         strategy.optimizers = optimizers
-    if not (is_own or is_read_by_all):
-        place = checkpoint.get("epoch"), checkpoint.get("global_step")
-        if place != (keeper.best_epoch, keeper.best_step):
-            raise ValueError(f"it is of epoch {place[0]} and step {place[1]}, not those that the state names")
+    if not is_read_by_all:
+        keeper.check_is_kept(checkpoint)
     trainer.lightning_module.on_load_checkpoint(checkpoint)
     if is_read_by_all:
         strategy.load_model_state_dict(checkpoint, strict=False)

@@ -5,8 +5,7 @@ share a state key with the user's own, and forget the best score when a resumed 
 """
 
 import copy
-import zipfile
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +17,22 @@ from bu_torch.callbacks.fit import FitSession
 from bu_torch.callbacks.trainer import (
     FITTING,
     RAW_WEIGHTS,
-    SHARDED,
-    AsyncCheckpointIO,
     Callback,
     Checkpoint,
     LightningModule,
     MisconfigurationException,
     ModelCheckpoint,
-    TorchCheckpointIO,
     Trainer,
     WeightAveraging,
     lightning_average,
     misconfigured,
     set_batch_hooks,
 )
-from bu_torch.internal.files import Identity, claim, identity, is_regular, is_whole, may_be_named
 from bu_torch.internal.global_state import preserved_random_state
 from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import gathered, replaced_in_place
 from bu_torch.run.history import describe_lost_best
-from bu_torch.run.state import read_best
+from bu_torch.run.state import integer
 from bu_torch.run.tracker import Check
 from bu_torch.run.weights import BestWeights, named_weights, optimizers_in_eval_mode, optimizers_in_training
 from bu_torch.signals.catalogue import SIGNALS
@@ -76,22 +71,17 @@ class Keeper(InternalCallback):
         """Keep the weights of the check that was made in this hook, if it is the best."""
         raise NotImplementedError
 
-    def read_state(self, state_dict: Any) -> dict[str, Any] | None:
-        """Entries of a keeper's state; None, with a warning, if it is none or its best epoch cannot be compared."""
-        if self.fit.is_over:
-            return None
-        try:
-            state = read_best(state_dict)
-            if state["best_epoch"] is not None and not self.fit.tracker.checks:
-                raise ValueError("there is a best epoch without a check")
-        except ValueError as error:
-            self._has_warned = True
-            rank_zero_warn(describe_lost_best(error))
-            return None
-        return state if self.fit.tracker.history.compared else None
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self.fit.tracker.history.compared and not self.fit.is_over:
+            try:
+                self.load_best(state_dict)
+            except Exception as error:  # a damaged state may raise anything
+                self._has_warned = True
+                rank_zero_warn(describe_lost_best(error))
 
-    def delete_superseded(self, trainer: Trainer, is_in_all: bool = True) -> None:
-        """Finish keeping, after all other callbacks; `is_in_all` is False if this process alone calls it."""
+    def load_best(self, state_dict: dict[str, Any]) -> None:
+        """Take over the best of a run that resumes; raises, and changes nothing, if it is not there."""
+        raise NotImplementedError
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -105,14 +95,8 @@ class Keeper(InternalCallback):
             if line and not self._has_warned:
                 rank_zero_warn(line)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
-        self.delete_superseded(trainer)
-
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         self._keep_check(trainer)
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.delete_superseded(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._keep_check(trainer)
@@ -123,26 +107,18 @@ class Keeper(InternalCallback):
                 self.keep_if_best(trainer, check)
         self.fit.check = None  # its weights take as much memory as the network
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_end(trainer, pl_module)
-        self.delete_superseded(trainer)
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        super().on_exception(trainer, pl_module, exception)
-        self.delete_superseded(trainer, is_in_all=False)
-
 
 class FileKeeper(Keeper, ModelCheckpoint):
     """Lightning's `ModelCheckpoint` by the score of each check, with one file under a name of its own."""
 
-    def __init__(self, fit: FitSession, written: dict[str, Identity | None], **options: Any) -> None:
+    def __init__(self, fit: FitSession, written: set[str], token: str, **options: Any) -> None:
         filename = options["filename"]
         ModelCheckpoint.__init__(
             self,
             monitor=fit.tracker.history.score_name,
             mode="max",
             save_on_train_epoch_end=True,
-            **options | {"filename": filename or "boundary-{epoch}-{step}"},
+            **options | {"filename": f"{filename or 'boundary-{epoch}-{step}'}-{token}"},
         )
         Keeper.__init__(self, fit)
         places = dict.fromkeys(("epoch", "step"), torch.tensor(0))
@@ -150,14 +126,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
         before = f"`filename` must be a template as `ModelCheckpoint` takes, such as {example}, got {filename!r}: "
         with misconfigured(AttributeError, IndexError, KeyError, TypeError, ValueError, before=before):
             self.format_checkpoint_name(places | dict.fromkeys(SIGNALS, torch.tensor(0.5).double()))
-        self._written = written  # files of this process, in all fits of the callback; None: compare by name only
-        self._before: dict[str, Any] | None = None  # attributes of the best before the newest file was written
-        self._obsolete: str | None = None  # the earlier best file, once the newest is written
-        self._replaced: list[str] = []  # earlier best files to delete once `_named_elsewhere` is another
-        self._folders: list[str] = []  # folders of the runs that this one resumes
-        self._named_elsewhere = ""  # the best file that another callback's newest checkpoint names
-        self._names: set[str] = set()  # names that are taken, also of files still to be written
-        self._has_claims = True  # names can be reserved, because the trainer writes one file with torch
+        self._written = written  # files of this process, in all fits of the callback
         self.is_saving = False
         # While a file is written: weights of training, and those that replace them in the file.
         self._raw: dict[str, Tensor] = {}
@@ -173,18 +142,6 @@ class FileKeeper(Keeper, ModelCheckpoint):
                 "`save_weights_only=True` cannot be used with WeightAveraging: such a checkpoint lacks the average,"
                 " which is measured."
             )
-        writer: Any = trainer.strategy if type(trainer.strategy).__name__ in SHARDED else trainer.strategy.checkpoint_io
-        while isinstance(writer, AsyncCheckpointIO):
-            writer = writer.checkpoint_io
-        self._has_claims = type(writer) is TorchCheckpointIO
-        if stage == FITTING and not self._has_claims:
-            rank_zero_info(
-                f"Names of checkpoints are not reserved, because {type(writer).__name__} writes them. Give each run a"
-                " `dirpath` of its own."
-            )
-
-    def file_exists(self, filepath: Any, trainer: Trainer) -> bool:
-        return filepath in self._names or super().file_exists(filepath, trainer)
 
     def keep_if_best(self, trainer: Trainer, check: Check) -> None:
         if not self.fit.tracker.processes.any(check.is_kept):
@@ -192,8 +149,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
         candidates = self._monitor_candidates(trainer)
         own = {name: value for name, value in check.entry.items() if name not in ("epoch", "step")}
         candidates |= {name: torch.tensor(value, dtype=torch.float64, device="cpu") for name, value in own.items()}
-        self._before = {name: copy.copy(value) for name, value in vars(self).items() if name.startswith(_BEST)}
-        self._obsolete = None
+        before = {name: copy.copy(value) for name, value in vars(self).items() if name.startswith(_BEST)}
         self.best_epoch, self.best_step = trainer.current_epoch, trainer.global_step  # the file holds them, too
         try:
             # Past Lightning's comparison of step counts, which stand still if a module steps its own optimiser.
@@ -201,27 +157,21 @@ class FileKeeper(Keeper, ModelCheckpoint):
         except OSError as error:
             if trainer.world_size > 1:  # the others wait for this one within Lightning
                 raise
-            self._return_to_earlier()
+            self._return_to(before)
             earlier = f"the best earlier one stays: {cleaned(self.best_model_path)}"
             rank_zero_warn(
                 f"The checkpoint of epoch {trainer.current_epoch} cannot be written: {error}. Training continues, and"
                 f" {earlier if self.best_model_path else 'no epoch is kept yet'}."
             )
         except BaseException:  # Ctrl-C, or whatever a writer raises
-            self._return_to_earlier()
+            self._return_to(before)
             raise
 
     def _get_metric_interpolated_filepath_name(
         self, monitor_candidates: dict[str, Tensor], trainer: Trainer, del_filepath: str | None = None
     ) -> str:
-        # A template without the epoch gives the name of the best file again, which must stay, because checkpoints name
-        # it. Another run in the same folder may take a name at any time, so it is claimed before anything is written.
-        while True:
-            path: str = super()._get_metric_interpolated_filepath_name(monitor_candidates, trainer)
-            self._names.add(path)
-            is_here = trainer.is_global_zero and self._has_claims
-            if trainer.strategy.broadcast(not is_here or claim(path, self._fs)):
-                return path
+        # Without the name of the earlier best file, which Lightning would write over if the template gives it again.
+        return str(super()._get_metric_interpolated_filepath_name(monitor_candidates, trainer))
 
     @preserved_random_state()  # the module's `on_save_checkpoint` may draw random numbers
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
@@ -242,12 +192,10 @@ class FileKeeper(Keeper, ModelCheckpoint):
                 super()._save_checkpoint(trainer, filepath)
         finally:
             self.is_saving, self._raw, self._measured = False, {}, {}
-        is_there = not isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO)  # complete by now
-        self._written[filepath] = identity(filepath, self._fs) if is_there else None
+        self._written.add(filepath)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if not self.is_saving:
-            self._named_elsewhere = self.best_model_path
             return
         raw, measured, saved = self._raw, self._measured, checkpoint["state_dict"]
         saved.update({name: measured[name] for name in saved if name in measured})  # others may have left out some
@@ -259,87 +207,53 @@ class FileKeeper(Keeper, ModelCheckpoint):
             checkpoint[RAW_WEIGHTS] = raw
 
     def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        # Not yet: checkpoints that others save after this check must not name a file that is gone.
-        self._obsolete = filepath
-
-    def delete_superseded(self, trainer: Trainer, is_in_all: bool = True) -> None:
-        """Delete the earlier best file, or take the newest back if it is damaged."""
-        for path in [path for path, known in self._written.items() if known is None and Path(path).is_file()]:
-            if zipfile.is_zipfile(path):  # another thread has written the last of it
-                self._written[path] = identity(path, self._fs)
-        if self._before is not None:
-            is_sound = self._written.get(self.best_model_path) is None or is_whole(self.best_model_path)
-            if is_in_all:  # after an exception the other processes may not take part
-                is_sound = trainer.strategy.broadcast(is_sound)
-            if not is_sound:
-                path = cleaned(self.best_model_path)
-                rank_zero_warn(f"The checkpoint {path} is damaged: the best earlier one is kept instead.")
-                self._return_to_earlier()
-            elif self._obsolete is not None and self.is_own(self._obsolete):
-                self._replaced.append(self._obsolete)
-            elif self._obsolete is not None and self._obsolete not in self._written:
-                left = cleaned(self._obsolete)
-                rank_zero_info(f"bu-torch leaves the best checkpoint of an earlier run where it is: {left}")
-            self._before = self._obsolete = None
-        # A run that resumes from another callback's newest checkpoint, perhaps mid-epoch, needs the file that was best
-        # then.
-        for path in [path for path in self._replaced if path != self._named_elsewhere]:
-            self._replaced.remove(path)
-            if self.is_own(path):
-                super()._remove_checkpoint(trainer, path)
-                self._names.discard(path)
+        if self.is_own(filepath):
+            super()._remove_checkpoint(trainer, filepath)
+        else:
+            rank_zero_info(f"bu-torch leaves the best checkpoint of an earlier run where it is: {cleaned(filepath)}")
 
     def is_own(self, path: str) -> bool:
-        """Return True if the file that is there now was written by this process."""
-        return path in self._written and self._written[path] in (None, identity(path, self._fs))
+        """Return True if this process has written this file."""
+        return path in self._written
 
-    def why_not_read(self) -> str:
-        """Say why the best file, of this process or of the run that it resumes, is not read; "" if it is."""
-        path = self.best_model_path
-        if not (self.is_own(path) or is_regular(path)):
-            return "The checkpoint of the kept epoch is missing"
-        if path in self._written and not self.is_own(path):
-            return "Another run or program has written over the checkpoint of the kept epoch, which is not restored"
-        return ""
+    def check_is_kept(self, checkpoint: dict[str, Any]) -> None:
+        """Raise unless what was read from the best file is the kept check of this run."""
+        epoch, step = checkpoint.get("epoch"), checkpoint.get("global_step")
+        state = (checkpoint.get("callbacks") or {}).get(self.state_key, {})
+        if (epoch, step) != (self.best_epoch, self.best_step):
+            raise ValueError(f"it is of epoch {epoch} and step {step}, not those that are kept")
+        if state.get("best_model_path", self.best_model_path) != self.best_model_path:
+            raise ValueError("another run has written over it")
 
-    def _return_to_earlier(self) -> None:
-        """Make the earlier best file the best again, because the newest is damaged or was not written."""
-        newest = self.best_model_path
-        for name, value in (self._before or {}).items():
+    def _return_to(self, before: dict[str, Any]) -> None:
+        """Make the earlier best file the best again, because the newest was not written."""
+        for name, value in before.items():
             setattr(self, name, value)
-        self._before = self._obsolete = None
         self.fit.tracker.history.return_to(self.best_epoch, self.best_step)
-        if newest != self.best_model_path:
-            with suppress(OSError):  # the name was claimed, and nothing written
-                if Path(newest).stat().st_size == 0:
-                    Path(newest).unlink()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if (state := self.read_state(state_dict)) is None:
-            return
-        path, score, epoch = state["best_model_path"], state["best_model_score"], state["best_epoch"]
+    def load_best(self, state_dict: dict[str, Any]) -> None:
+        path, score = str(state_dict["best_model_path"]), state_dict["best_model_score"]
+        epoch, step = integer(state_dict["best_epoch"]), integer(state_dict["best_step"])
         if not path or score is None or epoch is None:
             return
-        self._folders = state["folders"]
-        if not (may_be_named(path, (str(self.dirpath), *self._folders)) and self._fs.exists(path) and is_whole(path)):
-            self._has_warned = True
-            rank_zero_warn(
-                f"The checkpoint of the best epoch so far is missing, damaged, or outside the run's folder:"
-                f" {cleaned(path)}. The best of the coming epochs is kept instead."
-            )
-            return
-        self._named_elsewhere = path
+        if not self._is_there(path):
+            raise FileNotFoundError(f"there is no file {path}")
         # A resumed run usually writes to a new folder; the best so far stays the one to beat. Nothing else in the state
         # is needed or trusted.
+        self.best_model_score = self.kth_value = torch.tensor(float(score), dtype=torch.float64, device="cpu")
         self.best_model_path = self.kth_best_model_path = path
-        self.best_model_score = self.kth_value = torch.tensor(score, dtype=torch.float64, device="cpu")
         self.best_k_models = {path: self.best_model_score}
-        self.best_epoch, self.best_step = epoch, state["best_step"]
+        self.best_epoch, self.best_step = epoch, step
+
+    def _is_there(self, path: str) -> bool:
+        """Return True for a local file or folder of shards, or for a file in the remote store of this run."""
+        store, _, _ = str(self.dirpath).rpartition("://")
+        if store:
+            return path.startswith(f"{store}://") and bool(self._fs.exists(path))
+        return Path(path).is_absolute() and (Path(path).is_file() or Path(path).is_dir())
 
     def state_dict(self) -> dict[str, Any]:
-        folders = list(dict.fromkeys((*self._folders, str(self.dirpath))))
-        own = {"best_epoch": self.best_epoch, "best_step": self.best_step, "folders": folders}
-        return {**super().state_dict(), **own}
+        return {**super().state_dict(), "best_epoch": self.best_epoch, "best_step": self.best_step}
 
 
 class MemoryKeeper(Keeper, Checkpoint):
@@ -361,7 +275,6 @@ class MemoryKeeper(Keeper, Checkpoint):
     def state_dict(self) -> dict[str, Any]:
         return self.best.state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if (state := self.read_state(state_dict)) is not None:
-            self.best.load_state_dict(state)
-            self.best_epoch, self.best_step = self.best.epoch, self.best.step
+    def load_best(self, state_dict: dict[str, Any]) -> None:
+        self.best.load_state_dict(state_dict)
+        self.best_epoch, self.best_step = self.best.epoch, self.best.step

@@ -1,5 +1,6 @@
 """Stopping a training, and keeping the right checkpoint, without validation data."""
 
+import secrets
 import sys
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -21,7 +22,6 @@ from bu_torch.callbacks.trainer import (
     set_batch_hooks,
 )
 from bu_torch.estimators.space_choice import FeatureExtractor
-from bu_torch.internal.files import Identity
 from bu_torch.internal.inputs import check_flag
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
@@ -54,8 +54,9 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         dirpath: Folder of the checkpoint and the record; None for that of `ModelCheckpoint`, within the logger's folder
             or `default_root_dir`.
         filename: Name of the checkpoint, a template as of `ModelCheckpoint`, with the names of `history` and of what
-            the module logs: `"{epoch}-{expected_accuracy:.3f}"`. None for `"boundary-{epoch}-{step}"`. If the file
-            exists, a version is added (`-v1`). A resumed run does not delete the best file of the run that it resumes.
+            the module logs: `"{epoch}-{expected_accuracy:.3f}"`. None for `"boundary-{epoch}-{step}"`. Each fit adds a
+            token, as in `epoch=3-expected_accuracy=0.912-7f3a2b.ckpt`, so that no two runs write to one file. A
+            resumed run does not delete the best file of the run that it resumes.
         save_weights_only: Leave out of the checkpoint the states of optimisers, schedulers and callbacks:
             `fit(ckpt_path=...)` refuses such a file. Refused with `WeightAveraging`, whose average it would lack.
         verbose: Log improvements, and checkpoints in the words of `ModelCheckpoint`.
@@ -152,7 +153,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             if not isinstance(filename, str | None):
                 raise TypeError(f"`filename` must be a str or None, got {filename!r}.")
         self.dirpath, self.filename = dirpath, filename
-        self._written: dict[str, Identity | None] = {}  # best files of this process
+        self._written: set[str] = set()  # best files of this process
         self._reset()
 
     @classmethod
@@ -205,7 +206,8 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         options = {name: getattr(self, name) for name in ("dirpath", "filename", "save_weights_only")}
         keeper: Keeper
         if any(isinstance(one, Checkpoint) and not isinstance(one, MemoryKeeper) for one in present):
-            keeper = FileKeeper(self._fit, self._written, verbose=self.verbose, **options)
+            token = trainer.strategy.broadcast(secrets.token_hex(3))  # no other run in the folder has it
+            keeper = FileKeeper(self._fit, self._written, token, verbose=self.verbose, **options)
         else:
             keeper = MemoryKeeper(self._fit)
             if given := [f"`{name}`" for name, value in options.items() if value]:

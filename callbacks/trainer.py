@@ -17,7 +17,7 @@ from torch import Tensor
 from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import gathered
 from bu_torch.run.processes import Processes, T
-from bu_torch.run.state import read_weights
+from bu_torch.run.state import check_plain
 from bu_torch.run.weights import put_training_weights
 
 _TREES = ("lightning.pytorch", "pytorch_lightning")
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from lightning.pytorch.callbacks import StochasticWeightAveraging as StochasticWeightAveraging
     from lightning.pytorch.callbacks import WeightAveraging as WeightAveraging
     from lightning.pytorch.plugins.io import AsyncCheckpointIO as AsyncCheckpointIO
-    from lightning.pytorch.plugins.io import TorchCheckpointIO as TorchCheckpointIO
     from lightning.pytorch.utilities.exceptions import MisconfigurationException as MisconfigurationException
 else:
     pl = import_module(TREE)
@@ -57,7 +56,6 @@ else:
     StochasticWeightAveraging = pl.callbacks.StochasticWeightAveraging
     WeightAveraging = pl.callbacks.WeightAveraging
     AsyncCheckpointIO = pl.plugins.io.AsyncCheckpointIO
-    TorchCheckpointIO = pl.plugins.io.TorchCheckpointIO
     MisconfigurationException = import_module(f"{TREE}.utilities.exceptions").MisconfigurationException
 
 library: Any = pl  # for names that mypy does not find there
@@ -141,19 +139,17 @@ def stand_behind_averaging(trainer: Trainer, kind: type) -> None:
 
 def go_on_from_raw_weights(pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
     """Resume from a checkpoint of an average: training continues from its own weights, the average from the others."""
-    raw, damage = {}, ""
-    try:
-        raw = read_weights(checkpoint.pop(RAW_WEIGHTS))
-    except (TypeError, ValueError) as error:
-        damage = f" cannot be read ({cleaned(error)})"
+    raw = checkpoint.pop(RAW_WEIGHTS)
     # Strategies that shard weights have loaded them already, and removed them from the checkpoint.
-    loaded = checkpoint["state_dict"] if "state_dict" in checkpoint else pl_module.state_dict()
-    average = {name: gathered(value) for name, value in loaded.items() if name in raw}
-    if damage or not put_training_weights(pl_module, raw, allow_missing=not pl_module.strict_loading):
-        average = {}
+    loaded, average = checkpoint["state_dict"] if "state_dict" in checkpoint else pl_module.state_dict(), {}
+    try:
+        check_plain(raw)
+        put_training_weights(pl_module, raw, allow_missing=not pl_module.strict_loading)
+        average = {name: gathered(value) for name, value in loaded.items() if name in raw}
+    except Exception as error:  # damaged ones may raise anything
         rank_zero_warn(
-            f"The checkpoint holds training weights beside their average, and they{damage or ' do not fit the module'}:"
-            " training continues from the average, and a new average begins."
+            "The checkpoint holds training weights beside their average, and they do not fit the module"
+            f" ({cleaned(error)}): training continues from the average, and a new average begins."
         )
     for state in (checkpoint.get("callbacks") or {}).values():
         own = state.get("average") if isinstance(state, dict) else None

@@ -331,12 +331,10 @@ def describe_exception(exception: BaseException) -> str:
     return f"Training failed: {type(exception).__name__}{f': {exception}' if str(exception) else '.'}"
 
 
-def describe_lost_best(error: ValueError) -> str:
+def describe_lost_best(error: Exception) -> str:
     """Say why the best check of a resumed state is kept no longer."""
-    return (
-        f"The checkpoint holds no best check that this package wrote: {error}. The best of the coming epochs is kept"
-        " instead."
-    )
+    why = cleaned(f"{type(error).__name__}: {error}"[:300])
+    return f"The best epoch so far is lost ({why}). The best of the coming epochs is kept instead."
 
 
 def describe_none_kept(why: str, reason: str) -> str:

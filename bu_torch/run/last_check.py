@@ -55,9 +55,7 @@ class LastCheck:
         return {"predictions": predictions, "best_contributions": contributions}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        # Earlier versions saved empty tensors before the first check.
-        known = (state[name] for name in ("predictions", "best_contributions"))
-        self.predictions, self.best_contributions = (one if one is not None and len(one) else None for one in known)
+        self.predictions, self.best_contributions = state["predictions"], state["best_contributions"]
 
     def judge(
         self, check: Mapping[str, Any], history: History, signals: Signals, classes: list[str] | None

@@ -280,17 +280,16 @@ class BoundaryUncertaintyStopper(KeptResults):
 
         Patience and the best epoch start anew with other settings or samples, or if the state is damaged.
         """
-        entries = state_dict if isinstance(state_dict, Mapping) else {"checks": state_dict}
+        entries = state_dict if isinstance(state_dict, Mapping) else {}
         self._tracker.load_state_dict(entries.get("checks"))
-        self._best, has_warned, self._is_concluded = BestWeights(), False, False
+        self._best, why, self._is_concluded = BestWeights(), "", False
         if self._tracker.history.compared:
             try:
                 self._best.load_state_dict(entries.get("keeper"))
-            except ValueError as error:
-                has_warned = True
-                self._tracker.warn(describe_lost_best(error))
-        line = self._tracker.history.return_to(self._best.epoch, self._best.step)
-        if line and not has_warned:
+            except Exception as error:  # a damaged state may raise anything
+                why = describe_lost_best(error)
+        lost = self._tracker.history.return_to(self._best.epoch, self._best.step)
+        if line := why or lost:
             self._tracker.warn(line)
 
     @property

@@ -21,7 +21,7 @@ from bu_torch.run.history import History, describe_none_kept, describe_worse_tha
 from bu_torch.run.last_check import LastCheck
 from bu_torch.run.processes import Processes
 from bu_torch.run.settings import MeasurementSettings
-from bu_torch.run.state import read_state
+from bu_torch.run.state import VERSION, read_state
 from bu_torch.run.timing import Record, RunTimer, plain, row
 from bu_torch.run.weights import WeightAverage, few_names, state_to_keep
 from bu_torch.samples.balance import ClassWeight
@@ -269,46 +269,31 @@ class Tracker:
             {"names": list(names), "values": as_numbers([[*check.values()] for check in checks])}
             for names, checks in itertools.groupby(self.checks, key=tuple)
         ]
-        return state | {"settings": self._compared_settings() or None}
+        return state | {"version": VERSION, "settings": self._compared_settings() or None}
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Continue from a `state_dict`; patience and the best epoch start anew if it is damaged, or settings differ."""
-        damage = ""
+        why = ""
         try:
-            state = read_state(state_dict)
-        except ValueError as error:
-            state, damage = read_state({}), str(error)
-        now = self._compared_settings()
-        before = now if state["settings"] is None else state["settings"]
-        changed = {name: value for name, value in now.items() if value != before.get(name)}
-        score = self.history.score_name
-        if score and any(score not in check for check in state["history"]):  # an earlier version had no such score
-            changed["rule"] = now["rule"]
-        self.last_check.load(state)
-        self.check_setup.load(state)
-        if self.average is not None and state["average"] is not None:
-            self.average.load_state_dict(state["average"])
-        rule = None if changed or damage else state["rule"]
-        try:
-            self.history.load(state["history"], state["n_not_compared"], rule)
-        except Exception as error:  # a rule of the user's may raise anything
-            self.history.load(state["history"], 0, None)
-            damage = f"`rule`: {cleaned(f'{type(error).__name__}: {error}')}"
-        if changed or damage:
+            state, now = read_state(state_dict), self._compared_settings()
+            before = state["settings"] or now
+            changed = {name: value for name, value in now.items() if value != before.get(name)}
+            if changed:
+                was = ", ".join(f"{name}={before.get(name)!r:.100}" for name in changed)
+                is_now = ", ".join(f"{name}={value!r:.100}" for name, value in changed.items())
+                why = f"The run resumes with {is_now} instead of {was}: earlier scores cannot be compared"
+            self.history.load(state["history"], state["n_not_compared"], None if changed else state.get("rule", {}))
+            if self.average is not None and state["average"] is not None:
+                self.average.load_state_dict(state["average"])
+            self.last_check.load(state)
+            self.check_setup.load(state)
+        except Exception as error:  # a damaged state, or a rule of the user's, may raise anything
+            self.history.load([], 0, None)
+            why = f"The state in the checkpoint cannot be read ({cleaned(f'{type(error).__name__}: {error}'[:200])})"
+        if why:
             self.last_check.forget()
             self.check_setup.fingerprint = None  # no check is left to compare
-        if damage:
-            self.warn(
-                f"The checkpoint holds no state that this package wrote: {damage}. Patience and the best epoch start"
-                " anew."
-            )
-        elif changed:
-            was = ", ".join(f"{name}={before.get(name)!r:.100}" for name in changed)
-            is_now = ", ".join(f"{name}={value!r:.100}" for name, value in changed.items())
-            self.warn(
-                f"The run resumes with {is_now} instead of {was}: its scores cannot be compared with earlier ones, so"
-                " patience and the best epoch start anew."
-            )
+            self.warn(f"{why}. Patience and the best epoch start anew.")
 
     def _compared_settings(self) -> dict[str, int | float | str | None]:
         """Settings that scores depend on, as plain data; empty without a rule."""

@@ -23,7 +23,7 @@ from bu_torch.internal.replica import (
     reshard,
     sharded_like,
 )
-from bu_torch.run.state import read_best
+from bu_torch.run.state import check_plain, integer
 
 _WARM_UP = 10  # checks
 _MOST_NAMES = 5
@@ -132,7 +132,9 @@ class WeightAverage:
         """Continue from a `state_dict`; with another weight of the past, the average begins anew."""
         n_checks = state_dict["n_checks"] if state_dict["past"] == self.past else {}
         weights = {name: one.clone() for name, one in state_dict["weights"].items() if bool(one.isfinite().all())}
-        self._averages = {name: Averaged(weights[name], n) for name, n in n_checks.items() if name in weights}
+        self._averages = {
+            name: Averaged(weights[name], max(int(n), 1)) for name, n in n_checks.items() if name in weights
+        }
         self.is_current = False
 
 
@@ -200,9 +202,10 @@ class BestWeights:
         return {"best_epoch": self.epoch, "best_step": self.step, "best_weights": weights}
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Continue from a `state_dict`; a ValueError, and no change, if it is none."""
-        state = read_best(state_dict)
-        self.epoch, self.step, self.weights = state["best_epoch"], state["best_step"], state["best_weights"]
+        """Continue from a `state_dict`; some exception, and no change, if it is none."""
+        epoch, step, weights = (state_dict[name] for name in ("best_epoch", "best_step", "best_weights"))
+        check_plain([one for one in weights.values() if isinstance(one, Tensor)])
+        self.epoch, self.step, self.weights = integer(epoch), integer(step), dict(weights)
 
 
 class MatchedWeights(NamedTuple):
@@ -348,17 +351,16 @@ def state_to_keep(model: object, values: Mapping[str, Tensor], network: nn.Modul
         return {n: one.clone() if isinstance(one, Tensor) else one for n, one in model.state_dict().items()}
 
 
-def put_training_weights(module: nn.Module, weights: Mapping[str, Tensor], *, allow_missing: bool = False) -> bool:
+def put_training_weights(module: nn.Module, weights: Mapping[str, Tensor], *, allow_missing: bool = False) -> None:
     """Put the weights of training, by name, back into a module that holds their average.
 
-    Returns False and changes nothing if the module has no place for some of them, unless it `allow_missing` them.
+    Raises a ValueError and changes nothing if the module has no place for some of them, unless it `allow_missing` them.
     """
     found = named_weights(module, once=False)
     fitting = {name: weight for name, weight in weights.items() if name in found or not allow_missing}
-    if any(name not in found or found[name].shape != weight.shape for name, weight in fitting.items()):
-        return False
+    if unfit := [name for name, one in fitting.items() if name not in found or found[name].shape != one.shape]:
+        raise ValueError(f"the module has no place for {few_names(unfit)}")
     overwrite(found, {name: sharded_like(weight, found[name]) for name, weight in fitting.items()})
-    return True
 
 
 def optimizers_in_training(optimizers: Iterable[Any]) -> list[Any]:

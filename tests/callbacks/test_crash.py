@@ -1,14 +1,12 @@
-"""Disks that are full, and files that are torn."""
+"""Disks that are full, and trainings that are interrupted."""
 
 import errno
 from pathlib import Path
-from threading import Event
 
 import pytest
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import LambdaCallback
-from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from problems import Plain, fit, same, scripted, trainer
 from problems import fit_again as run_of
 
@@ -39,20 +37,15 @@ def no_space(*arguments, **arrays):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def run_with_disk(tmp_path, values, full=(), torn=()):
-    """Train with a disk that is full in some epochs, and tears files in others."""
+def run_with_disk(tmp_path, values, full):
+    """Train with a disk that is full in some epochs."""
 
     def before(epoch):
         if epoch in full:
             no_space()
 
-    def after(epoch, path):
-        if epoch in torn:
-            whole = path.read_bytes()
-            path.write_bytes(whole[: len(whole) // 2])
-
     stopping = scripted(values)
-    module, _ = run_of(tmp_path, stopping, max_epochs=len(values), plugins=[Disk(before, after)])
+    module, _ = run_of(tmp_path, stopping, max_epochs=len(values), plugins=[Disk(before)])
     return stopping, module
 
 
@@ -72,43 +65,6 @@ def test_a_full_disk_costs_neither_the_run_nor_the_other_bests(tmp_path, values,
     saved = torch.load(stopping.best_model_path, weights_only=True)
     assert saved["epoch"] == kept
     assert same(saved["state_dict"], module.state_dict())
-
-
-@pytest.mark.parametrize(("values", "torn"), [([0.1, 0.5, 0.9, 0.3], [2]), ([0.1, 0.5, 0.3, 0.9], [3])])
-def test_a_torn_file_falls_back_to_the_best_before(tmp_path, values, torn):
-    with pytest.warns(UserWarning, match="is damaged: the best earlier one is kept"):
-        stopping, _ = run_with_disk(tmp_path, values, torn=torn)
-    assert stopping.best_epoch == 1
-    assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == 1
-
-
-def test_a_file_of_one_s_own_kind_is_not_called_damaged(tmp_path):
-    class Legacy(TorchCheckpointIO):
-        def save_checkpoint(self, checkpoint, path, storage_options=None):
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            torch.save(checkpoint, path, _use_new_zipfile_serialization=False)
-
-    stopping = ours()
-    run_of(tmp_path, stopping, max_epochs=4, plugins=[Legacy()])
-    assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == stopping.best_epoch
-
-
-def test_a_file_that_another_thread_still_writes_is_not_called_damaged(tmp_path, recwarn):
-    def before(epoch):
-        if epoch == 0:
-            Path(stopping.best_model_path).parent.mkdir(exist_ok=True)
-            Path(stopping.best_model_path).write_bytes(b"PK and half of the rest")
-            has_begun.set()
-            assert may_end.wait(60)
-
-    has_begun, may_end, stopping = Event(), Event(), scripted((0.9, 0.1))
-    look = LambdaCallback(
-        on_train_epoch_start=lambda made, _: made.current_epoch == 1 and has_begun.wait(60),
-        on_train_epoch_end=lambda made, _: made.current_epoch == 1 and may_end.set(),
-    )
-    fit(tmp_path, look, stopping, plugins=[AsyncCheckpointIO(Disk(before))])
-    assert stopping.best_epoch == torch.load(stopping.best_model_path, weights_only=True)["epoch"] == 0
-    assert not [one for one in recwarn if "checkpoint" in str(one.message) and "damaged" in str(one.message)]
 
 
 def test_ctrl_c_while_the_best_file_is_written_leaves_the_earlier_one(tmp_path, log):

@@ -4,10 +4,9 @@ import os
 import stat
 
 import pytest
-from fsspec.implementations.local import LocalFileSystem
 
 from bu_torch.internal import files
-from bu_torch.internal.files import identity, whole_file
+from bu_torch.internal.files import whole_file
 
 
 @pytest.mark.parametrize("is_foreseen", [False, True])
@@ -36,13 +35,3 @@ def test_the_umask_decides_who_may_read(tmp_path):
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "file.txt").stat().st_mode) == 0o640
-
-
-def test_a_file_of_the_same_size_and_time_is_another_s(tmp_path):
-    path = tmp_path / "best.ckpt"
-    path.write_bytes(b"ours")
-    before, found = identity(str(path), LocalFileSystem()), path.stat()
-    assert before == identity(str(path), LocalFileSystem())
-    path.write_bytes(b"evil")
-    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
-    assert before != identity(str(path), LocalFileSystem())

@@ -104,15 +104,6 @@ def test_a_resumed_loop_compares_nothing_of_other_samples():
     assert others.history[-1]["prediction_changes"] == 1
 
 
-def test_a_state_of_an_earlier_version_goes_on_from_before_the_first_check():
-    samples = Steps().samples
-    state, later = stopper_of(*samples).state_dict(), stopper_of(*samples)
-    empty = torch.empty(0, dtype=torch.float64)
-    state["checks"] |= {"predictions": empty.long(), "best_contributions": empty}
-    later.load_state_dict(state)
-    assert later.state_dict()["checks"]["predictions"] is None
-
-
 def test_a_reason_holds_until_a_better_epoch():
     steps = Steps()
     stopper = stopper_of(*steps.samples, patience=1)

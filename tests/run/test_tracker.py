@@ -215,21 +215,6 @@ def test_saving_is_a_part_of_the_cost(monkeypatch):
     assert [tracker.timer.describe_time_saved(*counts) for counts in ((0, 50, 50), (5, 5, 50), (0, 50, -1))] == [""] * 3
 
 
-def test_a_state_without_the_score_of_the_rule_starts_anew():
-    """As an earlier version wrote it, whose rule had the same name."""
-    said = []
-    before, tracker = fed(Tracker(Settings(rule="trust_score")), 0.5, 0.6), Tracker(Settings(), warn=said.append)
-    state = before.state_dict()
-    (table,) = state["history"]
-    place = table["names"].index("accuracy_uncertainty_trust")
-    keep = [n for n in range(len(table["names"])) if n != place]
-    table["names"], table["values"] = [table["names"][n] for n in keep], table["values"][:, keep]
-    state["settings"] |= {"rule": "accuracy_uncertainty_trust"}
-    tracker.load_state_dict(state)
-    assert (tracker.history.kept, len(tracker.checks)) == (None, 2)
-    assert "patience and the best epoch start anew" in said[0]
-
-
 class Observed(nn.Linear):
     """Counts the batches that it sees, also in eval mode."""
 
