@@ -145,8 +145,8 @@ class FitSession:
         # Not in `on_train_start`: the module's own comes later and may set it up. Lazy layers need a first batch.
         if not (self._reader.is_tried or has_lazy_layers(pl_module)):
             with self.tracker.timer.elsewhere():
-                entrances = self._reader.validate_forward(trainer, pl_module, self.tracker)
-                self._input_watch.begin(pl_module, entrances, self._check_samples.some)
+                self._reader.validate_forward(trainer, pl_module, self.tracker)
+                self._input_watch.begin(pl_module, self._check_samples.some)
                 self._check_samples.some = []
 
     @property

@@ -22,7 +22,7 @@ from bu_torch.callbacks.trainer import (
     library,
     misconfigured,
 )
-from bu_torch.callbacks.watch import CHANGE_INPUTS, entrances_of
+from bu_torch.callbacks.watch import CHANGE_INPUTS
 from bu_torch.internal.copying import CopyError, prepare_copy
 from bu_torch.internal.logits import dtype_of, in_batches
 from bu_torch.internal.packing import Packing, call
@@ -57,12 +57,11 @@ class NetworkReader:
         self.packing, self.perturbation = packing, perturbation
         self.takes_integers = self.takes_integers if takes_integers is None else takes_integers
 
-    def validate_forward(self, trainer: Trainer, pl_module: LightningModule, tracker: Tracker) -> list[str]:
-        """Read one batch as a check will, to refuse a module before it trains; names as `entrances_of` gives them."""
+    def validate_forward(self, trainer: Trainer, pl_module: LightningModule, tracker: Tracker) -> None:
+        """Read one batch as a check will, to refuse a module before it trains."""
         batch = next(iter(tracker.inputs.split(self._batch_size(trainer, tracker.inputs))))
         processes = tracker.processes
-        copied = processes.copied(pl_module)
-        with misconfigured(CopyError), copied as network, entrances_of(network, pl_module) as entrances:
+        with misconfigured(CopyError), processes.copied(pl_module) as network:
             logits = processes.read(lambda: self.read(trainer, network, batch), len(batch))
         n_classes = tracker.check_setup.about["data"].get("n_classes", 0)  # the first process knows it
         processes.on_first(lambda: _check_columns(logits, n_classes, as_metric(tracker.settings.metric)))
@@ -74,7 +73,6 @@ class NetworkReader:
                 "The samples are integers, and the network has an `nn.Embedding`. If they are token ids, pass"
                 " `perturbation='tokens'`: otherwise they are moved like numbers, to ids of unrelated tokens."
             )
-        return entrances
 
     def count_operations(self, trainer: Trainer, pl_module: LightningModule, one: Tensor, processes: Processes) -> int:
         """Count the operations of one sample's forward pass by all processes; find out if one could make it alone."""

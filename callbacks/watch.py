@@ -1,14 +1,13 @@
 """A warning if the network gets other inputs in the first training batch than those that were read before."""
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 CHANGE_INPUTS = (
     "Move the preparation of inputs from `training_step` into `forward`, or into `on_after_batch_transfer`; or pass"
@@ -26,22 +25,23 @@ class InputWatch:
     def __init__(self) -> None:
         self._handles: list[Any] = []
         self._samples: list[Tensor] = []
-        self._calls: dict[nn.Module, list[Tensor]] = {}  # tensors of each part's first call
+        self._got: list[Tensor] = []
 
-    def begin(self, module: nn.Module, entrances: list[str], samples: list[Tensor]) -> None:
-        """Listen to the parts of a module that get its inputs; `samples` has a tensor (N, ...) for each input."""
-        self._samples, parts = samples, dict(module.named_modules())
-        self._calls = {parts[name]: [] for name in entrances if samples and name in parts}
-        self._handles = _listen(self._calls, _Listener(self._calls))
+    def begin(self, module: nn.Module, samples: list[Tensor]) -> None:
+        """Listen to a module and its parts, unless compiled; `samples` has a tensor (N, ...) for each input."""
+        self._samples, self._got = samples, []
+        listener = _Listener(self._got, module, samples)
+        self._handles = [
+            part.register_forward_pre_hook(listener, with_kwargs=True, prepend=True)
+            for part in (module.modules() if samples and not _is_compiled(module) else ())
+        ]
 
     def end_batch(self) -> None:
         """Warn if the batch differed, and end."""
-        # The module itself comes first, then its parts in the order in which `forward` calls them.
-        got = next((tensors for tensors in self._calls.values() if tensors), [])
-        lines = [[difference_of(sample, tensor) for tensor in got] for sample in self._samples]
+        lines = [[difference_of(sample, tensor) for tensor in self._got] for sample in self._samples]
         line, remedy = next((of_one[0] for of_one in lines if of_one and all(of_one)), ""), CHANGE_INPUTS
-        if 0 < len(got) < len(lines):
-            line, remedy = f"{len(got)} of the {len(lines)} tensors", "Name those that it takes: `input_key=`."
+        if 0 < len(self._got) < len(lines):
+            line, remedy = f"{len(self._got)} of the {len(lines)} tensors", "Name those that it takes: `input_key=`."
         self.end()
         if line:
             rank_zero_warn(
@@ -53,62 +53,38 @@ class InputWatch:
         """Listen no longer."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._samples, self._calls = [], [], {}
+        self._handles, self._samples, self._got = [], [], []
 
 
 class _Listener:
-    """Hook that keeps the tensors of a module's first call; it does nothing in copies of the module."""
+    """Hook that keeps what a module gets first; or a part of it, if that is called first with tensors of its shapes."""
 
-    def __init__(self, calls: dict[nn.Module, list[Tensor]]) -> None:
-        self._calls = calls
+    def __init__(self, got: list[Tensor], module: nn.Module | None = None, samples: Iterable[Tensor] = ()) -> None:
+        self._got, self._module, self._shapes = got, module, {sample.shape[1:] for sample in samples}
 
     def __call__(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # Within a transform of `torch.func`, such as `vmap`, tensors hold no values that can be read.
-        if self._calls.get(part) == [] and torch._C._functorch.peek_interpreter_stack() is None:
-            self._calls[part] = [tensor.detach().to("cpu", copy=True) for tensor in _tensors(args, kwargs)]
+        if self._got or torch._C._functorch.peek_interpreter_stack() is not None:
+            return
+        # `forward` may take a dict. `DistributedDataParallel` calls the module with a batch and its number.
+        values = [*args, *kwargs.values()]
+        values = pytree.tree_leaves(values) if len(values) == 1 else values
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        if part is self._module or self._shapes <= {tensor.shape[1:] for tensor in tensors}:
+            self._got += [tensor.detach().to("cpu", copy=True) for tensor in tensors]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Listener, ({},)
+        return _Listener, ([torch.empty(0)],)  # copies of the module are not watched
 
 
-@contextmanager
-def entrances_of(network: nn.Module, module: nn.Module) -> Iterator[list[str]]:
-    """List the parts of a copy of a module, itself ("") included, that get the same tensors as its `forward` within.
-
-    There are none if a part or a method of the module is compiled, because hooks could change how it runs.
-    """
-    given: list[Tensor] = []
-    names: list[str] = []
-
-    def note(name: str, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tensors = _tensors(args, kwargs)
-        given.extend([] if name else tensors)
-        if given and len(given) == len(tensors) and all(map(torch.equal, given, tensors)):
-            names.append(name)
-
-    is_compiled = getattr(module, "_compiler_ctx", None) is not None or any(
-        type(part).__name__ == "OptimizedModule"
-        or getattr(part, "_compiled_call_impl", None) is not None
-        or isinstance(part, torch.jit.ScriptModule)
-        or any(hasattr(one, "_torchdynamo_orig_callable") for one in (*vars(part).values(), *vars(type(part)).values()))
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether a part or a method is compiled, so that hooks could change how the module runs."""
+    marks = ("_compiler_ctx", "_compiled_call_impl", "_orig_mod", "_torchdynamo_orig_callable")
+    return any(
+        isinstance(part, torch.jit.ScriptModule) or any(getattr(one, mark, None) is not None for mark in marks)
         for part in module.modules()
+        for one in (part, *vars(part).values(), *vars(type(part)).values())
     )
-    parts = () if is_compiled else network.named_modules()
-    handles = [handle for name, part in parts for handle in _listen([part], partial(note, name))]
-    try:
-        yield names
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _listen(parts: Iterable[nn.Module], hook: Any) -> list[Any]:
-    return [part.register_forward_pre_hook(hook, with_kwargs=True, prepend=True) for part in parts]
-
-
-def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """Tensors among the arguments; not those in a batch, with which `DistributedDataParallel` calls the module."""
-    return [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
 
 
 def difference_of(expected: Tensor, got: Tensor) -> str:

@@ -11,42 +11,36 @@ from bu_torch.callbacks.losses import loss_weights
 from bu_torch.report import read_record
 
 X, Y = blobs()
-W = torch.tensor([1.0, 4.0, 2.0])
+WEIGHTS, ASKS, ALIKE = [1.0, 4.0, 2.0], "pass `class_weight=`", ""
+W = torch.tensor(WEIGHTS)
 CE, NLL, BCE = nn.CrossEntropyLoss, nn.NLLLoss, nn.BCEWithLogitsLoss
-# By the losses: the number of classes, their weights if they count, and whether a line asks for them.
-LOSSES = {
-    "cross-entropy": ([CE(W)], 3, [1.0, 4.0, 2.0], False),
-    "of log probabilities": ([NLL(W)], 3, [1.0, 4.0, 2.0], False),
-    "of one logit": ([BCE(pos_weight=torch.tensor([3.0]))], 2, [1.0, 3.0], False),
-    "two alike": ([CE(W), NLL(W)], 3, [1.0, 4.0, 2.0], False),
-    "two that differ": ([CE(W), CE(W.flip(0))], 3, None, True),
-    "one beside one without": ([CE(W), CE()], 3, None, True),
-    "without": ([CE(), BCE()], 3, None, False),
-    "all the same": ([CE(torch.full((3,), 2.0))], 3, None, False),
-    "of other classes": ([CE(W[:2])], 3, None, True),
-    "of each output": ([BCE(pos_weight=W)], 3, None, True),
-    "a class that does not count": ([CE(torch.tensor([1.0, 0.0, 1.0]))], 3, None, True),
-}
+LOSSES = [  # and their weights, or what a line says
+    ([CE(W), NLL(W)], WEIGHTS),
+    ([BCE(pos_weight=torch.tensor([3.0]))], [1.0, 3.0]),
+    ([CE(W), CE(W.flip(0))], ASKS),
+    ([CE(W), CE()], ASKS),
+    ([CE(W[:2])], ASKS),
+    ([BCE(pos_weight=W)], ASKS),
+    ([CE(W - 1)], ASKS),  # a class that does not count
+    ([CE(), BCE(), NLL(torch.full((3,), 2.0))], ALIKE),
+]
 
 
-@pytest.mark.parametrize("losses", LOSSES)
-def test_weights_of_loss_modules_count_if_they_agree(losses):
-    modules, n_classes, expected, asks = LOSSES[losses]
-    weights, line = loss_weights(nn.ModuleList(modules), n_classes)
-    assert weights == expected
-    assert bool(line) == (expected is not None or asks)
-    assert ("pass `class_weight=`" in line) == asks
+@pytest.mark.parametrize(("losses", "expected"), LOSSES)
+def test_weights_of_loss_modules_count_if_they_agree(losses, expected):
+    weights, line = loss_weights(nn.ModuleList(losses), len(expected) if isinstance(expected, list) else 3)
+    assert weights == (expected if isinstance(expected, list) else None)
+    assert (ASKS in line, line == "") == (expected == ASKS, expected == ALIKE)
 
 
 def test_they_weigh_what_is_measured(tmp_path, log):
     def fit(**settings):
         torch.manual_seed(3)
-        module, monitor = Model(normed()), BoundaryUncertaintyMonitor(n_neighbors=10, n_draws=1, **settings)
-        module.loss = CE(W)
-        trainer(tmp_path, monitor, max_epochs=1).fit(module, loader(X, Y))
+        monitor = BoundaryUncertaintyMonitor(n_neighbors=10, n_draws=1, **settings)
+        trainer(tmp_path, monitor, max_epochs=1).fit(Model(normed(), CE(W)), loader(X, Y))
         return monitor
 
-    found, given, plain = fit(), fit(class_weight=W.tolist()), fit(class_weight=[1.0] * 3)
+    found, given, plain = fit(), fit(class_weight=WEIGHTS), fit(class_weight=[1.0] * 3)
     assert found.history == given.history != plain.history
-    assert sum("weighs the classes by 1, 4, 2" in line for line in log.messages) == 1
-    assert read_record(found.record_path).settings["class_weight"] == "[1.0, 4.0, 2.0]"
+    assert sum("by 1, 4, 2, as the loss" in line for line in log.messages) == 1
+    assert read_record(found.record_path).settings["class_weight"] == repr(WEIGHTS)
