@@ -12,6 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+_CERTAIN = 1e3  # difference of two logits
+_N_FOLDS = 5
+OfCounts = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # hits, false alarms, positives, negatives -> values
 _OfOneClass = Callable[[Tensor, Tensor, Tensor], Tensor]  # scores, masses of positive and negative labels (N,)
 
 
@@ -124,6 +127,12 @@ def _sorted(scores: Tensor, mass: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return order, total[first], total[last]
 
 
+def decided_at(logits: Tensor, threshold: Tensor | float) -> Tensor:
+    """Logits (N, 2), float64, certain of class 1 where its probability is at least a threshold, a number or (N,)."""
+    is_first = (logits.double().softmax(dim=1)[:, 1] >= threshold).double()
+    return _CERTAIN * torch.stack((1 - is_first, is_first), dim=1)
+
+
 def influence(formula: Callable[..., Tensor], logits: Tensor, probabilities: Tensor, n_draws: int) -> Tensor:
     """Influence of each of N samples on a metric of n_draws * N points, (N,), with mean 0.
 
@@ -139,7 +148,7 @@ def influence(formula: Callable[..., Tensor], logits: Tensor, probabilities: Ten
 
 
 def best_threshold(
-    of_counts: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+    of_counts: OfCounts,
     logits: Tensor,
     probabilities: Tensor,
     weights: Tensor | None = None,
@@ -159,3 +168,11 @@ def best_threshold(
     is_open = torch.cat((edges[1:-1] > edges[:-2], edges.new_ones(1, dtype=torch.bool)))  # not between equal ones
     best = torch.where(is_open, values, -torch.inf).argmax()
     return between.take(best), values.take(best)  # indexing would wait for the device
+
+
+def left_out_thresholds(of_counts: OfCounts, logits: Tensor, probabilities: Tensor, n_draws: int) -> Tensor:
+    """The `best_threshold` of the other samples for each of n_draws * N points; every fifth sample is left out."""
+    n_samples = len(logits) // n_draws
+    fold = (torch.arange(n_samples, device=logits.device) % _N_FOLDS).repeat(n_draws)
+    each = [best_threshold(of_counts, logits, probabilities, (fold != k).double())[0] for k in range(_N_FOLDS)]
+    return torch.stack(each)[fold]

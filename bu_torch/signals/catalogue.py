@@ -1,7 +1,7 @@
 """Catalogue of signals: a formula and an entry for each number that a check measures, and the values of a metric."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -12,7 +12,7 @@ from torch import Tensor
 from bu_torch import functional
 from bu_torch.functional.accuracy import predicted_probabilities
 from bu_torch.functional.boundary import TopTwo
-from bu_torch.functional.metrics import best_threshold, influence
+from bu_torch.functional.metrics import best_threshold, decided_at, influence, left_out_thresholds
 from bu_torch.functional.probabilities import as_probabilities
 from bu_torch.functional.weights import mean_and_error, mean_of, sum_by_group
 from bu_torch.signals.metrics import METRICS, THRESHOLD, ExpectedMetric, MisfitError
@@ -183,30 +183,27 @@ def metric_values(metric: ExpectedMetric, inputs: SignalInputs, *, has_threshold
         return values
     if inputs.logits.shape[1] > 2:
         return values | dict.fromkeys((THRESHOLD, metric.at_threshold), torch.full_like(inputs.accuracy, torch.nan))
-    threshold, best = best_threshold(metric.of_counts, inputs.logits, inputs.of_metric(metric))
-    values |= {THRESHOLD: threshold, metric.at_threshold: metric.sign * best}
-    return values if metric.is_at_threshold else values | _unless_clear(metric, inputs, values)
-
-
-def _unless_clear(metric: ExpectedMetric, inputs: SignalInputs, values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Threshold and the value there: 0.5 and the value as it is, unless it gains more than two standard errors."""
-    likely = inputs.logits.double().softmax(dim=1)[:, 1]
-    moved = torch.stack((values[THRESHOLD].expand_as(likely), likely), dim=1)
+    # Another threshold counts only if it gains more than two standard errors where it was not chosen.
     given = inputs.of_metric(metric), inputs.n_draws
-    there, here = (influence(metric.formula, logits, *given) for logits in (moved, inputs.logits))
-    gain = metric.sign * (values[metric.at_threshold] - values[metric.signal])
+    threshold, best = best_threshold(metric.of_counts, inputs.logits, given[0])
+    crossed = decided_at(inputs.logits, left_out_thresholds(metric.of_counts, inputs.logits, *given))
+    there, here = (influence(metric.formula, logits, *given) for logits in (crossed, inputs.logits))
+    gain = metric.sign * (metric.formula(crossed, given[0], None) - values[metric.signal])
     is_clear = gain > 2 * mean_and_error(there - here, None)[1]
-    return {
-        THRESHOLD: torch.where(is_clear, values[THRESHOLD], 0.5),
-        metric.at_threshold: torch.where(is_clear, values[metric.at_threshold], values[metric.signal]),
+    return values | {
+        THRESHOLD: torch.where(is_clear, threshold, metric.threshold),
+        metric.at_threshold: torch.where(is_clear, metric.sign * best, values[metric.signal]),
     }
 
 
-def contributions_to(metric: ExpectedMetric | None, inputs: SignalInputs) -> tuple[Tensor, Tensor | None]:
+def contributions_to(
+    metric: ExpectedMetric | None, inputs: SignalInputs, values: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor | None]:
     """Contribution of each of N samples to a metric, or accuracy, (N,), empty if unknown; and weights of samples."""
     if metric is None:
         found = predicted_probabilities(inputs.label_probabilities, inputs.columns.unsqueeze(1))
         return inputs.by_sample(found.squeeze(1)).mean(dim=0), inputs.weights
     if metric.is_drawn:
         return inputs.accuracy.new_empty(0), None
-    return influence(metric.formula, inputs.logits, inputs.of_metric(metric), inputs.n_draws), None
+    logits = decided_at(inputs.logits, values[THRESHOLD]) if metric.is_at_threshold else inputs.logits
+    return influence(metric.formula, logits, inputs.of_metric(metric), inputs.n_draws), None

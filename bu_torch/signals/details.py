@@ -187,18 +187,18 @@ def describe_few(labels: Tensor) -> str:
 
 
 def describe_threshold(check: Mapping[str, Any], metric: ExpectedMetric) -> str:
-    """Log line on the threshold that a metric of two classes is best at in a check; "" if there is none."""
+    """Log line on the threshold of a check for a metric of two classes; "" if there is none."""
     threshold, value = check.get("threshold", math.nan), check.get(metric.at_threshold, math.nan)
     if not math.isfinite(threshold):
         return ""
-    if threshold == 0.5:
+    if threshold == metric.threshold:
+        if metric.is_at_threshold:
+            return f"The prices imply a threshold of {threshold:.3g}: predict class 1 from this probability on."
         return f"No other threshold than 0.5 is clearly better for the {metric.title}."
     at_half = "" if metric.is_at_threshold else f" in place of {check[metric.signal]:.4g}"
-    calibrated = metric.calibrated_threshold
-    by_price = f" Calibrated probabilities would need {calibrated:.3f}." if math.isfinite(calibrated) else ""
     return (
         f"The expected {metric.title} is best, {value:.4g}{at_half}, if class 1 is predicted where its probability is"
-        f" at least {threshold:.3f} in place of 0.5 (`summary['threshold']`).{by_price}"
+        f" at least {threshold:.3f} in place of {metric.threshold:.3g} (`summary['threshold']`)."
     )
 
 

@@ -329,7 +329,7 @@ class Signals:
             is_finite = is_finite & own.isfinite().all()
             values |= self._proposal_signals.measure(logits, own, columns)
         values = {name: torch.where(is_finite, values[name], torch.nan) for name in self.names}
-        contributions, counted = contributions_to(self.metric, inputs)
+        contributions, counted = contributions_to(self.metric, inputs, values)
         error = torch.zeros_like(values["expected_accuracy"])
         if best is not None and len(contributions):
             error = mean_and_error(contributions - best, counted)[1]

@@ -16,13 +16,12 @@ from bu_torch.functional import metrics
 from bu_torch.internal.inputs import as_tensor
 
 _Formula = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # logits, label probabilities, weights -> scalar
-OfCounts = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # hits, false alarms, positives, negatives -> values
 MetricName = Literal["accuracy", "balanced_accuracy", "auroc", "average_precision", "f1", "log_loss", "brier_score"]
 # Rank correlation with the same on test data: 0.1 for log loss and 0.0 for the Brier score, and 0.9 with two classes.
 _MANY_CLASSES = 4
 _N_DRAWS = 5  # labels are drawn so often for a metric of torchmetrics
 _PREFIX = "expected_"
-THRESHOLD = "threshold"  # entry of a check: threshold of class 1 of two that the metric is best at
+THRESHOLD = "threshold"  # entry of a check: threshold of class 1 of two, from which it is to be predicted
 
 
 class MisfitError(ValueError):
@@ -43,7 +42,8 @@ class ExpectedMetric:
         settings: What tells it from another one of this name, as plain data.
         of_counts: Values, larger is better, from numbers of hits, false alarms, positives and negatives of two classes;
             None for a metric that has no threshold.
-        is_at_threshold: True if its value is the one at this threshold, in place of 0.5.
+        threshold: Threshold of class 1 of two unless another is clearly better: 0.5, or the one that prices imply.
+        is_at_threshold: True if its value is that at the threshold of the check, in place of 0.5.
         n_classes: Classes that it is of; None if it takes any number.
         is_of_one: True if of two classes it is that of class 1.
         is_drawn: True if it is computed from drawn labels, so that it has no derivative.
@@ -56,7 +56,8 @@ class ExpectedMetric:
     high: float = 1.0
     is_of_sharp: bool = False
     settings: Any = None
-    of_counts: OfCounts | None = field(default=None, compare=False)
+    of_counts: metrics.OfCounts | None = field(default=None, compare=False)
+    threshold: float = 0.5
     is_at_threshold: bool = False
     n_classes: int | None = None
     is_of_one: bool = False
@@ -72,7 +73,7 @@ class ExpectedMetric:
 
     @property
     def at_threshold(self) -> str:
-        """Name of the entry that holds its expected value at the threshold that it is best at."""
+        """Name of the entry that holds its expected value at the threshold of the check."""
         return self.signal if self.is_at_threshold else f"{self.signal}_at_threshold"
 
     @property
@@ -96,15 +97,6 @@ class ExpectedMetric:
             f" class 1 {of_miss:g} and {of_hit:g}."
         )
 
-    @property
-    def calibrated_threshold(self) -> float:
-        """Threshold by which calibrated probabilities of two classes cost least (Elkan 2001, Eq. 2); NaN if unknown."""
-        if not self.is_at_threshold:
-            return math.nan
-        (of_rejection, of_alarm), (of_miss, of_hit) = self.settings
-        lost, saved = of_alarm - of_rejection, of_miss - of_hit
-        return lost / (lost + saved) if lost > 0 and saved > 0 else math.nan
-
     def doubt(self, n_classes: int) -> str:
         """Reason why its expected value says little with so many classes, in words; "" if it tells networks apart."""
         if not self.is_of_sharp or n_classes < _MANY_CLASSES:
@@ -118,7 +110,7 @@ class ExpectedMetric:
         """
         shares = probabilities.double().mean(dim=0)
         single = torch.eye(len(shares), dtype=torch.float64, device=shares.device)[shares.topk(min(20, len(shares)))[1]]
-        candidates = [shares.clamp(min=1e-12).log(), *single] if not self.is_drawn else [*single]
+        candidates = [shares.clamp(min=1e-12).log(), *(1e3 * single)] if not self.is_drawn else [*(1e3 * single)]
         values = [float(self.formula(one.expand_as(probabilities), probabilities, None)) for one in candidates]
         return self.sign * max((self.sign * value for value in values if math.isfinite(value)), default=math.nan)
 
@@ -204,18 +196,27 @@ def _of_costs(matrix: Any) -> ExpectedMetric:
         raise ValueError(f"`metric` must be a matrix of finite costs, got {costs.tolist()}.")
     if bool((costs == costs[:, :1]).all()):
         raise ValueError(f"`metric` must have costs that depend on the prediction, got {costs.tolist()}.")
-    is_binary, of_counts = len(costs) == 2, partial(_negative_cost, costs.tolist())
+    is_binary = len(costs) == 2
+    threshold = _implied_threshold(costs.tolist()) if is_binary else 0.5
     return ExpectedMetric(
         "cost",
         "cost",
         False,
-        partial(_cost, costs, of_counts if is_binary else None),
+        partial(_cost, costs, threshold),
         math.inf,
         settings=costs.tolist(),
-        of_counts=of_counts if is_binary else None,
+        of_counts=partial(_negative_cost, costs.tolist()) if is_binary else None,
+        threshold=threshold,
         is_at_threshold=is_binary,
         n_classes=len(costs),
     )
+
+
+def _implied_threshold(costs: list[list[float]]) -> float:
+    """Threshold by which calibrated probabilities of two classes cost least (Elkan 2001, Eq. 2)."""
+    (of_rejection, of_alarm), (of_miss, of_hit) = costs
+    lost, saved = of_alarm - of_rejection, of_miss - of_hit
+    return lost / (lost + saved) if lost > 0 and saved > 0 else float(lost >= saved)
 
 
 def _negative_cost(
@@ -227,17 +228,15 @@ def _negative_cost(
     return -total / (positives + negatives)
 
 
-def _cost(
-    costs: Tensor, of_counts: OfCounts | None, logits: Tensor, probabilities: Tensor, weights: Tensor | None
-) -> Tensor:
-    """Cost of the predictions; of two classes that at the best threshold, since prices move it far from 0.5."""
+def _cost(costs: Tensor, threshold: float, logits: Tensor, probabilities: Tensor, weights: Tensor | None) -> Tensor:
+    """Cost of the predictions; of two classes by the threshold that the prices imply."""
     if len(costs) != logits.shape[1]:
         raise MisfitError(
             f"`metric` must have a row and a column of costs for each of {logits.shape[1]} classes, got {len(costs)}:"
             " as many as the network has outputs."
         )
-    if of_counts is not None:
-        return -metrics.best_threshold(of_counts, logits, probabilities, weights)[1]
+    if len(costs) == 2:
+        logits = metrics.decided_at(logits, threshold)
     return metrics.expected_cost(logits, probabilities, costs.to(logits.device), weights)
 
 

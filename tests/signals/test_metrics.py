@@ -324,23 +324,31 @@ def test_prices_of_two_classes_and_the_threshold_that_they_imply_are_told():
     assert metric.prices == said
     likely = torch.linspace(0, 1, 1001, dtype=torch.float64)
     costs = (1 - likely) * 10 + likely * 30, likely * 100  # of an alarm, and of none
-    assert metric.calibrated_threshold == pytest.approx(float(likely[(costs[0] < costs[1]).nonzero()[0]]), abs=2e-3)
-    assert math.isnan(as_metric([[0, -10], [100, 0]]).calibrated_threshold)  # an alarm always pays
+    assert metric.threshold == pytest.approx(float(likely[(costs[0] < costs[1]).nonzero()[0]]), abs=2e-3)
+    assert [as_metric(costs).threshold for costs in ([[0, -10], [100, 0]], [[0, 10], [0, 100]])] == [0, 1]
     assert as_metric("f1").prices == ""
 
 
-def test_costs_of_two_classes_are_those_at_the_best_threshold():
+def test_costs_of_two_classes_are_those_at_the_threshold_that_is_to_be_used():
     costs = [[0, 10], [100, 10]]
-    signals, logits = measured(costs)
-    moved = logits + torch.tensor([0.0, 3.0])
-    one, other = (signals.measure(given, best=signals.measure(-logits).contributions) for given in (logits, moved))
-    assert one.values["expected_cost"].item() == pytest.approx(other.values["expected_cost"].item())
-    assert one.standard_error.item() == pytest.approx(other.standard_error.item())
-    assert one.values["threshold"] < other.values["threshold"]
-    offers = logits.softmax(dim=1)[:, 1] >= one.values["threshold"]
-    at_it = torch.stack((offers.logical_not(), offers), dim=1).double()
-    expected = metrics.expected_cost(at_it, signals.probabilities, torch.tensor(costs))
-    assert one.values["expected_cost"].item() == pytest.approx(expected.item(), rel=1e-6)
+    signals, _ = measured(costs)
+    likely = signals.probabilities.clamp(1e-6, 1 - 1e-6).log()
+    for logits, is_implied in ((likely, True), (likely + torch.tensor([0.0, 9.0]), False)):
+        values = signals.measure(logits).values
+        assert (values["threshold"] == pytest.approx(0.1)) == is_implied
+        offers = logits.softmax(dim=1)[:, 1] >= values["threshold"]
+        at_it = torch.stack((offers.logical_not(), offers), dim=1).double()
+        expected = metrics.expected_cost(at_it, signals.probabilities, torch.tensor(costs))
+        assert values["expected_cost"].item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_another_threshold_must_gain_where_it_was_not_chosen():
+    """Of a network that ranks at random, the best of all thresholds gains by chance alone."""
+    signals, _ = measured([[0, 1], [1, 0]], (torch.arange(len(X)) * 7919 % 3 == 0).long())
+    for seed in range(5):
+        of_one = torch.randn(len(signals.perturbed_inputs), generator=torch.Generator().manual_seed(seed)) - 4
+        values = signals.measure(torch.stack((-of_one, of_one), dim=1)).values
+        assert values["threshold"] == 0.5
 
 
 class Cheapest(Rule):
