@@ -110,6 +110,7 @@ BUSINESS = ("attrition", "credit_data", "hpc_data", "mlc_churn")
 CHOSEN_ON = ("tables", "images", "texts")
 QUICK = "quick"  # a collection that is committed to notice what changes, and told of nowhere
 APART = (QUICK, "fresh", "seven", "strong", "images_unseen")  # not among those that `--show` puts together
+OF_ROWS = ("tables", "others", "keel", "seven", "fresh", "business")
 OF_NETWORKS = tuple(noise for noise in NOISES if noise != "pairs-0.4")  # of images and texts
 
 
@@ -419,16 +420,15 @@ MEASURES = {"accuracy": "val_accuracy", "loss": "val_loss", "scaled loss": "val_
 RULES: dict[str, Rule] = {
     OURS: by(DEFAULT_RULE),
     "accuracy, uncertainty and trust, no average": by(DEFAULT_RULE, ""),
-    "accuracy, uncertainty and trust, patience 10": mean_of_shares(4, 1, 4, patience=10),
+    "accuracy, uncertainty and trust, patience 10": mean_of_shares(1, 1, 1, patience=10),
     "expected accuracy": by("expected_accuracy"),
     "trust score": by("trust_score"),
     "boundary uncertainty": by("boundary_uncertainty"),
     "boundary uncertainty, no average": by("boundary_uncertainty", ""),
     "uncertainty and trust": mean_of_shares(0, 1, 1),
     "accuracy and trust": mean_of_shares(1, 0, 1),
-    "accuracy and uncertainty": mean_of_shares(4, 1, 0),
-    "accuracy and half of uncertainty and trust": mean_of_shares(2, 1, 1),
-    "equal weights": mean_of_shares(1, 1, 1),
+    "accuracy and uncertainty": mean_of_shares(1, 1, 0),
+    "a quarter of uncertainty": mean_of_shares(4, 1, 4),
     **{f"latest within {n} standard errors": within(n) for n in (0.5, 1, 2)},
     "last epoch": last(""),
     LAST: last(AVERAGE),
@@ -591,8 +591,9 @@ def show(rows: pd.DataFrame) -> None:
     pd.set_option("display.width", 200, "display.max_rows", None, "display.max_columns", None)
     rows = with_labels(rows)
     rows["half"] = np.where(rows.collection.isin(CHOSEN_ON), "sets the word's limits", "sets none")
-    for labels, part in rows.groupby("labels"):
-        print(f"\n{labels}, {int((part.rule == OURS).sum())} trainings\n{summarise(part).round(4)}")
+    rows["kind"] = np.where(rows.collection.isin(OF_ROWS), "tables", "images and texts")
+    for (kind, labels), part in rows.groupby(["kind", "labels"]):
+        print(f"\n{kind}, {labels}, {int((part.rule == OURS).sum())} trainings\n{summarise(part).round(4)}")
         if BALANCED in part and (known := part[part[BALANCED].notna()]).size:
             means = known.groupby("rule")[[ERROR, BALANCED, RAREST, "correlation"]].mean().sort_values(BALANCED)
             print(f"balanced error, recall of the rarest class, correlation with test accuracy\n{means.round(4)}")
