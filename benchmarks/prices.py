@@ -3,7 +3,7 @@
     python benchmarks/prices.py FOLDER
 
 An alarm costs 10, a miss 200: calibrated probabilities would need a threshold of .05. Five tables of scikit-learn's
-`make_classification` have 3000 training rows, 5 % of class 1, and 21,000 test rows. FOLDER holds the tables `mlc_churn`,
+`make_classification` have 3000 training rows, 5 % of class 1, and 21,000 test rows. FOLDER holds `mlc_churn`,
 `credit_data` and `attrition`, as `rare.py` takes them. AdamW trains in batches of 32, for 100 epochs or until the rule
 ends it. A hold-out set of 25 % chooses its epoch by the cost at its own best threshold, which it keeps.
 """
@@ -114,9 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> pd.DataFrame:
     for name, part in frame.groupby(frame.data.str.startswith("made up").map({True: "made up", False: "business"})):
         ways = [way for way in part if way.startswith(("the default", "prices", "hold-out"))]
         print(f"\n{name}: {part[ways].mean().round(3).to_dict()}")
-        print(
-            f"named / implied: geometric mean {part.ratio.prod() ** (1 / len(part)):.3f}, largest {part.ratio.max():.3f}"
-        )
+        mean = part.ratio.prod() ** (1 / len(part))
+        print(f"named / implied: geometric mean {mean:.3f}, largest {part.ratio.max():.3f}")
     return frame
 
 

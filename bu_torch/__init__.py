@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from bu_torch import functional as functional
     from bu_torch import report as report
     from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-    from bu_torch.estimators.boundary import BoundaryUncertainty
+    from bu_torch.estimators.boundary import BoundaryUncertainty, doubtful_labels
+    from bu_torch.estimators.boundary import DoubtfulLabels as DoubtfulLabels
     from bu_torch.estimators.label_probabilities import LabelProbabilities
     from bu_torch.estimators.label_probabilities import LabelRegression as LabelRegression
     from bu_torch.estimators.label_probabilities import LabelVotes as LabelVotes
@@ -66,6 +67,7 @@ __all__ = [
     "TokenFeatures",
     "TrustScore",
     "__version__",
+    "doubtful_labels",
     "load_checkpoint",
     "perturb",
     "rank_checkpoints",
@@ -80,7 +82,7 @@ _MODULES = {
     "papers.gradient": ("GradientAnchorUncertainty",),
     "papers.proposal2": ("ParzenUncertainty",),
     "papers.prototypes": ("PrototypeClassifier",),
-    "estimators.boundary": ("BoundaryUncertainty",),
+    "estimators.boundary": ("BoundaryUncertainty", "DoubtfulLabels", "doubtful_labels"),
     "callbacks": ("BoundaryUncertaintyMonitor", "BoundaryUncertaintyStopping"),
     "ranking.checkpoints": ("Checkpoint", "load_checkpoint"),
     "neighbors.graph": ("NeighborGraph",),

@@ -1,6 +1,6 @@
 """Boundary uncertainty of one classifier after another on the same labelled samples."""
 
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -113,19 +113,23 @@ class BoundaryUncertainty(PerturbedSamples):
 
         `features` are the perturbed samples before a metric moves them.
         """
-        own, read = points, perturbed
-        regression: LabelRegression | MetricRegression = LabelRegression(seed=self.seed)
-        if self.trial_ is not None and (self.label_metric is not None or self.trial_.regression_weight):
-            # Votes stay in the space of the neighbours; the regression mixes both spaces.
-            own = points if self.label_metric is None else self.space.transform(inputs)
-            read, regression = features, MetricRegression(self.trial_, self.label_metric, seed=self.seed)
-        expected = LabelProbabilities(regression=regression)
-        expected.fit(own, self.classes.columns(self.labels), self.neighbors, self.weights)
+        expected, own, is_mixed = self.fit_probabilities(inputs, points)
         self.vote_skill, self.regression_skill = expected.skills_
         self.sharpness = expected.sharpness_
         # The network is read at another reading of the sample itself, where its own label would reward memorising it.
-        is_reading = isinstance(self.perturbation, Readings)
+        read, is_reading = features if is_mixed else perturbed, isinstance(self.perturbation, Readings)
         self.take_probabilities(expected.predict_proba(read, own if is_reading else None), expected.votes.votes)
+
+    def fit_probabilities(self, inputs: Tensor, points: Tensor) -> tuple[LabelProbabilities, Tensor, bool]:
+        """Estimate of the label probabilities, the samples as it takes them, and whether these have no metric yet."""
+        own, is_mixed = points, False
+        regression: LabelRegression | MetricRegression = LabelRegression(seed=self.seed)
+        if self.trial_ is not None and (self.label_metric is not None or self.trial_.regression_weight):
+            # Votes stay in the space of the neighbours; the regression mixes both spaces.
+            own, is_mixed = points if self.label_metric is None else self.space.transform(inputs), True
+            regression = MetricRegression(self.trial_, self.label_metric, seed=self.seed)
+        expected = LabelProbabilities(regression=regression)
+        return expected.fit(own, self.classes.columns(self.labels), self.neighbors, self.weights), own, is_mixed
 
     def take_probabilities(self, probabilities: Tensor, votes: Tensor) -> None:
         """Take probabilities (n_draws * N, C) and votes (N, C) of the C classes that have samples."""
@@ -163,3 +167,47 @@ class BoundaryUncertainty(PerturbedSamples):
         super().to(device)
         self.classes.to(device)
         return self
+
+
+class DoubtfulLabels(NamedTuple):
+    """Training samples in the order of doubt, by `doubtful_labels`."""
+
+    rows: Tensor  # (N,) int64, the samples, the least likely label first
+    probability: Tensor  # (N,) float32, of the label by all other samples
+    likeliest: Tensor  # (N,) int64, the most probable class
+
+
+def doubtful_labels(features: Any, labels: Any, **settings: Any) -> DoubtfulLabels:
+    """Sort training samples by how likely their labels are by all other samples: wrong labels come first.
+
+    The probability is that of `LabelProbabilities` at the sample itself, whose own label is left out. No network is
+    trained. This ranking is this project's own; `python benchmarks/doubtful.py` compares it with others.
+
+    Args:
+        features: As in `BoundaryUncertainty.fit`.
+        labels: As there.
+        **settings: As of `BoundaryUncertainty`.
+
+    Returns:
+        Rows, probabilities and most probable classes, on the device of the features.
+
+    Raises:
+        TypeError, ValueError: As `BoundaryUncertainty` and its `fit`.
+
+    Example:
+        >>> labels = torch.arange(200) % 2
+        >>> features = 4.0 * labels.unsqueeze(1) + torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+        >>> labels[7] = 0
+        >>> found = doubtful_labels(features, labels)
+        >>> int(found.rows[0]), int(found.likeliest[0])
+        (7, 1)
+    """
+    samples = BoundaryUncertainty(**settings)
+    inputs = samples.as_inputs(features)
+    labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
+    samples.take_classes(labels)
+    expected, own, _ = samples.fit_probabilities(inputs, samples.fit_points(inputs, labels, None))
+    probabilities = expected.predict_proba(own, own)
+    of_label = probabilities.gather(1, samples.classes.columns(labels).unsqueeze(1)).squeeze(1)
+    rows = of_label.argsort(stable=True)
+    return DoubtfulLabels(rows, of_label[rows], samples.classes.classes[probabilities.argmax(dim=1)][rows])
