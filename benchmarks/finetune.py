@@ -297,7 +297,8 @@ def run(case: Case, folder: Path, n_test: int = N_TEST, photographed: Path | Non
     """Both trainings of a case: their curves, and what the callback has kept."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    for name in ("lightning.pytorch", "bu_torch"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     split, test = prepare(case, n_test, photographed)
     train_case = partial(train, case, test=test, net=network(case, folder))
     whole, part = train_case(split=split, held_out=None), train_part(case, split, train_case)

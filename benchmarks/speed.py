@@ -532,7 +532,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=tables.FOLDER / "results")
     options = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    for name in ("lightning.pytorch", "bu_torch"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     sizes = tuple(size for size in SIZES if not options.quick or size[0] * size[1] <= 5_000 * 64)
     repeats = 3 if options.quick else 9
     wholes = WHOLE[:1] if options.quick else WHOLE

@@ -209,7 +209,8 @@ def run(case: Case) -> Record:
     """Curves of all variants, and of a hold-out set in a second training."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    for name in ("lightning.pytorch", "bu_torch"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     split, test, n_classes = load(case)
     L.seed_everything(case.seed, verbose=False)
     variants = Variants(Reference(*split), test)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from bu_torch.callbacks.fit import FitSession
 from bu_torch.callbacks.keeper import FileKeeper, InternalCallback, Keeper, MemoryKeeper
@@ -104,7 +104,7 @@ def restore(trainer: Trainer, keeper: Keeper) -> str:
     before = {n: copy.deepcopy(value) for n, value in module.state_dict().items()} if is_read_by_all else {}
     try:
         if isinstance(keeper, MemoryKeeper):
-            return _load(trainer, keeper.best.weights, "", is_own=True)
+            return _load(trainer, keeper.best.weights, "", keeper.fit.tracker.detail, is_own=True)
         assert isinstance(keeper, FileKeeper)  # noqa: S101  (there is no third kind)
         return _load_file(trainer, keeper, is_read_by_all=is_read_by_all)
     except Exception as error:  # a damaged or crafted file may raise anything, and must not end the fit
@@ -139,10 +139,10 @@ def _load_file(trainer: Trainer, keeper: FileKeeper, *, is_read_by_all: bool) ->
     if is_read_by_all:
         strategy.load_model_state_dict(checkpoint, strict=False)
         return ""
-    return _load(trainer, checkpoint["state_dict"], path, is_own=is_own)
+    return _load(trainer, checkpoint["state_dict"], path, keeper.fit.tracker.detail, is_own=is_own)
 
 
-def _load(trainer: Trainer, saved: dict[str, Any], path: str, *, is_own: bool) -> str:
+def _load(trainer: Trainer, saved: dict[str, Any], path: str, detail: Callable[[str], None], *, is_own: bool) -> str:
     """Load weights; those that were not saved stay as they are in the module, and a line says so."""
     module = trainer.lightning_module
     try:
@@ -156,7 +156,7 @@ def _load(trainer: Trainer, saved: dict[str, Any], path: str, *, is_own: bool) -
             f" {few_names(found.missing)}. Those stay as the last epoch left them; all others are restored.{where}"
         )
     elif found.left_out:
-        rank_zero_info(
+        detail(
             f"The saved weights of the kept epoch leave out {len(found.left_out)} that training does not change, which"
             f" stay as they are in the module: {few_names(found.left_out)}."
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from bu_torch.callbacks.losses import loss_weights
@@ -19,6 +19,7 @@ from bu_torch.callbacks.trainer import (
     Trainer,
     lightning_average,
     misconfigured,
+    tell,
 )
 from bu_torch.callbacks.watch import InputWatch
 from bu_torch.internal.copying import CopyError
@@ -27,7 +28,7 @@ from bu_torch.internal.printing import showing_progress
 from bu_torch.internal.replica import has_lazy_layers
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.budget import describe_slow_check
-from bu_torch.run.settings import MeasurementSettings
+from bu_torch.run.settings import Settings
 from bu_torch.run.tracker import Check, Tracker, UnfitLogitsError
 from bu_torch.run.weights import optimizers_in_eval_mode
 from bu_torch.signals.catalogue import SIGNALS
@@ -43,15 +44,15 @@ class FitSession:
     metric_logger: "MetricLogger"  # from `start` on
 
     def __init__(
-        self, settings: MeasurementSettings, source: Source, every_n_epochs: int, every_n_train_steps: int | None
+        self, settings: Settings, source: Source, every_n_epochs: int, every_n_train_steps: int | None
     ) -> None:
         self.settings, self.source = settings, source
         self._every_n_epochs, self._every_n_steps = every_n_epochs, every_n_train_steps
         self.is_by_steps = every_n_train_steps is not None
         self._step_before = 0  # `trainer.global_step` before the running batch
-        self.tracker = Tracker(settings, rank_zero_warn, rank_zero_info)
+        self.tracker = Tracker(settings, rank_zero_warn, tell)
         self._reader = NetworkReader(settings.perturbation, settings.output_key)
-        self._check_samples = CheckSamples(settings, source)
+        self._check_samples = CheckSamples(settings, source, self.tracker.detail)
         self._input_watch = InputWatch()
         self.check: Check | None = None  # made in the running hook
         self.waits_for_average = False  # `WeightAveraging` had not updated its average at the last check
@@ -73,7 +74,7 @@ class FitSession:
             if class_weight is None and as_metric(self.settings.metric) is None:
                 class_weight, line = loss_weights(pl_module, example.n_classes)
                 if line:
-                    rank_zero_info(line)
+                    (tell if class_weight is None else tracker.detail)(line)
             n_operations = reader.count_operations(trainer, pl_module, example.inputs, processes)
             is_asked_for = self.settings.feature_extractor == "module"
             # Features of a network that has already learnt these labels would leak them.
@@ -199,7 +200,7 @@ class FitSession:
         # Until its first update, the average is the network before training.
         self.waits_for_average = theirs is not None and int(theirs.n_averaged) == 0
         if self.waits_for_average and not has_waited:
-            rank_zero_info(
+            tracker.detail(
                 "bu-torch measures the average of WeightAveraging, as checkpoints hold it. Checks before"
                 " its first update do not count and are not kept."
             )
@@ -224,7 +225,7 @@ class FitSession:
         tracker.end_check(started, train_loss)
         if is_first and (line := describe_slow_check(timer.check_seconds, timer.training_seconds)):
             option = "every_n_train_steps" if is_by_steps else "every_n_epochs"
-            rank_zero_info(f"{line} To change it: `n_draws=`, `max_samples=`, `{option}=`.")
+            tell(f"{line} To change it: `n_draws=`, `max_samples=`, `{option}=`.")
 
 
 class MetricLogger:

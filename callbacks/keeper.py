@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from bu_torch.callbacks.fit import FitSession
@@ -210,7 +210,8 @@ class FileKeeper(Keeper, ModelCheckpoint):
         if self.is_own(filepath):
             super()._remove_checkpoint(trainer, filepath)
         else:
-            rank_zero_info(f"bu-torch leaves the best checkpoint of an earlier run where it is: {cleaned(filepath)}")
+            left = cleaned(filepath)
+            self.fit.tracker.detail(f"bu-torch leaves the best checkpoint of an earlier run where it is: {left}")
 
     def is_own(self, path: str) -> bool:
         """Return True if this process has written this file."""

@@ -1,9 +1,7 @@
 """Watching a training: boundary uncertainty and trust score at each check, nothing decided."""
 
 from dataclasses import fields, replace
-from typing import Any, Literal
-
-from lightning_utilities.core.rank_zero import rank_zero_info
+from typing import TYPE_CHECKING, Any
 
 from bu_torch.callbacks.fit import FitSession
 from bu_torch.callbacks.samples import Reference, Source, check_reference
@@ -27,13 +25,15 @@ from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_integer
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.run.history import describe_exception
-from bu_torch.run.settings import AUTO, MAX_BYTES, MeasurementSettings, check_is_here
+from bu_torch.run.settings import RefusesRemoved, Settings
 from bu_torch.run.tracker import MeasurementResults, Tracker
 from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.batches import InputKey
 
+_NAMES = {field.name for field in fields(Settings)}
 
-class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
+
+class BoundaryUncertaintyMonitor(MeasurementResults, RefusesRemoved, Callback):
     """Measure boundary uncertainty and trust score while a classifier trains, without validation data.
 
     Before training the callback reads the training samples, finds their nearest neighbours and perturbs each of them a
@@ -84,7 +84,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
             list of these if `forward` takes several tensors. None takes those that `forward` has arguments for: all
             but the last of a tuple, or by their names in a dict.
         label_key: Key or place of the labels; None for "labels", "label", "targets", "target" or "y" in a dict.
-        **settings: All other arguments are fields of `bu_torch.run.settings.MeasurementSettings`, which explains them.
+        **settings: All other arguments are fields of `bu_torch.run.settings.Settings`, which explains them.
             `averaging` is None by default.
 
     Attributes:
@@ -110,30 +110,28 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
         n_neighbors: int = 40,
         n_draws: int | None = None,
         max_samples: int | None = None,
-        max_bytes: int | None = MAX_BYTES,
-        budget: Literal["auto"] | None = AUTO,
         seed: int = 0,
         feature_extractor: FeatureExtractor | None = None,
         perturbation: Perturbation | None = None,
         class_weight: ClassWeight | None = None,
         metric: Any = "accuracy",
         averaging: float | None = None,
-        averaging_device: str | None = None,
         output_key: str | int | None = None,
+        verbose: bool = False,
         every_n_epochs: int = 1,
         every_n_train_steps: int | None = None,
         reference: Reference | None = None,
         input_key: InputKey = None,
         label_key: str | int | None = None,
     ) -> None:
-        self._take_arguments(MeasurementSettings, locals())
+        self._take_arguments(locals() | {"decides": False})
 
-    def _take_arguments(self, kind: type[MeasurementSettings], given: dict[str, Any]) -> None:
-        """Check the arguments and set them as attributes; the settings become one object of this `kind`."""
+    def _take_arguments(self, given: dict[str, Any]) -> None:
+        """Check the arguments and set them as attributes; those of `Settings` become one object."""
         Callback.__init__(self)
         every_n_epochs, every_n_train_steps = given["every_n_epochs"], given["every_n_train_steps"]
         with misconfigured(TypeError, ValueError):
-            self.settings = kind(**{field.name: given[field.name] for field in fields(kind)})
+            self.settings = Settings(**{name: given[name] for name in _NAMES & given.keys()})
             every_n_epochs = check_integer("every_n_epochs", every_n_epochs, 1)
             if every_n_train_steps is not None:
                 every_n_train_steps = check_integer("every_n_train_steps", every_n_train_steps, 1)
@@ -151,14 +149,33 @@ class BoundaryUncertaintyMonitor(MeasurementResults, Callback):
     def tracker(self) -> Tracker:
         return self._fit.tracker
 
+    if not TYPE_CHECKING:  # settings are attributes, too
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _NAMES:
+                return getattr(self.settings, name)
+            raise AttributeError(f"`{type(self).__name__}` has no attribute {name!r}.")
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name not in _NAMES:
+                super().__setattr__(name, value)
+            elif self.tracker.inputs is not None:
+                raise AttributeError(f"`{name}` cannot be set while training runs: set it before `fit`.")
+            else:
+                with misconfigured(TypeError, ValueError):
+                    self.settings = replace(self.settings, **{name: value})
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         check_trainer(trainer)
         if stage == FITTING:
             _refuse_a_second(trainer)
             set_batch_hooks(self, are_called=True)  # a failed fit may have left some skipped
             stand_behind_averaging(trainer, BoundaryUncertaintyMonitor)
-            settings = _settings_in_effect(self.settings, trainer)
+            why = _why_not_averaged(trainer) if self.settings.averaging is not None else ""
+            settings = replace(self.settings, averaging=None) if why else self.settings
             self._fit = FitSession(settings, self.source, self.every_n_epochs, self.every_n_train_steps)
+            if why:
+                self.tracker.detail(f"bu-torch averages no weights: {why}.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._fit.start(trainer, pl_module)
@@ -210,16 +227,10 @@ def _refuse_a_second(trainer: Trainer) -> None:
         )
 
 
-def _settings_in_effect(settings: MeasurementSettings, trainer: Trainer) -> MeasurementSettings:
-    """Settings in effect: without `averaging` if another callback averages the weights, or if they are sharded."""
-    if settings.averaging is None:
-        return settings
+def _why_not_averaged(trainer: Trainer) -> str:
+    """Another callback averages the weights, or they are sharded; "" if neither is so."""
     theirs = [one for one in trainer.callbacks if isinstance(one, WeightAveraging | StochasticWeightAveraging)]
     strategy = type(trainer.strategy).__name__
-    if theirs or strategy in OUT_OF_REACH:
-        why = f"{type(theirs[0]).__name__} does so" if theirs else f"{strategy} shards them"
-        rank_zero_info(f"bu-torch averages no weights: {why}.")
-        return replace(settings, averaging=None)
-    with misconfigured(ValueError):
-        check_is_here("averaging_device", settings.averaging_device)
-    return settings
+    if theirs:
+        return f"{type(theirs[0]).__name__} does so"
+    return f"{strategy} shards them" if strategy in OUT_OF_REACH else ""

@@ -2,13 +2,13 @@
 
 import copy
 import math
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
-from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
@@ -19,8 +19,8 @@ from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.replica import copy_of
 from bu_torch.perturbation.draws import Perturbation, keeps_integers
-from bu_torch.run.budget import Plan, count_operations, plan
-from bu_torch.run.settings import MeasurementSettings
+from bu_torch.run.budget import Plan, count_operations, most_bytes, plan
+from bu_torch.run.settings import Settings
 from bu_torch.samples.batches import InputKey, Keys, TooManyBytesError
 from bu_torch.samples.reading import read_loader
 from bu_torch.samples.readings import READ_BATCH, may_be_read_again
@@ -56,8 +56,8 @@ class Example(NamedTuple):
 class CheckSamples:
     """Samples to choose from: read in the first process, without touching the trainer's loader, and handed over."""
 
-    def __init__(self, settings: MeasurementSettings, source: Source) -> None:
-        self._settings, self._source = settings, source
+    def __init__(self, settings: Settings, source: Source, detail: Callable[[str], None]) -> None:
+        self._settings, self._source, self._detail = settings, source, detail
         self._samples: Samples | None = None  # until `hand_over`
         self._takes_readings = False  # a few samples differed when they were read again, and so will the draws
         self.some: list[Tensor] = []  # a tensor for each input: samples to compare the first batch with
@@ -77,7 +77,7 @@ class CheckSamples:
                 samples = fewer_of(samples, how_many(len(samples.inputs)), settings.seed)
             else:
                 most = settings.max_samples if trial is None else min(settings.max_samples or trial, trial)
-                samples = read_training_data(trainer, pl_module, settings, self._source, how_many, most)
+                samples = read_training_data(trainer, pl_module, settings, self._source, how_many, most, self._detail)
             self._samples = samples
             if reference is None:
                 some, packing = samples.inputs[: max(1, _MOST_COMPARED // samples.inputs[0].numel())], samples.packing
@@ -86,7 +86,7 @@ class CheckSamples:
             settings.refuse_too_few(len(samples.inputs), "it")
             n_classes = 1 + int(as_labels(samples.labels, len(samples.inputs)).max())
         if samples.packing is not None and self._source.input_key is None:
-            rank_zero_info(
+            self._detail(
                 f"bu-torch takes these as inputs: {', '.join(samples.packing.names)}. To change it: `input_key`."
             )
         self._takes_readings = samples.is_random and may_be_read_again(settings.perturbation)
@@ -133,10 +133,11 @@ def network_as_space(
 def read_training_data(
     trainer: Trainer,
     pl_module: LightningModule,
-    settings: MeasurementSettings,
+    settings: Settings,
     source: Source,
     how_many: Callable[[int], int],
     most: int | None,
+    detail: Callable[[str], None],
 ) -> Samples:
     """Read the trainer's training samples, or those of `reference`; only the first `most`, or 10,000, of a stream."""
     reference: Any = source.reference
@@ -151,7 +152,7 @@ def read_training_data(
         raise UnreadableError(
             f"samples are read from a single `torch.utils.data.DataLoader`, got {type(loader).__name__}."
         )
-    limit = most or _STREAM_SAMPLES
+    limit = _STREAM_SAMPLES if most in (None, sys.maxsize) else most  # a stream may have no end
     read_all = partial(
         read_loader,
         seed=settings.seed,
@@ -164,7 +165,7 @@ def read_training_data(
 
     def read(loader: DataLoader[Any]) -> Samples:
         try:
-            return read_all(loader, how_many, stream_limit=limit, max_bytes=settings.max_bytes)
+            return read_all(loader, how_many, stream_limit=limit, max_bytes=most_bytes(settings))
         except TooManyBytesError as error:
             n_fitting = max(error.n_fitting, settings.n_neighbors)
             return read_all(loader, lambda n: min(how_many(n), n_fitting), stream_limit=min(limit, n_fitting))
@@ -177,14 +178,14 @@ def read_training_data(
             unmixed = read(unmixed_loader)
             if unmixed.labels.ndim == 1 and unmixed.inputs.shape[1:] == samples.inputs.shape[1:]:
                 samples = unmixed
-                rank_zero_info(
+                detail(
                     f"{name}: `collate_fn` mixes labels (mixup, CutMix), so bu-torch reads the samples without it. To"
                     " change it: `reference=(inputs, labels)`."
                 )
-    if isinstance(loader.dataset, IterableDataset) and (line := _describe_stream(loader, samples, settings, most)):
-        rank_zero_info(line)
+    if isinstance(loader.dataset, IterableDataset) and (line := _describe_stream(loader, samples, settings, limit)):
+        detail(line)
     if samples.is_random and not may_be_read_again(settings.perturbation):
-        rank_zero_info(
+        detail(
             f"{name}: a sample differs each time it is read (random augmentation). bu-torch reads each"
             " sample once and perturbs that draw. To change it: `perturbation='reading'` takes further readings, and"
             " `reference=` other samples."
@@ -192,14 +193,15 @@ def read_training_data(
     return samples
 
 
-def _describe_stream(loader: DataLoader[Any], samples: Samples, settings: MeasurementSettings, most: int | None) -> str:
+def _describe_stream(loader: DataLoader[Any], samples: Samples, settings: Settings, limit: int) -> str:
     """Log line on how much of a stream is read; "" if all is."""
-    n_read, limit, n_bytes = samples.n_training, most or _STREAM_SAMPLES, samples.inputs[:1].nbytes
+    n_read, n_bytes = samples.n_training, samples.inputs[:1].nbytes
     said = f"bu-torch reads the first {min(n_read, limit)} samples of {type(loader.dataset).__name__}"
     if n_read >= limit:
-        return f"{said}{'' if most else '; `max_samples` sets another number'}."
-    if settings.max_bytes is not None and (n_read + 1) * n_bytes > settings.max_bytes:
-        return f"{said}, to take no more than {settings.max_bytes} bytes. To change it: `max_bytes`."
+        return f"{said}{'; `max_samples` sets another number' if limit == _STREAM_SAMPLES else ''}."
+    bound = most_bytes(settings)
+    if bound is not None and (n_read + 1) * n_bytes > bound:
+        return f"{said}, to take no more than {bound} bytes. To change it: `max_samples`."
     return ""
 
 

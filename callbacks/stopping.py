@@ -3,9 +3,9 @@
 import secrets
 import sys
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from bu_torch.callbacks.ending import Ending, restore, why_ended
 from bu_torch.callbacks.keeper import FileKeeper, InternalCallback, Keeper, MemoryKeeper
@@ -25,7 +25,7 @@ from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
-from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings
+from bu_torch.run.settings import AVERAGING
 from bu_torch.run.tracker import KeptResults
 from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.batches import InputKey
@@ -59,10 +59,8 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             resumed run does not delete the best file of the run that it resumes.
         save_weights_only: Leave out of the checkpoint the states of optimisers, schedulers and callbacks:
             `fit(ckpt_path=...)` refuses such a file. Refused with `WeightAveraging`, whose average it would lack.
-        verbose: Log improvements, and checkpoints in the words of `ModelCheckpoint`.
-        **settings: `bu_torch.run.settings.Settings` explains `patience`, `min_delta`, `stopping_threshold`,
-            `check_finite`, `start_from_epoch` and `rule`; its base `MeasurementSettings` explains how to measure, and
-            `BoundaryUncertaintyMonitor` the rest. `averaging` is 0.7 by default.
+        **settings: `bu_torch.run.settings.Settings` explains all but `every_n_epochs`, `every_n_train_steps`,
+            `reference`, `input_key` and `label_key`, which `BoundaryUncertaintyMonitor` explains.
 
     Attributes:
         best_epoch: The kept epoch (`trainer.current_epoch`, 0-based, equal to `checkpoint["epoch"]`); None before the
@@ -108,15 +106,11 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         5
     """
 
-    settings: Settings
-
     def __init__(
         self,
         *,
         patience: int = 20,
         min_delta: float = 0.0,
-        stopping_threshold: float | None = None,
-        check_finite: bool = True,
         start_from_epoch: int = 0,
         rule: RuleName | Rule = DEFAULT_RULE,
         restore_best_weights: bool = True,
@@ -127,15 +121,12 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         n_neighbors: int = 40,
         n_draws: int | None = None,
         max_samples: int | None = None,
-        max_bytes: int | None = MAX_BYTES,
-        budget: Literal["auto"] | None = AUTO,
         seed: int = 0,
         feature_extractor: FeatureExtractor | None = None,
         perturbation: Perturbation | None = None,
         class_weight: ClassWeight | None = None,
         metric: Any = "accuracy",
         averaging: float | None = AVERAGING,
-        averaging_device: str | None = None,
         output_key: str | int | None = None,
         every_n_epochs: int = 1,
         every_n_train_steps: int | None = None,
@@ -143,11 +134,10 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         input_key: InputKey = None,
         label_key: str | int | None = None,
     ) -> None:
-        self._take_arguments(Settings, locals())
+        self._take_arguments(locals())
         with misconfigured(TypeError, ValueError):
             self.restore_best_weights = check_flag("restore_best_weights", restore_best_weights)
             self.save_weights_only = check_flag("save_weights_only", save_weights_only)
-            self.verbose = check_flag("verbose", verbose)
             if not isinstance(dirpath, str | Path | None):
                 raise TypeError(f"`dirpath` must be a path or None, got {dirpath!r}.")
             if not isinstance(filename, str | None):
@@ -171,8 +161,8 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         none. A pair of classes is separable (Eq. 39) below 1e-6 effective samples near its boundary, not at 0. Samples
         count as often as a sampler draws them, times the weights of their classes in the loss.
         """
-        published: dict[str, Any] = {"rule": "parzen_uncertainty", "averaging": None, "n_draws": 1, "budget": None}
-        published |= {"max_bytes": None, "feature_extractor": "inputs", "perturbation": "random"}
+        published: dict[str, Any] = {"rule": "parzen_uncertainty", "averaging": None, "n_draws": 1}
+        published |= {"max_samples": sys.maxsize, "feature_extractor": "inputs", "perturbation": "random"}
         return cls(**published | {"patience": sys.maxsize} | overrides)
 
     def _reset(self) -> None:
@@ -207,7 +197,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         keeper: Keeper
         if any(isinstance(one, Checkpoint) and not isinstance(one, MemoryKeeper) for one in present):
             token = trainer.strategy.broadcast(secrets.token_hex(3))  # no other run in the folder has it
-            keeper = FileKeeper(self._fit, self._written, token, verbose=self.verbose, **options)
+            keeper = FileKeeper(self._fit, self._written, token, verbose=self.settings.verbose, **options)
         else:
             keeper = MemoryKeeper(self._fit)
             if given := [f"`{name}`" for name, value in options.items() if value]:
@@ -253,9 +243,9 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         history = self.tracker.history
         if self._fit.check is not None and history.last_score is not None and not trainer.fast_dev_run:
             best = history.verdict.best
-            if self.verbose and best > self._best_logged:
+            if best > self._best_logged:
                 gain = "" if self._best_logged == -float("inf") else f" by {best - self._best_logged:.4f}"
-                rank_zero_info(f"Metric {self.score_name} improved{gain}. New best score: {best:.4f}")
+                self.tracker.detail(f"Metric {self.score_name} improved{gain}. New best score: {best:.4f}")
                 self._best_logged = best
             # All processes stop, or none.
             self._stop_is_due = trainer.strategy.reduce_boolean_decision(history.verdict.should_stop, all=False)
@@ -300,9 +290,9 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             why += f" (`{name}={every}`)"
         if self._fit.waits_for_average:
             why += ": the average of WeightAveraging was not updated before it"
-        place = {"is_by_steps": self._fit.is_by_steps, "path": self.best_model_path}
+        place: Any = {"is_by_steps": self._fit.is_by_steps, "path": self.best_model_path}
         is_open = self.stopped_epoch is None and exception is None
-        tracker.tell_end(self.stopping_reason, how, cost, why, is_open=is_open, **place)
+        tracker.tell_end(self.stopping_reason, how, cost, why=why, is_open=is_open, **place)
         if exception is None:  # after one, the other processes may not come here
             tracker.summary = tracker.processes.broadcast(tracker.summary)
 

@@ -11,9 +11,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from lightning_utilities.core.rank_zero import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_only, rank_zero_warn
 from torch import Tensor
 
+from bu_torch.internal import printing
 from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import gathered
 from bu_torch.run.processes import Processes, T
@@ -68,6 +69,12 @@ WRAPPING = ("FSDPStrategy", "DeepSpeedStrategy")
 OUT_OF_REACH = (*WRAPPING, "XLAFSDPStrategy")  # their shards do not show which weights they hold
 SHARDED = (*OUT_OF_REACH, "ModelParallelStrategy")  # where no process has the whole network
 RAW_WEIGHTS = "raw_state_dict"  # weights of training beside the measured ones in a checkpoint
+
+
+@rank_zero_only
+def tell(line: str) -> None:
+    """Log a line in the first process."""
+    printing.tell(line)
 
 
 @contextmanager

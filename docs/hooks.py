@@ -19,7 +19,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 WITHOUT_MEMBERS = {  # whose methods are hooks, or need no words
     "BoundaryUncertaintyStopping",
     "BoundaryUncertaintyMonitor",
-    "MeasurementSettings",
     "Settings",
 }
 

@@ -247,21 +247,16 @@ def say(result: Result) -> None:
 
 @contextmanager
 def own_lines_alone() -> Iterator[None]:
-    """Of Lightning's messages, show those of the callback."""
-
-    def is_own(record: logging.LogRecord) -> bool:
-        return record.getMessage().startswith(("Boundary uncertainty", "The choice"))
-
-    handlers = logging.getLogger("lightning.pytorch").handlers
-    for handler in handlers:
-        handler.addFilter(is_own)
+    """Show the messages of the callback, and none of Lightning's."""
+    lightning = logging.getLogger("lightning.pytorch")
+    level = lightning.level
+    lightning.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="lightning")
             yield
     finally:
-        for handler in handlers:
-            handler.removeFilter(is_own)
+        lightning.setLevel(level)
 
 
 def main(arguments: list[str] | None = None) -> list[Result]:

@@ -11,6 +11,8 @@ import torch
 from emulation import emulated
 from hypothesis import HealthCheck, settings
 
+from bu_torch.run.settings import Settings
+
 # `make test-slow` runs the thorough one.
 settings.register_profile("brief", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", settings.get_profile("brief"), max_examples=10_000)
@@ -44,11 +46,12 @@ def global_state_is_left_alone(request):
     """Each test sees, and must leave, the same global switches; a test that trains may move the random state."""
     torch.manual_seed(0)
     before = (torch.get_default_dtype(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled())
-    lightning = logging.getLogger("lightning.pytorch")
-    level = lightning.level  # which benchmarks raise
+    levels = {
+        log: log.level for log in map(logging.getLogger, ("lightning.pytorch", "bu_torch"))
+    }  # benchmarks raise them
     yield
-    if level:
-        lightning.setLevel(level)
+    for log, level in levels.items():
+        log.setLevel(level or logging.INFO)
     after = (torch.get_default_dtype(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled())
     assert after == before
 
@@ -64,9 +67,11 @@ def random_states():
 
 
 @pytest.fixture
-def log(caplog):
-    """What the user is told, from INFO on."""
-    caplog.set_level("INFO", logger="lightning.pytorch")
+def log(caplog, monkeypatch):
+    """All that the user is told, as `verbose` does."""
+    caplog.set_level("INFO", logger="bu_torch")
+    check = Settings.__post_init__
+    monkeypatch.setattr(Settings, "__post_init__", lambda self: (check(self), setattr(self, "verbose", True)))
     return caplog
 
 

@@ -113,7 +113,6 @@ EARLY, ABSENT = "all checks were of epochs before `start_from_epoch=9`", r"3\.we
 ENDS = {
     "by itself": Ending(f"{KEPT}in the model"),
     "early checks": Ending(NONE_KEPT + EARLY, settings={"start_from_epoch": 9}),
-    "no finite check": Ending(NO_FINITE, settings={"check_finite": False}, scores=(float("nan"),)),
     "NaN": Ending(NO_FINITE, reason=r"epoch 0: .* not finite \(nan\)", scores=(float("nan"),)),
     "patience": Ending(f"{KEPT}in the model", reason="epoch 3: .* in the last 2 checks", settings={"patience": 2}),
     "other shapes": Ending(f"{KEPT}not in the model", "another shape or kind in the module, .*0.weight", happen=narrow),

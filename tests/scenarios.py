@@ -325,7 +325,6 @@ SCENARIOS = {
     "a rule that remembers": Scenario(settings={"rule": Gain(), "averaging": None}),
     "a late start": Scenario(settings={"start_from_epoch": 1, "rule": "trust_score"}),
     "improvements of some size": Scenario(settings={"min_delta": 0.05, "averaging": 0.3}),
-    "a threshold": Scenario(settings={"stopping_threshold": 0.1}, resumes=False),
     "no patience": Scenario(settings={"patience": 0, "rule": "trust_score"}, resumes=False),
     "every second epoch": Scenario(settings={"every_n_epochs": 2, "patience": 1}, **NO_LOOP),
     "checks within epochs": Scenario(settings={"every_n_train_steps": 2, "patience": 20}, **TRACELESS),

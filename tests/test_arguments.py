@@ -1,6 +1,9 @@
 """What is set when an object is made, out of its range, and what is asked before a fit: refused by name."""
 
+import inspect
 import re
+from dataclasses import fields
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ from torch import nn
 
 import bu_torch
 from bu_torch.internal.inputs import check_flag, check_integer, check_number
-from bu_torch.run.settings import MeasurementSettings, Settings
+from bu_torch.run.settings import REMOVED, Settings, SettingsDict
 
 X = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(20) % 2
@@ -24,10 +27,6 @@ DRAWS = {"perturbation": ("be one of 'random', 'neighbors'", "noise"), "n_draws"
 MEASURED = NEIGHBORS | SEED | SPACE | DRAWS
 MEASURE = {"measure": ("be one of 'entropy', 'triangle'", "gini")}
 RULE = {"rule": ("be one of 'accuracy_uncertainty_trust',", "accuracy"), "start_from_epoch": ("be an integer >= 0", -1)}
-SETTINGS = MEASURED | {
-    "max_samples": ("be an integer >= 40", 39),
-    "budget": ("be one of 'auto', None", 0, 0.3, -1.0, "much", NAN, True),
-}
 REFUSED = {
     bu_torch.NeighborGraph: NEIGHBORS | {"exact": ("be one of True, False, None", "no")},
     bu_torch.BoundaryUncertainty: MEASURED,
@@ -51,14 +50,13 @@ REFUSED = {
     },
     bu_torch.GradientAnchorUncertainty: MEASURE | {"gap": ("be one of .own., .pair.", "all")},
     bu_torch.SelectionRule: RULE,
-    MeasurementSettings: SETTINGS,
-    Settings: SETTINGS
+    Settings: MEASURED
     | RULE
     | {
+        "max_samples": ("be an integer >= 40", 39),
         "patience": ("be an integer >= 0", -1),
         "min_delta": ("be a finite number >= 0", NAN, -0.1),
-        "stopping_threshold": ("be a finite number", "0.9"),
-        "check_finite": ("be True or False", "no"),
+        "verbose": ("be True or False", "no"),
     },
 }
 
@@ -72,9 +70,24 @@ def test_what_is_out_of_range_is_refused_by_name(made, name):
             made(**{name: value})
 
 
+@pytest.mark.parametrize("name", REMOVED)
+def test_an_option_that_is_no_more_is_refused_with_what_to_do_instead(name):
+    callbacks = (bu_torch.BoundaryUncertaintyMonitor, bu_torch.BoundaryUncertaintyStopping)
+    for make in (*callbacks, partial(bu_torch.BoundaryUncertaintyStopper, X, Y)):
+        with pytest.raises(TypeError, match=f"`{name}` is no option any more: "):
+            make(**{name: None})
+
+
+def test_the_lists_of_settings_are_the_same():
+    settings = {field.name: field.default for field in fields(Settings) if field.name != "decides"}
+    arguments = inspect.signature(bu_torch.BoundaryUncertaintyStopping).parameters
+    assert list(SettingsDict.__annotations__) == list(settings)
+    assert {name: arguments[name].default for name in settings} == settings
+
+
 def test_numbers_and_flags_of_numpy_are_taken_and_truth_values_are_no_numbers():
-    settings = Settings(patience=np.int64(3), min_delta=np.float32(0.5), check_finite=np.bool_(False), seed=np.uint8(3))
-    assert (settings.patience, settings.min_delta, settings.check_finite, settings.seed) == (3, 0.5, False, 3)
+    settings = Settings(patience=np.int64(3), min_delta=np.float32(0.5), verbose=np.bool_(False), seed=np.uint8(3))
+    assert (settings.patience, settings.min_delta, settings.verbose, settings.seed) == (3, 0.5, False, 3)
     assert {type(value) for value in (settings.patience, settings.seed)} == {int}
     for value in (True, 2.0, "2", None):
         with pytest.raises(TypeError, match=f"`n` must be an integer >= 1, got {value!r}"):

@@ -29,7 +29,7 @@ class BoundaryUncertainty(PerturbedSamples):
         n_neighbors: Size M of a cluster, the sample itself included, >= 2. Data with fewer samples is refused.
         n_draws: Independent perturbations of each sample, >= 1.
         seed: Seed of all random choices, 0 <= seed < 2**64. Global random numbers are neither used nor changed.
-        feature_extractor: As in `bu_torch.run.settings.MeasurementSettings`; `"module"` takes the features of `module`,
+        feature_extractor: As in `bu_torch.run.settings.Settings`; `"module"` takes the features of `module`,
             `"metric"` inputs (of images patches, of token ids tokens) in the metric that labels teach (`LabelMetric`).
             None compares inputs, patches and `module` for images, tokens and `module` for token ids that are perturbed
             as such, inputs and `module` for all others but vectors (N, d); then the metric (`MetricTrial`).

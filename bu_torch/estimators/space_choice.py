@@ -315,7 +315,7 @@ def best_space(
         except Exception as error:  # a network may have no such layer, or not be ready: its code may raise anything
             if name != "module":
                 raise
-            _log.info("The network's own features cannot be read: %s: %s", type(error).__name__, error)
+            _log.debug("The network's own features cannot be read: %s: %s", type(error).__name__, error)
             continue
         skills[name] = LabelRegression(seed=seed).fit(points, columns, of_rows).skill_
         if not best or skills[name] > skills[best]:

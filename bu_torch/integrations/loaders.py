@@ -31,14 +31,15 @@ def make_stopper(
             f"Training data: samples are read from a `torch.utils.data.DataLoader`, got {type(loader).__name__}."
         )
 
+    settings = Settings(**{name: value for name, value in options.items() if name != "folder"})
+
     def read(how_many: Callable[[int], int]) -> Samples:
         try:
-            return read_loader(loader, how_many, seed=options["seed"], keys=keys, looks_for_augmentation=True)
+            return read_loader(loader, how_many, seed=settings.seed, keys=keys, looks_for_augmentation=True)
         except UnreadableError as error:
             raise ValueError(f"Training data: {error}") from error
 
     first = read(lambda n_training: 1)
-    settings = Settings(**{name: value for name, value in options.items() if name != "folder"})
     with evaluation_copy(network) as copy:
         taker = packed_model(copy, first.packing)
         n_operations = count_operations(copy, partial(logits_at, taker, first.inputs, output_key=settings.output_key))
@@ -46,10 +47,9 @@ def make_stopper(
     made = plan(settings, n_samples, n_samples, n_operations, first.inputs.nbytes, holds_draws=reads_again)
     samples = read(lambda n_training: made.n_samples)
     are_tokens = samples.packing is None and samples.inputs.ndim == 2 and not samples.inputs.is_floating_point()
-    planned: dict[str, Any] = {"n_draws": made.n_draws, "max_samples": None, "budget": None}
-    if are_tokens and not samples.is_random and options["perturbation"] is None:
-        planned["perturbation"] = "tokens"
-    return BoundaryUncertaintyStopper(samples, samples.labels, **options | planned)
+    if are_tokens and not samples.is_random and settings.perturbation is None:
+        options = options | {"perturbation": "tokens"}
+    return BoundaryUncertaintyStopper(samples, samples.labels, **options)
 
 
 def conclude(stopper: BoundaryUncertaintyStopper, network: nn.Module | None, reason: str = "") -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from torch import nn
 from bu_torch.integrations.loaders import conclude, make_stopper, missing
 from bu_torch.internal.logits import entry_of
 from bu_torch.run.history import describe_exception
-from bu_torch.run.settings import Settings
+from bu_torch.run.settings import Settings, SettingsDict
 
 try:
     from skorch import NeuralNetClassifier
@@ -18,7 +18,7 @@ try:
 except ImportError as error:
     raise missing("skorch", "skorch") from error
 
-_OPTIONS = {field.name: field.default for field in fields(Settings)} | {"folder": None}
+_OPTIONS = {one.name: one.default for one in fields(Settings) if one.name != "decides"} | {"folder": None}
 
 
 class BoundaryUncertaintyEarlyStopping(Callback):
@@ -40,7 +40,9 @@ class BoundaryUncertaintyEarlyStopping(Callback):
         TypeError: If an argument is unknown or of the wrong type.
     """
 
-    def __init__(self, load_best: bool = True, folder: str | Path | None = None, **settings: Any) -> None:
+    def __init__(
+        self, load_best: bool = True, folder: str | Path | None = None, **settings: Unpack[SettingsDict]
+    ) -> None:
         Settings(**settings)  # raises for wrong arguments
         self.__dict__.update(_OPTIONS, load_best=load_best, folder=folder, **settings)
 

@@ -4,7 +4,7 @@ import inspect
 import math
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -13,7 +13,7 @@ from bu_torch.integrations.loaders import conclude, make_stopper, missing
 from bu_torch.internal.files import whole_file, why_unreadable
 from bu_torch.internal.inputs import check_integer
 from bu_torch.run.processes import TorchProcesses
-from bu_torch.run.settings import Settings
+from bu_torch.run.settings import Settings, SettingsDict
 from bu_torch.run.weights import optimizers_in_eval_mode, optimizers_in_training
 from bu_torch.samples.batches import Keys
 
@@ -53,12 +53,13 @@ class BoundaryUncertaintyCallback(TrainerCallback):
         input_key: str | list[str] | None = None,
         label_key: str = "labels",
         folder: str | Path | None = None,
-        **settings: Any,
+        **settings: Unpack[SettingsDict],
     ) -> None:
         self.load_best_model_at_end = load_best_model_at_end
         self.input_key, self.label_key = input_key, label_key
         self.check_steps = None if check_steps is None else check_integer("check_steps", check_steps, 1)
-        self.options = vars(Settings(**settings)) | {"folder": folder}
+        Settings(**settings)  # raises for wrong arguments
+        self.options: dict[str, Any] = {**settings, "folder": folder}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         model, loader = kwargs["model"], kwargs["train_dataloader"]

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from tqdm.auto import tqdm
 
+_log = logging.getLogger("bu_torch")
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode
 _JOINERS = "\u200c\u200d"  # belong to words of some scripts, and to emojis
 _BAR_DELAY = 3  # seconds of work before a progress bar is shown
@@ -31,12 +32,18 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 
 def tell(line: str) -> None:
-    """Log a line of a training, by the logger "bu_torch" at INFO, which a script sees unless it sets up logging."""
-    log = logging.getLogger("bu_torch")
-    if not log.hasHandlers():
-        log.addHandler(logging.StreamHandler())
-        log.setLevel(logging.INFO if log.level == logging.NOTSET else log.level)
-    log.info("%s", cleaned(line))
+    """Log a line of a training by the logger "bu_torch" at INFO, which is shown unless a script decides otherwise."""
+    if _log.level == logging.NOTSET:
+        _log.setLevel(logging.INFO)
+    if not _log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.addFilter(lambda record: not logging.getLogger().handlers)  # those set up since show the line, too
+        _log.addHandler(handler)
+    _log.info("%s", cleaned(line))
+
+
+def untold(line: str) -> None:
+    """Drop a line."""
 
 
 _are_shown = ContextVar("are_shown", default=False)

@@ -71,7 +71,7 @@ class NeighborGraph:
         own = torch.arange(n_samples, device=features.device)
         found = nearest(features, features, self.n_neighbors - 1, exclude=own, exact=self.exact)
         self.recall_ = found.recall
-        _log.info("Nearest neighbours of %d samples on %s, recall %.3f.", n_samples, features.device, self.recall_)
+        _log.debug("Nearest neighbours of %d samples on %s, recall %.3f.", n_samples, features.device, self.recall_)
         self.neighbors = torch.cat((own.unsqueeze(1), found.rows), dim=1)
         self.nearest_distance = first_positive(features, found.distances).to(features.dtype)
         return self

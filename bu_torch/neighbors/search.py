@@ -269,7 +269,7 @@ def _answer_from_lists(question: _Question, base32: Tensor, distances: Tensor, r
         del lists
     else:
         text = "%d of %d points are compared with all %d samples: an approximate search would not be faster."
-        _log.info(text, len(left), n_queries, len(base32))
+        _log.debug(text, len(left), n_queries, len(base32))
     return (found + len(left)) / n_queries
 
 

@@ -33,7 +33,7 @@ class Rule:
             different names, and a rule may not have the name of a signal or of another column of a record.
         signals: Names of the signals that `score` reads (`bu_torch.Signals.NAMES`).
         title: Name of the rule in plots and pages; by default `name` with spaces for underscores.
-        unit: Unit of the score, `min_delta` and `stopping_threshold`; "" for a plain number.
+        unit: Unit of the score and of `min_delta`; "" for a plain number.
 
     Example:
         >>> class Cautious(Rule):
@@ -226,7 +226,6 @@ class Reason(StrEnum):
     """Reason to stop, with the names of Lightning's `EarlyStoppingReason`."""
 
     NOT_STOPPED = "not_stopped"
-    STOPPING_THRESHOLD = "stopping_threshold"
     PATIENCE_EXHAUSTED = "patience_exhausted"
     NON_FINITE_METRIC = "non_finite_metric"
 
@@ -243,23 +242,13 @@ class Verdict(NamedTuple):
         return self.reason != Reason.NOT_STOPPED
 
 
-def decide(
-    before: Verdict,
-    score: float,
-    *,
-    patience: int,
-    min_delta: float = 0.0,
-    stopping_threshold: float | None = None,
-    check_finite: bool = True,
-) -> Verdict:
+def decide(before: Verdict, score: float, *, patience: int, min_delta: float = 0.0) -> Verdict:
     """Decide after a check whether to stop, as Lightning's `EarlyStopping(mode="max")` does.
 
     `before` is the verdict of the previous check. `patience` 0 means the same as 1.
     """
-    if check_finite and not math.isfinite(score):
+    if not math.isfinite(score):
         return before._replace(reason=Reason.NON_FINITE_METRIC)
-    if stopping_threshold is not None and score > stopping_threshold:
-        return before._replace(reason=Reason.STOPPING_THRESHOLD)
     if score - min_delta > before.best:
         return Verdict(score)
     wait = before.wait + 1

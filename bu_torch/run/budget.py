@@ -12,14 +12,15 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode
 
-from bu_torch.run.settings import MeasurementSettings
+from bu_torch.run.settings import Settings
 from bu_torch.samples.samples import IGNORED
 from bu_torch.signals.catalogue import SIGNALS
 
 _log = logging.getLogger(__name__)
 
 MAX_DRAWS = 4  # more do not help (docs/limits.md)
-AUTO_SHARE = 0.15  # for `budget="auto"`: share of an epoch's samples; the floor below may exceed it
+AUTO_SHARE = 0.15  # share of an epoch's samples; the floor below may exceed it
+MAX_BYTES = 2**30  # of samples that are held, unless `max_samples` is given
 _LEAST_FLOOR, _MOST_FLOOR = 500, 6000  # forward passes that small data needs: large networks, small ones
 _FLOOR_OPERATIONS = 6e8
 _OPERATIONS_BESIDE = 40_000  # evaluating the logits of a pass takes as long on one core
@@ -35,7 +36,7 @@ class Plan(NamedTuple):
 
 
 def plan(
-    settings: MeasurementSettings,
+    settings: Settings,
     n_training: int,
     n_visited: int,
     n_operations: int,
@@ -53,18 +54,16 @@ def plan(
     """
 
     def within_bytes(n_samples: int, n_held: int) -> int:
-        if settings.max_bytes is None or not n_bytes:
+        bound = most_bytes(settings)
+        if bound is None or not n_bytes:
             return n_samples
-        return min(n_samples, max(settings.max_bytes // (n_bytes * n_held), settings.n_neighbors))
+        return min(n_samples, max(bound // (n_bytes * n_held), settings.n_neighbors))
 
     max_samples, n_draws = max_samples or settings.max_samples, settings.n_draws
     # Passes of each sample beside those of its draws.
     n_unmoved = int(any(SIGNALS[name].reads_samples for name in settings.also))
     n_samples = n_training if max_samples is None else min(n_training, max_samples)
     n_samples = within_bytes(n_samples, 1)
-    if settings.budget is None:
-        n_draws = n_draws or MAX_DRAWS
-        return Plan(within_bytes(n_samples, 1 + n_draws * holds_draws), n_draws)
     affordable = _FLOOR_OPERATIONS / (n_operations + _OPERATIONS_BESIDE)
     floor = min(_MOST_FLOOR, max(_LEAST_FLOOR, affordable))
     passes = math.floor(max(AUTO_SHARE * n_visited, floor))
@@ -73,6 +72,11 @@ def plan(
     if max_samples is None:
         n_samples = min(n_samples, max(passes // (n_draws + n_unmoved), settings.n_neighbors))
     return Plan(within_bytes(n_samples, 1 + n_draws * holds_draws), n_draws)
+
+
+def most_bytes(settings: Settings) -> int | None:
+    """Bound on the bytes of the samples that are held; None if `max_samples` says how many they are."""
+    return MAX_BYTES if settings.max_samples is None else None
 
 
 def describe_ignored(n_ignored: int) -> str:

@@ -12,10 +12,11 @@ from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.logits import packed_model
 from bu_torch.internal.packing import Packing
+from bu_torch.internal.printing import untold
 from bu_torch.perturbation.draws import kind_of
 from bu_torch.rule.rules import DEFAULT_RULE
-from bu_torch.run.budget import Plan, describe_ignored, plan
-from bu_torch.run.settings import MeasurementSettings, settings_for
+from bu_torch.run.budget import Plan, describe_ignored, most_bytes, plan
+from bu_torch.run.settings import Settings, settings_for
 from bu_torch.samples.balance import ClassWeight, class_shares, rare_class, stratified_rows
 from bu_torch.samples.readings import with_readings
 from bu_torch.samples.samples import Samples, fewer_of
@@ -48,11 +49,12 @@ class Prepared(NamedTuple):
 class CheckSetup:
     """Plan of the checks, the fitted `Signals`, and the part of both that a resumed run needs.
 
-    The first process calls `prepare`, and all `accept` what it returns; `warn` and `tell` take lines for the log.
+    The first process calls `prepare`, and all `accept` what it returns. `warn` and `tell` take lines for the log.
     """
 
-    def __init__(self, settings: MeasurementSettings, warn: Callable[[str], None], tell: Callable[[str], None]) -> None:
+    def __init__(self, settings: Settings, warn: Callable[[str], None], tell: Callable[[str], None]) -> None:
         self.settings, self._warn, self._tell = settings, warn, tell
+        self._detail = tell if settings.verbose else untold
         self.plan: Plan | None = None
         self.fingerprint: str | None = None  # identifies the samples of earlier checks
         self._is_restored = True
@@ -63,9 +65,7 @@ class CheckSetup:
         self._n_draws = 1
         self._signals: Signals | None = None  # only in the process that has prepared
         # Settings that determine the samples and perturbations: with others, a resumed run plans anew.
-        self._plan_settings = [
-            getattr(settings, name) for name in ("budget", "n_draws", "max_samples", "n_neighbors", "seed")
-        ]
+        self._plan_settings = [getattr(settings, name) for name in ("n_draws", "max_samples", "n_neighbors", "seed")]
         # A resumed run cannot repeat the choice of a space, because the network has changed. So a state holds the whole
         # preparation if the space is the network's features, and otherwise the name of the space.
         self._saved: dict[str, Any] | None = None  # `Signals.state`
@@ -78,9 +78,9 @@ class CheckSetup:
             planned = planned or (lambda n, n_bytes: plan(self.settings, n, n, 0, n_bytes))
             wanted, self.plan = planned(n_training, 0), planned(n_training, n_bytes)
             if self.plan.n_samples < wanted.n_samples:
-                self._tell(
+                self._detail(
                     f"bu-torch holds {self.plan.n_samples} samples instead of {wanted.n_samples}, to take no more than"
-                    f" {self.settings.max_bytes} bytes. To change it: `max_bytes`."
+                    f" {most_bytes(self.settings)} bytes. To change it: `max_samples`."
                 )
         samples = fewer_of(samples, self.plan.n_samples, self.settings.seed)
         chosen = f"{len(samples.inputs)} samples"
@@ -88,7 +88,7 @@ class CheckSetup:
             kind = "stratified random" if samples.is_stratified else "random"
             chosen = f"a {kind} {len(samples.inputs)} of {samples.n_training} training samples"
         draws = "1 draw" if self.plan.n_draws == 1 else f"{self.plan.n_draws} draws"
-        self._tell(f"bu-torch measures at {chosen}, {draws} each{when}.")
+        self._detail(f"bu-torch measures at {chosen}, {draws} each{when}.")
         if line := describe_ignored(samples.n_ignored):
             self._warn(line)
         samples, self._n_draws = self._within_memory(samples)
@@ -135,7 +135,9 @@ class CheckSetup:
         perturbed: Any = signals.perturbed
         if is_shared:
             perturbed = perturbed[torch.arange(len(perturbed), device=perturbed.device)].to("cpu")
-        for line in self._lines():
+        for line in self._details():
+            self._detail(line)
+        for line in self._doubts():
             self._tell(line)
         made = perturbed, self.plan, self.packing, self.takes_readings
         return Prepared(*made, signals.fingerprint, self._is_restored)
@@ -243,8 +245,28 @@ class CheckSetup:
             raise RuntimeError("This Tracker has no samples yet: call `start` first.")
         return self._signals
 
-    def _lines(self) -> Iterator[str]:
-        """Lines for the log: how samples are perturbed, which space, and how classes count."""
+    def _doubts(self) -> Iterator[str]:
+        """A metric that may be of the wrong class, or tells networks apart badly; a class that hardly counts."""
+        boundary, metric = self.signals.boundary, self.signals.metric
+        if metric is None:
+            rare = rare_class(boundary.labels, boundary.weights) if boundary.class_weight is None else None
+            if rare is not None:
+                yield (
+                    f"Class {rare[0]} makes up {rare[1]:.1%} of what training draws, and counts that much in expected"
+                    " accuracy. To change it: another `metric`, such as 'balanced_accuracy'. A loss that weighs the"
+                    " classes needs `class_weight=`."
+                )
+            return
+        share = float((boundary.labels == 1).double().mean())
+        if metric.is_of_one and boundary.classes.n_classes == 2 and share > 0.5:
+            whose = f"The {metric.title} is that of class 1, {share:.0%} of the labels."
+            yield f"{whose} Swap the labels if you mean class 0."
+        elif doubt := metric.doubt(self.about["data"]["n_present"]):
+            sentence = f"{doubt[0].upper()}{doubt[1:]}"
+            yield f"{sentence}, so the expected {metric.title} tells networks apart badly. Let accuracy decide."
+
+    def _details(self) -> Iterator[str]:
+        """How samples are perturbed, in which space neighbours are found, and how samples count."""
         if self.takes_readings:
             yield (
                 "A sample differs each time it is read (random augmentation), so bu-torch reads each sample"
@@ -253,8 +275,13 @@ class CheckSetup:
             )
         yield from self._lines_on_space()
         metric = self.signals.metric
-        yield from self._lines_on_classes() if metric is None else self._lines_on_metric(metric)
-        is_default = getattr(self.settings, "rule", "") == DEFAULT_RULE and metric is None
+        boundary, is_weighted = self.signals.boundary, self.about["data"]["sampling"] == "weighted"
+        if metric is not None:
+            yield from self._lines_on_metric(metric)
+        elif is_weighted and boundary.class_weight != "balanced":
+            times = "" if boundary.class_weight is None else ", times the weights of their classes"
+            yield f"Samples count as often as the sampler draws them{times}."
+        is_default = self.settings.decides and self.settings.rule == DEFAULT_RULE and metric is None
         if is_default and not self.signals.are_rows:
             own = " and, by a small weight, agreement with the labels" if self.takes_readings else " alone"
             yield f"On images and texts the score is expected accuracy{own}, a share of the highest possible."
@@ -276,32 +303,11 @@ class CheckSetup:
                 f"Neighbours are found {where}: left-out labels are predicted best there (skill by {listed}).{change}"
             )
 
-    def _lines_on_classes(self) -> Iterator[str]:
-        """Weights of classes, if a sampler weights samples, and a class that is rare."""
-        boundary, is_weighted = self.signals.boundary, self.about["data"]["sampling"] == "weighted"
-        if is_weighted and boundary.class_weight != "balanced":
-            times = "" if boundary.class_weight is None else ", times the weights of their classes"
-            yield f"Samples count as often as the sampler draws them{times}."
-        if boundary.class_weight is None and (rare := rare_class(boundary.labels, boundary.weights)) is not None:
-            yield (
-                f"Class {rare[0]} makes up {rare[1]:.1%} of what training draws, and counts that much in expected"
-                " accuracy. To change it: another `metric`, such as 'balanced_accuracy'. A loss that weighs the classes"
-                " needs `class_weight=`."
-            )
-
     def _lines_on_metric(self, metric: ExpectedMetric) -> Iterator[str]:
-        """Weights that the metric ignores, its class or prices, and a warning if it tells networks apart badly."""
-        boundary, data = self.signals.boundary, self.about["data"]
-        if data["sampling"] == "weighted" or self.settings.class_weight is not None:
+        """Weights that the metric ignores, and its prices."""
+        if self.about["data"]["sampling"] == "weighted" or self.settings.class_weight is not None:
             yield f"In the {metric.title} each sample counts once, however training weighs it."
-        share, doubt = float((boundary.labels == 1).double().mean()), metric.doubt(data["n_present"])
-        if metric.is_of_one and boundary.classes.n_classes == 2 and share > 0.5:
-            whose = f"The {metric.title} is that of class 1, {share:.0%} of the labels."
-            yield f"{whose} Swap the labels if you mean class 0."
-        elif doubt:
-            sentence = f"{doubt[0].upper()}{doubt[1:]}"
-            yield f"{sentence}, so the expected {metric.title} tells networks apart badly. Let accuracy decide."
-        elif metric.prices:
+        if metric.prices:
             yield metric.prices
 
     def release(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from bu_torch.internal.printing import cleaned
 from bu_torch.rule.rules import Reason, RuleName, SelectionRule, Verdict, decide
-from bu_torch.run.settings import MeasurementSettings, Settings
+from bu_torch.run.settings import Settings
 from bu_torch.signals.metrics import ExpectedMetric, as_metric
 
 Entry = dict[str, Any]  # one check: epoch, step, signals and score
@@ -23,10 +23,7 @@ _BELOW_CHANCE = 0.8
 
 
 class History:
-    """Checks in order, and the decision after the last one, computed from plain numbers alone.
-
-    With `MeasurementSettings` alone, nothing is decided.
-    """
+    """Checks in order, and the decision after the last one, computed from plain numbers alone."""
 
     kept: Entry | None  # the check whose weights are to be kept
     verdict: Verdict  # decision after the last check
@@ -34,11 +31,11 @@ class History:
     n_not_compared: int  # checks before the first that counts for the patience or as best
     _before: tuple[Entry | None, Verdict]  # kept check and decision before the last check, which may be made again
 
-    def __init__(self, settings: MeasurementSettings) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.selection: SelectionRule | None = None
         metric = as_metric(settings.metric)
-        if isinstance(settings, Settings):
+        if settings.decides:
             first = settings.start_from_epoch
             self.selection = SelectionRule(settings.deciding_rule, start_from_epoch=first, metric=metric)
         self._value_name, self._sign = ("expected_accuracy", 1.0) if metric is None else (metric.signal, metric.sign)
@@ -96,14 +93,12 @@ class History:
     def why_stopped(self, epoch: int, step: int | None = None) -> str:
         """Reason to stop after the last check, made at this epoch and step; "" if there is none."""
         selection, settings, verdict, compared = self.selection, self.settings, self.verdict, self.compared
-        if selection is None or not isinstance(settings, Settings) or not verdict.should_stop:
+        if selection is None or not verdict.should_stop:
             return ""
         where = f"in epoch {epoch}" if step is None else f"at step {step} of epoch {epoch}"
         start = f"Stopped {where}: {selection.rule.title}"
         if verdict.reason == Reason.NON_FINITE_METRIC:
             return f"{start} gave a score that is not finite ({self.last_score})."
-        if verdict.reason == Reason.STOPPING_THRESHOLD:
-            return f"{start} rose above the stopping threshold {settings.stopping_threshold}."
         wait = verdict.wait
         now, unit = (epoch, "epoch") if step is None else (step, "step")
         then = compared[-1 - wait].get(unit) if wait < len(compared) else None
@@ -111,28 +106,30 @@ class History:
         by = f" by more than {settings.min_delta:g}" if settings.min_delta else ""
         return f"{start} did not improve{by} in the last {'check' if wait == 1 else f'{wait} checks'}{since}."
 
-    def describe_kept(
-        self, how: str, reason: str, path: str = "", *, is_averaged: bool, is_by_steps: bool, is_open: bool
-    ) -> str:
-        """Say what was kept, where it is, and why training ended; whether longer training may help, if `is_open`."""
+    def describe_kept(self, how: str, path: str, *, is_averaged: bool, is_by_steps: bool) -> str:
+        """Say what was kept, and where it is."""
         kept, selection = self.kept, self.selection
         assert kept is not None  # noqa: S101  (the caller has seen one)
         assert selection is not None  # noqa: S101  (there is a rule)
         rule, score = selection.rule, kept[selection.score_name]
         place = f"step {kept['step']} of " if is_by_steps and "step" in kept else ""
         where = f", its checkpoint is {cleaned(path)}" if path else ""
-        longer, seen = "", [place_of(one) for one in self.entries]
-        n_since = len(seen) - 1 - seen.index(place_of(kept)) if place_of(kept) in seen else len(seen)
-        if is_open and n_since <= _LATE * len(self.entries):
-            which = "That was the last check" if n_since == 0 else f"Only {n_since} later checks followed"
-            lag = ", or try `averaging=None`, since the average lags" if is_averaged else ""
-            longer = f" {which}: train longer{lag}."
         return (
             f"bu-torch kept {place}epoch {kept['epoch']}"
             f" ({rule.title}: {rule.shown(score):.4f}{rule.unit and f' {rule.unit}'}):"
             f" its {'averaged ' if is_averaged else ''}weights are {how}in the model{where}."
-            f" {reason.rstrip('.')}.{longer}"
         )
+
+    def describe_end(self, reason: str, *, is_averaged: bool, is_open: bool) -> str:
+        """Say why training ended; whether longer training may help, if `is_open`."""
+        longer, seen = "", [place_of(one) for one in self.entries]
+        last = None if self.kept is None else place_of(self.kept)
+        n_since = len(seen) - 1 - seen.index(last) if last in seen else len(seen)
+        if is_open and n_since <= _LATE * len(self.entries):
+            which = f"Only {n_since} later checks followed" if n_since else "The kept check is the last"
+            lag = ", or try `averaging=None`, since the average lags" if is_averaged else ""
+            longer = f" {which}: train longer{lag}."
+        return f"{reason.rstrip('.')}.{longer}"
 
     def why_none_kept(self) -> str:
         """Reason why no epoch is kept."""
@@ -202,16 +199,9 @@ class History:
     def _decide(self, entry: Entry) -> None:
         self._before = self.kept, self.verdict
         selection, settings = self.selection, self.settings
-        if selection is None or not isinstance(settings, Settings) or (score := selection.score(entry)) is None:
+        if selection is None or (score := selection.score(entry)) is None:
             return
-        self.verdict = decide(
-            self.verdict,
-            score,
-            patience=settings.patience,
-            min_delta=settings.min_delta,
-            stopping_threshold=settings.stopping_threshold,
-            check_finite=settings.check_finite,
-        )
+        self.verdict = decide(self.verdict, score, patience=settings.patience, min_delta=settings.min_delta)
         if selection.is_better(entry, self.kept):
             self.kept = entry
 

@@ -59,8 +59,8 @@ class LastCheck:
 
     def judge(
         self, check: Mapping[str, Any], history: History, signals: Signals, classes: list[str] | None
-    ) -> tuple[Confidence | None, list[str]]:
-        """Judge the kept check in words."""
+    ) -> tuple[Confidence | None, str, list[str]]:
+        """Judge the kept check; give the doubt about it, "" for none, and what else is to say."""
         boundary, selection = signals.boundary, history.selection
         names = class_names(boundary.labels, classes)
         counted = [one for one in history.compared if selection is None or selection.score(one) is not None]
@@ -80,7 +80,8 @@ class LastCheck:
             if metric is not None and not metric.is_of_sharp:
                 doubt = doubt or describe_few(boundary.labels)
             confidence = confidence_in(check, counted, *given, is_blind=bool(blind), metric=metric, doubt=doubt)
-        lines = [blind or ("" if confidence is None else confidence.line())]
-        if metric is not None and not blind:
-            lines.append(describe_threshold(check, metric))
-        return confidence, [line for line in lines if line]
+        said = blind or ("" if confidence is None else confidence.line())
+        threshold = "" if metric is None or blind else describe_threshold(check, metric)
+        if confidence is not None and confidence.word == "clear":
+            return confidence, "", [line for line in (said, threshold) if line]
+        return confidence, said, [threshold] if threshold else []

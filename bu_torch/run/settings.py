@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from bu_torch.estimators.space_choice import FeatureExtractor, SpaceName
-from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import as_features, check_flag, check_integer, check_number, check_seed
 from bu_torch.internal.logits import as_taken
 from bu_torch.internal.packing import Packing
@@ -22,31 +21,77 @@ from bu_torch.signals.measuring import Signals
 from bu_torch.signals.metrics import as_metric
 from bu_torch.space.features import MixedFeatures
 
-AUTO: Literal["auto"] = "auto"
-MAX_BYTES = 2**30
 AVERAGING = 0.7  # about the last three checks
+REMOVED = {
+    "averaging_device": "the average lies where the weights are, and `averaging=None` does without it",
+    "budget": "`max_samples` says how many samples a check uses, and `n_draws` how often it perturbs each",
+    "cache": "each run prepares anew, which takes seconds: leave it out",
+    "check_finite": "a score that is not finite always ends a training: leave it out",
+    "max_bytes": "`max_samples` says how many samples a check holds",
+    "stopping_threshold": "compare `history[-1]` with a threshold after each check, or list an `EarlyStopping`, whose"
+    " `monitor` may be any number of a check",
+}
+
+
+class RefusesRemoved:
+    """Raises a TypeError for an option of an earlier version, which says what to do instead."""
+
+    def __new__(cls, *_: Any, **options: Any) -> Self:
+        for name in REMOVED.keys() & options.keys():
+            raise TypeError(f"`{name}` is no option any more: {REMOVED[name]}.")
+        return super().__new__(cls)
+
+
+class SettingsDict(TypedDict, total=False):
+    """Options that the plain loop, Hugging Face and skorch take; `Settings` explains them."""
+
+    patience: int
+    min_delta: float
+    start_from_epoch: int
+    rule: RuleName | Rule
+    n_neighbors: int
+    n_draws: int | None
+    max_samples: int | None
+    seed: int
+    feature_extractor: FeatureExtractor | None
+    perturbation: Perturbation | None
+    class_weight: ClassWeight | None
+    metric: Any
+    averaging: float | None
+    output_key: str | int | None
+    verbose: bool
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class MeasurementSettings:
-    """Samples that a check uses, and its price.
+class Settings(RefusesRemoved):
+    """How a check measures, and how its score decides.
 
     Args:
+        patience: Stop after this many checks in a row without improvement, >= 0. As with Lightning's `EarlyStopping`, 0
+            stops at the first check without improvement, and so does 1. A score that is NaN or infinite stops at once.
+        min_delta: Least amount by which an improvement must exceed the best, >= 0. It does not change what is kept.
+        start_from_epoch: First epoch that counts, >= 0. Earlier checks are measured and logged, but count neither for
+            the patience nor as best.
+        rule: The score; the first check with the largest is kept. `"accuracy_uncertainty_trust"` is the mean of
+            three shares of what any classifier can reach: of expected accuracy, boundary uncertainty, and the logarithm
+            of trust (`bu_torch.functional.accuracy_uncertainty_trust`); on images and texts it is the first share
+            alone. Expected accuracy is the mean probability of the predicted class, and boundary uncertainty tells how
+            uncertain the labels are along the boundary. Their probabilities, `Signals.probabilities`, come once from
+            the training labels: votes of the nearest samples, mixed with a kernel regression on all. Or one signal
+            alone: `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`, or `"parzen_uncertainty"`, the
+            boundary uncertainty of Proposal 2, which is measured only then. Or a `bu_torch.Rule` of your own. With
+            another `metric` than accuracy, the default rule keeps the check of its best expected value.
         n_neighbors: Size M of a cluster of neighbours, the sample itself included, >= 2. Training data with fewer
             samples is refused.
         n_draws: Independent perturbations of each sample, >= 1; all numbers are means over them. More draws make them
-            steadier and cost more forward passes. None chooses up to 4 within the budget, more for smaller data.
+            steadier and cost more forward passes. None chooses up to 4, more for smaller data.
         max_samples: Measure at no more than this many training samples, >= `n_neighbors`: a subset drawn with `seed`,
-            stratified if labels are known without reading the samples. None chooses within the budget. (Of an
-            `IterableDataset` the first `max_samples` are read, or 10,000.)
-        max_bytes: Bound on the bytes of the samples that are held, >= 1, as the dataset returns them; at least one
-            cluster is held. The default is a GiB, 1783 images of 3 x 224 x 224 in float32. Perturbed copies are made
-            batch by batch and not kept, but each further reading counts. None for no bound.
-        budget: Price of a check in forward passes, which several processes share. `"auto"` is at most 0.15 of the
-            training samples that an epoch visits, but no fewer than a cluster; it bounds what `n_draws` and
-            `max_samples` choose by themselves. To train on a sample costs two to three passes, so this is below a tenth
-            of an epoch. Small data has a floor: 6000 passes of a small network, fewer if a pass takes more than 60,000
-            floating-point operations, and 500 from 1,160,000 on. None for no bound. Counted, not timed: runs repeat.
+            stratified if labels are known without reading the samples. (Of an `IterableDataset` the first `max_samples`
+            are read, or 10,000.) None takes as many as fit into a GiB, as the dataset returns them (1783 images of 3 x
+            224 x 224 in float32), and into the price of a check in forward passes: 0.15 of the training samples that an
+            epoch visits, but no fewer than a cluster. To train on a sample costs two to three passes, so this is below
+            a tenth of an epoch. Small data has a floor: 6000 passes of a small network, fewer if a pass takes more than
+            60,000 floating-point operations, and 500 from 1,160,000 on. Passes are counted, not timed: runs repeat.
         seed: Seed of all random choices, from 0 to 2**64 - 1. Global random numbers are left as they are.
         feature_extractor: The space of distances between samples, which are perturbed in input space all the same.
             `"inputs"`, standardised; `"patches"` for images, `bu_torch.PatchFeatures`; `"tokens"` for token ids,
@@ -72,43 +117,46 @@ class MeasurementSettings:
         averaging: Largest weight of the past in an exponential moving average of the network's weights at the checks,
             0 <= averaging < 1; at the first checks it is smaller, n / (n + 10) after n. This average is measured and
             kept, and training continues without it. None measures the network as each check finds it.
-        averaging_device: Device that holds this average, which is as large as the trained weights; None takes the
-            network's.
         output_key: Place of the logits in the network's output: a key, an attribute, or an index of a tuple. None takes
             a tensor, or an output with `logits`.
+        verbose: Log all lines. False logs what was kept, why training ended and what it cost, and doubts.
+        decides: False only measures: nothing is kept, and nothing stops the training.
 
     Raises ValueError or TypeError for an argument out of range or of the wrong type.
     """
 
+    patience: int = 20
+    min_delta: float = 0.0
+    start_from_epoch: int = 0
+    rule: RuleName | Rule = DEFAULT_RULE
     n_neighbors: int = 40
     n_draws: int | None = None
     max_samples: int | None = None
-    max_bytes: int | None = MAX_BYTES
-    budget: Literal["auto"] | None = AUTO
     seed: int = 0
     feature_extractor: FeatureExtractor | None = None
     perturbation: Perturbation | None = None
     class_weight: ClassWeight | None = None
     metric: Any = "accuracy"
-    averaging: float | None = None
-    averaging_device: str | None = None
+    averaging: float | None = AVERAGING
     output_key: str | int | None = None
+    verbose: bool = False
+    decides: bool = True
 
     def __post_init__(self) -> None:
+        self.patience = check_integer("patience", self.patience, 0)
+        self.min_delta = check_number("min_delta", self.min_delta, 0)
+        self.start_from_epoch = check_integer("start_from_epoch", self.start_from_epoch, 0)
         self.n_neighbors = check_integer("n_neighbors", self.n_neighbors, 2)
         self.n_draws = None if self.n_draws is None else check_integer("n_draws", self.n_draws, 1)
         if self.max_samples is not None:
             self.max_samples = check_integer("max_samples", self.max_samples, self.n_neighbors)
-        self.max_bytes = None if self.max_bytes is None else check_integer("max_bytes", self.max_bytes, 1)
-        self.budget = check_choice("budget", self.budget, (AUTO, None))
         self.seed = check_seed(self.seed)
         if self.averaging is not None:
             self.averaging = check_number("averaging", self.averaging, 0, below=1)
-        if self.averaging_device is not None:
-            self.averaging_device = _check_device("averaging_device", self.averaging_device)
         is_key = isinstance(self.output_key, str | int) and not isinstance(self.output_key, bool)
         if self.output_key is not None and not is_key:
             raise TypeError(f"`output_key` must be a name, a place or None, got {self.output_key!r}.")
+        self.verbose = check_flag("verbose", self.verbose)
         if not isinstance(self.metric, str):
             self.metric = as_metric(self.metric)  # a copy of what its owner may go on to use
         self.make_signals(n_draws=1)  # checks the rest
@@ -117,7 +165,15 @@ class MeasurementSettings:
     @property
     def also(self) -> tuple[str, ...]:
         """Signals to measure that no check measures unless a rule reads them."""
-        return ()
+        metric = as_metric(self.metric)
+        measured = (*Signals.NAMES, *(() if metric is None else metric.entries))
+        return tuple(name for name in as_rule(self.rule, metric).signals if name not in measured)
+
+    @property
+    def deciding_rule(self) -> Rule:
+        """The rule, which is that of the metric if another metric than accuracy is asked for and no rule."""
+        metric = as_metric(self.metric)
+        return as_rule(self.rule, metric) if metric is None or self.rule != DEFAULT_RULE else MetricRule(metric)
 
     def refuse_too_few(self, n_samples: int, what: str) -> None:
         if n_samples < self.n_neighbors:
@@ -149,61 +205,7 @@ class MeasurementSettings:
         )
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
-class Settings(MeasurementSettings):
-    """Settings of measurement, which `MeasurementSettings` explains (`averaging` is 0.7 by default), and of decision.
-
-    Args:
-        patience: Stop after this many checks in a row without improvement, >= 0. As with Lightning's `EarlyStopping`, 0
-            stops at the first check without improvement, and so does 1.
-        min_delta: Least amount by which an improvement must exceed the best, >= 0. It does not change what is kept.
-        stopping_threshold: Stop as soon as the score exceeds this; None for never.
-        check_finite: Stop when the score is NaN or infinite. Such a check is never the best.
-        start_from_epoch: First epoch that counts, >= 0. Earlier checks are measured and logged, but count neither for
-            the patience nor as best.
-        rule: The score; the first check with the largest is kept. `"accuracy_uncertainty_trust"` is the mean of
-            three shares of what any classifier can reach: of expected accuracy, boundary uncertainty, and the logarithm
-            of trust (`bu_torch.functional.accuracy_uncertainty_trust`); on images and texts it is the first share
-            alone. Expected accuracy is the mean probability of the predicted class, and boundary uncertainty tells how
-            uncertain the labels are along the boundary. Their probabilities, `Signals.probabilities`, come once from
-            the training labels: votes of the nearest samples, mixed with a kernel regression on all. Or one signal
-            alone: `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`, or `"parzen_uncertainty"`, the
-            boundary uncertainty of Proposal 2, which is measured only then. Or a `bu_torch.Rule` of your own. With
-            another `metric` than accuracy, the default rule keeps the check of its best expected value.
-    """
-
-    patience: int = 20
-    min_delta: float = 0.0
-    stopping_threshold: float | None = None
-    check_finite: bool = True
-    start_from_epoch: int = 0
-    rule: RuleName | Rule = DEFAULT_RULE
-    averaging: float | None = AVERAGING
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.patience = check_integer("patience", self.patience, 0)
-        self.min_delta = check_number("min_delta", self.min_delta, 0)
-        if self.stopping_threshold is not None:
-            self.stopping_threshold = check_number("stopping_threshold", self.stopping_threshold)
-        self.check_finite = check_flag("check_finite", self.check_finite)
-        self.start_from_epoch = check_integer("start_from_epoch", self.start_from_epoch, 0)
-        as_rule(self.rule, as_metric(self.metric))
-
-    @property
-    def also(self) -> tuple[str, ...]:
-        metric = as_metric(self.metric)
-        measured = (*Signals.NAMES, *(() if metric is None else metric.entries))
-        return tuple(name for name in as_rule(self.rule, metric).signals if name not in measured)
-
-    @property
-    def deciding_rule(self) -> Rule:
-        """The rule, which is that of the metric if another metric than accuracy is asked for and no rule."""
-        metric = as_metric(self.metric)
-        return as_rule(self.rule, metric) if metric is None or self.rule != DEFAULT_RULE else MetricRule(metric)
-
-
-def settings_for(settings: MeasurementSettings, samples: Samples) -> MeasurementSettings:
+def settings_for(settings: Settings, samples: Samples) -> Settings:
     """Settings adapted to samples: further readings perturb them; the user's callables get tensors as training does.
 
     By default, rows of indices (token ids and their masks) are exchanged as tokens, images are moved as images and
@@ -259,23 +261,3 @@ class _Extractor:
     def __call__(self, inputs: Tensor) -> Any:
         tree = self._packing.unpack(inputs)
         return self._extractor(pytree.tree_map(lambda tensor: as_taken(self.__self__, tensor), tree))
-
-
-def check_is_here(name: str, device: str | None) -> None:
-    """Raise ValueError if a device is named that this machine does not have."""
-    if device is None:
-        return
-    try:
-        torch.zeros(1, device=device).cpu()
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"`{name}` must be a device of this machine, got {device!r}: {error}") from error
-
-
-def _check_device(name: str, device: Any) -> str:
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError):
-        found = torch.device("meta")  # refused below, as the meta device itself is
-    if found.type == "meta":
-        raise ValueError(f"`{name}` must be a device such as 'cpu' or 'cuda:0', got {device!r}.")
-    return str(found)

@@ -2,27 +2,23 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self, Unpack
 
 from torch import Tensor, distributed, nn
 
-from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import as_floats, check_integer
 from bu_torch.internal.logits import device_of, logits_at, packed_model
 from bu_torch.internal.printing import showing_progress
 from bu_torch.internal.replica import evaluation_copy
-from bu_torch.perturbation.draws import Perturbation, keeps_integers
-from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
+from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.budget import count_operations, plan
 from bu_torch.run.history import describe_exception, describe_lost_best
 from bu_torch.run.processes import TorchProcesses
-from bu_torch.run.settings import AUTO, AVERAGING, MAX_BYTES, Settings, check_is_here
+from bu_torch.run.settings import Settings, SettingsDict
 from bu_torch.run.tracker import KeptResults, Tracker
 from bu_torch.run.weights import BestWeights, load
-from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.readings import ASKED_TO_READ, WITHOUT_READING
 from bu_torch.samples.samples import Samples, whole_samples
 
@@ -51,8 +47,8 @@ class BoundaryUncertaintyStopper(KeptResults):
             with the same samples, and each reads its share. The first one decides for all and logs; in `summary` it
             alone has the word, its numbers and the threshold. All keep the same weights. None if one process checks
             alone.
-        **settings: All of `bu_torch.run.settings.Settings`, such as `patience`, `rule`, `budget` (an epoch visits each
-            of the N samples once), and `averaging` (0.7).
+        **settings: As in `bu_torch.run.settings.Settings`: `patience`, `rule`, `averaging`, ... An epoch is taken to
+            visit each of the N samples once.
 
     Attributes:
         best_epoch, best_step, best_score, history, summary, setup_seconds, check_seconds, record_path: As in
@@ -93,32 +89,12 @@ class BoundaryUncertaintyStopper(KeptResults):
         sample_weight: Any = None,
         folder: str | Path | None = None,
         process_group: Any = None,
-        patience: int = 20,
-        min_delta: float = 0.0,
-        stopping_threshold: float | None = None,
-        check_finite: bool = True,
-        start_from_epoch: int = 0,
-        rule: RuleName | Rule = DEFAULT_RULE,
-        n_neighbors: int = 40,
-        n_draws: int | None = None,
-        max_samples: int | None = None,
-        max_bytes: int | None = MAX_BYTES,
-        budget: Literal["auto"] | None = AUTO,
-        seed: int = 0,
-        feature_extractor: FeatureExtractor | None = None,
-        perturbation: Perturbation | None = None,
-        class_weight: ClassWeight | None = None,
-        metric: Any = "accuracy",
-        averaging: float | None = AVERAGING,
-        averaging_device: str | None = None,
-        output_key: str | int | None = None,
+        **settings: Unpack[SettingsDict],
     ) -> None:
-        given = locals()
-        self.settings = Settings(**{field.name: given[field.name] for field in fields(Settings)})
+        self.settings = Settings(**settings)
         self.inputs, self.labels, self.sample_weight = inputs, labels, sample_weight
-        self._keeps_integers = keeps_integers(perturbation)
+        self._keeps_integers = keeps_integers(self.settings.perturbation)
         self._samples = self._read()
-        check_is_here("averaging_device", self.settings.averaging_device)
         self.settings.refuse_too_few(len(self._samples.inputs), "`inputs`")
         if folder is not None and not isinstance(folder, str | Path):
             raise TypeError(f"`folder` must be a path or None, got {type(folder).__name__}.")
@@ -158,8 +134,8 @@ class BoundaryUncertaintyStopper(KeptResults):
                 may then repeat the last one, and None does so. None if epochs identify the checks.
 
         Returns:
-            True if training may end, because the score has not improved for `patience` checks, or exceeds the
-            threshold, or is not finite. Later calls return it again, until one finds a higher score.
+            True if training may end, because the score has not improved for `patience` checks, or is not finite. Later
+            calls return it again, until one finds a higher score.
 
         Raises:
             ValueError: If the model gives too few outputs, the samples are not fit for the method, or `epoch` or `step`
@@ -309,7 +285,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         has_group = distributed.is_available() and distributed.is_initialized()
         if has_group and tracker.processes.count < distributed.get_world_size():
             tracker.warn(_CHECKS_ALONE)
-        one, n_training, n_operations = samples.inputs[:1], len(samples.inputs), 0
+        one, n_training, n_operations = samples.inputs[:1], samples.n_training, 0
         one = one if self._keeps_integers or samples.packing is not None else as_floats(one)
         if tracker.check_setup.plan is None and isinstance(model, nn.Module):
             with evaluation_copy(model) as network:

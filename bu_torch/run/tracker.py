@@ -20,7 +20,7 @@ from bu_torch.run.check_setup import CheckSetup
 from bu_torch.run.history import History, describe_none_kept, describe_worse_than_chance, summary_of
 from bu_torch.run.last_check import LastCheck
 from bu_torch.run.processes import Processes
-from bu_torch.run.settings import MeasurementSettings
+from bu_torch.run.settings import Settings
 from bu_torch.run.state import VERSION, read_state
 from bu_torch.run.timing import Record, RunTimer, plain, row
 from bu_torch.run.weights import WeightAverage, few_names, state_to_keep
@@ -29,7 +29,7 @@ from bu_torch.samples.samples import Samples
 from bu_torch.signals.metrics import THRESHOLD, as_metric
 
 # Scores can be compared only if these settings are the same.
-_COMPARED = ["metric", "start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed", "class_weight"]
+_COMPARED = ["metric", "start_from_epoch", "n_neighbors", "n_draws", "max_samples", "seed", "class_weight"]
 
 
 class UnfitLogitsError(ValueError):
@@ -62,18 +62,18 @@ class Tracker:
                 break
 
     If several `processes` train, the first one prepares and measures, each reads its share of the logits, and all `add`
-    the same values: all must call the same methods. With `MeasurementSettings` alone, nothing is decided.
+    the same values: all must call the same methods. With `decides=False`, nothing is decided.
     """
 
     def __init__(
         self,
-        settings: MeasurementSettings,
+        settings: Settings,
         warn: Callable[[str], None] | None = None,
         tell: Callable[[str], None] = printing.tell,
     ) -> None:
         self.settings = settings
         self.warn: Callable[[str], None] = warn or partial(warnings.warn, stacklevel=2)
-        self.tell = tell
+        self.tell, self.detail = tell, tell if settings.verbose else printing.untold
         self.processes = Processes()
         self.inputs: Any = None  # perturbed inputs that this process reads; None before `start`
         self.history = History(settings)  # decides which check is kept, and when to stop
@@ -81,10 +81,11 @@ class Tracker:
         self.last_check = LastCheck()
         self.average: WeightAverage | None = None
         if settings.averaging is not None:
-            self.average = WeightAverage(settings.averaging, settings.averaging_device)
+            self.average = WeightAverage(settings.averaging)
         self.timer = RunTimer()  # time and record
         self.summary: dict[str, Any] = {}  # what was kept, and whether to trust it, once training has ended
-        self.remarks: list[str] = []  # the same in sentences
+        self.remarks: list[str] = []  # what else is to say of it
+        self.doubt = ""  # a reason not to trust it
         self._has_warned = False  # a warning about predictions worse than chance is given once
 
     @property
@@ -218,10 +219,10 @@ class Tracker:
         """Judge what was kept, and write the last line of the record."""
         seconds = {name: getattr(self.timer, name) for name in ("saving_seconds", "training_seconds")}
         check = None if kept.get("kept_epoch") is None else self.history.kept  # weights may be lost
-        confidence, self.remarks = None, []
+        confidence, self.doubt, self.remarks = None, "", []
         if check is not None and self.check_setup.is_prepared:
-            setup = self.check_setup
-            confidence, self.remarks = self.last_check.judge(check, self.history, setup.signals, setup.about["classes"])
+            judge, setup = self.last_check.judge, self.check_setup
+            confidence, self.doubt, self.remarks = judge(check, self.history, setup.signals, setup.about["classes"])
         if self.history.selection is not None:
             judged = summary_of(confidence, as_metric(self.settings.metric))
             score = None if check is None else check[self.history.score_name]
@@ -233,21 +234,36 @@ class Tracker:
                 found = {name: check[name] for name in check if name.endswith(THRESHOLD)}
                 self.summary |= found if is_known else found | {THRESHOLD: None}
         line = {"kind": "end", "reason": reason, "n_not_compared": self.history.n_not_compared, **kept, **seconds}
-        self.timer.record.write(line | {"remarks": self.remarks})
+        self.timer.record.write(line | {"remarks": [line for line in (self.doubt, *self.remarks) if line]})
 
-    def tell_end(self, reason: str, how: str | None, cost: str, why: str = "", **place: Any) -> None:
-        """Say what was kept, whether to trust it, and why training ended, after `end`.
+    def tell_end(
+        self,
+        reason: str,
+        how: str | None,
+        cost: str,
+        *,
+        is_by_steps: bool,
+        is_open: bool,
+        path: str = "",
+        why: str = "",
+    ) -> None:
+        """Say what was kept, why training ended and what that cost, and doubts; with `verbose` all remarks, too.
 
-        The sentences are that of `History.describe_kept`, which takes `place`, the `cost`, and the remarks of
-        `LastCheck.judge`. `how` is "", "partly " or "not ": how the kept weights are in the model; None if nothing is
-        kept. `why` is the reason for that; "" asks the history.
+        Arguments are those of `History.describe_kept` and `describe_end`. `how` is "", "partly " or "not ": how the
+        kept weights are in the model; None if nothing is kept. `why` is the reason for that; "" asks the history.
         """
-        lines = [describe_none_kept(why or self.history.why_none_kept(), reason)]
-        if how is not None:
-            line = self.history.describe_kept(how, reason, is_averaged=self.average is not None, **place)
-            lines = [f"{line} {cost}", *self.remarks]
-        for line in lines if self.processes.rank == 0 else ():
-            self.tell(line)
+        if self.processes.rank != 0:
+            return
+        if how is None:
+            self.tell(describe_none_kept(why or self.history.why_none_kept(), reason))
+            return
+        is_averaged = self.average is not None
+        self.tell(self.history.describe_kept(how, path, is_averaged=is_averaged, is_by_steps=is_by_steps))
+        self.tell(f"{self.history.describe_end(reason, is_averaged=is_averaged, is_open=is_open)} {cost}")
+        if self.doubt:
+            self.tell(self.doubt)
+        for line in self.remarks:
+            self.detail(line)
 
     def release(self) -> None:
         """Free what `start` computed, and the average, because training has ended."""

@@ -55,12 +55,10 @@ class WeightAverage:
 
     Args:
         past: The largest weight of the past, 0 <= past < 1.
-        device: Device that holds the average; None takes that of the weights.
     """
 
-    def __init__(self, past: float, device: torch.device | str | None = None) -> None:
+    def __init__(self, past: float) -> None:
         self.past = past
-        self.device = device
         self.is_current = False
         self.renewed: list[str] = []  # weights whose average began anew at the last update, because its shape differed
         self._averages: dict[str, Averaged] = {}
@@ -91,20 +89,17 @@ class WeightAverage:
         with torch.inference_mode(False), torch.no_grad():
             for name in (name for name, size in sizes.items() if math.isfinite(size)):
                 weight, before = found[name].detach(), self._averages.get(name)
-                device = weight.device if self.device is None else torch.device(self.device)
                 if before is None or before.value.shape != weight.shape:
-                    averages[name] = Averaged(weight.to(device, copy=True), 1)
+                    averages[name] = Averaged(weight.clone(), 1)
                     self.renewed += [] if before is None else [name]
                     continue
-                value = cast("Tensor", sharded_like(before.value, weight).to(device, weight.dtype))
+                value = cast("Tensor", sharded_like(before.value, weight).to(weight.device, weight.dtype))
                 averages[name] = Averaged(value, before.n_checks + (not is_again))
                 by_age.setdefault(before.n_checks, []).append(name)
             for n_checks, names in by_age.items() if not is_again else ():
                 past = min(self.past, n_checks / (n_checks + _WARM_UP))
                 values = [local(averages[name].value) for name in names]
-                entering = [
-                    local(found[name].detach()).to(value.device) for name, value in zip(names, values, strict=True)
-                ]
+                entering = [local(found[name].detach()) for name in names]
                 torch._foreach_lerp_(values, entering, 1 - past)
         self._averages = averages
         return True

@@ -45,7 +45,7 @@ class Signals:
         also: Names of signals to measure beside those of `NAMES`. `"expected_auroc"`, `"expected_log_loss"` and others
             are expected metrics. `"parzen_uncertainty"` and `"omission"` read the network at the samples themselves
             too, after the perturbed ones.
-        metric: A metric whose expected value is measured: a name as in `MeasurementSettings`, costs or a
+        metric: A metric whose expected value is measured: a name as in `Settings`, costs or a
             `torchmetrics.Metric`.
         known_space: Space that an earlier fit on these samples has chosen; None to choose.
         **options: `feature_extractor`, `perturbation`, `class_weight` and `module`, as in

@@ -69,7 +69,7 @@ def test_augmented_images_are_checked_as_a_dataset_gives_them(training, images):
 def test_the_signals_are_those_of_the_monitor(why, tmp_path):
     split, test, n_classes = why.load(why.Case("ionosphere", 0.2, 0, "rmsprop", 3))
     variants = why.Variants(why.Reference(*split), test)
-    monitor = BoundaryUncertaintyMonitor(n_draws=4, budget=None, feature_extractor="inputs")
+    monitor = BoundaryUncertaintyMonitor(n_draws=4, max_samples=10_000, feature_extractor="inputs")
     trainer = problems.trainer(tmp_path, monitor, variants, enable_checkpointing=False)
     pl.seed_everything(0, verbose=False)
     module = why.classifier(split, n_classes)

@@ -209,12 +209,11 @@ def test_places_may_come_from_a_command_line(tmp_path):
         (True, [1.0, 2.0], "^Samples count as often as the sampler draws them, times the weights of their class"),
     ],
 )
-def test_a_rare_class_is_worth_a_word(tmp_path, caplog, sampled, class_weight, message):
+def test_a_rare_class_is_worth_a_word(tmp_path, log, sampled, class_weight, message):
     labels = (torch.arange(120) % 25 == 0).long()
     sampler = WeightedRandomSampler((1 / torch.bincount(labels).double())[labels], 120) if sampled else None
     data = DataLoader(TensorDataset(X + 10 * labels.unsqueeze(1), labels), batch_size=30, sampler=sampler)
-    with caplog.at_level("INFO"):
-        monitored(tmp_path, lambda: Classifier(n_outputs=2), data, class_weight=class_weight)
-    said = [line for line in caplog.messages if "training draws" in line or "sampler draws" in line]
+    monitored(tmp_path, lambda: Classifier(n_outputs=2), data, class_weight=class_weight)
+    said = [line for line in log.messages if "training draws" in line or "sampler draws" in line]
     assert len(said) == (message is not None)
     assert all(re.search(message, line) for line in said)

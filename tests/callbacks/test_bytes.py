@@ -1,6 +1,4 @@
-"""The samples that a check looks at take no more than `max_bytes`."""
-
-import logging
+"""The samples that a check chooses by itself take no more than a GiB."""
 
 import pytest
 import torch
@@ -36,29 +34,31 @@ def monitored(tmp_path, data, **settings):
     [READ, Stream(list(zip(IMAGES, LABELS, strict=True))), TensorDataset(IMAGES, LABELS)],
     ids=["read", "stream", "held"],
 )
-def test_no_more_samples_are_looked_at_and_the_log_and_the_record_say_so(tmp_path, caplog, data):
+def test_no_more_samples_are_looked_at_and_the_log_and_the_record_say_so(tmp_path, log, monkeypatch, data):
+    monkeypatch.setattr("bu_torch.run.budget.MAX_BYTES", BOUND)
     WAS_READ.clear()
-    with caplog.at_level(logging.INFO):
-        monitor = monitored(tmp_path, data, max_bytes=BOUND)
+    monitor = monitored(tmp_path, data)
     assert read_record(monitor.record_path).data["n_samples"] == FITTING
     if isinstance(data, Stream):
-        assert f"reads the first {FITTING} samples of Stream, to take no more than {BOUND} bytes" in caplog.text
+        assert f"reads the first {FITTING} samples of Stream, to take no more than {BOUND} bytes" in log.text
     else:
-        assert f"holds {FITTING} samples instead of {N}, to take no more than {BOUND} bytes" in caplog.text
+        assert f"holds {FITTING} samples instead of {N}, to take no more than {BOUND} bytes" in log.text
     if data is READ:
         assert len(WAS_READ) <= N + 50 + FITTING + 50  # training, the first batch, the samples, and a look for noise
 
 
-def test_a_cluster_is_looked_at_all_the_same(tmp_path):
-    monitor = monitored(tmp_path, TensorDataset(IMAGES, LABELS), max_bytes=1)
-    assert read_record(monitor.record_path).data["n_samples"] == 10
+def test_a_cluster_is_looked_at_all_the_same_and_as_many_samples_as_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("bu_torch.run.budget.MAX_BYTES", 1)
+    for settings, expected in (({}, 10), ({"max_samples": 200}, 200)):
+        monitor = monitored(tmp_path, TensorDataset(IMAGES, LABELS), **settings)
+        assert read_record(monitor.record_path).data["n_samples"] == expected
 
 
-def test_a_plain_loop_is_bound_alike(caplog):
-    stopper = BoundaryUncertaintyStopper(IMAGES, LABELS, n_neighbors=10, max_bytes=BOUND)
-    with caplog.at_level(logging.INFO):
-        stopper.check(Classifier(d=3 * SIDE * SIDE))
-    assert f"holds {FITTING} samples instead of {N}" in caplog.text
+def test_a_plain_loop_is_bound_alike(log, monkeypatch):
+    monkeypatch.setattr("bu_torch.run.budget.MAX_BYTES", BOUND)
+    stopper = BoundaryUncertaintyStopper(IMAGES, LABELS, n_neighbors=10)
+    stopper.check(Classifier(d=3 * SIDE * SIDE))
+    assert f"holds {FITTING} samples instead of {N}" in log.text
 
 
 def test_a_network_gets_few_large_inputs_at_a_time():

@@ -221,12 +221,15 @@ def test_no_copy_of_the_network_outlives_the_check(tmp_path, checkpoints, settin
     assert counts == [1] * 2
 
 
-def test_improvements_and_files_are_said_in_lightnings_words_if_asked_for(tmp_path, log):
+def test_three_lines_are_said_and_improvements_and_files_if_asked_for(tmp_path, caplog):
+    caplog.set_level("INFO")
     scores = [0.1, 0.5, 0.4, 0.9]
     fit(tmp_path / "quiet", scripted(scores), max_epochs=4)
-    assert "improved" not in log.text
+    kept, ended = (record.getMessage() for record in caplog.records if record.name == "bu_torch")
+    assert "kept epoch 3" in kept
+    assert "`max_epochs=4`" in ended
     fit(tmp_path, scripted(scores, verbose=True), max_epochs=4)
-    said = log.messages
+    said = caplog.messages
     assert [line for line in said if "improved" in line] == [
         "Metric given improved. New best score: 0.1000",
         "Metric given improved by 0.4000. New best score: 0.5000",

@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
@@ -35,16 +37,18 @@ def test_metrics_reach_logger_progress_bar_and_the_user_s_callbacks(tmp_path):
 
 def read_reference(trainer, data, most=None):
     monitor = BoundaryUncertaintyMonitor(reference=data)
-    return read_training_data(trainer, None, monitor.settings, monitor.source, lambda n: n, most)
+    return read_training_data(
+        trainer, None, monitor.settings, monitor.source, lambda n: n, most, monitor.tracker.detail
+    )
 
 
 class TestFindingTheData:
-    @pytest.mark.parametrize(("most", "n_read"), [(300, 300), (None, 10_000)])
+    @pytest.mark.parametrize(("most", "n_read"), [(300, 300), (None, 10_000), (sys.maxsize, 10_000)])
     def test_endless_stream_is_cut_off(self, tmp_path, log, most, n_read):
         samples = read_reference(trainer(tmp_path), Endless(), most)
         assert len(samples.inputs) == n_read
         assert f"reads the first {n_read} samples of Endless" in log.text
-        assert ("`max_samples` sets another number" in log.text) == (most is None)
+        assert ("`max_samples` sets another number" in log.text) == (most != 300)
 
     @pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
     def test_steps_counted_on_an_endless_stream_are_warned_of(self, tmp_path):

@@ -81,7 +81,6 @@ def run_lightning_s(folder, script, *callbacks, module=None, max_epochs=10, trai
 
 WORDS = {
     EarlyStoppingReason.PATIENCE_EXHAUSTED: "did not improve",
-    EarlyStoppingReason.STOPPING_THRESHOLD: "rose above the stopping threshold 0.6",
     EarlyStoppingReason.NON_FINITE_METRIC: "not finite",
     EarlyStoppingReason.NOT_STOPPED: "Training ran until `max_epochs=10`.",
 }
@@ -91,11 +90,9 @@ WORDS = {
     ("script", "kwargs", "reason"),
     [
         ([0.2, 0.4, 0.4, 0.4, 0.4], {"patience": 3}, EarlyStoppingReason.PATIENCE_EXHAUSTED),
-        ([0.5, 0.6, 0.61, 0.2], {"patience": 9, "stopping_threshold": 0.6}, EarlyStoppingReason.STOPPING_THRESHOLD),
         ([0.5, 0.6, NAN, 0.9], {"patience": 9}, EarlyStoppingReason.NON_FINITE_METRIC),
         ([0.1, 0.3, 0.2, 0.4, 0.3], {"patience": 9}, EarlyStoppingReason.NOT_STOPPED),
         ([0.1, 0.5, 0.9, 0.9, 1.0], {"patience": 0}, EarlyStoppingReason.PATIENCE_EXHAUSTED),
-        ([NAN, NAN, 0.3, 0.2, 0.1], {"patience": 3, "check_finite": False}, EarlyStoppingReason.PATIENCE_EXHAUSTED),
     ],
 )
 def test_a_training_stops_and_keeps_where_it_does_under_lightning_s_pair(tmp_path, script, kwargs, reason):
@@ -359,11 +356,8 @@ class TestOtherwise:
         assert (made.stopping.best_epoch, made.stopping.stopped_epoch) == (1, 3)
         assert torch.load(made.stopping.best_model_path, weights_only=True)["global_step"] == 2 * N_STEPS
 
-    @pytest.mark.parametrize(
-        ("script", "kwargs"), [([0.1, 0.9, 0.2], {"stopping_threshold": 0.8}), ([0.1, NAN, 0.2], {})]
-    )
-    def test_a_reason_to_stop_before_min_epochs_must_hold_again(self, tmp_path, script, kwargs):
-        settings = {"patience": 9, **kwargs, "trainer_kwargs": {"min_epochs": 4}}
+    def test_a_reason_to_stop_before_min_epochs_must_hold_again(self, tmp_path):
+        script, settings = [0.1, NAN, 0.2], {"patience": 9, "trainer_kwargs": {"min_epochs": 4}}
         theirs, stopper, _ = run_lightning_s(tmp_path / "theirs", script, max_epochs=6, **settings)
         assert (theirs.current_epoch, stopper.stopped_epoch) == (4, 1)
         made = run(tmp_path, script, max_epochs=6, **settings)

@@ -140,14 +140,14 @@ def test_a_resumed_run_has_the_same_readings(tmp_path, recwarn):
     assert not [one for one in recwarn if "different training samples" in str(one.message)]
 
 
-def test_the_bound_on_bytes_counts_each_reading(tmp_path):
-    n_bytes = X[0].nbytes
+def test_the_bound_on_bytes_counts_each_reading(tmp_path, monkeypatch):
+    monkeypatch.setattr("bu_torch.run.budget.MAX_BYTES", 120 * X[0].nbytes)
     for n_draws, n_samples in ((1, 60), (2, 40)):
-        monitor = monitored(tmp_path, n_draws=n_draws, max_bytes=120 * n_bytes)
+        monitor = monitored(tmp_path, n_draws=n_draws)
         assert looked_at(monitor) == (n_samples, n_draws)
         assert len(SEEN[-1]) == n_samples * n_draws
         assert are_shifted(SEEN[-1])
-    moved = monitored(tmp_path, n_draws=2, max_bytes=120 * n_bytes, perturbation="random")
+    moved = monitored(tmp_path, n_draws=2, perturbation="random")
     assert looked_at(moved) == (120, 2)
 
 
@@ -192,18 +192,17 @@ def test_tensors_cannot_be_read_again(make):
         make(X, Y, perturbation="reading")
 
 
-def test_samples_that_collate_fn_mixes_are_read_before_it(tmp_path, caplog):
+def test_samples_that_collate_fn_mixes_are_read_before_it(tmp_path, log):
     def mixed(samples):
         x, y = default_collate(samples)
         one_hot, weight = nn.functional.one_hot(y, 3).float(), torch.rand(())
         return weight * x + (1 - weight) * x.flip(0), weight * one_hot + (1 - weight) * one_hot.flip(0)
 
-    with caplog.at_level("INFO"):
-        monitor = BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=2)
-        data = DataLoader(Made(shifted), batch_size=30, collate_fn=mixed)
-        fit(tmp_path, monitor, module=Plain(), data=data, max_epochs=2)
-    assert "`collate_fn` mixes labels (mixup, CutMix)" in caplog.text
-    assert SAID in caplog.text
+    monitor = BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=2)
+    data = DataLoader(Made(shifted), batch_size=30, collate_fn=mixed)
+    fit(tmp_path, monitor, module=Plain(), data=data, max_epochs=2)
+    assert "`collate_fn` mixes labels (mixup, CutMix)" in log.text
+    assert SAID in log.text
     data = read_record(monitor.record_path).data
     assert (data["n_samples"], data["n_classes"], data["perturbation"]) == (120, 3, "reading")
     assert len(monitor.history) == 2

@@ -169,10 +169,9 @@ ARGUMENTS = [
     (BOTH, {"every_n_train_steps": 5, "every_n_epochs": 2}, "exclude each other"),
     *((STOPPING, {"averaging": value}, "`averaging` must be") for value in (-0.1, 1.0, "x", float("nan"))),
     (STOPPING, {"restore_best_weights": 1}, "`restore_best_weights` must be True or False"),
-    (STOPPING, {"averaging_device": "nowhere"}, "`averaging_device` must be a device"),
     (STOPPING, {"dirpath": 3}, "`dirpath` must be a path or None, got 3"),
     (STOPPING, {"filename": 0}, "`filename` must be a str or None, got 0"),
-    (STOPPING, {"verbose": "yes"}, "`verbose` must be True or False, got 'yes'"),
+    (BOTH, {"verbose": "yes"}, "`verbose` must be True or False, got 'yes'"),
     (STOPPING, {"save_weights_only": 1}, "`save_weights_only` must be True or False, got 1"),
 ]
 

@@ -116,7 +116,7 @@ def test_lightning_cli(recipe, tmp_path):
         pytest.skip("needs jsonargparse[signatures]")
     config = str(FOLDER / "lightning_cli.yaml")
     options = [f"--trainer.default_root_dir={tmp_path}", "--trainer.max_epochs=3"]
-    given = {"n_neighbors": 20, "budget": "null", "dirpath": tmp_path / "mine", "filename": "{epoch}"}
+    given = {"n_neighbors": 20, "n_draws": "null", "dirpath": tmp_path / "mine", "filename": "{epoch}"}
     given |= {"save_weights_only": "true"}
     options += [f"--trainer.callbacks.{name}={value}" for name, value in given.items()]
     run = recipe("lightning_cli").main(["fit", f"--config={config}", *options])
@@ -124,7 +124,7 @@ def test_lightning_cli(recipe, tmp_path):
     settings = stopping.settings
     assert type(stopping) is bu_torch.BoundaryUncertaintyStopping
     assert (settings.patience, settings.rule, len(stopping.history)) == (15, "expected_accuracy", 3)
-    assert (settings.n_neighbors, settings.budget, stopping.save_weights_only) == (20, None, True)
+    assert (settings.n_neighbors, settings.n_draws, stopping.save_weights_only) == (20, None, True)
     assert stopping.best_model_path == str(tmp_path / "mine" / f"epoch={stopping.best_epoch}.ckpt")
     assert "class_path: bu_torch.callbacks.BoundaryUncertaintyStopping" in (tmp_path / "config.yaml").read_text()
 

@@ -16,14 +16,13 @@ from bu_torch.report import read_record
 OPTIONS = {"seed": 0, "n_neighbors": 20, "perturbation": None}
 
 
-def test_augmented_samples_are_read_again(tmp_path, caplog):
+def test_augmented_samples_are_read_again(tmp_path, log):
     network = Plain()
-    with caplog.at_level("INFO", logger="bu_torch"):
-        make_stopper(network, in_order(), OPTIONS).check(network)
-        assert "random augmentation" not in caplog.text
-        stopper = make_stopper(network, DataLoader(Augmented(), batch_size=30), OPTIONS | {"folder": tmp_path})
-        stopper.check(network)
-    assert "A sample differs each time it is read (random augmentation)" in caplog.text
+    make_stopper(network, in_order(), OPTIONS).check(network)
+    assert "random augmentation" not in log.text
+    stopper = make_stopper(network, DataLoader(Augmented(), batch_size=30), OPTIONS | {"folder": tmp_path})
+    stopper.check(network)
+    assert "A sample differs each time it is read (random augmentation)" in log.text
     assert read_record(tmp_path).data["perturbation"] == "reading"
     again = make_stopper(network, DataLoader(Augmented(), batch_size=30), OPTIONS)
     again.check(network)

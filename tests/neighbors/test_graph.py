@@ -80,7 +80,7 @@ def test_block_size_does_not_matter(monkeypatch, name, device):
 def test_features_are_left_as_they_were_and_the_search_is_logged(caplog):
     features = torch.randn(50, 3)
     copy = features.clone()
-    with caplog.at_level("INFO", logger="bu_torch"):
+    with caplog.at_level("DEBUG", logger="bu_torch"):
         NeighborGraph(5).fit(features)
     assert torch.equal(features, copy)
     assert "50 samples on cpu" in caplog.text

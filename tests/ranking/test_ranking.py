@@ -22,7 +22,7 @@ INPUTS, LABELS = DATA = problems.blobs(n=150)
 def run(tmp_path_factory):
     """A real run that saves every epoch, watched on all samples by the callback: its history and its folder."""
     folder = tmp_path_factory.mktemp("run")
-    stopping = BoundaryUncertaintyStopping(rule="trust_score", budget=None, n_draws=4, averaging=None)
+    stopping = BoundaryUncertaintyStopping(rule="trust_score", max_samples=150, n_draws=4, averaging=None)
     saving = ModelCheckpoint(folder / "all", filename="{epoch}", save_top_k=-1)
     problems.fit(folder, stopping, saving, data=problems.loader(*DATA), max_epochs=6)
     return stopping, folder / "all"

@@ -178,7 +178,7 @@ def test_a_copy_with_the_average_is_laid_out_as_the_module_whose_weights_stay(ma
 
 
 def test_its_state_is_a_copy_and_goes_on_where_it_was_taken():
-    module, average = network(), WeightAverage(0.7, device="cpu")
+    module, average = network(), WeightAverage(0.7)
     follow(module, average)
     state = average.state_dict()
     kept, second, anew = copy.deepcopy(state), resumed(state, 0.7), resumed(state, 0.5)
@@ -256,20 +256,3 @@ def test_a_lazy_module_is_averaged_once_it_is_made():
     module(torch.ones(2, 3))
     average.update(module)
     assert set(average.state_dict()["n_checks"]) == {"0.weight", "0.bias"}
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_an_average_kept_on_the_cpu_is_that_of_the_gpu():
-    module, states = network().cuda(), []
-    averages = [WeightAverage(0.7), WeightAverage(0.7, device="cpu")]
-    for seed in range(4):
-        train(module.cpu(), seed)
-        module.cuda()
-        states.append({name: value.cpu() for name, value in weights_of(module).items()})
-        for average in averages:
-            average.update(module)
-    for average in averages:
-        found = {name: value.cpu() for name, value in read(module, average).items()}
-        assert close(found, averages_of(states, 0.7))
-        assert same({name: value.cpu() for name, value in weights_of(module).items()}, states[-1])

@@ -9,7 +9,7 @@ from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper, Signals
 from bu_torch.run.check_setup import CheckSetup
-from bu_torch.run.settings import MeasurementSettings
+from bu_torch.run.settings import Settings
 from bu_torch.samples.samples import whole_samples
 
 pytestmark = pytest.mark.gpu
@@ -102,7 +102,7 @@ FEW = whole_samples(blobs(n=60, d=16)[0].view(-1, 1, 4, 4), blobs(n=60, d=16)[1]
 
 
 def prepared(samples, device, **settings):
-    check_setup = CheckSetup(MeasurementSettings(n_neighbors=10, n_draws=1, **settings), print, print)
+    check_setup = CheckSetup(Settings(n_neighbors=10, n_draws=1, **settings), print, print)
     check_setup.prepare(lambda: samples, device=device)
     return check_setup.signals
 

@@ -83,7 +83,6 @@ def test_any_callable_is_checked_and_outputs_with_logits_are_understood():
             TypeError,
             "`process_group` must be a group of `torch.distributed` or None, got str",
         ),
-        ({"averaging_device": "cuda:99"}, ValueError, "must be a device of this machine, got 'cuda:99'"),
         ({"inputs": 1.5}, ValueError, "`inputs`"),
         ({"sample_weight": torch.ones(7)}, ValueError, r"`sample_weight` must have one weight a sample, \(120,\)"),
     ],

@@ -98,7 +98,7 @@ class Weighted(Rule):
     ("changed", "told"),
     [
         ({"averaging": 0.5}, "averaging=0.5 instead of averaging="),
-        ({"budget": None}, "budget=None instead of budget='auto'"),
+        ({"max_samples": 50}, "max_samples=50 instead of max_samples=None"),
         ({"metric": "auroc"}, "metric='auroc' instead of rule="),
         ({"rule": "trust_score"}, "rule='trust_score' instead of rule='weighted'"),
         ({"rule": Weighted(3.0)}, "rule.weight=3.0 instead of rule.weight=2.0"),

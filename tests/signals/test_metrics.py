@@ -10,7 +10,7 @@ from torchmetrics import classification, regression
 
 from bu_torch import BoundaryUncertaintyStopper, Rule, Signals
 from bu_torch.functional import metrics
-from bu_torch.run.settings import MeasurementSettings, Settings
+from bu_torch.run.settings import Settings
 from bu_torch.signals.metrics import METRICS, as_metric
 
 X, Y = blobs()
@@ -176,7 +176,7 @@ def test_a_metric_that_fails_in_the_midst_gives_nan_and_says_so():
     ],
 )
 def test_what_is_no_metric_is_refused_by_name(metric, error, message):
-    for make in (as_metric, lambda one: Settings(metric=one), lambda one: MeasurementSettings(metric=one)):
+    for make in (as_metric, lambda one: Settings(metric=one)):
         with pytest.raises(error, match=message):
             make(metric)
 
