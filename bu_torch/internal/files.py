@@ -13,15 +13,13 @@ from bu_torch.internal.printing import cleaned
 def whole_file(path: Path) -> Iterator[Path]:
     """Yield the name of a new file to write in place of `path`, which it becomes on leaving without an exception.
 
-    It lies beside `path` under a name that nobody can foresee, and is created exclusively: threads, processes and
-    machines that share the folder never write to one file, and nothing is written to what somebody plants under its
-    name. Folders are made.
+    It lies beside `path` under a name that nobody can foresee, so that processes that share the folder never write to
+    one file. Folders are made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name[:50]}.{secrets.token_hex(8)}.part")
     try:
-        with part.open("xb"):
-            yield part
+        yield part
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

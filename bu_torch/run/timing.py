@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import platform
 import time
 import warnings
@@ -18,8 +17,6 @@ from bu_torch.signals.metrics import ExpectedMetric
 FORMAT = 4  # raise it when the meaning of the lines changes
 _NAME = "boundary_uncertainty"
 _LARGEST_SHARE = 10.0  # beyond this share of the time of training, hardly any has been measured
-# Do not follow a link or wait for a pipe that has replaced the file.
-_APPEND = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 class Record:
@@ -42,7 +39,6 @@ class Record:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.path = _new_file(folder)
-            self._made = self.path.stat()
         except OSError as error:
             self._give_up(folder, error)
         started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -60,10 +56,7 @@ class Record:
             finite = json.loads(json.dumps(line), parse_constant=lambda name: None)
             text = json.dumps(finite, separators=(",", ":"))
         try:
-            descriptor = os.open(self.path, _APPEND)
-            with os.fdopen(descriptor, "wb") as file:
-                if not os.path.samestat(os.fstat(descriptor), self._made):
-                    raise OSError("another file has taken its place")
+            with self.path.open("ab") as file:
                 file.write(f"{text}\n".encode())
         except OSError as error:
             self._give_up(self.path, error)
@@ -176,8 +169,7 @@ def _new_file(folder: Path) -> Path:
     version = 0
     while True:
         path = folder / (f"{_NAME}-v{version}.jsonl" if version else f"{_NAME}.jsonl")
-        if not os.path.lexists(path):
-            with suppress(FileExistsError):  # another run was faster
-                path.touch(exist_ok=False)
-                return path
+        with suppress(FileExistsError):
+            path.touch(exist_ok=False)
+            return path
         version += 1

@@ -22,50 +22,67 @@ def run(tmp_path):
     return cut(tmp_path, stopping), Path(stopping.best_model_path)
 
 
-def craft(path, best, score):
-    """Name another file as the best so far, that of the last check."""
+def resume(tmp_path, path, best, score, *callbacks):
+    """Train two epochs more, from a checkpoint that names another file as the best so far, that of the last check."""
     content = torch.load(path, weights_only=True)
     state, own = state_of(content, "FileKeeper"), state_of(content, "BoundaryUncertaintyStopping")
-    value = torch.tensor(score, dtype=torch.float64)
-    state.update(best_model_path=best, kth_best_model_path=best, best_model_score=value, kth_value=value)
-    state["best_k_models"] = {best: value}
     (table,) = own["history"]
     values = dict(zip(table["names"], table["values"].T, strict=True))
     values["accuracy_uncertainty_trust"][slice(None) if score < 0 else slice(-1, None)] = score
-    state.update(best_epoch=int(values["epoch"][-1]), best_step=int(values["step"][-1]))
+    place = {"best_epoch": int(values["epoch"][-1]), "best_step": int(values["step"][-1])}
+    state.update(best_model_path=best, best_model_score=torch.tensor(score, dtype=torch.float64), **place)
     torch.save(content, path)
-
-
-def resume(tmp_path, path, *callbacks):
     stopping, module = BoundaryUncertaintyStopping(n_neighbors=20), Classifier()
     fit(tmp_path, stopping, *callbacks, module=module, max_epochs=4, ckpt_path=path, weights_only=True)
     return stopping, module
 
 
-def with_a_bomb(path, mark):
-    torch.save(PLACE | WEIGHTS | {"hyper_parameters": Bomb(mark)}, path)
+def pipe(folder, spelling="{}"):
+    os.mkfifo(folder / "pipe")
+    return spelling.format(folder / "pipe")
 
 
-CRAFTED = {
-    "a bomb": with_a_bomb,
-    "other shapes": lambda path, mark: torch.save(PLACE | {"state_dict": Classifier(n_outputs=7).state_dict()}, path),
-    "no weights": lambda path, mark: torch.save(PLACE, path),
-    "another epoch": lambda path, mark: torch.save(PLACE | WEIGHTS | {"epoch": 0}, path),
-    "garbage": lambda path, mark: path.write_bytes(b"\x80\x02garbage"),
+def url_with_a_folder_of_its_name(folder):
+    """Which Lightning would download from, and unpickle in `trainer.test(ckpt_path="best")`."""
+    (folder / "http:" / "127.0.0.1:9" / "best.ckpt").mkdir(parents=True)
+    return "http://127.0.0.1:9/best.ckpt"
+
+
+def saved(folder, content):
+    path = folder / "crafted.ckpt"
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+    return str(path)
+
+
+FILES = {
+    "a bomb": lambda folder: saved(folder, PLACE | WEIGHTS | {"hyper_parameters": Bomb(folder / "mark")}),
+    "other shapes": lambda folder: saved(folder, PLACE | {"state_dict": Classifier(n_outputs=7).state_dict()}),
+    "no weights": lambda folder: saved(folder, PLACE),
+    "another epoch": lambda folder: saved(folder, PLACE | WEIGHTS | {"epoch": 0}),
+    "garbage": lambda folder: saved(folder, b"\x80\x02garbage"),
+}
+NO_FILES = {
+    "url": url_with_a_folder_of_its_name,
+    "pipe": pipe,
+    "pipe as a url": lambda folder: pipe(folder, "file://{}"),
+    "chain": lambda folder: f"simplecache::{folder}/user/last.ckpt",
+    "device": lambda folder: "/dev/zero",
+    "null byte": lambda folder: f"{folder}/user/last.ckpt\0",
+    "nothing": lambda folder: f"{folder}/none.ckpt",
 }
 
 
-@pytest.mark.parametrize("write", list(CRAFTED.values()), ids=list(CRAFTED))
-def test_a_best_file_from_others_is_read_as_plain_data_or_not_at_all(tmp_path, write):
-    last, best = run(tmp_path)
-    crafted, mark, look = best.parent / "crafted.ckpt", tmp_path / "mark", Weights()
-    write(crafted, mark)
-    craft(last, str(crafted), 1e9)
-    with pytest.warns(UserWarning, match="crafted.ckpt, cannot be put back") as said:
-        _, module = resume(tmp_path, last, look)
-    assert not mark.exists()
-    assert same(module.state_dict(), look.at_end)
-    assert len([one for one in said if "crafted" in str(one.message)]) == 1
+@pytest.mark.parametrize("name", [*FILES, *NO_FILES])
+def test_a_best_file_from_others_is_read_as_plain_data_or_not_at_all(tmp_path, monkeypatch, name):
+    last, _ = run(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    look, best = Weights(), (FILES | NO_FILES)[name](tmp_path)
+    with pytest.warns(UserWarning, match="cannot be put back" if name in FILES else "is lost .*no file") as said:
+        stopping, module = resume(tmp_path, last, best, 1e9, look)
+    assert not (tmp_path / "mark").exists()
+    assert stopping.best_epoch == 1 if name in FILES else stopping.best_epoch in (2, 3)
+    assert name in NO_FILES or same(module.state_dict(), look.at_end)
+    assert len([one for one in said if "kept epoch" in str(one.message) or "is lost" in str(one.message)]) == 1
 
 
 @pytest.mark.parametrize("swap", ["cut", "other"])
@@ -81,43 +98,10 @@ def test_a_best_file_that_is_torn_or_written_over_is_not_put_back(tmp_path, swap
     assert same(module.state_dict(), look.at_end)
 
 
-def url_with_a_folder_of_its_name(folder):
-    """Which Lightning would download from, and unpickle in `trainer.test(ckpt_path="best")`."""
-    (folder / "http:" / "127.0.0.1:9" / "best.ckpt").mkdir(parents=True)
-    return "http://127.0.0.1:9/best.ckpt"
-
-
-def pipe(folder, spelling="{}"):
-    os.mkfifo(folder / "pipe")
-    return spelling.format(folder / "pipe")
-
-
-ADDRESSES = {
-    "url": url_with_a_folder_of_its_name,
-    "pipe": pipe,
-    "pipe as a url": lambda folder: pipe(folder, "file://{}"),
-    "chain": lambda folder: f"simplecache::{folder}/user/last.ckpt",
-    "device": lambda folder: "/dev/zero",
-    "null byte": lambda folder: f"{folder}/user/last.ckpt\0",
-    "nothing": lambda folder: f"{folder}/none.ckpt",
-}
-
-
-@pytest.mark.parametrize("address", list(ADDRESSES.values()), ids=list(ADDRESSES))
-def test_a_best_that_is_no_file_is_not_waited_for_and_said(tmp_path, monkeypatch, address):
-    last, _ = run(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    craft(last, address(tmp_path), 1e9)
-    with pytest.warns(UserWarning, match="best epoch so far is lost .*there is no file"):
-        stopping, _ = resume(tmp_path, last)
-    assert stopping.best_epoch in (2, 3)
-
-
 def test_the_best_of_an_earlier_process_is_left_where_it_is_and_named(tmp_path, log):
     last, best = run(tmp_path)
-    craft(last, str(best), -1e9)
     with pytest.warns(UserWarning, match="epoch 0, the best so far, are not in the state. That of epoch 1 is kept"):
-        stopping, _ = resume(tmp_path, last)
+        stopping, _ = resume(tmp_path, last, str(best), -1e9)
     assert stopping.best_epoch in (2, 3)  # a better one came
     assert f"leaves the best checkpoint of an earlier run where it is: {best}" in log.text
     assert {*best.parent.glob("boundary-*.ckpt")} == {best, Path(stopping.best_model_path)}

@@ -3,7 +3,6 @@
 import gc
 import pickle
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
@@ -175,14 +174,6 @@ class TestFolders:
         again = scripted((0.3,))
         fit("runs", again, ckpt_path=own.best_model_path)
         assert (again.best_epoch, again.best_model_path) == (1, own.best_model_path)
-
-    def test_of_two_equal_scores_the_one_whose_file_is_there_is_kept(self, tmp_path):
-        own, again = scripted(), scripted((0.9,))
-        path = cut(tmp_path / "part", own, max_epochs=3)
-        Path(own.best_model_path).unlink()
-        with pytest.warns(UserWarning, match="lost .*no file"):
-            fit(tmp_path / "rest", again, max_epochs=4, ckpt_path=path)
-        assert again.best_epoch == torch.load(again.best_model_path, weights_only=True)["epoch"] == 3
 
 
 class TestWeightsOnly:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from pathlib import Path
 
 import pandas as pd
@@ -142,18 +141,6 @@ def test_a_planted_link_is_not_followed(tmp_path):
     record = Record(folder, {}, [{"epoch": 0}])
     assert record.path.name == "boundary_uncertainty-v1.jsonl"
     assert not outside.exists()
-
-
-@pytest.mark.parametrize("plant", [Path.symlink_to, Path.hardlink_to, lambda path, outside: os.mkfifo(path)])
-def test_what_takes_the_place_of_the_record_is_not_written_to(tmp_path, plant):
-    outside = tmp_path / "outside"
-    outside.write_text("precious")
-    record = Record(tmp_path / "run", {"kind": "header"}, [])
-    record.path.unlink()
-    plant(record.path, outside)
-    with pytest.warns(UserWarning, match="The record of the checks cannot be written"):
-        record.write({"epoch": 0})
-    assert outside.read_text() == "precious"
 
 
 def test_an_earlier_file_stays_and_a_resumed_run_has_all_checks_in_its_own(tmp_path):

@@ -12,17 +12,6 @@ from torch import nn
 from bu_torch import BoundaryUncertaintyStopper, Rule
 
 X, Y = blobs(60)
-EXTRA = {"_extra_state": {"seen": 3}}
-
-
-class Network(nn.Linear):
-    """With a state of its own beside the weights."""
-
-    def get_extra_state(self):
-        return EXTRA["_extra_state"]
-
-    def set_extra_state(self, state):
-        assert state == EXTRA["_extra_state"]
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +22,10 @@ def run():
         settings = {"n_neighbors": 10, "n_draws": 1, "patience": 50, "averaging": 0.5} | settings
         return BoundaryUncertaintyStopper(X, Y, **settings)
 
-    stopper, network = make(), Network(4, 3)
+    stopper, network = make(), nn.Linear(4, 3)
     means = torch.stack([X[label == Y].mean(dim=0) for label in range(3)])
     for step in range(3):
-        network.load_state_dict({"weight": step * means, "bias": -step * means.square().sum(dim=1) / 2, **EXTRA})
+        network.load_state_dict({"weight": step * means, "bias": -step * means.square().sum(dim=1) / 2})
         stopper.check(network)
     return make, network, stopper.state_dict()
 
