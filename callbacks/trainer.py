@@ -148,12 +148,13 @@ def go_on_from_raw_weights(pl_module: LightningModule, checkpoint: dict[str, Any
     """Resume from a checkpoint of an average: training continues from its own weights, the average from the others."""
     raw = checkpoint.pop(RAW_WEIGHTS)
     # Strategies that shard weights have loaded them already, and removed them from the checkpoint.
-    loaded, average = checkpoint["state_dict"] if "state_dict" in checkpoint else pl_module.state_dict(), {}
+    loaded = checkpoint["state_dict"] if "state_dict" in checkpoint else pl_module.state_dict()
     try:
         check_plain(raw)
-        put_training_weights(pl_module, raw, allow_missing=not pl_module.strict_loading)
         average = {name: gathered(value) for name, value in loaded.items() if name in raw}
+        put_training_weights(pl_module, raw, allow_missing=not pl_module.strict_loading)
     except Exception as error:  # damaged ones may raise anything
+        average = {}
         rank_zero_warn(
             "The checkpoint holds training weights beside their average, and they do not fit the module"
             f" ({cleaned(error)}): training continues from the average, and a new average begins."

@@ -129,7 +129,7 @@ def test_two_processes_agree_with_one_on_the_same_weights_and_decide_alike(tmp_p
     assert first["stopped"] is not None
     assert Path(first["path"]).exists()
     assert second["record"] == ""
-    assert Path(first["record"]).read_text().count("\n") == len(first["history"]) + 1
+    assert Path(first["record"]).read_text().count("\n") == len(first["history"]) + 2  # header and end
     assert said.count(f"bu-torch kept {unit}") == 1
     assert not any("boundary_uncertainty" in line or "agreement" in line for line in first["said"])
 
