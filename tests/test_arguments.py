@@ -28,7 +28,7 @@ MEASURED = NEIGHBORS | SEED | SPACE | DRAWS
 MEASURE = {"measure": ("be one of 'entropy', 'triangle'", "gini")}
 RULE = {"rule": ("be one of 'accuracy_uncertainty_trust',", "accuracy"), "start_from_epoch": ("be an integer >= 0", -1)}
 REFUSED = {
-    bu_torch.NeighborGraph: NEIGHBORS | {"exact": ("be one of True, False, None", "no")},
+    bu_torch.NeighborGraph: NEIGHBORS,
     bu_torch.BoundaryUncertainty: MEASURED,
     bu_torch.Signals: MEASURED,
     bu_torch.FeatureSpace: SPACE | SEED,
@@ -102,7 +102,6 @@ def test_numbers_and_flags_of_numpy_are_taken_and_truth_values_are_no_numbers():
 UNFITTED = {
     "standardize": lambda: bu_torch.BoundaryUncertainty().standardize(X),
     "score": lambda: bu_torch.BoundaryUncertainty().score(torch.clone),
-    "update": lambda: bu_torch.BoundaryUncertainty().update(X[:, :2], Y),
     "state": lambda: bu_torch.Signals().state(),
     "measure": lambda: bu_torch.Signals().measure(X[:, :2]),
     "to": lambda: bu_torch.Signals().to("cpu"),

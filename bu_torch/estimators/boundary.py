@@ -61,7 +61,6 @@ class BoundaryUncertainty(PerturbedSamples):
         trial_: The trial of the metric; None if it was no candidate.
         weights: Weight of each sample, (N,) float64 with mean 1; None if all count alike.
         mean_, scale_: Mean and scale of each feature, (d,) float64; a constant feature has scale 1.
-        logits: Logits given to `update`, (n_draws * N, J); missing rows hold NaN. None before the first update.
 
     Example:
         >>> import torch
@@ -75,7 +74,7 @@ class BoundaryUncertainty(PerturbedSamples):
 
     learns_metric = True
 
-    def fit(self, features: Any, labels: Any, sample_weight: Any = None, neighbors: Any = None) -> Self:
+    def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Compute all that does not depend on the classifier.
 
         Args:
@@ -84,7 +83,6 @@ class BoundaryUncertainty(PerturbedSamples):
                 computed in float64, others and half precision in float32.
             labels: Classes, shape (N,), integers >= 0 and below 100,000; at least two different ones.
             sample_weight: Relative frequency of each sample in training, (N,), positive; `class_weight` multiplies it.
-            neighbors: Neighbours that are known already, as in `NeighborGraph.take`; None to search for them.
 
         Raises:
             ValueError: If N < n_neighbors, features (extracted ones too) are not finite or too large to be perturbed,
@@ -93,7 +91,7 @@ class BoundaryUncertainty(PerturbedSamples):
         inputs = self.as_inputs(features)
         labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
         self.take_classes(labels)
-        points = self.fit_points(inputs, labels, sample_weight, neighbors)
+        points = self.fit_points(inputs, labels, sample_weight)
         self.estimate_probabilities(inputs, points, *self.perturbed_points())
         return self
 
@@ -158,7 +156,7 @@ class BoundaryUncertainty(PerturbedSamples):
         return self.classes.expand(self.votes_of_present, 0.0)
 
     def score_logits(self, logits: Tensor) -> Tensor:
-        logits = self.as_class_logits(logits, n_rows=len(self.perturbed))
+        logits = self.as_class_logits(logits)
         top = top_two(logits)
         local = uncertainty_between(self.probabilities_of_present, self.classes.columns(top.classes))
         return uncertainty_along_boundary(logits, local, boundary_weights(top.half_gap(), self.repeated_weights))

@@ -78,14 +78,13 @@ class PerturbedSamples:
         self.skills_: dict[str, float] = {}
         self.trial_: MetricTrial | None = None
         self.weights: Tensor | None = None
-        self.logits: Tensor | None = None
 
     def as_inputs(self, features: Any, name: str = "features") -> Tensor:
         """Features as `fit` holds them: floating-point numbers, token ids, or images in bytes."""
         kept = {"keep_integers": keeps_integers(self.perturbation), "keep_bytes": not callable(self.feature_extractor)}
         return as_features(features, name, **kept)
 
-    def fit_points(self, inputs: Tensor, labels: Tensor, sample_weight: Any, neighbors: Any = None) -> Tensor:
+    def fit_points(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> Tensor:
         """Find neighbours of checked samples, perturb them, and return them as points (N, k) of the space, not kept."""
         if self.perturbation == "reading":
             raise ValueError(f"{ASKED_TO_READ}: tensors cannot be read again. {WITHOUT_READING}")
@@ -99,8 +98,7 @@ class PerturbedSamples:
         self.weights = weights_of(labels, self.class_weight, sample_weight)
         choice = self._choice.choose(inputs, labels, self.weights, is_of_tokens=is_of_tokens, known=self.known_space)
         self.space_name_, self.space, self.label_metric, self.skills_, points, self.trial_ = choice
-        graph = NeighborGraph(self.n_neighbors)
-        graph = graph.fit(points) if neighbors is None else graph.take(points, neighbors)
+        graph = NeighborGraph(self.n_neighbors).fit(points)
         self.labels, self.neighbors, self.nearest_distance = labels, graph.neighbors, graph.nearest_distance
         self._n_classes = int(labels.max()) + 1
         self.perturb(inputs)
@@ -111,8 +109,7 @@ class PerturbedSamples:
         return self._choice.may_use_module(inputs)
 
     def perturb(self, inputs: Tensor) -> None:
-        """Draw the perturbed inputs, which follow from neighbours, distances and seed; no logits are known then."""
-        self.logits = None
+        """Draw the perturbed inputs, which follow from neighbours, distances and seed."""
         is_toward = kind_of(self.perturbation, inputs) in TOWARD_OTHERS
         self._units = None if is_toward else torch.stack(standardization(inputs.flatten(1)))
         # A metric of trace d keeps the mean length of a step in a random direction.
@@ -181,49 +178,16 @@ class PerturbedSamples:
         """
         raise NotImplementedError(f"{type(self).__name__} must define `score_logits`.")
 
-    def update(self, logits: Tensor, index: Tensor) -> None:
-        """Take in logits (n, J) at some rows (n,) of `perturbed_inputs.flatten(0, 1)`; they replace earlier ones."""
-        logits = self.as_class_logits(logits, n_rows=None)
-        n_rows = len(self.perturbed)
-        index = torch.as_tensor(index, device=logits.device)
-        if index.dtype == torch.bool or index.is_floating_point() or index.shape != (len(logits),):
-            raise ValueError(
-                f"`index` must hold an integer for each row of `logits`, ({len(logits)},), got {index.dtype} of shape"
-                f" {tuple(index.shape)}."
-            )
-        index, lowest, highest = index.long(), int(index.min()), int(index.max())
-        if lowest < 0 or highest >= n_rows:
-            raise ValueError(f"`index` must hold rows in [0, {n_rows}), got {lowest if lowest < 0 else highest}.")
-        if self.logits is None:
-            self.logits = logits.new_full((n_rows, logits.shape[1]), torch.nan)
-            self._is_given = torch.zeros(n_rows, dtype=torch.bool, device=logits.device)
-        if logits.shape[1] != self.logits.shape[1]:
-            raise ValueError(f"`logits` must have {self.logits.shape[1]} columns, as before, got {logits.shape[1]}.")
-        self.logits[index] = logits.to(self.logits)
-        self._is_given[index] = True
-
-    def compute(self) -> Tensor:
-        """Boundary uncertainty of the logits given since `reset`; RuntimeError says how many rows are missing."""
-        check_fitted(self, "perturbed")
-        n_missing = len(self.perturbed) if self.logits is None else int((~self._is_given).sum())
-        if self.logits is None or n_missing:
-            raise RuntimeError(f"{n_missing} perturbed inputs have no logits yet: call `update` with their rows first.")
-        return self.to(self.logits.device).score_logits(self.logits)
-
-    def reset(self) -> None:
-        """Forget all logits."""
-        self.logits = None
-
     def to(self, device: torch.device | str) -> Self:
-        """Move all tensors to `device`, in place: the fitted ones, the perturbed inputs and the logits given."""
+        """Move all tensors to `device`, in place: the fitted ones and the perturbed inputs."""
         check_fitted(self, "perturbed")
         for name, value in vars(self).items():
             if isinstance(value, Tensor | PerturbedInputs):
                 setattr(self, name, value.to(device))
         return self
 
-    def as_class_logits(self, logits: Tensor, n_rows: int | None) -> Tensor:
-        """Logits in float32 or float64 with a column for each class, and `n_rows` rows; None for any number."""
+    def as_class_logits(self, logits: Tensor) -> Tensor:
+        """Logits in float32 or float64 with a column for each class and a row for each perturbed input."""
         check_fitted(self, "perturbed")
         logits = as_logits(logits).detach()
         if logits.shape[1] < self._n_classes:
@@ -232,8 +196,8 @@ class PerturbedSamples:
                 f"`logits` must have at least {self._n_classes} columns, one for each class of the labels, got"
                 f" {n_columns}."
             )
-        if n_rows is not None and len(logits) != n_rows:
-            n_samples = len(self.labels)
+        n_rows, n_samples = len(self.perturbed), len(self.labels)
+        if len(logits) != n_rows:
             raise ValueError(
                 f"`logits` must have one row for each of the {n_rows // n_samples} x {n_samples} perturbed inputs,"
                 f" got {len(logits)}."

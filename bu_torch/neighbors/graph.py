@@ -1,19 +1,15 @@
 """Clusters of samples and their nearest others, distances from points to groups, and K-means."""
 
-import logging
 from collections.abc import Sequence
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import check_choice, check_index, check_range
-from bu_torch.internal.inputs import as_flat_features, as_tensor, check_fitted, check_integer, safe_unit
+from bu_torch.internal.inputs import as_flat_features, check_integer, safe_unit
 from bu_torch.internal.printing import advance
 from bu_torch.neighbors.search import nearest
 
-_log = logging.getLogger(__name__)
 _BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, for any N
 _ON_CPU = (512, 256)  # members x points in a block: 1 MB, which fits a cache
 _ELSEWHERE = (4096, 4096)
@@ -25,26 +21,18 @@ class NeighborGraph:
     """The cluster of each sample: the sample itself and its nearest other samples.
 
     Ha et al. (2021), Eq. 26. A sample is left out of its own list by index, never by distance, so duplicates count as
-    neighbours. Candidates are found in float32, by FAISS on the CPU and by torch elsewhere; distances are computed in
-    float64, and the search continues until no other sample can be nearer, so the result is exact. Ties are ordered by
-    index, zero distances arbitrarily.
-
-    Beyond 50,000 samples, or N^2 d = 1e12, K-means puts the samples into lists (FAISS's inverted file). Lists are
-    compared on a few principal axes if these hold 99 % of the variance of at most 1024 features. The search takes as
-    many lists as are needed to find 99 % of the true neighbours of some samples; if that is more than a quarter of the
-    lists, it takes all samples. Distances are always those of the features.
+    neighbours. FAISS on the CPU, and torch elsewhere, find candidates in float32, which are ranked by their distances
+    in float64. Ties are ordered by index, zero distances arbitrarily. Beyond 50,000 samples on a CPU, as many of
+    FAISS's inverted lists are searched as hold 99 % of the true neighbours of some samples.
 
     Raises TypeError or ValueError for an argument of the wrong type, shape or values.
 
     Args:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
-        exact: Compare all samples (True) or use lists (False); None decides by size. Accelerators compare all.
 
     Attributes:
         neighbors: Clusters, (N, M) int64: row n is n, then its M - 1 nearest other samples, nearest first.
         nearest_distance: Smallest positive distance to a sample, (N,), dtype of the features; 0 if there is none.
-        recall_: Share of the true neighbours that were found, a mean over some samples; 1 for an exact search. It may
-            be lower for samples that lie apart from the others.
 
     Example:
         >>> graph = NeighborGraph(n_neighbors=2).fit(torch.tensor([[0.0], [1.0], [3.0]]))
@@ -52,9 +40,8 @@ class NeighborGraph:
         ([[0, 1], [1, 0], [2, 1]], [1.0, 1.0, 2.0])
     """
 
-    def __init__(self, n_neighbors: int = 40, exact: bool | None = None) -> None:
+    def __init__(self, n_neighbors: int = 40) -> None:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
-        self.exact = check_choice("exact", exact, (True, False, None))
 
     def fit(self, features: Any) -> Self:
         """Find the clusters of features (N, d), N >= n_neighbors, tensor, array or frame of finite numbers.
@@ -69,50 +56,10 @@ class NeighborGraph:
                 " pass a smaller `n_neighbors`."
             )
         own = torch.arange(n_samples, device=features.device)
-        found = nearest(features, features, self.n_neighbors - 1, exclude=own, exact=self.exact)
-        self.recall_ = found.recall
-        _log.debug("Nearest neighbours of %d samples on %s, recall %.3f.", n_samples, features.device, self.recall_)
+        found = nearest(features, features, self.n_neighbors - 1, exclude=own)
         self.neighbors = torch.cat((own.unsqueeze(1), found.rows), dim=1)
         self.nearest_distance = first_positive(features, found.distances).to(features.dtype)
         return self
-
-    def take(self, features: Tensor, neighbors: Any) -> Self:
-        """Take known neighbours instead of searching features (N, d).
-
-        `neighbors` is a tensor or array of rows (N, k): at least n_neighbors - 1 nearest others of each sample, nearest
-        first, with or without the sample itself. It may also be a fitted `NeighborGraph`, or a sparse matrix (N, N) of
-        distances with k in each row (scikit-learn's `kneighbors_graph(mode="distance")`).
-        """
-        found = as_tensor(_rows_of(neighbors), "neighbors").to(features.device)
-        check_index("neighbors", found, (len(features), "k"), features.device)
-        check_range("neighbors", found, len(features), "rows of `features`")
-        own = torch.arange(len(features), device=features.device).unsqueeze(1)
-        is_own = found == own
-        n_others = int((~is_own).sum(dim=1).min())
-        if n_others < self.n_neighbors - 1:
-            raise ValueError(
-                f"`neighbors` must hold at least {self.n_neighbors - 1} others of each sample, for"
-                f" n_neighbors={self.n_neighbors} with the sample itself, got {n_others}."
-            )
-        others = found.long().gather(1, is_own.byte().argsort(dim=1, stable=True))
-        self.neighbors = torch.cat((own, others[:, : self.n_neighbors - 1]), dim=1)
-        self.nearest_distance = distance_among(features, self.neighbors).to(features.dtype)
-        return self
-
-
-def _rows_of(neighbors: Any) -> Any:
-    """Rows (N, k) of a graph or of a sparse matrix; anything else is returned unchanged."""
-    if isinstance(neighbors, NeighborGraph):
-        check_fitted(neighbors, "neighbors")
-        return neighbors.neighbors
-    if not hasattr(neighbors, "tocsr"):
-        return neighbors
-    matrix = neighbors.tocsr()
-    counts = np.diff(matrix.indptr)
-    if len(set(counts.tolist())) > 1:
-        raise ValueError(f"`neighbors` must have as many entries in each row, got {counts.min()} to {counts.max()}.")
-    order = np.argsort(matrix.data.reshape(len(counts), -1), axis=1, kind="stable")
-    return np.take_along_axis(matrix.indices.reshape(len(counts), -1), order, axis=1).astype(np.int64)
 
 
 def distance_among(points: Tensor, neighbors: Tensor) -> Tensor:
@@ -135,7 +82,7 @@ def first_positive(features: Tensor, distances: Tensor) -> Tensor:
     if distinct.shape[0] == 1:
         return torch.zeros_like(positive)
     own = row[left].unique()
-    found = nearest(distinct, distinct[own], 1, exclude=own, exact=None)
+    found = nearest(distinct, distinct[own], 1, exclude=own)
     of_distinct = torch.zeros(distinct.shape[0], dtype=torch.float64, device=features.device)
     of_distinct[own] = found.distances[:, 0]
     positive[left] = of_distinct[row[left]]

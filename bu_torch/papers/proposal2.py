@@ -74,11 +74,11 @@ class ParzenUncertainty(PerturbedSamples):
         self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)
         self.ends_with_samples = pairs_at == "sample"
 
-    def fit(self, features: Any, labels: Any, sample_weight: Any = None, neighbors: Any = None) -> Self:
+    def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Compute all that does not depend on the classifier; arguments and errors as in `BoundaryUncertainty.fit`."""
         inputs = self.as_inputs(features)
         labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
-        points = self.fit_points(inputs, labels, sample_weight, neighbors)
+        points = self.fit_points(inputs, labels, sample_weight)
         self.bayes_pairs = likely_bayes_pairs(points, labels, self.seed)
         self._pairs, self._pair_index = index_pairs(self.bayes_pairs)
         return self
@@ -88,7 +88,7 @@ class ParzenUncertainty(PerturbedSamples):
 
     def terms(self, logits: Tensor) -> list[PairTerms]:
         """Terms of boundary uncertainty by pair of classes and by sample, one `PairTerms` a draw; as `score_logits`."""
-        logits = self.as_class_logits(logits, n_rows=len(self.perturbed))
+        logits = self.as_class_logits(logits)
         own = None
         if self.pairs_at == "sample":
             logits, own = logits.tensor_split([-len(self.labels)])
@@ -101,7 +101,7 @@ class ParzenUncertainty(PerturbedSamples):
         (`bu_torch.functional.omission`).
         """
         check_fitted(self, "perturbed")
-        logits = self.as_class_logits(read_logits(model, self.perturbed), n_rows=len(self.perturbed))
+        logits = self.as_class_logits(read_logits(model, self.perturbed))
         shares = functional.label_votes(self.labels, self.neighbors, 0.0, weights=self.weights)
         predictions = logits[: self.n_draws * len(self.labels)].argmax(dim=1).to(shares.device)
         return omission(shares, predictions, self.neighbors, weights=self.weights)

@@ -60,5 +60,5 @@ def _disagreement(features: Tensor, labels: Tensor, n_neighbors: int) -> tuple[T
 def _radius(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Distance to the k-th nearest other sample, (N,), and the k nearest others, (N, k)."""
     own = torch.arange(len(features), device=features.device)
-    found = nearest(features, features, k, exclude=own, exact=None)
+    found = nearest(features, features, k, exclude=own)
     return found.distances[:, -1], found.rows

@@ -97,19 +97,18 @@ class Signals:
         self.boundary.ends_with_samples = any(SIGNALS[name].reads_samples for name in also)
         self._proposal_signals: ProposalSignals | None = None
 
-    def fit(self, features: Any, labels: Any, sample_weight: Any = None, neighbors: Any = None) -> Self:
+    def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Compute all that does not depend on the classifier, on the device of the features.
 
         Args:
             features: Training inputs, shape (N, ...) with N >= n_neighbors, tensor or array of finite numbers.
             labels: Classes, shape (N,), integers >= 0; at least two different ones.
             sample_weight: As in `BoundaryUncertainty.fit`, whose errors are raised.
-            neighbors: Known neighbours, as there.
         """
         boundary = self.boundary
         inputs, labels = self._read(features, labels)
         boundary.take_classes(labels)
-        points = boundary.fit_points(inputs, labels, sample_weight, neighbors)
+        points = boundary.fit_points(inputs, labels, sample_weight)
         perturbed_points, perturbed_features = boundary.perturbed_points()
         # Near a sample that it was made from, a perturbed one would be trusted for having that sample's label.
         sources = boundary.perturbed.sources
@@ -287,7 +286,7 @@ class Signals:
             check_index("before", before, (n_perturbed,), boundary.labels.device)
         if best is not None:
             check_floating("best", best, (len(boundary.labels),))
-        logits = boundary.as_class_logits(logits, n_rows=len(boundary.perturbed))
+        logits = boundary.as_class_logits(logits)
         logits, own = logits[:n_perturbed], logits[n_perturbed:]
         top = top_two(logits)
         predictions = top.classes[:, 0]

@@ -31,11 +31,6 @@ def fitted():
     ("estimator", "call", "message"),
     [
         ("uncertainty", lambda e: e.score(LogisticRegression()), "pass `classifier.decision_function`"),
-        ("uncertainty", lambda e: e.update(logits(X), torch.arange(1, 61)), r"rows in \[0, 60\), got 60"),
-        ("uncertainty", lambda e: e.update(logits(X), torch.arange(5)), "`index` must hold an integer for each row"),
-        ("uncertainty", lambda e: e.update(logits(X)[:1], [-1]), r"`index` must hold rows in \[0, .*\), got -1"),
-        ("uncertainty", lambda e: e.update(logits(X), torch.ones(60) > 0), "`index` must hold an integer .*bool"),
-        ("uncertainty", lambda e: [e.update(x, torch.arange(60)) for x in (logits(X), X)], "2 columns, .* got 3"),
         ("uncertainty", lambda e: e.score_logits(logits(X[:9])), "each of the 1 x 60 perturbed inputs, got 9"),
         ("uncertainty", lambda e: e.standardize(X[:, :2]), "`inputs` must have 3 features a sample"),
         ("probabilities", lambda e: e.predict_proba(X[:59]), "`perturbed` must hold a multiple of the 60 samples"),

@@ -47,7 +47,8 @@ def test_distances_to_ones_own_class_are_as_good_among_very_many(monkeypatch):
     features = 3 * torch.randn(5, 5, generator=generator)[labels] + torch.randn(15_000, 5, generator=generator)
     points = torch.arange(0, 15_000, 10)
     exact = TrustScore().fit(features, labels).class_distances(features[points], points)
-    monkeypatch.setattr("bu_torch.neighbors.search._EXACT_PRODUCTS", 1e6)
+    monkeypatch.setattr("bu_torch.neighbors.search._EXACT_PAIRS", 1e6)
+    monkeypatch.setattr("bu_torch.estimators.trust._EXACT_PRODUCTS", 1e6)
     found = TrustScore().fit(features, labels).class_distances(features, torch.arange(15_000))[points]
     excess = (found / exact - 1).gather(1, labels[points].unsqueeze(1))
     assert float((excess <= 0.05).double().mean()) > 0.9
@@ -58,7 +59,8 @@ def test_points_too_far_for_float32_find_the_nearest_class(monkeypatch):
     trust = TrustScore().fit(features, (features[:, 0] > 0).long())
     points = features + 0.01
     points[7] = 1e20
-    monkeypatch.setattr("bu_torch.neighbors.search._EXACT_PRODUCTS", 1e6)
+    monkeypatch.setattr("bu_torch.neighbors.search._EXACT_PAIRS", 1e6)
+    monkeypatch.setattr("bu_torch.estimators.trust._EXACT_PRODUCTS", 1e6)
     for asked in (points, points[:100]):
         distances = trust.class_distances(asked)
         assert bool(distances.isfinite().all())
@@ -72,7 +74,8 @@ def test_distances_among_very_many_are_nearly_the_true_ones(monkeypatch):
     labels[:100] = 2  # a class of few, all of which are asked
     points, own = features[::3] + 0.01, torch.arange(0, 9000, 3)
     exact = TrustScore().fit(features, labels).class_distances(points, own)
-    monkeypatch.setattr("bu_torch.neighbors.search._EXACT_PRODUCTS", 1e6)
+    monkeypatch.setattr("bu_torch.neighbors.search._EXACT_PAIRS", 1e6)
+    monkeypatch.setattr("bu_torch.estimators.trust._EXACT_PRODUCTS", 1e6)
     found = TrustScore().fit(features, labels).class_distances(points, own)
     excess = found / exact - 1
     assert float(excess.min()) >= -1e-6
