@@ -22,7 +22,10 @@ _STEPS, _SAMPLES_OF_A_CENTRE = 10, 25  # for K-means
 _RECALL, _RECALL_OF_NEARLY = 0.99, 0.95  # least shares of the true neighbours, and of those nearly as near
 _SAMPLED = 256  # queries on which they are measured
 _ROUNDING = 1e-5  # relative difference of equal distances
-_FIRST_LISTS, _MOST_LISTS = 4, 1 / 16  # lists to search at first, and at most as a share of all; FAISS compares all as fast
+_FIRST_LISTS, _MOST_LISTS = (
+    4,
+    1 / 16,
+)  # lists at first, and at most as a share; in more, a search takes as long as in all
 
 
 class Neighbors(NamedTuple):
@@ -74,7 +77,8 @@ def nearest(
     among_all = search = (_faiss_search if base.device.type == "cpu" else _torch_search)(base32)
     if base.device.type == "cpu" and len(base) * len(queries) > _EXACT_PAIRS:
         sample = torch.randperm(len(queries), generator=torch.Generator().manual_seed(0), device="cpu")[:_SAMPLED]
-        radius = rank(sample, among_all(as_searched(queries[sample]), n_candidates)).distances[:, -1:] * (1 + (tolerance or _ROUNDING))
+        true = rank(sample, among_all(as_searched(queries[sample]), n_candidates)).distances
+        radius = true[:, -1:] * (1 + (tolerance or _ROUNDING))
 
         def has_recall(search: _Search) -> bool:
             found = rank(sample, search(as_searched(queries[sample]), n_candidates)).distances
