@@ -186,8 +186,8 @@ class PerturbedSamples:
                 setattr(self, name, value.to(device))
         return self
 
-    def as_class_logits(self, logits: Tensor) -> Tensor:
-        """Logits in float32 or float64 with a column for each class and a row for each perturbed input."""
+    def as_class_logits(self, logits: Tensor, *, has_all_rows: bool = True) -> Tensor:
+        """Logits in float32 or float64 with a column for each class; with `has_all_rows`, a row for each input."""
         check_fitted(self, "perturbed")
         logits = as_logits(logits).detach()
         if logits.shape[1] < self._n_classes:
@@ -197,7 +197,7 @@ class PerturbedSamples:
                 f" {n_columns}."
             )
         n_rows, n_samples = len(self.perturbed), len(self.labels)
-        if len(logits) != n_rows:
+        if has_all_rows and len(logits) != n_rows:
             raise ValueError(
                 f"`logits` must have one row for each of the {n_rows // n_samples} x {n_samples} perturbed inputs,"
                 f" got {len(logits)}."

@@ -178,7 +178,7 @@ class BoundaryUncertaintyStopper(KeptResults):
                 f" without labels and without gradient, and needs logits: {type(error).__name__}: {error}"
             ) from error
         if tracker.check_setup.is_prepared:
-            tracker.check_setup.signals.boundary.as_class_logits(logits, None)
+            tracker.check_setup.signals.boundary.as_class_logits(logits, has_all_rows=False)
 
     def restore(self, model: nn.Module) -> None:
         """Load the kept epoch's weights into the model, or into the network that it wraps or is wrapped in.
