@@ -1,6 +1,7 @@
 """Weights of classes in the losses that are modules of a network."""
 
 import math
+from typing import Any
 
 from torch import nn
 
@@ -14,7 +15,7 @@ def loss_weights(module: nn.Module, n_classes: int) -> tuple[list[float] | None,
     for part in module.modules():
         if isinstance(part, nn.CrossEntropyLoss | nn.NLLLoss | nn.BCEWithLogitsLoss):
             is_binary = isinstance(part, nn.BCEWithLogitsLoss)
-            weights = part.pos_weight if is_binary else part.weight
+            weights: Any = part.pos_weight if is_binary else part.weight
             listed = [] if weights is None else weights.detach().double().flatten().tolist()
             if is_binary and listed:
                 listed = [1.0, *listed] if len(listed) == 1 and n_classes == 2 else [math.nan, *listed]
