@@ -16,13 +16,13 @@ from bu_torch.callbacks.samples import CheckSamples, Source, network_as_space
 from bu_torch.callbacks.trainer import (
     LightningModule,
     LightningProcesses,
+    MisconfigurationException,
     Trainer,
     lightning_average,
     misconfigured,
     tell,
 )
 from bu_torch.callbacks.watch import InputWatch
-from bu_torch.internal.copying import CopyError
 from bu_torch.internal.global_state import seeded
 from bu_torch.internal.printing import showing_progress
 from bu_torch.internal.replica import has_lazy_layers
@@ -63,6 +63,8 @@ class FitSession:
         started = time.perf_counter()
         tracker, samples, reader = self.tracker, self._check_samples, self._reader
         processes = tracker.processes = LightningProcesses(trainer)
+        if getattr(trainer.strategy, "zero_stage_3", False):
+            raise MisconfigurationException("bu-torch cannot read weights that DeepSpeed stage 3 splits: use FSDP.")
         class_weight = self.settings.class_weight
         if trainer.reload_dataloaders_every_n_epochs and self.source.reference is None:
             rank_zero_warn("bu-torch uses the training data as first loaded and ignores reloads.")
@@ -75,11 +77,11 @@ class FitSession:
                 class_weight, line = loss_weights(pl_module, example.n_classes)
                 if line:
                     (tell if class_weight is None else tracker.detail)(line)
-            n_operations = reader.count_operations(trainer, pl_module, example.inputs, processes)
+            n_operations = processes.on_first(partial(reader.count_operations, trainer, pl_module, example.inputs))
             is_asked_for = self.settings.feature_extractor == "module"
             # Features of a network that has already learnt these labels would leak them.
             is_new = trainer.global_step == 0 or bool(tracker.checks)
-            module = network_as_space(trainer, pl_module, reader, is_asked_for=is_asked_for, is_new=is_new)
+            module = network_as_space(trainer, pl_module, is_asked_for=is_asked_for, is_new=is_new)
             with samples.explained():
                 is_the_same = tracker.start(
                     samples.hand_over,
@@ -206,8 +208,7 @@ class FitSession:
             )
         module, epoch, step = theirs.module if theirs else pl_module, trainer.current_epoch, trainer.global_step
         unfit = "The module's `forward` does not fit the labels: "
-        refused = misconfigured(UnfitLogitsError, before=unfit)
-        with optimizers_in_eval_mode(trainer.optimizers), misconfigured(CopyError), refused:
+        with optimizers_in_eval_mode(trainer.optimizers), misconfigured(UnfitLogitsError, before=unfit):
             read = partial(self._reader.read, trainer, inputs=tracker.inputs)
             self.check = tracker.check(module, read, epoch, step, is_counted=not self.waits_for_average)
         self._log(trainer, started)

@@ -144,7 +144,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
             )
 
     def keep_if_best(self, trainer: Trainer, check: Check) -> None:
-        if not self.fit.tracker.processes.any(check.is_kept):
+        if not check.is_kept:
             return
         candidates = self._monitor_candidates(trainer)
         own = {name: value for name, value in check.entry.items() if name not in ("epoch", "step")}

@@ -1,10 +1,8 @@
-"""Reading a copy of the network: in the trainer's precision, by all processes.
-
-Every process reaches every collective, in the same order, even if one process fails.
-"""
+"""Reading a copy of the network in the trainer's precision."""
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,16 +18,13 @@ from bu_torch.callbacks.trainer import (
     MisconfigurationException,
     Trainer,
     library,
-    misconfigured,
 )
 from bu_torch.callbacks.watch import CHANGE_INPUTS
-from bu_torch.internal.copying import CopyError, prepare_copy
 from bu_torch.internal.logits import dtype_of, in_batches
 from bu_torch.internal.packing import Packing, call
-from bu_torch.internal.replica import has_lazy_layers
+from bu_torch.internal.replica import evaluation_copy, has_lazy_layers, prepare_copy
 from bu_torch.perturbation.draws import PerturbedInputs, keeps_integers
 from bu_torch.run.budget import count_operations
-from bu_torch.run.processes import Processes
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.samples import IGNORED
 from bu_torch.signals.metrics import ExpectedMetric, as_metric
@@ -48,7 +43,6 @@ class NetworkReader:
     def __init__(self, perturbation: Any, output_key: str | int | None) -> None:
         self.perturbation, self._output_key = perturbation, output_key
         self.takes_integers = False  # samples are integers, before they are perturbed
-        self.passes_alone = True  # this process may call `forward` without the others
         self.is_tried = False  # a batch was read as a check reads it
         self.packing: Packing | None = None  # layout of several tensors a sample in one; None if there is one
 
@@ -59,12 +53,16 @@ class NetworkReader:
 
     def validate_forward(self, trainer: Trainer, pl_module: LightningModule, tracker: Tracker) -> None:
         """Read one batch as a check will, to refuse a module before it trains."""
-        batch = next(iter(tracker.inputs.split(self._batch_size(trainer, tracker.inputs))))
-        processes = tracker.processes
-        with misconfigured(CopyError), processes.copied(pl_module) as network:
-            logits = processes.read(lambda: self.read(trainer, network, batch), len(batch))
-        n_classes = tracker.check_setup.about["data"].get("n_classes", 0)  # the first process knows it
-        processes.on_first(lambda: _check_columns(logits, n_classes, as_metric(tracker.settings.metric)))
+
+        def logits() -> Tensor:
+            batch = next(iter(tracker.inputs.split(self._batch_size(trainer, tracker.inputs))))
+            with evaluation_copy(pl_module, is_sharded=tracker.processes.are_sharded) as network:
+                return self.read(trainer, network, batch)
+
+        def check(found: Tensor) -> None:
+            _check_columns(found, tracker.check_setup.about["data"]["n_classes"], as_metric(tracker.settings.metric))
+
+        tracker.processes.on_logits(logits, check)
         self.is_tried = True
         is_moved = self.takes_integers and self.packing is None and self.perturbation is None
         embeds = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in pl_module.modules())
@@ -74,20 +72,12 @@ class NetworkReader:
                 " `perturbation='tokens'`: otherwise they are moved like numbers, to ids of unrelated tokens."
             )
 
-    def count_operations(self, trainer: Trainer, pl_module: LightningModule, one: Tensor, processes: Processes) -> int:
-        """Count the operations of one sample's forward pass by all processes; find out if one could make it alone."""
-        self.passes_alone = processes.count == 1
+    def count_operations(self, trainer: Trainer, pl_module: LightningModule, one: Tensor) -> int:
+        """Count the operations of one sample's forward pass."""
         if not can_be_passed(trainer, pl_module):
             return count_operations(pl_module)
-        with misconfigured(CopyError), processes.copied(pl_module) as network:
-            forward = partial(self.read, trainer, network, one.to(pl_module.device))
-            if self.passes_alone:
-                return count_operations(network, forward)
-            has_passed: list[Tensor] = []
-            with Collectives() as collectives:
-                n_operations = count_operations(network, lambda: has_passed.append(forward()))
-        self.passes_alone = bool(has_passed) and not collectives.are_seen
-        return n_operations
+        with evaluation_copy(pl_module) as network:
+            return count_operations(network, partial(self.read, trainer, network, one.to(pl_module.device)))
 
     def read(self, trainer: Trainer, module: nn.Module, inputs: Inputs) -> Tensor:
         """Logits (n, J) of a copy of a module at `inputs` (n, ...), in batches."""
@@ -105,7 +95,8 @@ class NetworkReader:
             return call(forward, precision.convert_input(own), of=module)
 
         try:
-            with precision.forward_context():
+            is_alone = trainer.world_size > 1 and not self.is_tried and type(trainer.strategy).__name__ not in SHARDED
+            with precision.forward_context(), _RefusedCollectives() if is_alone else nullcontext():
                 return in_batches(forward_batch, inputs, n_rows, "`forward`", self._output_key)
         except Exception as error:  # the user's code may raise anything
             first = next(iter(inputs.split(n_rows)))
@@ -167,11 +158,11 @@ def _check_columns(logits: Tensor, n_classes: int, metric: ExpectedMetric | None
 
 
 @prepare_copy.register
-def _ignore_logs(module: LightningModule) -> None:
+def _ignore_logs(copied: LightningModule, module: nn.Module) -> None:
     """Let a copy ignore what it logs: it would enter the epoch's mean, or be refused in the hook of a check."""
-    vars(module)["log"] = _log_nothing
-    if module._trainer is not None:
-        module._trainer = silent = copy.copy(module._trainer)
+    vars(copied)["log"] = _log_nothing
+    if (trainer := vars(module)["_trainer"]) is not None:
+        copied._trainer = silent = copy.copy(trainer)
         silent.loggers = [library.loggers.logger.DummyLogger() for _ in silent.loggers]
 
 
@@ -179,15 +170,12 @@ def _log_nothing(*_: object, **__: object) -> None:  # no lambda, because a call
     pass
 
 
-class Collectives(TorchDispatchMode):
-    """Mode that notices operations which need several processes."""
+class _RefusedCollectives(TorchDispatchMode):
+    """Mode that refuses operations for which several processes must meet: the others do not come."""
 
     supports_higher_order_operators = True  # as the mode that counts operations does
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.are_seen = False
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.are_seen |= getattr(func, "namespace", "") in ("c10d", "_c10d_functional")
+        if getattr(func, "namespace", "") in ("c10d", "_c10d_functional"):
+            raise RuntimeError("it communicates with other processes, and a check runs in the first one alone")
         return func(*args, **(kwargs or {}))

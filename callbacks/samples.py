@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from bu_torch.callbacks.network import NetworkReader, can_be_passed
+from bu_torch.callbacks.network import can_be_passed
 from bu_torch.callbacks.trainer import LightningModule, MisconfigurationException, Trainer, library, misconfigured
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.packing import Packing
@@ -116,16 +116,15 @@ class CheckSamples:
 
 
 def network_as_space(
-    trainer: Trainer, pl_module: LightningModule, reader: NetworkReader, *, is_asked_for: bool, is_new: bool
+    trainer: Trainer, pl_module: LightningModule, *, is_asked_for: bool, is_new: bool
 ) -> LightningModule | None:
     """The network, if its features may be a space: unless it is trained already, and no space of its was asked for."""
-    if reader.passes_alone and can_be_passed(trainer, pl_module):
+    if can_be_passed(trainer, pl_module):
         return pl_module if is_new or is_asked_for else None
     if is_asked_for:
         raise MisconfigurationException(
-            "`feature_extractor='module'` needs features of the network before training, which one process reads alone."
-            " That fails if weights are sharded, if a layer is lazy, or if `forward` communicates with other processes"
-            " or fails for a single sample. Pass `feature_extractor='inputs'` or 'patches', or a callable."
+            "`feature_extractor='module'` needs features of the network before training, which cannot be read if"
+            " weights are sharded or a layer is lazy. Pass `feature_extractor='inputs'` or 'patches', or a callable."
         )
     return None
 
@@ -215,7 +214,7 @@ def _batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any]
         return None
 
     owners = {name: selector.get_instance(name) for name in _BATCH_HOOKS}
-    copies = {id(owner): copy_of(owner) for owner in owners.values()}
+    copies = {id(owner): _copied(owner) for owner in owners.values()}
     before, move, after = (getattr(copies[id(owner)], name) for name, owner in owners.items())
 
     def transform(batch: Any) -> Any:
@@ -223,6 +222,13 @@ def _batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any]
         return after(move(batch, trainer.strategy.root_device, 0), 0)
 
     return transform
+
+
+def _copied(owner: Any) -> Any:
+    try:
+        return copy_of(owner)
+    except Exception:  # the user's classes may raise anything
+        return owner
 
 
 def _is_users(owner: Any, name: str) -> bool:

@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.rank_zero import rank_zero_only, rank_zero_warn
-from torch import Tensor
 
 from bu_torch.internal import printing
 from bu_torch.internal.printing import cleaned
@@ -103,19 +102,9 @@ class LightningProcesses(Processes):
     def __init__(self, trainer: Trainer) -> None:
         self.count, self.rank, self._strategy = trainer.world_size, trainer.global_rank, trainer.strategy
         self.are_sharded = type(trainer.strategy).__name__ in SHARDED
-        if self.count > 1:
-            placed = trainer.strategy.distributed_sampler_kwargs
-            self.n_shares, self.share = placed["num_replicas"], placed["rank"]
 
     def broadcast(self, value: T) -> T:
         return self._strategy.broadcast(value)
-
-    def any(self, flag: bool) -> bool:
-        return self._strategy.reduce_boolean_decision(flag, all=False)
-
-    def gather(self, part: Tensor) -> Tensor:
-        parts: Tensor = self._strategy.all_gather(part)
-        return parts[:: self.count // self.n_shares]
 
 
 def set_batch_hooks(callback: Any, *, are_called: bool) -> None:

@@ -1,45 +1,157 @@
-"""Copies of a network to look at: the user's own network is never run, so nothing of it needs to be put back.
+"""Copies of a network to read, so that the user's own is never run; what cannot be copied is read in place."""
 
-A sharded network, whose tensors are `DTensor` (`fully_shard`, tensor parallelism), is looked at in place.
-"""
-
+import copy
 import sys
 import types
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache, singledispatch
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils.data import DataLoader, Dataset, Sampler
 
-from bu_torch.internal.copying import CopyError, Copying, place_of_storage
 from bu_torch.internal.global_state import preserved_random_state
 
 _MOST_COPIED = 2**26  # bytes of frozen parameters
+# Objects of the whole training: a copy refers to the same ones.
+_SHARED = (Dataset, DataLoader, Sampler, torch.optim.Optimizer, types.ModuleType)
+_SHARED_PACKAGES = ("lightning.", "pytorch_lightning.", "torch.distributed.", "bu_torch.")
+_DEPTH = 3  # of containers in which shared objects are looked for
+_OF_MODULES = frozenset(vars(nn.Module()))
+
+
+@singledispatch
+def prepare_copy(copied: nn.Module, module: nn.Module) -> None:
+    """Prepare the copy of a module; the callbacks register what a module of Lightning's needs."""
+
+
+class _Unwrapped(nn.Module):
+    """A network out of its wrapper, with the names that weights have in the wrapper."""
+
+    def __init__(self, name: str, network: nn.Module) -> None:
+        super().__init__()
+        self._modules[name] = network
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        (network,) = self.children()
+        return network(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            (network,) = self.children()
+            return getattr(network, name)
 
 
 def copy_of(value: Any, values: Mapping[str, Tensor] | None = None) -> Any:
-    """Copy an object by the rules of `evaluation_copy`, in the modes that it has; itself if it cannot be copied."""
-    return _copied(value, values)[0]
-
-
-def _copied(value: Any, values: Mapping[str, Tensor] | None) -> tuple[Any, dict[str, Any]]:
-    """Copy of an object, and the parameters whose memory it shares."""
-    network = value if isinstance(value, nn.Module) else nn.Module()
-    values = values or {}
-    named = _named(network) if values else ()
-    replaced = {n: one for n, one in named if n in values and one.shape == values[n].shape}
-    shared = _shareable(network, replaced)
+    """Copy an object by the rules of `evaluation_copy`, in the modes that it has; raises what its copying raises."""
+    parts = list(value.modules()) if isinstance(value, nn.Module) else [value]
+    memo: dict[Any, Any] = {}
     with torch.no_grad(), torch.inference_mode(False):
-        copying = Copying(network, shared.values(), {id(one) for one in replaced.values()})
-        made = copying.copy_root(value)
-        if copying.held_weakly:
-            vars(made)["_held_by_copy"] = copying.held_weakly
-        if replaced:
-            own = {name: one for name, one in _named(made) if name in replaced}
-            torch._foreach_copy_([one.data for one in own.values()], [values[name] for name in own])
-    return made, shared
+        if isinstance(value, nn.Module):
+            _copy_tensors(value, values or {}, memo)
+        for part in parts:
+            for name, one in getattr(part, "__dict__", {}).items():
+                if name not in _OF_MODULES:
+                    _share(one, memo, _DEPTH)
+                elif type(one) is OrderedDict and not one:  # a module has many of hooks, which take most of the time
+                    memo[id(one)] = OrderedDict()
+        for part in reversed(parts):
+            if name := _wrapped(part):
+                memo[id(part)] = _Unwrapped(name, copy.deepcopy(getattr(part, name), memo))
+        made = copy.deepcopy(value, memo)
+    for part in parts:
+        if isinstance(part, nn.Module) and id(part) in memo:
+            prepare_copy(memo[id(part)], part)
+    return made
+
+
+def _copy_tensors(network: nn.Module, values: Mapping[str, Tensor], memo: dict[Any, Any]) -> None:
+    """Put copies of parameters and buffers into a memo, with these values by name; views of one stay views of its copy.
+
+    Frozen parameters share their memory if they have more than 64 MiB.
+    """
+    named = [(name, one) for name, one in _named(network) if _is_plain(one)]
+    replaced = {id(one): values[name] for name, one in named if name in values and one.shape == values[name].shape}
+    shared = _shareable(network) - replaced.keys()
+    storages = memo["torch"] = dict[int, torch.UntypedStorage]()  # as torch's own copies use it
+    copies: dict[int, Tensor] = {}
+    for one in dict.fromkeys(one for _, one in sorted(named, key=lambda pair: id(pair[1]) in shared)):
+        storage = one.untyped_storage()
+        if storage._cdata not in storages:
+            if id(one) in shared:
+                storages[storage._cdata] = storage
+            elif id(one) in replaced and one.nbytes == storage.nbytes():
+                storages[storage._cdata] = torch.UntypedStorage(storage.nbytes(), device=storage.device)
+            else:
+                storages[storage._cdata] = storage.clone()
+        made = torch.empty(0, dtype=one.dtype, device=one.device)
+        made = made.set_(storages[storage._cdata], one.storage_offset(), one.shape, one.stride())
+        if isinstance(one, nn.Parameter):
+            made = torch.Tensor._make_subclass(type(one), made, one.requires_grad)
+        copies[id(one)] = made.requires_grad_(one.requires_grad and one.is_leaf)
+        vars(made).update(vars(one))
+    if replaced:
+        torch._foreach_copy_([copies[place].data for place in replaced], list(replaced.values()))
+    memo.update(copies)
+
+
+def _named(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from network.named_parameters(remove_duplicate=False)
+    yield from network.named_buffers(remove_duplicate=False)
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether a tensor has a place in memory that others may share."""
+    is_made = not (is_lazy(tensor) or tensor.is_meta or tensor.is_quantized) and tensor.numel() > 0
+    return is_made and tensor.layout == torch.strided and type(tensor.data) is Tensor
+
+
+def _shareable(network: nn.Module) -> set[int]:
+    """Ids of the frozen parameters of a large network, but for modules that may write to theirs."""
+    frozen = {id(one): one for one in network.parameters() if not (one.requires_grad or is_lazy(one))}
+    if sum(one.nbytes for one in frozen.values()) > _MOST_COPIED:
+        for part in network.modules():
+            may_merge = (type(part).train, type(part).eval) != (nn.Module.train, nn.Module.eval)
+            if may_merge or getattr(part, "max_norm", None) is not None:
+                for one in part.parameters():
+                    frozen.pop(id(one), None)
+        return set(frozen)
+    return set()
+
+
+def _share(value: Any, memo: dict[Any, Any], depth: int) -> None:
+    """Put into a memo what a copy refers to as it is, and detached copies of tensors with a history."""
+    kind: Any = type(value)
+    if isinstance(value, dict | list | tuple | set):
+        for one in (value.values() if isinstance(value, dict) else value) if depth else ():
+            _share(one, memo, depth - 1)
+    elif isinstance(value, Tensor):
+        if not value.is_leaf:
+            memo[id(value)] = copy.deepcopy(value.detach(), memo)
+    elif _is_shared(kind):
+        memo[id(value)] = value
+
+
+@cache
+def _is_shared(kind: Any) -> bool:
+    if issubclass(kind, _SHARED):
+        return True
+    own = (".callbacks.", ".mixins.")  # users derive classes with a state of their own from these
+    places = [f"{one.__module__}." for one in kind.__mro__ if not issubclass(kind, nn.Module)]
+    return any(one.startswith(_SHARED_PACKAGES) and not any(part in one for part in own) for one in places)
+
+
+def _wrapped(module: object) -> str:
+    """Name of the network in a wrapper that compiles or distributes it; "" for other modules."""
+    if type(module).__name__ == "OptimizedModule":
+        return "_orig_mod"
+    return "module" if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel) else ""
 
 
 @contextmanager
@@ -48,91 +160,75 @@ def evaluation_copy(
 ) -> Iterator[Any]:
     """Give a copy of a network in eval mode, without gradient; random states are put back on leaving.
 
-    Weights, buffers and attributes of the copy are its own. Frozen parameters share their memory if they are most of
-    the network and more than 64 MiB, so that a large network that is fine-tuned is not held twice. They are copied all
-    the same in embeddings with `max_norm`, and below a module with its own `train` or `eval`, which may merge weights.
-    Containers, arrays, generators, hooks, closures and plain objects are copied to any depth; datasets, loaders,
-    optimisers, files and what belongs to a trainer are the same objects. Compiled modules and wrappers for several
-    processes are copied as the networks within, under the names that weights have there.
+    The copy is that of `copy.deepcopy`, but datasets, loaders, optimisers, what belongs to a trainer, and frozen
+    parameters of more than 64 MiB are the same objects, and tensors with a history are detached. Compiled modules and
+    wrappers for several processes are copied as the networks within, under the names that weights have there.
 
-    A bound method of a module becomes that of the copy. A model that is no module is given as it is. A sharded network
-    cannot be copied: its modes, its buffers and what `values` replaces are put back on leaving instead.
+    A network that is sharded, scripted or cannot be copied is given itself: see `evaluated_in_place`. A bound method of
+    a module becomes that of the copy. A model that is no module is given as it is.
 
     Args:
         model: The network, without lazy layers, a bound method of one, or any other callable.
         values: Values of parameters and buffers by name that replace the network's own.
         is_sharded: True for a sharded network whose parameters do not show it.
-
-    Raises `CopyError`, naming the module or parameter, if one cannot be copied, or if one that the copy shares was
-    changed in place.
     """
     owner = model.__self__ if isinstance(model, types.MethodType) else model
     with preserved_random_state(), torch.no_grad():
         if not isinstance(owner, nn.Module):
             yield model
-        elif is_sharded or has_shards(owner):
-            with replaced_in_place(owner, values or {}), evaluated_in_place(owner):
-                yield model
+        elif (made := None if is_sharded else _copy_in_eval_mode(owner, values)) is not None:
+            yield made if owner is model else types.MethodType(model.__func__, made)
         else:
-            made, shared = _copied(owner, values)
-            versions = {name: one._version for name, one in shared.items() if not one.is_inference()}
-            network = made.eval()
-            yield network if owner is model else types.MethodType(model.__func__, network)
-            for name, version in versions.items():
-                if shared[name]._version != version:
-                    raise CopyError(
-                        f"A look at a copy of the network has changed its frozen parameter `{name}`, which is not"
-                        " copied: `forward` and `eval` must not write to it. Register it as a buffer, or let it require"
-                        " a gradient."
-                    )
+            with evaluated_in_place(owner, values):
+                yield model
 
 
-def is_unmoved(network: nn.Module, model: nn.Module, values: Mapping[str, Tensor]) -> bool:
-    """True if a copy still has the weights and buffers it was made with; its pass or `eval` may have changed them."""
-    before, now = dict(_named(model)) | dict(values), dict(_named(network))
-    with suppress(Exception):  # some tensors cannot be compared
-        return before.keys() == now.keys() and all(
-            torch.equal(one, before[name].to(one.device)) for name, one in now.items()
-        )
-    return False
+def _copy_in_eval_mode(network: nn.Module, values: Mapping[str, Tensor] | None) -> nn.Module | None:
+    if has_shards(network) or any(isinstance(part, torch.jit.ScriptModule) for part in network.modules()):
+        return None
+    try:
+        copied: nn.Module = copy_of(network, values).eval()
+    except Exception:  # the user's classes may raise anything
+        return None
+    return copied
+
+
+@contextmanager
+def evaluated_in_place(model: nn.Module, values: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Put a network in eval mode, with these values by name; put modes, buffers, gradients and values back on leaving.
+
+    Modes are set without a call of `train`, which may merge weights. Whatever else `forward` changes stays changed.
+    """
+    reshard(model)
+    parts, parameters = list(model.modules()), list(model.parameters())
+    modes, gradients = [part.training for part in parts], [one.grad for one in parameters]
+    buffers = [
+        (part, name, one, one.detach().clone())
+        for part in parts
+        for name, one in part._buffers.items()
+        if one is not None and one.layout == torch.strided
+    ]
+    try:
+        with replaced_in_place(model, values or {}):
+            for part in parts:
+                part.training = False
+            for one in parameters:
+                one.grad = None
+            yield
+    finally:
+        for part, mode in zip(parts, modes, strict=True):
+            part.training = mode
+        for one, gradient in zip(parameters, gradients, strict=True):
+            one.grad = gradient
+        with torch.no_grad():
+            for part, name, buffer, before in buffers:
+                part._buffers[name] = buffer.copy_(before)
+        reshard(model)
 
 
 def has_lazy_layers(module: nn.Module) -> bool:
     """Return True if the first batch has yet to make some layers."""
     return any(map(is_lazy, (*module.parameters(), *module.buffers())))
-
-
-def _shareable(network: nn.Module, replaced: Collection[str]) -> dict[str, Any]:
-    """Frozen parameters by name whose memory a copy shares, if they are most of a large network.
-
-    Those in the memory of trained or `replaced` ones are copied with these.
-    """
-    frozen = [(name, one) for name, one in network.named_parameters() if not one.requires_grad]
-    if not frozen:
-        return {}
-    own: set[int] = set()
-    for part in network.modules():
-        modes = ("train", "eval")
-        is_merging = any(
-            name in vars(part) or not getattr(getattr(type(part), name), "__module__", "").startswith("torch.")
-            for name in modes
-        )
-        is_renorming = isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None
-        if is_merging or is_renorming:
-            own.update(map(id, part.parameters(recurse=is_merging)))
-    trained = {place_of_storage(one) for one in network.parameters() if one.requires_grad}
-    found = {
-        name: one
-        for name, one in frozen
-        if not (name in replaced or id(one) in own or is_lazy(one) or place_of_storage(one) in trained)
-    }
-    n_trained = sum(one.nbytes for one in network.parameters() if one.requires_grad and not is_lazy(one))
-    return found if sum(one.nbytes for one in found.values()) > max(_MOST_COPIED, n_trained) else {}
-
-
-def _named(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from network.named_parameters(remove_duplicate=False)
-    yield from network.named_buffers(remove_duplicate=False)
 
 
 def is_sharded(value: Any) -> TypeGuard[Any]:
@@ -194,28 +290,6 @@ def has_shards(model: nn.Module) -> bool:
     library = sys.modules.get("torch.distributed.fsdp")
     kinds = () if library is None else (library.FSDPModule, library.FullyShardedDataParallel)
     return any(map(is_sharded, model.parameters())) or any(isinstance(part, kinds) for part in model.modules())
-
-
-@contextmanager
-def evaluated_in_place(model: nn.Module) -> Iterator[None]:
-    """Put a sharded network in eval mode, and restore its modes and buffers on leaving.
-
-    No process could hold a copy of it. Attributes and frozen parameters that a look changes stay changed.
-    """
-    reshard(model)
-    buffers = [one for one in model.buffers() if one.layout == torch.strided]
-    before = [(buffer, buffer.detach().clone()) for buffer in buffers]
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        with torch.no_grad():
-            for buffer, values in before:
-                buffer.copy_(values)
-        reshard(model)
 
 
 @contextmanager

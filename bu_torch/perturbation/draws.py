@@ -236,15 +236,6 @@ class PerturbedInputs:
         n_rows = _BATCH * max(1, _BATCH_ELEMENTS // self.shape[1:].numel() // _BATCH)
         return self.split(n_rows if self._choices or len(self.shape) > 2 else len(self))
 
-    def __getitem__(self, rows: Tensor) -> "PerturbedInputs":
-        """Some of the rows, with the samples that they need."""
-        if not self._choices:
-            return PerturbedInputs(self.samples[rows])
-        choices = {name: choice[rows] for name, choice in self._choices.items()}
-        both = torch.stack((choices["own"], choices["target"]))
-        used, (choices["own"], choices["target"]) = torch.unique(both, return_inverse=True)
-        return PerturbedInputs(self.samples[used], choices, self._mixed)
-
     def whole(self) -> Tensor:
         """All inputs in one tensor."""
         return self.rows(0, len(self))

@@ -38,7 +38,6 @@ _SPACES = {
 class Prepared(NamedTuple):
     """Parts of a preparation that all processes need."""
 
-    inputs: Any  # perturbed
     plan: Plan | None
     packing: Packing | None  # layout of several tensors a sample in one
     takes_readings: bool  # perturbed samples are further readings
@@ -104,15 +103,13 @@ class CheckSetup:
         module: nn.Module | None = None,
         class_weight: ClassWeight | None = None,
         has_resumed: bool = False,
-        is_shared: bool = False,
     ) -> Prepared:
         """Choose samples, fit the signals to them or load them, and say how they are measured.
 
         `give_samples` gives those to choose from, `planned` the plan of a check from the number of training samples and
         the bytes of one, 0 for no limit; `when` says for the log when checks are due. Checks are made on `device`, or
         that of the samples. The space may be the features of `module` before training, and stays if earlier checks were
-        made (`has_resumed`). `class_weight` applies if the settings have none. If other processes get the perturbed
-        inputs (`is_shared`), they are copied to the CPU. Errors are those of `Signals`.
+        made (`has_resumed`). `class_weight` applies if the settings have none. Errors are those of `Signals`.
         """
         samples = self._plan_and_choose(give_samples(), planned, when)
         self.packing, self.takes_readings = samples.packing, samples.readings is not None
@@ -132,14 +129,11 @@ class CheckSetup:
             self._note_space(signals, samples)
         self._signals, self.rows = signals.to(device or samples.inputs.device), samples.rows
         self.about = self._describe(signals, samples)
-        perturbed: Any = signals.perturbed
-        if is_shared:
-            perturbed = perturbed[torch.arange(len(perturbed), device=perturbed.device)].to("cpu")
         for line in self._details():
             self._detail(line)
         for line in self._doubts():
             self._tell(line)
-        made = perturbed, self.plan, self.packing, self.takes_readings
+        made = self.plan, self.packing, self.takes_readings
         return Prepared(*made, signals.fingerprint, self._is_restored)
 
     def accept(self, made: Prepared) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor, distributed, nn
 from bu_torch.internal.inputs import as_floats, check_integer
 from bu_torch.internal.logits import device_of, logits_at, packed_model
 from bu_torch.internal.printing import showing_progress
-from bu_torch.internal.replica import evaluation_copy
+from bu_torch.internal.replica import evaluation_copy, has_shards
 from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.budget import count_operations, plan
 from bu_torch.run.history import describe_exception, describe_lost_best
@@ -44,7 +44,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         sample_weight: Relative frequency of each sample in training, shape (N,), positive; None if all are alike.
         folder: Folder for the record of the checks; None for no record.
         process_group: Processes that train together, such as `torch.distributed.group.WORLD`: all of them call `check`
-            with the same samples, and each reads its share. The first one decides for all and logs; in `summary` it
+            with the same samples. The first one reads the network, decides for all and logs; in `summary` it
             alone has the word, its numbers and the threshold. All keep the same weights. None if one process checks
             alone.
         **settings: As in `bu_torch.run.settings.Settings`: `patience`, `rule`, `averaging`, ... An epoch is taken to
@@ -150,7 +150,7 @@ class BoundaryUncertaintyStopper(KeptResults):
                 " another training, make another stopper."
             )
         self._is_by_steps, self._is_concluded = step is not None, False
-        if tracker.inputs is None:
+        if tracker.processes.on_first(lambda: tracker.inputs is None):
             self._start(model)
         started = time.perf_counter()
         check = tracker.check(model, partial(self._read_logits, tracker.inputs), epoch, step)
@@ -168,17 +168,23 @@ class BoundaryUncertaintyStopper(KeptResults):
             ValueError: If the samples are not fit for the method, or the model for them.
         """
         self._start(model)
-        tracker, few = self._tracker, next(iter(self._tracker.inputs.split(_FEW)))
-        try:
-            with tracker.processes.copied(model) as network:
-                logits = tracker.processes.read(lambda: self._read_logits(few, network), len(few))
-        except Exception as error:  # the user's code may raise anything
-            raise ValueError(
-                f"A check of bu-torch calls the network with inputs of shape {tuple(few.shape)} as batches hold them,"
-                f" without labels and without gradient, and needs logits: {type(error).__name__}: {error}"
-            ) from error
-        if tracker.check_setup.is_prepared:
-            tracker.check_setup.signals.boundary.as_class_logits(logits, has_all_rows=False)
+        tracker = self._tracker
+
+        def logits() -> Tensor:
+            few = next(iter(tracker.inputs.split(_FEW)))
+            try:
+                with evaluation_copy(model) as network:
+                    return self._read_logits(few, network)
+            except Exception as error:  # the user's code may raise anything
+                raise ValueError(
+                    f"A check of bu-torch calls the network with inputs of shape {tuple(few.shape)} as batches hold"
+                    f" them, without labels and without gradient, and needs logits: {type(error).__name__}: {error}"
+                ) from error
+
+        def check(found: Tensor) -> None:
+            tracker.check_setup.signals.boundary.as_class_logits(found, has_all_rows=False)
+
+        tracker.processes.on_logits(logits, check)
 
     def restore(self, model: nn.Module) -> None:
         """Load the kept epoch's weights into the model, or into the network that it wraps or is wrapped in.
@@ -285,6 +291,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         has_group = distributed.is_available() and distributed.is_initialized()
         if has_group and tracker.processes.count < distributed.get_world_size():
             tracker.warn(_CHECKS_ALONE)
+        tracker.processes.are_sharded = isinstance(model, nn.Module) and has_shards(model)
         one, n_training, n_operations = samples.inputs[:1], samples.n_training, 0
         one = one if self._keeps_integers or samples.packing is not None else as_floats(one)
         if tracker.check_setup.plan is None and isinstance(model, nn.Module):

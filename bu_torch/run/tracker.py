@@ -1,5 +1,6 @@
 """Tracker of one training from check to check; it knows no trainer."""
 
+import copy
 import itertools
 import math
 import warnings
@@ -61,8 +62,8 @@ class Tracker:
             if tracker.history.verdict.should_stop:
                 break
 
-    If several `processes` train, the first one prepares and measures, each reads its share of the logits, and all `add`
-    the same values: all must call the same methods. With `decides=False`, nothing is decided.
+    If several `processes` train, the first one prepares, reads and measures, and all `add` the same values: all must
+    call the same methods. With `decides=False`, nothing is decided.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Tracker:
         self.warn: Callable[[str], None] = warn or partial(warnings.warn, stacklevel=2)
         self.tell, self.detail = tell, tell if settings.verbose else printing.untold
         self.processes = Processes()
-        self.inputs: Any = None  # perturbed inputs that this process reads; None before `start`
+        self.inputs: Any = None  # perturbed inputs, in the processes that read the network
         self.history = History(settings)  # decides which check is kept, and when to stop
         self.check_setup = CheckSetup(settings, self.warn, tell)  # samples, and what is computed before training
         self.last_check = LastCheck()
@@ -117,10 +118,12 @@ class Tracker:
             module=module,
             class_weight=class_weight,
             has_resumed=bool(self.checks),
-            is_shared=processes.count > 1,
         )
         made = processes.on_first(prepare)
-        self._n_rows, self.inputs = len(made.inputs), processes.share_of(made.inputs, device)
+        self.inputs = setup.signals.perturbed if processes.rank == 0 else None
+        if processes.are_sharded and processes.count > 1:
+            of_first: Any = processes.broadcast(None if processes.rank else copy.copy(self.inputs).to("cpu"))
+            self.inputs = of_first.to(device)
         if setup.accept(made) or not self.checks:
             return True
         self.history.reset()
@@ -142,18 +145,25 @@ class Tracker:
             self.average.update(model, is_again=self.history.is_last(epoch, step))
             if self.average.renewed:
                 self.warn(f"The average of weights of another shape begins anew: {few_names(self.average.renewed)}.")
-        processes = self.processes
-        values = processes.same_buffers(model, self.averages(model))
-        with evaluation_copy(model, values, is_sharded=processes.are_sharded) as network:
-            logits = processes.read(lambda: read(network), self._n_rows)
-            entry = self.add(epoch, processes.on_first(lambda: self.measure(logits)), step, is_counted=is_counted)
-            is_kept = self.history.is_kept_new
-            weights = state_to_keep(model, values, network) if is_kept and network is not model else {}
+        values, are_sharded = self.averages(model), self.processes.are_sharded
+
+        def logits() -> Tensor:
+            with evaluation_copy(model, values, is_sharded=are_sharded) as network:
+                return read(network)
+
+        entry = self.add(epoch, self.processes.on_logits(logits, self.measure), step, is_counted=is_counted)
+        is_kept = self.history.is_kept_new
+        weights = self.state_to_keep(model) if is_kept and not are_sharded else {}
         return Check(entry, is_kept, weights)
 
     def state_to_keep(self, model: object) -> dict[str, Any]:
         """The `state_dict` of the weights that the last check has read; empty for a model that is no module."""
-        return state_to_keep(model, self.averages(model))
+        state, processes = state_to_keep(model, self.averages(model)), self.processes
+        if processes.count > 1 and not processes.are_sharded and isinstance(model, nn.Module):
+            names = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+            of_first = processes.broadcast({name: state[name].cpu() for name in names if name in state})
+            state |= of_first if processes.rank else {}
+        return state
 
     def measure(self, logits: Tensor) -> dict[str, float]:
         """Signals and `standard_error` of the network's logits at the perturbed inputs; waits for the device once."""

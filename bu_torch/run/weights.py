@@ -11,11 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from bu_torch.internal.replica import (
-    copy_of,
     gathered,
-    has_shards,
     is_sharded,
-    is_unmoved,
     largest_of_all,
     local,
     overwrite,
@@ -330,18 +327,10 @@ def few_names(names: list[str]) -> str:
     return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
 
 
-def state_to_keep(model: object, values: Mapping[str, Tensor], network: nn.Module | None = None) -> dict[str, Any]:
-    """`state_dict` of a module with `values` in place of its own, by name; empty if `model` is no module.
-
-    It is computed on a copy, because a module may derive its state from weights: that `network` which a check has read,
-    unless it has merged weights or moved buffers.
-    """
+def state_to_keep(model: object, values: Mapping[str, Tensor]) -> dict[str, Any]:
+    """`state_dict` of a module with `values` in place of its own, by name; empty if `model` is no module."""
     if not isinstance(model, nn.Module):
         return {}
-    if network is not None and is_unmoved(network, model, values):
-        return dict(network.state_dict())
-    if not has_shards(model):
-        return dict(copy_of(model, values).state_dict())
     with replaced_in_place(model, values):
         return {n: one.clone() if isinstance(one, Tensor) else one for n, one in model.state_dict().items()}
 

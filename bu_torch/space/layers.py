@@ -1,5 +1,6 @@
 """Activations of a layer of a network, as features for distances."""
 
+from contextlib import ExitStack
 from typing import Any, Self
 
 import numpy as np
@@ -102,12 +103,12 @@ class LayerFeatures:
             outputs[:] = [(*given, *named.values())[0] if is_input else output]
 
         rows = []
-        with evaluation_copy(self.model) as network:
+        with evaluation_copy(self.model) as network, ExitStack() as hooks:
             hooked = [network.get_submodule("" if self.layer in ("logits", "penultimate") else self.layer)]
             if is_input:
                 hooked = [module for module in network.modules() if isinstance(module, nn.Linear)]
             for module in hooked:
-                module.register_forward_hook(remember, with_kwargs=True)
+                hooks.enter_context(module.register_forward_hook(remember, with_kwargs=True))
             for batch in inputs.split(self.batch_size):
                 outputs.clear()
                 network(as_taken(network, batch if self.keep_integers else as_floats(batch)))

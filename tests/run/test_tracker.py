@@ -6,7 +6,7 @@ from problems import blobs
 from torch import nn
 
 from bu_torch import Rule, Signals
-from bu_torch.run import check_setup, timing, weights
+from bu_torch.run import check_setup, timing
 from bu_torch.run.budget import Plan
 from bu_torch.run.settings import Settings
 from bu_torch.run.tracker import Tracker
@@ -213,27 +213,3 @@ def test_saving_is_a_part_of_the_cost(monkeypatch):
     left = " 20 of 50 epochs were trained; the rest would have taken about 60.0 s."
     assert tracker.timer.describe_time_saved(5, 20, 50) == left
     assert [tracker.timer.describe_time_saved(*counts) for counts in ((0, 50, 50), (5, 5, 50), (0, 50, -1))] == [""] * 3
-
-
-class Observed(nn.Linear):
-    """Counts the batches that it sees, also in eval mode."""
-
-    def __init__(self):
-        super().__init__(4, 3)
-        self.register_buffer("n_seen", torch.zeros(()))
-
-    def forward(self, x):
-        self.n_seen += self.moves
-        return super().forward(x)
-
-
-@pytest.mark.parametrize("moves", [0, 1])
-def test_the_copy_that_was_read_is_kept_unless_its_pass_has_moved_it(monkeypatch, moves):
-    made, copy_of = [], weights.copy_of
-    monkeypatch.setattr(weights, "copy_of", lambda *given: made.append(given) or copy_of(*given))
-    model, tracker = Observed(), prepared()
-    model.moves = moves
-    check = tracker.check(model, lambda network: network(tracker.check_setup.signals.perturbed_inputs), 0)
-    assert (check.is_kept, len(made)) == (True, moves)
-    assert check.weights.keys() == model.state_dict().keys()
-    assert all(torch.equal(check.weights[name], value) for name, value in model.state_dict().items())
