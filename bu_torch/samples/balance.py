@@ -24,23 +24,20 @@ def check_class_weight(class_weight: Any) -> ClassWeight | None:
     if hasattr(class_weight, "to_dict"):  # a Series of pandas has the classes in its index
         class_weight = class_weight.to_dict()
     listed = class_weight.tolist() if hasattr(class_weight, "tolist") else class_weight
+    refusal = (
+        "`class_weight` must be 'balanced', a dict of positive, finite weights by class 0, 1, ..., one such weight for"
+        f" each class, or None, got {class_weight!r:.100}."
+    )
     if not isinstance(listed, Mapping | Sequence) or isinstance(listed, str):
-        raise TypeError(
-            "`class_weight` must be 'balanced', a dict of weights by class, one weight for each class, or None, got"
-            f" {class_weight!r:.100}."
-        )
-    checked: dict[int, float] = {}
-    for label, weight in listed.items() if isinstance(listed, Mapping) else enumerate(listed):
-        if isinstance(label, bool) or not isinstance(label, Integral) or label < 0:
-            raise ValueError(f"`class_weight` must have classes 0, 1, ... as its keys, got {label!r:.100}.")
-        is_number = isinstance(weight, Real) and not isinstance(weight, bool)
-        if not is_number or not (0 < weight < math.inf):
-            raise ValueError(
-                f"`class_weight` must hold positive, finite weights, got {weight!r:.100} for class {label}."
-            )
-        checked[int(label)] = float(weight)
-    if not checked:
-        raise ValueError("`class_weight` must hold at least one weight, got none.")
+        raise TypeError(refusal)
+    pairs = list(listed.items() if isinstance(listed, Mapping) else enumerate(listed))
+    are_classes = all(
+        isinstance(label, Integral) and not isinstance(label, bool) and int(label) >= 0 for label, _ in pairs
+    )
+    are_weights = all(isinstance(weight, Real) and 0 < float(weight) < math.inf for _, weight in pairs)
+    if not (pairs and are_classes and are_weights):
+        raise ValueError(refusal)
+    checked = {int(label): float(weight) for label, weight in pairs}
     return dict(sorted(checked.items())) if isinstance(listed, Mapping) else list(checked.values())
 
 
@@ -99,14 +96,12 @@ def as_weights(sample_weight: Any, n_samples: int) -> Tensor:
     weights = as_tensor(sample_weight, "sample_weight").detach()
     if weights.is_complex() or weights.dtype == torch.bool:
         raise TypeError(f"`sample_weight` must be made of real numbers, got {weights.dtype}.")
-    if weights.shape != (n_samples,):
-        raise ValueError(f"`sample_weight` must have one weight a sample, ({n_samples},), got {tuple(weights.shape)}.")
     weights = weights.double()
-    is_wrong = ~((weights > 0) & weights.isfinite())
-    if bool(is_wrong.any()):
+    n_wrong = int((~((weights > 0) & weights.isfinite())).sum())
+    if weights.shape != (n_samples,) or n_wrong:
         raise ValueError(
-            f"`sample_weight` must be positive and finite, got {float(weights[is_wrong][0])} in"
-            f" {int(is_wrong.sum())} of {len(weights)}: leave out samples that do not count."
+            f"`sample_weight` must have one weight a sample, ({n_samples},), positive and finite, got"
+            f" {tuple(weights.shape)}, and others in {n_wrong}: leave out samples that do not count."
         )
     return weights
 

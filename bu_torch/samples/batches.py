@@ -169,13 +169,27 @@ def _unequal_shapes(inputs: Any, labels: Tensor) -> str:
 def _entries(batch: Any, keys: Keys) -> tuple[Any, Any]:
     """The entries of a batch that are inputs and labels."""
     if isinstance(batch, Mapping):
-        return _entries_of_dict(batch, keys)
-    if isinstance(batch, tuple | list):
-        return _entries_of_tuple(batch, keys)
-    raise UnreadableError(f"{_NO_BATCH}, got a {type(batch).__name__}.")
+        has = f"keys {', '.join(map(repr, batch))}"
+        input_key, label_key = _keys(batch, keys, has)
+    elif isinstance(batch, tuple | list):
+        has = f"places 0 to {len(batch) - 1}"
+        input_key, label_key = _places(batch, keys)
+    else:
+        raise UnreadableError(f"{_NO_BATCH}, got a {type(batch).__name__}.")
+    several = input_key if _are_several(input_key) else [input_key]
+    try:
+        *inputs, labels = (batch[_as_place(key, batch)] for key in (*several, label_key))
+    except (KeyError, IndexError, TypeError) as error:
+        raise UnreadableError(
+            f"`input_key={input_key!r}` and `label_key={label_key!r}` must be in a batch, which has the {has}."
+        ) from error
+    if not _are_several(input_key):
+        return inputs[0], labels
+    return dict(zip(input_key, inputs, strict=True)) if isinstance(batch, Mapping) else tuple(inputs), labels
 
 
-def _entries_of_dict(batch: Mapping[Any, Any], keys: Keys) -> tuple[Any, Any]:
+def _keys(batch: Mapping[Any, Any], keys: Keys, has: str) -> tuple[InputKey, str | int]:
+    """Keys of inputs and labels; missing ones are guessed from their names and from what the network takes."""
     input_key, label_key, network = keys
     if label_key is None and network is not None:
         guesses = [name for name in _LABELS if name in batch]
@@ -185,56 +199,36 @@ def _entries_of_dict(batch: Mapping[Any, Any], keys: Keys) -> tuple[Any, Any]:
         input_key = names_taken(network, others) or (others[0] if len(others) == 1 else None)
         if input_key is None and others and takes(network, batch):  # `forward` takes the dict itself
             input_key = others
-    has = ", ".join(repr(key) for key in batch)
     if input_key is None or label_key is None:
         raise UnreadableError(
-            f"batches are dicts with the keys {has}: name inputs and labels with `input_key=`, which may be a list, and"
+            f"batches are dicts with the {has}: name inputs and labels with `input_key=`, which may be a list, and"
             " `label_key=`."
         )
-    for name, key in _named(input_key, label_key):
-        if key not in batch:
-            raise UnreadableError(f"`{name}={key!r}` is not among the keys of a batch: {has}.")
-    inputs = {key: batch[key] for key in input_key} if _are_several(input_key) else batch[input_key]
-    return inputs, batch[label_key]
+    return input_key, label_key
 
 
-def _entries_of_tuple(batch: Sequence[Any], keys: Keys) -> tuple[Any, Any]:
+def _places(batch: Sequence[Any], keys: Keys) -> tuple[InputKey, str | int]:
+    """Places of inputs and labels; without any, a batch is a pair, or what the network takes and then labels."""
     input_key, label_key, network = keys
-    if (input_key is None) != (label_key is None):
+    if input_key is not None and label_key is not None:
+        return input_key, label_key
+    if input_key is not None or label_key is not None:
         raise UnreadableError("`input_key=` and `label_key=` go together, got one of them.")
-    if input_key is not None:
-        named = [(name, _as_place(key)) for name, key in _named(input_key, label_key)]
-        for name, place in named:
-            if not isinstance(place, int):
-                raise UnreadableError(
-                    f"`{name}={place!r}` is a key of a dict, but batches are tuples of {len(batch)}: name places, from"
-                    " 0 on."
-                )
-            if place not in range(-len(batch), len(batch)):
-                raise UnreadableError(f"`{name}={place}` is not a place in a batch of {len(batch)}.")
-        *inputs, labels = (batch[place] for _, place in named)
-        return tuple(inputs) if _are_several(input_key) else inputs[0], labels
     if len(batch) == 2:
-        return batch[0], batch[1]
+        return 0, 1
     if len(batch) > 2 and network is not None and _ends_with_labels(batch, network):
-        return tuple(batch[:-1]), batch[-1]
+        return range(len(batch) - 1), -1
     raise UnreadableError(f"{_NO_BATCH}, got a {type(batch).__name__} of {len(batch)}.")
 
 
-def _as_place(key: Any) -> Any:
-    """Place that a command line gives as a string; all else as it is."""
-    return int(key) if isinstance(key, str) and key.isdecimal() else key
+def _as_place(key: Any, batch: Any) -> Any:
+    """Place in a tuple that a command line gives as a string; all else as it is."""
+    return int(key) if isinstance(key, str) and key.isdecimal() and not isinstance(batch, Mapping) else key
 
 
 def _are_several(key: Any) -> TypeGuard[Sequence[str | int]]:
     """True for a list of keys or places, of any kind of list."""
     return isinstance(key, Sequence) and not isinstance(key, str)
-
-
-def _named(input_key: Any, label_key: Any) -> list[tuple[str, Any]]:
-    """Each key, or place, after the name of its argument."""
-    several = input_key if _are_several(input_key) else [input_key]
-    return [*(("input_key", key) for key in several), ("label_key", label_key)]
 
 
 def _ends_with_labels(batch: Sequence[Any], network: Any) -> bool:

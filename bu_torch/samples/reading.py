@@ -111,15 +111,10 @@ def read_loader(
 ) -> Samples:
     """Read the samples that a loader visits, each once, by ascending index, as many as `how_many` says.
 
-    Samples that a sampler leaves out may be held out, and are not read. The number of samples of an `IterableDataset`
-    and of `DataLoader(dataset, batch_size=None)`, whose items are batches, is not known: a subset is chosen among those
-    read, at most `stream_limit` of a stream. If an epoch has only `n_batches`, a loader in order leaves out the same
-    samples in every epoch. The first batch shows if the inputs take more than `max_bytes` (`TooManyBytesError`),
-    except for items that are batches. `unwrap` returns the user's own sampler from one that a trainer distributes among
-    processes; `transform` does what a trainer does to each batch, and the samples are then on the CPU.
-    `looks_for_augmentation` reads a few samples a second time, to see if they differ.
-
-    Raises `UnreadableError` where `read_samples` raises a ValueError.
+    Of a stream, or of items that are batches, a subset is chosen among those read, at most `stream_limit` of a stream.
+    The first batch shows if all take more than `max_bytes` (`TooManyBytesError`). `unwrap` returns the user's sampler
+    from a trainer's; `transform` does what a trainer does to each batch, and moves it to the CPU.
+    `looks_for_augmentation` reads a few samples twice. Raises `UnreadableError` where `read_samples` raises ValueError.
     """
     with seeded(seed):
         dataset, classes = loader.dataset, _class_names(loader.dataset)

@@ -140,8 +140,8 @@ REFUSED = {
     ),
     "class weights of two": fine("Training data: `class_weight` must list", class_weight=[1.0, 2.0]),
     "costs of four": fine("`metric` must be of as many classes .* columns, 3, got 4", metric=COSTS),
-    "no such place of labels": fine("`label_key=3` is not a place .*`reference=", input_key=0, label_key=3),
-    "names in a tuple": fine("`input_key='image'` is a key of a dict", input_key="image", label_key="target"),
+    "no such place of labels": fine("`label_key=3`.*`reference=", input_key=0, label_key=3),
+    "names in a tuple": fine("`input_key='image'`", input_key="image", label_key="target"),
     "a name in a tensor": fine("`output_key=` names the logits", output_key="scores"),
     "a name that is no template": fine(r"`filename` must be a template .* got '\{epoch'", filename="{epoch"),
 }

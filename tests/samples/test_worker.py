@@ -143,14 +143,6 @@ def test_a_worker_begins_as_those_of_the_loader():
         assert torch.equal(read(dataset, worker_init_fn=begin, num_workers=num_workers).inputs, X + 1)
 
 
-def test_the_default_start_method_is_not_fixed():
-    before = multiprocessing.get_start_method(allow_none=True)
-    multiprocessing.set_start_method(None, force=True)
-    read(Made(PAIRS.__getitem__, 60))
-    assert multiprocessing.get_start_method(allow_none=True) is None
-    multiprocessing.set_start_method(before, force=True)
-
-
 @pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
 def test_a_worker_ends_with_the_reading(error):
     def transform(batch):
@@ -170,7 +162,6 @@ def only_here(i):
 
 class TestWithoutWorker:
     def test_a_copy_is_read_where_none_may_start(self):
-        """As in Ray's processes, which are daemonic."""
         context = multiprocessing.get_context("fork")
         queue, dataset = context.SimpleQueue(), Counts()
 
@@ -206,26 +197,25 @@ class TestWithoutWorker:
         assert len(dataset.seen) == 60
 
     def test_a_stream_that_would_be_used_up_is_refused(self, spawned):
-        stream = Itself()
-        stream.__class__ = type("Same", (Itself,), {"__iter__": lambda self: self.rest})
+        class Same(Itself):
+            def __iter__(self):
+                return self.rest
+
+        stream = Same()
         with pytest.raises(UnreadableError, match="Same"):
             read(stream)
         assert len(list(stream)) == 180
 
-    def test_arrays_that_nobody_can_write_to_are_not_copied(self, spawned, tmp_path):
-        X.numpy().tofile(tmp_path / "x")
-        array = np.memmap(tmp_path / "x", np.float32, "r", shape=(60, 4))
-        mapped = Counts()
-        mapped.array = array
+    def test_arrays_that_nobody_can_write_to_are_not_copied(self, spawned):
+        class Mapped(np.ndarray):
+            def __deepcopy__(self, memo):
+                raise RuntimeError("too large")
 
-        class Mapped(Counts):
-            def __getitem__(self, i):
-                assert np.shares_memory(self.array, array)
-                assert self is not mapped
-                return np.array(self.array[i]), Y[i]
-
-        mapped.__class__ = Mapped
-        assert torch.equal(read(Subset(mapped, range(60))).inputs, X)
+        dataset = Counts()
+        dataset.array = X.numpy().copy().view(Mapped)
+        dataset.array.setflags(write=False)
+        assert len(read(Subset(dataset, range(60))).inputs) == 60  # without a warning
+        assert len(dataset.seen) == 0
 
     @pytest.mark.parametrize(("num_workers", "place"), [(0, "this process"), (1, "a worker process")])
     def test_an_error_is_one_line(self, num_workers, place):
