@@ -43,9 +43,6 @@ class TestClassWeight:
         assert check_class_weight(listed) == [0.5, 7.0, 2.0]
         assert torch.equal(weights_of(RARE, check_class_weight(listed)), weights_of(RARE, {0: 0.5, 1: 7.0, 2: 2.0}))
 
-    def test_a_list_may_hold_classes_that_have_no_sample(self):
-        assert torch.equal(weights_of(RARE * 2, [1.0, 99.0, 2.0, 99.0, 3.0, 99.0]), weights_of(RARE, [1.0, 2.0, 3.0]))
-
     def test_the_order_of_a_dict_does_not_matter(self):
         series = pd.Series([1.0, 3.0], index=[2, 0])  # as `1 / labels.value_counts()` has classes in its index
         found = {repr(check_class_weight(given)) for given in ({2: 1.0, 0: 3}, {0: 3.0, 2: 1}, series)}

@@ -43,11 +43,8 @@ def collated(change, **kwargs):
 
 
 SOURCES = {
-    "a pair of tensors": ((X, Y), {}),
     "a list of an array and a list": ([X.numpy(), Y.tolist()], {}),
-    "three arrays by place": ((torch.rand(120), X, Y), {"input_key": 1, "label_key": -1}),
     "arrays by name": ({"id": np.arange(120), "image": X.numpy(), "target": Y.tolist()}, BY_NAME),
-    "a tensor dataset of three": (TensorDataset(torch.rand(120), X, Y), {"input_key": 1, "label_key": 2}),
     "a dataset": (Made(), {}),
     "a list of dicts": (DICTS, BY_NAME),
     "datasets in a row": (ConcatDataset([Subset(WHOLE, range(50)), Subset(Made(), range(50, 120))]), {}),
@@ -55,7 +52,6 @@ SOURCES = {
     "a loader with workers that stay": (DataLoader(Made(), batch_size=11, num_workers=2, persistent_workers=True), {}),
     "a loader of dicts": (DataLoader(DICTS, batch_size=7, shuffle=True), BY_NAME),
     "a loader of triples": (DataLoader(TensorDataset(Y, torch.rand(120), X)), {"input_key": -1, "label_key": 0}),
-    "a loader of lists": (collated(lambda x, y: [x, y]), {}),
     "a loader of a stream of a wrong length": (DataLoader(Stream(length=1000), batch_size=32), {}),
     "a stream of batches": (DataLoader(Stream([(X[:70], Y[:70]), (X[70:], Y[70:])]), batch_size=None), {}),
     "a dataset of batches": (DataLoader(BATCHES, batch_size=None, shuffle=True), {}),
@@ -74,18 +70,6 @@ def test_samples_are_read_in_order_wherever_they_are(source, options, random_sta
     assert samples.rows.tolist() == list(range(120))
     assert (samples.rows.dtype, samples.n_training, samples.is_stratified) == (torch.int64, 120, None)
     assert random_states() == before
-
-
-def test_the_users_loader_and_its_generator_are_left_alone():
-    class Loader(DataLoader):
-        def __iter__(self):
-            raise AssertionError("The user's loader must not be iterated.")
-
-    generator = torch.Generator().manual_seed(3)
-    loader = Loader(Made(), batch_size=30, shuffle=True, generator=generator, num_workers=2)
-    before = generator.get_state()
-    assert equal(read_samples(loader), range(120))
-    assert torch.equal(generator.get_state(), before)
 
 
 def noisy(i):
@@ -162,11 +146,6 @@ def test_samples_that_a_loader_drops_are_counted(change, n_left, recwarn):
     assert samples.rows.tolist() == list(range(n_left))
 
 
-def test_labels_of_two_types_are_joined():
-    samples = read_samples(DataLoader(Made(lambda i: (X[i], Y[i] if i < 60 else Y[i].float())), batch_size=30))
-    assert torch.equal(samples.labels, Y.float())
-
-
 def test_padding_is_no_augmentation():
     def collate(samples):
         longest = max(i for i, _ in samples) + 1
@@ -186,18 +165,12 @@ REFUSED = {
     "objects": (Made(lambda i: (Unreadable(), 0)), "Made cannot be read .*Unreadable"),
     "inputs of other lengths": (collated(lambda x, y: ((x, x[1:]), y)), r"\(30, 4\), \(29, 4\)"),
     "other inputs in some batches": (collated(lambda x, y: ({f"{x[0]}": x}, y)), "same inputs"),
-    "inputs alone": (Made(X.__getitem__), "got a Tensor"),
-    "one tensor": (TensorDataset(X), "got a list of 1"),
     "three tensors": (TensorDataset(X, Y, Y), "`input_key=`, .* and `label_key=`, got a list of 3"),
-    "arrays without places": ((X, Y, Y), "got a tuple of 3"),
     "dicts without names": (DICTS, "'id', 'image', 'target': name inputs and labels"),
-    "lengths that differ": (collated(lambda x, y: (x, y[1:])), r"\(30, 4\) and \(29,\)"),
     "shapes": (DataLoader(Made(lambda i: (X[i, : 2 + i // 60], 0)), batch_size=30), r"one shape, got \(2,\), \(3,\)"),
     "an empty dataset": (TensorDataset(X[:0], Y[:0]), "at least one sample"),
-    "an empty stream": (Stream([]), "at least one sample"),
     "a sampler of nothing": (DataLoader(WHOLE, sampler=SubsetRandomSampler([])), "at least one sample"),
     "no such input": (DICTS, "`input_key='x'`", "x", "target"),
-    "no such label": (DICTS, "`label_key='y'`", "image", "y"),
     "no such place": (TensorDataset(X, Y, Y), "`label_key=3`", 0, 3),
     "one place": (WHOLE, "`input_key=` and `label_key=` go together", 1),
 }

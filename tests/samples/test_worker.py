@@ -217,14 +217,6 @@ class TestWithoutWorker:
         assert len(read(Subset(dataset, range(60))).inputs) == 60  # without a warning
         assert len(dataset.seen) == 0
 
-    @pytest.mark.parametrize(("num_workers", "place"), [(0, "this process"), (1, "a worker process")])
-    def test_an_error_is_one_line(self, num_workers, place):
-        def raises(i):
-            raise KeyError(f"file {i} is broken" + ", very much" * 100)
-
-        with pytest.raises(UnreadableError, match=rf"^Made .* {place}: KeyError: 'file 0 is broken.{{200,300}}$"):
-            read(Made(raises, 60), num_workers=num_workers)
-
 
 def test_tensors_in_memory_are_indexed_here_and_copied(monkeypatch):
     monkeypatch.setattr("bu_torch.samples.readings.with_batches", None)
