@@ -125,7 +125,7 @@ def restore(trainer: Trainer, keeper: Keeper) -> str:
 
 def _load_file(trainer: Trainer, keeper: FileKeeper, *, is_read_by_all: bool) -> str:
     """Load the weights of a file; a file of an earlier process only as plain data."""
-    path, is_own, strategy = keeper.best_model_path, keeper.is_own(keeper.best_model_path), trainer.strategy
+    path, is_own, strategy = keeper.best_model_path, keeper.best_model_path in keeper.written, trainer.strategy
     if Path(path).is_dir() and not (is_own or Path(trainer.ckpt_path or os.devnull).is_dir()):
         raise ValueError("the list of shards in a folder may run code, and training did not resume from a folder")
     optimizers, strategy.optimizers = strategy.optimizers, []  # sharding strategies would load their states, too

@@ -51,7 +51,7 @@ class InternalCallback(Callback):
 
 
 class Keeper(InternalCallback):
-    """Base of both keepers: the hooks in which they keep weights and delete earlier ones."""
+    """Base of both keepers: the hooks in which they keep weights, and the state of a run that resumes."""
 
     best_model_path: str
     best_epoch: int | None  # epoch of the kept weights; None before the first
@@ -126,7 +126,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
         before = f"`filename` must be a template as `ModelCheckpoint` takes, such as {example}, got {filename!r}: "
         with misconfigured(AttributeError, IndexError, KeyError, TypeError, ValueError, before=before):
             self.format_checkpoint_name(places | dict.fromkeys(SIGNALS, torch.tensor(0.5).double()))
-        self._written = written  # files of this process, in all fits of the callback
+        self.written = written  # files of this process, in all fits of the callback
         self.is_saving = False
         # While a file is written: weights of training, and those that replace them in the file.
         self._raw: dict[str, Tensor] = {}
@@ -192,7 +192,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
                 super()._save_checkpoint(trainer, filepath)
         finally:
             self.is_saving, self._raw, self._measured = False, {}, {}
-        self._written.add(filepath)
+        self.written.add(filepath)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if not self.is_saving:
@@ -207,15 +207,11 @@ class FileKeeper(Keeper, ModelCheckpoint):
             checkpoint[RAW_WEIGHTS] = raw
 
     def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        if self.is_own(filepath):
+        if filepath in self.written:
             super()._remove_checkpoint(trainer, filepath)
         else:
             left = cleaned(filepath)
             self.fit.tracker.detail(f"bu-torch leaves the best checkpoint of an earlier run where it is: {left}")
-
-    def is_own(self, path: str) -> bool:
-        """Return True if this process has written this file."""
-        return path in self._written
 
     def check_is_kept(self, checkpoint: dict[str, Any]) -> None:
         """Raise unless what was read from the best file is the kept check of this run."""
