@@ -100,7 +100,7 @@ class FitSession:
             )
         self.metric_logger = MetricLogger()
         self._warn_of_checks_not_made(trainer)
-        tracker.timer.begin(started, has_resumed=bool(tracker.checks))
+        tracker.timer.begin(started)
         if (folder := record_folder(trainer)) is not None:
             every = {"every_n_epochs": self._every_n_epochs, "every_n_train_steps": self._every_n_steps}
             given = {**vars(self.settings), **self.source._asdict(), **every, "class_weight": class_weight}

@@ -181,7 +181,7 @@ def read_training_data(
                     f"{name}: `collate_fn` mixes labels (mixup, CutMix), so bu-torch reads the samples without it. To"
                     " change it: `reference=(inputs, labels)`."
                 )
-    if isinstance(loader.dataset, IterableDataset) and (line := _describe_stream(loader, samples, settings, limit)):
+    if isinstance(loader.dataset, IterableDataset) and (line := _describe_stream(loader, samples, limit)):
         detail(line)
     if samples.is_random and not may_be_read_again(settings.perturbation):
         detail(
@@ -192,15 +192,12 @@ def read_training_data(
     return samples
 
 
-def _describe_stream(loader: DataLoader[Any], samples: Samples, settings: Settings, limit: int) -> str:
+def _describe_stream(loader: DataLoader[Any], samples: Samples, limit: int) -> str:
     """Log line on how much of a stream is read; "" if all is."""
-    n_read, n_bytes = samples.n_training, samples.inputs[:1].nbytes
+    n_read = samples.n_training
     said = f"bu-torch reads the first {min(n_read, limit)} samples of {type(loader.dataset).__name__}"
     if n_read >= limit:
         return f"{said}{'; `max_samples` sets another number' if limit == _STREAM_SAMPLES else ''}."
-    bound = most_bytes(settings)
-    if bound is not None and (n_read + 1) * n_bytes > bound:
-        return f"{said}, to take no more than {bound} bytes. To change it: `max_samples`."
     return ""
 
 

@@ -169,7 +169,6 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         """Begin with no result."""
         self.stopping_reason, self.stopped_epoch = "", None
         self._keeper: Keeper | None = None
-        self._first_epoch = 0  # since the start or the last resume
         self._stop_is_due = False  # the verdict is to stop, and `min_epochs` or `min_steps` does not allow it yet
         self._best_logged = -float("inf")  # score so far, to log improvements
 
@@ -222,7 +221,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         if not self._fit.start(trainer, pl_module):
             rank_zero_warn("Patience and the best epoch start anew.")
             self._install(trainer, pl_module).on_train_start(trainer, pl_module)
-        self._first_epoch, verdict = trainer.current_epoch, self.tracker.history.verdict
+        verdict = self.tracker.history.verdict
         self._stop_is_due, self._best_logged = verdict.should_stop and not _may_stop(trainer), verdict.best
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -277,8 +276,6 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         places = {"kept_epoch": self.best_epoch, "kept_step": self.best_step, "stopped_epoch": self.stopped_epoch}
         ended = {**places, "best_model_path": self.best_model_path}
         why, cost = tracker.history.why_none_kept(), tracker.timer.describe_cost()
-        if self.stopped_epoch is not None and trainer.max_epochs is not None:
-            cost += tracker.timer.describe_time_saved(self._first_epoch, trainer.current_epoch, trainer.max_epochs)
         tracker.end(self.stopping_reason, **ended)
         if kept is None and not (trainer.current_epoch or is_graceful):  # nothing to say
             return

@@ -14,8 +14,7 @@ from bu_torch.internal.logits import packed_model
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.printing import untold
 from bu_torch.perturbation.draws import kind_of
-from bu_torch.rule.rules import DEFAULT_RULE
-from bu_torch.run.budget import Plan, describe_ignored, most_bytes, plan
+from bu_torch.run.budget import Plan, describe_ignored, plan
 from bu_torch.run.settings import Settings, settings_for
 from bu_torch.samples.balance import ClassWeight, class_shares, rare_class, stratified_rows
 from bu_torch.samples.readings import with_readings
@@ -25,14 +24,6 @@ from bu_torch.signals.metrics import ExpectedMetric
 from bu_torch.signals.preparation import fit_with_progress
 
 _MOST_CLASSES_A_SAMPLE = 1 / 3
-_SPACES = {
-    "inputs": "the inputs",
-    "patches": "features of patches",
-    "tokens": "counts of tokens",
-    "mixed": "numbers and categories",
-    "metric": "distances that are learnt from the labels",
-    "module": "the network's own features",
-}
 
 
 class Prepared(NamedTuple):
@@ -75,12 +66,7 @@ class CheckSetup:
         if self.plan is None:
             n_training, n_bytes = samples.n_training, samples.inputs[:1].nbytes
             planned = planned or (lambda n, n_bytes: plan(self.settings, n, n, 0, n_bytes))
-            wanted, self.plan = planned(n_training, 0), planned(n_training, n_bytes)
-            if self.plan.n_samples < wanted.n_samples:
-                self._detail(
-                    f"bu-torch holds {self.plan.n_samples} samples instead of {wanted.n_samples}, to take no more than"
-                    f" {most_bytes(self.settings)} bytes. To change it: `max_samples`."
-                )
+            self.plan = planned(n_training, n_bytes)
         samples = fewer_of(samples, self.plan.n_samples, self.settings.seed)
         chosen = f"{len(samples.inputs)} samples"
         if samples.is_stratified is not None:
@@ -267,35 +253,19 @@ class CheckSetup:
                 f" {1 + self._n_draws} times: the first is its place among its neighbours, and further ones are"
                 " perturbed samples. To change it: `perturbation=` names a way to move it."
             )
-        yield from self._lines_on_space()
-        metric = self.signals.metric
-        boundary, is_weighted = self.signals.boundary, self.about["data"]["sampling"] == "weighted"
+        boundary, metric = self.signals.boundary, self.signals.metric
+        if boundary.skills_:
+            skills = ", ".join(f"{name} {skill:.2f}" for name, skill in boundary.skills_.items())
+            yield (
+                f"Neighbours are found in the space {boundary.space_name_!r}, where they predict left-out labels best"
+                f" (skill: {skills}). To change it: `feature_extractor`."
+            )
+        is_weighted = self.about["data"]["sampling"] == "weighted"
         if metric is not None:
             yield from self._lines_on_metric(metric)
         elif is_weighted and boundary.class_weight != "balanced":
             times = "" if boundary.class_weight is None else ", times the weights of their classes"
             yield f"Samples count as often as the sampler draws them{times}."
-        is_default = self.settings.decides and self.settings.rule == DEFAULT_RULE and metric is None
-        if is_default and not self.signals.are_rows:
-            own = " and, by a small weight, agreement with the labels" if self.takes_readings else " alone"
-            yield f"On images and texts the score is expected accuracy{own}, a share of the highest possible."
-
-    def _lines_on_space(self) -> Iterator[str]:
-        """Space that was chosen, and why, if there was a choice."""
-        boundary = self.signals.boundary
-        space, skills = boundary.space_name_, boundary.skills_
-        if space == "metric" and boundary.feature_extractor is None:
-            skills = skills or {"metric": boundary.vote_skill}  # a loaded preparation has this one
-        if skills:
-            named = {"metric": "learnt distances"}
-            listed = ", ".join(f"{named.get(name, name)} {skill:.2f}" for name, skill in skills.items())
-            base, change = next((name for name in skills if name != "metric"), "inputs"), ""
-            if space == "metric" and base in ("inputs", "patches"):  # others are taken for what the samples are
-                change = f" To change it: `feature_extractor={base!r}`."
-            where = f"{'by' if space == 'metric' else 'in'} {_SPACES.get(space)}"
-            yield (
-                f"Neighbours are found {where}: left-out labels are predicted best there (skill by {listed}).{change}"
-            )
 
     def _lines_on_metric(self, metric: ExpectedMetric) -> Iterator[str]:
         """Weights that the metric ignores, and its prices."""

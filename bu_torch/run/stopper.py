@@ -313,6 +313,6 @@ class BoundaryUncertaintyStopper(KeptResults):
                 "The samples differ from those of the loaded state: scores cannot be compared with earlier checks, so"
                 " patience and the best epoch start anew."
             )
-        tracker.timer.begin(started, has_resumed=bool(self.history))
+        tracker.timer.begin(started)
         if self.folder is not None and tracker.processes.rank == 0:
             tracker.open_record(Path(self.folder), vars(self.settings))

@@ -16,7 +16,6 @@ from bu_torch.signals.metrics import ExpectedMetric
 
 FORMAT = 4  # raise it when the meaning of the lines changes
 _NAME = "boundary_uncertainty"
-_LARGEST_SHARE = 10.0  # beyond this share of the time of training, hardly any has been measured
 
 
 class Record:
@@ -75,15 +74,13 @@ class RunTimer:
     def __init__(self) -> None:
         self.setup_seconds = self.check_seconds = self.saving_seconds = 0.0
         self._seconds_elsewhere = 0.0  # neither of training nor of checks
-        self.has_resumed = False  # checks were made before this run began
         self._began = time.perf_counter()
         self.record = Record()
 
-    def begin(self, started: float, *, has_resumed: bool) -> None:
+    def begin(self, started: float) -> None:
         """Count the time of training from now on; preparation began at `started` (`time.perf_counter`)."""
         self._began = time.perf_counter()
         self.setup_seconds, self._seconds_elsewhere = self._began - started, 0.0
-        self.has_resumed = has_resumed
 
     @property
     def path(self) -> str:
@@ -97,25 +94,9 @@ class RunTimer:
         return time.perf_counter() - self._began - others
 
     def describe_cost(self) -> str:
-        """Say what this package cost on top of training itself, since the start or the last resume.
-
-        The figure is a lower bound: time that a trainer spends on hooks and on logged values is not known here.
-        """
-        parts = {"preparation": self.setup_seconds, "checks": self.check_seconds, "saving": self.saving_seconds}
-        seconds = self.training_seconds
-        share = sum(parts.values()) / max(seconds, 1e-9)
-        listed = ", ".join(f"{name} {spent:.1f} s" for name, spent in parts.items() if spent or name != "saving")
-        total = sum(round(spent, 1) for spent in parts.values())  # must be the sum of the rounded parts
-        start = "Since the run resumed, " if self.has_resumed else ""
-        percent = f": {share:.0%}" if share < _LARGEST_SHARE else ""
-        return f"{start}bu-torch took at least {total:.1f} s ({listed}) on top of {seconds:.1f} s of training{percent}."
-
-    def describe_time_saved(self, first: int, n_trained: int, n_planned: int) -> str:
-        """Say how long the remaining epochs would have taken, judged by those trained since the `first`."""
-        if not first < n_trained < n_planned:
-            return ""
-        seconds = self.training_seconds / (n_trained - first) * (n_planned - n_trained)
-        return f" {n_trained} of {n_planned} epochs were trained; the rest would have taken about {seconds:.1f} s."
+        """Say what this package cost on top of training, at least: a trainer's time on its hooks is not known here."""
+        spent, seconds = self.setup_seconds + self.check_seconds + self.saving_seconds, self.training_seconds
+        return f"bu-torch took at least {spent:.1f} s on top of {seconds:.1f} s of training."
 
     def saving(self) -> AbstractContextManager[None]:
         """Count the time within as saving."""

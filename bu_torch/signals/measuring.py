@@ -197,11 +197,6 @@ class Signals:
         return max(self.vote_skill, self.regression_skill)
 
     @property
-    def are_rows(self) -> bool:
-        """True if samples are rows of a table: no images, and no texts."""
-        return bool(self._derived["are_rows"])
-
-    @property
     def attainable(self) -> functional.Attainable:
         """Most that expected accuracy, boundary uncertainty and trust reach at the perturbed samples."""
         check_fitted(self, "_fingerprint")
