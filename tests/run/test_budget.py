@@ -161,14 +161,6 @@ class OfImages(Classifier):
         return self.net(x)
 
 
-def test_a_small_conv_net_looks_at_as_many_samples_as_it_can_afford(tmp_path, log):
-    """It has few weights, and does much with each."""
-    monitor = BoundaryUncertaintyMonitor(feature_extractor="inputs")
-    fit(tmp_path, monitor, module=OfImages(), data=loader(*images(), batch_size=1300), max_epochs=1)
-    assert looked_at(monitor) == Plan(500, 1)
-    assert "a stratified random 500 of 1300 training samples, 1 draw each, after every epoch." in log.text
-
-
 class Told(Made):
     """Tells no labels before it is read; sample i is i everywhere, and some have no label."""
 
@@ -203,7 +195,6 @@ def test_a_resumed_run_looks_at_the_same_samples(tmp_path, data):
     ("settings", "told"),
     [
         ({}, "600 samples, 4 draws each, after every epoch."),
-        ({"every_n_epochs": 2, "n_draws": 1}, "600 samples, 1 draw each, every 2 epochs."),
         ({"every_n_train_steps": 6, "n_draws": 2}, "600 samples, 2 draws each, every 6 steps."),
         ({"reference": blobs(150), "n_draws": 2}, "150 samples, 2 draws each, after every epoch."),
     ],

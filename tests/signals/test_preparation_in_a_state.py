@@ -28,21 +28,13 @@ def drawn_elsewhere(inputs, distance, generator):
 
 
 KINDS = {
-    "float64": (X.double(), Y, {}),
     "integers": ((X * 100).long(), Y, {}),
-    "bytes that are moved as such": ((X * 20 + 100).clamp(0, 255).byte(), Y, {"perturbation": moved}),
     "images": (X.view(N, 1, 2, 2), Y, {}),
-    "classes without samples": (X, ABSENT, {}),
-    "a class of one sample": (X, torch.where(torch.arange(N) == 5, 2, Y % 2), {}),
-    "extracted in the other precision": (X, Y, {"feature_extractor": torch.Tensor.double}),
     "images that are moved at random, in a space that is chosen": (X.view(N, 1, 2, 2), Y, {"perturbation": "random"}),
     "tokens": ((X * 5 + 50).long().clamp(min=0), Y, {"perturbation": "tokens"}),
-    "one sample many times": (X[:1].expand(N, -1), Y, {}),
-    "as many neighbours as samples": (X, Y, {"n_neighbors": N}),
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label", "ignore:.*a sample's label no better")
 @pytest.mark.parametrize(("features", "labels", "settings"), KINDS.values(), ids=KINDS)
 def test_whatever_is_fitted_is_taken_back_to_the_bit(features, labels, settings):
     signals = unfitted(**settings).fit(features, labels)
@@ -62,15 +54,10 @@ WRITTEN_BY = {"feature_extractor": lambda x: x[:, :2], "perturbation": moved, "c
 OTHERS = {
     "features": {"features": X + 1e-6},
     "labels": {"labels": Y.flip(0)},
-    "order": {name: part.flip(0) for name, part in OF.items()},
     "weights": {"weights": WEIGHTS.flip(0)},
-    "no weights": {"weights": None},
     "a seed": {"seed": 4},
-    "draws": {"n_draws": D + 1},
-    "neighbours": {"n_neighbors": M + 1},
     "an extractor": {"feature_extractor": lambda x: x[:, 2:]},
     "a perturbation": {"perturbation": lambda x, d, g: x},
-    "classes that count alike": {"class_weight": None},
     "weights of classes": {"class_weight": {0: 2.0}},
 }
 
