@@ -8,7 +8,6 @@ from bu_torch import Signals
 
 X, Y = blobs()
 N, M, D = 120, 10, 2
-ABSENT = torch.where(Y == 2, 7, Y)  # classes 0, 1 and 7
 
 
 def unfitted(**settings):
