@@ -7,16 +7,13 @@ from torch import nn
 
 
 def loss_weights(module: nn.Module, n_classes: int) -> tuple[list[float] | None, str]:
-    """The weight of each class in the losses of a module, and a line for the log.
-
-    Without weights, or if they cannot be taken, they are None; the line is "" if there are none.
-    """
+    """The weight of each class in the losses of a module, None if they cannot tell, and a line for the log, or ""."""
     found: list[list[float]] = []
     for part in module.modules():
         if isinstance(part, nn.CrossEntropyLoss | nn.NLLLoss | nn.BCEWithLogitsLoss):
             is_binary = isinstance(part, nn.BCEWithLogitsLoss)
             weights: Any = part.pos_weight if is_binary else part.weight
-            listed = [] if weights is None else weights.detach().double().flatten().tolist()
+            listed = [] if weights is None else weights.flatten().tolist()
             if is_binary and listed:
                 listed = [1.0, *listed] if len(listed) == 1 and n_classes == 2 else [math.nan, *listed]
             found.append(listed if len(set(listed)) > 1 else [])

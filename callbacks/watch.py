@@ -31,10 +31,8 @@ class InputWatch:
         """Listen to a module and its parts, unless compiled; `samples` has a tensor (N, ...) for each input."""
         self._samples, self._got = samples, []
         listener = _Listener(self._got, module, samples)
-        self._handles = [
-            part.register_forward_pre_hook(listener, with_kwargs=True, prepend=True)
-            for part in (module.modules() if samples and not _is_compiled(module) else ())
-        ]
+        parts = module.modules() if samples and not _is_compiled(module) else ()
+        self._handles = [part.register_forward_pre_hook(listener, with_kwargs=True, prepend=True) for part in parts]
 
     def end_batch(self) -> None:
         """Warn if the batch differed, and end."""
@@ -92,8 +90,8 @@ def difference_of(expected: Tensor, got: Tensor) -> str:
     if expected.shape[1:] != got.shape[1:]:
         return f"inputs of shape {tuple(got.shape[1:])} instead of {tuple(expected.shape[1:])}"
     before, after = expected.double(), got.double()
-    is_of_indices = not (expected.is_floating_point() or got.is_floating_point())  # they have no units
-    if is_of_indices or _share_rows(before.flatten(1)[:_MOST_ROWS], after.flatten(1)[:_MOST_ROWS]):
+    are_indices = not (expected.is_floating_point() or got.is_floating_point())  # they have no units
+    if are_indices or _share_rows(before.flatten(1)[:_MOST_ROWS], after.flatten(1)[:_MOST_ROWS]):
         return ""
     middle, mean = float(before.mean()), float(after.mean())
     spread, found = float(before.std()), float(after.std())
