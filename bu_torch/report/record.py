@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bu_torch.run.timing import FORMAT
-from bu_torch.signals.details import ClassRecall, Crossing, Details, Doubtful
+from bu_torch.signals.details import ClassRecall, Crossing, Details, Doubtful, Meeting
 
 MOST_BYTES = 2**26  # of a record, whose lines have about 4,000 bytes, and with many classes 12,000
 _NAME = re.compile(r"boundary_uncertainty(-v\d+)?\.jsonl")
@@ -214,9 +214,8 @@ class _Reader:
             self._read_kept(entry)
             self._details[place] = Details(
                 crossing=Crossing(*([*map(_number, entry["crossing"][name])] for name in Crossing._fields)),
-                doubtful=[
-                    Doubtful._make([*map(_integer, classes), _number(trust)]) for *classes, trust in entry["doubtful"]
-                ],
+                meeting=[Meeting(*map(_integer, one[:2]), *map(_number, one[2:])) for one in entry.get("meeting", [])],
+                doubtful=[Doubtful._make([*map(_integer, one), _number(p)]) for *one, p in entry["doubtful"]],
                 recalls=[ClassRecall(_integer(label), *map(_number, shares)) for label, *shares in entry["recalls"]],
             )
 

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -10,9 +9,9 @@ from bu_torch._version import __version__
 from bu_torch.report import figures
 from bu_torch.report.figures import Json, Section, score_name, scores_that_count, title_of
 from bu_torch.report.record import RunRecord
-from bu_torch.report.text import duration, escaped, last_parts, shortened, shown_number, without_folders
+from bu_torch.report.text import duration, escaped, last_parts, shown_number, without_folders
 from bu_torch.signals.catalogue import SIGNALS
-from bu_torch.signals.details import MOST_CLASSES, Doubtful
+from bu_torch.signals.details import MOST_CLASSES
 
 _TILES = {
     "expected_accuracy": "at the perturbed samples",
@@ -137,33 +136,18 @@ def _doubtful(record: RunRecord) -> Section | None:
     if shown is None or not shown[1].doubtful:
         return None
     place, doubtful = shown[0], shown[1].doubtful[:100]
-    times = Counter(row for one in record.details.values() for row in {doubt.row for doubt in one.doubtful})
-    rows = []
-    for doubt in doubtful:
-        classes = (escaped(record.class_name(index), 60) for index in doubt[1:4])
-        values = shown_number(doubt.trust), f"{times[doubt.row]} of {len(record.details)}", _disagreeing(doubt)
-        rows.append([str(doubt.row), *classes, *values])
-    suspects = ", ".join(dict.fromkeys(str(doubt.row) for doubt in doubtful if doubt.label != doubt.nearest_class))
-    indices = f"<p>Indices of samples whose nearest class is not their label:</p><pre>[{suspects}]</pre>"
-    head = ("index", "label", "prediction", "nearest class", "trust", "listed in", "disagreement")
+    rows = [
+        [str(row), *(escaped(record.class_name(index), 60) for index in classes), shown_number(probability)]
+        for row, *classes, probability in doubtful
+    ]
+    suspects = ", ".join(str(doubt.row) for doubt in doubtful if doubt.label != doubt.likeliest)
+    indices = f"<p>Indices of samples of which another class is likelier than their label:</p><pre>[{suspects}]</pre>"
+    head = ("index", "label", "prediction", "likeliest class", "probability of the label")
     button = '<button type="button" data-file="doubtful-samples.csv">Save as CSV</button>'
-    ((label, n_most),) = Counter(doubt.label for doubt in doubtful).most_common(1)
-    most = f": {n_most} have the label {shortened(record.class_name(label), 60)}" if n_most > len(rows) / 2 else ""
-    reading = (
-        f"{len(rows)} samples, by the trust in their label or in the prediction, whichever is lower{most}. The nearest"
-        " samples contradict one of the two. This is common in rare classes, so a listed label need not be wrong."
-    )
+    reading = f"The {len(rows)} samples whose labels are the least likely by all labels. Common in rare classes too."
     reading += _AT_HALF if "threshold" in record.checks[-1] else ""
-    body = f"{button}{_table(head, rows, numbers=(0, 4, 5), is_tall=True)}{indices if suspects else ''}"
-    return Section("doubtful", f"Samples unlike those nearby, at {record.axis} {place}", reading, body)
-
-
-def _disagreeing(doubt: Doubtful) -> str:
-    if doubt.nearest_class == doubt.label:
-        return "" if doubt.prediction == doubt.label else "label and neighbours against the prediction"
-    if doubt.nearest_class == doubt.prediction:
-        return "prediction and neighbours against the label"
-    return "neighbours against the label, which was learned" if doubt.label == doubt.prediction else "all three differ"
+    body = f"{button}{_table(head, rows, numbers=(0, 4), is_tall=True)}{indices if suspects else ''}"
+    return Section("doubtful", f"Doubtful labels, at {record.axis} {place}", reading, body)
 
 
 def _settings(record: RunRecord) -> Section:

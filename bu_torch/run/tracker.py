@@ -220,6 +220,7 @@ class Tracker:
                 "kept_step": kept.get("step"),
                 "n_not_compared": self.history.n_not_compared,  # the header may be older, when all checks counted
                 "crossing": details.crossing._asdict(),
+                "meeting": details.meeting,
                 "doubtful": [[int(rows[one.row]), *one[1:]] for one in details.doubtful],
                 "recalls": details.recalls,
             }

@@ -40,8 +40,7 @@ class SignalInputs:
     local_uncertainty: Tensor  # (D * N,) uncertainty between the network's two largest classes, float64
     labels: Tensor  # (N,) classes of the samples
     label_columns: Tensor  # (D * N,) columns of the labels
-    label_trust: Tensor  # (D * N,) trust scores of the labels at the perturbed inputs
-    nearest_class: Tensor  # (D * N,) nearest class, without the sample that was perturbed
+    most_uncertainty: Tensor  # (D * N,) uncertainty between the two likeliest classes, float64
     label_probabilities: Tensor  # (D * N, C) class probabilities at the perturbed inputs
     label_votes: Tensor  # (N, C) votes of the labels near each sample
     plain_probabilities: Tensor  # (D * N, C) the same if each sample counts once, whatever its weight

@@ -3,20 +3,19 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from bu_torch.functional.boundary import index_pairs
 from bu_torch.functional.weights import sum_by_group
 from bu_torch.signals.catalogue import SignalInputs
 from bu_torch.signals.metrics import ExpectedMetric
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 MOST_CLASSES = 100
 _N_PARTS = 20
+_MOST_MEETINGS, _LEAST_LOSS = 3, 0.01
 _LEAST_GAIN = 0.01  # share of the accuracy that always predicting one class leaves to gain
 _LEAST_SKILL = 0.05
 _LEAST_OF_A_CLASS = 50
@@ -30,13 +29,22 @@ class Crossing(NamedTuple):
 
 
 class Doubtful(NamedTuple):
-    """A sample whose label or prediction the neighbours contradict."""
+    """A sample whose label is unlikely by all labels."""
 
     row: int  # among the samples given to `fit`
     label: int
-    prediction: int
-    nearest_class: int
-    trust: float  # ratio of distances, the sample itself left out
+    prediction: int  # at its first draw
+    likeliest: int
+    probability: float  # of the label, mean of the draws
+
+
+class Meeting(NamedTuple):
+    """Two classes that meet where others are likelier."""
+
+    first: int
+    second: int
+    share: float  # of the boundary
+    loss: float  # part of the most that boundary uncertainty can reach there
 
 
 class ClassRecall(NamedTuple):
@@ -52,7 +60,8 @@ class Details(NamedTuple):
     """Details of a check, by `Measurement.details`."""
 
     crossing: Crossing  # uncertainty of the labels against nearness to the boundary
-    doubtful: list[Doubtful]  # sorted by trust in label or prediction, least first, at each sample's lowest draw
+    meeting: list[Meeting]  # by what they lose, at most three
+    doubtful: list[Doubtful]  # the least likely label first
     recalls: list[ClassRecall]  # sorted by `expected`, least first, at most 100 classes that have samples
 
 
@@ -78,21 +87,11 @@ class Measurement:
         return iter((self.values, self.predictions))
 
     def details(self, n_doubtful: int = 50) -> Details:
-        """Details behind the values, with the `n_doubtful` >= 1 least trusted samples; waits for the device."""
+        """Details behind the values, with the `n_doubtful` >= 1 least likely labels; waits for the device."""
         inputs = self._inputs
         network = mean_by_rank(inputs.local_uncertainty, inputs.top.half_gap(), inputs.repeated_weights)
         crossing = Crossing(network, inputs.attainable_crossing)
-        return Details(crossing, _doubtful(inputs, n_doubtful), _least_recognised(inputs))
-
-    def doubtful(self) -> "DataFrame":
-        """All samples, the least trusted first, as a pandas frame; waits for the device.
-
-        Columns are those of `Details.doubtful`: `row` among the samples given to `fit`, `label`, `prediction`,
-        `nearest_class` and `trust`. A label is doubtful if `nearest_class` differs and `trust` is low.
-        """
-        from pandas import DataFrame
-
-        return DataFrame(self.details(len(self._inputs.labels)).doubtful)
+        return Details(crossing, _meeting(inputs), _doubtful(inputs, n_doubtful), _least_recognised(inputs))
 
 
 def mean_by_rank(local: Tensor, place: Tensor, weights: Tensor | None) -> list[float]:
@@ -105,14 +104,23 @@ def mean_by_rank(local: Tensor, place: Tensor, weights: Tensor | None) -> list[f
     return (mixed / mass).tolist()
 
 
+def _meeting(inputs: SignalInputs) -> list[Meeting]:
+    """Pairs of classes along the boundary whose uncertainty falls most below that of the two likeliest."""
+    pairs, group = index_pairs(inputs.top.pairs())
+    lost = inputs.kernel * (inputs.most_uncertainty - inputs.local_uncertainty)
+    shares, losses = (sum_by_group(one, group, len(pairs)) / inputs.kernel.sum() for one in (inputs.kernel, lost))
+    worst = losses.topk(min(_MOST_MEETINGS, len(losses))).indices
+    columns = (*pairs[worst].T.tolist(), shares[worst].tolist(), losses[worst].tolist())
+    return [Meeting(*one) for one in zip(*columns, strict=True) if one[-1] > _LEAST_LOSS]
+
+
 def _doubtful(inputs: SignalInputs, n_doubtful: int) -> list[Doubtful]:
     n_samples = len(inputs.labels)
-    lower = torch.minimum(inputs.trust, inputs.label_trust).view(-1, n_samples)
-    lowest, draws = lower.min(dim=0)
-    rows = lowest.sort(stable=True).indices[:n_doubtful]
-    places = draws[rows] * n_samples + rows
-    classes = (inputs.labels[rows], inputs.predictions[places], inputs.nearest_class[places])
-    columns = (column.tolist() for column in (rows, *classes, lowest[rows].double()))
+    probabilities = inputs.label_probabilities.unflatten(0, (-1, n_samples)).mean(dim=0)
+    of_label = probabilities.gather(1, inputs.label_columns[:n_samples].unsqueeze(1)).squeeze(1)
+    rows = of_label.sort(stable=True).indices[:n_doubtful]
+    classes = inputs.labels[rows], inputs.predictions[rows], inputs.classes[probabilities[rows].argmax(dim=1)]
+    columns = (column.tolist() for column in (rows, *classes, of_label[rows].double()))
     return [Doubtful(*row) for row in zip(*columns, strict=True)]
 
 

@@ -164,15 +164,15 @@ class Signals:
             mass = probabilities.sum(dim=0, dtype=torch.float64)
         else:
             mass = (repeated.to(probabilities.dtype) @ probabilities).double()
+        most = largest_uncertainty(probabilities)
         self._derived = {
             "label_columns": own,
             "class_masses": (sum_by_group(counted, own, probabilities.shape[1]), mass),
-            "label_trust": functional.trust_score(distances, own, validate_args=False),
-            "nearest_class": boundary.classes.classes[distances[:, :-1].argmin(dim=1)],
+            "most_uncertainty": most,
             "plain_probabilities": (plain := counting_once(probabilities, columns, boundary.weights)),
             "sharp_probabilities": plain,
             "attainable": functional.attainable(probabilities, distances[:, :-1], repeated),
-            "attainable_crossing": mean_by_rank(most := largest_uncertainty(probabilities), -most, repeated),
+            "attainable_crossing": mean_by_rank(most, -most, repeated),
             "skill": min(max(self.skill, 0.0), 1.0),
             "are_rows": are_rows(boundary.perturbation, inputs),
             "label_weight": cost_of_memorising(probabilities, repeated) * (is_reading / 2),

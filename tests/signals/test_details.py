@@ -1,7 +1,5 @@
 """What a check saw, against counts made one by one."""
 
-import math
-
 import pytest
 import torch
 from oracles import boundary as oracle
@@ -36,18 +34,29 @@ def test_the_crossing_is_the_mean_uncertainty_from_the_boundary_outward():
     assert details.crossing.attainable == sorted(details.crossing.attainable, reverse=True)
 
 
-def test_doubtful_samples_are_those_whose_label_or_prediction_lies_farthest():
+def test_doubtful_samples_are_those_whose_label_is_the_least_likely():
     signals, _, _, predictions, details = measured(n_doubtful=10)
-    labels, lowest = signals.boundary.labels, {}
-    for place, (distances, prediction) in enumerate(zip(signals.class_distances, predictions, strict=True)):
-        row = place % len(labels)
-        for named in (int(prediction), int(labels[row])):
-            ratio = min(float(d) for k, d in enumerate(distances) if k != named) / float(distances[named])
-            lowest[row] = min(lowest.get(row, math.inf), ratio)
-    expected = sorted(lowest, key=lowest.get)[:10]
-    assert [one.row for one in details.doubtful] == expected
-    assert [one.trust for one in details.doubtful] == pytest.approx([lowest[row] for row in expected], rel=1e-4)
-    assert all(one.label == int(labels[one.row]) for one in details.doubtful)
+    labels = signals.boundary.labels.tolist()
+    probabilities = signals.probabilities.view(2, len(labels), -1).mean(dim=0)
+    of_label = [float(probabilities[row, label]) for row, label in enumerate(labels)]
+    assert [one.row for one in details.doubtful] == sorted(range(len(labels)), key=of_label.__getitem__)[:10]
+    for row, label, prediction, likeliest, probability in details.doubtful:
+        assert (label, prediction) == (labels[row], int(predictions[row]))
+        assert (likeliest, probability) == (int(probabilities[row].argmax()), pytest.approx(of_label[row]))
+
+
+def test_classes_that_meet_where_others_are_likelier_are_named():
+    features, labels = samples()
+    signals = Signals(n_neighbors=20, n_draws=1).fit(features, labels)
+    likely = signals.probabilities.clamp(min=1e-6).log()
+    assert signals.measure(likely).details().meeting == []
+    wrong = likely.roll(1, dims=1)
+    details = signals.measure(wrong).details()
+    assert 0 < sum(one.share for one in details.meeting) <= 1 + 1e-9
+    gaps = [oracle.gap(row) for row in wrong.tolist()]
+    reachable = oracle.mean_along(gaps, [2 * sorted(row)[-2] for row in signals.probabilities.tolist()], [1.0] * 300)
+    lost = reachable - oracle.boundary_uncertainty(wrong.tolist(), signals.probabilities.tolist())
+    assert sum(one.loss for one in details.meeting) == pytest.approx(lost, abs=0.01)
 
 
 @pytest.mark.parametrize("is_weighted", [False, True])
@@ -92,12 +101,3 @@ def test_a_measurement_tells_its_own_details_after_another_one():
     measurement = signals.measure(first)
     signals.measure(second)
     assert measurement.details() == alone
-
-
-def test_all_samples_come_as_a_frame_the_least_trusted_first():
-    signals, logits, _, _, details = measured(n_doubtful=7)
-    frame = signals.measure(logits).doubtful()
-    assert sorted(frame["row"]) == list(range(len(signals.boundary.labels)))
-    assert list(frame.head(7).itertuples(index=False, name=None)) == [tuple(one) for one in details.doubtful]
-    assert frame["trust"].is_monotonic_increasing
-    assert frame["label"].tolist() == signals.boundary.labels[torch.tensor(frame["row"].to_numpy())].tolist()
