@@ -113,12 +113,13 @@ class Reference:
         self.votes = {f"M {m}": votes.votes for m, votes in fitted.items()}
         self.votes |= {f"decay {d}": functional.label_votes(self.labels, neighbors[40], d) for d in (0, 1, 2)}
         both = LabelProbabilities().fit(self.inputs, self.labels, neighbors[40])
-        self.probabilities = {radius: both.predict_proba(points) for radius, points in self.points.items()}
+        read = [(radius, 4) for radius in RADII] + [(1.0, n) for n in DRAWS]
+        self.probabilities = {key: both.predict_proba(self.points[key[0]][: key[1] * n_samples]) for key in read}
         perturbed = self.points[1.0][: 4 * n_samples]
         self.expected = {
             "votes alone": both.votes.votes.repeat(4, 1),
             "regression alone": both.regression.predict_proba(perturbed),
-            "both, mixed": self.probabilities[1.0][: 4 * n_samples],
+            "both, mixed": self.probabilities[1.0, 4],
             "regression, own sample out": both.regression.left_out.repeat(4, 1),
         }
 
@@ -129,8 +130,8 @@ class Reference:
         predictions = {radius: logits[radius].argmax(dim=1) for radius in RADII}
 
         def uncertainty(radius: float, n_draws: int) -> float:
-            of_draws = (of[radius][: n_draws * n_samples] for of in (logits, self.probabilities))
-            return float(functional.boundary_uncertainty(*of_draws))
+            read = logits[radius][: n_draws * n_samples]
+            return float(functional.boundary_uncertainty(read, self.probabilities[radius, n_draws]))
 
         def trust(distances: str, classes: Tensor) -> Tensor:
             table = self.distances[distances][: len(classes)]
