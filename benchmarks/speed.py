@@ -110,8 +110,8 @@ def whole_check(device: str, n_samples: int, n_classes: int, repeats: int) -> di
         top = top_two(logits)
         local = uncertainty_between(probabilities, top.classes)
         uncertainty_along_boundary(logits, local, boundary_weights(top.half_gap()))
-        scores = functional.trust_score(distances, top.classes[:, 0], validate_args=False)
-        functional.mean_trust_score(scores).item()  # waits for the device
+        scores = trust_of(distances, top.classes[:, 0])
+        mean_trust_of(scores, None).item()  # waits for the device
 
     n_bytes = 4 * n_samples * 3 * n_classes
     milliseconds = median_ms(check, repeats)
@@ -239,7 +239,7 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
     row["of it: gap"] = median_ms(lambda: top_two(logits).half_gap(), repeats)
     row["of it: ranks"] = median_ms(lambda: boundary_weights(gap), repeats)
     row["trust"] = median_ms(
-        lambda: functional.mean_trust_score(functional.trust_score(distances, predictions, validate_args=False)),
+        lambda: functional.mean_trust_score(functional.trust_score(distances, predictions)),
         repeats,
     )
     row["votes"] = median_ms(lambda: functional.expected_accuracy(votes, predictions), repeats)
@@ -482,7 +482,7 @@ def other_ways(n_samples: int, n_features: int, n_classes: int, repeats: int) ->
         found = np.column_stack([tree.query(features.numpy(), k=1)[0][:, 0] for tree in trees])
         return functional.trust_score(torch.from_numpy(found), predictions)
 
-    cached = median_ms(lambda: functional.trust_score(distances, predictions, validate_args=False), repeats)
+    cached = median_ms(lambda: functional.trust_score(distances, predictions), repeats)
     row: dict[str, float] = {"N": n_samples, "d": n_features, "J": n_classes, "trust from the cache, ms": cached}
     row["KD-trees / cache"] = 1e3 * once(ask_trees)[0] / cached
     row["FAISS, s"] = once(lambda: NeighborGraph(N_NEIGHBORS).fit(features))[0]

@@ -135,7 +135,7 @@ class Reference:
 
         def trust(distances: str, classes: Tensor) -> Tensor:
             table = self.distances[distances][: len(classes)]
-            return functional.trust_score(table, classes, validate_args=False)
+            return functional.trust_score(table, classes)
 
         first = predictions[1.0][:four]
         row = {

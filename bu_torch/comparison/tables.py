@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.functional.metrics import best_threshold
-from bu_torch.internal.inputs import as_numbers
+from bu_torch.internal.inputs import as_tensor
 from bu_torch.internal.replica import copy_of
 from bu_torch.run.settings import AVERAGING
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
@@ -66,11 +66,10 @@ def read_table(path: Path) -> Split:
         raise ValueError(
             f"`{path}` must hold classes in `label`, got {len(classes)} in {len(frame)} rows (a regression?)."
         )
-    with np.errstate(over="ignore"):  # refused below
-        features = as_numbers(frame, str(path)).astype(np.float32)
-    if not np.isfinite(features).all():
-        raise ValueError(f"`{path}` must hold finite numbers, got an infinite one.")
-    return torch.from_numpy(features), torch.from_numpy(codes).long()
+    features = as_tensor(frame, str(path)).float()
+    if not features.isfinite().all():
+        raise ValueError(f"`{path}` must hold finite numbers, got missing or infinite ones.")
+    return features, torch.from_numpy(codes).long()
 
 
 def _read_csv(path: Path) -> Any:

@@ -7,8 +7,8 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from bu_torch import functional
 from bu_torch.functional.checks import check_choice
+from bu_torch.functional.trust import trust_of
 from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, check_fitted, check_integer, check_number
 from bu_torch.neighbors.graph import nearest_of_groups
 from bu_torch.neighbors.search import nearest
@@ -135,4 +135,4 @@ class TrustScore:
         missing = int(predictions.max()) + 1 - distances.shape[1]
         if missing > 0:
             distances = torch.nn.functional.pad(distances, (0, missing), value=math.inf)
-        return functional.trust_score(distances, predictions, validate_args=False)
+        return trust_of(distances, predictions)

@@ -7,9 +7,7 @@ from bu_torch.functional.checks import check_draws, check_floating
 from bu_torch.functional.weights import mean_of, relative_weights
 
 
-def expected_accuracy(
-    probabilities: Tensor, predictions: Tensor, *, weights: Tensor | None = None, validate_args: bool = True
-) -> Tensor:
+def expected_accuracy(probabilities: Tensor, predictions: Tensor, *, weights: Tensor | None = None) -> Tensor:
     """Mean probability of the predicted class: the accuracy to expect if the probabilities are right.
 
     It needs no labels, so it can score points without labels, such as perturbed samples. This score is our own.
@@ -20,8 +18,6 @@ def expected_accuracy(
             For D copies of the points the shape is (D * N,), copy after copy.
         weights: Relative weight of each point, shape (N,), > 0, floating point; None for equal weights. Larger weights
             for rare classes give a balanced accuracy.
-        validate_args: Check the values of `predictions` and scale the weights to a mean of 1, which waits for the
-            device. If False, the weights must have this mean.
 
     Returns:
         Scalar in [0, 1], float64.
@@ -38,10 +34,13 @@ def expected_accuracy(
     n_points = probabilities.shape[0]
     if probabilities.numel() == 0:
         raise ValueError(f"`probabilities` must have shape (N, J) with N, J >= 1, got {tuple(probabilities.shape)}.")
-    check_draws(predictions, n_points, probabilities.device, validate_args)
-    if validate_args:
-        weights = relative_weights(weights, (n_points,), probabilities.device)
-    found = predicted_probabilities(probabilities, predictions.view(-1, n_points).T)
+    check_draws(predictions, n_points, probabilities.device)
+    return accuracy_of(probabilities, predictions, relative_weights(weights, (n_points,), probabilities.device))
+
+
+def accuracy_of(probabilities: Tensor, predictions: Tensor, weights: Tensor | None) -> Tensor:
+    """`expected_accuracy`, unchecked, with weights of mean 1."""
+    found = predicted_probabilities(probabilities, predictions.view(-1, len(probabilities)).T)
     return mean_of(found, None if weights is None else weights.unsqueeze(1))
 
 

@@ -54,12 +54,12 @@ def check_range(name: str, value: Tensor, stop: int, meaning: str) -> None:
         raise ValueError(f"`{name}` must hold {meaning} in [0, {stop}), got values from {low} to {high}.")
 
 
-def check_draws(predictions: Tensor, n_points: int, device: torch.device, validate_args: bool = True) -> None:
+def check_draws(predictions: Tensor, n_points: int, device: torch.device) -> None:
     """Raise unless `predictions` holds classes at one or more copies of `n_points` points."""
     check_index("predictions", predictions, ("D * N",), device)
     if predictions.numel() == 0 or predictions.shape[0] % n_points:
         raise ValueError(f"`predictions` must hold a multiple of the {n_points} points, got {predictions.shape[0]}.")
-    if validate_args and int(predictions.min()) < 0:
+    if int(predictions.min()) < 0:
         raise ValueError(f"`predictions` must hold classes 0, 1, ..., got {int(predictions.min())}.")
 
 

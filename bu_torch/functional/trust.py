@@ -9,7 +9,7 @@ from bu_torch.functional.checks import check_floating, check_index, check_range
 from bu_torch.functional.weights import mean_of, relative_weights
 
 
-def trust_score(class_distances: Tensor, predictions: Tensor, *, validate_args: bool = True) -> Tensor:
+def trust_score(class_distances: Tensor, predictions: Tensor) -> Tensor:
     """Trust score of each prediction: distance to the nearest other class over distance to the predicted class.
 
     Jiang et al. (2018), Algorithm 2, looked up in `TrustScore.class_distances`, which do not depend on the classifier.
@@ -18,7 +18,6 @@ def trust_score(class_distances: Tensor, predictions: Tensor, *, validate_args: 
     Args:
         class_distances: Distances from points to classes, shape (N, J), floating point, >= 0, inf for an empty class.
         predictions: Predicted classes, shape (N,), integer, values in [0, J).
-        validate_args: Check the values, which waits for the device; shapes and dtypes are always checked.
 
     Returns:
         The scores, shape (N,), in [0, inf]; above 1 if the predicted class is the nearest.
@@ -32,10 +31,15 @@ def trust_score(class_distances: Tensor, predictions: Tensor, *, validate_args: 
     """
     check_floating("class_distances", class_distances, ("N", "J"))
     check_index("predictions", predictions, (class_distances.shape[0],), class_distances.device)
-    if validate_args and predictions.numel():
+    if predictions.numel():
         check_range("predictions", predictions, class_distances.shape[1], "classes")
         if bool((class_distances < 0).any()):
             raise ValueError(f"`class_distances` must be >= 0, got {float(class_distances.nan_to_num().min())}.")
+    return trust_of(class_distances, predictions)
+
+
+def trust_of(class_distances: Tensor, predictions: Tensor) -> Tensor:
+    """`trust_score`, unchecked."""
     column = predictions.long().unsqueeze(1)
     own = class_distances.gather(1, column).squeeze(1)
     other = class_distances.clone().scatter_(1, column, math.inf).amin(dim=1)  # a clone keeps the memory layout
@@ -44,7 +48,7 @@ def trust_score(class_distances: Tensor, predictions: Tensor, *, validate_args: 
     return torch.where(own.isinf(), torch.zeros_like(score), score)
 
 
-def mean_trust_score(scores: Tensor, weights: Tensor | None = None, *, validate_args: bool = True) -> Tensor:
+def mean_trust_score(scores: Tensor, weights: Tensor | None = None) -> Tensor:
     """Geometric mean of trust scores, each clipped to [1e-3, 1e3] first.
 
     Ratios are averaged on the logarithmic scale, where twice as near and twice as far cancel. The clipping keeps
@@ -53,8 +57,6 @@ def mean_trust_score(scores: Tensor, weights: Tensor | None = None, *, validate_
     Args:
         scores: Trust scores, floating point, any shape with at least one entry, in [0, inf].
         weights: Relative weight of each score, of the shape of `scores`, > 0, floating point; None for equal weights.
-        validate_args: Check the arguments and scale the weights to a mean of 1, which waits for the device. If False,
-            the weights must have this mean.
 
     Returns:
         Scalar in [1e-3, 1e3], float64.
@@ -66,9 +68,12 @@ def mean_trust_score(scores: Tensor, weights: Tensor | None = None, *, validate_
         >>> mean_trust_score(torch.tensor([4.0, 0.25]))
         tensor(1., dtype=torch.float64)
     """
-    if validate_args:
-        check_floating("scores", scores)
-        if scores.numel() == 0:
-            raise ValueError("`scores` must hold at least one trust score, got none.")
-        weights = relative_weights(weights, tuple(scores.shape), scores.device)
+    check_floating("scores", scores)
+    if scores.numel() == 0:
+        raise ValueError("`scores` must hold at least one trust score, got none.")
+    return mean_trust_of(scores, relative_weights(weights, tuple(scores.shape), scores.device))
+
+
+def mean_trust_of(scores: Tensor, weights: Tensor | None) -> Tensor:
+    """`mean_trust_score`, unchecked, with weights of mean 1."""
     return mean_of(scores.double().clamp(1e-3, 1e3).log(), weights).exp()

@@ -12,7 +12,6 @@ _EXACT_INTEGER = 2**24  # float32 holds all integers up to this
 _MOST_CLASSES = 100_000
 _MOST_ROWS = 2**63  # the first integer beyond int64
 _MOST_SEEDS = 2**64  # the limit of `torch.Generator`
-_NUMBER_THEM = "if they are classes, number them with `torch.unique(labels, return_inverse=True)[1]`"
 
 
 def as_features(
@@ -23,14 +22,13 @@ def as_features(
     Integers beyond the precision of float32 become float64; other types except float64 become float32. With
     `keep_integers`, integers (token ids) stay as they are; with `keep_bytes`, images in bytes do.
     """
-    features = as_tensor(features, name)
+    features = as_tensor(features, name).detach()
     if features.is_complex():
         raise TypeError(f"`{name}` must be real, got {features.dtype}.")
     if features.ndim < 2 or features.shape[0] == 0 or features[0].numel() == 0:
-        way_out = " Pass a single feature as a column, (N, 1)." if features.ndim == 1 else ""
         raise ValueError(
             f"`{name}` must have shape (N, d), or (N, ...) with at least one value a sample,"
-            f" got {tuple(features.shape)}.{way_out}"
+            f" got {tuple(features.shape)}. A single feature is a column, (N, 1)."
         )
     is_kept = keep_integers and not features.is_floating_point()
     is_kept |= keep_bytes and features.dtype == torch.uint8 and features.ndim > 2
@@ -38,7 +36,6 @@ def as_features(
         features = features.long()
     if features.dtype not in (torch.float32, torch.float64) and not is_kept:
         features = features.to(torch.float64 if exceeds_float32(features) else torch.float32)
-    features = features.detach()
     if not is_finite(features):
         bad = (~features.isfinite().flatten(1).all(dim=1)).nonzero()
         raise ValueError(
@@ -64,19 +61,19 @@ def as_labels(labels: Any, n_samples: int, name: str = "labels", *, are_classes:
     labels = as_tensor(labels, name).detach()
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels.squeeze(1)
-    if labels.ndim != 1:
-        hint = _hint(labels) if labels.ndim == 2 else ""
-        raise ValueError(f"`{name}` must hold one class a sample, shape (N,), got {tuple(labels.shape)}.{hint}")
-    if labels.shape[0] != n_samples:
-        raise ValueError(f"`{name}` must have one entry a sample, {n_samples}, got {labels.shape[0]}.")
-    if labels.is_complex():
-        raise TypeError(f"`{name}` must hold integer classes, got {labels.dtype}.")
-    n_bad = int((~labels.isfinite()).sum())
-    if n_bad:
-        raise ValueError(f"`{name}` must hold integer classes, got NaN or infinity in {n_bad} of {n_samples}.")
-    if labels.is_floating_point() and not bool((labels == labels.round()).all()):
-        raise ValueError(f"`{name}` must hold integer classes, got fractional {labels.dtype} values (a regression?).")
-    _check_range(labels, name, are_classes)
+    if labels.shape != (n_samples,):
+        way_out = " For one-hot labels, pass `labels.argmax(dim=1)`." if labels.ndim == 2 else ""
+        raise ValueError(
+            f"`{name}` must have one entry a sample, shape ({n_samples},), got {tuple(labels.shape)}.{way_out}"
+        )
+    if labels.is_complex() or not bool(((values := labels.double()) == values.round()).all()):
+        raise ValueError(f"`{name}` must hold integer classes, got fractions, NaN or {labels.dtype} (a regression?).")
+    least, largest = values.aminmax()  # before a conversion to int64 wraps them around
+    if not 0 <= least <= largest < (_MOST_CLASSES if are_classes else _MOST_ROWS):
+        raise ValueError(
+            f"`{name}` must hold integer classes 0, 1, ..., got {float(least):.15g} to {float(largest):.15g}: if they"
+            " are classes, number them with `torch.unique(labels, return_inverse=True)[1]`."
+        )
     return labels.long()
 
 
@@ -148,94 +145,35 @@ def check_fitted(estimator: object, attribute: str) -> None:
 
 
 def as_tensor(value: Any, name: str) -> Tensor:
-    """Return `value` as a dense tensor; arrays may have any memory order."""
+    """Return `value` as a dense tensor; arrays may have any memory order, and frames any columns of numbers."""
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.is_nested or value.is_quantized or value.is_meta:
-            kind = "nested" if value.is_nested else f"{value.layout}".removeprefix("torch.")
             raise TypeError(
-                f"`{name}` must be a dense tensor that holds its values, got a tensor of layout {kind}, {value.dtype},"
-                f" on {value.device}."
+                f"`{name}` must be a dense tensor that holds its values, got {value.layout}, {value.dtype}, on"
+                f" {value.device}."
             )
         return value
-    if hasattr(value, "isna") and hasattr(value, "to_numpy"):  # a frame or a column of pandas
-        value = as_numbers(value, name)
     is_of_arrays = isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], np.ndarray)
     try:
-        return torch.as_tensor(_as_array(value) if is_of_arrays or hasattr(value, "__array__") else value, device="cpu")
+        if is_of_arrays or hasattr(value, "__array__"):
+            value = _as_array(value)
+        return torch.as_tensor(value, device="cpu")
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        if "overflow" in str(error).lower():
-            raise ValueError(f"`{name}` must hold numbers of at most 64 bits, got a larger one.") from error
-        dtype = f" of {value.dtype}" if isinstance(value, np.ndarray) else ""
-        advice = f" {_advice_on(value)[1]}" if isinstance(value, list | tuple | np.ndarray) else ""
         raise TypeError(
-            f"`{name}` must be a tensor or an array of numbers, got {type(value).__name__}{dtype}.{advice.rstrip()}"
+            f"`{name}` must be a tensor or an array of numbers, got {type(value).__name__}: {error} Encode text"
+            " with scikit-learn's `OneHotEncoder`, and labels with its `LabelEncoder`."
         ) from error
 
 
-def _as_array(value: Any) -> Any:
-    """Return an array as torch takes it: in C order, in this machine's byte order, writable, with no masked entry."""
+def _as_array(value: Any) -> np.ndarray:
+    """Return an array or frame as torch takes it: of numbers, in C order, in this machine's byte order, writable."""
+    from sklearn.utils import check_array
+
     if np.ma.is_masked(value):
-        raise TypeError("Masked entries have no value.")
-    array = np.asarray(value, order="C")
-    if array.dtype.names is None:
-        array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    if array.dtype.kind in "iu":  # C has two names for 64 bits, torch knows one
-        array = array.view(array.dtype.str)
-    # An array of one element may be in C order and have negative strides, which torch refuses.
-    is_taken = array.flags.writeable and min(array.strides, default=0) >= 0
-    return array if is_taken else array.copy()
-
-
-def as_numbers(value: Any, name: str) -> np.ndarray:
-    """Array of a pandas frame (n, d), in a type that holds all columns, or of a column (n,); pandas is not imported."""
-    if not hasattr(value, "columns"):
-        return _numbers(value, name, getattr(value, "name", None), n_dimensions=1)
-    columns = [_numbers(value.iloc[:, place], name, label) for place, label in enumerate(value.columns)]
-    return np.column_stack(columns) if columns else np.empty(value.shape)
-
-
-def _numbers(column: Any, name: str, label: Any, n_dimensions: int = 2) -> np.ndarray:
-    where = "" if label is None else f" in column {label!r:.100}"
-    missing = np.asarray(column.isna())
-    present = column[~missing] if missing.any() else column
-    array: np.ndarray = present.to_numpy(getattr(column.dtype, "numpy_dtype", None))  # nullable types name their own
-    if array.dtype.kind not in "biufc":
-        kind, advice = _advice_on(array, n_dimensions)
-        raise TypeError(f"`{name}` must hold numbers, got {kind}{where} (dtype {column.dtype}). {advice}")
-    if missing.any():
-        advice = "Leave these rows out" if n_dimensions == 1 else "Impute them with scikit-learn's `SimpleImputer`"
-        raise ValueError(
-            f"`{name}` must have no missing values, got {missing.sum()} among {len(missing)}{where}. {advice}."
-        )
-    return array
-
-
-def _advice_on(values: Any, n_dimensions: int | None = None) -> tuple[str, str]:
-    """Name the objects that stand where numbers should, and the way to turn them into numbers; "" if none is known."""
-    array = np.asarray(values, dtype=None if isinstance(values, np.ndarray) else object)
-    kind = array.dtype.kind
-    if kind in "US" or (kind == "O" and any(isinstance(value, str) for value in array.ravel()[:1000])):
-        encoder = "`LabelEncoder`" if (n_dimensions or array.ndim) == 1 else "`OneHotEncoder`"
-        return "text", f"Encode it with scikit-learn's {encoder}."
-    if kind in "mM":
-        return "dates or times", "Count their days or seconds from a start."
-    is_array = isinstance(values, np.ndarray) and kind == "O"
-    return "objects", "If they are numbers, convert them with `astype(float)`." if is_array else ""
-
-
-def _check_range(labels: Tensor, name: str, are_classes: bool) -> None:
-    """Raise unless whole-numbered labels are in range, before a conversion to int64 wraps them around."""
-    values = labels.double()
-    least, largest = values.min().item(), values.max().item()
-    if least < 0:
-        way_out = f": {_NUMBER_THEM}" if are_classes else ""
-        raise ValueError(f"`{name}` must hold classes 0, 1, ..., got {least:.15g}{way_out}.")
-    if are_classes and largest >= _MOST_CLASSES:
-        raise ValueError(
-            f"`{name}` must hold classes 0, 1, ..., below {_MOST_CLASSES}, got {largest:.15g}: {_NUMBER_THEM}."
-        )
-    if largest >= _MOST_ROWS:
-        raise ValueError(f"`{name}` must hold integers below 2**63, got {largest:.15g}.")
+        raise TypeError("masked entries have no value.")
+    any_shape = {"ensure_2d": False, "allow_nd": True, "ensure_min_samples": 0, "ensure_min_features": 0}
+    array: np.ndarray = check_array(value, dtype="numeric", order="C", ensure_all_finite=False, **any_shape)
+    return array.astype(array.dtype.newbyteorder("="), copy=not array.flags.writeable)
 
 
 def exceeds_float32(features: Tensor) -> bool:
@@ -243,17 +181,6 @@ def exceeds_float32(features: Tensor) -> bool:
     if features.dtype not in (torch.int32, torch.int64, torch.uint32, torch.uint64):
         return False
     return bool((features.double().abs() > _EXACT_INTEGER).any())
-
-
-def _hint(labels: Tensor) -> str:
-    """Guess the meaning of two-dimensional labels."""
-    values = labels.double()
-    is_share = bool(((values >= 0) & (values <= 1)).all())
-    if is_share and bool(((values.sum(dim=1) - 1).abs() < 1e-2).all()):
-        highest = values.max(dim=1).values
-        is_mixed = bool(highest.max() - highest.min() > 1e-2)  # else they are one-hot, or smoothed
-        return " They are mixed." if is_mixed else " For one-hot or smoothed labels, pass `labels.argmax(dim=1)`."
-    return " A sample must have one label: multi-label classification and several targets are not supported."
 
 
 class PresentClasses:

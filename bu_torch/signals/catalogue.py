@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
-from bu_torch.functional.accuracy import predicted_probabilities
+from bu_torch.functional.accuracy import accuracy_of, predicted_probabilities
 from bu_torch.functional.boundary import TopTwo
 from bu_torch.functional.metrics import best_threshold, decided_at, influence, left_out_thresholds
 from bu_torch.functional.probabilities import as_probabilities
@@ -111,7 +111,7 @@ def _label_agreement(inputs: SignalInputs) -> Tensor:
 
 
 def _vote_agreement(inputs: SignalInputs) -> Tensor:
-    return functional.expected_accuracy(inputs.label_votes, inputs.columns, weights=inputs.weights, validate_args=False)
+    return accuracy_of(inputs.label_votes, inputs.columns, inputs.weights)
 
 
 def _prediction_changes(inputs: SignalInputs) -> Tensor:

@@ -11,7 +11,7 @@ from bu_torch import functional
 from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.estimators.trust import TrustScore
-from bu_torch.functional.accuracy import cost_of_memorising
+from bu_torch.functional.accuracy import accuracy_of, cost_of_memorising
 from bu_torch.functional.boundary import (
     boundary_weights,
     largest_uncertainty,
@@ -21,6 +21,7 @@ from bu_torch.functional.boundary import (
 )
 from bu_torch.functional.checks import check_floating, check_index
 from bu_torch.functional.probabilities import as_probabilities
+from bu_torch.functional.trust import mean_trust_of, trust_of
 from bu_torch.functional.weights import mean_and_error, sum_by_group
 from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.perturbation.draws import PerturbedInputs, are_rows
@@ -288,7 +289,7 @@ class Signals:
         pairs = boundary.classes.columns(top.classes)
         columns = pairs[:, 0]
         known = columns.clamp(max=len(boundary.classes))  # the last column stands for classes without samples
-        trust = functional.trust_score(self._distances, known, validate_args=False)
+        trust = trust_of(self._distances, known)
         repeated, probabilities = boundary.repeated_weights, boundary.probabilities_of_present
         kernel, local = boundary_weights(top.half_gap(), repeated), uncertainty_between(probabilities, pairs)
         inputs = SignalInputs(
@@ -298,9 +299,9 @@ class Signals:
             predictions=predictions,
             predictions_before=before,
             columns=columns,
-            accuracy=functional.expected_accuracy(probabilities, columns, weights=repeated, validate_args=False),
+            accuracy=accuracy_of(probabilities, columns, repeated),
             trust=trust,
-            mean_trust=functional.mean_trust_score(trust.view(boundary.n_draws, -1), weights, validate_args=False),
+            mean_trust=mean_trust_of(trust.view(boundary.n_draws, -1), weights),
             label_probabilities=probabilities,
             label_votes=boundary.votes_of_present,
             classes=boundary.classes.classes,
