@@ -1,36 +1,44 @@
-"""Odd samples and odd ends, by every way in that needs no other framework than Lightning."""
+"""Odd samples, outputs and ends, by every way in that needs no other framework than Lightning."""
 
-import functools
-import re
 import signal
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 
 import lightning.pytorch as pl
 import numpy as np
 import odd
+import pandas as pd
 import pytest
 import torch
 from lightning.pytorch.callbacks import Timer
-from odd import FEW, Network, Rows
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from odd import FEW, Network, Rows, X, Y, unchanged
 from problems import Weights, same, trainer, weights_of
 from torch import nn
 from torch.utils.data import DataLoader
 
 from bu_torch import (
+    BoundaryUncertainty,
     BoundaryUncertaintyMonitor,
     BoundaryUncertaintyStopper,
     BoundaryUncertaintyStopping,
+    NeighborGraph,
+    PrototypeClassifier,
     Signals,
+    TrustScore,
+    perturb,
     rank_checkpoints,
 )
+from bu_torch.internal.inputs import as_features, as_labels
+from bu_torch.internal.logits import read_logits
 
 
 class Module(pl.LightningModule):
     """Trains by its inputs alone, so that labels of all kinds come so far."""
 
-    def __init__(self, output=odd.unchanged, happen=lambda layers, epoch: None):
+    def __init__(self, output=unchanged, happen=lambda layers, epoch: None):
         super().__init__()
         self.network, self.happen = Network(output), happen
 
@@ -47,21 +55,22 @@ class Module(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def trained(callback, folder, x=odd.X, y=odd.Y, output=odd.unchanged, max_epochs=1):
-    trainer(folder, callback, max_epochs=max_epochs).fit(Module(output), DataLoader(Rows(x, y), batch_size=30))
-    return callback.history
-
-
 def numbers(values):
     return [float(value) for value in values.values()]
 
 
-def by_stopping(folder, *samples):
-    return numbers(trained(BoundaryUncertaintyStopping(**FEW), folder, *samples)[-1])
+def by_callback(kind, folder, x, y, output):
+    data = DataLoader(Rows(x, y), batch_size=30)
+    trainer(folder, callback := kind(**FEW), max_epochs=1).fit(Module(output), data)
+    return numbers(callback.history[-1]) if callback.history else None
 
 
-def by_monitor(folder, *samples):
-    return numbers(trained(BoundaryUncertaintyMonitor(**FEW), folder, *samples)[-1])
+def by_stopping(*samples):
+    return by_callback(BoundaryUncertaintyStopping, *samples)
+
+
+def by_monitor(*samples):
+    return by_callback(BoundaryUncertaintyMonitor, *samples)
 
 
 def by_stopper(folder, x, y, output):
@@ -88,52 +97,38 @@ ways = pytest.mark.parametrize("way", [by_stopping, by_monitor, by_stopper, by_s
 def test_samples_that_cannot_be_measured_are_refused(tmp_path, way, what):
     message, *samples = odd.REFUSED[what]
     if what == "no samples" and way in (by_stopping, by_monitor):  # Lightning then trains nothing
-        assert trained(callback := BoundaryUncertaintyStopping(**FEW), tmp_path, *samples) == []
-        assert callback.stopping_reason == "There was no training batch."
+        assert way(tmp_path, *samples) is None
         return
-    with pytest.raises((TypeError, ValueError, pl.utilities.exceptions.MisconfigurationException), match=message):
+    with pytest.raises((TypeError, ValueError, MisconfigurationException), match=message):
         way(tmp_path, *samples)
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    return functools.cache(lambda way: way(tmp_path_factory.mktemp("plain"), odd.X, odd.Y, odd.unchanged))
+    return cache(lambda way: way(tmp_path_factory.mktemp("plain"), X, Y, unchanged))
 
 
 @pytest.mark.parametrize("kind", odd.LABELS)
 @ways
 def test_labels_of_any_kind_are_the_same(tmp_path, way, kind, plain):
     assert np.isfinite(plain(way)).all()
-    assert way(tmp_path, odd.X, odd.LABELS[kind], odd.unchanged) == plain(way)
+    assert way(tmp_path, X, odd.LABELS[kind], unchanged) == plain(way)
 
 
-@pytest.mark.parametrize("logits", odd.NOT_FINITE)
 @ways
-def test_logits_that_are_not_finite_have_no_score(tmp_path, way, logits):
+def test_logits_that_are_not_finite_have_no_score(tmp_path, way):
     said = pytest.warns(UserWarning, match="No candidate has a finite score") if way is by_files else nullcontext()
     with said:
-        assert np.isnan(way(tmp_path, odd.X, odd.Y, odd.NOT_FINITE[logits])).any()
-
-
-def heard(caplog, ending, one):
-    """The line of what was kept, if it and the reason are as the ending wants them."""
-    (line,) = [line for line in caplog.messages if "bu-torch kept" in line]
-    assert re.search(ending.kept, line)
-    assert re.search(ending.reason, one.stopping_reason)
-    assert any(one.stopping_reason in said for said in caplog.messages)
-    assert one.best_epoch == ending.best_epoch
-    return line
+        is_odd = torch.arange(120).unsqueeze(1) % 50 == 0
+        assert np.isnan(way(tmp_path, X, Y, lambda z: torch.where(is_odd[: len(z)], -torch.inf, z))).any()
 
 
 LIGHTNINGS = {
-    "no room": odd.Ending("kept no epoch: no weights could be", "written.*no epoch is kept yet", "`max_epochs=9`"),
-    "max_steps": odd.Ending(odd.KEPT, "", "Training ran until `max_steps=16`"),
-    "max_time": odd.Ending(odd.KEPT, "", "Training ran until `max_time`"),
-    "another callback": odd.Ending(odd.KEPT, "", "Other code stopped training"),
+    "no room": odd.Ending(None, is_restored=False),
+    "max_steps": odd.Ending(),
+    "max_time": odd.Ending(),
+    "another callback": odd.Ending(),
 }
-
-
-RESTORED = {"by itself", "patience", "Ctrl-C", "max_steps", "max_time", "another callback"}
 
 
 @pytest.mark.parametrize("restores", [True, False])
@@ -152,26 +147,25 @@ def test_lightning_s_ends_restore_or_name_the_file(tmp_path, log, recwarn, end, 
         stopping.dirpath = tmp_path / "file"
     module.on_train_batch_start = happening
     length = {"max_epochs": 9 if end in LIGHTNINGS else 4, "max_steps": 16 if end == "max_steps" else -1}
-    is_failure = end in odd.FAILURES
     try:
-        with pytest.raises((SystemExit, ValueError, OSError)) if is_failure else nullcontext():
-            trainer(tmp_path, stopping, weights, timer, **length).fit(module, DataLoader(Rows(odd.X, odd.Y), 30))
+        with pytest.raises((SystemExit, ValueError, OSError)) if end in odd.FAILURES else nullcontext():
+            trainer(tmp_path, stopping, weights, timer, **length).fit(module, DataLoader(Rows(X, Y), 30))
     finally:
         signal.signal(signal.SIGINT, handler)
-    words = ending.kept if restores else re.sub(r"(not |\(not\|partly\) )?in the", "not in the", ending.kept)
-    line = heard(log, ending._replace(kept=words), stopping)
+    (line,) = [line for line in log.messages if "bu-torch kept" in line]
+    assert any(stopping.stopping_reason in said for said in log.messages)
+    assert stopping.best_epoch == ending.best_epoch
     is_back = ending.best_epoch == 1 and same(weights_of(module), weights.of_epoch[1])
-    assert is_back == ("weights are in the model" in line) == (restores and end in RESTORED)
-    assert not (restores and ending.warned) or any(re.search(ending.warned, str(one.message)) for one in recwarn)
+    assert is_back == ("weights are in the model" in line) == (restores and ending.is_restored)
+    assert recwarn.list or not restores or end not in ("other shapes", "more weights")
     assert ending.best_epoch is None or (Path(stopping.best_model_path).exists() and stopping.best_model_path in line)
 
 
 @pytest.mark.parametrize("end", odd.ENDS | odd.FAILURES)
-def test_a_loop_s_ends_are_said(caplog, end):
-    caplog.set_level("INFO", logger="bu_torch")
+def test_a_loop_s_ends_restore_or_fail(end):
     ending, network, error = (odd.ENDS | odd.FAILURES)[end], Network(), None
     try:
-        with BoundaryUncertaintyStopper(odd.X, odd.Y, **ending.options()) as stopper:
+        with BoundaryUncertaintyStopper(X, Y, **ending.options()) as stopper:
             for epoch in range(4):
                 ending.happen(network.layers, epoch)
                 nn.init.constant_(network.layers[-1].bias, epoch)
@@ -179,11 +173,226 @@ def test_a_loop_s_ends_are_said(caplog, end):
                     break
             before = weights_of(network)
             stopper.restore(network)
-    except (KeyboardInterrupt, ValueError, OSError, RuntimeError) as raised:
+    except (KeyboardInterrupt, ValueError, RuntimeError) as raised:
         error = raised
-    heard(caplog, ending, stopper)
+    assert stopper.best_epoch == ending.best_epoch
+    assert stopper.stopping_reason
     if end in odd.ENDS:
-        is_back = end in RESTORED
-        assert same(weights_of(network), before) == (not is_back)
-        assert is_back == (error is None)
-        assert is_back or re.search(ending.warned or ending.kept.removeprefix(odd.NONE_KEPT), str(error))
+        assert same(weights_of(network), before) == (not ending.is_restored)
+        assert ending.is_restored == (error is None)
+
+
+M = 10
+
+
+def linear(x):
+    """Three classes, of inputs of any scale."""
+    x = torch.as_tensor(x).flatten(1).double()
+    return (x[:, :3] - x[:, :3].mean()) / x.abs().max()
+
+
+def signals_of(x, y):
+    signals = Signals(M, 2).fit(x, y)
+    return numbers(signals.measure(linear(signals.perturbed_inputs)).values)
+
+
+OF_SAMPLES = {
+    "BoundaryUncertainty": lambda x, y: [float(BoundaryUncertainty(M, 2).fit(x, y).score(linear))],
+    "Signals": signals_of,
+}
+OF_FEATURES = {
+    "NeighborGraph": lambda x, y: NeighborGraph(M).fit(x).neighbors.tolist(),
+    "PrototypeClassifier": lambda x, y: PrototypeClassifier().fit(x, y).top_pairs(x).tolist(),
+    "TrustScore": lambda x, y: TrustScore().fit(x, y).class_distances(x).argsort(dim=1, stable=True).tolist(),
+}
+
+
+def estimators(these):
+    return pytest.mark.parametrize("way", these.values(), ids=these)
+
+
+KINDS_OF_THE_SAME = {
+    "float64": (X.double(), Y),
+    "lists": (X.tolist(), Y.tolist()),
+    "a list of arrays": (list(X.numpy()), Y.tolist()),
+    "frames": (pd.DataFrame(X.numpy()), pd.Series(Y.numpy(), index=range(500, 620))),
+    "frames that may have gaps": (pd.DataFrame(X.numpy()).astype("Float32"), pd.Series(Y.numpy(), dtype="Int8")),
+    "categories of numbers": (pd.DataFrame(X.numpy()), pd.Series(Y.numpy(), dtype="category")),
+    "negative strides": (X.numpy()[::-1].copy()[::-1], Y.numpy()[::-1].copy()[::-1]),
+    "in columns": (np.asfortranarray(X.numpy()), Y),
+    "of the other byte order": (X.numpy().astype(">f4"), Y.numpy().astype(">i4")),
+    "read-only": (np.broadcast_to(X.numpy(), X.shape), np.broadcast_to(Y.numpy(), Y.shape)),
+    "with a gradient": (X.clone().requires_grad_(), Y.float().requires_grad_()),
+    "a column of labels": (X, Y.unsqueeze(1)),
+}
+
+
+@pytest.mark.parametrize(("features", "labels"), KINDS_OF_THE_SAME.values(), ids=KINDS_OF_THE_SAME)
+def test_the_kind_of_tensor_or_array_does_not_matter(features, labels, recwarn):
+    found, classes = as_features(features), as_labels(labels, 120)
+    assert torch.equal(found, X.to(found.dtype))
+    assert found.is_contiguous()
+    assert not found.requires_grad
+    assert classes.dtype == torch.int64
+    assert torch.equal(classes, Y)
+    assert not [str(warning.message) for warning in recwarn if "NumPy" in str(warning.message)]
+
+
+@pytest.mark.parametrize("dtype", ["int16", "Int64", "Float64", "bool", "boolean", "category"])
+def test_columns_of_a_frame_may_be_of_different_types(dtype):
+    found = as_features(pd.DataFrame({"age": X[:, 0].numpy(), "odd": pd.Series([0, 1] * 60, dtype=dtype)}))
+    assert torch.equal(found, torch.stack((X[:, 0], torch.arange(120.0) % 2), dim=1).to(found.dtype))
+    assert torch.equal(as_labels(pd.Series([0, 1] * 60, dtype=dtype), 120), torch.arange(120) % 2)
+
+
+NO_NUMBERS = {
+    "text": pd.DataFrame({"odd": ["x", None] * 60}),
+    "dates": pd.DataFrame({"odd": pd.date_range("2020", periods=120)}),
+    "gaps": pd.DataFrame({"odd": pd.Series([None, 1] * 60, dtype="Int64")}),
+    "no columns": pd.DataFrame(index=range(120)),
+    "masked": np.ma.masked_array(X.numpy(), mask=X.numpy() > 3),
+    "without values": X.to("meta"),
+}
+
+
+@pytest.mark.parametrize("values", NO_NUMBERS.values(), ids=NO_NUMBERS)
+def test_what_is_no_numbers_is_refused(values):
+    with pytest.raises((TypeError, ValueError), match="^`features` must "):
+        as_features(values)
+    with pytest.raises((TypeError, ValueError), match="^`labels` must "):
+        as_labels(values, 120)
+
+
+@estimators(OF_SAMPLES | OF_FEATURES)
+@pytest.mark.parametrize(("exponent", "dtype"), [(100, torch.float32), (-90, torch.float32), (-664, torch.float64)])
+def test_a_power_of_two_as_the_unit_changes_nothing_to_the_bit(way, exponent, dtype):
+    assert way(X.to(dtype) * 2.0**exponent, Y) == way(X.to(dtype), Y)
+
+
+@estimators(OF_FEATURES)
+def test_the_largest_numbers_are_compared_too(way):
+    assert way(X.double() * 2.0**1000, Y) == way(X.double(), Y)
+
+
+def test_features_of_very_different_scales_are_standardised():
+    scales = torch.tensor([2.0**-600, 1.0, 2.0**600, 2.0**900], dtype=torch.float64)
+    apart, together = (BoundaryUncertainty(M).fit(X.double() * factors, Y) for factors in (scales, 1))
+    assert torch.equal(apart.neighbors, together.neighbors)
+    assert torch.equal(apart.perturbed_inputs / scales, together.perturbed_inputs)
+
+
+def test_no_room_to_move_is_refused():
+    x = X / X.abs().max() * 3.4e38
+    for way in (*OF_SAMPLES.values(), lambda x, y: perturb(x, x.norm(dim=1).clamp(max=3e38))):
+        with pytest.raises(ValueError, match="`features` must be small enough to be perturbed"):
+            way(x, Y)
+
+
+def test_integers_that_float32_does_not_tell_apart_become_float64():
+    x = (X * 100).long()
+    far = NeighborGraph(M).fit(x + 10**12)
+    assert far.nearest_distance.dtype == torch.float64
+    assert torch.equal(far.neighbors, NeighborGraph(M).fit(x).neighbors)
+    assert NeighborGraph(M).fit(x).nearest_distance.dtype == torch.float32
+    images = (X * 20 + 100).clamp(0, 255).byte().view(120, 1, 2, 2)
+    assert BoundaryUncertainty(M).fit(images, Y).perturbed_inputs.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(dtype):
+    x = X.to(dtype)
+    assert as_features(x).dtype == torch.float32
+    assert signals_of(x, Y) == signals_of(x.float(), Y)
+
+
+CONSTANT = torch.cat((X, torch.full((120, 1), 0.1)), dim=1)
+
+
+@pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
+class TestDegenerateSamples:
+    @pytest.mark.parametrize("x", [torch.ones(120, 4), torch.eye(3)[Y], CONSTANT], ids=["all", "a class", "a feature"])
+    @estimators(OF_SAMPLES)
+    def test_equal_samples_and_a_constant_feature_are_measured(self, way, x):
+        assert np.isfinite(way(x, Y)).all()
+
+    def test_one_distinct_sample_a_class(self):
+        fitted = BoundaryUncertainty(M).fit(torch.eye(3)[Y], Y)
+        moved = (fitted.standardize(fitted.perturbed_inputs[0]) - fitted.standardize(torch.eye(3)[Y])).norm(dim=1)
+        nearest = torch.pdist(fitted.standardize(torch.eye(3))).min()
+        torch.testing.assert_close(moved, nearest.expand(120))
+
+    def test_a_constant_feature(self):
+        fitted = BoundaryUncertainty(M).fit(CONSTANT, Y)
+        assert torch.equal(fitted.neighbors, BoundaryUncertainty(M).fit(X, Y).neighbors)
+        assert (fitted.perturbed_inputs[..., 4] == CONSTANT[0, 4]).all()
+        assert fitted.scale_[4] == 1
+
+    @estimators(OF_SAMPLES | OF_FEATURES)
+    def test_a_class_of_one_sample(self, way):
+        assert len(way(X, torch.where(torch.arange(120) == 5, 2, Y % 2))) > 0
+
+    def test_absent_classes_are_never_near(self):
+        labels, logits = (Y > 0).long(), linear(X)[:, :2]
+        signals, two = Signals(M, 1).fit(X, labels * 7), Signals(M, 1).fit(X, labels)
+        assert signals.class_distances[:, 1:7].isinf().all()
+        wide = torch.full((120, 8), -1e3, dtype=logits.dtype)
+        wide[:, [0, 7]] = logits
+        expected = two.measure(logits).values
+        for name, value in signals.measure(wide).values.items():
+            torch.testing.assert_close(value, expected[name])
+
+
+class TestOutputs:
+    """What a network gives."""
+
+    fitted = BoundaryUncertainty(M, 2).fit(X, Y)
+
+    @pytest.mark.parametrize(
+        "output",
+        [
+            lambda z: z[:, :, None, None],
+            lambda z: z[:, 0],
+            lambda z: z[:, :0],
+            lambda z: z.sum(),
+            lambda z: torch.cat((z, z)),
+            lambda z: z.argmax(dim=1),
+            lambda z: z.to(torch.complex64),
+            lambda z: z.to_sparse(),
+            lambda z: None,
+            lambda z: {"out": z},
+            lambda z: (z, z),
+        ],
+    )
+    def test_what_is_no_logits_is_refused(self, output):
+        for call in (self.fitted.score, BoundaryUncertaintyStopper(X, Y, **FEW).check):
+            with pytest.raises((TypeError, ValueError), match="`(logits|model)` must"):
+                call(lambda x: output(linear(x)))
+
+    @pytest.mark.parametrize("n_outputs", [1, 2, 3])
+    def test_a_last_batch_of_one_may_lose_its_dimension(self, n_outputs):
+        """120 rows in batches of 119 leave one."""
+
+        def whole(x):
+            return linear(x)[:, :n_outputs] if n_outputs > 1 else linear(x)[:, 1:2] - linear(x)[:, :1]
+
+        torch.testing.assert_close(read_logits(lambda x: whole(x).squeeze(), X, 119), read_logits(whole, X, 119))
+
+    def test_batches_of_unequal_width_are_refused(self):
+        with pytest.raises(ValueError, match="`model` must give the same number of logits for each input"):
+            read_logits(lambda x: torch.zeros(len(x), 3 if len(x) == 119 else 5), X, 119)
+
+    def test_equal_logits_are_all_on_the_boundary(self):
+        local = 2 * self.fitted.probabilities.flatten(0, 1)[:, :2].amin(dim=1).double()  # of equal logits the first two
+        torch.testing.assert_close(self.fitted.score(lambda x: torch.zeros(len(x), 3)), local.mean())
+
+    def test_a_module_without_parameters(self):
+        assert 0 <= self.fitted.score(nn.Identity()) <= 1
+        assert BoundaryUncertaintyStopper(X, Y, n_neighbors=M).check(nn.Identity()) is False
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("are_labels_there", [True, False])
+@estimators(OF_SAMPLES)
+def test_labels_on_another_device(way, are_labels_there, accelerator):
+    features, labels = (X, Y.to(accelerator)) if are_labels_there else (X.to(accelerator), Y)
+    assert way(features, labels) == pytest.approx(way(features, labels.to(features.device)))

@@ -1,6 +1,5 @@
 """Bad and odd training data and outputs, in a real fit: handled, or refused by name before the first epoch."""
 
-import inspect
 import itertools
 
 import lightning.pytorch as pl
@@ -154,46 +153,6 @@ def test_what_cannot_be_measured_is_refused_before_it_trains(tmp_path, wrong):
     with pytest.raises(MisconfigurationException, match=message):
         fit(tmp_path, data, module, **settings)
     assert module.trainer.global_step == 0
-
-
-BOTH = (BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping)
-STOPPING = (BoundaryUncertaintyStopping,)
-# By argument: values that it does not take, and what is said of them.
-ARGUMENTS = [
-    (BOTH, {"output_key": 1.5}, "`output_key` must be a name, a place or None, got 1.5"),
-    (BOTH, {"output_key": True}, "`output_key` must be a name, a place or None, got True"),
-    (BOTH, {"every_n_epochs": 0}, "`every_n_epochs` must be an integer >= 1"),
-    (BOTH, {"reference": X}, "`reference` must be a pair .*, a Dataset or a DataLoader, got"),
-    (BOTH, {"perturbation": lambda inputs: inputs}, "`perturbation` must take three arguments"),
-    (BOTH, {"every_n_train_steps": 2.5}, "`every_n_train_steps` must be an integer >= 1, got 2.5"),
-    (BOTH, {"every_n_train_steps": 5, "every_n_epochs": 2}, "exclude each other"),
-    *((STOPPING, {"averaging": value}, "`averaging` must be") for value in (-0.1, 1.0, "x", float("nan"))),
-    (STOPPING, {"restore_best_weights": 1}, "`restore_best_weights` must be True or False"),
-    (STOPPING, {"dirpath": 3}, "`dirpath` must be a path or None, got 3"),
-    (STOPPING, {"filename": 0}, "`filename` must be a str or None, got 0"),
-    (BOTH, {"verbose": "yes"}, "`verbose` must be True or False, got 'yes'"),
-    (STOPPING, {"save_weights_only": 1}, "`save_weights_only` must be True or False, got 1"),
-]
-
-
-@pytest.mark.parametrize(
-    ("kind", "given", "message"),
-    [(kind, given, message) for kinds, given, message in ARGUMENTS for kind in kinds],
-    ids=lambda value: ", ".join(value) if isinstance(value, dict) else getattr(value, "__name__", value),
-)
-def test_a_bad_argument_is_refused_by_name(kind, given, message):
-    with pytest.raises(MisconfigurationException, match=message):
-        kind(**given)
-
-
-@pytest.mark.parametrize("kind", BOTH)
-def test_the_signature_shows_the_arguments_and_no_others_are_taken(kind):
-    parameters = inspect.signature(kind).parameters
-    assert {"class_weight", "output_key", "n_neighbors"} <= set(parameters)
-    assert type("Own", (kind,), {})(n_neighbors=7).settings.n_neighbors == 7
-    for name in ("monitor", "mode", "class_weights"):
-        with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
-            kind(**{name: "val_loss"})
 
 
 class Fixed(pl.LightningModule):
