@@ -48,6 +48,7 @@ from bu_torch.functional.boundary import (
     uncertainty_along_boundary,
     uncertainty_between,
 )
+from bu_torch.functional.trust import mean_trust_of, trust_of
 from bu_torch.internal.replica import copy_of
 from bu_torch.run.settings import AVERAGING
 from bu_torch.run.weights import WeightAverage

@@ -257,9 +257,9 @@ NO_NUMBERS = {
 
 @pytest.mark.parametrize("values", NO_NUMBERS.values(), ids=NO_NUMBERS)
 def test_what_is_no_numbers_is_refused(values):
-    with pytest.raises((TypeError, ValueError), match="^`features` must "):
+    with pytest.raises((TypeError, ValueError), match=r"^`features` must "):
         as_features(values)
-    with pytest.raises((TypeError, ValueError), match="^`labels` must "):
+    with pytest.raises((TypeError, ValueError), match=r"^`labels` must "):
         as_labels(values, 120)
 
 
@@ -365,7 +365,7 @@ class TestOutputs:
     )
     def test_what_is_no_logits_is_refused(self, output):
         for call in (self.fitted.score, BoundaryUncertaintyStopper(X, Y, **FEW).check):
-            with pytest.raises((TypeError, ValueError), match="`(logits|model)` must"):
+            with pytest.raises((TypeError, ValueError), match=r"`(logits|model)` must"):
                 call(lambda x: output(linear(x)))
 
     @pytest.mark.parametrize("n_outputs", [1, 2, 3])
