@@ -27,7 +27,7 @@ NEIGHBORS = (torch.arange(5) + torch.arange(6).unsqueeze(1)) % 6
 PAIRS = torch.tensor([[0, 1]] * 6)
 Z, EDGES = torch.tensor([0.0, 1.0]), torch.tensor([0.5])
 SCORES = {"scores": torch.tensor([1.0, 2.0]), "is_correct": torch.tensor([True, False])}
-FEW = {"features": X[:6, :2], "labels": Y[:6]}
+FEW = {"features": X[:6, :2], "labels": LABELS % 2}
 
 NUMBERS = (NAN, INF, "1", None, True)
 NOT_FLOATING = (LOGITS.long(), [[0.0]], LOGITS[:0])
@@ -145,8 +145,8 @@ CALLS = {
     ),
     evaluation.suspicious_precision: (SCORES, {"percentiles": ([100], 5)}),
     evaluation.select_alpha: (
-        {**FEW, "predictions": 1 - Y[:6], "n_neighbors": 1, "n_folds": 2},
-        {"n_folds": (1,), "predictions": (Y[:6],)},
+        {**FEW, "predictions": 1 - LABELS % 2, "n_neighbors": 1, "n_folds": 2},
+        {"n_folds": (1,), "predictions": (LABELS % 2,)},
     ),
     evaluation.data_error_rate: (
         {"z": Z, "edges": EDGES, "sigma_delta": 1},

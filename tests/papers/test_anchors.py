@@ -108,7 +108,7 @@ def test_a_module_of_another_precision_is_scored(estimator):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda e, x, y: e().fit(x, y[:-1]), "`labels` must have one entry a sample, 400, got 399"),
+        (lambda e, x, y: e().fit(x, y[:-1]), "`labels` must have one entry a sample"),
         (lambda e, x, y: e().fit(x, 0 * y), "at least two classes, got only class 0"),
         (lambda e, x, y: e().fit(x / 0, y), "`features` must be finite"),
         (lambda e, x, y: e().fit(x, y).score(lambda v: v / 0), "finite logits, got NaN .* 400 of 400"),
