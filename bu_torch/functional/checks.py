@@ -27,8 +27,7 @@ def as_logits(logits: Tensor) -> Tensor:
 
 def check_floating(name: str, value: Tensor, shape: tuple[int | str, ...] | None = None) -> None:
     """Raise unless `value` is a floating-point tensor of `shape` (None: any; a str in it: any length)."""
-    is_floating = isinstance(value, Tensor) and value.is_floating_point()
-    _check_tensor(name, value, "a floating-point tensor", is_floating, shape)
+    _check_tensor(name, value, "a floating-point", isinstance(value, Tensor) and value.is_floating_point(), shape)
 
 
 def check_not_negative(name: str, value: Any) -> None:
@@ -41,8 +40,7 @@ def check_not_negative(name: str, value: Any) -> None:
 
 def check_index(name: str, value: Tensor, shape: tuple[int | str, ...], device: torch.device) -> None:
     """Raise unless `value` is an integer tensor of `shape` (a str in it: any length) on `device`."""
-    is_integer = isinstance(value, Tensor) and value.dtype in _INDEX_DTYPES
-    _check_tensor(name, value, "an integer tensor", is_integer, shape)
+    _check_tensor(name, value, "an integer", isinstance(value, Tensor) and value.dtype in _INDEX_DTYPES, shape)
     if value.device != device:
         raise ValueError(f"`{name}` must be on {device}, like the values it indexes, got {value.device}.")
 
@@ -71,19 +69,12 @@ def check_choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
     return value
 
 
-def _check_tensor(
-    name: str, value: Tensor, expected: str, is_expected: bool, shape: tuple[int | str, ...] | None
-) -> None:
-    if not is_expected:
-        of_shape = "" if shape is None else f" of shape {_show(shape)}"
-        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"`{name}` must be {expected}{of_shape}, got {got}.")
-    if shape is not None and not (
-        value.ndim == len(shape)
-        and all(isinstance(want, str) or have == want for have, want in zip(value.shape, shape, strict=True))
+def _check_tensor(name: str, value: Tensor, kind: str, is_of_kind: bool, shape: tuple[int | str, ...] | None) -> None:
+    if not is_of_kind:
+        raise TypeError(f"`{name}` must be {kind} tensor, got {getattr(value, 'dtype', type(value).__name__)}.")
+    if shape is None:
+        return
+    if value.ndim != len(shape) or any(
+        not isinstance(want, str) and have != want for have, want in zip(value.shape, shape, strict=True)
     ):
-        raise ValueError(f"`{name}` must have shape {_show(shape)}, got {tuple(value.shape)}.")
-
-
-def _show(shape: tuple[int | str, ...]) -> str:
-    return str(shape).replace("'", "")
+        raise ValueError(f"`{name}` must have shape {shape}, got {tuple(value.shape)}.".replace("'", ""))
