@@ -52,18 +52,13 @@ def test_the_archive_of_the_sources_holds_all_that_the_tests_read(built, tmp_pat
     assert files <= names
 
 
-def test_packages_listed_are_the_folders_there_are():
-    folders = {str(f.parent.relative_to(ROOT)).replace("/", ".") for f in ROOT.glob("bu_torch/**/__init__.py")}
-    assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == folders | {"bu_torch.callbacks"}
-
-
 def test_wheel_holds_every_module_the_page_and_the_type_marker(built):
     names = set(zipfile.ZipFile(built[1]).namelist())
     modules = {str(f.relative_to(ROOT)) for f in ROOT.glob("bu_torch/**/*.py")}
     modules |= {f"bu_torch/callbacks/{f.name}" for f in ROOT.glob("callbacks/*.py")}
-    parts = {f"bu_torch/report/page.{kind}" for kind in ("css", "html", "js")}
+    parts = {f"bu_torch/report/page.{kind}" for kind in ("css", "html", "js")} | {"bu_torch/py.typed"}
     parts |= {f"bu_torch/report/plotly/{name}" for name in ("plotly-cartesian.min.js", "LICENSE")}
-    assert modules | parts | {"bu_torch/py.typed"} <= names
+    assert modules | parts <= names
     assert not {name for name in names if name.startswith(("tests", "examples", "benchmarks", "callbacks"))}
 
 
@@ -89,28 +84,24 @@ print(bu_torch.__file__, bu_torch.callbacks.__file__, sep="\\n")
 """
 
 
-def files_imported(python, cwd):
-    return [Path(line) for line in run(python, "-c", IMPORTED, cwd=cwd).stdout.splitlines()]
-
-
-def test_a_plain_install_is_imported_away_from_the_repository(plainly_installed, tmp_path):
+@pytest.mark.parametrize("is_beside_a_clone", [False, True])
+def test_a_plain_install_is_imported_and_a_clone_s_root_finds_its_own_callbacks(
+    plainly_installed, tmp_path, is_beside_a_clone
+):
+    """In a clone the source folder hides the installed package, and the callbacks stand beside it."""
+    if is_beside_a_clone:
+        copy_tree(tmp_path)
     (site,) = plainly_installed.parents[1].glob("lib/python*/site-packages")
-    package = site / "bu_torch"
-    assert files_imported(plainly_installed, tmp_path) == [package / "__init__.py", package / "callbacks/__init__.py"]
+    expected = [tmp_path / "bu_torch", tmp_path / "callbacks"]
+    expected = expected if is_beside_a_clone else [site / "bu_torch", site / "bu_torch" / "callbacks"]
+    found = run(plainly_installed, "-c", IMPORTED, cwd=tmp_path).stdout.splitlines()
+    assert [Path(file).parent for file in found] == expected
 
 
-def test_beside_a_plain_install_the_clone_s_root_finds_the_callbacks(plainly_installed, tmp_path):
-    """There the source folder hides the installed package, and the callbacks stand beside it."""
-    copy_tree(tmp_path)
-    found = files_imported(plainly_installed, tmp_path)
-    assert found == [tmp_path / "bu_torch/__init__.py", tmp_path / "callbacks/__init__.py"]
-
-
-NO_LIGHTNING = """
+LOOP = """
 import sys, bu_torch
 print([name for name in ("lightning", "faiss", "plotly", "matplotlib") if name in sys.modules])
-from bu_torch import BoundaryUncertaintyStopper, Rule, SelectionRule, Signals
-from bu_torch.run.tracker import Tracker
+from bu_torch import BoundaryUncertaintyStopper
 import torch
 stopper = BoundaryUncertaintyStopper(torch.randn(100, 3), torch.arange(100) % 2)
 stopper.check(torch.nn.Linear(3, 2))
@@ -118,8 +109,14 @@ print([name for name in ("lightning", "pytorch_lightning", "lightning_utilities"
 """
 
 
-def test_importing_the_package_loads_neither_lightning_nor_faiss_and_a_loop_no_lightning(tmp_path):
-    assert run(sys.executable, "-c", NO_LIGHTNING, cwd=tmp_path).stdout.split() == ["[]", "[]"]
+def test_heavy_packages_are_imported_where_they_are_needed(tmp_path):
+    assert run(sys.executable, "-c", LOOP, cwd=tmp_path).stdout.split() == ["[]", "[]"]
+    for option, said in (("--version", f"bu-torch {bu_torch.__version__}\n"), ("--help", "usage: ")):
+        result = run(sys.executable, "-X", "importtime", "-m", "bu_torch", option, cwd=tmp_path)
+        assert result.stdout.startswith(said)
+        loaded = {line.rpartition("|")[2].strip().split(".")[0] for line in result.stderr.splitlines()}
+        assert "bu_torch" in loaded
+        assert not loaded & {"torch", "numpy", "lightning", "faiss", "sklearn", "plotly"}
 
 
 def test_the_oldest_versions_tested_are_the_oldest_allowed():
@@ -130,9 +127,9 @@ def test_the_oldest_versions_tested_are_the_oldest_allowed():
     assert all(f"{version}.".startswith(f"{allowed[name]}.") for name, version in pinned.items())
 
 
-@pytest.mark.parametrize("has_a_known_hole", ["torch 2.9.1", "lightning 2.6.5", "pytorch-lightning 2.6.5"])
-def test_versions_that_a_crafted_checkpoint_can_harm_are_not_allowed(has_a_known_hole):
-    name, version = has_a_known_hole.split()
+@pytest.mark.parametrize("harmed", ["torch==2.9.1", "lightning==2.6.5", "pytorch-lightning==2.6.5"])
+def test_versions_that_a_crafted_checkpoint_can_harm_are_not_allowed(harmed):
+    name, version = harmed.split("==")
     (required,) = [one for one in map(Requirement, PROJECT["dependencies"]) if one.name == name]
     assert version not in required.specifier
 
@@ -148,12 +145,3 @@ def test_public_names_are_found_lazily_and_shown_to_type_checkers():
         assert getattr(bu_torch, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'Missing'"):
         bu_torch.Missing  # noqa: B018
-
-
-def test_the_version_is_told_without_loading_torch(tmp_path):
-    for option, said in (("--version", f"bu-torch {bu_torch.__version__}\n"), ("--help", "usage: ")):
-        result = run(sys.executable, "-X", "importtime", "-m", "bu_torch", option, cwd=tmp_path)
-        assert result.stdout.startswith(said)
-        loaded = {line.rpartition("|")[2].strip().split(".")[0] for line in result.stderr.splitlines()}
-        assert "bu_torch" in loaded
-        assert not loaded & {"torch", "numpy", "lightning", "faiss", "sklearn", "plotly"}

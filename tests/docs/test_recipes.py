@@ -10,7 +10,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
-from problems import Classifier, blobs, loader
+from problems import Classifier, blobs, loader, same
 
 import bu_torch
 
@@ -38,28 +38,61 @@ def highest(stopper):
 def test_every_recipe_is_tested_and_shown_on_a_page():
     names = {path.stem for path in FOLDER.glob("*.py")}
     tests = Path(__file__).read_text()
-    assert {name for name in names if f'recipe("{name}"' not in tests} == set()
+    assert {name for name in names - set(RECIPES) if f'recipe("{name}"' not in tests} == set()
     pages = "".join(page.read_text() for page in (FOLDER.parents[1] / "docs").rglob("*.md"))
     assert {name for name in names if f"\n[examples/recipes/{name}.py](../" not in pages} == set()
 
 
-def test_plain_loop(recipe, capsys):
-    stopper = recipe("plain_loop").main()
-    assert stopper.stopped_epoch == highest(stopper) + 20
-    assert "did not improve" in capsys.readouterr().out
+def own_callbacks_use_the_signal(found):
+    monitor, stopping, checkpoint = found
+    values = [check["boundary_uncertainty"] for check in monitor.history]
+    return stopping.stopped_epoch == len(values) - 1 == values.index(max(values)) + 10 and sorted(
+        map(float, checkpoint.best_k_models.values())
+    ) == pytest.approx(sorted(values)[-3:])
 
 
-def test_sklearn_search(recipe, capsys):
-    search = recipe("sklearn_search").main()
-    assert 0.5 <= search.best_params_["gamma"] <= 8
-    assert search.best_estimator_.shape_fit_ == (400, 2)  # all of them
-    assert "<- chosen" in capsys.readouterr().out
+def the_rate_follows_the_signal(found):
+    best, rate, waited = float("-inf"), 0.01, 0  # as torch's scheduler decides, with the value of the same epoch
+    for value in (check["boundary_uncertainty"] for check in found[0].history):
+        best, waited = (value, 0) if value > best * (1 + 1e-4) else (best, waited + 1)
+        rate, waited = (rate / 2, 0) if waited > 3 else (rate, waited)
+    return found[1].lr_schedulers().get_last_lr() == [pytest.approx(rate)] and rate < 0.01
 
 
-def test_model_soup(recipe):
-    n_members, alone, averaged = recipe("model_soup").main()
-    assert n_members > 1
-    assert averaged < alone + 0.01
+# Of each recipe: packages that it needs, arguments of its `main`, and what must hold of what it returns.
+RECIPES = {
+    "plain_loop": ((), {}, lambda stopper: stopper.stopped_epoch == highest(stopper) + 20),
+    "sklearn_search": ((), {}, lambda search: 0.5 <= search.best_params_["gamma"] <= 8
+                       and search.best_estimator_.shape_fit_ == (400, 2)),  # all of them
+    "own_callbacks": ((), {}, own_callbacks_use_the_signal),
+    "reduce_lr": ((), {}, the_rate_follows_the_signal),
+    "weight_averaging": ((), {"epochs": 20}, lambda found: same(found[2], found[1].state_dict())),
+    "model_soup": ((), {}, lambda found: found[0] > 1 and found[2] < found[1] + 0.01),
+    "wandb_offline": (("wandb",), {"epochs": 2},
+                      lambda shown: {"boundary_uncertainty", "trust_score", "vote_agreement"} <= set(shown)),
+    "mlflow_local": (("mlflow",), {"epochs": 2}, lambda found: all(0 <= value <= 1 for value in found)),
+    "frozen_backbone": (("torchvision",), {"epochs": 2}, lambda one: one.history[-1]["vote_agreement"] > 0.45
+                        and type(one.settings.feature_extractor.fc) is torch.nn.Identity),
+    "fine_tuning": ((), {"runs": 1}, lambda errors: errors["kept"] <= errors["last"] + 0.02),
+    "text_tokens": ((), {}, lambda errors: errors["kept"] < 0.25 and errors["kept"] <= errors["last"] + 0.02),
+    "text_embeddings": (("transformers",), {"epochs": 60}, lambda found: found[0]["kept"] < 0.1),
+    "resume": ((), {"epochs": 10}, lambda found: found[1].history[:5] == found[0].history
+               and [check["epoch"] for check in found[1].history] == list(range(10))),
+    "costs": ((), {"epochs": 6}, lambda costs: costs["costs"] < min(costs["nobody"], costs["everybody"])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_a_recipe_does_what_its_page_says(recipe, monkeypatch, name):
+    for variable in ("WANDB_SILENT", "WANDB_DISABLE_GIT", "WANDB_DISABLE_CODE"):
+        monkeypatch.setenv(variable, "true")
+    packages, arguments, holds = RECIPES[name]
+    assert holds(recipe(name, *packages).main(**arguments))
+
+
+def test_text_tokens_of_other_data_are_taken(recipe):
+    tokens = recipe("text_tokens")
+    tokens.main(epochs=25, **tokens.OWN)
 
 
 def test_skorch_callback(recipe):
@@ -77,35 +110,6 @@ def test_huggingface_trainer(recipe, capsys):
     stopper = recipe("huggingface_trainer", "transformers", "accelerate").main(epochs=100)
     assert stopper.stopped_epoch == highest(stopper) + 20 == len(stopper.history) - 1
     assert float(capsys.readouterr().out.split("test error of the kept epoch: ")[1].split()[0]) < 0.1
-
-
-def test_own_callbacks(recipe):
-    monitor, stopping, checkpoint = recipe("own_callbacks").main()
-    values = [check["boundary_uncertainty"] for check in monitor.history]
-    assert stopping.stopped_epoch == len(values) - 1 == values.index(max(values)) + 10
-    assert float(checkpoint.best_model_score) == pytest.approx(max(values))
-    assert sorted(map(float, checkpoint.best_k_models.values())) == pytest.approx(sorted(values)[-3:])
-
-
-def test_reduce_lr(recipe):
-    monitor, module = recipe("reduce_lr").main()
-    scheduler = module.lr_schedulers()
-    values = [check["boundary_uncertainty"] for check in monitor.history]
-    assert scheduler.last_epoch == len(values) == 40
-    best, rate, waited = float("-inf"), 0.01, 0  # as torch's scheduler decides, with the value of the same epoch
-    for value in values:
-        best, waited = (value, 0) if value > best * (1 + 1e-4) else (best, waited + 1)
-        rate, waited = (rate / 2, 0) if waited > 3 else (rate, waited)
-    assert scheduler.get_last_lr() == [pytest.approx(rate)]
-    assert rate < 0.01
-
-
-def test_weight_averaging(recipe):
-    averaging = recipe("weight_averaging")
-    stopping, module, saved = averaging.main(epochs=20)
-    assert stopping.best_epoch is not None
-    assert all(torch.equal(value, module.state_dict()[name]) for name, value in saved.items())
-    assert averaging.test_error(module) < 0.1
 
 
 def test_lightning_cli(recipe, tmp_path):
@@ -127,13 +131,6 @@ def test_lightning_cli(recipe, tmp_path):
     assert (settings.n_neighbors, settings.n_draws, stopping.save_weights_only) == (20, None, True)
     assert stopping.best_model_path == str(tmp_path / "mine" / f"epoch={stopping.best_epoch}.ckpt")
     assert "class_path: bu_torch.callbacks.BoundaryUncertaintyStopping" in (tmp_path / "config.yaml").read_text()
-
-
-def test_costs(recipe, capsys):
-    costs = recipe("costs").main(epochs=6)
-    assert costs["costs"] < min(costs["nobody"], costs["everybody"])
-    thresholds = re.findall(r"by costs: epoch \d+, threshold (0\.\d+)", capsys.readouterr().out)
-    assert 0.05 < float(thresholds[1]) < 0.2  # 10 / 100 if probabilities are right
 
 
 def block(page, **names):
@@ -191,46 +188,3 @@ def test_loggers(recipe, tmp_path):
 
     events = EventAccumulator(str(folder)).Reload()
     assert len(events.Scalars("boundary_uncertainty")) == 3
-
-
-def test_wandb_offline(recipe, monkeypatch):
-    for name in ("WANDB_SILENT", "WANDB_DISABLE_GIT", "WANDB_DISABLE_CODE"):
-        monkeypatch.setenv(name, "true")
-    shown = recipe("wandb_offline", "wandb").main(epochs=2)
-    assert {"boundary_uncertainty", "trust_score", "vote_agreement"} <= set(shown)
-
-
-def test_mlflow_local(recipe):
-    assert [0 <= value <= 1 for value in recipe("mlflow_local", "mlflow").main(epochs=2)] == [True, True]
-
-
-def test_frozen_backbone(recipe):
-    stopping = recipe("frozen_backbone", "torchvision").main(epochs=2)
-    assert len(stopping.history) == 2
-    assert stopping.settings.feature_extractor.fc.__class__ is torch.nn.Identity
-    assert stopping.history[-1]["vote_agreement"] > 0.45
-
-
-def test_fine_tuning(recipe):
-    errors = recipe("fine_tuning").main(runs=1)
-    assert errors["kept"] <= errors["last"] + 0.02
-
-
-def test_text_tokens(recipe):
-    tokens = recipe("text_tokens")
-    tokens.main(epochs=25, **tokens.OWN)
-    errors = tokens.main()
-    assert errors["kept"] < 0.25
-    assert errors["kept"] <= errors["last"] + 0.02
-
-
-def test_text_embeddings(recipe):
-    errors, stopper = recipe("text_embeddings", "transformers").main(epochs=60)
-    assert errors["kept"] < 0.1
-    assert stopper.best_epoch is not None
-
-
-def test_resume(recipe):
-    first, second = recipe("resume").main(epochs=10)
-    assert [check["epoch"] for check in second.history] == list(range(10))
-    assert second.history[:5] == first.history

@@ -33,18 +33,17 @@ def test_site_builds_without_a_warning_and_asks_no_other_server(tmp_path):
         assert not re.search(r'<(?:script|link|img)[^>]*(?:src|href)="?https?:', text), page
         assert "](../../examples" not in text, page
     assert "BoundaryUncertaintyStopper(inputs, labels" in re.sub("<[^>]*>", "", pages["recipes/plain-loop/index.html"])
-    assert not list(tmp_path.rglob("*.py"))
-    reference = pages["api/callbacks/index.html"]
-    assert "Stop a training when its decision boundary gets no better" in reference
-    assert "_start" not in reference
+    assert bu_torch.BoundaryUncertaintyStopping.__doc__.splitlines()[0] in pages["api/callbacks/index.html"]
 
 
-def test_a_forge_shows_the_pages_without_building_them():
+def test_a_forge_shows_the_pages_without_building_them_and_all_links_lead_to_files():
     for page, text in TEXTS.items():
-        found = re.findall(r'^(?:::: |--8<--|=== "|!!! |\?\?\? ).*', text, re.MULTILINE)
-        assert found == [], page
-        for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+        assert not re.search(r'^(?:::: |--8<--|=== "|!!! |\?\?\? )', text, re.MULTILINE), page
+        links = [page.parent / target for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text)]
+        links += [
+            ROOT / target for target in re.findall(r"(?:examples|benchmarks|docs)/[\w/]+\.(?:py|yaml|json)\b", text)
+        ]
+        assert [link for link in links if not link.exists()] == [], page
 
 
 def test_every_public_name_is_in_the_reference_with_its_source():
@@ -61,32 +60,31 @@ def test_every_public_name_is_in_the_reference_with_its_source():
         assert Path(source).samefile(ROOT / linked[name]), name
 
 
-def test_every_argument_is_among_the_options():
-    for name in inspect.signature(bu_torch.BoundaryUncertaintyStopping).parameters:
-        assert re.search(rf"^\|[^|]*`{name}`[^|]*\|", TEXTS[DOCS / "options.md"], re.MULTILINE), name
-
-
+# Names, the page where each is, and where else: in the docstrings, or in the first column of a table.
 RULED = (Settings, bu_torch.SelectionRule, bu_torch.rank_checkpoints)
-WATCHING = (bu_torch.BoundaryUncertaintyMonitor,)
-NAMED = [pytest.param(f'`"{name}"`', "options.md", RULED, id=f"rule {name}") for name in RULE_NAMES]
-NAMED += [pytest.param(f"`{name}`", "watching.md", WATCHING, id=f"signal {name}") for name in bu_torch.Signals.NAMES]
+NAMED = [(f'`"{name}"`', "options.md", RULED) for name in RULE_NAMES]
+NAMED += [(f"`{name}`", "watching.md", (bu_torch.BoundaryUncertaintyMonitor,)) for name in bu_torch.Signals.NAMES]
+NAMED += [
+    (f"`{name}`", "options.md", ()) for name in inspect.signature(bu_torch.BoundaryUncertaintyStopping).parameters
+]
 
 
 @pytest.mark.parametrize(("name", "page", "places"), NAMED)
-def test_each_rule_and_each_signal_is_on_its_page_and_in_the_docstrings(name, page, places):
-    assert name in TEXTS[DOCS / page]
+def test_each_rule_signal_and_argument_is_on_its_page_and_in_the_docstrings(name, page, places):
+    rows = TEXTS[DOCS / page] if places else "".join(re.findall(r"^\|[^|]*\|", TEXTS[DOCS / page], re.MULTILINE))
+    assert name in rows
     for place in places:
         assert name in place.__doc__, place.__name__
 
 
 def test_readme_is_short_and_begins_with_a_comparison_and_a_script_of_thirty_lines():
-    assert len(TEXTS[README].splitlines()) <= 100
     before, quickstart = TEXTS[README].split("## Quickstart")
-    blocks = [re.findall(r"^```python\n(.*?)^```$", part, re.MULTILINE | re.DOTALL) for part in (before, quickstart)]
-    assert [len(found) for found in blocks] == [1, 1]
-    for script in (*blocks[0], *blocks[1]):
-        compile(script, "README.md", "exec")
-    assert len(blocks[1][0].splitlines()) <= 30
+    (pair,), (script,) = (
+        re.findall(r"^```python\n(.*?)^```$", part, re.M | re.DOTALL) for part in (before, quickstart)
+    )
+    assert compile(pair, "README.md", "exec")
+    assert compile(script, "README.md", "exec")
+    assert (len(TEXTS[README].splitlines()) <= 100, len(script.splitlines()) <= 30) == (True, True)
 
 
 def test_readme_has_the_table_that_the_benchmarks_print(load, capsys):
@@ -94,16 +92,8 @@ def test_readme_has_the_table_that_the_benchmarks_print(load, capsys):
     assert capsys.readouterr().out in TEXTS[README]
 
 
-def test_commands_on_the_pages_lead_to_files():
-    for page, text in TEXTS.items():
-        for target in re.findall(r"(?:examples|benchmarks|docs)/[\w/]+\.(?:py|yaml|json)\b", text):
-            assert (ROOT / target).exists(), f"{page.name}: {target}"
-
-
-def test_pictures_are_drawn(load, tmp_path, capsys):
+def test_pictures_are_drawn(load, tmp_path):
     values = load(DOCS / "pictures.py").main(["--smoke", "--folder", str(tmp_path)])
-    smooth, right, by_heart = values.values()
-    assert right > max(smooth, by_heart)
+    assert max(values.values()) == list(values.values())[1]  # neither the smooth boundary nor the one by heart
     drawn, shown = ({path.name for path in folder.glob("*.png")} for folder in (tmp_path, DOCS / "pictures"))
     assert drawn == shown
-    assert str(tmp_path) in capsys.readouterr().out
