@@ -66,8 +66,10 @@ def conclude(stopper: BoundaryUncertaintyStopper, network: nn.Module | None, rea
     stopper.close()
 
 
-def missing(module: str, packages: str) -> ImportError:
-    """Error for a package that is not installed."""
-    return ImportError(
-        f'`bu_torch.integrations.{module}` needs `pip install {packages}`, or `pip install "bu-torch[integrations]"`.'
-    )
+def missing(module: str, packages: str, error: ImportError) -> ImportError:
+    """Error for packages that are not installed, or whose own import fails."""
+    if error.name in packages.split():
+        how = f'`pip install {packages}`, or `pip install "bu-torch[integrations]"`'
+        return ImportError(f"`bu_torch.integrations.{module}` needs {how}.")
+    cause = "" if error.__cause__ is None else f" ({error.__cause__})"
+    return ImportError(f"`bu_torch.integrations.{module}`: the import of {module} failed: {error}{cause}")

@@ -16,7 +16,7 @@ try:
     from skorch import NeuralNetClassifier
     from skorch.callbacks import Callback
 except ImportError as error:
-    raise missing("skorch", "skorch") from error
+    raise missing("skorch", "skorch", error) from error
 
 _OPTIONS = {one.name: one.default for one in fields(Settings) if one.name != "decides"} | {"folder": None}
 

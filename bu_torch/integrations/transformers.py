@@ -20,7 +20,7 @@ from bu_torch.samples.batches import Keys
 try:
     from transformers import TrainerCallback
 except ImportError as error:
-    raise missing("transformers", "transformers accelerate") from error
+    raise missing("transformers", "transformers accelerate", error) from error
 
 
 class BoundaryUncertaintyCallback(TrainerCallback):
@@ -62,6 +62,7 @@ class BoundaryUncertaintyCallback(TrainerCallback):
         self.options: dict[str, Any] = {**settings, "folder": folder}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._is_over = False
         model, loader = kwargs["model"], kwargs["train_dataloader"]
         dataset: Any = getattr(loader, "dataset", [])
         if args.fsdp or args.deepspeed or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
@@ -120,7 +121,18 @@ class BoundaryUncertaintyCallback(TrainerCallback):
             with whole_file(file) as part:
                 torch.save(self.stopper.state_dict(), part)
 
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if "train_runtime" in (kwargs.get("logs") or {}):  # the last, before `on_train_end`, in which others upload
+            self._finish(args, state, control, **kwargs)
+
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._finish(args, state, control, **kwargs)
+
+    def _finish(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Load the best weights, once; later ones may be the user's."""
+        if self._is_over:
+            return
+        self._is_over = True
         reason = f"Training ran until `num_train_epochs={args.num_train_epochs:g}`."
         if control.should_training_stop and state.global_step < state.max_steps:
             reason = "Other code stopped training (`control.should_training_stop`)."
