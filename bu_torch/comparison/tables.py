@@ -67,8 +67,8 @@ def read_table(path: Path) -> Split:
             f"`{path}` must hold classes in `label`, got {len(classes)} in {len(frame)} rows (a regression?)."
         )
     features = as_tensor(frame, str(path)).float()
-    if not features.isfinite().all():
-        raise ValueError(f"`{path}` must hold finite numbers, got missing or infinite ones.")
+    if len(bad := frame.columns[~features.isfinite().all(dim=0).numpy()]):
+        raise ValueError(f"`{path}` must hold finite numbers, got missing or infinite ones in the column '{bad[0]}'.")
     return features, torch.from_numpy(codes).long()
 
 

@@ -159,9 +159,12 @@ def as_tensor(value: Any, name: str) -> Tensor:
             value = _as_array(value)
         return torch.as_tensor(value, device="cpu")
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        kinds = dict(value.dtypes) if hasattr(value, "columns") else {}
+        where = next((f" with the column {column!r}" for column in kinds if kinds[column].kind not in "biufc"), "")
         raise TypeError(
-            f"`{name}` must be a tensor or an array of numbers, got {type(value).__name__}: {error} Encode text"
-            " with scikit-learn's `OneHotEncoder`, and labels with its `LabelEncoder`."
+            f"`{name}` must be a tensor or an array of numbers, got {type(value).__name__}{where}: {error}"
+            " Count days from a start for dates; encode words with scikit-learn's `OneHotEncoder`, labels with its"
+            " `LabelEncoder`."
         ) from error
 
 

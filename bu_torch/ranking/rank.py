@@ -200,12 +200,14 @@ def rank_checkpoints(
 
 
 def find_checkpoints(paths: Paths) -> list[Path]:
-    """Find the files named by `paths`, each once; a folder stands for the checkpoints directly in it."""
+    """Find the files named by `paths`, each once; a folder stands for the checkpoints in it, or its one model."""
     once: dict[Path, Path] = {}
     for path in [Path(paths)] if isinstance(paths, str | Path) else map(Path, paths):
         files = [path]
-        if path.is_dir():
-            files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES and file.is_file())
+        if path.is_dir():  # one of Hugging Face's has the states of optimiser, scheduler and random numbers beside
+            weights = [path / name for name in ("model.safetensors", "pytorch_model.bin")]
+            files = [file for file in weights if file.is_file()][:1]
+            files = files or sorted(file for file in path.iterdir() if file.suffix in SUFFIXES and file.is_file())
         if not files:
             raise FileNotFoundError(
                 f"There is no checkpoint ({', '.join(SUFFIXES)}) directly in the folder `{path}`. Subfolders are not"

@@ -3,6 +3,7 @@
 import logging
 import re
 
+import numpy as np
 import pandas as pd
 import problems
 import pytest
@@ -138,3 +139,12 @@ def test_a_metric_needs_each_class_in_the_test_half():
     labels[torch.randperm(100, generator=torch.Generator().manual_seed(0))[:20]] = 1  # all in the training half
     with pytest.raises(ValueError, match="the test half must have samples of all 2 classes for auroc, got 1"):
         compare((torch.randn(100, 2), labels), seed=0, n_epochs=1, metric=as_metric("auroc"))
+
+
+@pytest.mark.parametrize(("column", "value"), [("b", np.inf), ("b", np.nan), ("town", "Rome"), ("day", "2024-01-02")])
+def test_a_column_that_cannot_be_read_is_named(tmp_path, column, value):
+    frame = pd.DataFrame({"a": np.arange(100.0), "b": np.arange(100.0), "label": np.arange(100) % 2})
+    frame[column] = value
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    with pytest.raises((TypeError, ValueError), match=f"'{column}'"):
+        read_table(tmp_path / "table.csv")

@@ -173,3 +173,11 @@ def test_a_metric_ranks_and_fitted_signals_of_other_prices_are_refused(tmp_path)
     signals = Signals(metric=[[0, 1], [5, 0]]).fit(INPUTS, two)
     with pytest.raises(ValueError, match=r"`signals` must measure `metric="):
         rank_checkpoints(tmp_path, nn.Linear(4, 2), (INPUTS, two), metric=[[0, 1], [50, 0]], signals=signals)
+
+
+def test_a_folder_of_hugging_face_s_stands_for_its_model(tmp_path):
+    module = problems.Classifier()
+    for name, content in {"pytorch_model.bin": module.state_dict(), "optimizer.pt": {}, "rng_state.pth": [1]}.items():
+        torch.save(content, tmp_path / name)
+    ranking = rank_checkpoints(tmp_path, module, DATA)
+    assert [one.path.name for one in ranking.candidates] == ["pytorch_model.bin"]
