@@ -27,7 +27,6 @@ from bu_torch.internal.global_state import seeded
 from bu_torch.internal.printing import showing_progress
 from bu_torch.internal.replica import has_lazy_layers
 from bu_torch.rule.rules import STANDARD_ERROR
-from bu_torch.run.budget import describe_slow_check
 from bu_torch.run.settings import Settings
 from bu_torch.run.tracker import Check, Tracker, UnfitLogitsError
 from bu_torch.run.weights import optimizers_in_eval_mode
@@ -117,27 +116,22 @@ class FitSession:
         return n_batches, f"after every {unit}" if n == 1 else f"every {n} {unit}s"
 
     def _warn_of_checks_not_made(self, trainer: Trainer) -> None:
-        """Warn before training if no check will be made, or if a resumed run has missed one."""
-        checks, n_batches = self.tracker.checks, trainer.num_training_batches
-        name, unit, every = "every_n_epochs", "epoch", self._every_n_epochs
+        """Warn before training if no check will be made, or perhaps only after training."""
+        name, unit, every, n_batches = "every_n_epochs", "epoch", self._every_n_epochs, trainer.num_training_batches
         n_planned = math.inf if trainer.max_epochs in (None, -1) else float(trainer.max_epochs)
-        due, is_counted = trainer.current_epoch // every * every - 1, True
         if self._every_n_steps is not None:
             name, unit, every = "every_n_train_steps", "step", self._every_n_steps
             n_steps = n_batches if n_batches == math.inf else math.ceil(n_batches / trainer.accumulate_grad_batches)
             n_planned = min(n_planned * n_steps, math.inf if trainer.max_steps == -1 else trainer.max_steps)
-            due, is_counted = trainer.global_step // every * every, trainer.lightning_module.automatic_optimization
         elif n_batches == math.inf and trainer.max_steps != -1:
             rank_zero_warn(
-                "The length of the training data is not known, and boundary uncertainty is measured at the end of an"
-                f" epoch. If no epoch ends before `max_steps={trainer.max_steps}`, the only check comes after training."
-                " To change it: `every_n_train_steps=` checks within epochs."
+                "The length of the training data is not known, so no epoch may end before"
+                f" `max_steps={trainer.max_steps}`, and the only check comes after training. To change it:"
+                " `every_n_train_steps=` checks within epochs."
             )
+        is_counted = not self.is_by_steps or trainer.lightning_module.automatic_optimization
         if 0 < n_planned < every and is_counted and not trainer.fast_dev_run:
             rank_zero_warn(f"No check is made in {n_planned:.0f} {unit}s with `{name}={every}`.")
-        # A checkpoint saved on an epoch's last batch resumes after that epoch, whose check was never made.
-        if checks and checks[-1].get(unit, due) < due:
-            rank_zero_warn(f"The run resumes after {unit} {due}, which was not checked: that {unit} cannot be kept.")
 
     def start_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read a batch as a check will, before the first one trains."""
@@ -147,7 +141,7 @@ class FitSession:
             self.metric_logger.withdraw(trainer)
         # Not in `on_train_start`: the module's own comes later and may set it up. Lazy layers need a first batch.
         if not (self._reader.is_tried or has_lazy_layers(pl_module)):
-            with self.tracker.timer.elsewhere():
+            with self.tracker.timer.counting("setup_seconds"):
                 self._reader.validate_forward(trainer, pl_module, self.tracker)
                 self._input_watch.begin(pl_module, self._check_samples.some)
                 self._check_samples.some = []
@@ -218,15 +212,10 @@ class FitSession:
         tracker, is_by_steps = self.tracker, self.is_by_steps
         # The step at which Lightning logs the last batch; it counts that batch after `on_train_batch_end`.
         step = trainer.fit_loop.epoch_loop._batches_that_stepped - (0 if is_by_steps else 1)
-        timer = tracker.timer
         train_loss = training_loss(trainer, is_within_epoch=is_by_steps)
         if not trainer.barebones:  # it logs nothing, and warns of attempts
             self.metric_logger.show(trainer, tracker.checks[-1], step)
-        is_first = timer.check_seconds == 0
         tracker.end_check(started, train_loss)
-        if is_first and (line := describe_slow_check(timer.check_seconds, timer.training_seconds)):
-            option = "every_n_train_steps" if is_by_steps else "every_n_epochs"
-            tell(f"{line} To change it: `n_draws=`, `max_samples=`, `{option}=`.")
 
 
 class MetricLogger:

@@ -103,7 +103,7 @@ class Keeper(InternalCallback):
 
     def _keep_check(self, trainer: Trainer) -> None:
         if (check := self.fit.check) is not None and not trainer.fast_dev_run:
-            with self.fit.tracker.timer.saving():
+            with self.fit.tracker.timer.counting("saving_seconds"):
                 self.keep_if_best(trainer, check)
         self.fit.check = None  # its weights take as much memory as the network
 

@@ -170,7 +170,6 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         self.stopping_reason, self.stopped_epoch = "", None
         self._keeper: Keeper | None = None
         self._stop_is_due = False  # the verdict is to stop, and `min_epochs` or `min_steps` does not allow it yet
-        self._best_logged = -float("inf")  # score so far, to log improvements
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -221,8 +220,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         if not self._fit.start(trainer, pl_module):
             rank_zero_warn("Patience and the best epoch start anew.")
             self._install(trainer, pl_module).on_train_start(trainer, pl_module)
-        verdict = self.tracker.history.verdict
-        self._stop_is_due, self._best_logged = verdict.should_stop and not _may_stop(trainer), verdict.best
+        self._stop_is_due = self.tracker.history.verdict.should_stop and not _may_stop(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # A stop that is due may be allowed within the epoch.
@@ -241,11 +239,6 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         """Stop training if the check of this hook says so, or if an earlier one did and a stop is allowed by now."""
         history = self.tracker.history
         if self._fit.check is not None and history.last_score is not None and not trainer.fast_dev_run:
-            best = history.verdict.best
-            if best > self._best_logged:
-                gain = "" if self._best_logged == -float("inf") else f" by {best - self._best_logged:.4f}"
-                self.tracker.detail(f"Metric {self.score_name} improved{gain}. New best score: {best:.4f}")
-                self._best_logged = best
             # All processes stop, or none.
             self._stop_is_due = trainer.strategy.reduce_boolean_decision(history.verdict.should_stop, all=False)
         elif may_wait:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from bu_torch.estimators.boundary import MOST_ENTRIES
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.logits import packed_model
@@ -16,11 +15,10 @@ from bu_torch.internal.printing import untold
 from bu_torch.perturbation.draws import kind_of
 from bu_torch.run.budget import Plan, describe_ignored, plan
 from bu_torch.run.settings import Settings, settings_for
-from bu_torch.samples.balance import ClassWeight, class_shares, rare_class, stratified_rows
+from bu_torch.samples.balance import ClassWeight, class_shares, rare_class
 from bu_torch.samples.readings import with_readings
 from bu_torch.samples.samples import Samples, fewer_of
 from bu_torch.signals.measuring import Signals
-from bu_torch.signals.metrics import ExpectedMetric
 from bu_torch.signals.preparation import fit_with_progress
 
 _MOST_CLASSES_A_SAMPLE = 1 / 3
@@ -76,7 +74,7 @@ class CheckSetup:
         self._detail(f"bu-torch measures at {chosen}, {draws} each{when}.")
         if line := describe_ignored(samples.n_ignored):
             self._warn(line)
-        samples, self._n_draws = self._within_memory(samples)
+        self._n_draws = self.plan.n_draws
         return with_readings(samples, self._n_draws, self.settings.perturbation, self._warn)
 
     def prepare(
@@ -196,24 +194,6 @@ class CheckSetup:
         left_out = {"votes": round(signals.vote_skill, 4), "regression": round(signals.regression_skill, 4)}
         return {"data": data, "classes": samples.classes, "skills": left_out}
 
-    def _within_memory(self, samples: Samples) -> tuple[Samples, int]:
-        """Take fewer samples or draws than planned if memory demands it: some arrays have a column for each class."""
-        made = self.plan or plan(self.settings, len(samples.inputs), len(samples.inputs), 0)
-        labels = as_labels(samples.labels, len(samples.inputs))
-        n_samples, n_rows = len(labels), MOST_ENTRIES // len(torch.unique(labels))
-        if made.n_draws * n_samples <= n_rows:
-            return samples, made.n_draws
-        n_draws = made.n_draws if self.settings.n_draws is not None else max(1, n_rows // n_samples)
-        if self.settings.max_samples is None and n_draws * n_samples > n_rows >= self.settings.n_neighbors:
-            n_samples = n_rows // n_draws
-            samples = samples.at(stratified_rows(len(labels), n_samples, self.settings.seed, labels))
-        self.plan = Plan(n_samples, n_draws)
-        self._warn(
-            f"Many classes need much memory: a check uses {n_samples} samples, each perturbed {n_draws} times, instead"
-            f" of the planned {made.n_samples} and {made.n_draws}."
-        )
-        return samples, n_draws
-
     @property
     def is_prepared(self) -> bool:
         return self._signals is not None
@@ -246,7 +226,7 @@ class CheckSetup:
             yield f"{sentence}, so the expected {metric.title} tells networks apart badly. Let accuracy decide."
 
     def _details(self) -> Iterator[str]:
-        """How samples are perturbed, in which space neighbours are found, and how samples count."""
+        """How samples are perturbed, in which space neighbours are found, and the prices of a metric."""
         if self.takes_readings:
             yield (
                 "A sample differs each time it is read (random augmentation), so bu-torch reads each sample"
@@ -260,18 +240,7 @@ class CheckSetup:
                 f"Neighbours are found in the space {boundary.space_name_!r}, where they predict left-out labels best"
                 f" (skill: {skills}). To change it: `feature_extractor`."
             )
-        is_weighted = self.about["data"]["sampling"] == "weighted"
-        if metric is not None:
-            yield from self._lines_on_metric(metric)
-        elif is_weighted and boundary.class_weight != "balanced":
-            times = "" if boundary.class_weight is None else ", times the weights of their classes"
-            yield f"Samples count as often as the sampler draws them{times}."
-
-    def _lines_on_metric(self, metric: ExpectedMetric) -> Iterator[str]:
-        """Weights that the metric ignores, and its prices."""
-        if self.about["data"]["sampling"] == "weighted" or self.settings.class_weight is not None:
-            yield f"In the {metric.title} each sample counts once, however training weighs it."
-        if metric.prices:
+        if metric is not None and metric.prices:
             yield metric.prices
 
     def release(self) -> None:

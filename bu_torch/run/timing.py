@@ -6,7 +6,7 @@ import platform
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -41,7 +41,9 @@ class Record:
         except OSError as error:
             self._give_up(folder, error)
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        self.write({"kind": "header", "format": FORMAT, "versions": versions(), "started": started, **(header or {})})
+        self.write(
+            {"kind": "header", "format": FORMAT, "versions": package_versions(), "started": started, **(header or {})}
+        )
         for check in checks:
             self.write(check)
 
@@ -49,11 +51,8 @@ class Record:
         """Write a line; numbers that are not finite, which JSON does not have, are null."""
         if self.path is None:
             return
-        try:
-            text = json.dumps(line, allow_nan=False, separators=(",", ":"))
-        except ValueError:
-            finite = json.loads(json.dumps(line), parse_constant=lambda name: None)
-            text = json.dumps(finite, separators=(",", ":"))
+        finite = json.loads(json.dumps(line), parse_constant=lambda name: None)
+        text = json.dumps(finite, separators=(",", ":"))
         try:
             with self.path.open("ab") as file:
                 file.write(f"{text}\n".encode())
@@ -73,14 +72,12 @@ class RunTimer:
 
     def __init__(self) -> None:
         self.setup_seconds = self.check_seconds = self.saving_seconds = 0.0
-        self._seconds_elsewhere = 0.0  # neither of training nor of checks
-        self._began = time.perf_counter()
+        self._started = time.perf_counter()
         self.record = Record()
 
     def begin(self, started: float) -> None:
-        """Count the time of training from now on; preparation began at `started` (`time.perf_counter`)."""
-        self._began = time.perf_counter()
-        self.setup_seconds, self._seconds_elsewhere = self._began - started, 0.0
+        """Count the time since `started` (`time.perf_counter`) as preparation, and that from now on as training."""
+        self._started, self.setup_seconds = started, time.perf_counter() - started
 
     @property
     def path(self) -> str:
@@ -88,41 +85,31 @@ class RunTimer:
         return "" if self.record.path is None else str(self.record.path)
 
     @property
+    def seconds(self) -> float:
+        """Seconds since the preparation ended."""
+        return time.perf_counter() - self._started - self.setup_seconds
+
+    @property
     def training_seconds(self) -> float:
-        """Seconds since `begin`, without checks, saving, and what is counted `elsewhere`."""
-        others = self._seconds_elsewhere + self.check_seconds + self.saving_seconds
-        return time.perf_counter() - self._began - others
+        return self.seconds - self.check_seconds - self.saving_seconds
 
     def describe_cost(self) -> str:
         """Say what this package cost on top of training, at least: a trainer's time on its hooks is not known here."""
         spent, seconds = self.setup_seconds + self.check_seconds + self.saving_seconds, self.training_seconds
         return f"bu-torch took at least {spent:.1f} s on top of {seconds:.1f} s of training."
 
-    def saving(self) -> AbstractContextManager[None]:
-        """Count the time within as saving."""
-        return self._counting("saving_seconds")
-
-    def elsewhere(self) -> AbstractContextManager[None]:
-        """Count the time within neither as training nor as checks."""
-        return self._counting("_seconds_elsewhere")
-
     @contextmanager
-    def _counting(self, name: str) -> Iterator[None]:
+    def counting(self, name: str) -> Iterator[None]:
+        """Add the time within to one of the sums."""
         started = time.perf_counter()
         try:
             yield
         finally:
             setattr(self, name, getattr(self, name) + time.perf_counter() - started)
 
-    def end_check(self, started: float) -> tuple[float, float]:
-        """Count the time of a check; seconds since training began, and those of all checks."""
-        now = time.perf_counter()
-        self.check_seconds += now - started
-        return now - self._began - self._seconds_elsewhere, self.check_seconds
-
 
 def row(entry: Mapping[str, Any], *costs: float | None) -> dict[str, Any]:
-    """Line of a check; costs and training loss are unknown for checks before a resume."""
+    """Line of a check; seconds, those of all checks, and the training loss are unknown for checks before a resume."""
     known = dict(itertools.zip_longest(("seconds", "check_seconds", "train_loss"), costs))
     return {"kind": "check", "epoch": entry["epoch"], "step": entry.get("step"), **known, **entry}
 
@@ -136,21 +123,20 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path | ExpectedMetric) else type(value).__name__
 
 
-def versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """Versions of the packages that a result depends on."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in ("bu-torch", "torch", "lightning", "pytorch-lightning", "faiss-cpu", "scikit-learn", "numpy"):
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def _new_file(folder: Path) -> Path:
     """Create a file under a free name, exclusively, so that no link is followed."""
-    version = 0
-    while True:
+    for version in itertools.count():
         path = folder / (f"{_NAME}-v{version}.jsonl" if version else f"{_NAME}.jsonl")
         with suppress(FileExistsError):
             path.touch(exist_ok=False)
-            return path
-        version += 1
+            break
+    return path

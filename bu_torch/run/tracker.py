@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -211,11 +212,11 @@ class Tracker:
         measured = self.last_check.measurement  # None in other processes than the first
         details = measured.details() if self.timer.path and measured is not None else None
         self.last_check.measurement = None
-        costs = self.timer.end_check(started)
+        self.timer.check_seconds += time.perf_counter() - started
         if details is not None:
             entry, kept, rows = self.checks[-1], self.history.kept or {}, self.check_setup.rows
             line = {
-                **row(entry, *costs, train_loss),
+                **row(entry, self.timer.seconds, self.timer.check_seconds, train_loss),
                 "kept_epoch": kept.get("epoch"),
                 "kept_step": kept.get("step"),
                 "n_not_compared": self.history.n_not_compared,  # the header may be older, when all checks counted

@@ -212,7 +212,7 @@ def test_no_copy_of_the_network_outlives_the_check(tmp_path, checkpoints, settin
     assert counts == [1] * 2
 
 
-def test_three_lines_are_said_and_improvements_and_files_if_asked_for(tmp_path, caplog):
+def test_three_lines_are_said_and_files_if_asked_for(tmp_path, caplog):
     caplog.set_level("INFO")
     scores = [0.1, 0.5, 0.4, 0.9]
     fit(tmp_path / "quiet", scripted(scores), max_epochs=4)
@@ -221,9 +221,4 @@ def test_three_lines_are_said_and_improvements_and_files_if_asked_for(tmp_path, 
     assert "`max_epochs=4`" in ended
     fit(tmp_path, scripted(scores, verbose=True), max_epochs=4)
     said = caplog.messages
-    assert [line for line in said if "improved" in line] == [
-        "Metric given improved. New best score: 0.1000",
-        "Metric given improved by 0.4000. New best score: 0.5000",
-        "Metric given improved by 0.4000. New best score: 0.9000",
-    ]
     assert [sum(words in line for line in said) for words in ("saving model to", "not in top 1")] == [3, 0]

@@ -53,7 +53,7 @@ class TestFindingTheData:
     @pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
     def test_steps_counted_on_an_endless_stream_are_warned_of(self, tmp_path):
         monitor = BoundaryUncertaintyMonitor(n_draws=1, max_samples=300)
-        with pytest.warns(UserWarning, match="ends before `max_steps=8`, the only check comes after training"):
+        with pytest.warns(UserWarning, match="end before `max_steps=8`, and the only check comes after training"):
             fit(tmp_path, monitor, data=DataLoader(Endless(), batch_size=32), max_epochs=-1, max_steps=8)
         assert len(monitor.history) == 1
 

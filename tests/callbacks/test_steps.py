@@ -199,19 +199,6 @@ class TestResume:
         assert same(again.state_dict(), weights.state_dict())
         assert read_record(resumed.record_path).places == [2, 4, 6, 8, 10, 12]
 
-    def test_a_step_whose_check_was_not_made_is_said(self, tmp_path):
-        class Early(Callback):
-            """Saves before the check of that step."""
-
-            def on_train_batch_end(self, trainer, *_):
-                trainer.save_checkpoint(tmp_path / f"{trainer.global_step}.ckpt")
-
-        torch.manual_seed(0)
-        fit(tmp_path, Early(), self.callback(), module=Plain(), data=Resumable(), max_epochs=1)
-        with pytest.warns(UserWarning, match="resumes after step 4, which was not checked"):
-            resumed, _ = self.fit(tmp_path / "rest", ckpt_path=tmp_path / "4.ckpt")
-        assert [entry["step"] for entry in resumed.history] == [2, 6, 8, 10, 12]
-
 
 class Killer(Callback):
     """Ends training after a step, when all others have had it."""

@@ -143,15 +143,6 @@ class TestResume:
         assert again.best_epoch == 3
         assert read_record(again.record_path).n_not_compared == 2
 
-    def test_a_checkpoint_that_skips_a_check_is_said(self, tmp_path):
-        """Saved on the last batch of epoch 2, before its check."""
-        steps = ModelCheckpoint(tmp_path / "user", every_n_train_steps=4, save_top_k=-1, filename="{step}")
-        script, path = [0.1, 0.2, 0.9, 0.2], tmp_path / "user" / "step=12.ckpt"
-        run(tmp_path, script, steps, max_epochs=4)
-        with pytest.warns(UserWarning, match="resumes after epoch 2, which was not checked"):
-            resumed, _, _ = run(tmp_path, script, ckpt_path=path, max_epochs=5)
-        assert epochs(resumed) == [0, 1, 3, 4]
-
 
 class TestBesideOthers:
     @pytest.mark.parametrize("ours_first", [True, False])

@@ -9,8 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
-from bu_torch.run import budget
-from bu_torch.run.budget import Plan, count_operations, describe_slow_check, plan
+from bu_torch.run.budget import Plan, count_operations, plan
 from bu_torch.run.settings import Settings
 
 ASKED = Settings()
@@ -137,15 +136,6 @@ def test_an_embedding_counts_by_what_is_multiplied_with_it():
     assert count_operations(tied) == 2 * 30_000 * 8
 
 
-@pytest.mark.parametrize(
-    ("check", "training", "told"),
-    [(0.8, 1.2, "takes 0.8 s, and the training before it took 1.2 s."), (0.8, 3.3, ""), (0.4, 0.1, "")],
-)
-def test_a_check_is_slow_in_seconds_and_beside_training(check, training, told):
-    found = describe_slow_check(check, training)
-    assert (bool(found), told in found) == (bool(told), True)
-
-
 def images(n=1300):
     labels = torch.arange(n) % 3
     return torch.randn(n, 1, 28, 28, generator=torch.Generator().manual_seed(0)) + labels.view(-1, 1, 1, 1), labels
@@ -203,15 +193,6 @@ def test_one_line_tells_the_plan(tmp_path, log, settings, told):
     fit(tmp_path, BoundaryUncertaintyMonitor(**settings), data=loader(*blobs(600)), max_epochs=2)
     (line,) = (one for one in log.messages if "measures at" in one)
     assert line == f"bu-torch measures at {told}"
-
-
-@pytest.mark.parametrize(("settings", "name"), [({}, "every_n_epochs"), ({"every_n_train_steps": 2}, None)])
-def test_slow_checks_are_told_of_once(tmp_path, monkeypatch, log, settings, name):
-    monkeypatch.setattr(budget, "_SLOW", 0)
-    monkeypatch.setattr(budget, "_MUCH", 0)
-    fit(tmp_path, BoundaryUncertaintyMonitor(**settings), data=loader(*blobs(600)))
-    (line,) = (one for one in log.messages if "A check takes" in one)
-    assert line.endswith(f" s. To change it: `n_draws=`, `max_samples=`, `{name or next(iter(settings))}=`.")
 
 
 def test_a_resumed_run_keeps_its_plan_unless_asked_for_another(tmp_path):
