@@ -20,18 +20,25 @@ def measured(n_draws=2, n_doubtful=50):
     return signals, logits, measurement.values, measurement.predictions, measurement.details(n_doubtful)
 
 
-def test_the_crossing_is_the_mean_uncertainty_from_the_boundary_outward():
-    signals, logits, _, _, details = measured()
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_the_crossing_is_the_mean_uncertainty_from_the_boundary_outward(is_weighted):
+    weights = torch.rand(300, generator=torch.Generator().manual_seed(2)).double() + 0.5 if is_weighted else None
+    signals = Signals(n_neighbors=20, n_draws=2).fit(*samples(), weights)
+    logits = torch.randn(600, 3, generator=torch.Generator().manual_seed(1))
+    details = signals.measure(logits).details()
+    drawn = [1.0] * 600 if weights is None else weights.repeat(2).tolist()
     rows = signals.probabilities.tolist()
     local = [2 * min(row[k] for k in oracle.two_largest(z)) for row, z in zip(rows, logits.tolist(), strict=True)]
     most = [2 * sorted(row)[-2] for row in rows]
     gaps = [oracle.gap(row) for row in logits.tolist()]
-    parts = (gaps, local, details.crossing.network), ([-u for u in most], most, details.crossing.attainable)
-    for places, local, found in parts:
-        order = sorted(range(len(local)), key=places.__getitem__)
-        parts = [order[30 * part : 30 * (part + 1)] for part in range(20)]  # of 600 samples
-        assert found == pytest.approx([sum(local[row] for row in rows) / 30 for rows in parts], abs=1e-6)
-    assert details.crossing.attainable == sorted(details.crossing.attainable, reverse=True)
+    crossing = (gaps, local, details.crossing.network), ([-u for u in most], most, details.crossing.attainable)
+    for places, of_each, found in crossing:
+        parts, before = [[0.0, 0.0] for _ in range(20)], 0.0
+        for row in sorted(range(600), key=places.__getitem__):
+            part = parts[int(20 * (before + drawn[row] / 2) / sum(drawn))]
+            part[:] = part[0] + drawn[row], part[1] + drawn[row] * of_each[row]
+            before += drawn[row]
+        assert found == pytest.approx([mixed / mass for mass, mixed in parts], abs=1e-6)
 
 
 def test_doubtful_samples_are_those_whose_label_is_the_least_likely():
@@ -70,28 +77,22 @@ def test_recalls_are_those_of_a_slow_reference(is_weighted):
     found = sorted(signals.measure(logits).details().recalls)
     predictions = logits.argmax(dim=1)
     counted = torch.ones(240) if weights is None else weights.repeat(2)
-    expected = []
+    expected = [float(counted[labels.repeat(2) == label].sum() / counted.sum()) for label in (0, 1, 4)]
     for shares in (torch.nn.functional.one_hot(labels.repeat(2)), signals.probabilities):
         for label in (0, 1, 4):
             own = counted * shares[:, label]
             expected.append((own * (predictions == label)).sum() / own.sum())
-    shares = [share for at in (2, 3) for share in (recall[at] for recall in found)]
+    shares = [share for at in (1, 2, 3) for share in (recall[at] for recall in found)]
     assert shares == pytest.approx([float(one) for one in expected], rel=1e-5)
 
 
-def test_recall_is_counted_for_each_class_and_the_least_is_first(monkeypatch):
-    signals, logits, _, predictions, details = measured()
-    labels, probabilities = signals.boundary.labels.repeat(2).tolist(), signals.probabilities.tolist()
-    rows = [[] for _ in range(3)]
-    for k in range(3):
-        hits = [predicted == k for predicted, label in zip(predictions.tolist(), labels, strict=True) if label == k]
-        known = [row[k] for row in probabilities]
-        here = [mass for mass, predicted in zip(known, predictions.tolist(), strict=True) if predicted == k]
-        rows[k] = [k, len(hits) / 600, sum(hits) / len(hits), sum(here) / sum(known)]
-    rows.sort(key=lambda row: row[3])
-    assert [list(one) for one in details.recalls] == [pytest.approx(row, rel=1e-5) for row in rows]
+def test_recalls_are_sorted_and_those_of_many_classes_left_out(monkeypatch):
+    signals, logits, *_ = measured()
+    favoured = logits + torch.tensor([2.0, 1.0, 0.0])
+    recalls = signals.measure(favoured).details().recalls
+    assert [one.label for one in recalls] == [2, 1, 0]
     monkeypatch.setattr("bu_torch.signals.details.MOST_CLASSES", 2)
-    assert signals.measure(logits).details().recalls == details.recalls[:2]
+    assert signals.measure(favoured).details().recalls == recalls[:2]
 
 
 def test_a_measurement_tells_its_own_details_after_another_one():

@@ -41,13 +41,6 @@ def test_a_metric_by_name_is_measured_beside_the_others(name, labels):
     assert tuple(values) == signals.names
 
 
-def test_balanced_accuracy_weighs_the_classes_alike_whatever_they_weigh():
-    unweighted, logits = measured("balanced_accuracy")
-    weighted, _ = measured("balanced_accuracy", class_weight="balanced")
-    values = [one.measure(logits).values["expected_balanced_accuracy"] for one in (unweighted, weighted)]
-    assert float(values[0]) == pytest.approx(float(values[1]), abs=0.03)
-
-
 @pytest.mark.parametrize("name", list(METRICS))
 def test_each_sample_counts_once_however_training_weighs_it(name):
     weights = torch.rand(len(TWO), generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.2
@@ -64,32 +57,13 @@ def test_each_sample_counts_once_however_training_weighs_it(name):
     assert float(signals.measure(logits).values[f"expected_{name}"]) == pytest.approx(float(expected), abs=1e-6)
 
 
-def test_a_balancing_sampler_hardly_changes_what_a_metric_is_expected_to_be():
-    y = torch.arange(660).ge(600).long()
-    x = torch.randn(660, 4, generator=torch.Generator().manual_seed(0)) + 1.2 * y.unsqueeze(1)
-    weights = torch.where(y == 1, 10.0, 1.0)
-    values = []
-    for given in (None, weights):
-        signals = Signals(n_neighbors=20, metric=[[0, 1], [8, 0]]).fit(x, y, given)
-        logits = 1.2 * signals.perturbed_inputs.sum(dim=1) - 5.2
-        values.append({name: float(value) for name, value in signals.measure(logits).values.items()})
-    plain, sampled = values
-    assert sampled["expected_cost"] == pytest.approx(plain["expected_cost"], rel=0.35)
-    assert sampled["threshold"] == pytest.approx(plain["threshold"], abs=0.1)
-    assert sampled["expected_accuracy"] < plain["expected_accuracy"] - 0.05
-
-
-@pytest.mark.parametrize(
-    ("metric", "expected"),
-    [("auroc", 0.5), ("balanced_accuracy", 0.5), ("f1", None), ("brier_score", None), ([[0, 10], [100, 10]], None)],
-)
-def test_what_a_metric_is_without_inputs(metric, expected):
-    metric = as_metric(metric)
-    probabilities = torch.tensor([[0.9, 0.1], [0.5, 0.5], [1.0, 0.0]])
-    share = 0.2
-    values = {"f1": 2 * share / (1 + share), "brier_score": 2 * share * (1 - share), "cost": 10.0}
-    found = metric.uninformed(probabilities)
-    assert found == pytest.approx(values.get(metric.name, expected), abs=1e-6)
+def test_what_a_metric_is_without_inputs():
+    probabilities, share = torch.tensor([[0.9, 0.1], [0.5, 0.5], [1.0, 0.0]]), 0.2
+    expected = {"auroc": 0.5, "balanced_accuracy": 0.5, "f1": 2 * share / (1 + share)}
+    expected["brier_score"] = 2 * share * (1 - share)
+    for name, value in expected.items():
+        assert as_metric(name).uninformed(probabilities) == pytest.approx(value, abs=1e-6)
+    assert as_metric([[0, 10], [100, 10]]).uninformed(probabilities) == pytest.approx(10)
 
 
 @pytest.mark.parametrize("metric", ["auroc", "log_loss", [[0, 1], [3, 0]]])
@@ -162,51 +136,32 @@ def test_a_metric_that_fails_in_the_midst_gives_nan_and_says_so():
 
 
 @pytest.mark.parametrize(
-    ("metric", "error", "message"),
+    "metric",
     [
-        ("auc", ValueError, "`metric` must be one of 'accuracy', 'balanced_accuracy', .*, got 'auc'"),
-        (int, TypeError, "`metric` must be a name, a matrix of costs .*, got the class int"),
-        (None, TypeError, "`metric` must be a name, .*, got NoneType"),
-        ([[0, 10**400], [1, 0]], TypeError, "`metric` must be a name, a matrix of costs"),
-        ([[0, 1]], ValueError, r"`metric` must be a square matrix .*\(1, 2\)"),
-        ([[0, 1], [1]], ValueError, r"`metric` must be a square matrix .* rows of \[1, 2\]"),
-        ([[5, 5], [1, 1]], ValueError, "`metric` must have costs that depend on the prediction"),
-        ([[0, math.nan], [1, 0]], ValueError, "`metric` must be a matrix of finite costs, got .*nan"),
-        (classification.BinaryROC(), ValueError, "`metric` must be one of which larger or smaller is better"),
+        *("auc", int, None, [[0, 10**400], [1, 0]], [[0, 1]], [[0, 1], [1]], [[5, 5], [1, 1]], [[0, math.nan], [1, 0]]),
+        classification.BinaryROC(),
     ],
 )
-def test_what_is_no_metric_is_refused_by_name(metric, error, message):
+def test_what_is_no_metric_is_refused_by_name(metric):
     for make in (as_metric, lambda one: Settings(metric=one)):
-        with pytest.raises(error, match=message):
+        with pytest.raises((TypeError, ValueError), match=r"^`metric` must "):
             make(metric)
 
 
-@pytest.mark.parametrize(
-    ("metric", "labels", "message"),
-    [
-        (classification.MulticlassAccuracy(2, average=None), TWO, r"must compute one finite number .* got \["),
-        (regression.MeanSquaredError(), TWO, r"`metric` \(mean squared error\) must take predictions and labels"),
-        (classification.BinaryAUROC(), Y, "must be of as many classes .*, 3, got BinaryAUROC of 2"),
-    ],
-)
-def test_what_does_not_fit_the_labels_is_refused_before_training(metric, labels, message):
-    with pytest.raises(ValueError, match=message):
-        measured(metric, labels)
-
-
-@pytest.mark.parametrize(
-    ("metric", "n_outputs", "message"),
-    [
-        ([[0, 1, 2], [1, 0, 2], [2, 2, 0]], 2, "`metric` must have .* costs for each of 2 classes, got 3: as many as"),
-        ([[0, 1], [1, 0]], 5, "`metric` must have a row and a column of costs for each of 5 classes, got 2"),
-        (classification.MulticlassAccuracy(5), 2, "`metric` must be of as many classes .*, 2, got .* of 5"),
-        (classification.MulticlassF1Score(2), 5, "`metric` must be of as many .*, 5, got MulticlassF1Score of 2"),
-    ],
-)
-def test_what_does_not_fit_the_network_is_refused_at_the_first_check(metric, n_outputs, message):
-    signals, logits = measured(metric, n_outputs=n_outputs)
-    with pytest.raises(ValueError, match=message):
-        signals.measure(logits)
+def test_what_does_not_fit_the_labels_is_refused_before_training_and_the_network_at_the_first_check():
+    several = classification.MulticlassAccuracy(2, average=None)
+    for metric, labels in ((several, TWO), (regression.MeanSquaredError(), TWO), (classification.BinaryAUROC(), Y)):
+        with pytest.raises(ValueError, match="`metric` "):
+            measured(metric, labels)
+    for metric, n_outputs in (
+        ([[0, 1, 2], [1, 0, 2], [2, 2, 0]], 2),
+        ([[0, 1], [1, 0]], 5),
+        (classification.MulticlassAccuracy(5), 2),
+        (classification.MulticlassF1Score(2), 5),
+    ):
+        signals, logits = measured(metric, n_outputs=n_outputs)
+        with pytest.raises(ValueError, match=r"`metric` must .*class"):
+            signals.measure(logits)
 
 
 @pytest.mark.parametrize("metric", [(1 - torch.eye(5)).tolist(), classification.MulticlassAccuracy(5, average="micro")])
@@ -223,22 +178,15 @@ class LogLoss(classification.BinaryCalibrationError):
     """A metric of the user's with a name that is ours."""
 
 
-def test_a_metric_of_the_users_with_a_name_of_ours_is_the_users():
+def test_a_metric_of_the_users_is_the_users_and_its_settings_stay_when_it_is_used():
     metric = LogLoss()
-    of_user = as_metric(metric)
-    assert of_user.signal == "expected_own_log_loss"
-    signals, logits = measured(metric)
-    of_base, _ = measured(classification.BinaryCalibrationError())
-    assert float(signals.measure(logits).values["expected_own_log_loss"]) == pytest.approx(
-        float(of_base.measure(logits).values["expected_binary_calibration_error"])
-    )
-
-
-def test_settings_of_a_metric_stay_when_it_is_used():
-    metric = classification.BinaryAUROC()
-    before = as_metric(metric).settings
+    before = as_metric(metric)
+    assert before.signal == "expected_own_log_loss"
     metric.update(torch.tensor([0.2, 0.7]), torch.tensor([0, 1]))
-    assert as_metric(metric.eval()).settings == before
+    assert as_metric(metric.eval()).settings == before.settings
+    (one, logits), (other, _) = measured(LogLoss()), measured(classification.BinaryCalibrationError())
+    values = one.measure(logits).values | other.measure(logits).values
+    assert float(values["expected_own_log_loss"]) == float(values["expected_binary_calibration_error"])
 
 
 @pytest.mark.parametrize("metric", ["auroc", "balanced_accuracy", "log_loss", [[0, 1], [3, 0]]])
@@ -290,38 +238,38 @@ def linear(*weights):
     return net
 
 
+def summary(x, y, metric, *weights):
+    """Of a run whose only check is of a linear network."""
+    stopper, net = BoundaryUncertaintyStopper(x, y, n_neighbors=20, n_draws=1, metric=metric), linear(*weights)
+    stopper.check(net)
+    stopper.restore(net)
+    return stopper.summary
+
+
 @pytest.mark.parametrize(("metric", "is_doubted"), [("log_loss", True), ("auroc", False)])
-def test_where_a_loss_tells_networks_apart_badly_the_log_and_the_word_say_so(metric, is_doubted, caplog):
+def test_a_metric_that_tells_networks_apart_badly_is_doubted(metric, is_doubted, caplog):
+    caplog.set_level("INFO", logger="bu_torch")
     x, y = blobs(n=600, n_classes=4)
-    with caplog.at_level("INFO", logger="bu_torch"):
-        stopper = BoundaryUncertaintyStopper(x, y, n_neighbors=20, n_draws=1, metric=metric)
-        net = linear(*[x[y == k].mean(dim=0).tolist() for k in range(4)])
-        stopper.check(net)
-        stopper.restore(net)
-    assert ("With 4 classes, label probabilities are less certain" in caplog.text) == is_doubted
-    doubts = stopper.summary["doubts"]
-    assert any(doubt.startswith("with 4 classes, label") for doubt in doubts) == is_doubted
+    doubts = summary(x, y, metric, *[x[y == k].mean(dim=0).tolist() for k in range(4)])["doubts"]
+    assert any(doubt.startswith("with 4 classes") for doubt in doubts) == ("4 classes" in caplog.text) == is_doubted
+    rare = (torch.arange(len(X)) % 12 == 0).long()
+    doubts = summary(X, rare, metric, (0.0,) * 4, (1.0,) * 4)["doubts"]
+    assert any(doubt.startswith("class 1 has 1") for doubt in doubts) != is_doubted
 
 
 @pytest.mark.parametrize(("weights", "is_blind"), [(((0.0, 0.0), (9.0, 0.0)), True), (((3.0, 0.0), (0.0, 3.0)), False)])
-def test_a_metric_says_when_no_check_beats_a_prediction_without_inputs(weights, is_blind, caplog):
+def test_a_metric_says_when_no_check_beats_a_prediction_without_inputs(weights, is_blind):
     y = (torch.arange(600) % 10 == 0).long()
     x = torch.randn(600, 1, generator=torch.Generator().manual_seed(0)) / 4 + 2 * y.unsqueeze(1)
     x = torch.cat((torch.ones_like(x), x), dim=1)  # a constant, so the first network makes an offer to all
-    stopper = BoundaryUncertaintyStopper(x, y, n_neighbors=20, n_draws=1, metric=[[0, 10], [100, 10]])
-    net = linear(*weights)
-    with caplog.at_level("INFO", logger="bu_torch"):
-        stopper.check(net)
-        stopper.restore(net)
-    assert (stopper.summary["word"] == "blind") == is_blind
-    assert ("No check is clearly better" in caplog.text) == is_blind
-    assert stopper.summary["one_class_cost"] == pytest.approx(10, abs=0.5)
+    found = summary(x, y, [[0, 10], [100, 10]], *weights)
+    assert (found["word"] == "blind") == is_blind
+    assert found["one_class_cost"] == pytest.approx(10, abs=0.5)
 
 
-def test_prices_of_two_classes_and_the_threshold_that_they_imply_are_told():
+def test_prices_of_two_classes_imply_a_threshold():
     metric = as_metric([[0, 10], [100, 30]])
-    said = "A sample of class 0 costs 0 where 0 is predicted and 10 where 1 is, one of class 1 100 and 30."
-    assert metric.prices == said
+    assert {"0", "10", "100", "30"} <= set(metric.prices.replace(".", "").split())
     likely = torch.linspace(0, 1, 1001, dtype=torch.float64)
     costs = (1 - likely) * 10 + likely * 30, likely * 100  # of an alarm, and of none
     assert metric.threshold == pytest.approx(float(likely[(costs[0] < costs[1]).nonzero()[0]]), abs=2e-3)
@@ -384,13 +332,3 @@ def test_f1_of_the_commoner_class_is_said(labels, is_said, caplog):
     with caplog.at_level("INFO", logger="bu_torch"):
         BoundaryUncertaintyStopper(X, labels, n_neighbors=20, metric="f1").check(linear((0.0,) * 4, (1.0,) * 4))
     assert ("F1 score is that of class 1, 67% of the labels" in caplog.text) == is_said
-
-
-def test_few_samples_of_a_class_make_a_metric_of_classes_unsure():
-    labels = (torch.arange(len(X)) % 12 == 0).long()
-    for metric, is_said in (("auroc", True), ("log_loss", False)):
-        net = linear((0.0,) * 4, (1.0,) * 4)
-        stopper = BoundaryUncertaintyStopper(X, labels, n_neighbors=20, metric=metric)
-        stopper.check(net)
-        stopper.restore(net)
-        assert any(doubt.startswith("class 1 has 1") for doubt in stopper.summary["doubts"]) == is_said

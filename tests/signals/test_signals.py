@@ -1,4 +1,5 @@
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -45,18 +46,11 @@ def test_signals_of_the_papers_are_measured_where_they_are_asked_for_and_change_
     assert all(value.isnan() for value in other.measure(logits).values.values())
 
 
-@pytest.mark.parametrize("also", [("boundary",), ("trust_score",)])
-def test_signals_that_are_unknown_or_measured_anyway_are_refused_by_name(also):
-    with pytest.raises(ValueError, match=f"`also` must hold names among .*parzen_uncertainty.*got '{also[0]}'"):
-        Signals(also=also)
-
-
 def test_each_signal_has_one_entry():
     signals = fitted()
     assert tuple(signals.measure(read(signals)).values) == Signals.NAMES == signals.names
     assert {name for name, signal in SIGNALS.items() if signal.formula is None} == set(ProposalSignals.NAMES)
-    for name, signal in SIGNALS.items():
-        assert signal.name == name
+    assert [signal.name for signal in SIGNALS.values()] == list(SIGNALS)
     smaller = {name for name, signal in SIGNALS.items() if not signal.is_larger_better}
     assert smaller == {"prediction_changes", "omission", "expected_log_loss", "expected_brier_score"}
 
@@ -84,29 +78,24 @@ def test_more_columns_than_classes_are_empty_classes():
 
 
 @pytest.mark.filterwarnings("error")
-def test_labels_that_the_others_do_not_tell_are_warned_of():
+def test_labels_that_the_others_or_the_nearest_do_not_tell_are_warned_of():
     signals = fitted()
     assert signals.vote_skill == LabelVotes().fit(Y, signals.boundary.neighbors).skill_ > 0.5
     assert signals.regression_skill == LabelRegression(seed=3).fit(signals.boundary.standardize(X), Y).skill_ > 0.5
     generator = torch.Generator().manual_seed(0)
     inputs, noise = torch.randn(500, 20, generator=generator), torch.randint(2, (500,), generator=generator)
-    with pytest.warns(UserWarning, match=r"score -?0\.\d+ by the nearest, -?0\.\d+ by regression on all\)"):
+    with pytest.warns(UserWarning, match="no better than chance"):
         signals = Signals(n_draws=1).fit(inputs, noise)
-    with pytest.warns(UserWarning, match="`feature_extractor` may give a space"):
+    with pytest.warns(UserWarning, match="`feature_extractor`"):
         again = Signals(n_draws=1).restore(signals.state(), inputs, noise)
     for name in ("vote_skill", "regression_skill"):
         assert getattr(again, name) == getattr(signals, name) < 0.01
-
-
-@pytest.mark.filterwarnings("error")
-def test_where_regression_alone_tells_the_labels_that_is_said():
-    labels = torch.arange(500) % 2
     # A narrow class within a wide one: what is nearest is nearly always of the narrow one.
+    labels = torch.arange(500) % 2
     ring = torch.randn(500, 20, generator=torch.Generator().manual_seed(0)) * (1 + labels.unsqueeze(1))
-    with pytest.warns(UserWarning, match=r"than chance \(Brier .*-?0\.\d+\), but a regression .* does \(0\.\d+\)"):
+    with pytest.warns(UserWarning, match="but a regression"):
         signals = Signals(n_draws=1).fit(ring, labels)
-    assert signals.vote_skill < 0.01
-    assert signals.regression_skill > 0.1
+    assert signals.vote_skill < 0.01 < 0.1 < signals.regression_skill
     by_radius = Signals(n_draws=1, feature_extractor=lambda x: x.norm(dim=1, keepdim=True)).fit(ring, labels)
     assert by_radius.vote_skill > 0.5
 
@@ -126,28 +115,18 @@ def test_samples_that_are_there_twice_are_warned_of(n_copied, offsets, said):
     assert [message.split()[0] for message in found] == ([said] if said else [])
 
 
-class Bar:
-    def __init__(self):
-        self.moves = []
-
-    def update(self, n=1):
-        self.moves.append(n)
-
-
-def test_a_progress_bar_arrives_at_its_end():
-    bar = Bar()
+def test_a_progress_bar_arrives_at_its_end_and_uncounted_work_does_not_move_it():
+    moves = []
+    bar = SimpleNamespace(update=lambda n=1: moves.append(n))
     with shown_on(bar):
         fitted()
     fitted()
-    assert sum(bar.moves) == n_comparisons(120, 2)
-
-
-def test_work_that_is_not_counted_refreshes_the_bar_without_moving_it():
-    bar = Bar()
+    assert sum(moves) == n_comparisons(120, 2)
+    moves.clear()
     with shown_on(bar):
         advance(20)
         with uncounted():
             advance(7)
         advance()
     advance(5)
-    assert bar.moves == [20, 0, 0]
+    assert moves == [20, 0, 0]
