@@ -75,7 +75,7 @@ class FitSession:
             if class_weight is None and as_metric(self.settings.metric) is None:
                 class_weight, line = loss_weights(pl_module, example.n_classes)
                 if line:
-                    (tell if class_weight is None else tracker.detail)(line)
+                    tell(line)
             n_operations = processes.on_first(partial(reader.count_operations, trainer, pl_module, example.inputs))
             is_asked_for = self.settings.feature_extractor == "module"
             # Features of a network that has already learnt these labels would leak them.
