@@ -29,6 +29,8 @@ Z, EDGES = torch.tensor([0.0, 1.0]), torch.tensor([0.5])
 SCORES = {"scores": torch.tensor([1.0, 2.0]), "is_correct": torch.tensor([True, False])}
 FEW = {"features": X[:6, :2], "labels": LABELS % 2}
 
+W = torch.rand(6, generator=torch.Generator().manual_seed(0)) + 0.1
+NO_WEIGHTS = (W - 2, W / 0, W * NAN, W[1:], W.unsqueeze(1), W.long() + 1, W.tolist(), W.to("meta"), W * (LABELS > 0))
 NUMBERS = (NAN, INF, "1", None, True)
 NOT_FLOATING = (LOGITS.long(), [[0.0]], LOGITS[:0])
 NO_FEATURES = (X[0], X / 0, X[:, :0], "a", X * 1j, X.to_sparse())
@@ -74,6 +76,7 @@ CALLS = {
     functional.boundary_uncertainty: (
         {"logits": LOGITS, "probabilities": UNCERTAIN},
         {
+            "weights": NO_WEIGHTS,
             "logits": (*NOT_FLOATING, LOGITS.to_sparse()),
             "probabilities": (
                 UNCERTAIN[:2],
@@ -89,13 +92,22 @@ CALLS = {
     ),
     functional.expected_accuracy: (
         {"probabilities": LOGITS, "predictions": LABELS},
-        {"probabilities": (*NOT_FLOATING, LOGITS[0]), "predictions": ([0, 1], LABELS.float(), LABELS[:5], LABELS - 1)},
+        {
+            "weights": NO_WEIGHTS,
+            "probabilities": (*NOT_FLOATING, LOGITS[0]),
+            "predictions": ([0, 1], LABELS.float(), LABELS[:5], LABELS - 1),
+        },
     ),
     functional.label_votes: (
         {"labels": LABELS, "neighbors": NEIGHBORS, "decay": 1.0, "n_classes": 3},
-        {"labels": (LABELS - 1, LABELS + 1), "decay": (-1.0, NAN, "1"), "neighbors": (NEIGHBORS[:, :1],)},
+        {
+            "weights": NO_WEIGHTS,
+            "labels": (LABELS - 1, LABELS + 1),
+            "decay": (-1.0, NAN, "1"),
+            "neighbors": (NEIGHBORS[:, :1],),
+        },
     ),
-    functional.mean_trust_score: ({"scores": LOGITS}, {"scores": ([1.0], LOGITS[:0])}),
+    functional.mean_trust_score: ({"scores": LOGITS[:, 0]}, {"scores": ([1.0], LOGITS[:0]), "weights": NO_WEIGHTS}),
     functional.trust_score: (
         {"class_distances": LOGITS, "predictions": LABELS},
         {"class_distances": (LOGITS[0], -LOGITS), "predictions": (LABELS + 1, LABELS.float())},
@@ -103,6 +115,7 @@ CALLS = {
     functional.omission: (
         {"shares": LOGITS, "predictions": LABELS, "neighbors": NEIGHBORS},
         {
+            "weights": NO_WEIGHTS,
             "shares": (LOGITS[0], LOGITS[:, :1], LOGITS / 0),
             "predictions": (LABELS.float(), LABELS - 1),
             "neighbors": (NEIGHBORS[:5], NEIGHBORS + 1),
@@ -112,6 +125,7 @@ CALLS = {
     functional.parzen_uncertainty: (
         {"logits": LOGITS, "labels": LABELS, "neighbors": NEIGHBORS, "bayes_pairs": PAIRS},
         {
+            "weights": NO_WEIGHTS,
             "logits": (*NOT_FLOATING, LOGITS.to_sparse(), LOGITS.unsqueeze(0)),
             "labels": (LABELS[:5], LABELS.float(), LABELS + 1),
             "neighbors": (NEIGHBORS[:, :1], NEIGHBORS + 1),
@@ -180,6 +194,11 @@ CALLS = {
     bu_torch.FeatureSpace: ({}, {**SPACE, **SEED}),
     bu_torch.PatchFeatures: ({}, {"n_patches": SIZE, "size": SIZE, "n_cells": SIZE, **SEED}),
     bu_torch.TokenFeatures: ({}, {"n_components": SIZE, **SEED}),
+    bu_torch.LayerFeatures: (
+        {"model": nn.Linear(3, 2)},
+        {"model": (torch.clone,), "layer": ("tail",), "n_components": SIZE, "batch_size": SIZE},
+    ),
+    bu_torch.LayerFeatures(nn.Linear(3, 2), "logits", n_components=2).fit: ({"inputs": X}, {"inputs": (X / 0,)}),
     bu_torch.PrototypeClassifier: ({}, {"n_prototypes": (0, "bic"), **SEED}),
     bu_torch.TrustScore: ({}, {"filtering": ("uncertainty",), "alpha": (1.0, -0.1, NAN, "0.1"), "n_neighbors": SIZE}),
     bu_torch.LabelRegression: ({}, {"n_landmarks": SIZE, "max_samples": SIZE, **SEED}),

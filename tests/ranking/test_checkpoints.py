@@ -126,7 +126,7 @@ def test_lightning_hooks_see_the_checkpoint(run):
 @pytest.mark.parametrize("wrap", [lambda mark: mark, lambda mark: {"state_dict": {"w": torch.ones(1)}, "x": mark}])
 def test_a_crafted_pickle_is_refused_and_not_run(tmp_path, wrap):
     content, file = wrap(Bomb(tmp_path / "mark")), tmp_path / "crafted.ckpt"
-    with pytest.raises(ValueError, match=r"crafted.ckpt` holds an object of .*mkdir.*weights_only=False"):
+    with pytest.raises(ValueError, match=r"crafted.ckpt` .*mkdir.*weights_only=False"):
         saved(file, content)
     file.write_bytes(pickle.dumps(content))
     with warnings.catch_warnings(action="error"), pytest.raises(ValueError, match=r"crafted.ckpt"):
@@ -135,17 +135,15 @@ def test_a_crafted_pickle_is_refused_and_not_run(tmp_path, wrap):
 
 
 def test_a_hyperparameter_of_another_class_is_refused_unless_told(tmp_path):
-    values = {"folder": Path("x")}
-    with pytest.raises(ValueError, match=r"odd.ckpt` holds an object of pathlib.*`weights_only=False`"):
-        saved(tmp_path / "odd.ckpt", {"state_dict": nn.Linear(1, 1).state_dict(), "hyper_parameters": values})
-    trusted = load_checkpoint(tmp_path / "odd.ckpt", weights_only=False)
-    assert trusted.content["hyper_parameters"] == values
+    values, file = {"folder": Path("x")}, tmp_path / "odd.ckpt"
+    with pytest.raises(ValueError, match=r"odd.ckpt` .*`weights_only=False`"):
+        saved(file, {"state_dict": nn.Linear(1, 1).state_dict(), "hyper_parameters": values})
+    assert load_checkpoint(file, weights_only=False).content["hyper_parameters"] == values
 
 
 def test_what_is_no_checkpoint_is_refused_by_name(tmp_path):
-    whole = tmp_path / "whole.ckpt"
-    torch.save(nn.Linear(9, 9).state_dict(), whole)
-    content = whole.read_bytes()
+    torch.save(nn.Linear(9, 9).state_dict(), tmp_path / "whole")
+    content = (tmp_path / "whole").read_bytes()
     torn = {f"torn {share}": content[: int(share * len(content))] for share in (0.01, 0.1, 0.5, 0.99)}
     for name, content in (torn | {"empty": b"", "text": b"hello"}).items():
         (tmp_path / name).write_bytes(content)
@@ -153,12 +151,9 @@ def test_what_is_no_checkpoint_is_refused_by_name(tmp_path):
     others = {"tensor": torch.ones(3), "words": {"state_dict": {"weight": "text"}}, "nothing": {"epoch": 3}}
     for name, content in (others | {"module": nn.Linear(1, 1)}).items():
         torch.save(content, tmp_path / name)
-    for name in ("empty", "text", "script", *others, "module"):
-        with pytest.raises(ValueError, match=f"{name}`"):
-            load_checkpoint(tmp_path / name)
-    for name in torn:
-        with pytest.raises(ValueError, match=f"{name}` was not written by `torch.save`, or is damaged"):
-            load_checkpoint(tmp_path / name)
+    for file in set(tmp_path.iterdir()) - {tmp_path / "whole"}:
+        with pytest.raises(ValueError, match=f"{file.name}`"):
+            load_checkpoint(file)
     for name in ("missing", "."):
         with pytest.raises(FileNotFoundError, match="checkpoint"):
             load_checkpoint(tmp_path / name)
@@ -174,20 +169,12 @@ def test_a_compressed_file_is_refused(tmp_path):
         load_checkpoint(tmp_path / "bomb.pt")
 
 
-@pytest.mark.parametrize(
-    ("weight", "said"),
-    [
-        (torch.ones(3, 2, device="meta"), "meta tensor"),
-        (torch.ones(1).expand(10**7, 10**6), "size mismatch"),
-        (torch.ones(10**5).as_strided((5 * 10**4, 5 * 10**4), (1, 1)), "size mismatch"),
-    ],
-    ids=["no values", "expanded", "overlapping rows"],
-)
-def test_weights_that_claim_more_than_the_file_holds_are_refused(tmp_path, weight, said):
-    checkpoint = saved(tmp_path / "file.pt", {"weight": weight, "bias": torch.ones(3)})
-    match = rf"file.pt` does not fit Linear: .*{said}"
-    with pytest.raises(ValueError, match=match):
-        module_with_weights(nn.Linear(2, 3), checkpoint)
+def test_weights_that_claim_more_than_the_file_holds_are_refused(tmp_path):
+    overlapping = torch.ones(10**5).as_strided((5 * 10**4, 5 * 10**4), (1, 1))
+    for weight in (torch.ones(3, 2, device="meta"), torch.ones(1).expand(10**7, 10**6), overlapping):
+        checkpoint = saved(tmp_path / "file.pt", {"weight": weight, "bias": torch.ones(3)})
+        with pytest.raises(ValueError, match=r"file.pt` does not fit Linear"):
+            module_with_weights(nn.Linear(2, 3), checkpoint)
 
 
 def test_safetensors_files_ask_for_the_package_and_are_read(tmp_path, monkeypatch):
@@ -220,12 +207,8 @@ def test_names_of_wrappers_make_no_difference(tmp_path, wrapped):
 
 
 def test_names_that_mean_two_weights_are_told_apart():
-    one, two, three = (torch.full((1,), float(n)) for n in range(3))
-    assert with_names_of(["a.w", "module.a.w"], {"a.w": one, "module.a.w": two}) == {"a.w": one, "module.a.w": two}
-    assert with_names_of(["a.w", "module.a.w"], {"_orig_mod.a.w": one}) == {"_orig_mod.a.w": one}
-    assert with_names_of(["a.w"], {"module.a.w": one, "a.w": two, "b": three}) == {
-        "module.a.w": one,
-        "a.w": two,
-        "b": three,
-    }
-    assert with_names_of(["a.w"], {"module.a.w": one, "_orig_mod.a.w": two}) == {"a.w": one, "_orig_mod.a.w": two}
+    both = {"a.w": 1, "module.a.w": 2}
+    assert with_names_of(["a.w", "module.a.w"], both) == both
+    assert with_names_of(["a.w", "module.a.w"], {"_orig_mod.a.w": 1}) == {"_orig_mod.a.w": 1}
+    assert with_names_of(["a.w"], {**both, "b": 3}) == {**both, "b": 3}
+    assert with_names_of(["a.w"], {"module.a.w": 1, "_orig_mod.a.w": 2}) == {"a.w": 1, "_orig_mod.a.w": 2}
