@@ -114,7 +114,7 @@ class Weights(Callback):
         self.of_epoch, self.of_step, self.at_end = {}, {}, None
 
     def on_train_batch_end(self, trainer, pl_module, *_):
-        self.of_step[trainer.global_step] = weights_of(pl_module)
+        self.of_step.setdefault(trainer.global_step, weights_of(pl_module))
 
     def on_train_epoch_end(self, trainer, pl_module):
         self.of_epoch[trainer.current_epoch] = weights_of(pl_module)

@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 import schedulefree
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping, EMAWeightAveraging, LambdaCallback, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    Callback,
+    EarlyStopping,
+    EMAWeightAveraging,
+    LambdaCallback,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
 from problems import Classifier, Gain, blobs, trainer, weights_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
@@ -230,12 +237,12 @@ class Scenario:
         settings = {k: v for k, v in self.all_settings(**others).items() if not k.startswith("every_n_")}
         return BoundaryUncertaintyStopper(*self.samples(), sample_weight=self.weights, **settings)
 
-    def train(self, folder, *callbacks, has_others=True, ckpt_path=None):
+    def train(self, folder, *callbacks, others_first=False, ckpt_path=None):
         """Train from the same weights in the same order each time; what was seen, the module and the trainer."""
         pl.seed_everything(3, verbose=False)
         look, module = Look(), self.module()
-        others = self.others() if has_others else []
-        made = trainer(folder, *callbacks, *others, look, **{"max_epochs": N_EPOCHS, **self.options})
+        order = [*self.others(), *callbacks] if others_first else [*callbacks, *self.others()]
+        made = trainer(folder, *order, look, **{"max_epochs": N_EPOCHS, **self.options})
         made.fit(module, self.batches(), ckpt_path=ckpt_path)
         return look.seen, module, made
 
@@ -289,7 +296,7 @@ class Case:
 
     @cached_property
     def plain(self):
-        return self.scenario.train(self.folder / "plain", has_others=False)
+        return self.scenario.train(self.folder / "plain")
 
     @cached_property
     def whole(self):
@@ -336,11 +343,23 @@ SCENARIOS = {
     "autocast": Scenario(options={"precision": "bf16-mixed"}, **OF_MODULE),
     "bfloat16": Scenario(module=lambda: Fed(normed()), options={"precision": "bf16-true"}, **OF_MODULE),
     "float64": Scenario(module=lambda: Fed(normed()), options={"precision": "64-true"}, **OF_MODULE),
-    "an average of Lightning's beside": Scenario(
-        others=lambda: [EMAWeightAveraging(decay=0.5, update_starting_at_step=6)], **NO_LOOP
+    **{
+        f"beside an average of Lightning's, {when}": Scenario(
+            others=lambda how=how: [EMAWeightAveraging(decay=0.5, **how)], options={"enable_checkpointing": files},
+            resumes=files, **NO_LOOP,
+        )
+        for when, files, how in (
+            ("by steps", False, {}),
+            ("by steps, late", True, {"update_starting_at_step": 6}),
+            ("by epochs", False, {"update_every_n_steps": 0, "update_starting_at_epoch": 0}),
+            ("by epochs, late", True, {"update_every_n_steps": 0, "update_starting_at_epoch": 1}),
+        )
+    },
+    "beside one that is put in at the end": Scenario(
+        others=lambda: [StochasticWeightAveraging(swa_lrs=0.1, swa_epoch_start=2)], **TRACELESS
     ),
-    "an early stopping beside": Scenario(
-        others=lambda: [EarlyStopping("trust_score", mode="max", patience=9)], **NO_LOOP
+    "beside an early stopping": Scenario(
+        others=lambda: [EarlyStopping("trust_score", mode="max", patience=9, strict=False)], **NO_LOOP
     ),
     "no files": Scenario(options={"enable_checkpointing": False}, resumes=False),
     "barebones": Scenario(options={"barebones": True}, resumes=False),
@@ -351,4 +370,4 @@ SCENARIOS = {
     "noise in hook and step": Scenario(module=lambda: Noisy(normed()), resumes=False, **OF_MODULE),
     "augmented": Scenario(whole_blobs, lambda: Rounding(normed()), dataset=Jittered, **OF_MODULE),
     "compiled": Scenario(module=lambda: Compiled(normed()), resumes=False, **OF_MODULE),
-}
+}  # fmt: skip

@@ -7,6 +7,8 @@ from scenarios import N_EPOCHS, SCENARIOS, Case
 
 from bu_torch import BoundaryUncertaintyMonitor
 
+pytestmark = pytest.mark.filterwarnings("ignore:StochasticWeightAveraging puts its average")
+
 
 def cases(condition=lambda scenario: True):
     """All scenarios of a kind, whose trainings the tests share."""
@@ -46,11 +48,21 @@ def test_the_best_check_is_kept_and_put_back(case):
     stopping, _, module, _ = case.whole
     (best,) = [entry for entry in stopping.history if entry["step"] == stopping.best_step]
     assert (best["epoch"], best[stopping.score_name]) == (stopping.best_epoch, stopping.best_score)
-    assert bool(stopping.best_model_path) != bool(case.scenario.options.keys() & {"enable_checkpointing", "barebones"})
+    writes = not case.scenario.options.get("barebones") and case.scenario.options.get("enable_checkpointing", True)
+    assert bool(stopping.best_model_path) == writes
     if stopping.best_model_path:
         kept = torch.load(stopping.best_model_path, weights_only=True)
         assert (kept["epoch"], kept["global_step"]) == (stopping.best_epoch, stopping.best_step)
         assert same(kept["state_dict"], module.state_dict())
+
+
+@cases(lambda scenario: scenario.others is not list)
+def test_the_order_of_the_list_does_not_matter(case):
+    stopping, _, module, _ = case.whole
+    again = case.scenario.stopping()
+    _, other, _ = case.scenario.train(case.folder / "order", again, others_first=True)
+    assert (again.history, again.best_step) == (stopping.history, stopping.best_step)
+    assert same(other.state_dict(), module.state_dict())
 
 
 @cases(lambda scenario: scenario.is_measured_alone)

@@ -1,228 +1,463 @@
-"""Where a training stops, what is kept and put back, beside which others; the example in the docstring runs."""
+"""Scripted trainings: where each stops, what it keeps and why, as Lightning's own pair does, in one piece or in two."""
 
+import copy
 import doctest
+import inspect
 import math
+import pickle
+import re
+import signal
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
-from problems import Classifier, Gain, Weights, blobs, fit, loader, same, scripted, trainer, weights_of
+from problems import Classifier, Plain, Weights, blobs, cut, fit, fit_again, loader, same, scripted, trainer, weights_of
+from readable import Stream
+from scenarios import TwoOptimizers, normed
 from torch.utils.data import DataLoader, TensorDataset
 
 import bu_torch
-from bu_torch import ParzenUncertainty
-from bu_torch.callbacks import BoundaryUncertaintyStopping
+from bu_torch import BoundaryUncertaintyStopping, ParzenUncertainty
 from bu_torch.report import read_record
 
 NAN = math.nan
 
 
-def run(folder, script, *callbacks, max_epochs=10, module=None, ckpt_path=None, trainer_kwargs=None, **kwargs):
-    """Train with a script; the stopping callback, the module and the weights by epoch."""
-    stopping, module, weights = scripted(script, **kwargs), module or Classifier(), Weights()
-    options = {"max_epochs": max_epochs, "ckpt_path": ckpt_path, **(trainer_kwargs or {})}
-    stopping.trainer = fit(folder, stopping, weights, *callbacks, module=module, **options)
-    return stopping, module, weights.of_epoch
+class Resumable:
+    """A loader that goes on in the middle of an epoch: four batches, in an order of each epoch's own."""
+
+    def __init__(self):
+        self.features, self.labels = blobs()
+        self.place = 0
+
+    def __len__(self):
+        return 4
+
+    def __iter__(self):
+        while True:
+            order = torch.randperm(120, generator=torch.Generator().manual_seed(self.place // 4))
+            rows = order.view(4, 30)[self.place % 4]
+            self.place += 1
+            yield self.features[rows], self.labels[rows]
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state_dict):
+        self.place = state_dict["place"]
 
 
-def epochs(stopping):
-    return [entry["epoch"] for entry in stopping.history]
+@dataclass(frozen=True)
+class Row:
+    """Scores of the checks, and what becomes of the training: steps of kept check and end; four are an epoch."""
+
+    script: list[float]
+    best: int
+    end: int
+    reason: str = "given did not improve"
+    settings: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    checks: tuple[int, ...] = ()  # their steps, if they are not the ends of the epochs
+    is_lightnings: bool = True  # Lightning's pair stops and keeps alike
+    module: Any = Plain
+
+    def stopping(self):
+        return scripted(self.script, **{"patience": 9, **self.settings})
+
+    def fit(self, folder, *callbacks, **options):
+        options = {"module": self.module, "max_epochs": 6, **self.options, **options}
+        return fit_again(folder, *callbacks, **options)
 
 
-def test_a_run_that_resumes_with_other_settings_says_that_it_begins_anew(tmp_path):
-    last = ModelCheckpoint(tmp_path / "user", save_last=True)
-    run(tmp_path, [0.9, 0.1], last, max_epochs=2)
-    options = {"max_epochs": 4, "ckpt_path": last.last_model_path, "class_weight": {0: 2.0}}
-    with pytest.warns(UserWarning, match="with class_weight='{0: 2.0}' instead of class_weight=None: .* start anew"):
-        stopping, _, _ = run(tmp_path, [0.2, 0.3], **options)
-    assert (stopping.best_epoch, stopping.best_score, epochs(stopping)) == (3, 0.3, [0, 1, 2, 3])
+UNTIL, UNTIL_TWO = "`max_epochs=6`", "`max_epochs=2`"
+AT_ONCE = {"patience": 1}
+BY_STEPS = {"every_n_train_steps": 1, "patience": 50}
+TWO, OWN = {"max_epochs": 2}, {"is_lightnings": False}
+ROWS = {
+    "patience": Row([0.2, 0.4, 0.4, 0.4, 0.4], 8, 20, settings={"patience": 3}),
+    "no patience": Row([0.1, 0.5, 0.9, 0.9, 1.0], 12, 16, settings={"patience": 0}),
+    "not finite": Row([0.5, 0.6, NAN, 0.9], 8, 12, "not finite"),
+    "to the end": Row([0.1, 0.3, 0.2, 0.4, 0.3], 16, 24, UNTIL),
+    "min_delta": Row([0.5, 0.55, 0.6, 0.62], 12, 12, settings={"patience": 2, "min_delta": 0.2}),
+    "min_steps long over": Row([0.9, 0.1], 4, 8, settings=AT_ONCE, options={"min_steps": 8}),
+    "min_steps within an epoch": Row([0.9, 0.1], 4, 10, settings=AT_ONCE, options={"min_steps": 10}, checks=(4, 8, 10)),
+    "min_steps at its end": Row([0.9, 0.1], 4, 12, settings=AT_ONCE, options={"min_steps": 12}),
+    "min_steps after it": Row([0.9, 0.1], 4, 14, settings=AT_ONCE, options={"min_steps": 14}, checks=(4, 8, 12, 14)),
+    "min_epochs": Row([0.9, 0.1], 4, 16, settings=AT_ONCE, options={"min_epochs": 4}),
+    "recovers before min_steps": Row([0.5, 0.1, 0.9, 0.1], 12, 16, settings=AT_ONCE, options={"min_steps": 12}, **OWN),
+    "recovers before min_epochs": Row([0.1, NAN, 0.2], 12, 24, UNTIL, options={"min_epochs": 4}, **OWN),
+    "every second epoch": Row(
+        [0.5, 0.5], 8, 20, settings=AT_ONCE | {"every_n_epochs": 2}, options={"min_steps": 20}, checks=(8, 16), **OWN
+    ),
+    "each step": Row([0.1, 0.3, 0.2, 0.9, 0.5], 4, 8, UNTIL_TWO, BY_STEPS, TWO, tuple(range(1, 9)), **OWN),
+    "steps across epochs": Row(
+        [0.1, 0.9], 6, 8, UNTIL_TWO, {"every_n_train_steps": 3}, TWO, (3, 6), **OWN
+    ),
+    "steps of two batches": Row(
+        [0.1, 0.3, 0.9, 0.2], 3, 4, UNTIL_TWO, BY_STEPS, TWO | {"accumulate_grad_batches": 2}, (1, 2, 3, 4), **OWN
+    ),
+    "steps of three batches": Row(
+        [0.1, 0.9], 4, 4, UNTIL_TWO, {"every_n_train_steps": 2}, TWO | {"accumulate_grad_batches": 3}, (2, 4), **OWN
+    ),
+    "steps of two optimisers": Row(
+        [0.1, 0.9, 0.5], 6, 8, "`max_epochs=1`", {"every_n_train_steps": 3}, {"max_epochs": 1}, (4, 6), **OWN,
+        module=lambda: TwoOptimizers(normed()),
+    ),
+    "patience of steps": Row(
+        [0.1, 0.5, 0.4], 4, 10, "step 10", {"every_n_train_steps": 2, "patience": 3}, {}, (2, 4, 6, 8, 10), **OWN
+    ),
+}  # fmt: skip
+rows = pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
 
 
-def test_accuracy_uncertainty_trust_of_averages_are_the_default(tmp_path, log):
-    stopping = BoundaryUncertaintyStopping(n_neighbors=20)
-    fit(tmp_path, stopping, data=loader(*blobs(n=140, seed=6)), max_epochs=200)
-    values = [entry["accuracy_uncertainty_trust"] for entry in stopping.history]
-    assert (stopping.settings.rule, stopping.settings.averaging) == ("accuracy_uncertainty_trust", 0.7)
-    assert (stopping.best_epoch, stopping.best_score) == (values.index(max(values)), max(values))
-    assert stopping.stopped_epoch == stopping.best_epoch + 20
-    assert f"kept epoch {stopping.best_epoch} (accuracy, uncertainty and trust: {stopping.best_score:.4f}):" in log.text
-    assert "accuracy, uncertainty and trust did not improve in the last 20 checks" in stopping.stopping_reason
-    summary = stopping.summary
-    assert summary["kept_epoch"] == stopping.best_epoch
-    assert (summary["score"], summary["reason"]) == (stopping.best_score, stopping.stopping_reason)
-    assert (summary["word"], summary["n_checks"]) == ("plateau", len(values))
-    assert "checks score about as high." in log.text
+class Saving(Checkpoint):
+    """Saves after each epoch, behind all callbacks, and remembers the best file, which a better one replaces."""
+
+    def __init__(self, own, folder):
+        self.own, self.folder, self.best = own, folder, {}
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        path = self.folder / f"{trainer.global_step}.ckpt"
+        trainer.save_checkpoint(path)
+        best = Path(self.own.best_model_path)
+        self.best[path] = best, best.read_bytes() if best.is_file() else None
 
 
-def test_two_rules_of_one_name_are_refused(tmp_path):
-    with pytest.raises(RuntimeError, match="more than one stateful callback"):
-        trainer(tmp_path, *(BoundaryUncertaintyStopping(rule=Gain()) for _ in range(2)))
+@rows
+def test_it_stops_keeps_and_puts_back_as_scripted(tmp_path, row):
+    own, look = row.stopping(), Weights()
+    module, made = row.fit(tmp_path, own, look)
+    assert (own.best_step, made.global_step) == (row.best, row.end)
+    checks = [entry["step"] for entry in own.history]
+    assert checks == list(row.checks or range(4, row.end + 1, 4))
+    assert own.best_score == own.history[checks.index(row.best)]["given"] == row.script[checks.index(row.best)]
+    assert own.best_epoch == own.history[checks.index(row.best)]["epoch"]
+    assert row.reason in own.stopping_reason
+    is_stopped = "max_epochs" not in row.reason
+    assert own.stopped_epoch == (made.current_epoch - 1 if is_stopped else None)
+    assert (made.should_stop, made.state.finished) == (is_stopped, True)
+    assert same(module.state_dict(), look.of_step[row.best])
+    saved = torch.load(own.best_model_path, weights_only=True)
+    assert (saved["epoch"], saved["global_step"]) == (own.best_epoch, row.best)
+    assert same(saved["state_dict"], module.state_dict())
+    assert [*tmp_path.rglob("boundary-*.ckpt")] == [Path(own.best_model_path)]
+    record = read_record(own.record_path)
+    assert record.values("given") == pytest.approx([entry["given"] for entry in own.history], nan_ok=True)
+
+
+class Logging(Plain):
+    """Logs the script itself, for Lightning's own callbacks."""
+
+    def __init__(self, script):
+        super().__init__(lr=0.1)
+        self.script = script
+
+    def on_train_epoch_end(self):
+        self.log("score", self.script[min(self.current_epoch, len(self.script) - 1)])
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.is_lightnings])
+def test_lightning_s_own_pair_stops_and_keeps_alike(tmp_path, name):
+    row, how = ROWS[name], {"monitor": "score", "mode": "max"}
+    settings = {name: row.settings[name] for name in ("patience", "min_delta") if name in row.settings}
+    stopper, keeper = EarlyStopping(**{"patience": 9, **settings, **how}), ModelCheckpoint(**how)
+    _, made = row.fit(tmp_path, stopper, keeper, module=Logging(row.script))
+    assert made.global_step == row.end
+    assert torch.load(keeper.best_model_path, weights_only=True)["global_step"] == row.best
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed", "ignore:Checkpoint directory")
+@rows
+def test_cut_anywhere_and_resumed_it_is_the_run_in_one_piece(tmp_path, row):
+    whole = row.stopping()
+    saving = Saving(whole, tmp_path)
+    module, made = row.fit(tmp_path / "whole", whole, saving)
+    assert len(saving.best) >= made.current_epoch
+    for path, (best, content) in saving.best.items():
+        if path.stem == str(row.end):
+            continue
+        if content is not None:
+            best.write_bytes(content)
+        resumed = row.stopping()
+        again, _ = row.fit(tmp_path / path.stem, resumed, ckpt_path=path)
+        assert len(resumed.history) == len(whole.history)
+        for one, other in zip(resumed.history, whole.history, strict=True):
+            assert one == pytest.approx(other, rel=0, abs=0, nan_ok=True)
+        for name in ("best_step", "stopped_epoch", "stopping_reason"):
+            assert getattr(resumed, name) == getattr(whole, name), (name, path.name)
+        assert same(again.state_dict(), module.state_dict())
+        assert read_record(resumed.record_path).places == read_record(whole.record_path).places
+
+
+class TestResume:
+    @pytest.mark.parametrize("step", [3, 4, 6])
+    @pytest.mark.filterwarnings("ignore:The dirpath has changed", "ignore:Checkpoint directory")
+    def test_within_an_epoch(self, tmp_path, step):
+        def run(folder, *others, ckpt_path=None):
+            every = {"every_n_train_steps": 2, "averaging": 0.7}
+            own = scripted((0.1, 0.3, 0.9, 0.2), reference=blobs(), **every)
+            user = ModelCheckpoint(folder / "user", every_n_train_steps=1, save_top_k=-1, filename="{step}")
+            options = {"data": Resumable(), "max_epochs": 3, "ckpt_path": ckpt_path}
+            return own, fit_again(folder, own, user, *others, **options)[0]
+
+        def kill(trainer, *_):
+            if trainer.global_step == step:
+                raise RuntimeError("killed")
+
+        whole, module = run(tmp_path / "whole")
+        with pytest.raises(RuntimeError, match="killed"):
+            run(tmp_path / "first", LambdaCallback(on_train_batch_start=kill))
+        resumed, again = run(tmp_path / "rest", ckpt_path=tmp_path / "first" / "user" / f"step={step}.ckpt")
+        assert resumed.history == whole.history
+        assert (resumed.best_step, resumed.stopping_reason) == (whole.best_step, whole.stopping_reason)
+        assert same(again.state_dict(), module.state_dict())
+
+    @pytest.mark.parametrize(
+        ("settings", "warns"),
+        [({"class_weight": {0: 2.0}}, "class_weight"), ({"seed": 5}, "seed"), ({"patience": 5}, "")],
+    )
+    def test_with_settings_that_change_the_scores_the_best_starts_anew_and_stays_so(self, tmp_path, settings, warns):
+        path = cut(tmp_path / "first", scripted((0.8, 0.9)))
+        last = ModelCheckpoint(tmp_path / "user", save_last=True)
+        with pytest.warns(UserWarning, match=f"{warns}=.* start anew") if warns else nullcontext():
+            own = scripted((0.8, 0.9, 0.3, 0.4), **settings)
+            fit(tmp_path, own, last, ckpt_path=path, max_epochs=4)
+        assert (own.best_epoch, [entry["epoch"] for entry in own.history]) == (3 if warns else 1, [0, 1, 2, 3])
+        again = scripted((0.8, 0.9, 0.3, 0.4), **settings)
+        fit(tmp_path, again, ckpt_path=last.last_model_path, max_epochs=5)
+        assert read_record(again.record_path).n_not_compared == (2 if warns else 0)
+
+    @pytest.mark.parametrize("again", ["last", "best"])
+    def test_a_run_that_is_over_trains_and_saves_nothing_more(self, tmp_path, again):
+        def times():
+            return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+
+        first, second, module, look = scripted(), scripted(), Classifier(), Weights()
+        path = cut(tmp_path, first, look, max_epochs=3)
+        path, n_epochs = (path, 3) if again == "last" else (first.best_model_path, 2)
+        before = times()
+        made = fit(tmp_path, second, module=module, ckpt_path=path, max_epochs=n_epochs)
+        assert (made.current_epoch, made.global_step, len(second.history)) == (n_epochs, 4 * n_epochs, n_epochs)
+        assert times() == before
+        assert (second.best_epoch, second.best_model_path) == (1, first.best_model_path)
+        assert same(module.state_dict(), look.of_epoch[1])
+
+    def test_from_and_to_a_trainer_without_the_callback(self, tmp_path):
+        path = cut(tmp_path)
+        own, look, seen = scripted((0.3, 0.5, 0.2)), Weights(), {}
+        fit(tmp_path, own, look, ckpt_path=path, max_epochs=5)
+        assert (own.best_epoch, [entry["epoch"] for entry in own.history], path.exists()) == (3, [2, 3, 4], True)
+        start = LambdaCallback(on_train_start=lambda t, m: seen.update(weights_of(m)))
+        made = fit(tmp_path, start, ckpt_path=own.best_model_path, max_epochs=5)
+        assert same(seen, look.of_epoch[3])
+        assert made.current_epoch == 5
+
+    def test_without_files_one_saved_by_hand_carries_the_weights_on(self, tmp_path):
+        save = LambdaCallback(on_train_end=lambda t, m: t.save_checkpoint(tmp_path / "hand.ckpt"))
+        look, own, module, options = Weights(), scripted(), Classifier(), {"enable_checkpointing": False}
+        fit(tmp_path, scripted(), look, save, **options)
+        fit(tmp_path, own, module=module, ckpt_path=tmp_path / "hand.ckpt", max_epochs=5, **options)
+        assert own.best_epoch == 1
+        assert same(module.state_dict(), look.of_epoch[1])
+
+
+class Validated(Classifier):
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", torch.nn.functional.cross_entropy(self(batch[0]), batch[1]))
+
+    def val_dataloader(self):
+        return loader(*blobs(seed=1))
+
+    def predict_step(self, batch, batch_idx):
+        return self(batch[0])
 
 
 class TestEnds:
     """The kept weights are back however training ends, and the reason is said."""
 
-    script = (0.1, 0.9, 0.3, 0.2)
-
-    def test_a_kept_check_that_is_the_last_is_told(self, tmp_path, log):
-        run(tmp_path, self.script[:2], max_epochs=2)
-        assert any(
-            ". The kept check is the last: train longer. bu-torch took at least" in line for line in log.messages
-        )
-
-    def test_no_check(self, tmp_path, log):
-        with pytest.warns(UserWarning, match="No check is made in 4 epochs with `every_n_epochs=5`"):
-            stopping, module, weights = run(tmp_path, self.script, every_n_epochs=5, max_epochs=4)
-        assert (stopping.best_epoch, stopping.best_score, stopping.best_model_path) == (None, None, "")
-        assert same(module.state_dict(), weights[3])
-        assert "kept no epoch: no check was made (`every_n_epochs=5`). Training ran" in log.text
+    @pytest.mark.parametrize(
+        ("settings", "options", "data"),
+        [
+            ({"every_n_epochs": 5}, {"max_epochs": 4}, None),
+            ({"every_n_train_steps": 50}, {}, None),
+            ({"every_n_train_steps": 50}, {"max_epochs": -1, "max_steps": 7}, None),
+            ({"every_n_train_steps": 50}, {"max_epochs": -1, "max_steps": 7}, DataLoader(Stream(), 30)),
+        ],
+    )
+    def test_no_check(self, tmp_path, log, settings, options, data):
+        own, module, look = scripted(**settings), Classifier(), Weights()
+        with pytest.warns(UserWarning, match=f"No check is made.*{next(iter(settings))}"):
+            fit(tmp_path, own, look, module=module, data=data, **options)
+        assert (own.best_epoch, own.best_step, own.best_score, own.best_model_path) == (None, None, None, "")
+        assert same(module.state_dict(), look.at_end)
+        assert "kept no epoch" in log.text
 
     @pytest.mark.parametrize("how", ["file", "memory", "late"])
     def test_which_hook_sees_the_kept_weights(self, tmp_path, how):
         """The module's `on_train_end`, which may export it, and all `on_fit_end`; others may save the last before."""
-        seen = {}
-
-        class Seeing(Classifier):
-            def on_train_end(self):
-                seen["module"] = weights_of(self)
-
-        look = LambdaCallback(
+        seen, module, look = {}, Classifier(), Weights()
+        module.on_train_end = lambda: seen.update(module=weights_of(module))
+        watch = LambdaCallback(
             on_train_end=lambda t, m: seen.update(callback=weights_of(m)),
             on_fit_end=lambda t, m: seen.update(fit_end=weights_of(m)),
         )
         last = {"file": [ModelCheckpoint(tmp_path / "user", save_last=True)]}.get(how, [])
         options = {"memory": {"enable_checkpointing": False}, "late": {"plugins": [AsyncCheckpointIO()]}}.get(how, {})
-        kwargs = {"max_epochs": 4, "module": Seeing(), "trainer_kwargs": options}
-        _, module, weights = run(tmp_path, self.script, look, *last, **kwargs)
-        assert same(seen["callback"], weights[3])
-        assert same(seen["module"], weights[3 if how == "late" else 1])
-        assert same(module.state_dict(), weights[1])
-        assert how == "late" or same(seen["fit_end"], weights[1])
+        fit(tmp_path, scripted(), look, watch, *last, module=module, **options)
+        assert same(seen["callback"], look.at_end)
+        assert same(seen["module"], look.at_end if how == "late" else look.of_epoch[1])
+        assert same(module.state_dict(), look.of_epoch[1])
+        assert how == "late" or same(seen["fit_end"], look.of_epoch[1])
         for one in last:
-            assert same(torch.load(one.last_model_path, weights_only=True)["state_dict"], weights[3])
+            assert same(torch.load(one.last_model_path, weights_only=True)["state_dict"], look.at_end)
 
-    def test_fast_dev_run_neither_stops_nor_saves(self, tmp_path):
-        stopping, _, _ = run(tmp_path, [NAN], trainer_kwargs={"fast_dev_run": 3})
-        assert len(stopping.history) == 1
-        assert (stopping.best_epoch, stopping.stopped_epoch, stopping.best_model_path) == (None, None, "")
+    def test_fast_dev_run_neither_stops_nor_saves_nor_minds_a_small_batch(self, tmp_path):
+        data = DataLoader(TensorDataset(*blobs()), 8)
+        for own in (scripted([NAN]), BoundaryUncertaintyStopping()):
+            made = fit(tmp_path, own, data=data, fast_dev_run=1)
+            assert (len(own.history), own.stopped_epoch, own.best_epoch, own.best_model_path) == (1, None, None, "")
         assert not list(tmp_path.rglob("*.ckpt"))
-        with pytest.raises(ValueError, match="with `fast_dev_run=True`"):
-            stopping.trainer.test(Classifier(), loader(*blobs()), ckpt_path="best")
+        with pytest.raises(ValueError, match="fast_dev_run"):
+            made.test(Classifier(), loader(*blobs()), ckpt_path="best")
 
-    def test_fast_dev_run_of_a_small_batch_in_order_is_no_reason_to_refuse(self, tmp_path):
-        stopping = BoundaryUncertaintyStopping()
-        trainer(tmp_path, stopping, fast_dev_run=1).fit(Classifier(), DataLoader(TensorDataset(*blobs()), 8))
-        assert len(stopping.history) == 1
+    @pytest.mark.parametrize(("kind", "is_restored"), [(KeyboardInterrupt, True), (OSError, False)])
+    def test_a_file_of_the_exception_holds_the_weights_that_training_had(self, tmp_path, kind, is_restored):
+        def fail(trainer, module, batch, batch_idx):
+            if (trainer.current_epoch, batch_idx) == (2, 1):
+                seen.update(weights_of(module))
+                raise kind
+
+        how = {"filename": "exception", "save_on_exception": True, "every_n_epochs": 99}
+        seen, own, look, module = {}, scripted(), Weights(), Classifier()
+        saving = ModelCheckpoint(tmp_path / "user", **how)
+        handler = signal.getsignal(signal.SIGINT)
+        try:
+            with pytest.raises(SystemExit if is_restored else kind):
+                fit(tmp_path, own, look, saving, LambdaCallback(on_train_batch_start=fail), module=module)
+        finally:
+            signal.signal(signal.SIGINT, handler)
+        assert same(torch.load(tmp_path / "user" / "exception.ckpt", weights_only=True)["state_dict"], seen)
+        assert own.best_epoch == 1
+        assert same(module.state_dict(), look.of_epoch[1] if is_restored else seen)
+
+    # One for each phase of an epoch and of what follows it.
+    HOOKS = ("on_train_batch_end", "on_validation_end", "on_train_epoch_end", "on_train_end", "on_fit_end")
+    OF_MODULES = ("on_train_epoch_start", "training_step", "on_after_backward", "optimizer_step", "validation_step")
+
+    @pytest.mark.parametrize(
+        ("place", "hook"), [*(("module", hook) for hook in OF_MODULES + HOOKS), *(("callback", hook) for hook in HOOKS)]
+    )
+    def test_wherever_an_exception_comes_from_the_best_epoch_is_on_disk(self, tmp_path, monkeypatch, place, hook):
+        failing, own, look, module = Callback(), scripted(), Weights(), Validated()
+        made = trainer(tmp_path, own, look, failing)
+        owner = module if place == "module" else failing
+        untroubled = getattr(owner, hook)
+
+        def trouble(*args, **kwargs):
+            if not made.sanity_checking and made.current_epoch >= 2:
+                raise RuntimeError("trouble")
+            return untroubled(*args, **kwargs)
+
+        monkeypatch.setattr(owner, hook, trouble)
+        with pytest.raises(RuntimeError, match="trouble"):
+            made.fit(module, loader(*blobs()))
+        assert own.best_epoch == 1
+        checkpoint = torch.load(own.best_model_path, weights_only=True)
+        assert checkpoint["epoch"] == 1
+        assert same(checkpoint["state_dict"], look.of_epoch[1])
+        assert list(tmp_path.rglob("boundary-*.ckpt")) == [Path(own.best_model_path)]
+        # The module's `on_train_end` comes after all callbacks': by then the training has ended as it should.
+        has_ended = hook == "on_fit_end" or (place, hook) == ("module", "on_train_end")
+        assert ("RuntimeError: trouble" in own.stopping_reason) != has_ended
 
 
-class TestResume:
-    """A run cut in two is the run in one piece."""
+class TestOutsideAFit:
+    @pytest.mark.parametrize("is_trained", [False, True])
+    def test_tests_and_predictions_change_nothing(self, tmp_path, is_trained):
+        own, module, data = scripted(), Validated(), loader(*blobs())
+        made = trainer(tmp_path, own)
+        if is_trained:
+            made.fit(module, data)
 
-    def test_without_checkpoints_one_saved_by_hand_carries_the_weights_on(self, tmp_path):
-        script, kwargs = (0.1, 0.9, 0.3, 0.2), {"trainer_kwargs": {"enable_checkpointing": False}}
-        save = LambdaCallback(on_train_end=lambda t, m: t.save_checkpoint(tmp_path / "hand.ckpt"))
-        _, _, weights = run(tmp_path, script, save, max_epochs=3, **kwargs)
-        resumed, module, _ = run(tmp_path, script, max_epochs=5, ckpt_path=tmp_path / "hand.ckpt", **kwargs)
-        assert resumed.best_epoch == 1
-        assert same(module.state_dict(), weights[1])
+        def state():
+            results = [getattr(own, name) for name in ("history", "best_epoch", "best_model_path", "stopping_reason")]
+            return str(results), made.callbacks, [*tmp_path.rglob("*.*")], made.global_step
 
-    def test_what_was_not_compared_stays_so_when_the_run_resumes_again(self, tmp_path):
-        script, ends = (0.8, 0.9, 0.1), iter((2, 4, 6))  # which begins again with other settings
-        path = tmp_path / "user" / "last.ckpt"
+        before, weights = state(), weights_of(module)
+        for path in (None, "best") if is_trained else (None,):
+            for run in (made.validate, made.test):
+                run(module, data, ckpt_path=path, verbose=False)
+            made.predict(module, data, ckpt_path=path)
+        assert state() == before
+        assert same(module.state_dict(), weights)
 
-        def go_on(**kwargs):
-            last = ModelCheckpoint(tmp_path / "user", save_last=True, enable_version_counter=False)
-            return run(tmp_path, script, last, max_epochs=next(ends), **kwargs)[0]
+    @pytest.mark.parametrize("copied", [lambda one: pickle.loads(pickle.dumps(one)), copy.deepcopy])  # noqa: S301
+    def test_a_copy_is_as_the_original(self, tmp_path, copied):
+        own = BoundaryUncertaintyStopping(n_neighbors=10, n_draws=1, patience=7, min_delta=0.25)
+        fresh = copied(own)
+        assert (vars(fresh.settings), fresh.source) == (vars(own.settings), own.source)
+        fit(tmp_path, own)
+        fitted = copied(own)
+        for name in ("history", "best_epoch", "best_score", "best_model_path", "stopping_reason", "record_path"):
+            assert getattr(fitted, name) == getattr(own, name), name
 
-        go_on()
-        with pytest.warns(UserWarning, match="resumes with seed=5"):
-            assert go_on(ckpt_path=path, seed=5).best_epoch == 3
-        again = go_on(ckpt_path=path, seed=5)
-        assert again.best_epoch == 3
-        assert read_record(again.record_path).n_not_compared == 2
+
+@pytest.mark.parametrize(
+    "options",
+    [{"val_check_interval": 0.5}, {"check_val_every_n_epoch": 3}, {"limit_val_batches": 0},
+     {"val_check_interval": 3, "check_val_every_n_epoch": None}],
+)  # fmt: skip
+def test_a_check_ends_each_epoch_whenever_the_module_is_validated(tmp_path, options):
+    own = scripted([0.5, 0.9, 0.1], patience=2)
+    fit(tmp_path, own, module=Validated(), max_epochs=10, **options)
+    assert [entry["epoch"] for entry in own.history] == [0, 1, 2, 3]
+    assert (own.best_epoch, own.stopped_epoch) == (1, 3)
 
 
-class TestBesideOthers:
-    @pytest.mark.parametrize("ours_first", [True, False])
-    def test_a_module_that_brings_an_early_stopping(self, tmp_path, ours_first):
-        class Bringing(Classifier):
-            def configure_callbacks(self):
-                return [EarlyStopping(monitor="trust_score", mode="max", patience=30)]
+@pytest.mark.parametrize("by_steps", [False, True])
+def test_a_module_whose_steps_are_not_counted_is_kept_by_epochs_alone(tmp_path, by_steps):
+    class Own(Classifier):
+        automatic_optimization = False
 
-        stopping, module = scripted([0.9, 0.1], patience=2), Bringing()
-        others = [LambdaCallback(), ModelCheckpoint(tmp_path / "user")]
-        fitted = trainer(tmp_path, *([stopping, *others] if ours_first else [*others, stopping]), max_epochs=10)
-        for _ in self.three_fits(fitted, module):
-            assert (stopping.best_epoch, stopping.stopped_epoch) == (0, 2)
+        def training_step(self, batch, batch_idx):
+            optimizer = self.optimizers(use_pl_optimizer=False)
+            optimizer.zero_grad()
+            super().training_step(batch, batch_idx).backward()
+            optimizer.step()
 
-    def three_fits(self, fitted, module):
-        for _ in range(3):
-            fitted.should_stop = False
-            fitted.fit_loop.epoch_progress.reset()
-            yield fitted.fit(module, loader(*blobs()))
+    own, look, module = scripted(every_n_train_steps=1 if by_steps else None), Weights(), Own()
+    with pytest.warns(UserWarning, match="global_step") if by_steps else nullcontext():
+        fit(tmp_path, own, look, module=module)
+    assert own.best_epoch == (None if by_steps else 1)
+    assert by_steps or same(module.state_dict(), look.of_epoch[1])
 
-    def test_a_module_that_brings_ours_anew_each_fit(self, tmp_path):
-        class Bringing(Classifier):
-            def configure_callbacks(self):
-                self.stopping = scripted([0.9, 0.1], patience=2)
-                return [self.stopping]
 
-        module, setups, lengths = Bringing(), [], set()
-        look = LambdaCallback(setup=lambda trainer, pl_module, stage: setups.append(stage))
-        fitted = trainer(tmp_path, look, max_epochs=10)
-        for _ in self.three_fits(fitted, module):
-            assert (module.stopping.best_epoch, module.stopping.stopped_epoch) == (0, 2)
-            assert fitted.checkpoint_callback.best_model_path == module.stopping.best_model_path
-            lengths.add(len(fitted.callbacks))
-        assert len(lengths) == 1
-        assert setups == ["fit"] * 3
-
-    def test_every_other_callback_is_set_up_once_and_companions_stand_right_behind(self, tmp_path):
-        setups = []
-
-        def look(name):
-            return LambdaCallback(setup=lambda trainer, pl_module, stage: setups.append(name))
-
-        mine = ModelCheckpoint(tmp_path / "user")
-        fitted = trainer(tmp_path, look("a"), scripted([0.9, 0.1]), look("b"), look("c"), mine, max_epochs=1)
-        for _ in range(2):
-            fitted.fit_loop.epoch_progress.reset()
-            fitted.fit(Classifier(), loader(*blobs()))
-        assert setups == ["a", "b", "c"] * 2
-        names = [type(callback).__name__ for callback in fitted.callbacks]
-        assert (names[1:3], names[-1]) == (["BoundaryUncertaintyStopping", "FileKeeper"], "Ending")
-
-    def test_stochastic_weight_averaging_is_warned_of(self, tmp_path):
-        with pytest.warns(UserWarning, match="`restore_best_weights=False` leaves the average"):
-            run(tmp_path, [0.9, 0.1], StochasticWeightAveraging(swa_lrs=0.1, swa_epoch_start=1), max_epochs=3)
-
-    def test_module_hooks_see_the_restored_checkpoint_and_hyperparameters_may_be_of_any_class(self, tmp_path):
-        class Hooked(Classifier):
-            def __init__(self, anything=None):
-                super().__init__()
-                self.save_hyperparameters()
-
-            def on_save_checkpoint(self, checkpoint):
-                checkpoint["extra"] = self.current_epoch
-
-            def on_load_checkpoint(self, checkpoint):
-                self.extra = checkpoint["extra"]
-
-        stopping, module, _ = run(tmp_path, [0.1, 0.9, 0.2], max_epochs=3, module=Hooked(Path("x")))
-        assert stopping.best_epoch == module.extra == 1
+def test_accuracy_uncertainty_trust_of_averages_are_the_default(tmp_path, log):
+    own = BoundaryUncertaintyStopping(n_neighbors=20)
+    fit(tmp_path, own, data=loader(*blobs(n=140, seed=6)), max_epochs=200)
+    values = [entry["accuracy_uncertainty_trust"] for entry in own.history]
+    assert (own.settings.rule, own.settings.averaging) == ("accuracy_uncertainty_trust", 0.7)
+    assert (own.best_epoch, own.best_score) == (values.index(max(values)), max(values))
+    assert own.stopped_epoch == own.best_epoch + 20
+    assert f"kept epoch {own.best_epoch} (accuracy, uncertainty and trust: {own.best_score:.4f}):" in log.text
+    expected = {"kept_epoch": own.best_epoch, "score": own.best_score, "reason": own.stopping_reason}
+    assert own.summary.items() >= (expected | {"word": "plateau", "n_checks": len(values)}).items()
 
 
 def test_as_published_the_largest_uncertainty_of_all_samples_and_of_the_weights_as_they_are_is_kept(tmp_path):
-    stopping = BoundaryUncertaintyStopping.as_published(restore_best_weights=False, n_neighbors=20)
+    own = BoundaryUncertaintyStopping.as_published(restore_best_weights=False, n_neighbors=20)
     expected, uncertainty = [], ParzenUncertainty(20, pairs_at="sample").fit(*blobs())
     score = LambdaCallback(on_train_epoch_end=lambda _, module: expected.append(float(uncertainty.score(module))))
-    fit(tmp_path, stopping, score, max_epochs=4)
-    values = [entry["parzen_uncertainty"] for entry in stopping.history]
+    fit(tmp_path, own, score, max_epochs=4)
+    values = [entry["parzen_uncertainty"] for entry in own.history]
     assert values == expected
-    assert stopping.best_epoch == values.index(max(values))
-    assert stopping.settings.patience > 10**9
+    assert own.best_epoch == values.index(max(values))
+    assert own.settings.patience > 10**9
     assert BoundaryUncertaintyStopping.as_published(n_draws=3).settings.n_draws == 3
 
 
@@ -233,3 +468,23 @@ def test_the_example_of_the_callback_runs(tmp_path, monkeypatch):
     assert len(example.examples) > 5
     assert doctest.DocTestRunner().run(example) == (0, len(example.examples))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_three_lines_are_said_and_files_if_asked_for(tmp_path, caplog):
+    caplog.set_level("INFO")
+    fit(tmp_path / "quiet", scripted((0.1, 0.5, 0.4, 0.9)), max_epochs=4)
+    kept, ended = (record.getMessage() for record in caplog.records if record.name == "bu_torch")
+    assert "kept epoch 3" in kept
+    assert "`max_epochs=4`" in ended
+    assert "train longer" in ended  # the kept check is the last
+    fit(tmp_path, scripted((0.1, 0.5, 0.4, 0.9), verbose=True), max_epochs=4)
+    counts = {words: sum(words in line for line in caplog.messages) for words in ("saving", "not in top")}
+    assert counts == {"saving": 3, "not in top": 0}
+
+
+def test_the_page_names_each_argument_of_lightning_s_that_is_missing_here():
+    page = Path(__file__).parents[2] / "docs" / "lightning.md"
+    named = set(re.findall(r"`(\w+)`", page.read_text()))
+    ours = set(inspect.signature(BoundaryUncertaintyStopping).parameters)
+    theirs = {name for cls in (EarlyStopping, ModelCheckpoint) for name in inspect.signature(cls).parameters}
+    assert theirs - ours <= named
