@@ -8,16 +8,11 @@ from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from bu_torch.callbacks.fit import FitSession
-from bu_torch.callbacks.keeper import FileKeeper, InternalCallback, Keeper, MemoryKeeper
+from bu_torch.callbacks.keeper import FileKeeper, Keeper, MemoryKeeper
 from bu_torch.callbacks.trainer import (
-    FITTING,
     OUT_OF_REACH,
     SHARDED,
-    AsyncCheckpointIO,
     EarlyStopping,
-    LightningModule,
-    ModelCheckpoint,
     Trainer,
     library,
 )
@@ -25,45 +20,6 @@ from bu_torch.internal.files import foreign_class, why_unreadable
 from bu_torch.internal.printing import cleaned
 from bu_torch.run.history import describe_exception
 from bu_torch.run.weights import few_names, load, optimizers_in_training
-
-
-class Ending(InternalCallback):
-    """Calls `conclude(trainer, exception)` once, after all other callbacks, so that they save the training weights."""
-
-    on_train_batch_start = on_train_batch_end = None
-
-    def __init__(self, fit: FitSession, conclude: Callable[[Trainer, BaseException | None], None]) -> None:
-        self.fit, self._conclude, self._is_concluded = fit, conclude, False
-        self._has_others = False  # checkpoint callbacks that the user has made
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        lightnings, others = _arguments(ModelCheckpoint()), trainer.checkpoint_callbacks
-        self._has_others = any(_arguments(one) != lightnings for one in others if not isinstance(one, Keeper))
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # The module's own hook, which may export the network, comes next. Asynchronous writes end only in `on_fit_end`.
-        if not isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO):
-            self._end(trainer)
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._end(trainer)
-        # The parent of a spawned process gets the best path of this list's first checkpoint callback, and gives it to
-        # the first one of its own list, which has no keepers.
-        if self._has_others and hasattr(trainer.strategy.launcher, "get_extra_results"):
-            trainer.callbacks = sorted(trainer.callbacks, key=lambda one: isinstance(one, Keeper))
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._end(trainer, exception)
-
-    def _end(self, trainer: Trainer, exception: BaseException | None = None) -> None:
-        if trainer.state.fn == FITTING and not (trainer.fast_dev_run or self._is_concluded):
-            self._is_concluded = True
-            self._conclude(trainer, exception)
-
-
-def _arguments(callback: Any) -> dict[str, Any]:
-    """Plain attributes of a callback, to tell the `ModelCheckpoint` that Lightning adds from the user's own."""
-    return {n: one for n, one in vars(callback).items() if one is None or isinstance(one, bool | int | str)}
 
 
 def why_ended(trainer: Trainer, exception: BaseException | None) -> str:

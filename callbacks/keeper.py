@@ -5,6 +5,7 @@ share a state key with the user's own, and forget the best score when a resumed 
 """
 
 import copy
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from bu_torch.callbacks.fit import FitSession
 from bu_torch.callbacks.trainer import (
     FITTING,
     RAW_WEIGHTS,
+    AsyncCheckpointIO,
     Callback,
     Checkpoint,
     LightningModule,
@@ -31,8 +33,7 @@ from bu_torch.callbacks.trainer import (
 from bu_torch.internal.global_state import preserved_random_state
 from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import gathered, replaced_in_place
-from bu_torch.run.history import describe_lost_best
-from bu_torch.run.state import integer
+from bu_torch.run.history import place_of
 from bu_torch.run.tracker import Check
 from bu_torch.run.weights import BestWeights, named_weights, optimizers_in_eval_mode, optimizers_in_training
 from bu_torch.signals.catalogue import SIGNALS
@@ -46,42 +47,61 @@ class InternalCallback(Callback):
     Lightning skips hooks that are None, which is cheaper in each batch than calling an empty one.
     """
 
-    fit: FitSession
     on_before_zero_grad = on_before_backward = on_after_backward = on_before_optimizer_step = None
+
+
+class Ending(InternalCallback):
+    """Calls `conclude(trainer, exception)` after all other callbacks, so that they save the training weights."""
+
+    on_train_batch_start = on_train_batch_end = None
+
+    def __init__(self, conclude: Callable[[Trainer, BaseException | None], None]) -> None:
+        self._conclude = conclude
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # The module's own hook, which may export the network, comes next. Asynchronous writes end only in `on_fit_end`.
+        if not isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO):
+            self._conclude(trainer, None)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._conclude(trainer, None)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._conclude(trainer, exception)
 
 
 class Keeper(InternalCallback):
     """Base of both keepers: the hooks in which they keep weights, and the state of a run that resumes."""
 
     best_model_path: str
-    best_epoch: int | None  # epoch of the kept weights; None before the first
-    best_step: int | None
 
     def __init__(self, fit: FitSession) -> None:
         self.fit = fit
         set_batch_hooks(self, are_called=fit.is_by_steps)
-        self.best_epoch = self.best_step = None
-        self._has_warned = False  # True once a line has said that the best epoch in a state is lost
+        self._why_lost: Exception | None = None  # why the best of a resumed run is not there
 
     @property
     def state_key(self) -> str:
         return type(self).__qualname__
 
-    def keep_if_best(self, trainer: Trainer, check: Check) -> None:
-        """Keep the weights of the check that was made in this hook, if it is the best."""
+    @property
+    def has_weights(self) -> bool:
         raise NotImplementedError
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self.fit.tracker.history.compared and not self.fit.is_over:
-            try:
-                self.load_best(state_dict)
-            except Exception as error:  # a damaged state may raise anything
-                self._has_warned = True
-                rank_zero_warn(describe_lost_best(error))
+    def keep(self, trainer: Trainer, check: Check) -> None:
+        """Keep the weights of the check that was made in this hook."""
+        raise NotImplementedError
 
     def load_best(self, state_dict: dict[str, Any]) -> None:
         """Take over the best of a run that resumes; raises, and changes nothing, if it is not there."""
         raise NotImplementedError
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self.fit.tracker.history.best is not None and not self.fit.is_over:
+            try:
+                self.load_best(state_dict)
+            except Exception as error:  # a damaged state may raise anything
+                self._why_lost = error
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -90,10 +110,9 @@ class Keeper(InternalCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        if not self.fit.is_over:  # a resumed run may have lost the weights of a later check
-            line = self.fit.tracker.history.return_to(self.best_epoch, self.best_step)
-            if line and not self._has_warned:
-                rank_zero_warn(line)
+        history = self.fit.tracker.history
+        if not (history.best is None or self.has_weights or self.fit.is_over):
+            rank_zero_warn(history.forget_best(self._why_lost))
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         self._keep_check(trainer)
@@ -102,10 +121,15 @@ class Keeper(InternalCallback):
         self._keep_check(trainer)
 
     def _keep_check(self, trainer: Trainer) -> None:
-        if (check := self.fit.check) is not None and not trainer.fast_dev_run:
+        check, self.fit.check = self.fit.check, None  # its weights take as much memory as the network
+        if check is None or not check.is_kept:
+            return
+        if trainer.fast_dev_run:
+            self.fit.tracker.history.forget_last()
+        else:
             with self.fit.tracker.timer.counting("saving_seconds"):
-                self.keep_if_best(trainer, check)
-        self.fit.check = None  # its weights take as much memory as the network
+                self.fit.tracker.history.mark_saved()  # the state in the file says so, too
+                self.keep(trainer, check)
 
 
 class FileKeeper(Keeper, ModelCheckpoint):
@@ -143,14 +167,16 @@ class FileKeeper(Keeper, ModelCheckpoint):
                 " which is measured."
             )
 
-    def keep_if_best(self, trainer: Trainer, check: Check) -> None:
-        if not check.is_kept:
-            return
+    @property
+    def has_weights(self) -> bool:
+        return bool(self.best_model_path)
+
+    def keep(self, trainer: Trainer, check: Check) -> None:
         candidates = self._monitor_candidates(trainer)
         own = {name: value for name, value in check.entry.items() if name not in ("epoch", "step")}
         candidates |= {name: torch.tensor(value, dtype=torch.float64, device="cpu") for name, value in own.items()}
         before = {name: copy.copy(value) for name, value in vars(self).items() if name.startswith(_BEST)}
-        self.best_epoch, self.best_step = trainer.current_epoch, trainer.global_step  # the file holds them, too
+        self._measured = check.weights
         try:
             # Past Lightning's comparison of step counts, which stand still if a module steps its own optimiser.
             self._update_best_and_save(candidates[self.monitor], trainer, candidates)
@@ -166,6 +192,8 @@ class FileKeeper(Keeper, ModelCheckpoint):
         except BaseException:  # Ctrl-C, or whatever a writer raises
             self._return_to(before)
             raise
+        finally:
+            self._measured = {}
 
     def _get_metric_interpolated_filepath_name(
         self, monitor_candidates: dict[str, Tensor], trainer: Trainer, del_filepath: str | None = None
@@ -179,9 +207,9 @@ class FileKeeper(Keeper, ModelCheckpoint):
 
         For a file of weights alone, or of shards, they are put into the module meanwhile.
         """
-        module, check = trainer.lightning_module, self.fit.check
-        # Empty if weights are sharded, or of an average of Lightning's, which its own hook saves.
-        self._measured = {} if check is None or lightning_average(trainer) is not None else check.weights
+        module = trainer.lightning_module
+        if lightning_average(trainer) is not None:  # its own hook saves it
+            self._measured = {}
         is_in_place = self.save_weights_only or not self._measured  # Lightning calls no hook for weights alone
         values = self.fit.tracker.averages(module) if is_in_place else {}
         own_weights = optimizers_in_eval_mode(trainer.optimizers) if self.save_weights_only else nullcontext()
@@ -191,7 +219,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
                 self._raw = {name: gathered(one) for name, one in own.items()}
                 super()._save_checkpoint(trainer, filepath)
         finally:
-            self.is_saving, self._raw, self._measured = False, {}, {}
+            self.is_saving, self._raw = False, {}
         self.written.add(filepath)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -215,23 +243,21 @@ class FileKeeper(Keeper, ModelCheckpoint):
 
     def check_is_kept(self, checkpoint: dict[str, Any]) -> None:
         """Raise unless what was read from the best file is the kept check of this run."""
-        epoch, step = checkpoint.get("epoch"), checkpoint.get("global_step")
+        epoch, step, best = checkpoint.get("epoch"), checkpoint.get("global_step"), self.fit.tracker.history.best
         state = (checkpoint.get("callbacks") or {}).get(self.state_key, {})
-        if (epoch, step) != (self.best_epoch, self.best_step):
-            raise ValueError(f"it is of epoch {epoch} and step {step}, not those that are kept")
-        if state.get("best_model_path", self.best_model_path) != self.best_model_path:
-            raise ValueError("another run has written over it")
+        is_own = state.get("best_model_path", self.best_model_path) == self.best_model_path
+        if best is None or (epoch, step) != place_of(best) or not is_own:
+            raise ValueError(f"it is of epoch {epoch} and step {step} of another run, or not those that are kept")
 
     def _return_to(self, before: dict[str, Any]) -> None:
         """Make the earlier best file the best again, because the newest was not written."""
         for name, value in before.items():
             setattr(self, name, value)
-        self.fit.tracker.history.return_to(self.best_epoch, self.best_step)
+        self.fit.tracker.history.forget_last()
 
     def load_best(self, state_dict: dict[str, Any]) -> None:
         path, score = str(state_dict["best_model_path"]), state_dict["best_model_score"]
-        epoch, step = integer(state_dict["best_epoch"]), integer(state_dict["best_step"])
-        if not path or score is None or epoch is None:
+        if not path or score is None:
             return
         if not self._is_there(path):
             raise FileNotFoundError(f"there is no file {path}")
@@ -240,7 +266,6 @@ class FileKeeper(Keeper, ModelCheckpoint):
         self.best_model_score = self.kth_value = torch.tensor(float(score), dtype=torch.float64, device="cpu")
         self.best_model_path = self.kth_best_model_path = path
         self.best_k_models = {path: self.best_model_score}
-        self.best_epoch, self.best_step = epoch, step
 
     def _is_there(self, path: str) -> bool:
         """Return True for a local file or folder of shards, or for a file in the remote store of this run."""
@@ -248,9 +273,6 @@ class FileKeeper(Keeper, ModelCheckpoint):
         if store:
             return path.startswith(f"{store}://") and bool(self._fs.exists(path))
         return Path(path).is_absolute() and (Path(path).is_file() or Path(path).is_dir())
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "best_epoch": self.best_epoch, "best_step": self.best_step}
 
 
 class MemoryKeeper(Keeper, Checkpoint):
@@ -262,16 +284,16 @@ class MemoryKeeper(Keeper, Checkpoint):
         super().__init__(fit)
         self.best = BestWeights()
 
-    def keep_if_best(self, trainer: Trainer, check: Check) -> None:
-        if not check.is_kept:
-            return
+    @property
+    def has_weights(self) -> bool:
+        return self.best.epoch is not None
+
+    def keep(self, trainer: Trainer, check: Check) -> None:
         weights = check.weights or self.fit.tracker.state_to_keep(trainer.lightning_module)
         self.best.keep(weights, trainer.current_epoch, trainer.global_step)
-        self.best_epoch, self.best_step = self.best.epoch, self.best.step
 
     def state_dict(self) -> dict[str, Any]:
         return self.best.state_dict()
 
     def load_best(self, state_dict: dict[str, Any]) -> None:
         self.best.load_state_dict(state_dict)
-        self.best_epoch, self.best_step = self.best.epoch, self.best.step

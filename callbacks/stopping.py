@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from bu_torch.callbacks.ending import Ending, restore, why_ended
-from bu_torch.callbacks.keeper import FileKeeper, InternalCallback, Keeper, MemoryKeeper
+from bu_torch.callbacks.ending import restore, why_ended
+from bu_torch.callbacks.keeper import Ending, FileKeeper, InternalCallback, Keeper, MemoryKeeper
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.samples import Reference
 from bu_torch.callbacks.trainer import (
@@ -169,6 +169,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         """Begin with no result."""
         self.stopping_reason, self.stopped_epoch = "", None
         self._keeper: Keeper | None = None
+        self._is_concluded = False
         self._stop_is_due = False  # the verdict is to stop, and `min_epochs` or `min_steps` does not allow it yet
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -203,10 +204,9 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         before = [n for n, one in enumerate(present) if one is self or isinstance(one, EarlyStopping)]
         others = [n for n, one in enumerate(present) if isinstance(one, Checkpoint)]
         present.insert(min([1 + max(before), *others]), keeper)
-        self._keeper, ending = keeper, Ending(self._fit, self._conclude)
-        trainer.callbacks = [*present, ending]
+        self._keeper, self._is_concluded = keeper, False
+        trainer.callbacks = [*present, Ending(self._conclude)]
         keeper.setup(trainer, pl_module, FITTING)
-        ending.setup(trainer, pl_module, FITTING)
         return keeper
 
     def state_dict(self) -> dict[str, Any]:
@@ -258,37 +258,33 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         self._fit.end_watching()  # all else is for `Ending`
 
     def _conclude(self, trainer: Trainer, exception: BaseException | None) -> None:
-        """Restore the kept epoch, and say in a line what was kept and why training ended."""
-        tracker, keeper = self.tracker, self._keeper
-        if keeper is not None:  # an exception may come between a check and the saving of its weights
-            tracker.history.return_to(keeper.best_epoch, keeper.best_step)
-        kept = self._kept
+        """Restore the kept epoch, and say in a line what was kept and why training ended; once."""
+        tracker, keeper, fit = self.tracker, self._keeper, self._fit
+        if trainer.state.fn != FITTING or trainer.fast_dev_run or self._is_concluded:
+            return
+        self._is_concluded = True
         if exception is not None or self.stopped_epoch is None:
             self.stopping_reason = why_ended(trainer, exception)
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
         places = {"kept_epoch": self.best_epoch, "kept_step": self.best_step, "stopped_epoch": self.stopped_epoch}
-        ended = {**places, "best_model_path": self.best_model_path}
         why, cost = tracker.history.why_none_kept(), tracker.timer.describe_cost()
-        tracker.end(self.stopping_reason, **ended)
-        if kept is None and not (trainer.current_epoch or is_graceful):  # nothing to say
+        tracker.end(self.stopping_reason, **places, best_model_path=self.best_model_path)
+        has_best = tracker.history.best is not None
+        if not (has_best or trainer.current_epoch or is_graceful):  # nothing to say
             return
-        how = None if kept is None else "not "
-        if keeper is not None and kept is not None and is_graceful and self.restore_best_weights:
+        how = "not " if has_best else None
+        if keeper is not None and has_best and is_graceful and self.restore_best_weights:
             how = restore(trainer, keeper)
-        name = "every_n_train_steps" if self._fit.is_by_steps else "every_n_epochs"
+        name = "every_n_train_steps" if fit.is_by_steps else "every_n_epochs"
         if not self.history and (every := getattr(self, name)) > 1:
             why += f" (`{name}={every}`)"
-        if self._fit.waits_for_average:
+        if fit.waits_for_average:
             why += ": the average of WeightAveraging was not updated before it"
-        place: Any = {"is_by_steps": self._fit.is_by_steps, "path": self.best_model_path}
+        place: Any = {"is_by_steps": fit.is_by_steps, "path": self.best_model_path}
         is_open = self.stopped_epoch is None and exception is None
         tracker.tell_end(self.stopping_reason, how, cost, why=why, is_open=is_open, **place)
         if exception is None:  # after one, the other processes may not come here
             tracker.summary = tracker.processes.broadcast(tracker.summary)
-
-    @property
-    def _kept(self) -> dict[str, Any] | None:
-        return None if self._keeper is None or self._keeper.best_epoch is None else self.tracker.history.kept
 
     @property
     def best_model_path(self) -> str:

@@ -108,7 +108,7 @@ class History:
 
     def describe_kept(self, how: str, path: str, *, is_averaged: bool, is_by_steps: bool) -> str:
         """Say what was kept, and where it is."""
-        kept, selection = self.kept, self.selection
+        kept, selection = self.best, self.selection
         assert kept is not None  # noqa: S101  (the caller has seen one)
         assert selection is not None  # noqa: S101  (there is a rule)
         rule, score = selection.rule, kept[selection.score_name]
@@ -123,7 +123,7 @@ class History:
     def describe_end(self, reason: str, *, is_averaged: bool, is_open: bool) -> str:
         """Say why training ended; whether longer training may help, if `is_open`."""
         longer, seen = "", [place_of(one) for one in self.entries]
-        last = None if self.kept is None else place_of(self.kept)
+        last = None if self.best is None else place_of(self.best)
         n_since = len(seen) - 1 - seen.index(last) if last in seen else len(seen)
         if is_open and n_since <= _LATE * len(self.entries):
             which = f"Only {n_since} later checks followed" if n_since else "The kept check is the last"
@@ -143,26 +143,23 @@ class History:
             return "no weights could be saved"
         return "no finite check counted"
 
-    def return_to(self, epoch: int | None, step: int | None = None) -> str:
-        """Keep the check of this epoch and step, because later weights are lost; None if all weights are lost.
+    @property
+    def best(self) -> Entry | None:
+        """The best check whose weights are saved."""
+        return self._before[0] if self.is_kept_new else self.kept
 
-        Patience continues. Nothing changes if that check is kept already. Returns a warning that names the check whose
-        weights are lost; "" if none was kept.
-        """
+    def mark_saved(self) -> None:
         self.is_kept_new = False
-        lost = self.kept
-        if lost is not None and place_of(lost) == (epoch, step):
-            return ""
-        found = next((entry for entry in self.compared if place_of(entry) == (epoch, step)), None)
-        self.kept = found if found is None or self.selection is None or self.selection.is_better(found, None) else None
-        if self.kept is None or self.kept is not self.entries[-1]:
-            self._before = self.kept, self._before[1]
-        if lost is None:
-            return ""
-        instead = "The best of the coming epochs" if self.kept is None else f"That of epoch {self.kept['epoch']}"
-        return (
-            f"The weights of epoch {lost['epoch']}, the best so far, are not in the state. {instead} is kept instead."
-        )
+
+    def forget_last(self) -> None:
+        """Keep the best check before the last one, whose weights could not be saved. Patience continues."""
+        self.kept, self.is_kept_new = self._before[0], False
+
+    def forget_best(self, error: Exception | None = None) -> str:
+        """Keep no check so far, because the best weights are lost; returns the warning. Patience continues."""
+        self.kept, self.is_kept_new, self._before = None, False, (None, self._before[1])
+        why = "its weights are not in the state" if error is None else f"{type(error).__name__}: {error}"[:300]
+        return f"The best epoch so far is lost ({cleaned(why)}). The best of the coming epochs is kept instead."
 
     def reset(self) -> None:
         """Compare later checks with none of those so far."""
@@ -181,20 +178,25 @@ class History:
 
     def state_dict(self) -> dict[str, Any]:
         """Checks as plain numbers, and the state of the rule."""
-        state = {"history": self.entries, "n_not_compared": self.n_not_compared}
+        kept = next((n for n, entry in enumerate(self.entries) if entry is self.best), None)
+        state = {"history": self.entries, "n_not_compared": self.n_not_compared, "kept": kept}
         return state if self.selection is None else state | {"rule": self.selection.rule.state_dict()}
 
-    def load(self, entries: Sequence[Entry], n_not_compared: int, rule: Mapping[str, Any] | None) -> None:
-        """Continue from a `state_dict`; without a state of this rule (None), no earlier check counts."""
-        self.entries = list(entries)
+    def load(self, state: Mapping[str, Any], *, is_compared: bool) -> None:
+        """Continue from a checked `state_dict`; with `is_compared=False`, no earlier check counts."""
+        self.entries = list(state["history"])
         self.reset()
-        if rule is None:
+        if not is_compared:
             return
-        self.n_not_compared = n_not_compared
+        self.n_not_compared = state["n_not_compared"]
         if self.selection is not None:
-            self.selection.rule.load_state_dict(dict(rule))
+            self.selection.rule.load_state_dict(dict(state.get("rule", {})))
         for entry in self.compared:
             self._decide(entry)
+        if "kept" in state:
+            self.kept = None if state["kept"] is None else self.entries[state["kept"]]
+            if self.kept is None or self.kept is not self.entries[-1]:
+                self._before = self.kept, self._before[1]
 
     def _decide(self, entry: Entry) -> None:
         self._before = self.kept, self.verdict
@@ -319,12 +321,6 @@ def describe_exception(exception: BaseException) -> str:
     if isinstance(exception, KeyboardInterrupt):
         return "Training was interrupted (KeyboardInterrupt)."
     return f"Training failed: {type(exception).__name__}{f': {exception}' if str(exception) else '.'}"
-
-
-def describe_lost_best(error: Exception) -> str:
-    """Say why the best check of a resumed state is kept no longer."""
-    why = cleaned(f"{type(error).__name__}: {error}"[:300])
-    return f"The best epoch so far is lost ({why}). The best of the coming epochs is kept instead."
 
 
 def describe_none_kept(why: str, reason: str) -> str:

@@ -61,4 +61,6 @@ def read_state(state: Any) -> dict[str, Any]:
     tensors = {name: None if state[name] is None else state[name].to(dtype).flatten() for name, dtype in _TENSORS}
     read = {"history": history, "plan": plan, **tensors}
     n_not_compared = min(max(int(state["n_not_compared"]), 0), len(history))
+    if (kept := state.get("kept")) is not None and kept not in range(n_not_compared, len(history)):
+        raise ValueError(f"it keeps check {kept} of {len(history)}")
     return {**state, **read, "n_not_compared": n_not_compared}

@@ -14,7 +14,7 @@ from bu_torch.internal.printing import showing_progress
 from bu_torch.internal.replica import evaluation_copy, has_shards
 from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.budget import count_operations, plan
-from bu_torch.run.history import describe_exception, describe_lost_best
+from bu_torch.run.history import describe_exception
 from bu_torch.run.processes import TorchProcesses
 from bu_torch.run.settings import Settings, SettingsDict
 from bu_torch.run.tracker import KeptResults, Tracker
@@ -156,6 +156,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         check = tracker.check(model, partial(self._read_logits, tracker.inputs), epoch, step)
         if check.is_kept:
             self._best.keep(check.weights or tracker.state_to_keep(model), epoch, step)
+            tracker.history.mark_saved()
         tracker.end_check(started)
         self.stopping_reason = tracker.history.why_stopped(epoch, step)
         self.stopped_epoch = epoch if tracker.history.verdict.should_stop else None
@@ -196,7 +197,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         try:
             if not self._best.weights:
                 lacking = "the kept model is no `torch.nn.Module`, or the loaded state holds no weights"
-                why = lacking if self._kept else self._tracker.history.why_none_kept()
+                why = lacking if self._tracker.history.best else self._tracker.history.why_none_kept()
                 raise RuntimeError(f"There are no weights to restore: {why}.")
             try:
                 load(model, self._best.weights, allow_missing=False)
@@ -264,15 +265,12 @@ class BoundaryUncertaintyStopper(KeptResults):
         """
         entries = state_dict if isinstance(state_dict, Mapping) else {}
         self._tracker.load_state_dict(entries.get("checks"))
-        self._best, why, self._is_concluded = BestWeights(), "", False
-        if self._tracker.history.compared:
+        self._best, self._is_concluded = BestWeights(), False
+        if self._tracker.history.best is not None:
             try:
                 self._best.load_state_dict(entries.get("keeper"))
             except Exception as error:  # a damaged state may raise anything
-                why = describe_lost_best(error)
-        lost = self._tracker.history.return_to(self._best.epoch, self._best.step)
-        if line := why or lost:
-            self._tracker.warn(line)
+                self._tracker.warn(self._tracker.history.forget_best(error))
 
     @property
     def tracker(self) -> Tracker:

@@ -230,7 +230,7 @@ class Tracker:
     def end(self, reason: str, **kept: Any) -> None:
         """Judge what was kept, and write the last line of the record."""
         seconds = {name: getattr(self.timer, name) for name in ("saving_seconds", "training_seconds")}
-        check = None if kept.get("kept_epoch") is None else self.history.kept  # weights may be lost
+        check = self.history.best
         confidence, self.doubt, self.remarks = None, "", []
         if check is not None and self.check_setup.is_prepared:
             judge, setup = self.last_check.judge, self.check_setup
@@ -310,13 +310,13 @@ class Tracker:
                 was = ", ".join(f"{name}={before.get(name)!r:.100}" for name in changed)
                 is_now = ", ".join(f"{name}={value!r:.100}" for name, value in changed.items())
                 why = f"The run resumes with {is_now} instead of {was}: earlier scores cannot be compared"
-            self.history.load(state["history"], state["n_not_compared"], None if changed else state.get("rule", {}))
+            self.history.load(state, is_compared=not changed)
             if self.average is not None and state["average"] is not None:
                 self.average.load_state_dict(state["average"])
             self.last_check.load(state)
             self.check_setup.load(state)
         except Exception as error:  # a damaged state, or a rule of the user's, may raise anything
-            self.history.load([], 0, None)
+            self.history.load({"history": []}, is_compared=False)
             why = f"The state in the checkpoint cannot be read ({cleaned(f'{type(error).__name__}: {error}'[:200])})"
         if why:
             self.last_check.forget()
@@ -363,11 +363,6 @@ class KeptResults(MeasurementResults):
     """Results of measuring, and those of the kept check."""
 
     @property
-    def _kept(self) -> dict[str, Any] | None:
-        """Check that is kept; None if none counts, or if its weights are lost."""
-        return self.tracker.history.kept
-
-    @property
     def summary(self) -> dict[str, Any]:
         return self.tracker.summary
 
@@ -377,12 +372,15 @@ class KeptResults(MeasurementResults):
 
     @property
     def best_epoch(self) -> int | None:
-        return None if self._kept is None else self._kept["epoch"]
+        best = self.tracker.history.best
+        return None if best is None else best["epoch"]
 
     @property
     def best_step(self) -> int | None:
-        return None if self._kept is None else self._kept.get("step")
+        best = self.tracker.history.best
+        return None if best is None else best.get("step")
 
     @property
     def best_score(self) -> float | None:
-        return None if self._kept is None else self._kept[self.score_name]
+        best = self.tracker.history.best
+        return None if best is None else best[self.score_name]

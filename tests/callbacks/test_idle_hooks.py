@@ -5,8 +5,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from problems import fit, scripted
 
 from bu_torch.callbacks import BoundaryUncertaintyStopping
-from bu_torch.callbacks.ending import Ending
-from bu_torch.callbacks.keeper import Keeper
+from bu_torch.callbacks.keeper import Ending, Keeper
 
 USED = ["on_train_batch_start", "on_train_batch_end"]
 OTHERS = ["on_before_backward", "on_after_backward", "on_before_zero_grad", "on_before_optimizer_step"]

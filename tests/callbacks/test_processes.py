@@ -2,15 +2,10 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from apart import run_apart
-from lightning.pytorch.callbacks import ModelCheckpoint
-from problems import Classifier, blobs, loader, trainer
-
-from bu_torch import BoundaryUncertaintyStopping
 
 COMMON = """
 import json, os, warnings
@@ -201,8 +196,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     features, labels = blobs(n=120)
     stopping = BoundaryUncertaintyStopping(n_neighbors=20, patience=1)
-    own = [ModelCheckpoint(folder / "own", filename="{{epoch}}")] * {n_own}
-    made = trainer(folder, stopping, *own, max_epochs=3, strategy="ddp_spawn", devices=2)
+    made = trainer(folder, stopping, max_epochs=3, strategy="ddp_spawn", devices=2)
     module = Classifier()
     made.fit(module, loader(features, labels))
     record = read_record(folder / "checkpoints")
@@ -215,32 +209,13 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n_own", [0, 1])
-def test_after_a_spawn_the_weights_the_path_and_the_record_are_there(tmp_path, n_own):
-    """The path is that of the user's own `ModelCheckpoint`, which saves each epoch, if there is one."""
-    codes, said, (parent,) = run(tmp_path, SPAWN, 1, n_own=n_own)
+def test_after_a_spawn_the_weights_the_path_and_the_record_are_there(tmp_path):
+    codes, said, (parent,) = run(tmp_path, SPAWN, 1)
     assert codes == [0], said
     assert parent["same"]
     assert parent["kept"] == parent["told"]
     assert parent["checks"] > parent["kept"]
-    assert parent["best"] == (str(tmp_path / "own" / f"epoch={parent['checks'] - 1}.ckpt") if n_own else parent["path"])
-
-
-@pytest.mark.parametrize("names", [("a", "b"), ()])
-def test_a_launcher_that_sends_results_back_finds_the_first_checkpoint_of_the_user(tmp_path, names):
-    """Which is the one that the parent process has; without any, that is Lightning's own, which gets our path."""
-    theirs = [ModelCheckpoint(tmp_path / name, every_n_epochs=n + 1) for n, name in enumerate(names)]
-    stopping = BoundaryUncertaintyStopping(n_neighbors=20)
-    made = trainer(tmp_path, stopping, *theirs, max_epochs=2)
-    made.strategy._launcher = SimpleNamespace(
-        launch=lambda function, *args, trainer, **kwargs: function(*args, **kwargs), get_extra_results=dict
-    )
-    made.fit(Classifier(), loader(*blobs()))
-    paths = [one.best_model_path for one in made.checkpoint_callbacks]
-    own = [one.best_model_path for one in theirs]
-    assert paths[: len(theirs)] == own
-    assert stopping.best_model_path == paths[len(theirs)]
-    assert made.checkpoint_callback.best_model_path == (own or [stopping.best_model_path])[0]
+    assert parent["best"] == parent["path"]
 
 
 SHARDED = """

@@ -27,24 +27,33 @@ def kept(history):
 
 
 @pytest.mark.parametrize(
-    ("lost_at", "left", "then", "saved"),
+    ("scores", "forget", "left", "then", "saved"),
     [
-        ([0.1, 0.5, 0.9], 1, [0.4, 0.6], [4]),  # the newest file is damaged
-        ([0.1, 0.9], None, [0.05, 0.5], [2, 3]),  # no file is left
-        ([0.9, 0.5, 0.3], 0, [0.8, 0.95], [4]),  # nothing is lost
-        ([0.1, 0.5, 0.9, 0.3], 1, [0.4, 0.6], [5]),  # a run resumes with an older file
-        ([0.9, 0.5], 1, [0.6, 0.4], [2]),  # the file is of the last check
-        ([0.1, 0.5], 7, [0.05], [2]),  # a file of no check
+        ([0.1, 0.5, 0.9], "last", 1, [0.4, 0.6], [4]),
+        ([0.9], "last", None, [0.5], [1]),
+        ([0.1, 0.9], "best", None, [0.05, 0.5], [2, 3]),
     ],
 )
-def test_it_falls_back_to_what_is_saved(lost_at, left, then, saved):
-    history = History(Settings(patience=9))
-    feed(history, lost_at)
+def test_it_falls_back_to_what_is_saved_and_a_state_says_so(scores, forget, left, then, saved):
+    history, again = History(Settings(patience=9)), History(Settings(patience=9))
+    feed(history, scores)
+    assert kept(history) == scores.index(max(scores))
     wait = history.verdict.wait
-    history.return_to(left)
-    assert kept(history) == (left if left in range(len(lost_at)) else None)
-    assert (history.verdict.wait, history.verdict.best, history.is_kept_new) == (wait, max(lost_at), False)
-    assert feed(history, then) == saved
+    history.forget_last() if forget == "last" else history.forget_best()
+    again.load(history.state_dict(), is_compared=True)
+    for one in (history, again):
+        assert kept(one) == left
+        assert (one.verdict.wait, one.verdict.best, one.is_kept_new) == (wait, max(scores), False)
+        assert feed(one, then) == saved
+
+
+def test_the_best_is_a_check_whose_weights_are_saved():
+    history = History(Settings())
+    for score, best in ((0.5, None), (0.9, 0)):
+        history.add(check(len(history.entries), score))
+        assert (None if history.best is None else history.best["epoch"]) == best
+        history.mark_saved()
+        assert history.best is history.entries[-1]
 
 
 @pytest.mark.parametrize("again", [0.9, 0.4, 0.95])
@@ -154,17 +163,3 @@ def test_a_loss_is_judged_by_its_fall_and_under_its_own_name():
     same = confidence_in(checks[0], checks[:1], 0.4, 600, 0.69, is_blind=False, metric=loss)
     assert same.doubts == ["expected log loss has not fallen by a standard error"]
     assert set(summary_of(None, loss)) == set(summary)
-
-
-def test_the_check_whose_weights_are_lost_is_named_and_one_without_a_score_is_never_kept():
-    history = History(Settings())
-    feed(history, [0.5, 0.9, 0.4])
-    assert history.return_to(1) == ""
-    assert history.return_to(0).startswith("The weights of epoch 1, the best so far, are not in the state. That of")
-    assert history.return_to(7).endswith("The best of the coming epochs is kept instead.")
-    history = History(Settings())
-    feed(history, [float("nan")])
-    history.return_to(0)
-    assert history.kept is None
-    feed(history, [0.5])
-    assert history.kept["epoch"] == 1
