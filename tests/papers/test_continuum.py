@@ -3,6 +3,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from oracles import continuum as oracle
 from scipy.integrate import quad
 from scipy.special import ndtr
@@ -31,15 +33,16 @@ def call(name, predictions, z, edges, sigma, source=evaluation):
     return getattr(source, name)(*arguments, *([] if name in COUNTS else [sigma]))
 
 
-@pytest.mark.parametrize("sigma", [0.0, 0.05, 0.7, 3.0])
-@pytest.mark.parametrize("name", ALL)
-def test_agrees_with_quadrature_of_the_definitions(name, sigma):
-    predictions, z = sample(15)
+@given(st.integers(0, 2**32), st.sampled_from(ALL), st.sampled_from([0.0, 0.05, 0.7, 3.0]))
+def test_agrees_with_quadrature_of_the_definitions(seed, name, sigma):
+    predictions, z = sample(8, seed)
     value = call(name, predictions, z, EDGES, sigma)
     expected = call(name, predictions.tolist(), z.tolist(), EDGES.tolist(), sigma, oracle)
-    assert value.shape == ()
-    assert value.dtype == torch.float64
+    assert (value.shape, value.dtype) == ((), torch.float64)
     assert float(value) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    for scale in (1e-12, 1e12):
+        scaled = float(call(name, predictions, z * scale, EDGES * scale, sigma * scale))
+        assert scaled == pytest.approx(float(value) * (scale**2 if name in SQUARED else 1), rel=1e-6, abs=0)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -64,13 +67,11 @@ def test_infinite_edges_only_add_empty_classes(name):
 
 
 def test_a_label_of_an_empty_class_is_wrong_and_infinitely_far():
-    edges = torch.tensor([0.0, math.inf])
-    z, empty = torch.tensor([-1.0, 2.0]), torch.tensor([2, 2])
+    edges, z, empty = torch.tensor([0.0, math.inf]), torch.tensor([-1.0, 2.0]), torch.tensor([2, 2])
     for sigma in (0.0, 0.5):
         assert float(evaluation.error_rate(empty, z, edges, sigma)) == 1
         assert float(evaluation.squared_error_rate(empty, z, edges, sigma)) == math.inf
     assert float(evaluation.squared_error_count(empty, z, edges)) == math.inf
-    assert float(evaluation.error_count(empty, z, edges)) == 1
 
 
 @pytest.mark.parametrize("t", [0.0, 0.3, 2.0, 5.0, 12.0, 25.0, 35.0])
@@ -82,16 +83,6 @@ def test_far_tails_keep_their_digits(t):
     assert float(evaluation.minimal_squared_error_rate(z, edge, sigma)) == pytest.approx(expected, rel=1e-8, abs=0)
     assert float(evaluation.minimal_error_rate(z, edge, sigma)) == pytest.approx(ndtr(-t), rel=1e-10, abs=0)
     assert float(evaluation.data_squared_error_rate(z, edge, sigma)) == pytest.approx(t**2 * ndtr(-t), rel=1e-10, abs=0)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_extreme_scales_stay_finite(name):
-    z = torch.tensor([-1e12, -1.0, 1e12], dtype=torch.float64)
-    predictions = torch.tensor([0, 1, 1])
-    for sigma in (1e-300, 1e-12, 1.0, 1e12):
-        value = float(call(name, predictions, z, torch.tensor([0.0]), sigma))
-        assert math.isfinite(value)
-        assert value >= 0 or name == "adjusted_squared_error_count"
 
 
 def test_bounds_are_attained_and_stop_at_one():

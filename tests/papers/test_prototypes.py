@@ -56,17 +56,6 @@ def test_duplicates_and_small_classes(copies):
     assert PrototypeClassifier().fit(features, labels).n_prototypes_.tolist() == [1, 1]
 
 
-def test_distances_have_the_dtype_of_the_features(generator, dtype):
-    features, labels = blobs(generator=generator)
-    assert PrototypeClassifier().fit(features.to(dtype), labels).class_distances(features.to(dtype)).dtype == dtype
-
-
-def test_points_of_another_space_are_refused():
-    fitted = PrototypeClassifier(1).fit(torch.eye(2), torch.tensor([0, 1]))
-    with pytest.raises(ValueError, match="`features` must have 2 features a sample, as in `fit`, got 3"):
-        fitted.top_pairs(torch.zeros(2, 3))
-
-
 def test_large_classes_are_thinned_out(monkeypatch):
     monkeypatch.setattr("bu_torch.papers.prototypes._MAX_SAMPLES", 50)
     generator = torch.Generator().manual_seed(0)
