@@ -216,6 +216,13 @@ class TestGradient:
             assert len(values) > 5
             assert float(fitted.score(bayes)) == pytest.approx(np.mean(values), abs=1e-4)
 
+    def test_constant_features_stay_as_they_are(self):
+        features, labels = gaussians()
+        constant = torch.cat((features, torch.full((400, 1), 0.1)), dim=1)
+        found = GradientAnchorUncertainty().fit(constant, labels).anchors(lambda x: x[:, 0] + 50 * x[:, 2] - 6)
+        assert len(found.points) > 10
+        assert (found.points[:, 2] == torch.tensor(0.1)).all()
+
     def test_boundaries_that_no_step_reaches_give_no_anchor(self):
         features = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).repeat(30, 1)
         fitted = GradientAnchorUncertainty().fit(features, torch.arange(60) % 2)
