@@ -1,7 +1,4 @@
-"""Reading the record of a run, as far as it was written: a file of lines in JSON.
-
-The file may come from anyone. It is parsed and checked, never executed; content that no run writes is refused.
-"""
+"""Reading the record of a run, as far as it was written: a file of lines in JSON, parsed and never executed."""
 
 import json
 import math
@@ -15,7 +12,6 @@ from typing import Any, Literal, NamedTuple
 from bu_torch.run.timing import FORMAT
 from bu_torch.signals.details import ClassRecall, Crossing, Details, Doubtful, Meeting
 
-MOST_BYTES = 2**26  # of a record, whose lines have about 4,000 bytes, and with many classes 12,000
 _NAME = re.compile(r"boundary_uncertainty(-v\d+)?\.jsonl")
 _NO_VALUES = ("kind", "kept_epoch", "kept_step", "n_not_compared")  # entries of a check that are none of its values
 
@@ -133,7 +129,7 @@ def read_record(path: str | PathLike[str]) -> RunRecord:
 
     Raises:
         FileNotFoundError: If there is no record.
-        ValueError: If a run cannot have written the file, or it has more than 64 MiB.
+        ValueError: If a run cannot have written the file.
     """
     path = Path(path)
     if path.is_dir():
@@ -146,118 +142,78 @@ def read_record(path: str | PathLike[str]) -> RunRecord:
         path = found[0]
     if not path.is_file():
         raise FileNotFoundError(f"There is no record at {path}.")
-    if (size := path.stat().st_size) > MOST_BYTES:
-        raise ValueError(f"{path} has {size} bytes; a record of at most {MOST_BYTES} is read.")
-    reader = _Reader(RunRecord(path, [], datetime.fromtimestamp(path.stat().st_mtime, UTC)))
+    record = RunRecord(path, [], datetime.fromtimestamp(path.stat().st_mtime, UTC))
+    checks: dict[tuple[int, int], dict[str, Any]] = {}  # by epoch and step, -1 if unknown; the later counts
+    details: dict[tuple[int, int], Details] = {}
+    kept: dict[str, Any] = {}
     *lines, rest = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
-            reader.read(line, is_first=number == 1)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}") from None
-    if rest:
-        reader.record.notes.append("The last line of the record is incomplete and is left out.")
-    return reader.whole()
-
-
-class _Reader:
-    """Reads a record line by line; by epoch, or by step if an epoch has several checks."""
-
-    def __init__(self, record: RunRecord) -> None:
-        self.record = record
-        self._checks: dict[tuple[int, int], dict[str, Any]] = {}  # by epoch and step, -1 if unknown; the later counts
-        self._details: dict[tuple[int, int], Details] = {}
-        self._kept: dict[str, int | None] = {}  # by axis
-
-    def read(self, line: bytes, *, is_first: bool) -> None:
-        """Read a line; unknown kinds, of a later version, are skipped."""
-        try:
             entry = json.loads(line, parse_constant=lambda _: None)  # for NaN and Infinity, which JSON does not have
-        except (ValueError, RecursionError):
-            raise ValueError("not a line of JSON.") from None
-        kind = entry.get("kind") if isinstance(entry, dict) else None
-        if not isinstance(entry, dict) or is_first != (kind == "header"):
-            raise ValueError("expected an object, the first one of kind 'header' and no other.")
-        readers = {"header": self._read_header, "check": self._read_check, "end": self._read_end}
-        try:
-            if isinstance(kind, str) and kind in readers:
-                readers[kind](entry)
-                # The number only grows during a run, so the largest is the latest.
-                n_not_compared = _integer(entry.get("n_not_compared", 0))
-                self.record.n_not_compared = max(self.record.n_not_compared, n_not_compared)
-        except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
-            reason = f"{type(error).__name__}: {error}"[:200]
-            raise ValueError(f"not a {kind} as this package writes it ({reason}).") from None
+            kind = entry["kind"]
+            if (number == 1) != (kind == "header"):
+                raise ValueError("the first line, and no other, is of kind 'header'")
+            if kind == "header":
+                _read_header(record, entry)
+            elif kind == "check":
+                step = entry.get("step")
+                place = int(entry["epoch"]), -1 if step is None else int(step)
+                values = {name: one for name, one in entry.items() if name not in _NO_VALUES}
+                numbers = {name: _number(one) for name, one in values.items() if not isinstance(one, dict | list)}
+                checks[place] = numbers | {"epoch": place[0]}
+                if "crossing" in entry:  # not of a check before a resume
+                    kept, details[place] = entry, _details_of(entry)
+            elif kind == "end":
+                kept = entry
+                reason, best = (str(entry.get(name) or "") for name in ("reason", "best_model_path"))
+                seconds = (_number(entry.get(f"{name}_seconds")) for name in ("saving", "training"))
+                record.end = End(_place(entry, "stopped_epoch"), reason, best, *seconds)
+                record.notes += map(str, entry.get("remarks", []))
+            # The number only grows during a run, so the largest is the latest.
+            record.n_not_compared = max(record.n_not_compared, int(entry.get("n_not_compared", 0)))
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            what = f"{type(error).__name__}: {str(error)[:200]}"
+            raise ValueError(f"{path}, line {number} is not of a record that this version writes ({what}).") from None
+    if rest:
+        record.notes.append("The last line of the record is incomplete and is left out.")
+    places = sorted(checks)
+    epochs = [epoch for epoch, _ in places]
+    if len(set(epochs)) < len(epochs) and all(step >= 0 for _, step in places):
+        record.axis = "step"
+        checks = {place: check | {"step": place[1]} for place, check in checks.items()}
+    last = {place[record.axis == "step"]: place for place in places}  # without steps, the last check of each epoch
+    record.checks = [checks[place] for place in last.values()]
+    record.details = {key: details[place] for key, place in last.items() if place in details}
+    record.kept = _place(kept, f"kept_{record.axis}")
+    return record
 
-    def _read_header(self, entry: dict[str, Any]) -> None:
-        record = self.record
-        if type(entry["format"]) is not int or entry["format"] != FORMAT:
-            raise ValueError(
-                f"format must be {FORMAT}, got {entry['format']!r}; another version of bu-torch may read it"
-            )
-        record.settings, record.versions, record.data = (
-            {key: one if one is None or isinstance(one, bool | int | float) else str(one) for key, one in found}
-            for found in (entry[name].items() for name in ("settings", "versions", "data"))
-        )
-        record.data |= {f"skill of {name}": value for name, value in entry.get("skills", {}).items()}
-        record.classes = [str(name) for name in entry.get("classes") or ()]
-        record.setup_seconds = _number(entry.get("setup_seconds"))
-        record.started = str(entry.get("started") or "")
 
-    def _read_check(self, entry: dict[str, Any]) -> None:
-        values = {name: one for name, one in entry.items() if name not in _NO_VALUES}
-        check: dict[str, Any] = {name: _number(one) for name, one in values.items() if not isinstance(one, dict | list)}
-        check["epoch"], step = _integer(entry["epoch"]), _place(entry, "step")
-        place = (check["epoch"], -1 if step is None else step)
-        self._checks[place] = check
-        if "crossing" in entry:  # not of a check before a resume
-            self._read_kept(entry)
-            self._details[place] = Details(
-                crossing=Crossing(*([*map(_number, entry["crossing"][name])] for name in Crossing._fields)),
-                meeting=[Meeting(*map(_integer, one[:2]), *map(_number, one[2:])) for one in entry.get("meeting", [])],
-                doubtful=[Doubtful._make([*map(_integer, one), _number(p)]) for *one, p in entry["doubtful"]],
-                recalls=[ClassRecall(_integer(label), *map(_number, shares)) for label, *shares in entry["recalls"]],
-            )
+def _read_header(record: RunRecord, entry: dict[str, Any]) -> None:
+    if entry["format"] != FORMAT:
+        raise ValueError(f"format must be {FORMAT}, got {entry['format']!r}; another version of bu-torch may read it")
+    record.settings, record.versions, record.data = (
+        {key: one if one is None or isinstance(one, bool | int | float) else str(one) for key, one in found}
+        for found in (entry[name].items() for name in ("settings", "versions", "data"))
+    )
+    record.data |= {f"skill of {name}": value for name, value in entry.get("skills", {}).items()}
+    record.classes = [str(name) for name in entry.get("classes") or ()]
+    record.setup_seconds = _number(entry.get("setup_seconds"))
+    record.started = str(entry.get("started") or "")
 
-    def _read_end(self, entry: dict[str, Any]) -> None:
-        self._read_kept(entry)
-        reason, path = (str(entry.get(name) or "") for name in ("reason", "best_model_path"))
-        seconds = (_number(entry.get(f"{name}_seconds")) for name in ("saving", "training"))
-        self.record.end = End(_place(entry, "stopped_epoch"), reason, path, *seconds)
-        self.record.notes += map(str, entry.get("remarks", []))
 
-    def _read_kept(self, entry: dict[str, Any]) -> None:
-        self._kept = {axis: _place(entry, f"kept_{axis}") for axis in ("epoch", "step")}
-
-    def whole(self) -> RunRecord:
-        """The record with its checks in order."""
-        record, places = self.record, sorted(self._checks)
-        epochs = [epoch for epoch, _ in places]
-        if len(set(epochs)) < len(epochs) and all(step >= 0 for _, step in places):
-            record.axis = "step"
-            self._checks = {place: check | {"step": place[1]} for place, check in self._checks.items()}
-        n = 1 if record.axis == "step" else 0
-        last = {place[n]: place for place in places}  # without steps, the last check of each epoch
-        record.checks = [self._checks[place] for place in last.values()]
-        record.details = {key: self._details[place] for key, place in last.items() if place in self._details}
-        record.kept = self._kept.get(record.axis)
-        return record
+def _details_of(check: dict[str, Any]) -> Details:
+    return Details(
+        crossing=Crossing(*([*map(_number, check["crossing"][name])] for name in Crossing._fields)),
+        meeting=[Meeting(*map(int, one[:2]), *map(_number, one[2:])) for one in check.get("meeting", [])],
+        doubtful=[Doubtful._make([*map(int, one), _number(p)]) for *one, p in check["doubtful"]],
+        recalls=[ClassRecall(int(label), *map(_number, shares)) for label, *shares in check["recalls"]],
+    )
 
 
 def _number(value: Any) -> float:
     """A number, in which null stands for NaN and infinity."""
-    if value is None:
-        return math.nan
-    if type(value) not in (float, int):
-        raise TypeError(f"expected a number, got {type(value).__name__}")
-    return float(value)
-
-
-def _integer(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 2**53:
-        raise TypeError(f"expected an integer >= 0, got {str(value)[:50]}")
-    return value
+    return math.nan if value is None else float(value)
 
 
 def _place(entry: dict[str, Any], name: str) -> int | None:
-    return None if entry.get(name) is None else _integer(entry[name])
+    return None if entry.get(name) is None else int(entry[name])
