@@ -2,9 +2,7 @@
 
 import inspect
 import warnings
-import zipfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,9 +59,7 @@ def load_checkpoint(path: str | Path, *, weights_only: bool = True) -> Checkpoin
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(
-            f"`{path}` is a folder, not a checkpoint." if path.is_dir() else f"There is no checkpoint `{path}`."
-        )
+        raise FileNotFoundError(f"There is no checkpoint `{path}`.")
     content = _read_safetensors(path) if path.suffix == ".safetensors" else _read(path, weights_only)
     if isinstance(content, nn.Module):  # `torch.save(module)` wrote it
         content = content.state_dict()
@@ -73,11 +69,8 @@ def load_checkpoint(path: str | Path, *, weights_only: bool = True) -> Checkpoin
     names = [name for name, value in found.items() if isinstance(name, str) and isinstance(value, Tensor)]
     extra = [name for name in found if name not in names and not str(name).endswith("_extra_state")]
     if not names or extra:
-        what = f"the entry {extra[0]!r}, which is not a tensor" if extra else "no tensor"
-        raise ValueError(
-            f"`{path}` must hold weights by name, under `state_dict`, {' or '.join(_STATES[1:])} or at the top level,"
-            f" got {what}."
-        )
+        got = f"the entry {extra[0]!r}, which is not a tensor" if extra else "no tensor"
+        raise ValueError(f"`{path}` must hold weights by name, at the top level or under {_STATES}, got {got}.")
     counts = (content.get(name) for name in ("epoch", "global_step"))
     epoch, step = (count if isinstance(count, int) and not isinstance(count, bool) else None for count in counts)
     return Checkpoint(path, dict(found), epoch, step, dict(content))
@@ -94,10 +87,7 @@ def module_with_weights(
         # The copy shares none of the values that it is given, so that loading writes to no weight of the user's.
         return _fill(copy_of(module, dict(module.named_parameters())), checkpoint)
     if not callable(module):
-        raise TypeError(
-            "`module` must be a torch.nn.Module, a class of them, or a callable without arguments,"
-            f" got {type(module).__name__}."
-        )
+        raise TypeError(f"`module` must be a torch.nn.Module or a callable, got {type(module).__name__}.")
     with preserved_random_state():
         built = _build(module, checkpoint) if inspect.isclass(module) else module()
         if not isinstance(built, nn.Module):
@@ -108,13 +98,6 @@ def module_with_weights(
 
 
 def _read(path: Path, weights_only: bool) -> Any:
-    members: list[zipfile.ZipInfo] = []
-    with suppress(zipfile.BadZipFile, ValueError, NotImplementedError), zipfile.ZipFile(path) as file:
-        members = file.infolist()  # for a file of another kind, torch raises an error below
-    if any(member.compress_type != zipfile.ZIP_STORED for member in members):  # it may inflate to a huge file
-        raise ValueError(
-            f"`{path}` is compressed, which `torch.save` never does: unpack it and save its content again."
-        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of a file before it refuses it
@@ -124,16 +107,11 @@ def _read(path: Path, weights_only: bool) -> Any:
             raise
         if weights_only and (foreign := foreign_class(error)):
             raise ValueError(
-                f"`{path}` holds an object of {foreign}, which is not read, because unpickling it can run any code. If"
-                " you trust the file, pass `weights_only=False` (on the command line `--no-weights-only`). If you trust"
-                " only the class, allow it with `torch.serialization.add_safe_globals`."
+                f"`{path}` holds an object of {foreign}, which can run any code. If you trust the file, pass"
+                " `weights_only=False` (`--no-weights-only`); if the class, `torch.serialization.add_safe_globals`."
             ) from error
-        if "TorchScript" in str(error):
-            raise ValueError(f"`{path}` is a TorchScript archive, which is a program: save its state_dict.") from error
-        raise ValueError(
-            f"`{path}` was not written by `torch.save`, or is damaged, or holds more than weights:"
-            f" {why_unreadable(error)}."
-        ) from error
+        what = f"`{path}` was not written by `torch.save`, or is damaged, or holds more than weights"
+        raise ValueError(f"{what}: {why_unreadable(error)}.") from error
 
 
 def _read_safetensors(path: Path) -> Any:

@@ -31,25 +31,15 @@ _OF_A_RUN = "prediction_changes"  # compares two checks of a run; a single check
 
 
 class Candidate(NamedTuple):
-    """One checkpoint of a `Ranking`.
+    """One checkpoint of a `Ranking`."""
 
-    Args:
-        rank: Rank; 1 is the best.
-        name: Its path as given.
-        score: Score by the rule, larger is better; NaN if its logits are not finite, which ranks last.
-        epoch: Epoch in the file; None if there is none.
-        step: Optimiser steps in the file; None if there are none.
-        signals: All signals that `Signals` measures of one network, such as `boundary_uncertainty`.
-        path: The file.
-    """
-
-    rank: int
-    name: str
-    score: float
-    epoch: int | None
-    step: int | None
-    signals: dict[str, float]
-    path: Path
+    rank: int  # 1 is the best
+    name: str  # its path as given
+    score: float  # by the rule, larger is better; NaN if its logits are not finite, which ranks last
+    epoch: int | None  # in the file; None if there is none
+    step: int | None  # optimiser steps in the file; None if there are none
+    signals: dict[str, float]  # all that `Signals` measures of one network, such as `boundary_uncertainty`
+    path: Path  # the file
 
     def as_record(self) -> dict[str, Any]:
         """Rank, name, epoch, step, score and all signals, by name."""
@@ -58,22 +48,10 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranking(Sequence[Candidate]):
-    """Checkpoints in order, the best first; printed, it is a table.
-
-    Args:
-        rule: Rule that ranked them; see `rank_checkpoints`.
-        candidates: In order.
-
-    Raises:
-        ValueError: If there is no candidate.
-    """
+    """Checkpoints in order, the best first; printed, it is a table. `rule` is the name of the one that ranked them."""
 
     rule: str
     candidates: tuple[Candidate, ...]
-
-    def __post_init__(self) -> None:
-        if not self.candidates:
-            raise ValueError("`candidates` must hold at least one candidate, got none.")
 
     @property
     def best(self) -> Candidate:
@@ -107,11 +85,8 @@ class Ranking(Sequence[Candidate]):
 
     def to_json(self, path: str | Path) -> None:
         """Write the rule and a record for each candidate; a number that is not finite is null. Folders are made."""
-
-        def plain(value: Any) -> Any:
-            return None if isinstance(value, float) and not math.isfinite(value) else value
-
-        records = [{name: plain(value) for name, value in one.as_record().items()} for one in self.candidates]
+        records = json.dumps([one.as_record() for one in self.candidates])
+        records = json.loads(records, parse_constant=lambda _: None)  # JSON has no NaN
         text = json.dumps({"rule": self.rule, "candidates": records}, indent=2, allow_nan=False)
         with whole_file(Path(path)) as part:
             part.write_text(text + "\n", encoding="utf-8")
@@ -121,10 +96,7 @@ class Ranking(Sequence[Candidate]):
         with whole_file(Path(path)) as part, part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(self.best.as_record()))
             writer.writeheader()
-            for one in self.candidates:
-                name = cleaned(one.name)
-                safe = f"'{name}" if name.startswith(("=", "+", "-", "@")) else name  # not a formula
-                writer.writerow({**one.as_record(), "name": safe})
+            writer.writerows(one.as_record() | {"name": cleaned(one.name)} for one in self.candidates)
 
 
 def rank_checkpoints(

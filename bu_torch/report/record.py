@@ -16,6 +16,9 @@ _NAME = re.compile(r"boundary_uncertainty(-v\d+)?\.jsonl")
 _NO_VALUES = ("kind", "kept_epoch", "kept_step", "n_not_compared")  # entries of a check that are none of its values
 
 
+_Checks = dict[tuple[int, int], tuple[dict[str, Any], Details | None]]  # by epoch and step, -1 if unknown
+
+
 class End(NamedTuple):
     """Last line of a run that was not killed."""
 
@@ -28,42 +31,23 @@ class End(NamedTuple):
 
 @dataclass
 class RunRecord:
-    """Record of a run, as far as it was written.
-
-    Attributes:
-        path: The file.
-        checks: In order. `epoch` and the entry named by `axis` are ints; all others are floats, NaN for null.
-        last_written: Time at which the file was last written.
-        settings: Settings of the callback; values that are not plain data are text, as in `versions` and `data`.
-        versions: Versions of the packages.
-        data: Sizes of the data, and how training draws it.
-        classes: Names of the classes; empty if they have none.
-        n_not_compared: Number of first checks that do not count, because they were made before a resume with other
-            settings or samples, or before the first update of an average of the weights.
-        setup_seconds: Time spent before the first epoch; NaN if unknown.
-        started: Start of the run in ISO format; "" if unknown.
-        details: Details by epoch or step, if written. Their `row` is an index of the dataset.
-        kept: Epoch or step of the kept check, by the last line that tells; None if there is none.
-        end: None if the run has not ended, or was killed.
-        notes: Sentences on what the page cannot show and why, and the run's remarks on the kept check.
-        axis: `"epoch"`, or `"step"` if an epoch has several checks.
-    """
+    """Record of a run, as far as it was written."""
 
     path: Path
-    checks: list[dict[str, Any]]
+    checks: list[dict[str, Any]]  # `epoch`, and the entry named by `axis`, are ints; all else floats, NaN for null
     last_written: datetime
-    settings: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, Any] = field(default_factory=dict)
-    data: dict[str, Any] = field(default_factory=dict)
-    classes: list[str] = field(default_factory=list)
-    n_not_compared: int = 0
-    setup_seconds: float = math.nan
-    started: str = ""
-    details: dict[int, Details] = field(default_factory=dict)
-    kept: int | None = None
-    end: End | None = None
-    notes: list[str] = field(default_factory=list)
-    axis: Literal["epoch", "step"] = "epoch"
+    settings: dict[str, Any] = field(default_factory=dict)  # what is not plain data is text; so it is in the next two
+    versions: dict[str, Any] = field(default_factory=dict)  # of the packages
+    data: dict[str, Any] = field(default_factory=dict)  # its sizes, and how training draws it
+    classes: list[str] = field(default_factory=list)  # their names; empty if they have none
+    n_not_compared: int = 0  # first checks that do not count, such as those before a resume with other settings
+    setup_seconds: float = math.nan  # before the first epoch
+    started: str = ""  # in ISO format
+    details: dict[int, Details] = field(default_factory=dict)  # by epoch or step; `row` is an index of the dataset
+    kept: int | None = None  # epoch or step of the kept check, by the last line that tells
+    end: End | None = None  # None if the run has not ended, or was killed
+    notes: list[str] = field(default_factory=list)  # what the page cannot show and why, and remarks on the kept check
+    axis: Literal["epoch", "step"] = "epoch"  # "step" if an epoch has several checks
 
     @property
     def places(self) -> list[int]:
@@ -143,32 +127,18 @@ def read_record(path: str | PathLike[str]) -> RunRecord:
     if not path.is_file():
         raise FileNotFoundError(f"There is no record at {path}.")
     record = RunRecord(path, [], datetime.fromtimestamp(path.stat().st_mtime, UTC))
-    checks: dict[tuple[int, int], dict[str, Any]] = {}  # by epoch and step, -1 if unknown; the later counts
-    details: dict[tuple[int, int], Details] = {}
+    checks: _Checks = {}
     kept: dict[str, Any] = {}
     *lines, rest = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line, parse_constant=lambda _: None)  # for NaN and Infinity, which JSON does not have
-            kind = entry["kind"]
-            if (number == 1) != (kind == "header"):
+            if (number == 1) != (entry["kind"] == "header"):
                 raise ValueError("the first line, and no other, is of kind 'header'")
-            if kind == "header":
-                _read_header(record, entry)
-            elif kind == "check":
-                step = entry.get("step")
-                place = int(entry["epoch"]), -1 if step is None else int(step)
-                values = {name: one for name, one in entry.items() if name not in _NO_VALUES}
-                numbers = {name: _number(one) for name, one in values.items() if not isinstance(one, dict | list)}
-                checks[place] = numbers | {"epoch": place[0]}
-                if "crossing" in entry:  # not of a check before a resume
-                    kept, details[place] = entry, _details_of(entry)
-            elif kind == "end":
+            if read := _READERS.get(entry["kind"]):
+                read(record, entry, checks)
+            if entry["kind"] == "end" or "crossing" in entry:  # not a check before a resume
                 kept = entry
-                reason, best = (str(entry.get(name) or "") for name in ("reason", "best_model_path"))
-                seconds = (_number(entry.get(f"{name}_seconds")) for name in ("saving", "training"))
-                record.end = End(_place(entry, "stopped_epoch"), reason, best, *seconds)
-                record.notes += map(str, entry.get("remarks", []))
             # The number only grows during a run, so the largest is the latest.
             record.n_not_compared = max(record.n_not_compared, int(entry.get("n_not_compared", 0)))
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
@@ -176,19 +146,16 @@ def read_record(path: str | PathLike[str]) -> RunRecord:
             raise ValueError(f"{path}, line {number} is not of a record that this version writes ({what}).") from None
     if rest:
         record.notes.append("The last line of the record is incomplete and is left out.")
-    places = sorted(checks)
-    epochs = [epoch for epoch, _ in places]
-    if len(set(epochs)) < len(epochs) and all(step >= 0 for _, step in places):
-        record.axis = "step"
-        checks = {place: check | {"step": place[1]} for place, check in checks.items()}
-    last = {place[record.axis == "step"]: place for place in places}  # without steps, the last check of each epoch
-    record.checks = [checks[place] for place in last.values()]
-    record.details = {key: details[place] for key, place in last.items() if place in details}
+    epochs = [epoch for epoch, _ in checks]
+    record.axis = "step" if len(set(epochs)) < len(epochs) and all(step >= 0 for _, step in checks) else "epoch"
+    last = {place[record.axis == "step"]: place for place in sorted(checks)}  # or the last check of each epoch
+    record.checks = [checks[place][0] | {record.axis: key} for key, place in last.items()]
+    record.details = {key: one for key, place in last.items() if (one := checks[place][1]) is not None}
     record.kept = _place(kept, f"kept_{record.axis}")
     return record
 
 
-def _read_header(record: RunRecord, entry: dict[str, Any]) -> None:
+def _read_header(record: RunRecord, entry: dict[str, Any], _: _Checks) -> None:
     if entry["format"] != FORMAT:
         raise ValueError(f"format must be {FORMAT}, got {entry['format']!r}; another version of bu-torch may read it")
     record.settings, record.versions, record.data = (
@@ -199,6 +166,24 @@ def _read_header(record: RunRecord, entry: dict[str, Any]) -> None:
     record.classes = [str(name) for name in entry.get("classes") or ()]
     record.setup_seconds = _number(entry.get("setup_seconds"))
     record.started = str(entry.get("started") or "")
+
+
+def _read_check(_: RunRecord, check: dict[str, Any], checks: _Checks) -> None:
+    epoch, step = int(check["epoch"]), _place(check, "step")
+    values = {name: one for name, one in check.items() if name not in _NO_VALUES and not isinstance(one, dict | list)}
+    numbers = {name: _number(one) for name, one in values.items()}
+    details = _details_of(check) if "crossing" in check else None
+    checks[epoch, -1 if step is None else step] = numbers | {"epoch": epoch}, details
+
+
+def _read_end(record: RunRecord, entry: dict[str, Any], _: _Checks) -> None:
+    reason, best = (str(entry.get(name) or "") for name in ("reason", "best_model_path"))
+    seconds = (_number(entry.get(f"{name}_seconds")) for name in ("saving", "training"))
+    record.end = End(_place(entry, "stopped_epoch"), reason, best, *seconds)
+    record.notes += map(str, entry.get("remarks", []))
+
+
+_READERS = {"header": _read_header, "check": _read_check, "end": _read_end}
 
 
 def _details_of(check: dict[str, Any]) -> Details:
