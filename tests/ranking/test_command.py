@@ -50,46 +50,18 @@ def test_ranks_and_writes(project, capsys):
     ranking = rank_checkpoints(project / "checkpoints", nn.Linear(4, 3), problems.blobs(), rule="trust_score")
     candidates = json.loads((project / "r.json").read_text())["candidates"]
     assert [(c["epoch"], c["score"]) for c in candidates] == [(c.epoch, c.score) for c in ranking]
-<<<<<<< HEAD
-    assert len((project / "r.csv").read_text().splitlines()) == 4
     assert capsys.readouterr().out.startswith("3 candidates")
     assert rank("checkpoints", "--json", project) == 1  # a folder, which no file replaces: printed all the same
     assert capsys.readouterr().out.startswith("3 candidates")
-=======
-    assert capsys.readouterr().out.startswith("3 candidates by trust_score, best first")
-
-
-def test_a_ranking_is_printed_though_its_file_cannot_be_written(project, capsys):
-    assert rank("checkpoints", "--json", project) == 1
-    said = capsys.readouterr()
-    assert said.out.startswith("3 candidates")
-    assert "directory" in said.err
->>>>>>> bae9db6e (bu-torch rank: fewer options; a checkpoint's file is judged by torch.load alone)
 
 
 def test_settings_arrive(project, capsys):
     said = []
-<<<<<<< HEAD
-    for given in ((), (*options, "--batch-size", 7, "--device", "cpu"), *zip(options[::2], options[1::2], strict=True)):
-        assert rank("checkpoints", *given, module="ranked_project:net") == 0  # an instance
-        said.append(capsys.readouterr().out)
-    assert len(set(said)) == 6
-
-
-@pytest.mark.parametrize(("samples", "keys"), [("named", ("x", "target")), ("weighted", (1, 2))])
-def test_keys_say_where_a_sample_holds_its_input(project, capsys, samples, keys):
-    assert rank("checkpoints") == 0
-    expected = capsys.readouterr().out
-    options = ("--input-key", keys[0], "--label-key", keys[1])
-    assert rank("checkpoints", *options, data=f"ranked_project:{samples}") == 0
-    assert capsys.readouterr().out == expected
-=======
     for given in (("--seed", 3), ("--max-samples", 60), ("--device", "cpu"), ()):
         assert rank("checkpoints", *given, module="ranked_project:net") == 0  # an instance
         said.append(capsys.readouterr().out)
     assert said[2] == said[3]
     assert len(set(said)) == 3
->>>>>>> bae9db6e (bu-torch rank: fewer options; a checkpoint's file is judged by torch.load alone)
 
 
 PLACES = ("ranked_project", "ranked_project:", ":x", "no_project:x", "ranked_project:missing")
@@ -146,24 +118,13 @@ def test_as_a_command_it_imports_nothing_else_from_here_and_prints_no_escapes(pr
     for file in files:
         shutil.copy(project / "checkpoints" / "0.ckpt", file)
     command = [sys.executable, *start, "rank", "--module", "ranked_project:Net", "--data", "ranked_project:training"]
-<<<<<<< HEAD
-=======
-    command += ["--json", "r.json"]
->>>>>>> bae9db6e (bu-torch rank: fewer options; a checkpoint's file is judged by torch.load alone)
+
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0", "LC_ALL": "C.UTF-8"}
-    command += ["--json", "r.json", "--csv", "r.csv", *files, files[0]]
+    command += ["--json", "r.json", *files, files[0]]
     result = subprocess.run(command, capture_output=True, check=False, env=environment)
     assert result.returncode == 0, result.stderr
     assert not (project / "mark").exists()
-<<<<<<< HEAD
     assert (result.stdout + result.stderr).decode(encoding).replace("\n", "").isprintable()
-    assert [row.isprintable() for row in (project / "r.csv").read_text(encoding="utf-8").splitlines()] == [True] * 6
-=======
-    said = (result.stdout + result.stderr).decode(encoding)
-    assert "is named twice and counts once" in said
-    assert result.stdout.startswith(b"5 candidates by accuracy_uncertainty_trust, best first")
-    assert said.replace("\n", "").isprintable()
->>>>>>> bae9db6e (bu-torch rank: fewer options; a checkpoint's file is judged by torch.load alone)
     candidates = json.loads((project / "r.json").read_text())["candidates"]
     assert {candidate["name"] for candidate in candidates} == set(map(str, files))
 
