@@ -54,8 +54,9 @@ def test_the_space_is_not_standardised_again_and_neighbours_are_found_there():
     assert found.space_name_ == "metric"
     torch.testing.assert_close(found.label_metric.transform(found.space.transform(features)), points)
     assert points.std(dim=0)[0] > 2 * points.std(dim=0)[1]
-    graph = NeighborGraph(10).fit(points)
-    assert torch.equal(found.neighbors, graph.neighbors)
+    assert torch.equal(found.neighbors, NeighborGraph(10).fit(points).neighbors)
+    moved = (found.standardize(found.perturbed_inputs[0]) - found.standardize(features)).norm(dim=1)
+    torch.testing.assert_close(moved, found.nearest_distance, rtol=1e-3, atol=1e-4)
 
 
 def test_signals_take_the_metric_where_it_is_clearly_better_and_not_without_labels_that_mean_something():
@@ -83,10 +84,3 @@ def test_images_and_texts_have_a_metric_of_their_features(shape):
         inputs, options = (inputs * 20).long(), {"perturbation": "tokens"}
     found = BoundaryUncertainty(10, feature_extractor="metric", **options).fit(inputs, labels)
     assert (found.space_name_, found.space.name) == ("metric", "patches" if len(shape) == 4 else "tokens")
-
-
-def test_a_table_is_moved_by_the_distance_in_the_metric():
-    features, labels = halves()
-    found = BoundaryUncertainty(10, feature_extractor="metric").fit(features, labels)
-    moved = (found.standardize(found.perturbed_inputs[0]) - found.standardize(features)).norm(dim=1)
-    torch.testing.assert_close(moved, found.nearest_distance, rtol=1e-3, atol=1e-4)

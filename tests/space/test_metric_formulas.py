@@ -28,21 +28,17 @@ def outer_product(points, landmarks, coefficients, width, weights=None):
     return average_gradient_outer_product(points, landmarks, distances, coefficients, width, weights)
 
 
-class TestAverageGradientOuterProduct:
-    def test_is_that_of_gradients_by_autograd(self, generator, device, monkeypatch):
-        monkeypatch.setattr("bu_torch.space.metric._BLOCK_ELEMENTS", 100)  # several blocks
-        points, landmarks, coefficients = given(generator)
-        weights = torch.rand(30, generator=generator, dtype=torch.float64) + 0.1
-        weights /= weights.mean()
-        moved = [tensor.to(device) for tensor in (points, landmarks, coefficients)]
-        found = outer_product(*moved, 1.7, weights.to(device))
-        torch.testing.assert_close(found.cpu(), by_autograd(points, landmarks, coefficients, 1.7, weights))
-
-    def test_a_landmark_adds_nothing_at_its_own_place(self, generator):
-        _, landmarks, coefficients = given(generator)
-        alone = outer_product(landmarks[:1], landmarks, coefficients, 1.0)
-        others = outer_product(landmarks[:1], landmarks[1:], coefficients[1:], 1.0)
-        torch.testing.assert_close(alone, others)
+def test_the_average_outer_product_is_that_of_gradients_by_autograd(generator, device, monkeypatch):
+    monkeypatch.setattr("bu_torch.space.metric._BLOCK_ELEMENTS", 100)  # several blocks
+    points, landmarks, coefficients = given(generator)
+    weights = torch.rand(30, generator=generator, dtype=torch.float64) + 0.1
+    weights /= weights.mean()
+    moved = [tensor.to(device) for tensor in (points, landmarks, coefficients)]
+    found = outer_product(*moved, 1.7, weights.to(device))
+    torch.testing.assert_close(found.cpu(), by_autograd(points, landmarks, coefficients, 1.7, weights))
+    # A landmark adds nothing at its own place.
+    alone = outer_product(landmarks[:1], landmarks, coefficients, 1.0)
+    torch.testing.assert_close(alone, outer_product(landmarks[:1], landmarks[1:], coefficients[1:], 1.0))
 
 
 def test_ridge_solves_with_its_penalty_or_that_of_the_least_left_out_error(generator, monkeypatch):

@@ -47,23 +47,15 @@ def slow_features(patches, images, n_cells):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_each_feature_is_what_the_loops_give(channels):
-    images, _ = textures(20, 9, channels)
+def test_each_feature_is_what_the_loops_give_whatever_the_block(monkeypatch, channels):
+    """Of bright images: the mean of a patch is taken off within the filters."""
+    images = textures(20, 9, channels)[0] + 3
     patches = PatchFeatures(n_patches=5, size=4).fit(images)
-    found = patches.transform(images)
+    found, expected = patches.transform(images), slow_features(patches, images, 2)
     assert found.shape == (20, 5 * 2 * 4)
-    torch.testing.assert_close(found, slow_features(patches, images, 2), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_no_block_changes_more_than_rounding(monkeypatch, channels):
-    """Beside what float64 gives; bright images, for the mean of a patch is taken off within the filters."""
-    images, _ = textures(30, 24, channels)
-    patches = PatchFeatures(n_patches=7).fit(images + 3)
-    whole = patches.transform(images + 3)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     monkeypatch.setattr("bu_torch.space.patches._BLOCK_ELEMENTS", 1)
-    torch.testing.assert_close(patches.transform(images + 3), whole, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(slow_features(patches, images + 3, 2), whole, atol=5e-6, rtol=5e-6)
+    torch.testing.assert_close(patches.transform(images), found, atol=1e-6, rtol=1e-6)
 
 
 def test_brightness_and_contrast_change_little_and_the_seed_decides():
@@ -81,11 +73,9 @@ def test_brightness_and_contrast_change_little_and_the_seed_decides():
 
 
 def test_what_it_must_be():
-    with pytest.raises(ValueError, match=r"`images` must have shape \(N, C, H, W\), got \(5, 4\)"):
+    with pytest.raises(ValueError, match="`images`"):
         PatchFeatures().fit(torch.zeros(5, 4))
-    with pytest.raises(ValueError, match="`feature_extractor` must be one of 'inputs', 'patches', 'tokens'"):
-        FeatureSpace("pixels")
-    with pytest.raises(ValueError, match="needs a `module`"):
+    with pytest.raises(ValueError, match="`module`"):
         ParzenUncertainty(feature_extractor="module").fit(X, Y)
 
 
@@ -152,14 +142,8 @@ def test_random_labels_are_told_by_no_space():
     assert max(skills.values()) < 0.1
 
 
-@pytest.mark.parametrize(
-    "net",
-    [
-        nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-        nn.Sequential(nn.Flatten(0, 2), nn.Linear(20, 2), nn.Flatten(0), nn.Unflatten(0, (-1, 40))),
-        nn.Module(),
-    ],
-    ids=["no linear layer", "rows that are no samples", "no forward"],
-)
-def test_a_network_whose_features_cannot_be_read_is_no_candidate(net):
-    assert list(ParzenUncertainty(20, module=net).fit(*textures(120)).skills_) == ["inputs", "patches"]
+def test_a_network_whose_features_cannot_be_read_is_no_candidate():
+    without_linear = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    rows_are_no_samples = nn.Sequential(nn.Flatten(0, 2), nn.Linear(20, 2), nn.Flatten(0), nn.Unflatten(0, (-1, 40)))
+    for net in (without_linear, rows_are_no_samples, nn.Module()):  # the last has no `forward`
+        assert list(ParzenUncertainty(20, module=net).fit(*textures(120)).skills_) == ["inputs", "patches"]

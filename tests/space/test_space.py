@@ -17,15 +17,11 @@ def distances(points):
     return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-def standardized(points):
-    return (points - points.mean(dim=0)) / points.std(dim=0, correction=0)
-
-
 def test_inputs_alone_are_standardised(dtype):
     inputs = blobs()[0].to(dtype).view(-1, 2, 2)
-    points = FeatureSpace().fit(inputs).transform(inputs)
-    torch.testing.assert_close(points, standardized(inputs.flatten(1).double()).to(dtype))
-    assert points.dtype == dtype
+    points, expected = FeatureSpace().fit(inputs).transform(inputs), inputs.flatten(1).double()
+    expected = (expected - expected.mean(dim=0)) / expected.std(dim=0, correction=0)
+    torch.testing.assert_close(points, expected.to(dtype))
 
 
 def test_neighbours_are_those_of_the_features_and_samples_move_in_input_space():
@@ -72,18 +68,9 @@ def test_a_module_of_another_precision_extracts():
     torch.testing.assert_close(FeatureSpace(module).fit(inputs).extract(inputs), module(inputs.float()).detach())
 
 
-@pytest.mark.parametrize(
-    ("extract", "message"),
-    [
-        (lambda x: x[:7], "one row per sample, got 7 for 120"),
-        (lambda x: x / 0, r"`feature_extractor\(inputs\)` must be finite"),
-        (lambda x: x[:, 0], r"`feature_extractor\(inputs\)` must have shape"),
-        (lambda x: None, r"`feature_extractor\(inputs\)` must be a tensor or an array of numbers"),
-        (lambda x: [torch.zeros(2)] * 2, r"`feature_extractor\(inputs\)` must be a tensor or an array of numbers"),
-    ],
-)
-def test_what_an_extractor_must_give(extract, message):
-    with pytest.raises((TypeError, ValueError), match=message):
+@pytest.mark.parametrize("extract", [lambda x: x[:7], lambda x: x / 0, lambda x: x[:, 0], lambda x: None])
+def test_what_an_extractor_must_give(extract):
+    with pytest.raises((TypeError, ValueError), match="`feature_extractor"):
         ParzenUncertainty(feature_extractor=extract).fit(*blobs())
 
 
@@ -91,22 +78,14 @@ IMAGES = torch.rand(30, 3, 96, 64, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("name", ["inputs", "patches"])
-def test_large_images_have_the_points_of_their_pooled_copies(name):
+def test_large_images_have_the_points_of_their_pooled_copies_and_small_ones_stay(name):
     pooled = torch.nn.functional.adaptive_avg_pool2d(IMAGES, (39, 26))  # about 1024 pixels in the same shape
-    of_large, of_pooled = FeatureSpace(name).fit_transform(IMAGES), FeatureSpace(name).fit_transform(pooled)
-    assert torch.equal(of_large, of_pooled)
-
-
-@pytest.mark.parametrize("name", ["inputs", "patches"])
-def test_points_of_images_seen_later_are_pooled_alike(name):
     space = FeatureSpace(name)
     points = space.fit_transform(IMAGES)
+    assert torch.equal(points, FeatureSpace(name).fit_transform(pooled))
     torch.testing.assert_close(space.transform(IMAGES[7:9]), points[7:9])
-
-
-def test_small_images_are_taken_as_they_are():
-    images = IMAGES[..., :32, :32]
-    assert FeatureSpace("inputs").fit_transform(images).shape == (30, 3 * 32 * 32)
+    if name == "inputs":
+        assert FeatureSpace(name).fit_transform(IMAGES[..., :32, :32]).shape == (30, 3 * 32 * 32)
 
 
 def test_a_random_step_of_a_large_image_is_measured_in_its_own_pixels():

@@ -57,11 +57,9 @@ def test_neither_the_order_nor_the_names_of_tokens_matter():
     torch.testing.assert_close(fitted.transform(X[order]), found[order])
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.int32, torch.int16, torch.uint8, torch.uint16, torch.uint32, torch.uint64, "array"]
-)
+@pytest.mark.parametrize("dtype", ["int32", "int16", "uint8", "uint16", "uint32", "uint64", "array"])
 def test_the_type_of_integers_does_not_matter(dtype):
-    given = X.numpy() if dtype == "array" else X.to(dtype)
+    given = X.numpy() if dtype == "array" else X.to(getattr(torch, dtype))
     found = TokenFeatures(10).fit(given).transform(given)
     assert torch.equal(found, TokenFeatures(10).fit(X).transform(X))
     assert found.dtype == torch.float32
@@ -75,13 +73,11 @@ def test_tokens_that_tell_nothing_are_left_out():
     assert torch.equal(fitted.transform(X + N_TOKENS), torch.zeros(len(X), 10))
 
 
-@pytest.mark.parametrize("tokens", [torch.ones(5, 3), torch.ones(5, 3, dtype=torch.complex64)])
-def test_token_ids_are_integers(tokens):
-    message = "`tokens` must be (token ids, integers as `nn.Embedding` takes them|real), got torch"
-    with pytest.raises(TypeError, match=message):
-        TokenFeatures().fit(tokens)
-    with pytest.raises(TypeError, match=message):
-        TokenFeatures().fit(X).transform(tokens)
+def test_token_ids_are_integers():
+    for fit in (TokenFeatures().fit, TokenFeatures().fit(X).transform):
+        for tokens in (torch.ones(5, 3), torch.ones(5, 3, dtype=torch.complex64)):
+            with pytest.raises(TypeError, match="`tokens`"):
+                fit(tokens)
 
 
 # As a space, and as a perturbation.
@@ -107,7 +103,7 @@ def test_tokens_or_the_network_are_chosen():
 
 
 def test_samples_that_are_no_tokens_are_refused():
-    with pytest.raises(TypeError, match=r"`features` must be token ids, .*, got torch.float32"):
+    with pytest.raises(TypeError, match="`features` must be token ids"):
         ParzenUncertainty(10, perturbation="tokens").fit(torch.randn(30, 4), torch.arange(30) % 2)
-    with pytest.raises(ValueError, match="`feature_extractor='tokens'` needs `perturbation='tokens'` or a callable"):
+    with pytest.raises(ValueError, match="`feature_extractor='tokens'`"):
         ParzenUncertainty(feature_extractor="tokens")
