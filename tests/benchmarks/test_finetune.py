@@ -35,8 +35,8 @@ def test_a_quick_run_trains_what_it_says_and_is_resumed(finetune, made, tmp_path
     images = {name: np.frombuffer(value, np.uint8).reshape(200, 32, 32, 3) for name, value in photographs.items()}
     np.savez(tmp_path / "cifar10n.npz", worst=np.arange(200) % 10, test_labels=np.arange(200) % 10, **images)
     options = ["--quick", "--results", str(tmp_path), "--folder", str(tmp_path)]
-    table = finetune.main(options)
-    content = json.loads((tmp_path / "finetune-quick.json").read_text())
+    table, file = finetune.main(options), tmp_path / "finetune-quick.json"
+    content = json.loads(file.read_text())
     n_absent = importlib.util.find_spec("torchvision") is None  # for one kind
     assert len(content["rows"]) == len(table) == len(finetune.RATES) - n_absent
     for row in content["rows"]:
@@ -46,4 +46,4 @@ def test_a_quick_run_trains_what_it_says_and_is_resumed(finetune, made, tmp_path
 
     monkeypatch.setattr(finetune, "run", pytest.fail)  # nothing is trained again
     finetune.main(options)
-    assert json.loads((tmp_path / "finetune-quick.json").read_text()) == content
+    assert json.loads(file.read_text()) == content
