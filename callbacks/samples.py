@@ -64,35 +64,31 @@ class CheckSamples:
 
     def read(self, trainer: Trainer, pl_module: LightningModule, n_batches: float) -> Example:
         """Read as many samples as a check may use; one process has `n_batches` between two checks."""
-        settings, reference = self._settings, self._source.reference
-        trial = max(_TRIAL_SAMPLES, settings.n_neighbors) if trainer.fast_dev_run else None
+        settings, (reference, input_key, _) = self._settings, self._source
+        most = max(_TRIAL_SAMPLES, settings.n_neighbors) if trainer.fast_dev_run else sys.maxsize
 
         def how_many(n_training: int) -> int:  # a bound by the weights alone, before a sample can be passed
-            n_samples = self.plan(trainer, n_batches, count_operations(pl_module), n_training).n_samples
-            return n_samples if trial is None else min(n_samples, trial)
+            return min(self.plan(trainer, n_batches, count_operations(pl_module), n_training).n_samples, most)
 
         with self.explained("" if _is_pair(reference) else f" {_WAY_OUT}"):
             if _is_pair(reference):
                 samples = whole_samples(*reference, keep_integers=keeps_integers(settings.perturbation))
                 samples = fewer_of(samples, how_many(len(samples.inputs)), settings.seed)
             else:
-                most = settings.max_samples if trial is None else min(settings.max_samples or trial, trial)
+                most = min(settings.max_samples or most, most)
                 samples = read_training_data(trainer, pl_module, settings, self._source, how_many, most, self._detail)
-            self._samples = samples
-            if reference is None:
-                some, packing = samples.inputs[: max(1, _MOST_COMPARED // samples.inputs[0].numel())], samples.packing
-                some = some.cpu().clone()
-                self.some = [some] if packing is None else pytree.tree_leaves(packing.unpack(some))
             settings.refuse_too_few(len(samples.inputs), "it")
             n_classes = 1 + int(as_labels(samples.labels, len(samples.inputs)).max())
-        if samples.packing is not None and self._source.input_key is None:
-            self._detail(
-                f"bu-torch takes these as inputs: {', '.join(samples.packing.names)}. To change it: `input_key`."
-            )
+        self._samples, packing = samples, samples.packing
+        if reference is None:
+            some = samples.inputs[: max(1, _MOST_COMPARED // samples.inputs[0].numel())].cpu().clone()
+            self.some = [some] if packing is None else pytree.tree_leaves(packing.unpack(some))
+        if packing is not None and input_key is None:
+            self._detail(f"bu-torch takes these as inputs: {', '.join(packing.names)}. To change it: `input_key`.")
         self._takes_readings = samples.is_random and may_be_read_again(settings.perturbation)
         perturbation = "reading" if self._takes_readings else settings.perturbation
-        are_integers = not samples.inputs.is_floating_point()
-        return Example(samples.inputs[:1].cpu().clone(), are_integers, n_classes, samples.packing, perturbation)
+        one = samples.inputs[:1].cpu().clone()
+        return Example(one, not one.is_floating_point(), n_classes, packing, perturbation)
 
     def hand_over(self) -> Any:
         """Give the samples away, so that those that are not used can be freed."""
@@ -105,9 +101,8 @@ class CheckSamples:
         batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
         # Distinct samples that all processes together train on between two checks.
         n_visited = int(min(n_training, n_batches * batch_size * trainer.world_size))
-        max_samples = n_training if takes_all else None
         counts = n_training, n_visited, n_operations, n_bytes
-        return plan(self._settings, *counts, max_samples, holds_draws=self._takes_readings)
+        return plan(self._settings, *counts, n_training if takes_all else None, holds_draws=self._takes_readings)
 
     def explained(self, way_out: str = "") -> AbstractContextManager[None]:
         """Raise errors within as Lightning's, naming the samples that cannot be used."""
@@ -135,23 +130,22 @@ def read_training_data(
     settings: Settings,
     source: Source,
     how_many: Callable[[int], int],
-    most: int | None,
+    most: int,
     detail: Callable[[str], None],
 ) -> Samples:
     """Read the trainer's training samples, or those of `reference`; only the first `most`, or 10,000, of a stream."""
     reference: Any = source.reference
     loader, n_batches, name = trainer.train_dataloader, float(trainer.num_training_batches), "Training data"
-    if trainer.fast_dev_run:  # its few batches may be fewer samples than a cluster
-        n_batches = math.inf
     if reference is not None:
-        is_loader = isinstance(reference, DataLoader)
-        loader = reference if is_loader else DataLoader(reference, batch_size=READ_BATCH)
-        n_batches, name = math.inf, "`reference`"
+        loader = reference if isinstance(reference, DataLoader) else DataLoader(reference, batch_size=READ_BATCH)
+        name = "`reference`"
     if not isinstance(loader, DataLoader):
         raise UnreadableError(
             f"samples are read from a single `torch.utils.data.DataLoader`, got {type(loader).__name__}."
         )
-    limit = _STREAM_SAMPLES if most in (None, sys.maxsize) else most  # a stream may have no end
+    if reference is not None or trainer.fast_dev_run:  # whose few batches may be fewer samples than a cluster
+        n_batches = math.inf
+    limit = _STREAM_SAMPLES if most == sys.maxsize else most  # a stream may have no end
     read_all = partial(
         read_loader,
         seed=settings.seed,
@@ -181,8 +175,9 @@ def read_training_data(
                     f"{name}: `collate_fn` mixes labels (mixup, CutMix), so bu-torch reads the samples without it. To"
                     " change it: `reference=(inputs, labels)`."
                 )
-    if isinstance(loader.dataset, IterableDataset) and (line := _describe_stream(loader, samples, limit)):
-        detail(line)
+    if isinstance(loader.dataset, IterableDataset) and samples.n_training >= limit:
+        more = "; `max_samples` sets another number" if limit == _STREAM_SAMPLES else ""
+        detail(f"bu-torch reads the first {limit} samples of {type(loader.dataset).__name__}{more}.")
     if samples.is_random and not may_be_read_again(settings.perturbation):
         detail(
             f"{name}: a sample differs each time it is read (random augmentation). bu-torch reads each"
@@ -192,27 +187,18 @@ def read_training_data(
     return samples
 
 
-def _describe_stream(loader: DataLoader[Any], samples: Samples, limit: int) -> str:
-    """Log line on how much of a stream is read; "" if all is."""
-    n_read = samples.n_training
-    said = f"bu-torch reads the first {min(n_read, limit)} samples of {type(loader.dataset).__name__}"
-    if n_read >= limit:
-        return f"{said}{'; `max_samples` sets another number' if limit == _STREAM_SAMPLES else ''}."
-    return ""
-
-
 def _batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any], Any] | None:
     """Function that applies the trainer's batch hooks; None if no hook is the user's.
 
     It calls copies of the module and the data module, so that their own random generators do not move.
     """
     selector = trainer._data_connector._datahook_selector
-    if selector is None or not any(_is_users(selector.get_instance(name), name) for name in _BATCH_HOOKS):
+    owners = [] if selector is None else [selector.get_instance(name) for name in _BATCH_HOOKS]
+    modules = [str(getattr(owner, name).__module__) for owner, name in zip(owners, _BATCH_HOOKS, strict=False)]
+    if all(module.split(".")[0] in ("lightning", "pytorch_lightning") for module in modules):
         return None
-
-    owners = {name: selector.get_instance(name) for name in _BATCH_HOOKS}
-    copies = {id(owner): _copied(owner) for owner in owners.values()}
-    before, move, after = (getattr(copies[id(owner)], name) for name, owner in owners.items())
+    copies = {id(owner): _copied(owner) for owner in owners}
+    before, move, after = (getattr(copies[id(owner)], name) for owner, name in zip(owners, _BATCH_HOOKS, strict=True))
 
     def transform(batch: Any) -> Any:
         batch = before(trainer.precision_plugin.convert_input(batch), 0)
@@ -226,12 +212,6 @@ def _copied(owner: Any) -> Any:
         return copy_of(owner)
     except Exception:  # the user's classes may raise anything
         return owner
-
-
-def _is_users(owner: Any, name: str) -> bool:
-    """Return True if a method is the user's, not Lightning's."""
-    defining = next(one for one in (owner, *type(owner).__mro__) if name in vars(one))
-    return defining is owner or defining.__module__.split(".")[0] not in ("lightning", "pytorch_lightning")
 
 
 def users_sampler(sampler: Any) -> Any:

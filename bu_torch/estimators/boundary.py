@@ -10,7 +10,7 @@ from bu_torch.estimators.perturbed import PerturbedSamples
 from bu_torch.estimators.space_choice import MetricRegression
 from bu_torch.functional.boundary import boundary_weights, top_two, uncertainty_along_boundary, uncertainty_between
 from bu_torch.internal.inputs import PresentClasses, as_labels
-from bu_torch.perturbation.moves import Readings
+from bu_torch.perturbation.draws import Readings
 
 MOST_ENTRIES = 2**28  # in an array with a column for each class: a gibibyte in float32; there are three such arrays
 

@@ -1,7 +1,4 @@
-"""Packing of several tensors a sample, such as token ids and their mask, into one, and the call of a model with them.
-
-Choosing, moving, comparing and keeping samples works on one tensor; the network gets its own tensors again.
-"""
+"""Several tensors of a sample, such as token ids and their mask, as one tensor, and the call of a model with them."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -15,25 +12,20 @@ from torch.utils import _pytree as pytree
 
 from bu_torch.internal.inputs import as_tensor, exceeds_float32
 
-_LENGTH = 2  # dimensions of a row of indices
-_IMAGE = 4
-
-Form = Literal["rows", "channels", "columns"]
-
 
 @dataclass(frozen=True)
 class Packing:
-    """Arrangement of a sample's tensors in one.
+    """Arrangement of a sample's tensors in one, which is chosen, moved and compared; the network gets its own again.
 
     Indices are integers and truth values of at most two dimensions, and a floating-point mask beside them; all other
     tensors hold numbers. The form is `"rows"` (n, K, L) of indices alone, `"channels"` of images of one size, or
     `"columns"` (n, D) of all else: first numbers, then indices.
     """
 
-    names: tuple[str, ...]  # key of each tensor in its dict, or its place in a tuple, in words
+    names: tuple[str, ...]  # path of each tensor in the structure that holds them
     shapes: tuple[torch.Size, ...]  # shape of each in one sample
     dtypes: tuple[torch.dtype | None, ...]  # None for numbers, which take the dtype of the network
-    form: Form
+    form: Literal["rows", "channels", "columns"]
     dtype: torch.dtype  # type of the packed tensor
     spec: Any  # structure that holds the tensors
 
@@ -41,53 +33,47 @@ class Packing:
     def of(cls, tree: Any) -> "Packing":
         """Packing for tensors of one length, in a structure from `as_tree`."""
         paths, spec = pytree.tree_flatten_with_path(tree)
-        names = tuple(path[0].key if len(path) == 1 and hasattr(path[0], "key") else _place(path) for path, _ in paths)
-        tensors = [tensor for _, tensor in paths]
-        rows = {tensor.shape for tensor in tensors if _holds_integers(tensor) and tensor.ndim == _LENGTH}
-        are_indices = [_holds_integers(tensor) or (tensor.shape in rows and _is_mask(tensor)) for tensor in tensors]
+        names, tensors = tuple(pytree.keystr(path) for path, _ in paths), [tensor for _, tensor in paths]
+        rows = {tensor.shape for tensor in tensors if _holds_integers(tensor) and tensor.ndim == 2}
         dtypes = tuple(
-            tensor.dtype if is_index else None for tensor, is_index in zip(tensors, are_indices, strict=True)
+            tensor.dtype if _holds_integers(tensor) or (tensor.shape in rows and _is_mask(tensor)) else None
+            for tensor in tensors
         )
-        form: Form = "columns"
-        if all(are_indices) and all(tensor.ndim == _LENGTH for tensor in tensors):
-            form = "rows"
-        elif len({(tensor.dtype, *tensor.shape[2:]) for tensor in tensors if tensor.ndim == _IMAGE}) == 1:
-            form = "channels" if all(tensor.ndim == _IMAGE for tensor in tensors) else form
+        shapes = tuple(tensor.shape[1:] for tensor in tensors)
+        if None not in dtypes and all(len(shape) == 1 for shape in shapes):
+            return cls(names, shapes, dtypes, "rows", torch.int64, spec)
+        if len({(tensor.dtype, *tensor.shape[2:]) for tensor in tensors}) == 1 and len(shapes[0]) == 3:
+            return cls(names, shapes, dtypes, "channels", tensors[0].dtype, spec)
         is_double = any(tensor.dtype == torch.float64 or exceeds_float32(tensor) for tensor in tensors)
-        of_columns = torch.float64 if is_double else torch.float32
-        dtype = {"rows": torch.int64, "channels": tensors[0].dtype}.get(form, of_columns)
-        return cls(names, tuple(tensor.shape[1:] for tensor in tensors), dtypes, form, dtype, spec)
+        return cls(names, shapes, dtypes, "columns", torch.float64 if is_double else torch.float32, spec)
 
     def pack(self, tree: Any) -> Tensor:
         """Pack the tensors of `tree`, which have the packing's shapes and types, into one tensor (n, ...)."""
-        tensors: list[Tensor] = pytree.tree_leaves(tree)
+        tensors: list[Tensor] = [tensor.to(self.dtype) for tensor in pytree.tree_leaves(tree)]
         if self.form == "rows":
             longest = max(shape[0] for shape in self.shapes)
-            return torch.stack([pad(tensor.to(self.dtype), (0, longest - tensor.shape[1])) for tensor in tensors], 1)
-        if self.form == "channels":
-            return torch.cat(tensors, dim=1) if len(tensors) > 1 else tensors[0]
-        return torch.cat([tensors[k].to(self.dtype).reshape(len(tensors[k]), -1) for k in self._order], dim=1)
+            return torch.stack([pad(tensor, (0, longest - tensor.shape[1])) for tensor in tensors], 1)
+        if self.form == "columns":
+            tensors = [tensors[k].reshape(len(tensors[k]), -1) for k in self._order]
+        return torch.cat(tensors, dim=1)
 
     def unpack(self, packed: Tensor, dtype: torch.dtype | None = None) -> Any:
         """Restore the tensors; numbers are in `dtype`, or in that of `packed`."""
-        tensors: list[Tensor] = [packed] * len(self.shapes)
         if self.form == "rows":
-            tensors = [packed[:, k, : shape[0]] for k, shape in enumerate(self.shapes)]
-        elif self.form == "channels":
-            tensors = list(packed.split([shape[0] for shape in self.shapes], dim=1))
+            parts = [packed[:, k, : shape[0]] for k, shape in enumerate(self.shapes)]
         else:
-            parts = packed.split([self.shapes[k].numel() for k in self._order], dim=1)
-            for k, part in zip(self._order, parts, strict=True):
-                tensors[k] = part.reshape(len(packed), *self.shapes[k])
-        for k, index_dtype in enumerate(self.dtypes):
-            tensors[k] = tensors[k].contiguous().to(index_dtype or dtype or packed.dtype)
+            sizes = [shape[0] if self.form == "channels" else shape.numel() for shape in self.shapes]
+            split = packed.split([sizes[k] for k in self._order], dim=1)
+            parts = [part for _, part in sorted(zip(self._order, split, strict=True), key=lambda pair: pair[0])]
+        tensors = [
+            part.reshape(len(packed), *shape).contiguous().to(own or dtype or packed.dtype)
+            for part, shape, own in zip(parts, self.shapes, self.dtypes, strict=True)
+        ]
         return pytree.tree_unflatten(tensors, self.spec)
 
     def __str__(self) -> str:
-        return ", ".join(
-            f"{name} of shape (n, {', '.join(map(str, shape))})"
-            for name, shape in zip(self.names, self.shapes, strict=True)
-        )
+        shapes = (", ".join(map(str, ("n", *shape))) for shape in self.shapes)
+        return ", ".join(f"{name} of shape ({shape})" for name, shape in zip(self.names, shapes, strict=True))
 
     @property
     def shapes_of_numbers(self) -> list[torch.Size]:
@@ -107,13 +93,12 @@ class Packing:
 
     @property
     def is_table(self) -> bool:
-        """True if all tensors hold numbers, one row a sample."""
+        """Whether all tensors hold numbers, one row a sample."""
         return not self.has_indices and all(len(shape) <= 1 for shape in self.shapes)
 
     @property
     def has_indices(self) -> bool:
-        """True if some of the tensors hold indices."""
-        return any(dtype is not None for dtype in self.dtypes)
+        return any(self.dtypes)
 
     @property
     def _order(self) -> list[int]:
@@ -122,15 +107,11 @@ class Packing:
 
 
 def as_tree(value: Any) -> Any:
-    """Convert mappings to dicts and lists of tensors to tuples, for `torch.utils._pytree`; return other values as such.
-
-    Tokenizers return mappings that are no dicts. A tuple of a single tensor becomes that tensor.
-    """
+    """Mappings, as tokenizers give, as dicts, and lists of tensors as tuples; a list of one tensor as that tensor."""
     if isinstance(value, Mapping):
         return dict(value)
-    if not isinstance(value, tuple | list) or not all(
-        isinstance(tensor, Tensor) for tensor in pytree.tree_leaves(value)
-    ):
+    is_list = isinstance(value, tuple | list)
+    if not is_list or not all(isinstance(tensor, Tensor) for tensor in pytree.tree_leaves(value)):
         return value
     return value[0] if len(value) == 1 else tuple(value)
 
@@ -150,7 +131,7 @@ def as_inputs(inputs: Any, name: str) -> Any:
 
 
 def takes(function: Any, *args: Any, **kwargs: Any) -> bool:
-    """Return True if a function, or a module's `forward`, takes these arguments, or has no signature to tell."""
+    """Whether a function, or a module's `forward`, takes these arguments; True if it has no signature to tell."""
     return _binds("bind", function, args, kwargs)
 
 
@@ -185,41 +166,31 @@ def call(model: Callable[..., Any], tree: Any, of: Any = None) -> Any:
 
 
 def of_one_length(columns: list[list[Tensor]]) -> list[list[Tensor]]:
-    """Pad rows of indices to the longest, if each batch is padded to its own length and a mask marks the padding.
+    """Pad rows to the longest, if each batch is padded to its own length and a mask marks the padding.
 
-    A column holds the tensors of one input from all batches. Ids are padded with the value that the batches have where
-    the mask is 0, other rows with 0, and on the same side as in the batches.
+    A column holds the tensors of one input from all batches. They are padded on the same side as in the batches, with
+    the value that these have where the mask is 0.
     """
-    if all(tensor.shape[1:] == column[0].shape[1:] for column in columns for tensor in column):
-        return columns
-    rows = [
-        column
-        for column in columns
-        if all(one.ndim == _LENGTH and (_holds_integers(one) or _is_mask(one)) for one in column)
-    ]
-    masks = next((column for column in rows if len(rows) > 1 and all(map(_is_mask, column))), None)
-    if masks is None:
+    is_ragged = any(tensor.shape[1:] != column[0].shape[1:] for column in columns for tensor in column)
+    masks = next((column for column in columns if all(one.ndim == 2 and _is_mask(one) for one in column)), None)
+    if not is_ragged or masks is None or len(columns) == 1:
         return columns
     longest = max(mask.shape[1] for mask in masks)
     is_left = any(bool((mask[:, 0] == 0).any()) for mask in masks)
 
     def lengthened(column: list[Tensor]) -> list[Tensor]:
-        if not all(tensor.shape == mask.shape for tensor, mask in zip(column, masks, strict=True)):
+        if [row.shape for row in column] != [mask.shape for mask in masks]:
             return column
-        behind = (row[mask == 0] for row, mask in zip(column, masks, strict=True))
-        value = next((float(hidden[0]) for hidden in behind if len(hidden)), 0.0)
+        hidden = torch.cat([row[mask == 0] for row, mask in zip(column, masks, strict=True)])
+        value = float(hidden[0]) if len(hidden) else 0.0
         missing = [longest - row.shape[1] for row in column]
         return [pad(row, (n, 0) if is_left else (0, n), value=value) for row, n in zip(column, missing, strict=True)]
 
-    return [lengthened(column) if any(column is row for row in rows) else column for column in columns]
-
-
-def _place(path: tuple[Any, ...]) -> str:
-    return f"argument {path[0].idx}" if len(path) == 1 else pytree.keystr(path)
+    return [lengthened(column) for column in columns]
 
 
 def _holds_integers(tensor: Tensor) -> bool:
-    return not tensor.is_floating_point() and not tensor.is_complex() and tensor.ndim <= _LENGTH
+    return not tensor.is_floating_point() and not tensor.is_complex() and tensor.ndim <= 2
 
 
 def _is_mask(tensor: Tensor) -> bool:

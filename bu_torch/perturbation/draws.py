@@ -1,6 +1,7 @@
 """Perturbed samples: moved a little at random, moved toward a near sample, mixed with it, or read again."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
 import torch
@@ -10,7 +11,6 @@ from bu_torch.functional.checks import check_choice, check_index, check_range
 from bu_torch.internal.inputs import as_features, as_flat_features, as_floats, as_tensor, is_finite
 from bu_torch.internal.packing import takes
 from bu_torch.neighbors.graph import distance_among
-from bu_torch.perturbation.moves import MixedMove, Readings, exchange_run, move_toward
 from bu_torch.space.features import standardize
 from bu_torch.space.tokens import check_tokens
 
@@ -81,10 +81,9 @@ def perturb_toward_neighbors(inputs: Any, neighbors: Any, generator: torch.Gener
     al. (2021), who leave the operation open for such inputs (section 4.2.2). Natekar and Sharma (2020) and Schiff et
     al. (2021) also measure generalisation on mixtures of images.
 
-    Takes samples (N, ...), finite numbers on any device; clusters (N, M) with M >= 2, the sample itself first
-    (`NeighborGraph.neighbors`); and the source of the choices, the same for all dtypes and devices, None for a CPU
-    generator of seed 0. Gives perturbed samples (N, ...), float64 for float64 inputs and integers beyond 2^24, float32
-    for all others. Raises TypeError or ValueError if an argument has the wrong type, shape or values.
+    Takes finite samples (N, ...); clusters (N, M) with M >= 2, the sample itself first (`NeighborGraph.neighbors`); and
+    the source of the choices, None for a CPU generator of seed 0. Gives perturbed samples (N, ...), float64 for float64
+    inputs and integers beyond 2^24, float32 for all others. Raises TypeError or ValueError for other arguments.
 
     Example:
         >>> images = torch.arange(3.0).view(3, 1, 1, 1).expand(3, 1, 2, 2)
@@ -104,10 +103,9 @@ def exchange_tokens(tokens: Any, neighbors: Any, generator: torch.Generator | No
     rounded to whole places. The run may begin anywhere; at the end it continues at the beginning. This crossover of
     genetic algorithms, also our own, is to token ids what `perturb_toward_neighbors` is to images.
 
-    Takes token ids (N, L) or (N, ..., L), integers, on any device, and clusters and generator as
-    `perturb_toward_neighbors` does. Rows beside the ids (N, 2, L), such as a mask, are exchanged in the same places.
-    Gives texts of the shape and dtype of `tokens`: each token is that of the text or of its neighbour. Raises TypeError
-    or ValueError if the tokens are not integers, or an argument has the wrong shape or values.
+    Takes token ids (N, L) or (N, ..., L), integers, and clusters and generator as `perturb_toward_neighbors` does. Rows
+    beside the ids (N, 2, L), such as a mask, are exchanged in the same places. Gives texts of the shape and dtype of
+    `tokens`. Raises TypeError or ValueError for other arguments.
 
     Example:
         >>> clusters = torch.tensor([[0, 1], [1, 0]])
@@ -121,19 +119,54 @@ def exchange_tokens(tokens: Any, neighbors: Any, generator: torch.Generator | No
 
 
 def keeps_integers(perturbation: Any) -> bool:
-    """Return True if integer samples stay integers under this perturbation, which is none that moves them on a line."""
+    """Whether integer samples stay integers under this perturbation."""
     is_named = isinstance(perturbation, str) and perturbation in ("tokens", "reading")
     return is_named or callable(perturbation) or isinstance(perturbation, Readings)
 
 
 def check_perturbed(perturbed: Tensor, features: Tensor) -> Tensor:
-    """Return perturbed samples, or raise if one has left the range of its dtype."""
+    """Raise if a perturbed sample has left the range of its dtype."""
     if not is_finite(perturbed):
         raise ValueError(
             f"`features` must be small enough to be perturbed within the range of {features.dtype}, got a magnitude of"
             f" {float(features.abs().max()):.3g}: scale them down."
         )
     return perturbed
+
+
+def exchange_run(tokens: Tensor, others: Tensor, share: Tensor, begin: Tensor) -> Tensor:
+    """Replace a `share` (n,) of the places where `tokens` and `others` (n, ..., L) differ by those of `others`.
+
+    The run begins at a fraction `begin` (n,), in [0, 1), of these places.
+    """
+    length = tokens.shape[-1]
+    is_other = (tokens != others).view(len(tokens), -1, length).any(dim=1)
+    n_others = is_other.sum(dim=1, keepdim=True)
+    n_exchanged = (share.unsqueeze(1) * n_others).round()
+    place = (is_other.cumsum(dim=1) - 1 - (begin.unsqueeze(1) * n_others).long()) % n_others.clamp(min=1)
+    is_exchanged = is_other & (place < n_exchanged)
+    return torch.where(is_exchanged.view(len(tokens), *[1] * (tokens.ndim - 2), length), others, tokens)
+
+
+@dataclass(frozen=True)
+class MixedMove:
+    """Perturbation of samples with numbers and indices: numbers move toward a neighbour's, indices are exchanged."""
+
+    n_numbers: int  # columns of a sample that hold numbers; the others hold indices
+    n_rows: int  # rows of equal length that the indices form, such as ids and their mask, exchanged in the same places
+
+    def between(self, inputs: Tensor, others: Tensor, part: Tensor, begin: Tensor) -> Tensor:
+        """Perturb `inputs` (n, D) by a fraction `part` (n,) toward `others`; runs of indices begin at `begin` (n,)."""
+        numbers = inputs[:, : self.n_numbers].lerp(others[:, : self.n_numbers], part.unsqueeze(1))
+        own, theirs = (one[:, self.n_numbers :].reshape(len(one), self.n_rows, -1) for one in (inputs, others))
+        return torch.cat((numbers, exchange_run(own, theirs, part, begin).flatten(1)), dim=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Readings:
+    """Perturbation of samples that random augmentation changes: further readings of each."""
+
+    inputs: Tensor  # (n_draws, N, ...), or more readings
 
 
 PerturbationName = Literal["random", "neighbors", "tokens", "reading", "uniform"]  # the last for the papers alone
@@ -144,7 +177,7 @@ _BATCH, _BATCH_ELEMENTS = 64, 2**24  # a batch has a multiple of 64 rows and abo
 
 
 def check_perturbation(perturbation: Any) -> Perturbation | None:
-    """Return `perturbation`, or raise unless it is a name, a callable, None, or one of this module's classes."""
+    """Refuse what is no name, callable, None, or one of this module's classes."""
     if not (perturbation is None or callable(perturbation) or isinstance(perturbation, str | MixedMove | Readings)):
         raise TypeError(
             "`perturbation` must be 'random', 'neighbors', 'tokens', 'reading', 'uniform', a callable (inputs,"
@@ -154,8 +187,7 @@ def check_perturbation(perturbation: Any) -> Perturbation | None:
         check_choice("perturbation", perturbation, get_args(PerturbationName))
     elif callable(perturbation) and not takes(perturbation, None, None, None):
         raise TypeError(
-            "`perturbation` must take three arguments (inputs, nearest_distance, generator), got a callable that does"
-            " not."
+            "`perturbation` must take (inputs, nearest_distance, generator), got a callable with other arguments."
         )
     return perturbation
 
@@ -181,8 +213,8 @@ def are_rows(perturbation: Perturbation | None, inputs: Tensor) -> bool:
 class PerturbedInputs:
     """Inputs for the network, (n_draws * N, ...), draw after draw; the N unmoved samples may follow.
 
-    Only the samples and the random choices are held. Batches are computed from them when they are read, identically
-    each time. Without choices, the inputs themselves are held.
+    Only the samples and the random choices are held, and batches are computed from them when they are read. Without
+    choices, the inputs themselves are held.
     """
 
     def __init__(
@@ -198,7 +230,6 @@ class PerturbedInputs:
 
     @property
     def device(self) -> torch.device:
-        """Device of a batch."""
         return self.samples.device
 
     @property
@@ -212,7 +243,6 @@ class PerturbedInputs:
         return torch.stack((self._choices["own"], self._choices["target"]), dim=1)
 
     def is_floating_point(self) -> bool:
-        """Return True if a batch holds floating-point numbers."""
         return self.dtype.is_floating_point
 
     def rows(self, start: int, stop: int) -> Tensor:
@@ -225,7 +255,7 @@ class PerturbedInputs:
             return self._mixed.between(inputs, others, part, *begin)
         if begin:
             return exchange_run(inputs, others, part, *begin)
-        return move_toward(as_floats(inputs), as_floats(others), part)
+        return as_floats(inputs).lerp(as_floats(others), part.view(-1, *[1] * (inputs.ndim - 1)))
 
     def split(self, n_rows: int) -> Iterator[Tensor]:
         """Yield the inputs in batches of `n_rows`."""
@@ -259,11 +289,10 @@ def draw_perturbed(
     is_in_input_space: bool,
     ends_with_samples: bool = False,
 ) -> PerturbedInputs:
-    """Draw independent perturbations of each input.
+    """Draw independent perturbations of each input; with `ends_with_samples` the unmoved inputs follow.
 
-    Random directions are drawn in the space of inputs standardised by their `units`, mean and scale (2, d), None where
-    no direction is drawn. `is_in_input_space` says that `neighbors` (N, M) and `nearest_distance` (N,) belong to this
-    space. With `ends_with_samples` the unmoved inputs follow.
+    Random directions are drawn in the space of inputs standardised by their `units`, mean and scale (2, d);
+    `is_in_input_space` says that `neighbors` (N, M) and `nearest_distance` (N,) belong to this space.
     """
     generator = torch.Generator().manual_seed(seed)
     kind = kind_of(perturbation, inputs)
@@ -326,7 +355,7 @@ def _choose(
 
 
 def _check_custom(perturbed: Any, inputs: Tensor) -> Tensor:
-    """Return the result of a user's perturbation with the dtype and device of the inputs, or raise."""
+    """The result of a user's perturbation, with the dtype and device of the inputs."""
     if not isinstance(perturbed, Tensor) or perturbed.shape != inputs.shape:
         got = tuple(perturbed.shape) if isinstance(perturbed, Tensor) else type(perturbed).__name__
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self, TypedDict
 
 import torch
@@ -12,8 +13,7 @@ from bu_torch.estimators.space_choice import FeatureExtractor, SpaceName
 from bu_torch.internal.inputs import as_features, check_flag, check_integer, check_number, check_seed
 from bu_torch.internal.logits import as_taken
 from bu_torch.internal.packing import Packing
-from bu_torch.perturbation.draws import Perturbation
-from bu_torch.perturbation.moves import MixedMove, Readings
+from bu_torch.perturbation.draws import MixedMove, Perturbation, Readings
 from bu_torch.rule.rules import DEFAULT_RULE, MetricRule, Rule, RuleName, as_rule
 from bu_torch.samples.balance import ClassWeight, check_class_weight
 from bu_torch.samples.samples import Samples
@@ -218,7 +218,7 @@ def settings_for(settings: Settings, samples: Samples) -> Settings:
     if packing is None:
         return replace(settings, perturbation=perturbation)
     if callable(perturbation):
-        perturbation = _Perturbation(perturbation, packing)
+        perturbation = partial(_perturbed, perturbation, packing)
     elif packing.has_indices and perturbation in ("random", "neighbors"):
         names = [name for name, dtype in zip(packing.names, packing.dtypes, strict=True) if dtype is not None]
         raise ValueError(
@@ -238,19 +238,14 @@ def settings_for(settings: Settings, samples: Samples) -> Settings:
     return replace(settings, perturbation=perturbation, feature_extractor=extractor)
 
 
-class _Perturbation:
-    """Perturbation of the user that takes and returns several tensors."""
-
-    def __init__(self, perturbation: Callable[..., Any], packing: Packing) -> None:
-        self._perturbation, self._packing = perturbation, packing
-
-    def __call__(self, inputs: Tensor, *args: Any) -> Tensor:
-        perturbed = self._perturbation(self._packing.unpack(inputs), *args)
-        shapes = [getattr(tensor, "shape", None) for tensor in pytree.tree_leaves(perturbed)]
-        expected = [torch.Size((len(inputs), *shape)) for shape in self._packing.shapes]
-        if shapes != expected:
-            raise ValueError(f"`perturbation` must give tensors of the shapes of the inputs, {expected}, got {shapes}.")
-        return self._packing.pack(perturbed)
+def _perturbed(perturbation: Callable[..., Any], packing: Packing, inputs: Tensor, *args: Any) -> Tensor:
+    """Perturbed samples of a user's function that takes and returns several tensors."""
+    perturbed = perturbation(packing.unpack(inputs), *args)
+    shapes = [getattr(tensor, "shape", None) for tensor in pytree.tree_leaves(perturbed)]
+    expected = [torch.Size((len(inputs), *shape)) for shape in packing.shapes]
+    if shapes != expected:
+        raise ValueError(f"`perturbation` must give tensors of the shapes of the inputs, {expected}, got {shapes}.")
+    return packing.pack(perturbed)
 
 
 class _Extractor:

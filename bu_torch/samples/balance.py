@@ -18,9 +18,9 @@ _RARE = 0.5  # part of an equal share; the kept check recognised rarer classes c
 
 
 def check_class_weight(class_weight: Any) -> ClassWeight | None:
-    """Return class weights as `"balanced"`, a dict in the order of its classes, a list, or None; refuse all others."""
+    """Class weights as `"balanced"`, a dict in the order of its classes, a list, or None; refuses all others."""
     if class_weight is None or (isinstance(class_weight, str) and class_weight == "balanced"):
-        return None if class_weight is None else "balanced"
+        return class_weight
     if hasattr(class_weight, "to_dict"):  # a Series of pandas has the classes in its index
         class_weight = class_weight.to_dict()
     listed = class_weight.tolist() if hasattr(class_weight, "tolist") else class_weight
@@ -30,15 +30,15 @@ def check_class_weight(class_weight: Any) -> ClassWeight | None:
     )
     if not isinstance(listed, Mapping | Sequence) or isinstance(listed, str):
         raise TypeError(refusal)
-    pairs = list(listed.items() if isinstance(listed, Mapping) else enumerate(listed))
-    are_classes = all(
-        isinstance(label, Integral) and not isinstance(label, bool) and int(label) >= 0 for label, _ in pairs
-    )
-    are_weights = all(isinstance(weight, Real) and 0 < float(weight) < math.inf for _, weight in pairs)
-    if not (pairs and are_classes and are_weights):
+    weights = dict(listed if isinstance(listed, Mapping) else enumerate(listed))
+    for label, weight in weights.items():
+        is_class = isinstance(label, Integral) and not isinstance(label, bool) and int(label) >= 0
+        if not is_class or not isinstance(weight, Real) or not 0 < float(weight) < math.inf:
+            raise ValueError(refusal)
+    if not weights:
         raise ValueError(refusal)
-    checked = {int(label): float(weight) for label, weight in pairs}
-    return dict(sorted(checked.items())) if isinstance(listed, Mapping) else list(checked.values())
+    checked = {int(label): float(weights[label]) for label in sorted(weights)}
+    return checked if isinstance(listed, Mapping) else list(checked.values())
 
 
 def weights_of(labels: Tensor, class_weight: ClassWeight | None, sample_weight: Any = None) -> Tensor | None:

@@ -1,9 +1,8 @@
 """Batches and arrays taken apart into inputs and labels."""
 
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,12 +42,12 @@ def whole_pair(dataset: Any, keys: Keys = NO_KEYS) -> tuple[Any, Any] | None:
     if not isinstance(dataset, tuple | list | Mapping):
         return None
     parts = list(dataset.values()) if isinstance(dataset, Mapping) else dataset
-    if any(isinstance(part, DataLoader) for part in parts[:1]):
+    if parts and isinstance(parts[0], DataLoader):
         raise TypeError(f"`dataset` must be a single DataLoader, got a {type(dataset).__name__} of them. {WAY_OUT}")
-    if not isinstance(dataset, Mapping):
-        is_pair = len(dataset) == 2 and hasattr(dataset[0], "__len__")
-        if not is_pair and not (dataset and all(isinstance(part, Tensor | np.ndarray) for part in dataset)):
-            return None
+    is_pair = len(parts) == 2 and hasattr(parts[0], "__len__")
+    are_arrays = len(parts) > 0 and all(isinstance(part, Tensor | np.ndarray) for part in parts)
+    if not (is_pair or are_arrays or isinstance(dataset, Mapping)):
+        return None
     try:
         return _entries(dataset, keys)
     except UnreadableError as error:
@@ -72,73 +71,54 @@ class TooManyBytesError(Exception):
         self.n_fitting = n_fitting
 
 
-def check_bytes(inputs: Any, n_wanted: int, max_bytes: int | None) -> None:
-    """Raise if `n_wanted` samples like the first of `inputs` take more than `max_bytes`."""
-    if max_bytes is None:
-        return
-    n_bytes = sum(tensor[:1].nbytes for tensor in pytree.tree_leaves(inputs))
-    if n_bytes * n_wanted > max_bytes:
-        raise TooManyBytesError(max(1, max_bytes // n_bytes))
-
-
 def concatenate(
     batches: Iterable[Any],
     keys: Keys,
     transform: Callable[[Any], Any] | None,
     limit: int | None = None,
     n_expected: int = 0,
-    max_bytes: int | None = None,
+    max_bytes: float | None = None,
 ) -> tuple[Any, Tensor]:
     """Inputs and labels of all batches, up to `limit` samples; raises if `n_expected` take more than `max_bytes`."""
     n_left = sys.maxsize if limit is None else limit
-    n_none = 0
-    read: list[Any] = []
-    all_labels: list[Tensor] = []
+    read: list[tuple[Any, Tensor]] = []
     with progress("bu-torch reads", total=n_expected or None, unit=" samples"):
         for batch in batches:
             if batch is None:  # a training step may skip it
-                n_none += 1
                 continue
-            inputs, labels = split_batch(batch if transform is None else transform(batch), keys)
-            if len(labels):
-                if transform is not None:  # it has moved them to the network's device
-                    inputs, labels = pytree.tree_map(Tensor.cpu, (inputs, labels))
-                if not read:
-                    check_bytes(inputs, n_expected, max_bytes)
-                inputs, labels = _own((inputs, labels), n_left)
-                read.append(inputs)
-                all_labels.append(labels)
-                n_left -= len(labels)
-                advance(len(labels))
+            both = split_batch(batch if transform is None else transform(batch), keys)
+            if not len(both[1]):
+                continue
+            if transform is not None:  # it has moved them to the network's device
+                both = pytree.tree_map(Tensor.cpu, both)
+            n_bytes = sum(tensor[:1].nbytes for tensor in pytree.tree_leaves(both[0]))
+            if not read and max_bytes is not None and n_bytes * n_expected > max_bytes:
+                raise TooManyBytesError(max(1, int(max_bytes // n_bytes)))
+            # Tensors of a worker lie in shared memory, of which there may be little, and hold an open file each.
+            read.append(pytree.tree_map(lambda tensor, most=n_left: tensor[:most].detach().clone(), both))
+            n_left -= len(read[-1][1])
+            advance(len(read[-1][1]))
             if not n_left:
                 break
-    if n_none:
-        warnings.warn(f"`collate_fn` gives None for {n_none} batch(es): their samples are left out.", stacklevel=2)
     if not read:
         raise UnreadableError(NO_SAMPLE)
-    return _joined(read, all_labels)
+    return _joined(read)
 
 
-def _own(tree: Any, n_most: int) -> Any:
-    """Copy: tensors of a worker lie in shared memory, of which there may be little, and hold an open file each."""
-    return pytree.tree_map(lambda tensor: tensor[:n_most].detach().clone(), tree)
-
-
-def _joined(read: list[Any], all_labels: list[Tensor]) -> tuple[Any, Tensor]:
+def _joined(read: list[tuple[Any, Tensor]]) -> tuple[Any, Tensor]:
     spec = pytree.tree_structure(read[0])
-    if any(pytree.tree_structure(tree) != spec for tree in read):
+    if any(pytree.tree_structure(both) != spec for both in read):
         raise UnreadableError("all batches must have the same inputs, got others in some.")
-    columns = list(map(list, zip(*map(pytree.tree_leaves, read), strict=True)))
+    *columns, labels = map(list, zip(*map(pytree.tree_leaves, read), strict=True))
     read.clear()
-    joined = [*of_one_length(columns), all_labels]
+    joined = [*of_one_length(columns), labels]
     for tensors in joined:
-        shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
+        shapes = sorted({tuple(tensor.shape[1:]) for tensor in tensors})
         if len(shapes) > 1:
-            found = ", ".join(map(str, sorted(shapes)[:3]))
-            name, way_out = ("labels", "") if tensors is all_labels else ("inputs", _PADDED)
-            raise UnreadableError(f"all {name} must have one shape, got {found}.{way_out}")
-    *inputs, labels = map(torch.cat, joined)
-    return pytree.tree_unflatten(inputs, spec), labels
+            name, way_out = ("labels", "") if tensors is labels else ("inputs", _PADDED)
+            raise UnreadableError(f"all {name} must have one shape, got {', '.join(map(str, shapes[:3]))}.{way_out}")
+    whole: tuple[Any, Tensor] = pytree.tree_unflatten(map(torch.cat, joined), spec)
+    return whole
 
 
 def split_batch(batch: Any, keys: Keys) -> tuple[Any, Tensor]:
@@ -147,10 +127,7 @@ def split_batch(batch: Any, keys: Keys) -> tuple[Any, Tensor]:
     inputs = as_tree(inputs)
     for name, value, tensors in (("inputs", inputs, pytree.tree_leaves(inputs)), ("labels", labels, [labels])):
         if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
-            hint = ""
-            if name == "labels" and isinstance(value, list | tuple) and any(isinstance(one, str) for one in value):
-                hint = " Number the classes in the dataset, as scikit-learn's `LabelEncoder` does."
-            raise UnreadableError(f"the {name} of a batch must be a tensor, got {type(value).__name__}.{hint}")
+            raise UnreadableError(f"the {name} of a batch must be a tensor of numbers, got {type(value).__name__}.")
         for tensor in tensors:
             as_tensor(tensor, name)  # refuses one that is not dense
     if shapes := _unequal_shapes(inputs, labels):
@@ -168,24 +145,25 @@ def _unequal_shapes(inputs: Any, labels: Tensor) -> str:
 
 def _entries(batch: Any, keys: Keys) -> tuple[Any, Any]:
     """The entries of a batch that are inputs and labels."""
-    if isinstance(batch, Mapping):
-        has = f"keys {', '.join(map(repr, batch))}"
-        input_key, label_key = _keys(batch, keys, has)
-    elif isinstance(batch, tuple | list):
-        has = f"places 0 to {len(batch) - 1}"
-        input_key, label_key = _places(batch, keys)
-    else:
+    if not isinstance(batch, Mapping | tuple | list):
         raise UnreadableError(f"{_NO_BATCH}, got a {type(batch).__name__}.")
-    several = input_key if _are_several(input_key) else [input_key]
+    is_dict = isinstance(batch, Mapping)
+    has = f"keys {', '.join(map(repr, batch))}" if is_dict else f"places 0 to {len(batch) - 1}"
+    input_key, label_key = _keys(batch, keys, has) if isinstance(batch, Mapping) else _places(batch, keys)
+    several = [input_key] if isinstance(input_key, str) or not isinstance(input_key, Sequence) else input_key
     try:
-        *inputs, labels = (batch[_as_place(key, batch)] for key in (*several, label_key))
+        # A command line gives a place in a tuple as a string.
+        *inputs, labels = (
+            batch[int(key) if isinstance(key, str) and key.isdecimal() and not is_dict else key]  # type: ignore[index]
+            for key in (*several, label_key)
+        )
     except (KeyError, IndexError, TypeError) as error:
         raise UnreadableError(
             f"`input_key={input_key!r}` and `label_key={label_key!r}` must be in a batch, which has the {has}."
         ) from error
-    if not _are_several(input_key):
+    if several is not input_key:
         return inputs[0], labels
-    return dict(zip(input_key, inputs, strict=True)) if isinstance(batch, Mapping) else tuple(inputs), labels
+    return dict(zip(several, inputs, strict=True)) if is_dict else tuple(inputs), labels
 
 
 def _keys(batch: Mapping[Any, Any], keys: Keys, has: str) -> tuple[InputKey, str | int]:
@@ -219,16 +197,6 @@ def _places(batch: Sequence[Any], keys: Keys) -> tuple[InputKey, str | int]:
     if len(batch) > 2 and network is not None and _ends_with_labels(batch, network):
         return range(len(batch) - 1), -1
     raise UnreadableError(f"{_NO_BATCH}, got a {type(batch).__name__} of {len(batch)}.")
-
-
-def _as_place(key: Any, batch: Any) -> Any:
-    """Place in a tuple that a command line gives as a string; all else as it is."""
-    return int(key) if isinstance(key, str) and key.isdecimal() and not isinstance(batch, Mapping) else key
-
-
-def _are_several(key: Any) -> TypeGuard[Sequence[str | int]]:
-    """True for a list of keys or places, of any kind of list."""
-    return isinstance(key, Sequence) and not isinstance(key, str)
 
 
 def _ends_with_labels(batch: Sequence[Any], network: Any) -> bool:

@@ -136,7 +136,7 @@ def read_loader(
             indices = [indices[i] for i in chosen.tolist()]
             weights = None if weights is None else weights[chosen]
         again = LoaderRows(loader, indices, seed, keys, transform)
-        inputs, labels, is_random, why_unlike = again.read_first(max_bytes, looks_for_augmentation)
+        inputs, labels, is_random = again.read_first(max_bytes, looks_for_augmentation)
         are_known = len(labels) == len(indices)
         if not are_known:
             are_places, weights = False, None
@@ -144,7 +144,7 @@ def read_loader(
         inputs, packing = packed(inputs)
         samples = Samples(inputs, labels, rows, n_training, classes, is_stratified, weights, packing=packing)
         if looks_for_augmentation and are_known:
-            samples = samples._replace(is_random=is_random, why_unlike=why_unlike, again=again)
+            samples = samples._replace(is_random=is_random, again=again)
         return without_ignored(samples)
 
 
@@ -182,10 +182,11 @@ def _visited(
             n_samples = int(min(n_samples, n_draws))
         indices = list(range(n_samples))
     else:
-        one_pass = SamplerPass(sampler, int(min(n_draws, _MOST_INDICES)), may_be_lists=batches is None)
-        loader = DataLoader(one_pass, batch_size=None, collate_fn=tuple)
-        indices, has_lists = with_batches(loader, {"batch_size": None}, seed, next)
-        are_lists |= has_lists
+        one_pass = DataLoader(SamplerPass(sampler, int(min(n_draws, _MOST_INDICES))), batch_size=None, collate_fn=list)
+        indices = with_batches(one_pass, {"batch_size": None}, seed, next)
+        if batches is None and indices and isinstance(indices[0], list | tuple):
+            indices, are_lists = _plain(itertools.chain(*indices)), True
+        indices = sorted(set(indices))
     if not indices:
         raise UnreadableError(NO_SAMPLE)
     return indices, are_lists, weights
@@ -194,16 +195,13 @@ def _visited(
 class SamplerPass(IterableDataset[Any]):
     """A pass of a sampler as a dataset, for a worker to make: a sampler may draw numbers, or change its dataset."""
 
-    def __init__(self, sampler: Iterable[Any], n_most: int, *, may_be_lists: bool) -> None:
-        self._given = sampler, n_most, may_be_lists
+    def __init__(self, sampler: Iterable[Any], n_most: int) -> None:
+        self.sampler, self.n_most = sampler, n_most
 
-    def __iter__(self) -> Iterator[tuple[list[Any], bool]]:
-        sampler, n_most, may_be_lists = self._given
+    def __iter__(self) -> Iterator[list[Any]]:
         with suppress(Exception):  # a user's class may raise anything
-            n_most = len(sampler)  # type: ignore[arg-type]
-        entries = _plain(itertools.islice(sampler, n_most))
-        are_lists = may_be_lists and isinstance(next(iter(entries), None), list | tuple)
-        yield sorted(set(_plain(itertools.chain(*entries)) if are_lists else entries)), are_lists
+            self.n_most = len(self.sampler)  # type: ignore[arg-type]
+        yield _plain(itertools.islice(self.sampler, self.n_most))
 
 
 def _plain(entries: Iterable[Any]) -> list[Any]:

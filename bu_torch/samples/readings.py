@@ -4,6 +4,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
@@ -48,22 +49,28 @@ class LoaderRows:
         with seeded(self.seed):
             return self._use(batches, lambda read: concatenate(read, self.keys, self.transform, None, n_expected))
 
-    def read_first(self, max_bytes: int | None, looks_for_augmentation: bool) -> tuple[Any, Tensor, bool, str]:
-        """Inputs and labels of all samples, and what a second reading of a few shows, if it `looks_for_augmentation`.
+    def read_first(self, max_bytes: int | None, looks_for_augmentation: bool) -> tuple[Any, Tensor, bool]:
+        """Inputs and labels of all samples, and whether a second reading of a few gives other inputs and these labels.
 
-        That is whether inputs differ, as augmentation makes them, and what else differs, in words.
+        Nothing is read twice unless it `looks_for_augmentation`.
         """
         n_samples, first = len(self.indices), self._lists(self.indices)
         # Some classes alone may be augmented, so these lie apart.
         few = slice(None, n_samples if looks_for_augmentation else 0, math.ceil(n_samples / _READ_TWICE))
 
-        def join(batches: Iterator[Any]) -> tuple[Any, Tensor, bool, str]:
+        def join(batches: Iterator[Any]) -> tuple[Any, Tensor, bool]:
             part = itertools.islice(batches, len(first))
             inputs, labels = concatenate(part, self.keys, self.transform, None, n_samples, max_bytes)
-            if looks_for_augmentation and len(labels) == n_samples:
-                tree = pytree.tree_map(lambda tensor: tensor[few], (inputs, labels))
-                return inputs, labels, *self._compared(tree, batches)
-            return inputs, labels, False, ""
+            if not looks_for_augmentation or len(labels) != n_samples:
+                return inputs, labels, False
+            tree = pytree.tree_map(lambda tensor: tensor[few], (inputs, labels))
+            n_few = len(tree[1])
+            with suppress(Exception):  # the user's code may raise anything
+                again = concatenate(batches, self.keys, self.transform)
+                *both, both_labels = pytree.tree_leaves(concatenate([tree, again], NO_KEYS, None))  # padded alike
+                is_same = all(are_equal(tensor[:n_few], tensor[n_few:]) for tensor in both)
+                return inputs, labels, are_equal(both_labels[:n_few], both_labels[n_few:]) and not is_same
+            return inputs, labels, False
 
         # By the same worker: its generators move on.
         reading = self._use(first + self._lists(self.indices[few]), join)
@@ -73,17 +80,6 @@ class LoaderRows:
                 stacklevel=2,
             )
         return reading
-
-    def _compared(self, first: tuple[Any, Tensor], batches: Iterator[Any]) -> tuple[bool, str]:
-        n_samples = len(first[1])
-        try:
-            both, labels = concatenate([first, concatenate(batches, self.keys, self.transform)], NO_KEYS, None)
-        except Exception as error:  # the user's code may raise anything
-            return False, f"fails: {_said(error)}"
-        if why_unlike := _why_unlike(labels[n_samples:], labels[:n_samples]):
-            return False, why_unlike
-        leaves = pytree.tree_leaves(both)  # padded alike
-        return not all(are_equal(tensor[:n_samples], tensor[n_samples:]) for tensor in leaves), ""
 
     def _lists(self, indices: list[Any]) -> list[list[Any]]:
         size = self.loader.batch_size or READ_BATCH
@@ -114,7 +110,7 @@ class LoaderRows:
 
 
 def may_be_read_again(perturbation: Any) -> bool:
-    """Return True if further readings may take the place of perturbed samples."""
+    """Whether further readings may take the place of perturbed samples."""
     return perturbation is None or perturbation == "reading"
 
 
@@ -126,21 +122,15 @@ def with_readings(samples: Samples, n_draws: int, perturbation: Any, warn: Calla
     """
     if not may_be_read_again(perturbation):
         return samples
-    why_unlike = samples.why_unlike
-    if samples.is_random and samples.again is not None:
+    found = "a second reading gives the same inputs, or other labels"
+    if samples.is_random:
         try:
             return read_again(samples, n_draws)
         except UnreadableError as error:
-            why_unlike = str(error)
-    found = f"a second reading of the same samples {why_unlike or 'gives the same inputs'}"
+            found = f"a further reading {error}"
+            warn(f"Samples: {found}. That is no augmentation, so a check perturbs the first reading.")
     if perturbation == "reading":
-        found = "these are read once" if samples.again is None else found
         raise ValueError(f"{ASKED_TO_READ}: {found}. {WITHOUT_READING}")
-    if why_unlike:
-        warn(
-            f"Samples: {found}. That is no augmentation, so a check perturbs the first reading. Let the dataset give"
-            " the same sample for the same index, augmented or not."
-        )
     return samples
 
 
@@ -155,26 +145,16 @@ def read_again(samples: Samples, n_further: int) -> Samples:
         tree, labels = samples.again.read(n_times)
         inputs, packing = packed(tree)
     except Exception as error:  # the user's code may raise anything
-        raise UnreadableError(f"fails: {_said(error)}") from error
-    if why_unlike := _why_unlike(labels, samples.labels.repeat(n_times, *[1] * (samples.labels.ndim - 1))):
-        raise UnreadableError(why_unlike)
+        said = str(error).rstrip(".") if isinstance(error, UnreadableError) else described(error)
+        raise UnreadableError(f"fails: {said}") from error
+    if not are_equal(labels, samples.labels.repeat(n_times, *[1] * (samples.labels.ndim - 1))):
+        raise UnreadableError("gives other labels")
     readings = inputs[n_samples:].unflatten(0, (n_further, n_samples))
     return samples._replace(inputs=inputs[:n_samples], readings=readings, packing=packing)
 
 
-def _why_unlike(labels: Tensor, expected: Tensor) -> str:
-    """Say what another reading does if it does not give these labels; "" if it does."""
-    if len(labels) != len(expected):
-        return f"gives {len(labels)} samples instead of {len(expected)}"
-    return "" if are_equal(labels, expected) else "gives other labels"
-
-
-def _said(error: Exception) -> str:
-    return str(error).rstrip(".") if isinstance(error, UnreadableError) else described(error)
-
-
 def are_equal(first: Tensor, second: Tensor) -> bool:
-    """Return True if two tensors hold the same values, or NaN in the same places."""
+    """Whether two tensors hold the same values, or NaN in the same places."""
     if first.shape != second.shape:
         return False
     return bool(((first == second) | ((first != first) & (second != second))).all())

@@ -32,17 +32,16 @@ class Samples(NamedTuple):
     n_ignored: int = 0  # samples that were left out because their label is `IGNORED`
     is_random: bool = False  # whether inputs differ each time they are read, and nothing else does
     packing: Packing | None = None  # layout of several tensors in `inputs`; None if there is one
-    why_unlike: str = ""  # what a second reading does otherwise, in words, if it does not give the same samples
     again: "LoaderRows | None" = None  # reads these samples again; None if they cannot be, or nobody looked
     readings: Tensor | None = None  # further readings of the inputs, (n_draws, n, ...)
 
     def at(self, rows: Tensor) -> "Samples":
         """Some of the samples, by their places here."""
-        inputs, labels, places = (part[rows.to(part.device)] for part in (self.inputs, self.labels, self.rows))
-        weights = None if self.weights is None else self.weights[rows.to(self.weights.device)]
+        names = ("inputs", "labels", "rows", "weights")
+        parts = {name: part[rows.to(part.device)] for name in names if (part := getattr(self, name)) is not None}
         again = None if self.again is None else self.again.at(rows)
         readings = None if self.readings is None else self.readings[:, rows.to(self.readings.device)]
-        return self._replace(inputs=inputs, labels=labels, rows=places, weights=weights, again=again, readings=readings)
+        return self._replace(**parts, again=again, readings=readings)
 
 
 class UnreadableError(ValueError):
@@ -107,26 +106,22 @@ def without_ignored(samples: Samples) -> Samples:
 
 
 def known_labels(dataset: Any, label_key: str | int | None = None) -> Tensor | None:
-    """Labels (N,) int64 that need no sample to be read, of a dataset or a `Subset` of it; None if there are none.
-
-    They are those of a `TensorDataset`, of a list of samples, of a column as Hugging Face's datasets have them, or the
-    `targets` of torchvision's.
-    """
+    """Labels (N,) int64 that need no sample to be read, of a dataset or a `Subset` of it; None if there are none."""
+    labels: Any
     try:
         if isinstance(dataset, Subset):
             known = known_labels(dataset.dataset, label_key)
-            return None if known is None else known[torch.as_tensor(dataset.indices, device=known.device)]
+            return None if known is None else known[torch.as_tensor(dataset.indices, device="cpu")]
         if isinstance(dataset, TensorDataset):
             labels = dataset.tensors[label_key if isinstance(label_key, int) else -1]
         elif isinstance(dataset, list | tuple):
-            at = 1 if label_key is None else _name_in(dataset[0], label_key)
-            labels = torch.as_tensor(np.asarray([one[at] for one in dataset]), device="cpu")
-        elif hasattr(dataset, "column_names"):
-            column = dataset[_name_in(dataset.column_names, label_key)]
-            labels = torch.as_tensor(np.asarray(column[:]), device="cpu")
+            labels = [sample[1 if label_key is None else _name_in(sample, label_key)] for sample in dataset]
+        elif hasattr(dataset, "column_names"):  # of Hugging Face
+            labels = dataset[_name_in(dataset.column_names, label_key)][:]
         else:
-            labels = torch.as_tensor(np.asarray(dataset.targets), device="cpu")
-        return _as_strata(labels, len(dataset))
+            labels = dataset.targets  # torchvision has them
+        labels = labels if isinstance(labels, Tensor) else np.asarray(labels)
+        return _as_strata(torch.as_tensor(labels, device="cpu"), len(dataset))
     except Exception:  # a user's property may raise anything, and nothing but the strata depends on it
         return None
 

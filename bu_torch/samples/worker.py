@@ -35,20 +35,16 @@ def with_batches(
 
     A copy is read where no worker may start, or where one fails and training has none.
     """
-    failure, method = "", multiprocessing.get_start_method(allow_none=True)
-    method = method or multiprocessing.get_all_start_methods()[0]
+    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     # Other methods than "fork" need a main module that is guarded, and a daemonic process may start no other.
     if not multiprocessing.current_process().daemon and (loader.num_workers or method == "fork"):
         try:
             with closing(_from_worker(loader, order, seed, method)) as batches:
                 return use(batches)
-        except DatasetError as error:  # tensors on a GPU, connections and threads do not work in a forked process
+        except DatasetError:  # tensors on a GPU, connections, locks and threads do not work in a forked process
             if loader.num_workers:
                 raise
-            failure = f"{error} "
-            if "timed out" in failure:
-                warnings.warn(f"{failure}It may wait for a lock or a thread: a copy is read instead.", stacklevel=2)
-    with seeded(seed), closing(_from_copy(loader, order, failure)) as batches:
+    with seeded(seed), closing(_from_copy(loader, order)) as batches:
         return use(batches)
 
 
@@ -82,11 +78,12 @@ def _begin(worker_init_fn: Callable[[int], None] | None, seed: int, worker_id: i
         worker_init_fn(worker_id)
 
 
-def _from_copy(loader: DataLoader[Any], order: dict[str, Any], failure: str) -> Batches:
+def _from_copy(loader: DataLoader[Any], order: dict[str, Any]) -> Batches:
     """Yield batches of a deep copy, or of the original, with a warning, if it cannot be copied."""
     dataset, collate_fn = loader.dataset, loader.collate_fn
+    parts = pytree.tree_leaves([vars(part) for part in _nested(dataset)])
     # Read-only arrays, such as files mapped into memory, are shared.
-    memo = {id(array): array for array in _read_only(dataset, set())}
+    memo = {id(part): part for part in parts if isinstance(part, np.ndarray) and not part.flags.writeable}
     try:
         dataset, collate_fn = copy.deepcopy((dataset, collate_fn), memo)
     except Exception as error:  # a user's class may raise anything
@@ -94,21 +91,19 @@ def _from_copy(loader: DataLoader[Any], order: dict[str, Any], failure: str) -> 
         if isinstance(dataset, IterableDataset) and iter(dataset) is iter(dataset):
             raise UnreadableError(f"{name} gives the same iterator each time: reading would use it up.") from error
         warnings.warn(
-            f"{failure}{name} cannot be copied ({described(error)}): reading it may move its random generators, caches"
-            " and open files.",
+            f"{name} cannot be copied ({described(error)}): reading it may move its random generators, caches and open"
+            " files.",
             stacklevel=2,
         )
     with _explained(dataset, "this process"):
         yield from _iterator(dataset, **order, collate_fn=collate_fn)
 
 
-def _read_only(dataset: Any, seen: set[int]) -> Iterator[Any]:
-    seen.add(id(dataset))  # datasets may refer to one another
-    for part in pytree.tree_leaves(getattr(dataset, "__dict__", {})):
-        if isinstance(part, Dataset):
-            yield from () if id(part) in seen else _read_only(part, seen)
-        elif isinstance(part, np.ndarray) and not part.flags.writeable:
-            yield part
+def _nested(dataset: Any) -> Iterator[Any]:
+    """A dataset and the one that it is a subset of, and so on."""
+    while hasattr(dataset, "__dict__"):
+        yield dataset
+        dataset = getattr(dataset, "dataset", None)
 
 
 @contextmanager

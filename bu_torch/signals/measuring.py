@@ -24,8 +24,7 @@ from bu_torch.functional.probabilities import as_probabilities
 from bu_torch.functional.trust import mean_trust_of, trust_of
 from bu_torch.functional.weights import mean_and_error, sum_by_group
 from bu_torch.internal.inputs import as_labels, check_fitted
-from bu_torch.perturbation.draws import PerturbedInputs, are_rows
-from bu_torch.perturbation.moves import Readings
+from bu_torch.perturbation.draws import PerturbedInputs, Readings, are_rows
 from bu_torch.samples.balance import weights_of
 from bu_torch.signals.catalogue import OF_SHARP, SIGNALS, SignalInputs, contributions_to, counting_once, metric_values
 from bu_torch.signals.details import Measurement, mean_by_rank

@@ -13,8 +13,7 @@ from torch import Tensor
 from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.estimators.label_probabilities import LabelRegression
 from bu_torch.internal.printing import progress
-from bu_torch.perturbation.draws import kind_of
-from bu_torch.perturbation.moves import MixedMove, Readings
+from bu_torch.perturbation.draws import MixedMove, Readings, kind_of
 from bu_torch.samples.samples import copies
 from bu_torch.space.features import MixedFeatures
 

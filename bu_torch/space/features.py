@@ -64,18 +64,15 @@ class MixedFeatures:
 
     def _parts(self, inputs: Tensor) -> list[Tensor]:
         """Features of all numbers, then of each place or of the text."""
-        shapes = self.packing.shapes_of_numbers
+        shapes, rows = self.packing.shapes_of_numbers, self._rows(inputs)
         columns = inputs[:, : self.packing.n_numbers].split([shape.numel() for shape in shapes], dim=1)
-        numbers = [inputs[:, :0]]
-        for part, shape in zip(columns, shapes, strict=True):
-            is_image = len(shape) == 3
-            numbers.append(pooled(part.reshape(len(part), *shape)).flatten(1) if is_image else part)
-        rows = self._rows(inputs)
-        parts = [torch.cat(numbers, dim=1)]
-        if self._texts is not None:
-            return [*parts, self._texts.transform(rows).to(inputs.dtype)]
-        known = zip(rows.T, self._categories, strict=True)
-        return parts + [(column.unsqueeze(1) == categories).to(inputs.dtype) for column, categories in known]
+        numbers = [
+            pooled(part.reshape(len(part), *shape)).flatten(1) if len(shape) == 3 else part
+            for part, shape in zip(columns, shapes, strict=True)
+        ]
+        of_places = [column.unsqueeze(1) == known for column, known in zip(rows.T, self._categories, strict=False)]
+        texts = of_places if self._texts is None else [self._texts.transform(rows)]
+        return [torch.cat([inputs[:, :0], *numbers], dim=1), *(part.to(inputs.dtype) for part in texts)]
 
     def _rows(self, inputs: Tensor) -> Tensor:
         """Indices; if they form several rows, such as ids and their mask, only the first."""

@@ -213,7 +213,7 @@ def test_fewer_tensors_in_training_are_warned_of(tmp_path):
     [
         (Text, IN_ORDER, {"input_key": 0, "label_key": 2}, "Name the tensors of a batch that `forward` takes"),
         (Table, made(lambda i: {"a": NUMBERS[i], "b": CATEGORIES[i], "y": Y[i]}), {}, "name inputs and labels"),
-        (Table, TensorDataset(NUMBERS, CATEGORIES, Y), {"perturbation": "random"}, "argument 1 hold integers"),
+        (Table, TensorDataset(NUMBERS, CATEGORIES, Y), {"perturbation": "random"}, "\\[1\\] hold integers"),
         (
             Pictures,
             PICTURES,
