@@ -27,10 +27,7 @@ def make_stopper(
     Augmented samples are read again. By default token ids are exchanged.
     """
     if not isinstance(loader, DataLoader):
-        raise ValueError(
-            f"Training data: samples are read from a `torch.utils.data.DataLoader`, got {type(loader).__name__}."
-        )
-
+        raise ValueError(f"Training data: pass a `torch.utils.data.DataLoader`, got {type(loader).__name__}.")
     settings = Settings(**{name: value for name, value in options.items() if name != "folder"})
 
     def read(how_many: Callable[[int], int]) -> Samples:

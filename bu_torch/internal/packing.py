@@ -117,7 +117,7 @@ def as_tree(value: Any) -> Any:
 
 
 def as_inputs(inputs: Any, name: str) -> Any:
-    """Return all inputs as a tensor, or as a dict or a tuple of tensors of one length."""
+    """All inputs as a tensor, or as a dict or a tuple of tensors of one length."""
     if isinstance(inputs, Mapping):
         tree: Any = {key: as_tensor(value, f"{name}[{key!r}]") for key, value in inputs.items()}
     else:

@@ -206,11 +206,7 @@ class Settings(RefusesRemoved):
 
 
 def settings_for(settings: Settings, samples: Samples) -> Settings:
-    """Settings adapted to samples: further readings perturb them; the user's callables get tensors as training does.
-
-    By default, rows of indices (token ids and their masks) are exchanged as tokens, images are moved as images and
-    tables as tables. Numbers beside indices are moved, and the indices exchanged (`MixedMove`).
-    """
+    """Settings adapted to samples: further readings perturb them; the user's callables get tensors as training does."""
     perturbation, extractor, packing = settings.perturbation, settings.feature_extractor, samples.packing
     if samples.readings is not None:
         flat = as_features(samples.readings.flatten(0, 1), "further readings", keep_integers=True)
@@ -225,10 +221,9 @@ def settings_for(settings: Settings, samples: Samples) -> Settings:
             f"`perturbation={perturbation!r}` moves numbers along a line, but {', '.join(names)} hold integers: pass"
             " None, or a callable (inputs, nearest_distance, generator) that takes these tensors as the network does."
         )
-    elif perturbation is None and packing.form == "rows":
-        perturbation = "tokens"
     elif perturbation is None and packing.has_indices:
-        perturbation = MixedMove(packing.n_numbers, packing.n_rows_of_indices)
+        mixed = MixedMove(packing.n_numbers, packing.n_rows_of_indices)
+        perturbation = "tokens" if packing.form == "rows" else mixed
     elif perturbation is None and not packing.is_table:
         perturbation = "neighbors"
     if callable(extractor):

@@ -20,7 +20,7 @@ _RARE = 0.5  # part of an equal share; the kept check recognised rarer classes c
 def check_class_weight(class_weight: Any) -> ClassWeight | None:
     """Class weights as `"balanced"`, a dict in the order of its classes, a list, or None; refuses all others."""
     if class_weight is None or (isinstance(class_weight, str) and class_weight == "balanced"):
-        return class_weight
+        return None if class_weight is None else "balanced"
     if hasattr(class_weight, "to_dict"):  # a Series of pandas has the classes in its index
         class_weight = class_weight.to_dict()
     listed = class_weight.tolist() if hasattr(class_weight, "tolist") else class_weight

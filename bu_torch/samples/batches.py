@@ -154,7 +154,7 @@ def _entries(batch: Any, keys: Keys) -> tuple[Any, Any]:
     try:
         # A command line gives a place in a tuple as a string.
         *inputs, labels = (
-            batch[int(key) if isinstance(key, str) and key.isdecimal() and not is_dict else key]  # type: ignore[index]
+            batch[int(key) if isinstance(key, str) and key.isdecimal() and not is_dict else key]
             for key in (*several, label_key)
         )
     except (KeyError, IndexError, TypeError) as error:

