@@ -54,8 +54,12 @@ def read_samples(
         input_key: Key of the inputs in dicts, or place in tuples of more than two; a list of these for several inputs.
         label_key: Key or place of the labels.
 
-    Returns the samples that a loader visits, each once, in ascending order of their indices; without those whose label
-    is -100, which torch's losses ignore. Raises TypeError or ValueError if there are none, or they cannot be read.
+    Returns:
+        The samples that a loader visits, each once, in ascending order of their indices; without those whose label is
+        -100, which torch's losses ignore.
+
+    Raises:
+        TypeError, ValueError: If there is no sample, or they cannot be read.
     """
     keys = Keys(input_key, label_key)
     if max_samples is not None:
