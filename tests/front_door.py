@@ -5,7 +5,6 @@ Each runs in an empty folder. Too long for the tests, so `.ci/run` calls it afte
     python tests/front_door.py  # the scripts print what README says, the notebook runs
 """
 
-import argparse
 import json
 import os
 import re
@@ -38,23 +37,11 @@ def run(code: str) -> str:
     """Output of a script in an empty folder."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "script.py").write_text(code)
-        command = [sys.executable, "script.py"]
-        result = subprocess.run(
-            command,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-            env={**os.environ, "MPLBACKEND": "agg"},
-        )
+        how = {"cwd": folder, "env": {**os.environ, "MPLBACKEND": "agg"}, "timeout": 300}
+        result = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=False, **how)
     if result.returncode:
         raise SystemExit(result.stdout + result.stderr)
     return result.stdout
-
-
-def errors(output: str) -> dict[str, float]:
-    return {name: float(error) for name, error in ERROR.findall(output)}
 
 
 def check_readme() -> None:
@@ -74,7 +61,7 @@ def check_hold_out() -> None:
     output = run(HOLD_OUT.read_text())
     print(output, end="")
     said = re.search(r"test\s+error is (0\.\d+).*?(0\.\d+).*?(0\.\d+)", (ROOT / "README.md").read_text(), re.DOTALL)
-    found = list(errors(output).values())
+    found = [float(error) for _, error in ERROR.findall(output)]
     if said is None or any(abs(one - float(other)) > 0.03 for one, other in zip(found, said.groups(), strict=True)):
         raise SystemExit("README promises other errors.")
 
@@ -86,10 +73,7 @@ def check_notebook() -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--readme", action="store_true", help="run what README shows alone")
-    is_all = not parser.parse_args().readme
     check_readme()
-    if is_all:
+    if sys.argv[1:] != ["--readme"]:  # run what README shows alone
         check_hold_out()
         check_notebook()

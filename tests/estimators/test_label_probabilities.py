@@ -290,22 +290,16 @@ class TestProbabilities:
         found = LabelProbabilities(regression=regression).fit(*given, on_device)
         assert found.regression is regression
 
-        counted = torch.ones(90) if weights is None else weights / weights.mean()
+        counted = torch.ones(90).double() if weights is None else (weights / weights.mean()).double()
         same = (features.unsqueeze(1) == features).all(dim=2)
-        left_out, shares = torch.zeros(90, 3, dtype=torch.float64), torch.zeros(90, 3, dtype=torch.float64)
-        for row in range(90):
-            for other in same[row].nonzero().flatten().tolist():
-                shares[row, labels[other]] += counted[other]
-                left_out[row, labels[other]] += counted[other] if other != row else 0.0
-        copied = same.sum(dim=1) > 1
-        read = found.regression.rows_.cpu()
+        of_label = counted.unsqueeze(1) * torch.nn.functional.one_hot(labels, 3)
+        shares, left_out = same.double() @ of_label, (same & ~torch.eye(90).bool()).double() @ of_label
+        copied, read = same.sum(dim=1) > 1, found.regression.rows_.cpu()
         mixture = torch.lerp(found.votes.left_out.cpu()[read], found.regression.left_out.cpu(), found.weight_).double()
         read, mixture = read[copied[read]], mixture[copied[read]]
         others = left_out[read] / left_out[read].sum(dim=1, keepdim=True)
-        losses = [
-            float(brier_score(torch.lerp(mixture, others, w / 1000), labels[read], weights=counted[read].double()))
-            for w in range(1001)
-        ]
+        mixed = (torch.lerp(mixture, others, w / 1000) for w in range(1001))
+        losses = [float(brier_score(one, labels[read], weights=counted[read])) for one in mixed]
         weight = losses.index(min(losses)) / 1000
         assert 0.1 < weight < 1
         assert found.copy_weight_ == pytest.approx(weight, abs=2e-3)
@@ -315,7 +309,7 @@ class TestProbabilities:
         without = torch.lerp(found.votes.votes, found.regression.predict_proba(perturbed), found.weight_).cpu().double()
         share = shares / shares.sum(dim=1, keepdim=True)
         expected = torch.where(copied.unsqueeze(1), torch.lerp(without, share, weight), without)
-        expected = with_masses_of(expected, labels, counted.double())
+        expected = with_masses_of(expected, labels, counted)
         both = found.predict_proba(perturbed.repeat(2, 1).to(device)).cpu().double()
         torch.testing.assert_close(both, expected.repeat(2, 1), atol=3e-3, rtol=0)
         assert (expected - without).abs().max() > 0.05

@@ -33,13 +33,13 @@ def test_agrees_with_a_loop(seed, n, j, n_values, is_weighted):
     assert float(found) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("shape", [(50, 1), (50,)])
-def test_one_logit_stands_for_two_classes(shape):
-    logits, (_, probabilities, _) = torch.randn(shape, generator=torch.Generator().manual_seed(1)), problem(n=50, j=2)
-    both = torch.stack((torch.zeros(50), logits.view(-1)), dim=1)
-    found = boundary_uncertainty(logits, probabilities)
-    assert found == boundary_uncertainty(both, probabilities)
-    assert float(found) == pytest.approx(oracle.boundary_uncertainty(logits.tolist(), probabilities.tolist()))
+def test_one_logit_stands_for_two_classes_and_classes_that_are_never_likely_change_nothing():
+    logits, probabilities, _ = problem(n=50, j=2)
+    difference = logits[:, 1] - logits[:, 0]
+    both = torch.stack((torch.zeros(50), difference), dim=1)
+    expected = boundary_uncertainty(both, probabilities)
+    for same in (difference, difference.unsqueeze(1), torch.nn.functional.pad(both, (0, 3), value=-99.0)):
+        assert boundary_uncertainty(same, probabilities) == expected
 
 
 @pytest.mark.parametrize("is_weighted", [False, True])
@@ -72,13 +72,6 @@ def test_for_two_classes_it_is_eq_38_to_the_bit(seed, n, is_weighted):
     found = boundary_uncertainty(logits, probabilities, weights=weights)
     assert float(found) == pytest.approx(float(boundary_uncertainty(logits, three, weights=weights)), abs=1e-12)
     assert found == boundary_uncertainty(logits.flip(1), probabilities, weights=weights)
-
-
-@pytest.mark.parametrize("n_more", [1, 3])
-def test_classes_beyond_those_of_the_labels_change_nothing_where_they_are_never_likely(n_more):
-    logits, probabilities, _ = problem()
-    wider = torch.cat((logits, torch.full((61, n_more), -99.0, dtype=torch.float64)), dim=1)
-    assert boundary_uncertainty(wider, probabilities) == boundary_uncertainty(logits, probabilities)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

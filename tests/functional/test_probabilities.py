@@ -65,9 +65,6 @@ class TestTangentKernel:
         rotation = torch.linalg.qr(torch.randn(4, 4, generator=generator, dtype=torch.float64)).Q.to(device)
         torch.testing.assert_close(tangent_kernel(points @ rotation, points @ rotation), kernel)
 
-    def test_keeps_the_dtype(self):
-        assert tangent_kernel(torch.ones(2, 1), torch.ones(3, 1)).dtype == torch.float32
-
 
 @given(st.integers(0, 2**32), st.booleans())
 def test_scaled_probabilities_have_the_masses_asked_for_and_two_classes_keep_their_order(seed, is_weighted):
