@@ -188,7 +188,7 @@ class Watched:
 
     def _errors_of_metrics(self, values: dict[str, float]) -> dict[str, float]:
         """Standard error of the gain in each metric that is measured, over its best value before."""
-        found, measured = {}, self.tracker.last_check.measurement
+        found, measured = {}, self.tracker.check_setup.measurement
         for metric in (one for one in METRICS.values() if one.signal in values and measured is not None):
             each, _ = contributions_to(metric, measured._inputs)
             best, before = self.best_by_metric.get(metric.name, (-math.inf, each))

@@ -1,11 +1,12 @@
-"""Samples that checks use, their number, and the signals fitted to them."""
+"""Samples that checks use, the signals fitted to them, and what one check leaves for the next."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.internal.inputs import as_labels
@@ -13,29 +14,29 @@ from bu_torch.internal.logits import packed_model
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.printing import untold
 from bu_torch.perturbation.draws import kind_of
+from bu_torch.rule.rules import STANDARD_ERROR, MetricRule
 from bu_torch.run.budget import Plan, describe_ignored, plan
+from bu_torch.run.history import JUDGED_RULES, Confidence, History, confidence_in
 from bu_torch.run.settings import Settings, settings_for
 from bu_torch.samples.balance import ClassWeight, class_shares, rare_class
 from bu_torch.samples.readings import with_readings
 from bu_torch.samples.samples import Samples, fewer_of
+from bu_torch.signals.details import (
+    Measurement,
+    accuracy_alone,
+    class_names,
+    describe_blindness,
+    describe_few,
+    describe_threshold,
+)
 from bu_torch.signals.measuring import Signals
 from bu_torch.signals.preparation import fit_with_progress
 
 _MOST_CLASSES_A_SAMPLE = 1 / 3
 
 
-class Prepared(NamedTuple):
-    """Parts of a preparation that all processes need."""
-
-    plan: Plan | None
-    packing: Packing | None  # layout of several tensors a sample in one
-    takes_readings: bool  # perturbed samples are further readings
-    fingerprint: str  # digest of samples and settings
-    is_restored: bool  # False if the preparation in a resumed state is damaged or does not fit them
-
-
 class CheckSetup:
-    """Plan of the checks, the fitted `Signals`, and the part of both that a resumed run needs.
+    """Plan of the checks, the fitted `Signals`, what the last check left, and the part of these for a resumed run.
 
     The first process calls `prepare`, and all `accept` what it returns. `warn` and `tell` take lines for the log.
     """
@@ -45,26 +46,27 @@ class CheckSetup:
         self._detail = tell if settings.verbose else untold
         self.plan: Plan | None = None
         self.fingerprint: str | None = None  # identifies the samples of earlier checks
-        self._is_restored = True
-        self.packing: Packing | None = None
-        self.takes_readings = False
+        self.packing: Packing | None = None  # layout of several tensors a sample in one
+        self.takes_readings = False  # perturbed samples are further readings
         self.about: dict[str, Any] = {"data": {}, "classes": None}  # samples and classes in words, for the record
         self.rows = torch.empty(0, dtype=torch.int64)  # places of the samples in the dataset, (N,)
-        self._n_draws = 1
         self._signals: Signals | None = None  # only in the process that has prepared
-        # Settings that determine the samples and perturbations: with others, a resumed run plans anew.
-        self._plan_settings = [getattr(settings, name) for name in ("n_draws", "max_samples", "n_neighbors", "seed")]
         # A resumed run cannot repeat the choice of a space, because the network has changed. So a state holds the whole
         # preparation if the space is the network's features, and otherwise the name of the space.
         self._saved: dict[str, Any] | None = None  # `Signals.state`
         self._space: SpaceName | None = None
+        self.n_columns = 0  # width of the last logits that this process measured
+        self.measurement: Measurement | None = None  # of the check that is running, where it was measured
+        # The next check is compared with the last one, (n_draws * N,), and with the best by expected accuracy, or
+        # metric, (N,), which may be another check than the one with the best score.
+        self.predictions: Tensor | None = None
+        self.contributions: Tensor | None = None
+        self.best_contributions: Tensor | None = None
 
     def _plan_and_choose(self, samples: Samples, planned: Callable[[int, int], Plan] | None, when: str) -> Samples:
         """Plan, unless a resumed run has a plan, and take as many of the samples; augmented ones are read again."""
-        if self.plan is None:
-            n_training, n_bytes = samples.n_training, samples.inputs[:1].nbytes
-            planned = planned or (lambda n, n_bytes: plan(self.settings, n, n, 0, n_bytes))
-            self.plan = planned(n_training, n_bytes)
+        planned = planned or (lambda n, n_bytes: plan(self.settings, n, n, 0, n_bytes))
+        self.plan = self.plan or planned(samples.n_training, samples.inputs[:1].nbytes)
         samples = fewer_of(samples, self.plan.n_samples, self.settings.seed)
         chosen = f"{len(samples.inputs)} samples"
         if samples.is_stratified is not None:
@@ -74,8 +76,7 @@ class CheckSetup:
         self._detail(f"bu-torch measures at {chosen}, {draws} each{when}.")
         if line := describe_ignored(samples.n_ignored):
             self._warn(line)
-        self._n_draws = self.plan.n_draws
-        return with_readings(samples, self._n_draws, self.settings.perturbation, self._warn)
+        return with_readings(samples, self.plan.n_draws, self.settings.perturbation, self._warn)
 
     def prepare(
         self,
@@ -87,7 +88,7 @@ class CheckSetup:
         module: nn.Module | None = None,
         class_weight: ClassWeight | None = None,
         has_resumed: bool = False,
-    ) -> Prepared:
+    ) -> tuple[Any, ...]:
         """Choose samples, fit the signals to them or load them, and say how they are measured.
 
         `give_samples` gives those to choose from, `planned` the plan of a check from the number of training samples and
@@ -96,35 +97,44 @@ class CheckSetup:
         made (`has_resumed`). `class_weight` applies if the settings have none. Errors are those of `Signals`.
         """
         samples = self._plan_and_choose(give_samples(), planned, when)
+        assert self.plan is not None  # noqa: S101  (made just now)
         self.packing, self.takes_readings = samples.packing, samples.readings is not None
         self._check_classes(samples)
         make_signals = partial(
             settings_for(self.settings, samples).make_signals,
-            self._n_draws,
+            self.plan.n_draws,
             class_weight=class_weight,
             known_space=self._space,
         )
         signals = make_signals(None if module is None else packed_model(module, samples.packing))
-        if not (has_resumed and self._restores(signals, samples)):
-            if self._is_space_left_out(signals, samples, has_resumed=has_resumed):
-                signals = make_signals(None)
+        may_use_module, is_restored = signals.boundary.may_use_module(samples.inputs), True
+        if has_resumed and may_use_module and self._saved is not None:
+            try:
+                signals.restore(self._saved, samples.inputs, samples.labels, samples.weights)
+            except Exception:  # damaged, which may raise anything, or for other samples: the caller warns
+                is_restored = False
+        if not (has_resumed and may_use_module and self._saved is not None and is_restored):
+            is_open = may_use_module and signals.boundary.feature_extractor is None and self._space is None
+            if has_resumed and is_open:  # a network that has learnt the labels would leak them into the choice
+                signals, may_use_module = make_signals(None), False
             inputs = samples.inputs.to(self._faster_device(samples, device))
             fit_with_progress(signals, inputs, samples.labels, samples.weights)
-            self._note_space(signals, samples)
+            name: Any = signals.boundary.space_name_
+            self._space = name if may_use_module and name in get_args(SpaceName) else None
+            self._saved = signals.state() if may_use_module and self._space is None else None
         self._signals, self.rows = signals.to(device or samples.inputs.device), samples.rows
         self.about = self._describe(signals, samples)
         for line in self._details():
             self._detail(line)
         for line in self._doubts():
             self._tell(line)
-        made = self.plan, self.packing, self.takes_readings
-        return Prepared(*made, signals.fingerprint, self._is_restored)
+        return self.plan, self.packing, self.takes_readings, signals.fingerprint, is_restored
 
-    def accept(self, made: Prepared) -> bool:
+    def accept(self, prepared: tuple[Any, ...]) -> bool:
         """Take over what the first process has prepared; False if it is for other samples than a resumed state has."""
-        before, self.fingerprint = self.fingerprint, made.fingerprint
-        self.plan, self.packing, self.takes_readings = made.plan, made.packing, made.takes_readings
-        return before is None or (made.is_restored and before == made.fingerprint)
+        before = self.fingerprint
+        self.plan, self.packing, self.takes_readings, self.fingerprint, is_restored = prepared
+        return before is None or (is_restored and before == self.fingerprint)
 
     def _check_classes(self, samples: Samples) -> None:
         """Warn if labels look like numbers to predict."""
@@ -138,24 +148,6 @@ class CheckSetup:
                 " boundary: this is for classifiers."
             )
 
-    def _is_space_left_out(self, signals: Signals, samples: Samples, *, has_resumed: bool) -> bool:
-        """True if the network's features must not be chosen as the space.
-
-        A network that has learnt the labels would leak them into the choice of a space.
-        """
-        is_open = signals.boundary.feature_extractor is None and signals.boundary.may_use_module(samples.inputs)
-        return is_open and has_resumed and self._space is None
-
-    def _note_space(self, signals: Signals, samples: Samples) -> None:
-        """Note for a resumed run which space was chosen; the whole preparation, if it is the network's features."""
-        self._saved = self._space = None
-        if signals.boundary.may_use_module(samples.inputs):
-            match signals.boundary.space_name_:
-                case "inputs" | "patches" | "tokens" | "metric" as name:
-                    self._space = name
-                case _:
-                    self._saved = signals.state()
-
     def _faster_device(self, samples: Samples, device: torch.device | None) -> torch.device:
         """Device on which preparation is faster: that of the checks for images, else that of the samples."""
         is_image = samples.packing is None and samples.inputs.ndim == 4
@@ -164,22 +156,12 @@ class CheckSetup:
             return samples.inputs.device
         return device
 
-    def _restores(self, signals: Signals, samples: Samples) -> bool:
-        """Load the preparation of a run that resumes, if the network of its start was the space."""
-        if self._saved is None or not signals.boundary.may_use_module(samples.inputs):
-            return False
-        try:
-            signals.restore(self._saved, samples.inputs, samples.labels, samples.weights)
-        except Exception:  # damaged, which may raise anything, or for other samples: the caller warns
-            self._is_restored = False
-        return self._is_restored
-
     def _describe(self, signals: Signals, samples: Samples) -> dict[str, Any]:
         present, shares = class_shares(signals.boundary.labels, samples.weights)
         skills = {name: round(skill, 4) for name, skill in signals.boundary.skills_.items()}
         data = {
             "n_samples": len(samples.inputs),
-            "n_draws": self._n_draws,
+            "n_draws": signals.boundary.n_draws,
             "n_training": samples.n_training,
             "n_classes": int(samples.labels.max()) + 1,
             "n_present": len(present),
@@ -230,8 +212,8 @@ class CheckSetup:
         if self.takes_readings:
             yield (
                 "A sample differs each time it is read (random augmentation), so bu-torch reads each sample"
-                f" {1 + self._n_draws} times: the first is its place among its neighbours, and further ones are"
-                " perturbed samples. To change it: `perturbation=` names a way to move it."
+                f" {1 + self.signals.boundary.n_draws} times: the first is its place among its neighbours, and further"
+                " ones are perturbed samples. To change it: `perturbation=` names a way to move it."
             )
         boundary, metric = self.signals.boundary, self.signals.metric
         if boundary.skills_:
@@ -243,22 +225,72 @@ class CheckSetup:
         if metric is not None and metric.prices:
             yield metric.prices
 
+    def measure(self, logits: Tensor) -> dict[str, float]:
+        """Signals and `standard_error` of the network's logits at the perturbed inputs; waits for the device once."""
+        signals = self.signals
+        n_samples = len(signals.boundary.labels)
+        known = ((self.predictions, n_samples * signals.boundary.n_draws), (self.best_contributions, n_samples))
+        before, best = (None if one is None or len(one) != n_rows else one.to(logits.device) for one, n_rows in known)
+        self.n_columns = logits.shape[1]
+        self.measurement = signals.measure(logits, before, best)
+        self.predictions, self.contributions = self.measurement.predictions, self.measurement.contributions
+        values = {**self.measurement.values, STANDARD_ERROR: self.measurement.standard_error}
+        return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
+
+    def forget_checks(self) -> None:
+        """Compare the next check with none before."""
+        self.predictions = self.best_contributions = None
+
+    def judge(self, check: Mapping[str, Any], history: History) -> tuple[Confidence | None, str, list[str]]:
+        """Judge the kept check; give the doubt about it, "" for none, and what else is to say."""
+        signals, selection, metric = self.signals, history.selection, self.signals.metric
+        boundary, n_samples = signals.boundary, len(signals.boundary.labels)
+        names, value, sign = class_names(boundary.labels, self.about["classes"]), history.value_name, history.sign
+        counted = [one for one in history.compared if selection is None or selection.score(one) is not None]
+        column, alone = accuracy_alone(boundary.probabilities_of_present, n_samples, boundary.weights)
+        if metric is not None:
+            alone = metric.uninformed(signals.plain_probabilities(self.n_columns))
+        finite = [one[value] for one in counted if math.isfinite(one[value])]
+        best = max(finite, key=lambda one: sign * one, default=math.nan)
+        skills = signals.vote_skill, signals.regression_skill
+        blind, confidence = describe_blindness(best, alone, names[column], skills, metric), None
+        rule = None if selection is None else selection.rule
+        is_judged = rule is not None and metric is None and rule.name in JUDGED_RULES
+        if is_judged or (isinstance(rule, MetricRule) and not rule.metric.is_drawn):
+            doubt = "" if metric is None else metric.doubt(len(names))
+            if metric is not None and not metric.is_of_sharp:
+                doubt = doubt or describe_few(boundary.labels)
+            numbers = signals.skill, n_samples, alone
+            confidence = confidence_in(check, counted, *numbers, is_blind=bool(blind), metric=metric, doubt=doubt)
+        line = blind or ("" if confidence is None else confidence.line())
+        threshold = "" if metric is None or blind else describe_threshold(check, metric)
+        if confidence is not None and confidence.word == "clear":
+            return confidence, "", [remark for remark in (line, threshold) if remark]
+        return confidence, line, [threshold] if threshold else []
+
     def release(self) -> None:
         """Free what was computed, because training has ended."""
-        self._signals = None
+        self._signals = self.measurement = None
 
     def state_dict(self) -> dict[str, Any]:
+        """State for a resumed run; predictions are on the CPU, in the smallest type that holds all classes."""
+        predictions, best = self.predictions, self.best_contributions
+        if predictions is not None:
+            is_narrow = int(predictions.max()) <= torch.iinfo(torch.uint8).max
+            predictions = predictions.cpu().to(torch.uint8 if is_narrow else torch.int32)
         return {
             "plan": None if self.plan is None else tuple(self.plan),
-            "asked": self._plan_settings,
             "samples": self.fingerprint,
             "prepared": self._saved,
             "space": self._space,
+            "predictions": predictions,
+            "best_contributions": None if best is None else best.cpu(),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checked state; with other settings, samples are planned anew."""
+        """Continue from a checked state."""
         self._saved, self._space = state["prepared"], state["space"]
+        self.predictions, self.best_contributions = state["predictions"], state["best_contributions"]
         plan = state["plan"]
-        if state["asked"] == self._plan_settings and plan is not None and plan.n_samples >= self.settings.n_neighbors:
+        if plan is not None and plan.n_samples >= self.settings.n_neighbors:
             self.plan, self.fingerprint = plan, state["samples"]

@@ -38,7 +38,7 @@ class History:
         if settings.decides:
             first = settings.start_from_epoch
             self.selection = SelectionRule(settings.deciding_rule, start_from_epoch=first, metric=metric)
-        self._value_name, self._sign = ("expected_accuracy", 1.0) if metric is None else (metric.signal, metric.sign)
+        self.value_name, self.sign = ("expected_accuracy", 1.0) if metric is None else (metric.signal, metric.sign)
         self.entries: list[Entry] = []
         self.reset()
 
@@ -64,10 +64,10 @@ class History:
     def has_best_value(self, entry: Entry) -> bool:
         """True if `entry` counts and its expected accuracy, or metric, beats that of all other checks that count."""
         first = 0 if self.selection is None else self.selection.start_from_epoch
-        value = self._sign * entry.get(self._value_name, math.nan)
+        value = self.sign * entry.get(self.value_name, math.nan)
         others = [one for one in self.compared if one["epoch"] >= first and place_of(one) != place_of(entry)]
         is_counted = entry["epoch"] >= first and math.isfinite(value)
-        return is_counted and not any(self._sign * one.get(self._value_name, math.nan) >= value for one in others)
+        return is_counted and not any(self.sign * one.get(self.value_name, math.nan) >= value for one in others)
 
     def add(self, entry: Entry, *, is_counted: bool = True) -> None:
         """Add a check, add the rule's values to it, and decide.

@@ -20,13 +20,11 @@ from bu_torch.internal.replica import evaluation_copy
 from bu_torch.run.budget import Plan
 from bu_torch.run.check_setup import CheckSetup
 from bu_torch.run.history import History, describe_none_kept, describe_worse_than_chance, summary_of
-from bu_torch.run.last_check import LastCheck
 from bu_torch.run.processes import Processes
 from bu_torch.run.settings import Settings
 from bu_torch.run.state import VERSION, read_state
 from bu_torch.run.timing import Record, RunTimer, plain, row
 from bu_torch.run.weights import WeightAverage, few_names, state_to_keep
-from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.metrics import THRESHOLD, as_metric
 
@@ -80,7 +78,6 @@ class Tracker:
         self.inputs: Any = None  # perturbed inputs, in the processes that read the network
         self.history = History(settings)  # decides which check is kept, and when to stop
         self.check_setup = CheckSetup(settings, self.warn, tell)  # samples, and what is computed before training
-        self.last_check = LastCheck()
         self.average: WeightAverage | None = None
         if settings.averaging is not None:
             self.average = WeightAverage(settings.averaging)
@@ -100,35 +97,24 @@ class Tracker:
         give_samples: Callable[[], Samples],
         planned: Callable[[int, int], Plan] | None = None,
         *,
-        when: str = "",
         device: torch.device | None = None,
-        module: nn.Module | None = None,
-        class_weight: ClassWeight | None = None,
+        **options: Any,
     ) -> bool:
         """Prepare the samples of the checks, in the first process for all; False if a run resumes with others.
 
         Arguments and errors are those of `CheckSetup.prepare`.
         """
-        setup, processes = self.check_setup, self.processes
-        prepare = partial(
-            setup.prepare,
-            give_samples,
-            planned,
-            when=when,
-            device=device,
-            module=module,
-            class_weight=class_weight,
-            has_resumed=bool(self.checks),
-        )
-        made = processes.on_first(prepare)
+        setup, processes, options = self.check_setup, self.processes, {"device": device, **options}
+        has_resumed = bool(self.checks)
+        prepared = processes.on_first(lambda: setup.prepare(give_samples, planned, has_resumed=has_resumed, **options))
         self.inputs = setup.signals.perturbed if processes.rank == 0 else None
         if processes.are_sharded and processes.count > 1:
             of_first: Any = processes.broadcast(None if processes.rank else copy.copy(self.inputs).to("cpu"))
             self.inputs = of_first.to(device)
-        if setup.accept(made) or not self.checks:
+        if setup.accept(prepared) or not self.checks:
             return True
         self.history.reset()
-        self.last_check.forget()
+        setup.forget_checks()
         return False
 
     def averages(self, model: object) -> dict[str, Tensor]:
@@ -171,7 +157,7 @@ class Tracker:
         if self.timer.check_seconds == 0:
             warn_of_probabilities(logits, "The module", self.warn)
         try:
-            return self.last_check.measure(self.check_setup.signals, logits)
+            return self.check_setup.measure(logits)
         except ValueError as error:
             raise UnfitLogitsError(str(error)) from error
 
@@ -183,13 +169,14 @@ class Tracker:
         With `is_counted=False`, neither it nor any check before it counts for the patience or as best.
         """
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
+        setup = self.check_setup
         if self.history.has_best_value(entry):
-            self.last_check.best_contributions = self.last_check.contributions
+            setup.best_contributions = setup.contributions
         self.history.add(entry, is_counted=is_counted)
         if not is_counted:
-            self.last_check.forget()
-        data = self.check_setup.about["data"]
-        line = describe_worse_than_chance(self.checks, self.last_check.n_columns, data) if data else ""
+            setup.forget_checks()
+        data = setup.about["data"]
+        line = describe_worse_than_chance(self.checks, setup.n_columns, data) if data else ""
         if line and not self._has_warned:
             self._has_warned = True
             self.warn(line)  # last, because filters may turn a warning into an error
@@ -209,9 +196,8 @@ class Tracker:
 
     def end_check(self, started: float, train_loss: float | None = None) -> None:
         """Count the time of the last check, and write it to the record."""
-        measured = self.last_check.measurement  # None in other processes than the first
+        measured, self.check_setup.measurement = self.check_setup.measurement, None  # None but in the first process
         details = measured.details() if self.timer.path and measured is not None else None
-        self.last_check.measurement = None
         self.timer.check_seconds += time.perf_counter() - started
         if details is not None:
             entry, kept, rows = self.checks[-1], self.history.kept or {}, self.check_setup.rows
@@ -233,8 +219,7 @@ class Tracker:
         check = self.history.best
         confidence, self.doubt, self.remarks = None, "", []
         if check is not None and self.check_setup.is_prepared:
-            judge, setup = self.last_check.judge, self.check_setup
-            confidence, self.doubt, self.remarks = judge(check, self.history, setup.signals, setup.about["classes"])
+            confidence, self.doubt, self.remarks = self.check_setup.judge(check, self.history)
         if self.history.selection is not None:
             judged = summary_of(confidence, as_metric(self.settings.metric))
             score = None if check is None else check[self.history.score_name]
@@ -284,11 +269,10 @@ class Tracker:
         self.processes = Processes()
         if self.average is not None:
             self.average.release()
-        self.last_check.measurement = None
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed training needs, as plain numbers, strings and tensors on the CPU."""
-        state = self.history.state_dict() | self.last_check.state_dict() | self.check_setup.state_dict()
+        state = self.history.state_dict() | self.check_setup.state_dict()
         if self.average is not None:
             state["average"] = self.average.state_dict()
         # Tables of numbers, one for each run of checks with the same entries: single numbers are slow to save.
@@ -297,7 +281,7 @@ class Tracker:
             {"names": list(names), "values": as_numbers([[*check.values()] for check in checks])}
             for names, checks in itertools.groupby(self.checks, key=tuple)
         ]
-        return state | {"version": VERSION, "settings": self._compared_settings() or None}
+        return state | {"version": VERSION, "settings": self._compared_settings()}
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Continue from a `state_dict`; patience and the best epoch start anew if it is damaged, or settings differ."""
@@ -313,20 +297,16 @@ class Tracker:
             self.history.load(state, is_compared=not changed)
             if self.average is not None and state["average"] is not None:
                 self.average.load_state_dict(state["average"])
-            self.last_check.load(state)
-            self.check_setup.load(state)
+            self.check_setup.load(state | {"plan": None} if changed else state)
         except Exception as error:  # a damaged state, or a rule of the user's, may raise anything
             self.history.load({"history": []}, is_compared=False)
             why = f"The state in the checkpoint cannot be read ({cleaned(f'{type(error).__name__}: {error}'[:200])})"
         if why:
-            self.last_check.forget()
-            self.check_setup.fingerprint = None  # no check is left to compare
-            self.warn(f"{why}. Patience and the best epoch start anew.")
+            self.check_setup.forget_checks()
+            self.warn(f"{why}.{' Patience and the best epoch start anew.' if self.settings.decides else ''}")
 
     def _compared_settings(self) -> dict[str, int | float | str | None]:
-        """Settings that scores depend on, as plain data; empty without a rule."""
-        if self.history.selection is None:
-            return {}
+        """Settings that scores depend on, as plain data."""
         named = {name: getattr(self.settings, name) for name in _COMPARED}
         named["metric"] = str(as_metric(self.settings.metric) or "accuracy")
         if isinstance(weights := named["class_weight"], dict | list):

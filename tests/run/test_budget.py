@@ -206,4 +206,5 @@ def test_a_resumed_run_keeps_its_plan_unless_asked_for_another(tmp_path):
     assert state_of(torch.load(path, weights_only=True), "BoundaryUncertaintyMonitor")["plan"] == (120, 4)
     with pytest.warns(UserWarning, match="resumes with different training samples"):
         assert plan_of(300) == Plan(120, 4)
-    assert plan_of(300, n_draws=2) == Plan(300, 2)
+    with pytest.warns(UserWarning, match="resumes with n_draws=2 instead of n_draws=None"):
+        assert plan_of(300, n_draws=2) == Plan(300, 2)
