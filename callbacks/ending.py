@@ -2,7 +2,6 @@
 
 import copy
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,7 @@ def restore(trainer: Trainer, keeper: Keeper) -> str:
     before = {n: copy.deepcopy(value) for n, value in module.state_dict().items()} if is_read_by_all else {}
     try:
         if isinstance(keeper, MemoryKeeper):
-            return _load(trainer, keeper.best.weights, "", keeper.fit.tracker.detail, is_own=True)
+            return _load(trainer, keeper.best.weights, "", is_own=True)
         assert isinstance(keeper, FileKeeper)  # noqa: S101  (there is no third kind)
         return _load_file(trainer, keeper, is_read_by_all=is_read_by_all)
     except Exception as error:  # a damaged or crafted file may raise anything, and must not end the fit
@@ -95,11 +94,11 @@ def _load_file(trainer: Trainer, keeper: FileKeeper, *, is_read_by_all: bool) ->
     if is_read_by_all:
         strategy.load_model_state_dict(checkpoint, strict=False)
         return ""
-    return _load(trainer, checkpoint["state_dict"], path, keeper.fit.tracker.detail, is_own=is_own)
+    return _load(trainer, checkpoint["state_dict"], path, is_own=is_own)
 
 
-def _load(trainer: Trainer, saved: dict[str, Any], path: str, detail: Callable[[str], None], *, is_own: bool) -> str:
-    """Load weights; those that were not saved stay as they are in the module, and a line says so."""
+def _load(trainer: Trainer, saved: dict[str, Any], path: str, *, is_own: bool) -> str:
+    """Load weights; those that were not saved stay as they are in the module."""
     module = trainer.lightning_module
     try:
         found = load(module, saved, allow_missing=is_own or not module.strict_loading)
@@ -110,11 +109,6 @@ def _load(trainer: Trainer, saved: dict[str, Any], path: str, detail: Callable[[
         rank_zero_warn(
             f"The saved weights of the kept epoch leave out {len(found.missing)} that training changes:"
             f" {few_names(found.missing)}. Those stay as the last epoch left them; all others are restored.{where}"
-        )
-    elif found.left_out:
-        detail(
-            f"The saved weights of the kept epoch leave out {len(found.left_out)} that training does not change, which"
-            f" stay as they are in the module: {few_names(found.left_out)}."
         )
     if found.unknown and module.strict_loading:
         rank_zero_warn(

@@ -67,7 +67,7 @@ class FitSession:
         class_weight = self.settings.class_weight
         if trainer.reload_dataloaders_every_n_epochs and self.source.reference is None:
             rank_zero_warn("bu-torch uses the training data as first loaded and ignores reloads.")
-        n_batches, when = self._between_checks(trainer)
+        n_batches = self._between_checks(trainer)
         # A `perturbation` draws the same in each preparation.
         with seeded(self.settings.seed), showing_progress(trainer.progress_bar_callback is not None):
             example = processes.on_first(partial(samples.read, trainer, pl_module, n_batches))
@@ -85,7 +85,6 @@ class FitSession:
                 is_the_same = tracker.start(
                     samples.hand_over,
                     partial(samples.plan, trainer, n_batches, n_operations),
-                    when=f", {when}",
                     device=pl_module.device,
                     module=module,
                     class_weight=class_weight,
@@ -106,14 +105,13 @@ class FitSession:
             tracker.open_record(folder, given)
         return is_the_same
 
-    def _between_checks(self, trainer: Trainer) -> tuple[float, str]:
-        """Number of batches that one process has between two checks; when checks are due, in words."""
-        n, unit, n_batches = self._every_n_epochs, "epoch", float(trainer.num_training_batches)
-        if self._every_n_steps is not None:
-            n, unit = self._every_n_steps, "step"
-            steps_of_batch = len(trainer.optimizers) / trainer.accumulate_grad_batches  # one step of each optimiser
-            n_batches = min(n_batches, math.ceil(n / max(steps_of_batch, 1e-9)))
-        return n_batches, f"after every {unit}" if n == 1 else f"every {n} {unit}s"
+    def _between_checks(self, trainer: Trainer) -> float:
+        """Number of batches that one process has between two checks."""
+        n_batches = float(trainer.num_training_batches)
+        if self._every_n_steps is None:
+            return n_batches
+        steps_of_batch = len(trainer.optimizers) / trainer.accumulate_grad_batches  # one step of each optimiser
+        return min(n_batches, math.ceil(self._every_n_steps / max(steps_of_batch, 1e-9)))
 
     def _warn_of_checks_not_made(self, trainer: Trainer) -> None:
         """Warn before training if no check will be made, or perhaps only after training."""

@@ -267,7 +267,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             self.stopping_reason = why_ended(trainer, exception)
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
         places = {"kept_epoch": self.best_epoch, "kept_step": self.best_step, "stopped_epoch": self.stopped_epoch}
-        why, cost = tracker.history.why_none_kept(), tracker.timer.describe_cost()
+        why = tracker.history.why_none_kept()
         tracker.end(self.stopping_reason, **places, best_model_path=self.best_model_path)
         has_best = tracker.history.best is not None
         if not (has_best or trainer.current_epoch or is_graceful):  # nothing to say
@@ -282,7 +282,7 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             why += ": the average of WeightAveraging was not updated before it"
         place: Any = {"is_by_steps": fit.is_by_steps, "path": self.best_model_path}
         is_open = self.stopped_epoch is None and exception is None
-        tracker.tell_end(self.stopping_reason, how, cost, why=why, is_open=is_open, **place)
+        tracker.log_summary(self.stopping_reason, how, why=why, is_open=is_open, **place)
         if exception is None:  # after one, the other processes may not come here
             tracker.summary = tracker.processes.broadcast(tracker.summary)
 

@@ -63,7 +63,7 @@ class CheckSetup:
         self.contributions: Tensor | None = None
         self.best_contributions: Tensor | None = None
 
-    def _plan_and_choose(self, samples: Samples, planned: Callable[[int, int], Plan] | None, when: str) -> Samples:
+    def _plan_and_choose(self, samples: Samples, planned: Callable[[int, int], Plan] | None) -> Samples:
         """Plan, unless a resumed run has a plan, and take as many of the samples; augmented ones are read again."""
         planned = planned or (lambda n, n_bytes: plan(self.settings, n, n, 0, n_bytes))
         self.plan = self.plan or planned(samples.n_training, samples.inputs[:1].nbytes)
@@ -73,7 +73,7 @@ class CheckSetup:
             kind = "stratified random" if samples.is_stratified else "random"
             chosen = f"a {kind} {len(samples.inputs)} of {samples.n_training} training samples"
         draws = "1 draw" if self.plan.n_draws == 1 else f"{self.plan.n_draws} draws"
-        self._detail(f"bu-torch measures at {chosen}, {draws} each{when}.")
+        self._detail(f"bu-torch measures at {chosen}, {draws} each.")
         if line := describe_ignored(samples.n_ignored):
             self._warn(line)
         return with_readings(samples, self.plan.n_draws, self.settings.perturbation, self._warn)
@@ -83,7 +83,6 @@ class CheckSetup:
         give_samples: Callable[[], Samples],
         planned: Callable[[int, int], Plan] | None = None,
         *,
-        when: str = "",
         device: torch.device | None = None,
         module: nn.Module | None = None,
         class_weight: ClassWeight | None = None,
@@ -92,11 +91,11 @@ class CheckSetup:
         """Choose samples, fit the signals to them or load them, and say how they are measured.
 
         `give_samples` gives those to choose from, `planned` the plan of a check from the number of training samples and
-        the bytes of one, 0 for no limit; `when` says for the log when checks are due. Checks are made on `device`, or
+        the bytes of one, 0 for no limit. Checks are made on `device`, or
         that of the samples. The space may be the features of `module` before training, and stays if earlier checks were
         made (`has_resumed`). `class_weight` applies if the settings have none. Errors are those of `Signals`.
         """
-        samples = self._plan_and_choose(give_samples(), planned, when)
+        samples = self._plan_and_choose(give_samples(), planned)
         assert self.plan is not None  # noqa: S101  (made just now)
         self.packing, self.takes_readings = samples.packing, samples.readings is not None
         self._check_classes(samples)

@@ -106,30 +106,29 @@ class History:
         by = f" by more than {settings.min_delta:g}" if settings.min_delta else ""
         return f"{start} did not improve{by} in the last {'check' if wait == 1 else f'{wait} checks'}{since}."
 
-    def describe_kept(self, how: str, path: str, *, is_averaged: bool, is_by_steps: bool) -> str:
-        """Say what was kept, and where it is."""
-        kept, selection = self.best, self.selection
-        assert kept is not None  # noqa: S101  (the caller has seen one)
-        assert selection is not None  # noqa: S101  (there is a rule)
-        rule, score = selection.rule, kept[selection.score_name]
-        place = f"step {kept['step']} of " if is_by_steps and "step" in kept else ""
+    def describe_end(
+        self, reason: str, how: str, path: str, *, is_averaged: bool, is_by_steps: bool, is_open: bool
+    ) -> tuple[str, str]:
+        """Say what was kept and where it is; and why training ended, and whether longer training may help (`is_open`).
+
+        `how` is "", "partly " or "not ": how the kept weights are in the model.
+        """
+        best, selection = self.best, self.selection
+        assert best is not None and selection is not None  # noqa: S101, PT018  (the caller has seen them)
+        rule, score = selection.rule, best[selection.score_name]
+        place = f"step {best['step']} of " if is_by_steps and "step" in best else ""
         where = f", its checkpoint is {cleaned(path)}" if path else ""
-        return (
-            f"bu-torch kept {place}epoch {kept['epoch']}"
+        kept = (
+            f"bu-torch kept {place}epoch {best['epoch']}"
             f" ({rule.title}: {rule.shown(score):.4f}{rule.unit and f' {rule.unit}'}):"
             f" its {'averaged ' if is_averaged else ''}weights are {how}in the model{where}."
         )
-
-    def describe_end(self, reason: str, *, is_averaged: bool, is_open: bool) -> str:
-        """Say why training ended; whether longer training may help, if `is_open`."""
-        longer, seen = "", [place_of(one) for one in self.entries]
-        last = None if self.best is None else place_of(self.best)
-        n_since = len(seen) - 1 - seen.index(last) if last in seen else len(seen)
+        n_since, longer = next(n for n, entry in enumerate(reversed(self.entries)) if entry is best), ""
         if is_open and n_since <= _LATE * len(self.entries):
             which = f"Only {n_since} later checks followed" if n_since else "The kept check is the last"
             lag = ", or try `averaging=None`, since the average lags" if is_averaged else ""
             longer = f" {which}: train longer{lag}."
-        return f"{reason.rstrip('.')}.{longer}"
+        return kept, f"{reason.rstrip('.')}.{longer}"
 
     def why_none_kept(self) -> str:
         """Reason why no epoch is kept."""
@@ -321,8 +320,3 @@ def describe_exception(exception: BaseException) -> str:
     if isinstance(exception, KeyboardInterrupt):
         return "Training was interrupted (KeyboardInterrupt)."
     return f"Training failed: {type(exception).__name__}{f': {exception}' if str(exception) else '.'}"
-
-
-def describe_none_kept(why: str, reason: str) -> str:
-    """Say that no check was kept and why, and the `reason` why training ended."""
-    return f"bu-torch kept no epoch: {why}. {reason} The weights are those of training."

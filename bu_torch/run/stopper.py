@@ -230,13 +230,8 @@ class BoundaryUncertaintyStopper(KeptResults):
         self.stopping_reason = self.stopping_reason or "Training ended."
         tracker, reason = self._tracker, self.stopping_reason
         tracker.end(reason, kept_epoch=self.best_epoch, kept_step=self.best_step, stopped_epoch=self.stopped_epoch)
-        tracker.tell_end(
-            reason,
-            None if self.best_epoch is None else how,
-            tracker.timer.describe_cost(),
-            is_by_steps=self._is_by_steps,
-            is_open=self.stopped_epoch is None,
-        )
+        kept_how, is_open = None if self.best_epoch is None else how, self.stopped_epoch is None
+        tracker.log_summary(reason, kept_how, is_by_steps=self._is_by_steps, is_open=is_open)
 
     def _place(self, epoch: int | None, step: int | None) -> tuple[int, int | None]:
         last = self.history[-1] if self.history else {"epoch": -1}
@@ -281,10 +276,6 @@ class BoundaryUncertaintyStopper(KeptResults):
         return logits_at(taker, inputs, output_key=self.settings.output_key).to(inputs.device)
 
     def _start(self, model: object) -> None:
-        with showing_progress(self.has_progress_bar):
-            self._prepare_samples(model)
-
-    def _prepare_samples(self, model: object) -> None:
         tracker, samples, started = self._tracker, self._samples, time.perf_counter()
         has_group = distributed.is_available() and distributed.is_initialized()
         if has_group and tracker.processes.count < distributed.get_world_size():
@@ -298,13 +289,14 @@ class BoundaryUncertaintyStopper(KeptResults):
                 n_operations = count_operations(
                     network, partial(logits_at, taker, one, output_key=self.settings.output_key)
                 )
-        is_the_same = tracker.start(
-            lambda: samples,
-            lambda _, n_bytes: plan(self.settings, n_training, n_training, n_operations, n_bytes),
-            device=device_of(model, samples.inputs),
-            # The first check mostly comes after some training, so the network's features are a space only on request.
-            module=model if isinstance(model, nn.Module) and self.settings.feature_extractor is not None else None,
-        )
+        with showing_progress(self.has_progress_bar):
+            is_the_same = tracker.start(
+                lambda: samples,
+                lambda _, n_bytes: plan(self.settings, n_training, n_training, n_operations, n_bytes),
+                device=device_of(model, samples.inputs),
+                # Mostly some training precedes the first check, so the network's features are a space only on request.
+                module=model if isinstance(model, nn.Module) and self.settings.feature_extractor is not None else None,
+            )
         if not is_the_same:
             self._best = BestWeights()
             tracker.warn(

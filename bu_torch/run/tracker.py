@@ -19,7 +19,7 @@ from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.run.budget import Plan
 from bu_torch.run.check_setup import CheckSetup
-from bu_torch.run.history import History, describe_none_kept, describe_worse_than_chance, summary_of
+from bu_torch.run.history import History, describe_worse_than_chance, summary_of
 from bu_torch.run.processes import Processes
 from bu_torch.run.settings import Settings
 from bu_torch.run.state import VERSION, read_state
@@ -233,30 +233,23 @@ class Tracker:
         line = {"kind": "end", "reason": reason, "n_not_compared": self.history.n_not_compared, **kept, **seconds}
         self.timer.record.write(line | {"remarks": [line for line in (self.doubt, *self.remarks) if line]})
 
-    def tell_end(
-        self,
-        reason: str,
-        how: str | None,
-        cost: str,
-        *,
-        is_by_steps: bool,
-        is_open: bool,
-        path: str = "",
-        why: str = "",
+    def log_summary(
+        self, reason: str, how: str | None, *, is_by_steps: bool, is_open: bool, path: str = "", why: str = ""
     ) -> None:
         """Say what was kept, why training ended and what that cost, and doubts; with `verbose` all remarks, too.
 
-        Arguments are those of `History.describe_kept` and `describe_end`. `how` is "", "partly " or "not ": how the
-        kept weights are in the model; None if nothing is kept. `why` is the reason for that; "" asks the history.
+        Arguments are those of `History.describe_end`; `how` is None if nothing is kept, for the reason `why`.
         """
         if self.processes.rank != 0:
             return
         if how is None:
-            self.tell(describe_none_kept(why or self.history.why_none_kept(), reason))
+            why = why or self.history.why_none_kept()
+            self.tell(f"bu-torch kept no epoch: {why}. {reason} The weights are those of training.")
             return
-        is_averaged = self.average is not None
-        self.tell(self.history.describe_kept(how, path, is_averaged=is_averaged, is_by_steps=is_by_steps))
-        self.tell(f"{self.history.describe_end(reason, is_averaged=is_averaged, is_open=is_open)} {cost}")
+        options = {"is_averaged": self.average is not None, "is_by_steps": is_by_steps, "is_open": is_open}
+        kept, ended = self.history.describe_end(reason, how, path, **options)
+        self.tell(kept)
+        self.tell(f"{ended} {self.timer.describe_cost()}")
         if self.doubt:
             self.tell(self.doubt)
         for line in self.remarks:
@@ -352,15 +345,12 @@ class KeptResults(MeasurementResults):
 
     @property
     def best_epoch(self) -> int | None:
-        best = self.tracker.history.best
-        return None if best is None else best["epoch"]
+        return (self.tracker.history.best or {}).get("epoch")
 
     @property
     def best_step(self) -> int | None:
-        best = self.tracker.history.best
-        return None if best is None else best.get("step")
+        return (self.tracker.history.best or {}).get("step")
 
     @property
     def best_score(self) -> float | None:
-        best = self.tracker.history.best
-        return None if best is None else best[self.score_name]
+        return (self.tracker.history.best or {}).get(self.score_name)

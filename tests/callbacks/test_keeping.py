@@ -62,12 +62,10 @@ class Silent(Hiding):
 class TestWeightsLeftOut:
     @pytest.mark.parametrize("strict", [True, False])
     @pytest.mark.parametrize("checkpoints", [True, False])
-    def test_frozen_ones_stay_and_all_others_are_put_back(self, tmp_path, log, strict, checkpoints):
+    def test_frozen_ones_stay_and_all_others_are_put_back(self, tmp_path, strict, checkpoints):
         module, own = (LeavingOut if checkpoints else Hiding)(strict=strict), scripted()
         _, weights = fit(tmp_path, own, module=module, enable_checkpointing=checkpoints)
         assert same(weights_of(module), weights[1])
-        (said,) = [one for one in log.messages if "leave out" in one]
-        assert said.endswith("backbone.weight, backbone.bias.")
 
     @pytest.mark.parametrize(
         ("kind", "strict"), [(LeavingOut, True), (LeavingOut, False), (Hiding, True), (Silent, False)]
