@@ -77,12 +77,10 @@ class Packing:
 
     @property
     def shapes_of_numbers(self) -> list[torch.Size]:
-        """Shapes of the tensors that hold numbers, in the order of the columns."""
         return [shape for shape, dtype in zip(self.shapes, self.dtypes, strict=True) if dtype is None]
 
     @property
     def n_numbers(self) -> int:
-        """Number of columns that hold numbers; they come first."""
         return sum(shape.numel() for shape in self.shapes_of_numbers)
 
     @property

@@ -69,9 +69,8 @@ class CheckSetup:
         self.plan = self.plan or planned(samples.n_training, samples.inputs[:1].nbytes)
         samples = fewer_of(samples, self.plan.n_samples, self.settings.seed)
         chosen = f"{len(samples.inputs)} samples"
-        if samples.is_stratified is not None:
-            kind = "stratified random" if samples.is_stratified else "random"
-            chosen = f"a {kind} {len(samples.inputs)} of {samples.n_training} training samples"
+        if self.plan.n_samples < samples.n_training:
+            chosen = f"a random {len(samples.inputs)} of {samples.n_training} training samples"
         draws = "1 draw" if self.plan.n_draws == 1 else f"{self.plan.n_draws} draws"
         self._detail(f"bu-torch measures at {chosen}, {draws} each.")
         if line := describe_ignored(samples.n_ignored):

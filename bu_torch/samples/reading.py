@@ -127,9 +127,7 @@ def read_loader(
             return choose_among(*read, how_many, seed)._replace(classes=classes)
         n_training, are_places = len(indices), isinstance(indices[0], int)
         known = known_labels(dataset, keys.labels) if are_places else None
-        n_wanted, is_stratified = how_many(n_training), None
-        if n_wanted < n_training:
-            is_stratified = known is not None
+        if (n_wanted := how_many(n_training)) < n_training:
             chosen = stratified_rows(n_training, n_wanted, seed, None if known is None else known[indices])
             indices = [indices[i] for i in chosen.tolist()]
             weights = None if weights is None else weights[chosen]
@@ -140,7 +138,7 @@ def read_loader(
             are_places, weights = False, None
         rows = torch.as_tensor(indices if are_places else range(len(labels)), device="cpu")
         inputs, packing = packed(inputs)
-        samples = Samples(inputs, labels, rows, n_training, classes, is_stratified, weights, packing=packing)
+        samples = Samples(inputs, labels, rows, n_training, classes, weights, packing=packing)
         if looks_for_augmentation and are_known:
             samples = samples._replace(is_random=is_random, again=again)
         return without_ignored(samples)

@@ -27,7 +27,6 @@ class Samples(NamedTuple):
     rows: Tensor  # (n,) int64, places in the dataset; 0, 1, ... if the places are not known
     n_training: int  # samples to choose from
     classes: list[str] | None = None  # names, if the dataset has them
-    is_stratified: bool | None = None  # whether each class has its share of a subset; None if all samples are here
     weights: Tensor | None = None  # how often training draws each, (n,) float64, > 0; None if it draws all alike
     n_ignored: int = 0  # samples that were left out because their label is `IGNORED`
     is_random: bool = False  # whether inputs differ each time they are read, and nothing else does
@@ -76,9 +75,7 @@ def fewer_of(samples: Samples, n_wanted: int, seed: int) -> Samples:
     n_samples = len(samples.inputs)
     if n_wanted >= n_samples:
         return samples
-    strata = _as_strata(samples.labels, n_samples)
-    rows = stratified_rows(n_samples, n_wanted, seed, strata)
-    return samples.at(rows)._replace(is_stratified=strata is not None and samples.is_stratified is not False)
+    return samples.at(stratified_rows(n_samples, n_wanted, seed, _as_strata(samples.labels, n_samples)))
 
 
 def choose_among(inputs: Any, labels: Tensor, how_many: Callable[[int], int], seed: int) -> Samples:

@@ -67,10 +67,8 @@ class Encoding(dict):
 def cut(samples):
     """Padded to the longest of the batch alone."""
     batch = default_collate(samples)
-    length = int((batch["attention_mask"] if isinstance(batch, dict) else batch[1]).sum(1).max())
-    if isinstance(batch, dict):
-        return Encoding({name: value[:, :length] if value.ndim == 2 else value for name, value in batch.items()})
-    return batch[0][:, :length], batch[1][:, :length], batch[2]
+    length = int(batch["attention_mask"].sum(1).max())
+    return Encoding({name: value[:, :length] if value.ndim == 2 else value for name, value in batch.items()})
 
 
 def run(folder, module, data, collate=None, epochs=2, **settings):
@@ -100,10 +98,8 @@ TEXTS = {
     "named": (made(named), None),
     "of its own length": (made(named), cut),
     "in order": (IN_ORDER, None),
-    "a pair in order": (made(lambda i: ((IDS[i], MASK[i]), Y[i])), None),
     "a pair with names": (made(lambda i: ({"attention_mask": MASK[i], "input_ids": IDS[i]}, Y[i])), None),
     "truth values": (TensorDataset(IDS, MASK.bool(), Y), None),
-    "in order, of its own length": (IN_ORDER, lambda samples: cut(samples)),
 }
 
 

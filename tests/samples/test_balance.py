@@ -73,25 +73,15 @@ class TestClassWeight:
             BoundaryUncertainty(n_neighbors=10, n_draws=1, class_weight=given).fit(*blobs())
 
 
-class TestSampleWeight:
-    @pytest.mark.parametrize("given", [[1, 2, 3], np.array([1, 2, 3], dtype=np.uint8), torch.tensor([1.0, 2.0, 3.0])])
-    def test_numbers_of_any_kind_are_taken(self, given):
-        assert as_weights(given, 3).tolist() == [1.0, 2.0, 3.0]
+@pytest.mark.parametrize("given", [[1, 2, 3], np.array([1, 2, 3], dtype=np.uint8), torch.tensor([1.0, 2.0, 3.0])])
+def test_sample_weights_are_numbers_of_any_kind(given):
+    assert as_weights(given, 3).tolist() == [1.0, 2.0, 3.0]
 
-    @pytest.mark.parametrize(
-        ("given", "error", "message"),
-        [
-            (torch.tensor([1.0, 0.0, 0.0]), ValueError, "`sample_weight`"),
-            (torch.tensor([1.0, float("nan"), 1.0]), ValueError, "`sample_weight`"),
-            (torch.ones(2), ValueError, r"`sample_weight` .*\(3,\), .*got \(2,\)"),
-            (torch.ones(3) * 1j, TypeError, "`sample_weight`"),
-            (torch.ones(3) > 0, TypeError, "`sample_weight`"),
-            (["a", "b", "c"], TypeError, "`sample_weight` must be"),
-        ],
-    )
-    def test_bad_ones_are_refused_by_name(self, given, error, message):
-        with pytest.raises(error, match=message):
-            as_weights(given, 3)
+
+@pytest.mark.parametrize("given", [[1.0, 0.0, 0.0], [1.0, float("nan"), 1.0], torch.ones(2), torch.ones(3) > 0, ["a"]])
+def test_bad_sample_weights_are_refused_by_name(given):
+    with pytest.raises((TypeError, ValueError), match="`sample_weight`"):
+        as_weights(given, 3)
 
 
 @pytest.mark.parametrize(

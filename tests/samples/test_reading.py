@@ -65,7 +65,7 @@ def test_samples_are_read_in_order_wherever_they_are(source, options, random_sta
     samples = read_samples(source, **options)
     assert equal(samples, range(120))
     assert samples.rows.tolist() == list(range(120))
-    assert (samples.rows.dtype, samples.n_training, samples.is_stratified) == (torch.int64, 120, None)
+    assert (samples.rows.dtype, samples.n_training) == (torch.int64, 120)
     assert random_states() == before
 
 
@@ -108,7 +108,7 @@ def test_the_first_samples_of_a_stream_are_read(source):
 )
 def test_a_subset_is_chosen_among_those_read(loader, n_read):
     samples = read_loader(loader, lambda n: 20, stream_limit=90)
-    assert (samples.n_training, samples.is_stratified) == (n_read, True)
+    assert samples.n_training == n_read
     assert torch.equal(samples.rows, stratified_rows(n_read, 20, 0, Y[:n_read]))
     assert equal(samples, samples.rows)
 

@@ -143,7 +143,7 @@ class TestIgnoredLabels:
     def test_labels_without_a_sign_have_none(self, dtype):
         labels = (torch.arange(120) % 2 * (1 if dtype is torch.bool else 156)).to(dtype)  # -100 as a byte
         few = choose_among(X, labels, lambda n: 50, 0)
-        assert (few.n_ignored, few.is_stratified) == (0, True)
+        assert few.n_ignored == 0
         assert torch.equal(few.labels.long(), labels.long()[few.rows])
 
     def test_of_what_a_user_gives_the_places_are_the_users(self):
@@ -172,7 +172,7 @@ class TestSubset:
             assert torch.equal(samples.rows, rows)
             assert torch.equal(samples.inputs, X[rows])
             assert torch.equal(samples.labels, self.labels[rows])
-            assert (samples.n_training, samples.is_stratified) == (120, True)
+            assert samples.n_training == 120
         assert samples.labels.bincount().tolist() in ([20, 9, 1], [19, 10, 1])
         assert not torch.equal(read_samples((X, self.labels), 30, seed=4).rows, rows)
 
@@ -189,13 +189,11 @@ class TestSubset:
     def test_labels_may_be_known_without_reading(self, dataset):
         input_key, label_key = (1, 0) if len(getattr(dataset, "tensors", ())) == 3 else (None, None)
         samples = read_samples(dataset, 50, input_key=input_key, label_key=label_key)
-        assert samples.is_stratified
         assert torch.equal(samples.rows, stratified_rows(120, 50, 0, Y))
 
     @pytest.mark.parametrize("targets", [["a"] * 120, [0.5] * 120, [1], property(lambda self: 1 / 0)])
     def test_a_subset_is_random_if_labels_are_not_known(self, targets):
         samples = read_samples(type("Odd", (Named,), {"targets": targets})(), 50)
-        assert samples.is_stratified is False
         assert torch.equal(samples.rows, stratified_rows(120, 50, 0))
         assert equal(samples, samples.rows)
 
