@@ -263,6 +263,12 @@ class TestProbabilities:
         expected = torch.cat([torch.lerp(parts[0], one, probabilities.weight_) for one in others])
         expected = with_masses_of(expected, labels).float()
         torch.testing.assert_close(probabilities.predict_proba(perturbed, features), expected)
+        copies = features.repeat(2, 1)[:90]  # 30 samples have one
+        of_copies = labels.repeat(2)[:90]
+        found = LabelProbabilities().fit(copies, of_copies, NeighborGraph(10).fit(copies).neighbors)
+        found.copy_weight_ = 1.0
+        others = torch.nn.functional.one_hot(labels[:30]).float()
+        torch.testing.assert_close(found.predict_proba(copies, copies)[:30], others)
 
     def test_votes_that_are_always_right_have_all_the_weight(self):
         features, labels = blobs(n=30)

@@ -34,6 +34,12 @@ def test_the_supremum_is_that_of_all_patterns_also_where_a_draw_leaves_direction
     assert cud_supremum(x, y, counts) == pytest.approx(expected, abs=1e-6)
 
 
+@given(st.integers(0, 2**32), st.integers(8, 24), st.booleans(), st.sampled_from([0.0, 1.0, 3.0]))
+def test_the_supremum_is_that_of_all_sectors_of_the_plane(seed, n, is_rounded, signal):
+    x, y, counts = sample(n, 2, np.random.default_rng(seed), signal, is_rounded)
+    assert cud_supremum(x, y, counts) == pytest.approx(oracle.supremum_in_the_plane(x, 2.0 * y - 1, counts), abs=1e-6)
+
+
 def test_the_supremum_of_categories_is_that_of_each_on_either_side():
     rng = np.random.default_rng(4)
     for _ in range(40):
