@@ -21,5 +21,5 @@ def fixture_of(name):
     return loaded
 
 
-NAMES = ("quality", "tables", "speed", "why", "images", "text", "errors", "finetune", "training", "noise", "oracle")
-quality, tables, speed, why, images, text, errors, finetune, training, noise, oracle = map(fixture_of, NAMES)
+NAMES = ("quality", "tables", "speed", "why", "images", "text", "finetune", "training", "noise", "oracle")
+quality, tables, speed, why, images, text, finetune, training, noise, oracle = map(fixture_of, NAMES)

@@ -264,10 +264,10 @@ class TestProbabilities:
         expected = with_masses_of(expected, labels).float()
         torch.testing.assert_close(probabilities.predict_proba(perturbed, features), expected)
         copies = features.repeat(2, 1)[:90]  # 30 samples have one
-        of_copies = labels.repeat(2)[:90]
+        of_copies = torch.cat((labels, (labels[:30] + 1) % 3))
         found = LabelProbabilities().fit(copies, of_copies, NeighborGraph(10).fit(copies).neighbors)
         found.copy_weight_ = 1.0
-        others = torch.nn.functional.one_hot(labels[:30]).float()
+        others = torch.nn.functional.one_hot(of_copies[60:]).float()
         torch.testing.assert_close(found.predict_proba(copies, copies)[:30], others)
 
     def test_votes_that_are_always_right_have_all_the_weight(self):
