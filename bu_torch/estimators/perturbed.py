@@ -6,7 +6,7 @@ from typing import Any, Self, get_args
 import torch
 from torch import Tensor, nn
 
-from bu_torch.estimators.space_choice import FeatureExtractor, MetricTrial, SpaceChoice, SpaceName
+from bu_torch.estimators.space_choice import FeatureExtractor, MetricTrial, SpaceName, choose_space, may_use_module
 from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.internal.inputs import (
     as_features,
@@ -61,8 +61,7 @@ class PerturbedSamples:
         if isinstance(feature_extractor, str):
             check_choice("feature_extractor", feature_extractor, (*get_args(SpaceName), "module"))
         self.perturbation = check_perturbation(perturbation)
-        takes_integers = keeps_integers(perturbation)
-        if feature_extractor == "tokens" and not takes_integers:
+        if feature_extractor == "tokens" and not keeps_integers(perturbation):
             raise ValueError(
                 "`feature_extractor='tokens'` needs `perturbation='tokens'` or a callable that keeps token ids"
                 f" integers, or 'reading', got {perturbation!r}."
@@ -72,7 +71,7 @@ class PerturbedSamples:
         extractor: Any = None if feature_extractor in ("module", "metric") else feature_extractor
         self.space = FeatureSpace(extractor, seed, module)
         self.label_metric: LabelMetric | None = None  # moves points of the space before they are compared
-        self._choice = SpaceChoice(feature_extractor, self.seed, module, takes_integers, self.learns_metric)
+        self.module = module
         self.known_space: SpaceName | None = None  # chosen before a run was resumed
         self.space_name_ = ""
         self.skills_: dict[str, float] = {}
@@ -96,8 +95,18 @@ class PerturbedSamples:
         elif kind == "reading" and not inputs.is_floating_point() and inputs.ndim < 4:
             is_of_tokens = None  # ids or numbers
         self.weights = weights_of(labels, self.class_weight, sample_weight)
-        choice = self._choice.choose(inputs, labels, self.weights, is_of_tokens=is_of_tokens, known=self.known_space)
-        self.space_name_, self.space, self.label_metric, self.skills_, points, self.trial_ = choice
+        self.space_name_, self.space, self.label_metric, self.skills_, points, self.trial_ = choose_space(
+            inputs,
+            labels,
+            self.weights,
+            self.feature_extractor,
+            seed=self.seed,
+            module=self.module,
+            takes_integers=keeps_integers(self.perturbation),
+            learns_metric=self.learns_metric,
+            is_of_tokens=is_of_tokens,
+            known=self.known_space,
+        )
         graph = NeighborGraph(self.n_neighbors).fit(points)
         self.labels, self.neighbors, self.nearest_distance = labels, graph.neighbors, graph.nearest_distance
         self._n_classes = int(labels.max()) + 1
@@ -106,7 +115,7 @@ class PerturbedSamples:
 
     def may_use_module(self, inputs: Tensor) -> bool:
         """Return True if the space of these inputs depends on `module`."""
-        return self._choice.may_use_module(inputs)
+        return may_use_module(self.feature_extractor, self.module, inputs)
 
     def perturb(self, inputs: Tensor) -> None:
         """Draw the perturbed inputs, which follow from neighbours, distances and seed."""

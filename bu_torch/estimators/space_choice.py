@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -179,106 +179,74 @@ class MetricRegression:
         return HeldOutPredictions(of_votes, mixture, judged, given, (vote_skill, skill_of(mixture, judged, given)))
 
 
-class ChosenSpace(NamedTuple):
-    """Space of neighbours, and what was compared."""
+def may_use_module(feature_extractor: FeatureExtractor | None, module: nn.Module | None, inputs: Tensor) -> bool:
+    """True if the space of these inputs may depend on a network that is trained."""
+    if module is None:
+        return False
+    if feature_extractor is None:
+        return inputs.ndim != 2 or not inputs.is_floating_point()
+    extractor = getattr(feature_extractor, "__self__", feature_extractor)
+    trained = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
+    parameters = extractor.parameters() if isinstance(extractor, nn.Module) else ()
+    return feature_extractor == "module" or any(id(parameter) in trained for parameter in parameters)
 
-    name: str
-    space: FeatureSpace
-    metric: LabelMetric | None  # moves points of the space before they are compared
-    skills: dict[str, float]  # skill of each candidate, if there were several
-    points: Tensor  # all samples in the space, moved by the metric
-    trial: MetricTrial | None  # trial of the metric, if it was a candidate
 
+def choose_space(
+    inputs: Tensor,
+    labels: Tensor,
+    weights: Tensor | None,
+    feature_extractor: FeatureExtractor | None,
+    *,
+    seed: int,
+    module: nn.Module | None,
+    takes_integers: bool,
+    learns_metric: bool,
+    is_of_tokens: bool | None,
+    known: SpaceName | None,
+) -> tuple[str, FeatureSpace, LabelMetric | None, dict[str, float], Tensor, MetricTrial | None]:
+    """Space of neighbours, the one asked for or the best, or the `known` one that was chosen before.
 
-@dataclass(frozen=True)
-class SpaceChoice:
-    """Spaces that the settings of `BoundaryUncertainty` allow, and the choice among them."""
-
-    feature_extractor: FeatureExtractor | None
-    seed: int
-    module: nn.Module | None
-    takes_integers: bool  # if integer inputs stay integers
-    learns_metric: bool  # if a metric is a candidate where no space is asked for
-
-    def may_use_module(self, inputs: Tensor) -> bool:
-        """Return True if the space of these inputs depends on the network."""
-        if self.module is None:
-            return False
-        if self.feature_extractor is None:
-            return inputs.ndim != 2 or not inputs.is_floating_point()
-        return self.feature_extractor == "module" or self.extracts_by_module()
-
-    def extracts_by_module(self) -> bool:
-        """Return True if the extractor has weights that training changes."""
-        extractor = getattr(self.feature_extractor, "__self__", self.feature_extractor)
-        if self.module is None or not isinstance(extractor, nn.Module):
-            return False
-        trained = {id(parameter) for parameter in self.module.parameters() if parameter.requires_grad}
-        return any(id(parameter) in trained for parameter in extractor.parameters())
-
-    def choose(
-        self,
-        inputs: Tensor,
-        labels: Tensor,
-        weights: Tensor | None,
-        *,
-        is_of_tokens: bool | None,
-        known: SpaceName | None,
-    ) -> ChosenSpace:
-        """Space of neighbours, the one asked for or the best, or the `known` one that was chosen before.
-
-        A metric is put on it if it is asked for or clearly better; a trial says which. Where nobody says if integers
-        are token ids (`is_of_tokens` is None), they are tried as both.
-        """
-        is_image = inputs.ndim == 4 and inputs.is_floating_point() and inputs.shape[1] <= _MOST_CHANNELS
-        base: BaseSpace = "tokens" if is_of_tokens else "patches" if is_image else "inputs"
-        names: tuple[BaseSpace, ...] = ("inputs", "patches") if base == "patches" else (base,)
-        if is_of_tokens is None:
-            names = ("inputs", "tokens")
-        known = known if known in ("metric", *names) else None  # samples of another kind may be given to a resumed run
-        candidates = self._candidates(inputs, base, names, known)
-        with uncounted():
-            name, skills, points = next(iter(candidates)), dict[str, float](), None
-            if len(candidates) > 1:
-                name, skills, points = best_space(inputs, labels, candidates, weights=weights, seed=self.seed)
-            space = candidates[name]
-            points = space.fit_transform(inputs) if points is None else points
-            is_forced = "metric" in (known, self.feature_extractor)
-            is_open = self.learns_metric and (name == "mixed" or (name == base and self.feature_extractor is None))
-            trial = None
-            if self.learns_metric and (is_forced or is_open) and _is_worth_trying(points, labels):
-                trial = MetricTrial.of(points, labels, weights, self.seed)
-            is_better = trial is not None and trial.prefers_metric and known in (None, "metric")
-            if not (is_forced or is_better):
-                return ChosenSpace(name, space, None, skills, points, trial)
-            metric = LabelMetric(seed=self.seed).fit(points, labels, weights)
-            skills = {} if trial is None else dict(zip((name, "metric"), trial.vote_skills, strict=True))
-            return ChosenSpace("metric", space, metric, skills, metric.transform(points), trial)
-
-    def _candidates(
-        self, inputs: Tensor, base: BaseSpace, names: tuple[BaseSpace, ...], known: SpaceName | None
-    ) -> dict[str, FeatureSpace]:
-        """Spaces to compare, those of `names` and perhaps the module's; a metric is learnt on the features `base`."""
-        if self.feature_extractor == "module":
-            return {"module": self._module_space(inputs)}
-        if known == "metric" or self.feature_extractor == "metric":
-            return {base: FeatureSpace(base, self.seed)}
-        if self.feature_extractor is not None:
-            extractor: Any = self.feature_extractor
-            return {name_of(extractor): FeatureSpace(extractor, self.seed, self.module)}
-        if known is not None:
-            return {known: FeatureSpace(known, self.seed)}
-        candidates: dict[str, FeatureSpace] = {name: FeatureSpace(name, self.seed) for name in names}
-        if self.may_use_module(inputs):
-            candidates["module"] = self._module_space(inputs)
-        return candidates
-
-    def _module_space(self, inputs: Tensor) -> FeatureSpace:
-        if self.module is None:
-            raise ValueError("`feature_extractor='module'` needs a `module`, got none.")
-        takes_integers = self.takes_integers and not inputs.is_floating_point()
-        features = LayerFeatures(self.module, batch_size=_MODULE_BATCH, keep_integers=takes_integers)
-        return FeatureSpace(features.transform, self.seed)
+    With `learns_metric` a metric is put on it if it is clearly better; a trial says which. Where nobody says if
+    integers are token ids (`is_of_tokens` is None), they are tried as both. Gives the name, the space before and the
+    metric after, the skill of each candidate if there were several, all samples as points, and the trial.
+    """
+    is_image = inputs.ndim == 4 and inputs.is_floating_point() and inputs.shape[1] <= _MOST_CHANNELS
+    base: BaseSpace = "tokens" if is_of_tokens else "patches" if is_image else "inputs"
+    names: tuple[BaseSpace, ...] = ("inputs", "patches") if base == "patches" else (base,)
+    if is_of_tokens is None:
+        names = ("inputs", "tokens")
+    known = known if known in ("metric", *names) else None  # samples of another kind may be given to a resumed run
+    if feature_extractor == "module" and module is None:
+        raise ValueError("`feature_extractor='module'` needs a `module`, got none.")
+    is_forced = "metric" in (known, feature_extractor)
+    candidates: dict[str, FeatureSpace] = {}
+    if feature_extractor not in (None, "module", "metric"):
+        candidates[name_of(feature_extractor)] = FeatureSpace(feature_extractor, seed, module)
+    elif feature_extractor != "module":
+        candidates = {
+            name: FeatureSpace(name, seed) for name in ((base,) if is_forced else (known,) if known else names)
+        }
+    is_open = feature_extractor is None and known is None and may_use_module(None, module, inputs)
+    if module is not None and (is_open or feature_extractor == "module"):
+        takes_integers = takes_integers and not inputs.is_floating_point()
+        features = LayerFeatures(module, batch_size=_MODULE_BATCH, keep_integers=takes_integers)
+        candidates["module"] = FeatureSpace(features.transform, seed)
+    with uncounted():
+        name, skills, points = next(iter(candidates)), dict[str, float](), None
+        if len(candidates) > 1:
+            name, skills, points = best_space(inputs, labels, candidates, weights=weights, seed=seed)
+        space = candidates[name]
+        points = space.fit_transform(inputs) if points is None else points
+        may_be_better = name == "mixed" or (name == base and feature_extractor is None)
+        trial = None
+        if learns_metric and (is_forced or may_be_better) and _is_worth_trying(points, labels):
+            trial = MetricTrial.of(points, labels, weights, seed)
+        is_better = trial is not None and trial.prefers_metric and known in (None, "metric")
+        if not (is_forced or is_better):
+            return name, space, None, skills, points, trial
+        metric = LabelMetric(seed=seed).fit(points, labels, weights)
+        skills = {} if trial is None else dict(zip((name, "metric"), trial.vote_skills, strict=True))
+        return "metric", space, metric, skills, metric.transform(points), trial
 
 
 def _is_worth_trying(points: Tensor, labels: Tensor) -> bool:
