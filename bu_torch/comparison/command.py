@@ -114,10 +114,8 @@ def _read(files: Sequence[Path]) -> dict[Path, Split]:
 
 
 def _files(places: Sequence[Path]) -> list[Path]:
-    of_folders = {place: sorted((*place.glob("*.csv"), *place.glob("*.csv.gz"))) for place in places if place.is_dir()}
-    if missing := [str(place) for place in places if not place.exists()]:
-        raise ValueError(f"There is no file or folder {', '.join(missing)}.")
-    files = [file for place in places for file in of_folders.get(place, [place])]
+    folders = {place: sorted((*place.glob("*.csv"), *place.glob("*.csv.gz"))) for place in places if place.is_dir()}
+    files = [file for place in places for file in folders.get(place, [place])]
     if not files:
         raise ValueError(f"There is no file `*.csv` or `*.csv.gz` in {', '.join(map(str, places))}.")
     return files

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -37,43 +36,6 @@ class Comparison(NamedTuple):
 
 def read_table(path: Path) -> Split:
     """Features and classes of a CSV file with a column `label`; raises if it is no such table, or has few rows."""
-    frame = _read_csv(path)
-    if "label" not in frame:
-        named = ", ".join(map(repr, map(str, frame.columns[:5]))) + ", ..." * (len(frame.columns) > 5)
-        raise ValueError(f"`{path}` must have columns separated by commas, one of them called `label`, got {named}.")
-    if str(frame.columns[0]).startswith("Unnamed") and (frame.iloc[:, 0] == np.arange(len(frame))).all():
-        raise ValueError(
-            f"`{path}` must hold inputs beside `label`, got row numbers in a first column without a name: save it by"
-            " `to_csv(..., index=False)`."
-        )
-    labels = frame.pop("label")
-    if labels.isna().any():
-        raise ValueError(
-            f"`{path}` must have a label in each row, got {labels.isna().sum()} rows without one"
-            " (words such as NA and None count as missing)."
-        )
-    if labels.dtype.kind == "f" and (labels % 1 != 0).any():
-        raise ValueError(f"`{path}` must hold classes in `label`, got fractions (a regression?).")
-    if frame.columns.empty:
-        raise ValueError(f"`{path}` must have columns of numbers beside `label`, got none.")
-    codes, classes = labels.factorize(sort=True)
-    if len(frame) < LEAST_ROWS or len(classes) < 2:
-        raise ValueError(
-            f"`{path}` must have at least {LEAST_ROWS} rows, half of them for training, and two classes, got"
-            f" rows: {len(frame)}, classes: {len(classes)}."
-        )
-    if len(classes) > _MOST_CLASSES_A_ROW * len(frame):
-        raise ValueError(
-            f"`{path}` must hold classes in `label`, got {len(classes)} in {len(frame)} rows (a regression?)."
-        )
-    features = as_tensor(frame, str(path)).float()
-    if len(bad := frame.columns[~features.isfinite().all(dim=0).numpy()]):
-        raise ValueError(f"`{path}` must hold finite numbers, got missing or infinite ones in the column '{bad[0]}'.")
-    return features, torch.from_numpy(codes).long()
-
-
-def _read_csv(path: Path) -> Any:
-    """A file as a pandas frame, in which at most one column is called `label`."""
     try:
         import pandas as pd
     except ImportError as error:
@@ -81,18 +43,28 @@ def _read_csv(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # rows are longer than the header
-            frame, header = (pd.read_csv(path, index_col=False, **more) for more in ({}, {"header": None, "nrows": 1}))
-    except (FileNotFoundError, PermissionError):
+            frame = pd.read_csv(path, index_col=False)
+    except FileNotFoundError:
         raise
-    except pd.errors.ParserWarning as error:
-        raise ValueError(
-            f"`{path}` must have columns separated by commas, and no row with more cells than the first, got one."
-        ) from error
     except (OSError, ValueError, Warning) as error:
-        raise ValueError(f"`{path}` cannot be read: {str(error).rstrip('.')}.") from error
-    if (n_labels := int((header == "label").to_numpy().sum())) > 1:
-        raise ValueError(f"`{path}` must have one column called `label`, got {n_labels}.")
-    return frame
+        raise ValueError(f"`{path}` cannot be read as columns separated by commas: {str(error)[:200]}") from error
+    named = ", ".join(map(repr, map(str, frame.columns[:5])))
+    if "label" not in frame or len(frame.columns) < 2:
+        raise ValueError(f"`{path}` must have columns separated by commas, one of them called `label`, got {named}.")
+    if str(frame.columns[0]).startswith("Unnamed"):
+        raise ValueError(f"`{path}` must name each column, got {named}: save it by `to_csv(..., index=False)`.")
+    codes, classes = frame.pop("label").factorize(sort=True)
+    if n_missing := int((codes < 0).sum()):
+        raise ValueError(f"`{path}` must have a label in each row, got {n_missing} rows without one (or with NA).")
+    if len(frame) < LEAST_ROWS or not 2 <= len(classes) <= _MOST_CLASSES_A_ROW * len(frame):
+        raise ValueError(
+            f"`{path}` must have at least {LEAST_ROWS} rows, half of them for training, and two classes or more, got"
+            f" rows: {len(frame)}, classes: {len(classes)} (a regression?)."
+        )
+    features = as_tensor(frame, str(path)).float()
+    if len(bad := frame.columns[~features.isfinite().all(dim=0).numpy()]):
+        raise ValueError(f"`{path}` must hold finite numbers, got missing or infinite ones in the column '{bad[0]}'.")
+    return features, torch.from_numpy(codes).long()
 
 
 def compare(

@@ -221,11 +221,11 @@ def choose_space(
     is_forced = "metric" in (known, feature_extractor)
     candidates: dict[str, FeatureSpace] = {}
     if feature_extractor not in (None, "module", "metric"):
-        candidates[name_of(feature_extractor)] = FeatureSpace(feature_extractor, seed, module)
+        extractor: Any = feature_extractor
+        candidates[name_of(extractor)] = FeatureSpace(extractor, seed, module)
     elif feature_extractor != "module":
-        candidates = {
-            name: FeatureSpace(name, seed) for name in ((base,) if is_forced else (known,) if known else names)
-        }
+        tried: Any = (base,) if is_forced else names if known is None else (known,)
+        candidates = {name: FeatureSpace(name, seed) for name in tried}
     is_open = feature_extractor is None and known is None and may_use_module(None, module, inputs)
     if module is not None and (is_open or feature_extractor == "module"):
         takes_integers = takes_integers and not inputs.is_floating_point()

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, check_integer
+from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, check_integer, check_number
 
 _FAR = 40.0  # standard deviations beyond which float64 holds no normal density
 
@@ -356,16 +356,12 @@ def as_real(value: Any, name: str) -> Tensor:
 
 def number(name: str, value: Any, high: float = math.inf) -> float:
     """`value`, a number or a tensor or array with one entry, as a float in [0, high]."""
-    kind = f"a number in [0, {high}]" if high < math.inf else "a finite number >= 0"
-    try:
-        if isinstance(value, bool | str):
-            raise TypeError
-        number = float(value.detach() if isinstance(value, Tensor) else value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"`{name}` must be {kind}, got {value!r}.") from error
-    if not 0 <= number <= high or number == math.inf:
-        raise ValueError(f"`{name}` must be {kind}, got {number}.")
-    return number
+    with suppress(AttributeError, RuntimeError, ValueError):
+        value = value.item()
+    value = check_number(name, value, 0)
+    if value > high:
+        raise ValueError(f"`{name}` must be a number in [0, {high}], got {value}.")
+    return value
 
 
 def _below(t: Tensor) -> Tensor:

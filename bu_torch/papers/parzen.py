@@ -68,9 +68,8 @@ def parzen_uncertainty(
         >>> parzen_uncertainty(logits, torch.tensor([0, 0, 1, 1]), neighbors, torch.tensor([[0, 1]] * 4))
         tensor(0.9705)
     """
-    logits = as_logits(logits)
-    _check_samples(logits, labels, neighbors, bayes_pairs, predicted_pairs)
-    weights = relative_weights(weights, (logits.shape[0],), logits.device)
+    pairs = {"bayes_pairs": bayes_pairs, "predicted_pairs": predicted_pairs}
+    logits, weights = _checked(logits, labels, neighbors, weights, **pairs)
     options: dict[str, Any] = {"predicted_pairs": predicted_pairs, "min_weight": min_weight, "bandwidth": bandwidth}
     terms = pair_terms(logits, labels, neighbors, *index_pairs(bayes_pairs), weights=weights, **options)
     return (terms.values * terms.shares).sum().to(logits.dtype)
@@ -95,9 +94,8 @@ def local_uncertainty(
     weights, else a sum of weights that are scaled to a mean of 1; float64 for float64 logits and float32 for all
     others. k is NaN for a cluster with a non-finite logit.
     """
-    logits = as_logits(logits)
-    _check_samples(logits, labels, neighbors, bayes_pairs, predicted_pairs)
-    weights = relative_weights(weights, (logits.shape[0],), logits.device)
+    pairs = {"bayes_pairs": bayes_pairs, "predicted_pairs": predicted_pairs}
+    logits, weights = _checked(logits, labels, neighbors, weights, **pairs)
     return _local_uncertainty(logits, labels, neighbors, bayes_pairs, predicted_pairs, bandwidth, weights)
 
 
@@ -173,21 +171,22 @@ def _local_uncertainty(
     return torch.where(agrees & (counts != 0), local, torch.zeros_like(local)), counts
 
 
-def _check_samples(logits: Tensor, labels: Tensor, neighbors: Tensor, bayes: Tensor, predicted: Tensor | None) -> None:
+def _checked(
+    logits: Tensor, labels: Tensor, neighbors: Tensor, weights: Tensor | None, **pairs: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Logits in float32 or float64 and weights of mean 1, after checks of all arguments."""
+    logits = as_logits(logits)
     n_samples, n_classes = logits.shape
-    pairs = {"bayes_pairs": bayes} | ({} if predicted is None else {"predicted_pairs": predicted})
-    check_index("labels", labels, (n_samples,), logits.device)
-    check_index("neighbors", neighbors, (n_samples, "M"), logits.device)
-    for name, given in pairs.items():
-        check_index(name, given, (n_samples, 2), logits.device)
+    given = {"labels": (labels, (n_samples,), n_classes), "neighbors": (neighbors, (n_samples, "M"), n_samples)}
+    given |= {name: (pair, (n_samples, 2), n_classes) for name, pair in pairs.items() if pair is not None}
+    for name, (value, shape, stop) in given.items():
+        check_index(name, value, shape, logits.device)
+        check_range(name, value, stop, "columns of `logits`, or samples,")
+        if name in pairs and not bool((value[:, 0] < value[:, 1]).all()):
+            raise ValueError(f"`{name}` must hold two classes in ascending order in each row.")
     if neighbors.shape[1] < 2:
         raise ValueError(f"`neighbors` must have shape (N, M) with M >= 2, got {tuple(neighbors.shape)}.")
-    check_range("labels", labels, n_classes, "classes that `logits` has a column for,")
-    check_range("neighbors", neighbors, n_samples, "sample indices")
-    for name, given in pairs.items():
-        check_range(name, given, n_classes, "classes that `logits` has a column for,")
-        if not bool((given[:, 0] < given[:, 1]).all()):
-            raise ValueError(f"`{name}` must hold two classes in ascending order in each row, got a row that does not.")
+    return logits, relative_weights(weights, (n_samples,), logits.device)
 
 
 def omission(
@@ -228,10 +227,8 @@ def omission(
         tensor(1., dtype=torch.float64)
     """
     check_floating("shares", shares, ("N", "J"))
-    if shares.shape[1] < 2:
-        raise ValueError(f"`shares` must have shape (N, J) with J >= 2, got {tuple(shares.shape)}.")
-    if not bool(shares.isfinite().all()):
-        raise ValueError("`shares` must be finite, got NaN or infinity.")
+    if shares.shape[1] < 2 or not bool(shares.isfinite().all()):
+        raise ValueError(f"`shares` must be finite, (N, J) with J >= 2, got {tuple(shares.shape)}.")
     n_samples = shares.shape[0]
     check_index("neighbors", neighbors, (n_samples, "M"), shares.device)
     check_draws(predictions, n_samples, shares.device)

@@ -47,7 +47,6 @@ class ParzenUncertainty(PerturbedSamples):
         neighbors: (N, n_neighbors) int64.
         bayes_pairs: (N, 2) int64, ascending.
         space_name_, skills_, weights, mean_, scale_: As in `BoundaryUncertainty`.
-        logits: Logits given to `update`, (n_draws * N, J); missing rows hold NaN. None before the first update.
 
     Example:
         >>> import torch

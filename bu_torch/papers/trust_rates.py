@@ -119,16 +119,11 @@ def select_alpha(
 def _check(scores: Any, is_correct: Any, percentiles: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Checked scores and hits, and the number of samples above each percentile."""
     scores, is_correct = as_tensor(scores, "scores").detach(), as_tensor(is_correct, "is_correct")
-    if scores.is_complex():
-        raise TypeError(f"`scores` must be real, got {scores.dtype}.")
-    if is_correct.dtype != torch.bool:
-        raise TypeError(f"`is_correct` must be bool, got {is_correct.dtype}.")
-    if scores.ndim != 1 or len(scores) == 0:
-        raise ValueError(f"`scores` must have shape (n,) with n >= 1, got {tuple(scores.shape)}.")
-    if is_correct.shape != scores.shape:
-        raise ValueError(f"`is_correct` must have shape {tuple(scores.shape)}, got {tuple(is_correct.shape)}.")
-    if bool(scores.isnan().any()):
-        raise ValueError(f"`scores` must not be NaN, got {int(scores.isnan().sum())} of {len(scores)}.")
+    if scores.is_complex() or scores.ndim != 1 or len(scores) == 0 or bool(scores.isnan().any()):
+        raise ValueError(f"`scores` must be real, (n,) with n >= 1 and without NaN, got {tuple(scores.shape)}.")
+    if is_correct.dtype != torch.bool or is_correct.shape != scores.shape:
+        got = f"{tuple(is_correct.shape)}, {is_correct.dtype}"
+        raise ValueError(f"`is_correct` must be bool, one entry a score, {tuple(scores.shape)}, got {got}.")
     percentiles = as_real(torch.arange(100) if percentiles is None else percentiles, "percentiles")
     percentiles = percentiles.to(scores.device).double()
     if percentiles.ndim != 1 or not bool(((percentiles >= 0) & (percentiles < 100)).all()):

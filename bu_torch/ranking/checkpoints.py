@@ -21,21 +21,13 @@ _WAY_OUT = "Pass a module instance, or a function without arguments that returns
 
 
 class Checkpoint(NamedTuple):
-    """Content of a file of weights, as plain data and tensors on the CPU.
-
-    Args:
-        path: The file.
-        state_dict: Weights by name.
-        epoch: Epoch in the file; None if there is none.
-        step: Optimiser steps in the file (`global_step`); None if there are none.
-        content: Everything in the file, by name.
-    """
+    """Content of a file of weights, as plain data and tensors on the CPU."""
 
     path: Path
-    state_dict: dict[str, Any]
-    epoch: int | None
-    step: int | None
-    content: dict[str, Any]
+    state_dict: dict[str, Any]  # weights by name
+    epoch: int | None  # None if the file holds none
+    step: int | None  # optimiser steps (`global_step`)
+    content: dict[str, Any]  # all in the file, by name
 
 
 def load_checkpoint(path: str | Path, *, weights_only: bool = True) -> Checkpoint:

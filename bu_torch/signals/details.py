@@ -67,20 +67,12 @@ class Details(NamedTuple):
 
 @dataclass(frozen=True)
 class Measurement:
-    """Result of one call of `Signals.measure`; it unpacks into values and predictions.
+    """Result of one call of `Signals.measure`; it unpacks into values and predictions."""
 
-    Attributes:
-        values: Scalars by the names of `Signals.NAMES`, float64, on the device of the logits.
-        predictions: Predicted classes at the perturbed inputs, (n_draws * N,) int64.
-        contributions: What each sample adds to the expected accuracy, or to the metric, (N,) float64; empty for a
-            metric of torchmetrics.
-        standard_error: Standard error of the gain in it over `best`, float64; 0 without `best`.
-    """
-
-    values: dict[str, Tensor]
-    predictions: Tensor
-    contributions: Tensor
-    standard_error: Tensor
+    values: dict[str, Tensor]  # scalars by the names of `Signals.NAMES`, float64, on the device of the logits
+    predictions: Tensor  # classes at the perturbed inputs, (n_draws * N,) int64
+    contributions: Tensor  # of each sample to expected accuracy or the metric, (N,) float64; empty for torchmetrics'
+    standard_error: Tensor  # of the gain in it over `best`, float64; 0 without `best`
     _inputs: SignalInputs  # what the formulas read
 
     def __iter__(self) -> Iterator[Any]:
@@ -154,12 +146,8 @@ def describe_blindness(
 ) -> str:
     """Say that expected accuracy, or a metric, cannot tell checks apart, and what to do; "" if it can.
 
-    Args:
-        best: Best expected value of the checks.
-        alone: That of the class that scores most alone, or of the best prediction that is the same for all samples.
-        name: Name of this class.
-        skills: Skill of the nearest samples and of a regression on all, by left-out labels.
-        metric: The metric; None for accuracy.
+    `best` is the best expected value of the checks, `alone` that of the class `name`, or of the best prediction that is
+    the same for all samples; `skills` are those of the nearest samples and of a regression on all.
     """
     nearest, regression = skills
     sign, title = (1.0, "accuracy") if metric is None else (metric.sign, metric.title)

@@ -30,38 +30,22 @@ class MisfitError(ValueError):
 
 @dataclass(frozen=True)
 class ExpectedMetric:
-    """A metric of predictions and labels, in expectation over the label probabilities.
-
-    Attributes:
-        name: Name of the metric.
-        title: Name in words.
-        is_larger_better: False for losses and costs.
-        formula: From logits (N, J), label probabilities (N, J) and weights (N,) or None to a float64 scalar.
-        high: Largest value; the smallest is 0 for all that have a name.
-        is_of_sharp: True if it compares probabilities, and so takes those that are as certain as left-out labels allow.
-        settings: What tells it from another one of this name, as plain data.
-        of_counts: Values, larger is better, from numbers of hits, false alarms, positives and negatives of two classes;
-            None for a metric that has no threshold.
-        threshold: Threshold of class 1 of two unless another is clearly better: 0.5, or the one that prices imply.
-        is_at_threshold: True if its value is that at the threshold of the check, in place of 0.5.
-        n_classes: Classes that it is of; None if it takes any number.
-        is_of_one: True if of two classes it is that of class 1.
-        is_drawn: True if it is computed from drawn labels, so that it has no derivative.
-    """
+    """A metric of predictions and labels, in expectation over the label probabilities."""
 
     name: str
-    title: str
-    is_larger_better: bool
-    formula: _Formula = field(compare=False)
-    high: float = 1.0
-    is_of_sharp: bool = False
-    settings: Any = None
+    title: str  # name in words
+    is_larger_better: bool  # False for losses and costs
+    formula: _Formula = field(compare=False)  # from logits and label probabilities (N, J), and weights (N,) or None
+    high: float = 1.0  # largest value; the smallest is 0 for all that have a name
+    is_of_sharp: bool = False  # it compares probabilities, and takes those as certain as left-out labels allow
+    settings: Any = None  # what tells it from another one of this name, as plain data
+    # Values, larger is better, from hits, false alarms, positives and negatives of two classes; None without threshold.
     of_counts: metrics.OfCounts | None = field(default=None, compare=False)
-    threshold: float = 0.5
-    is_at_threshold: bool = False
-    n_classes: int | None = None
-    is_of_one: bool = False
-    is_drawn: bool = False
+    threshold: float = 0.5  # of class 1 of two unless another is clearly better; 0.5, or the one that prices imply
+    is_at_threshold: bool = False  # its value is that at the threshold of the check, in place of 0.5
+    n_classes: int | None = None  # that it is of; None if it takes any number
+    is_of_one: bool = False  # of two classes it is that of class 1
+    is_drawn: bool = False  # it is computed from drawn labels, so that it has no derivative
 
     def __str__(self) -> str:
         return f"{self.name}{self.settings or ''}"
@@ -174,28 +158,17 @@ def metric_from(text: str) -> Any:
 
 
 def _of_costs(matrix: Any) -> ExpectedMetric:
-    lengths = (
-        {len(row) for row in matrix if isinstance(row, list | tuple)} if isinstance(matrix, list | tuple) else set()
-    )
-    if len(lengths) > 1:
-        raise ValueError(f"`metric` must be a square matrix of costs, got rows of {sorted(lengths)} numbers.")
     try:
         costs = as_tensor(matrix, "metric").detach().cpu().double()
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        got = f"the class {matrix.__name__}" if isinstance(matrix, type) else type(matrix).__name__
         raise TypeError(
-            "`metric` must be a name, a matrix of costs (a row for each true class, a column for each predicted one) or"
-            f" an instance of `torchmetrics.Metric`, got {got}."
+            "`metric` must be a name, a square matrix of costs (a row for each true class, a column for each predicted"
+            f" one) or an instance of `torchmetrics.Metric`, got {matrix!r:.200}."
         ) from None
     if costs.ndim != 2 or len(costs) < 2 or len(costs) != costs.shape[1]:
-        raise ValueError(
-            "`metric` must be a square matrix of costs, with a row and a column for each class, got the shape"
-            f" {tuple(costs.shape)}."
-        )
-    if not bool(costs.isfinite().all()):
-        raise ValueError(f"`metric` must be a matrix of finite costs, got {costs.tolist()}.")
-    if bool((costs == costs[:, :1]).all()):
-        raise ValueError(f"`metric` must have costs that depend on the prediction, got {costs.tolist()}.")
+        raise ValueError(f"`metric` must be a square matrix of costs, got the shape {tuple(costs.shape)}.")
+    if not bool(costs.isfinite().all()) or bool((costs == costs[:, :1]).all()):
+        raise ValueError(f"`metric` must have finite costs that depend on the prediction, got {costs.tolist()}.")
     is_binary = len(costs) == 2
     threshold = _implied_threshold(costs.tolist()) if is_binary else 0.5
     return ExpectedMetric(

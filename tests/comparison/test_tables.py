@@ -26,14 +26,12 @@ def test_a_file_of_one_s_own_is_a_table(tmp_path):
 # What pandas would read otherwise than meant too; each with a word of what is said.
 NO_TABLES = [
     *((table, "`label`") for table in ({"a": [1.0]}, {"a": [1.0], " label ": [0]}, {"label": [0, 1] * 60})),
-    ("a,label,label\n1,0,0\n", "`label`"),
     *(({"a": [1.0] * len(labels), "label": labels}, "rows") for labels in ([], [0, 1], [0] * 80, range(90))),
     ({"a": [1.0, 2.0], "label": ["x", None]}, "without one"),
-    ({"a": [1.0, 2.0], "label": [0.5, 1.0]}, "fractions"),
     ({"a": [1.0, 2.0] * 40, "b": ["x", "y"] * 40, "label": [0, 1] * 40}, "'b'"),
     ({"a": [1.0, None] * 40, "label": [0, 1] * 40}, "'a'"),
     ({"a": [1.0, float("inf")] * 40, "label": [0, 1] * 40}, "finite"),
-    (",a,label\n0,1,0\n1,2,1\n", "row numbers"),
+    (",a,label\n0,1,0\n1,2,1\n", "must name each column"),
     *((text, "separated by commas") for text in ("a,label\n1,0,5\n2,1,5\n", "a;b;label\n0,1;1,5;0\n0,2;1,5;1\n")),
 ]
 
@@ -77,7 +75,7 @@ def test_the_command_prints_a_row_for_each_table_and_leaves_logs_and_threads(tmp
     before = logging.getLogger("bu_torch").level, torch.get_num_threads()
     assert main(["compare", str(tmp_path), "--seeds", "1", "--epochs", "3"]) == 0
     first, second, *lines = capsys.readouterr().out.splitlines()
-    assert re.match(r"Left out: .*none\.csv` cannot be read: No columns", first)
+    assert re.match(r"Left out: .*none\.csv` cannot be read .*No columns", first)
     assert re.match(r"Left out: .*other\.csv` must have columns separated by commas, .* got 'a;label'\.", second)
     assert [line.split()[0] for line in lines[:6]] == ["test", "few", "more", "mean", "minus", "epochs"]
     rows = [[float(cell) for cell in re.findall(r"0\.\d{3}", line)] for line in lines[1:4]]
