@@ -67,6 +67,12 @@ class FitSession:
         class_weight = self.settings.class_weight
         if trainer.reload_dataloaders_every_n_epochs and self.source.reference is None:
             rank_zero_warn("bu-torch uses the training data as first loaded and ignores reloads.")
+        if not self.is_by_steps and trainer.num_training_batches == math.inf and trainer.max_steps != -1:
+            rank_zero_warn(
+                "The length of the training data is not known, so no epoch may end before"
+                f" `max_steps={trainer.max_steps}`, and the only check comes after training. To change it:"
+                " `every_n_train_steps=` checks within epochs."
+            )
         n_batches = self._between_checks(trainer)
         # A `perturbation` draws the same in each preparation.
         with seeded(self.settings.seed), showing_progress(trainer.progress_bar_callback is not None):
@@ -97,7 +103,6 @@ class FitSession:
                 " compared with earlier checks."
             )
         self.metric_logger = MetricLogger()
-        self._warn_of_checks_not_made(trainer)
         tracker.timer.begin(started)
         if (folder := record_folder(trainer)) is not None:
             every = {"every_n_epochs": self._every_n_epochs, "every_n_train_steps": self._every_n_steps}
@@ -112,24 +117,6 @@ class FitSession:
             return n_batches
         steps_of_batch = len(trainer.optimizers) / trainer.accumulate_grad_batches  # one step of each optimiser
         return min(n_batches, math.ceil(self._every_n_steps / max(steps_of_batch, 1e-9)))
-
-    def _warn_of_checks_not_made(self, trainer: Trainer) -> None:
-        """Warn before training if no check will be made, or perhaps only after training."""
-        name, unit, every, n_batches = "every_n_epochs", "epoch", self._every_n_epochs, trainer.num_training_batches
-        n_planned = math.inf if trainer.max_epochs in (None, -1) else float(trainer.max_epochs)
-        if self._every_n_steps is not None:
-            name, unit, every = "every_n_train_steps", "step", self._every_n_steps
-            n_steps = n_batches if n_batches == math.inf else math.ceil(n_batches / trainer.accumulate_grad_batches)
-            n_planned = min(n_planned * n_steps, math.inf if trainer.max_steps == -1 else trainer.max_steps)
-        elif n_batches == math.inf and trainer.max_steps != -1:
-            rank_zero_warn(
-                "The length of the training data is not known, so no epoch may end before"
-                f" `max_steps={trainer.max_steps}`, and the only check comes after training. To change it:"
-                " `every_n_train_steps=` checks within epochs."
-            )
-        is_counted = not self.is_by_steps or trainer.lightning_module.automatic_optimization
-        if 0 < n_planned < every and is_counted and not trainer.fast_dev_run:
-            rank_zero_warn(f"No check is made in {n_planned:.0f} {unit}s with `{name}={every}`.")
 
     def start_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read a batch as a check will, before the first one trains."""
