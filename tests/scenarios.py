@@ -21,6 +21,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.loggers.logger import DummyLogger
 from problems import Classifier, Gain, blobs, trainer, weights_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
@@ -203,6 +204,129 @@ class Fed(Model):
         return super().forward(x.to(next(self.parameters()).dtype))
 
 
+class Gate(Model):
+    """Logs in `forward`, also past Lightning."""
+
+    def __init__(self, net, on_step=False):
+        super().__init__(net)
+        self.on_step = on_step
+
+    def forward(self, x):
+        logits = self.net(x)
+        self.log("spread", logits.std(), on_step=self.on_step, on_epoch=True)
+        self.log_dict({"size": logits.abs().mean()}, on_step=False, on_epoch=True)
+        self.logger.log_metrics({"direct": 1.0}, 0)
+        return logits
+
+
+class Nested(Model):
+    """A module of Lightning's within another, both of which log."""
+
+    def __init__(self, net):
+        super().__init__(Gate(net))
+
+    def forward(self, x):
+        self.log("mean", x.mean(), on_step=False, on_epoch=True)
+        return self.net.net(x)
+
+
+class Validated(Model):
+    """Has a validation loop, after which Lightning sets `training` and tells no module of it."""
+
+    def val_dataloader(self):
+        return DataLoader(TensorDataset(*blobs(seed=1)), 30)
+
+    def validation_step(self, batch, batch_idx):
+        self(batch[0])
+
+
+class Swapped(nn.Module):
+    """Evaluates with an average of its own, which `train` and `eval` exchange by place in memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = perceptron()
+        self.average = [one.detach().clone() + 0.1 for one in self.net.parameters()]
+        self.is_swapped = False
+
+    def train(self, mode=True):
+        super().train(mode)
+        if mode == self.is_swapped:
+            for one, other in zip(self.net.parameters(), self.average, strict=True):
+                one.data, other.data = other.data, one.data
+            self.is_swapped = not mode
+        return self
+
+    def forward(self, x):
+        return self.net(x)
+
+
+class Freezing(Model):
+    """Freezes its first layer whenever it is told its mode, which Lightning does not do."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.net[0].requires_grad_(False)
+        return self
+
+
+class Pruning(Model):
+    """Prunes more and more by the weight that the last `forward` has left in the layer."""
+
+    def on_train_epoch_start(self):
+        nn.utils.prune.l1_unstructured(self.net[0], "weight", amount=0.2)
+
+
+class Teacher(Model):
+    """Follows its own weights in frozen ones, unseen by torch's version counter, and gives what both say."""
+
+    def __init__(self, net):
+        super().__init__(net)
+        self.teacher = copy.deepcopy(net).requires_grad_(False)
+
+    def forward(self, x):
+        return self.net(x) + self.teacher(x)
+
+    def follow(self, *_):
+        for one, other in zip(self.teacher.parameters(), self.net.parameters(), strict=True):
+            one.data.lerp_(other.data, 0.5)
+
+
+class AtEpochEnd(Teacher):
+    on_train_epoch_end = Teacher.follow
+
+
+class AtBatchEnd(Teacher):
+    on_train_batch_end = Teacher.follow
+
+
+class Spoiling(Model):
+    """Changes its weights when all callbacks have had the epoch."""
+
+    def on_train_epoch_end(self):
+        with torch.no_grad():
+            self.net[0].bias += 1
+
+
+def adapters_alone():
+    model = Model(perceptron(loralib.Linear, r=2))
+    loralib.mark_only_lora_as_trainable(model)
+    return model
+
+
+def lazy():
+    return Model(nn.Sequential(nn.LazyLinear(16), nn.LazyBatchNorm1d(), nn.ReLU(), nn.Dropout(0.3), nn.LazyLinear(3)))
+
+
+class Counting(DummyLogger):
+    """Counts what a module logs past Lightning."""
+
+    n_direct = 0
+
+    def log_metrics(self, metrics, *args, **kwargs):
+        self.n_direct += "direct" in metrics
+
+
 # Trainings.
 
 
@@ -242,7 +366,7 @@ class Scenario:
         pl.seed_everything(3, verbose=False)
         look, module = Look(), self.module()
         order = [*self.others(), *callbacks] if others_first else [*callbacks, *self.others()]
-        made = trainer(folder, *order, look, **{"max_epochs": N_EPOCHS, **self.options})
+        made = trainer(folder, *order, look, **{"max_epochs": N_EPOCHS, **copy.deepcopy(self.options)})
         made.fit(module, self.batches(), ckpt_path=ckpt_path)
         return look.seen, module, made
 
@@ -264,7 +388,7 @@ class Scenario:
 
 
 class Look(Callback):
-    """Remembers what training has at the end of each epoch: weights, modes, random states and hooks."""
+    """Remembers what training has at the end of each epoch: weights, modes, random states, hooks and what is logged."""
 
     def __init__(self):
         self.seen = []
@@ -277,6 +401,9 @@ class Look(Callback):
                 "optimisers": [one.param_groups[0].get("train_mode") for one in trainer.optimizers],
                 "random": [torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())],
                 "hooks": sum(len(part._forward_pre_hooks) for part in pl_module.modules()),
+                "logged": {name: float(value) for name, value in trainer.callback_metrics.items()},
+                "direct": [getattr(one, "n_direct", None) for one in trainer.loggers],
+                "own": ["log" in vars(pl_module), *(type(one) for one in trainer.loggers)],
             }
         )
 
@@ -318,6 +445,7 @@ class Case:
 TRACELESS = {"resumes": False, "loops": False}
 NO_LOOP = {"loops": False}
 OF_MODULE = {"loops": False, "is_measured_alone": False}
+NO_FILES = {"enable_checkpointing": False}
 TOKENS = {"perturbation": "tokens"}
 SCENARIOS = {
     "a table": Scenario(settings={"patience": 50}),
@@ -345,8 +473,10 @@ SCENARIOS = {
     "float64": Scenario(module=lambda: Fed(normed()), options={"precision": "64-true"}, **OF_MODULE),
     **{
         f"beside an average of Lightning's, {when}": Scenario(
-            others=lambda how=how: [EMAWeightAveraging(decay=0.5, **how)], options={"enable_checkpointing": files},
-            resumes=files, **NO_LOOP,
+            others=lambda how=how: [EMAWeightAveraging(decay=0.5, **how)],
+            options={"enable_checkpointing": files},
+            resumes=files,
+            **NO_LOOP,
         )
         for when, files, how in (
             ("by steps", False, {}),
@@ -361,7 +491,7 @@ SCENARIOS = {
     "beside an early stopping": Scenario(
         others=lambda: [EarlyStopping("trust_score", mode="max", patience=9, strict=False)], **NO_LOOP
     ),
-    "no files": Scenario(options={"enable_checkpointing": False}, resumes=False),
+    "no files": Scenario(options=NO_FILES, resumes=False),
     "barebones": Scenario(options={"barebones": True}, resumes=False),
     "a schedule-free optimiser": Scenario(module=lambda: ScheduleFree(perceptron()), **NO_LOOP),
     "LoRA": Scenario(module=lambda: Model(perceptron(loralib.Linear, r=2))),
@@ -370,4 +500,27 @@ SCENARIOS = {
     "noise in hook and step": Scenario(module=lambda: Noisy(normed()), resumes=False, **OF_MODULE),
     "augmented": Scenario(whole_blobs, lambda: Rounding(normed()), dataset=Jittered, **OF_MODULE),
     "compiled": Scenario(module=lambda: Compiled(normed()), resumes=False, **OF_MODULE),
+    "weights that change after a check": Scenario(module=lambda: Spoiling(normed()), **NO_LOOP),
+    "raw weights that change after a check": Scenario(
+        module=lambda: Spoiling(normed()), settings={"averaging": None}, options=NO_FILES, **TRACELESS
+    ),
+}
+# Modules that a look would change.
+CHANGING = {
+    "LoRA that stays merged after validation": lambda: Validated(perceptron(loralib.Linear, r=2)),
+    "adapters alone": adapters_alone,
+    "a layer that `train` freezes": lambda: Freezing(perceptron()),
+    "what it logs": lambda: Gate(perceptron()),
+    "what it logs in steps": lambda: Gate(perceptron(), on_step=True),
+    "what both log": lambda: Nested(perceptron()),
+    "an average that is swapped in": lambda: Model(Swapped()),
+    "an average that is swapped in, validated": lambda: Validated(Swapped()),
+    "a teacher that follows after epochs": lambda: AtEpochEnd(perceptron()),
+    "a teacher that follows after steps": lambda: AtBatchEnd(perceptron()),
+    "pruning by the last weight": lambda: Pruning(perceptron()),
+    "lazy layers": lazy,
+}
+SCENARIOS |= {
+    name: Scenario(module=module, options={"logger": Counting()}, resumes=False, **OF_MODULE)
+    for name, module in CHANGING.items()
 }  # fmt: skip

@@ -13,6 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, Weights, blobs, cut, loader, same, scripted, state_of, weights_of
 from problems import fit as trained
+from scenarios import ScheduleFree, perceptron
 from torch import nn
 
 from bu_torch.run.weights import changed_by_training, few_names
@@ -243,6 +244,15 @@ class TestWeightsOnly:
         """Lightning's files of weights alone hold the module's, and the average is measured."""
         with pytest.raises(MisconfigurationException, match="`save_weights_only=True`"):
             fit(tmp_path, scripted(save_weights_only=True), EMAWeightAveraging())
+
+
+@pytest.mark.parametrize("checkpoints", [True, False])
+def test_a_later_eval_of_an_optimiser_with_modes_does_not_move_the_restored_weights(tmp_path, checkpoints):
+    module = ScheduleFree(perceptron())
+    made = trained(tmp_path, scripted(), module=module, enable_checkpointing=checkpoints)
+    before = weights_of(module)
+    made.optimizers[0].eval()
+    assert same(before, module.state_dict())
 
 
 class Counted(Classifier):

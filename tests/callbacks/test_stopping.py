@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping, Lam
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from problems import Classifier, Plain, Weights, blobs, cut, fit, fit_again, loader, same, scripted, trainer, weights_of
 from readable import Stream
-from scenarios import TwoOptimizers, normed
+from scenarios import ScheduleFree, TwoOptimizers, normed, perceptron
 from torch.utils.data import DataLoader, TensorDataset
 
 import bu_torch
@@ -195,27 +195,32 @@ def test_cut_anywhere_and_resumed_it_is_the_run_in_one_piece(tmp_path, row):
 
 
 class TestResume:
-    @pytest.mark.parametrize("step", [3, 4, 6])
+    @pytest.mark.parametrize("averaging", [0.7, None])
+    @pytest.mark.parametrize(
+        ("step", "module"), [*((step, Plain) for step in (3, 4, 6)), (6, lambda: ScheduleFree(perceptron()))]
+    )
     @pytest.mark.filterwarnings("ignore:The dirpath has changed", "ignore:Checkpoint directory")
-    def test_within_an_epoch(self, tmp_path, step):
+    def test_within_an_epoch(self, tmp_path, step, module, averaging):
+        """There Lightning skips the hook that puts an optimiser with modes into training mode."""
+
         def run(folder, *others, ckpt_path=None):
-            every = {"every_n_train_steps": 2, "averaging": 0.7}
+            every = {"every_n_train_steps": 2, "averaging": averaging}
             own = scripted((0.1, 0.3, 0.9, 0.2), reference=blobs(), **every)
             user = ModelCheckpoint(folder / "user", every_n_train_steps=1, save_top_k=-1, filename="{step}")
-            options = {"data": Resumable(), "max_epochs": 3, "ckpt_path": ckpt_path}
+            options = {"data": Resumable(), "max_epochs": 3, "ckpt_path": ckpt_path, "module": module}
             return own, fit_again(folder, own, user, *others, **options)[0]
 
         def kill(trainer, *_):
             if trainer.global_step == step:
                 raise RuntimeError("killed")
 
-        whole, module = run(tmp_path / "whole")
+        whole, expected = run(tmp_path / "whole")
         with pytest.raises(RuntimeError, match="killed"):
             run(tmp_path / "first", LambdaCallback(on_train_batch_start=kill))
         resumed, again = run(tmp_path / "rest", ckpt_path=tmp_path / "first" / "user" / f"step={step}.ckpt")
         assert resumed.history == whole.history
         assert (resumed.best_step, resumed.stopping_reason) == (whole.best_step, whole.stopping_reason)
-        assert same(again.state_dict(), module.state_dict())
+        assert same(again.state_dict(), expected.state_dict())
 
     @pytest.mark.parametrize(
         ("settings", "warns"),
