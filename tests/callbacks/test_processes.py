@@ -175,19 +175,13 @@ done(made.global_rank, history=stopping.history, again=again, warned=warned, hoo
 """
 
 
-@pytest.mark.parametrize("given", ["balanced", None])
-def test_two_processes_count_what_a_sampler_draws_and_a_loss_weighs_as_one_does(tmp_path, given):
-    *_, (first, second) = run(tmp_path, WEIGHTED, prepare="batch[0]", given=given)
+@pytest.mark.parametrize(("given", "prepare", "n_warned"), [("balanced", "batch[0]", 0), (None, "batch[0] / 255", 1)])
+def test_two_processes_count_what_a_sampler_draws_and_a_loss_weighs_as_one_does(tmp_path, given, prepare, n_warned):
+    """Other units are seen by the first, behind DDP, which calls the module with the arguments of `training_step`."""
+    *_, (first, second) = run(tmp_path, WEIGHTED, prepare=prepare, given=given)
     assert len(first["history"]) == 2
-    assert first["warned"] == 0
     assert_as_alone(first, second)
-
-
-def test_other_units_are_seen_by_the_first(tmp_path):
-    """Behind DDP, which calls the module with the arguments of `training_step` first."""
-    *_, ranks = run(tmp_path, WEIGHTED, prepare="batch[0] / 255", given="balanced")
-    assert [one["warned"] for one in ranks] == [1, 0]
-    assert [one["hooks"] for one in ranks] == [0, 0]
+    assert [(one["warned"], one["hooks"]) for one in (first, second)] == [(n_warned, 0), (0, 0)]
 
 
 SPAWN = """

@@ -111,17 +111,6 @@ def test_schedule_free_weights_are_kept_where_an_evaluation_reads_them(tmp_path)
     assert again.stopper.best_epoch == ours.stopper.best_epoch
 
 
-def test_what_does_not_fit_is_refused_before_the_first_step(tmp_path):
-    one_class = trainer(tmp_path, callback(), samples=[one | {"labels": 0} for one in texts()])
-    with pytest.raises(ValueError, match="at least two classes"):
-        one_class.train()
-    failing = trainer(tmp_path, callback())
-    failing.model.register_forward_pre_hook(lambda *_: {}["heads"])
-    with pytest.raises(ValueError, match=r"A check of bu-torch calls the network with inputs .*: KeyError: 'heads'"):
-        failing.train()
-    assert one_class.state.global_step == failing.state.global_step == 0
-
-
 def test_a_column_that_only_the_loss_reads_is_no_input(tmp_path):
     def with_rows(samples):
         return pad_to_longest(samples) | {"row": torch.arange(len(samples))}
@@ -209,17 +198,6 @@ def test_a_checkpoint_without_a_readable_state_is_resumed_with_a_warning(tmp_pat
     assert [check["epoch"] for check in ours.stopper.history] == [1]
 
 
-def images(n=80):
-    generator = torch.Generator().manual_seed(0)
-    return [{"pixel_values": torch.randn(1, 8, 8, generator=generator) + i % 2, "labels": i % 2} for i in range(n)]
-
-
-def vit():
-    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-    config = transformers.ViTConfig(image_size=8, patch_size=4, num_channels=1, **small)
-    return transformers.ViTForImageClassification(config)
-
-
 class Table(nn.Module):
     """A model that has nothing of transformers but its output, and whose inputs have another name."""
 
@@ -233,24 +211,33 @@ class Table(nn.Module):
         return {"loss": loss, "logits": logits}
 
 
-def rows(n=80):
+class Pixels(Table):
+    def forward(self, pixel_values, target=None):
+        return super().forward(pixel_values, target=target)
+
+
+def broken():
+    model = bert()
+    model.register_forward_pre_hook(lambda *_: {}["heads"])
+    return model
+
+
+def rows(name="values"):
     generator = torch.Generator().manual_seed(0)
-    return [{"values": torch.randn(3, generator=generator) + i % 2, "target": i % 2} for i in range(n)]
+    return [{name: torch.randn(3, generator=generator) + i % 2, "target": i % 2} for i in range(80)]
 
 
-def test_images_are_read_as_pixel_values(tmp_path):
-    trainer(tmp_path, ours := callback(), model=vit(), samples=images(), collate=None, epochs=2).train()
-    assert ours.stopper.inputs["pixel_values"].shape == (80, 1, 8, 8)
-    assert len(ours.stopper.history) == 2
-
-
-@pytest.mark.parametrize("input_key", [None, "values", ["values"]])
-def test_keys_may_be_the_user_s(tmp_path, input_key):
-    ours = callback(input_key=input_key, label_key="target", folder=tmp_path / "record")
-    trainer(tmp_path, ours, model=Table(), samples=rows(), collate=None, epochs=2, label_names=["target"]).train()
-    assert ours.stopper.inputs["values"].shape == (80, 3)
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [({}, "pixel_values"), ({"input_key": "pixel_values"}, "pixel_values"), ({"input_key": ["values"]}, "values")],
+)
+def test_images_are_read_as_pixel_values_and_keys_may_be_the_user_s(tmp_path, settings, name):
+    model = Pixels() if name == "pixel_values" else Table()
+    ours = callback(label_key="target", folder=tmp_path / "record", **settings)
+    trainer(tmp_path, ours, model=model, samples=rows(name), collate=None, epochs=2, label_names=["target"]).train()
+    assert ours.stopper.inputs[name].shape == (80, 3)
     assert all(math.isfinite(check["trust_score"]) for check in ours.stopper.history)
-    assert (tmp_path / "record" / "boundary_uncertainty.csv").is_file()
+    assert (tmp_path / "record" / "boundary_uncertainty.jsonl").is_file()
 
 
 def test_samples_count_as_often_as_a_sampler_draws_them(tmp_path, monkeypatch):
@@ -258,15 +245,6 @@ def test_samples_count_as_often_as_a_sampler_draws_them(tmp_path, monkeypatch):
     monkeypatch.setattr(CountingTrainer, "_get_train_sampler", lambda *args: sampler)
     trainer(tmp_path, ours := callback(), epochs=1).train()
     assert ours.stopper.sample_weight.unique().tolist() == [1, 3]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"), [({"input_key": "x", "label_key": "target"}, "`input_key='x'`"), ({}, "`label_key='labels'`")]
-)
-def test_a_wrong_key_is_named(tmp_path, options, words):
-    run = trainer(tmp_path, callback(**options), model=Table(), samples=rows(), collate=None, label_names=["target"])
-    with pytest.raises(ValueError, match=words):
-        run.train()
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -350,24 +328,36 @@ def test_the_example_on_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys
     assert given["callback"].stopper.inputs.keys() == {"input_ids", "attention_mask", "token_type_ids"}
 
 
-@pytest.mark.parametrize(("options", "fsdp"), [({"samples": Stream(), "max_steps": 6}, []), ({}, ["full_shard"])])
-def test_streams_and_sharded_weights_are_refused(tmp_path, options, fsdp):
-    run = trainer(tmp_path, callback(), **options)
+ROWS = {"model": Table, "samples": rows, "collate": None, "label_names": ["target"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "settings", "options"),
+    [
+        ("two classes", {}, {"samples": lambda: [one | {"labels": 0} for one in texts()]}),
+        ("KeyError: 'heads'", {}, {"model": broken}),
+        ("`input_key=", {"input_key": "x", "label_key": "target"}, ROWS),
+        ("`label_key='labels'`", {}, ROWS),
+        ("unsharded weights .* a length", {}, {"samples": Stream, "max_steps": 6}),
+        ("unsharded weights .* a length", {}, {"fsdp": ["full_shard"]}),
+        ("DataLoader`, got list", {}, {"loader": list(loaded(batch_size=20))}),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_the_first_step(tmp_path, monkeypatch, words, settings, options):
+    options = {name: value() if callable(value) else value for name, value in options.items()}
+    if batches := options.pop("loader", None):
+        monkeypatch.setattr(CountingTrainer, "get_train_dataloader", lambda self: batches)
+    fsdp = options.pop("fsdp", [])
+    run = trainer(tmp_path, callback(**settings), **options)
     run.args.fsdp = fsdp
-    with pytest.raises(ValueError, match=r"must have unsharded weights .* and a dataset with a length"):
+    with pytest.raises(ValueError, match=words):
         run.train()
+    assert run.state.global_step == 0
 
 
-def test_batches_without_a_loader_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(CountingTrainer, "get_train_dataloader", lambda self: list(loaded(batch_size=20)))
-    with pytest.raises(ValueError, match=r"Training data: .*DataLoader`, got list\."):
-        trainer(tmp_path, callback()).train()
-
-
-def test_arguments_are_refused_before_training():
-    with pytest.raises(ValueError, match="`patience` must be"):
-        callback(patience=-1)
-    with pytest.raises(ValueError, match="`check_steps` must be"):
-        callback(check_steps=0)
-    with pytest.raises(TypeError, match="patients"):
-        callback(patients=3)
+@pytest.mark.parametrize(
+    ("kind", "given"), [(ValueError, {"patience": -1}), (ValueError, {"check_steps": 0}), (TypeError, {"patients": 3})]
+)
+def test_arguments_are_refused_before_training(kind, given):
+    with pytest.raises(kind, match=next(iter(given))):
+        callback(**given)
