@@ -43,18 +43,14 @@ def test_no_more_samples_are_looked_at_and_the_record_says_so(tmp_path, monkeypa
         assert len(WAS_READ) <= N + 50 + FITTING + 50  # training, the first batch, the samples, and a look for noise
 
 
-def test_a_cluster_is_looked_at_all_the_same_and_as_many_samples_as_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr("bu_torch.run.budget.MAX_BYTES", 1)
-    for settings, expected in (({}, 10), ({"max_samples": 200}, 200)):
-        monitor = monitored(tmp_path, TensorDataset(IMAGES, LABELS), **settings)
-        assert read_record(monitor.record_path).data["n_samples"] == expected
-
-
-def test_a_plain_loop_is_bound_alike(monkeypatch):
-    monkeypatch.setattr("bu_torch.run.budget.MAX_BYTES", BOUND)
-    stopper = BoundaryUncertaintyStopper(IMAGES, LABELS, n_neighbors=10)
+@pytest.mark.parametrize(
+    ("bound", "settings", "expected"), [(1, {}, 10), (1, {"max_samples": 200}, 200), (BOUND, {}, FITTING)]
+)
+def test_a_cluster_is_looked_at_all_the_same_and_as_many_samples_as_asked_for(monkeypatch, bound, settings, n):
+    monkeypatch.setattr("bu_torch.run.budget.MAX_BYTES", bound)
+    stopper = BoundaryUncertaintyStopper(IMAGES, LABELS, n_neighbors=10, **settings)
     stopper.check(Classifier(d=3 * SIDE * SIDE))
-    assert stopper.tracker.check_setup.plan.n_samples == FITTING
+    assert stopper.tracker.check_setup.plan.n_samples == n
 
 
 def test_a_network_gets_few_large_inputs_at_a_time():

@@ -79,7 +79,6 @@ def test_a_trainer_of_pytorch_lightning_is_stopped_by_its_own_classes(tmp_path, 
 def test_a_trainer_of_the_other_tree_is_refused_with_the_way_out(tmp_path, kind):
     theirs = pytest.importorskip("pytorch_lightning")
     made = theirs.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path)
-    message = r"got pytorch_lightning.*Trainer\. Import `pytorch_lightning` before `bu_torch.callbacks`, and not"
     for stage in ("fit", "test"):
-        with pytest.raises(MisconfigurationException, match=message):
+        with pytest.raises(MisconfigurationException, match="Import `pytorch_lightning` before"):
             kind().setup(made, Classifier(), stage)

@@ -69,7 +69,7 @@ class TestModels:
 
         features, labels = blobs()
         data = loader(features, labels.clamp(max=1))
-        with pytest.warns(UserWarning, match="The module gives numbers in .* class 1 is predicted every") as caught:
+        with pytest.warns(UserWarning, match="look like probabilities") as caught:
             fit(tmp_path, BoundaryUncertaintyMonitor(), module=Sigmoid(n_outputs=1), data=data)
         assert sum("look like probabilities" in str(one.message) for one in caught) == 1
 

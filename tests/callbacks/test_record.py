@@ -76,14 +76,13 @@ def test_the_record_has_settings_details_and_the_end(tmp_path):
 def test_the_header_tells_of_samplers_weights_of_classes_and_the_reference(tmp_path):
     features, labels = blobs()
     sampler = WeightedRandomSampler(torch.tensor([6.0, 3.0, 1.0])[labels], 120)
-    monitor = BoundaryUncertaintyMonitor(n_neighbors=20, class_weight={0: 0.5})
     data = DataLoader(TensorDataset(features, labels), batch_size=30, sampler=sampler)
-    header, *_ = lines(fit(tmp_path, monitor, data=data, max_epochs=1))
-    assert header["settings"]["class_weight"] == "{0: 0.5}"
-    told = {name: header["data"][name] for name in ("smallest_class_share", "largest_class_share", "sampling")}
-    assert told == {"smallest_class_share": 0.1, "largest_class_share": 0.6, "sampling": "weighted"}
-    monitor = fit(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20, reference=blobs()), max_epochs=1)
-    assert lines(monitor)[0]["settings"]["reference"] == "tuple"
+    settings = {"n_neighbors": 20, "class_weight": {0: 0.5}}
+    header, *_ = lines(fit(tmp_path, BoundaryUncertaintyMonitor(**settings), data=data, max_epochs=1))
+    told = {"smallest_class_share": 0.1, "largest_class_share": 0.6, "sampling": "weighted"}
+    assert header["data"].items() >= told.items()
+    header, *_ = lines(fit(tmp_path, BoundaryUncertaintyMonitor(**settings, reference=blobs()), max_epochs=1))
+    assert header["settings"].items() >= {"class_weight": "{0: 0.5}", "reference": "tuple"}.items()
 
 
 class Failing(Classifier):
@@ -95,13 +94,11 @@ class Failing(Classifier):
 
 @pytest.mark.parametrize("kind", [BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping])
 def test_the_record_ends_with_why_training_did(tmp_path, kind):
-    callback = fit(tmp_path, kind(n_neighbors=20))
-    assert [line["kind"] for line in lines(callback)] == ["header", *["check"] * 3, "end"]
     failed = kind(n_neighbors=20)
     with pytest.raises(RuntimeError, match="no more"):
         fit(tmp_path, failed, module=Failing())
     assert [line["kind"] for line in lines(failed)] == ["header", "check", "end"]
-    assert lines(failed)[-1]["reason"] == "Training failed: RuntimeError: no more"
+    assert "RuntimeError: no more" in lines(failed)[-1]["reason"]
 
 
 def test_doubtful_samples_are_told_by_their_place_in_the_dataset(tmp_path):

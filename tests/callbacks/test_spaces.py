@@ -105,52 +105,46 @@ def test_a_resumed_run_measures_in_the_space_that_was_chosen(tmp_path, module, s
 
 
 @pytest.mark.parametrize(
-    ("module", "expected"),
-    [
-        (Module, ("module", "neighbors")),
-        (OfTokens, ("metric", "tokens")),
-        (pretrained, ("module", "tokens")),
-    ],
+    ("module", "space", "kind"),
+    [(Module, "module", "neighbors"), (OfTokens, "metric", "tokens"), (pretrained, "module", "tokens")],
 )
-def test_the_log_and_the_record_say_what_was_chosen(tmp_path, log, module, expected):
+def test_the_record_says_what_was_chosen(tmp_path, log, module, space, kind):
     callback = fit(tmp_path, BoundaryUncertaintyMonitor(**KINDS[module][1]), module, epochs=1)
-    assert f"Neighbours are found in the space {expected[0]!r}" in log.text
+    assert f"the space {space!r}" in log.text
     data = read_record(callback.record_path).data
-    assert (data["space"], data["perturbation"]) == expected
+    assert (data["space"], data["perturbation"]) == (space, kind)
 
 
 def test_the_loop_looks_at_no_network_that_may_have_learnt_the_labels():
     stopper = BoundaryUncertaintyStopper(*images(160), n_neighbors=20, n_draws=1)
     stopper.check(Module())
     assert list(stopper.tracker.check_setup.signals.boundary.skills_) == ["inputs", "patches"]
-    assert_loop_goes_on(images, Module(), Plain(), n_neighbors=20, n_draws=1, feature_extractor="module")
 
 
-def assert_loop_goes_on(samples, module, later, **settings):
-    """The stopper, and one that has gone on from its state."""
+@pytest.mark.parametrize(
+    ("samples", "module", "later", "settings"),
+    [(images, Module, Plain, {**FEW, "feature_extractor": "module"}), (tokens, pretrained, pretrained, TOKENS)],
+)
+def test_the_loop_goes_on_in_the_same_space(samples, module, later, settings):
     stopper, again = (BoundaryUncertaintyStopper(*samples(160), **settings) for _ in range(2))
-    stopper.check(module)
+    stopper.check(module())
     again.load_state_dict(stopper.state_dict())
-    again.check(later)
+    again.check(later())
     found, expected = (one.tracker.check_setup.signals.perturbed_inputs for one in (again, stopper))
     assert torch.equal(found, expected)
     assert again.state_dict()["checks"]["n_not_compared"] == 0
-    return stopper, again
+    assert again.history[0] == stopper.history[0]
 
 
 def test_a_preparation_in_a_state_that_is_damaged_is_left():
-    def load(**changed):
-        other = BoundaryUncertaintyStopper(*images(160), feature_extractor="module", **FEW)
-        other.load_state_dict({**state, "checks": {**state["checks"], **changed}})
-        return other
-
-    stopper = BoundaryUncertaintyStopper(*images(160), feature_extractor="module", **FEW)
+    stopper, *others = (BoundaryUncertaintyStopper(*images(160), feature_extractor="module", **FEW) for _ in range(4))
     stopper.check(Module())
     state = stopper.state_dict()
     whole = state["checks"]["prepared"]
-    for crooked in ({}, whole | {"fingerprint": "other"}, whole | {"labels": "x"}):
-        other = load(prepared=crooked)
-        with pytest.warns(UserWarning, match="patience and the best epoch start anew"):
+    crooked = {}, whole | {"fingerprint": "other"}, whole | {"labels": "x"}
+    for other, prepared in zip(others, crooked, strict=True):
+        other.load_state_dict({**state, "checks": {**state["checks"], "prepared": prepared}})
+        with pytest.warns(UserWarning, match="start anew"):
             other.check(Module())
 
 
@@ -182,11 +176,6 @@ def test_a_reference_stays_integers(tmp_path):
     assert given.history == read.history
 
 
-def test_the_loop_measures_and_goes_on_alike():
-    stopper, again = assert_loop_goes_on(tokens, module := pretrained(), module, **TOKENS)
-    assert again.history[0] == stopper.history[0]
-
-
 def test_token_ids_that_are_moved_as_numbers_are_said(tmp_path):
     """A `forward` that rounds them would hide it."""
 
@@ -194,5 +183,5 @@ def test_token_ids_that_are_moved_as_numbers_are_said(tmp_path):
         def forward(self, x):
             return super().forward(x.long().clamp(0, N_TOKENS - 1))
 
-    with pytest.warns(UserWarning, match="an `nn.Embedding`. If they are token ids, pass `perturbation='tokens'`"):
+    with pytest.warns(UserWarning, match="`perturbation='tokens'`"):
         trainer(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20), max_epochs=1).fit(Rounding(), batches(tokens))
