@@ -46,11 +46,11 @@ def test_no_more_samples_are_looked_at_and_the_record_says_so(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("bound", "settings", "expected"), [(1, {}, 10), (1, {"max_samples": 200}, 200), (BOUND, {}, FITTING)]
 )
-def test_a_cluster_is_looked_at_all_the_same_and_as_many_samples_as_asked_for(monkeypatch, bound, settings, n):
+def test_a_cluster_is_looked_at_all_the_same_and_as_many_samples_as_asked_for(monkeypatch, bound, settings, expected):
     monkeypatch.setattr("bu_torch.run.budget.MAX_BYTES", bound)
     stopper = BoundaryUncertaintyStopper(IMAGES, LABELS, n_neighbors=10, **settings)
     stopper.check(Classifier(d=3 * SIDE * SIDE))
-    assert stopper.tracker.check_setup.plan.n_samples == n
+    assert stopper.tracker.check_setup.plan.n_samples == expected
 
 
 def test_a_network_gets_few_large_inputs_at_a_time():
