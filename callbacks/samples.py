@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from bu_torch.callbacks.network import can_be_passed
-from bu_torch.callbacks.trainer import LightningModule, MisconfigurationException, Trainer, library, misconfigured
+from bu_torch.callbacks.trainer import LightningModule, MisconfigurationException, Trainer, misconfigured
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.replica import copy_of
@@ -151,7 +151,6 @@ def read_training_data(
         seed=settings.seed,
         keys=Keys(source.input_key, source.label_key, pl_module),
         n_batches=n_batches,
-        unwrap=users_sampler,
         transform=_batch_hooks(trainer, pl_module),
         looks_for_augmentation=reference is None or may_be_read_again(settings.perturbation),
     )
@@ -212,14 +211,6 @@ def _copied(owner: Any) -> Any:
         return copy_of(owner)
     except Exception:  # the user's classes may raise anything
         return owner
-
-
-def users_sampler(sampler: Any) -> Any:
-    """Unwrap a sampler that Lightning has distributed among processes."""
-    wrapper = library.trainer.connectors.data_connector.DistributedSamplerWrapper
-    while isinstance(sampler, wrapper):
-        sampler = sampler.dataset._sampler
-    return sampler
 
 
 def _is_pair(value: Any) -> TypeGuard[tuple[Any, Any]]:

@@ -103,16 +103,15 @@ def read_loader(
     n_batches: float = math.inf,
     stream_limit: int | None = None,
     max_bytes: int | None = None,
-    unwrap: Callable[[Any], Any] = lambda sampler: sampler,
     transform: Callable[[Any], Any] | None = None,
     looks_for_augmentation: bool = False,
 ) -> Samples:
     """Read the samples that a loader visits, each once, by ascending index, as many as `how_many` says.
 
     Of a stream, or of items that are batches, a subset is chosen among those read, at most `stream_limit` of a stream.
-    The first batch shows if all take more than `max_bytes` (`TooManyBytesError`). `unwrap` returns the user's sampler
-    from a trainer's; `transform` does what a trainer does to each batch, and moves it to the CPU.
-    `looks_for_augmentation` reads a few samples twice. Raises `UnreadableError` where `read_samples` raises ValueError.
+    The first batch shows if all take more than `max_bytes` (`TooManyBytesError`). `transform` does what a trainer does
+    to each batch, and moves it to the CPU. `looks_for_augmentation` reads a few samples twice. Raises `UnreadableError`
+    where `read_samples` raises ValueError.
     """
     with seeded(seed):
         dataset, classes = loader.dataset, _class_names(loader.dataset)
@@ -120,7 +119,7 @@ def read_loader(
             order: dict[str, Any] = {"batch_size": loader.batch_size}
             limits: tuple[int | None, int, int | None] = stream_limit, stream_limit or 0, max_bytes
         else:
-            indices, are_lists, weights = _visited(loader, n_batches, unwrap, seed)
+            indices, are_lists, weights = _visited(loader, n_batches, seed)
             order, limits = {"sampler": indices, "batch_size": None}, (None, 0, None)
         if is_stream or (loader.batch_sampler is None and not are_lists):
             read = with_batches(loader, order, seed, lambda batches: concatenate(batches, keys, transform, *limits))
@@ -154,19 +153,17 @@ def _class_names(dataset: Any) -> list[str] | None:
     return None
 
 
-def _visited(
-    loader: DataLoader[Any], n_batches: float, unwrap: Callable[[Any], Any], seed: int
-) -> tuple[list[Any], bool, Tensor | None]:
+def _visited(loader: DataLoader[Any], n_batches: float, seed: int) -> tuple[list[Any], bool, Tensor | None]:
     """Indices that a loader visits, ascending, each once; whether its sampler gives lists; how often each comes.
 
     Without a batch sampler, as in `DataLoader(dataset, sampler=BatchSampler(...), batch_size=None)`, lists are batches.
     """
     dataset: Any = loader.dataset
-    sampler: Any = unwrap(loader.sampler) if loader.batch_sampler is None else loader.batch_sampler
+    sampler: Any = _undistributed(loader.sampler) if loader.batch_sampler is None else loader.batch_sampler
     are_lists = loader.batch_sampler is not None or isinstance(sampler, BatchSampler)
     batches, weights = None, None
     if type(sampler) is BatchSampler:  # a subclass may leave out some of what its own sampler gives
-        batches, sampler = sampler, unwrap(sampler.sampler)
+        batches, sampler = sampler, _undistributed(sampler.sampler)
     n_draws = n_batches * (1 if batches is None else batches.batch_size)
     if isinstance(sampler, WeightedRandomSampler):
         indices, weights = torch.nonzero(sampler.weights).flatten().tolist(), _drawn_by(sampler)
@@ -185,6 +182,13 @@ def _visited(
     if not indices:
         raise UnreadableError(NO_SAMPLE)
     return indices, are_lists, weights
+
+
+def _undistributed(sampler: Any) -> Any:
+    """The user's own sampler, if Lightning has distributed it among processes."""
+    while type(sampler).__name__ == "DistributedSamplerWrapper" and hasattr(sampler.dataset, "_sampler"):
+        sampler = sampler.dataset._sampler
+    return sampler
 
 
 class SamplerPass(IterableDataset[Any]):

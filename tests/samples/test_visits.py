@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from readable import PAIRS, WHOLE, Made, Own, Stream, X, Y, equal, everything
 from torch.utils.data import (
     BatchSampler,
@@ -67,19 +68,9 @@ def test_a_limit_on_batches_leaves_out_what_no_epoch_visits(loader, rows):
 
 
 def test_a_wrapper_around_the_users_sampler_is_taken_off():
-    class Wrapper(DistributedSampler):
-        """As trainers have them."""
-
-        def __init__(self, own):
-            super().__init__(range(len(own)), num_replicas=2, rank=0)
-            self.own = own
-
-    def unwrap(sampler):
-        return sampler.own if isinstance(sampler, Wrapper) else sampler
-
-    blocks = BatchSampler(Wrapper(CHOSEN), 30, drop_last=False)
-    for options in ({"sampler": Wrapper(CHOSEN), "batch_size": 30}, {"batch_sampler": blocks}):
-        assert equal(read_loader(DataLoader(WHOLE, **options), everything, unwrap=unwrap), range(5, 95))
+    wrapper = DistributedSamplerWrapper(CHOSEN, num_replicas=2, rank=0)
+    for options in ({"sampler": wrapper, "batch_size": 30}, {"batch_sampler": BatchSampler(wrapper, 30, False)}):
+        assert equal(read_loader(DataLoader(WHOLE, **options), everything), range(5, 95))
 
 
 def test_indices_need_not_be_numbers():
