@@ -13,11 +13,8 @@ from bu_torch.functional.probabilities import (
 )
 
 
-def test_probabilities_are_not_negative_and_sum_to_one():
+def test_closed_forms_of_probabilities_and_of_the_brier_score():
     assert as_probabilities(torch.tensor([[-0.5, 1.5], [0.5, 1.5]])).tolist() == [[0.0, 1.0], [0.25, 0.75]]
-
-
-def test_closed_forms_of_the_brier_score():
     assert float(brier_score(torch.full((4, 2), 0.5), torch.tensor([0, 1, 1, 0]))) == 0.5
     assert float(brier_score(torch.eye(3), torch.tensor([1, 2, 0]))) == 2.0
     assert float(brier_score(torch.eye(3), torch.arange(3))) == 0.0

@@ -109,11 +109,9 @@ class TestAnchorUncertainty:
         swapped = anchor_uncertainty(logits[:, [2, 1, 0]], labels, torch.arange(12).unsqueeze(0), bandwidth="silverman")
         assert float(swapped) == pytest.approx(float(value), abs=1e-9)
 
-    def test_neighbors_of_one_class_are_worst(self):
+    def test_neighbors_of_one_class_are_worst_and_nan_logits_are_told(self):
         labels = torch.zeros(9, dtype=torch.int64)
         assert anchor_uncertainty(torch.linspace(-1, 1, 9), labels, torch.arange(9).unsqueeze(0)).tolist() == [0]
-
-    def test_nan_logits_of_a_neighbour_are_told(self):
         logits = torch.linspace(-1, 1, 20, dtype=torch.float64)
         logits[3] = torch.nan
         labels, neighbors = torch.arange(20) % 2, torch.arange(20).view(2, 10)

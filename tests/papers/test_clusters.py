@@ -53,7 +53,7 @@ def test_no_cluster_is_too_large_and_repeats_share_none(n, max_size, n_repeats, 
     assert len(clusters.unique()) == sum(len(row.unique()) for row in clusters)
 
 
-def test_groups_far_apart_are_found():
+def test_groups_far_apart_are_found_and_equal_points_stay_together():
     """Whatever the centres: k-means++ and Lloyd split four far groups between groups and never through one."""
     g = torch.Generator().manual_seed(0)
     group = torch.arange(40) % 4
@@ -61,10 +61,5 @@ def test_groups_far_apart_are_found():
     for row in divisive_clusters(points, 12, 6, seed=3):
         assert [len(row[group == k].unique()) for k in range(4)] == [1] * 4
         assert len(row.unique()) == 4
-
-
-def test_equal_points_stay_together():
-    points = torch.cat((torch.zeros(30, 2), torch.ones(5, 2)))
-    clusters = divisive_clusters(points, 12, 2, seed=0)
-    for row in clusters:
+    for row in divisive_clusters(torch.cat((torch.zeros(30, 2), torch.ones(5, 2))), 12, 2, seed=0):
         assert sorted(torch.unique(row, return_counts=True)[1].tolist()) == [5, 30]
