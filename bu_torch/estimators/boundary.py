@@ -23,8 +23,6 @@ class BoundaryUncertainty(PerturbedSamples):
     classifier then costs one forward pass over the perturbed samples, and
     `bu_torch.functional.boundary_uncertainty`. `ParzenUncertainty` is the paper's own estimate.
 
-    Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
-
     Args:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2. Data with fewer samples is refused.
         n_draws: Independent perturbations of each sample, >= 1.
@@ -101,9 +99,8 @@ class BoundaryUncertainty(PerturbedSamples):
         n_entries = self.n_draws * len(labels) * len(self.classes)
         if n_entries > MOST_ENTRIES:
             raise ValueError(
-                f"{self.n_draws} draws of {len(labels)} samples of {len(self.classes)} classes need arrays of"
-                f" {n_entries:.1e} numbers, more than {MOST_ENTRIES:.1e}: pass fewer draws or samples (`n_draws`,"
-                " `max_samples`)."
+                f"{self.n_draws} draws of {len(labels)} samples of {len(self.classes)} classes need arrays of more than"
+                f" {MOST_ENTRIES:.1e} numbers: pass fewer draws or samples (`n_draws`, `max_samples`)."
             )
 
     def estimate_probabilities(self, inputs: Tensor, points: Tensor, perturbed: Tensor, features: Tensor) -> None:

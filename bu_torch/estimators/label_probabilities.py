@@ -44,8 +44,6 @@ class LabelVotes:
     classes are finely shaped but well separated. Above 100,000 samples, a stratified subset of that size chooses. This
     estimate is this project's own.
 
-    Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
-
     Attributes:
         decay_: The chosen decay, the first of equally good ones.
         votes: Class probabilities with the sample's own vote, shape (N, J), float32; J is the largest label + 1.
@@ -123,8 +121,6 @@ class LabelRegression:
     more than `n_landmarks` samples, centres of K-means span the solution (Nystroem; Zhang, Tsang, Kwok 2008); to save
     time, half of them choose the penalty and predict left-out labels. It is fitted to all samples, or to `max_samples`
     random ones, with the share of each class kept.
-
-    Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
     Args:
         n_landmarks: The largest number of points that span the solution, >= 1; time grows with its cube.
@@ -271,8 +267,6 @@ class LabelProbabilities:
     have, because a regression overstates rare classes. The score of a classifier is its expected accuracy, the mean
     probability of the classes that it predicts, which needs no labels but those of the training samples. This estimate
     is this project's own.
-
-    Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
     Args:
         regression: Estimator of the regression, `LabelRegression` or one with its methods, fitted in place; None for

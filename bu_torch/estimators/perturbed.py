@@ -199,16 +199,10 @@ class PerturbedSamples:
         """Logits in float32 or float64 with a column for each class; with `has_all_rows`, a row for each input."""
         check_fitted(self, "perturbed")
         logits = as_logits(logits).detach()
+        n_columns = 1 if was_one_column(logits) else logits.shape[1]
         if logits.shape[1] < self._n_classes:
-            n_columns = 1 if was_one_column(logits) else logits.shape[1]
-            raise ValueError(
-                f"`logits` must have at least {self._n_classes} columns, one for each class of the labels, got"
-                f" {n_columns}."
-            )
-        n_rows, n_samples = len(self.perturbed), len(self.labels)
+            raise ValueError(f"`logits` must have at least {self._n_classes} columns, one a class, got {n_columns}.")
+        n_rows = len(self.perturbed)
         if has_all_rows and len(logits) != n_rows:
-            raise ValueError(
-                f"`logits` must have one row for each of the {n_rows // n_samples} x {n_samples} perturbed inputs,"
-                f" got {len(logits)}."
-            )
+            raise ValueError(f"`logits` must have one row for each of {n_rows} perturbed inputs, got {len(logits)}.")
         return logits

@@ -35,8 +35,6 @@ class TrustScore:
     features. Beyond that, of a class for which points x samples exceed 50,000^2, about one in twenty is more than 5 %
     too large. `bu_torch.evaluation.select_alpha` chooses alpha.
 
-    Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
-
     Args:
         filtering: None, `"density"` or `"disagreement"`.
         alpha: Fraction of samples to filter out, 0 <= alpha < 1.

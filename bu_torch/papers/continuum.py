@@ -37,8 +37,7 @@ class ErrorCountBounds(NamedTuple):
 def data_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
     """Expected share of wrong class labels, with c(z) for c(y); Mevik (2003), Eq. 18, with z for the y of Eq. 17.
 
-    Arguments and errors are those of `adjusted_error_count`. Returns a scalar in [0, 1], float64, on the device of
-    z.
+    Arguments and errors are those of `adjusted_error_count`. Returns a scalar in [0, 1], float64, as z.
     """
     cut = _Cut(z, edges, ("sigma_delta", sigma_delta))
     return cut.at_predicted(cut.outside()).mean()
@@ -47,20 +46,17 @@ def data_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
 def data_squared_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
     """Expected squared distance from y to the interval of its label c(z); Mevik (2003), Eq. 22, z for the y of Eq. 21.
 
-    Arguments and errors are those of `adjusted_error_count`. Returns a scalar >= 0, in squared units of z; float64,
-    on the device of z.
+    Arguments and errors are those of `adjusted_error_count`. Returns a scalar >= 0, in squared units of z.
     """
     cut = _Cut(z, edges, ("sigma_delta", sigma_delta))
-    probability = cut.inside()
-    expected = torch.where(probability > 0, probability * cut.penalties(), 0.0)  # an empty class is infinitely far
-    return expected.sum(dim=1).mean()
+    inside = cut.inside()
+    return torch.where(inside > 0, inside * cut.penalties(), 0.0).sum(dim=1).mean()  # an empty class is infinitely far
 
 
 def error_count(predictions: Any, z: Any, edges: Any) -> Tensor:
     """Apparent error count: share of predictions other than the class label c(z); Mevik (2003), Eq. 23.
 
-    Arguments and errors are those of `adjusted_error_count`. Returns a scalar in [0, 1], float64, on the device of
-    z.
+    Arguments and errors are those of `adjusted_error_count`. Returns a scalar in [0, 1], float64, as z.
     """
     cut = _Cut(z, edges, predictions=predictions)
     return (cut.predicted != cut.own).double().mean()
@@ -147,8 +143,7 @@ def minimal_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
 def squared_error_count(predictions: Any, z: Any, edges: Any) -> Tensor:
     """Apparent mean squared distance from z to the interval of the predicted class; Mevik (2003), Eq. 28 with Eq. 8.
 
-    Arguments and errors are those of `adjusted_error_count`. Returns a scalar >= 0, in squared units of z; float64,
-    on the device of z.
+    Arguments and errors are those of `adjusted_error_count`. Returns a scalar >= 0, in squared units of z.
     """
     cut = _Cut(z, edges, predictions=predictions)
     return cut.at_predicted(cut.penalties()).mean()
@@ -173,7 +168,7 @@ def squared_error_rate(predictions: Any, z: Any, edges: Any, sigma_epsilon: Any)
     Mevik (2003), Eq. 30 and 31. (Eq. 11 prints the class c of y where it means the predicted class j.)
 
     Arguments and errors are those of `error_rate`; a `sigma_epsilon` of 0 gives `squared_error_count`. Returns a
-    scalar >= 0, in squared units of z; float64, on the device of z.
+    scalar >= 0, in squared units of z.
     """
     cut = _Cut(z, edges, ("sigma_epsilon", sigma_epsilon), predictions)
     return cut.at_predicted(cut.expected_penalties()).mean()

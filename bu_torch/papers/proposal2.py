@@ -9,11 +9,11 @@ from torch import Tensor
 from bu_torch import functional
 from bu_torch.estimators.perturbed import PerturbedSamples
 from bu_torch.functional.boundary import index_pairs, top_pairs
-from bu_torch.functional.checks import as_logits, check_choice
+from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.internal.logits import read_logits
 from bu_torch.papers.bandwidth import BANDWIDTHS, Bandwidth
-from bu_torch.papers.parzen import PairTerms, cluster_counts, omission, omission_of_counts, pair_terms
+from bu_torch.papers.parzen import cluster_counts, omission, omission_of_counts, pair_terms
 from bu_torch.papers.prototypes import PrototypeClassifier
 
 PairsAt = Literal["perturbed", "sample"]
@@ -25,8 +25,6 @@ class ParzenUncertainty(PerturbedSamples):
     Ha et al. (2021), Algorithm 3: standardised features, clusters of `n_neighbors` samples, perturbed samples, likely
     Bayes pairs. Each classifier then costs one forward pass over the perturbed samples. The paper makes one draw, which
     is noisy on small data; here `n_draws` may be averaged. `BoundaryUncertainty` ranks networks better.
-
-    Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
     Args:
         n_neighbors: As in `BoundaryUncertainty`, as is `seed`.
@@ -83,15 +81,11 @@ class ParzenUncertainty(PerturbedSamples):
         return self
 
     def score_logits(self, logits: Tensor) -> Tensor:
-        return mean_of_draws(self.terms(logits)).to(as_logits(logits).dtype)
-
-    def terms(self, logits: Tensor) -> list[PairTerms]:
-        """Terms of boundary uncertainty by pair of classes and by sample, one `PairTerms` a draw; as `score_logits`."""
         logits = self.as_class_logits(logits)
         own = None
         if self.pairs_at == "sample":
             logits, own = logits.tensor_split([-len(self.labels)])
-        return terms_of_draws(self, self._pairs, self._pair_index, logits, own, self.bandwidth)
+        return mean_of_draws(self, self._pairs, self._pair_index, logits, own, self.bandwidth).to(logits.dtype)
 
     def omission(self, model: Callable[[Tensor], Any]) -> Tensor:
         """Share of the Bayes boundary that a classifier's boundary leaves out, which `score` cannot see.
@@ -114,20 +108,15 @@ def likely_bayes_pairs(points: Tensor, labels: Tensor, seed: int) -> Tensor:
     return PrototypeClassifier(seed=seed).fit(points, labels).top_pairs(points)
 
 
-def mean_of_draws(terms: list[PairTerms]) -> Tensor:
-    """Boundary uncertainty of the terms of each draw: a scalar, float64."""
-    return torch.stack([torch.dot(of_draw.values, of_draw.shares) for of_draw in terms]).mean()
-
-
-def terms_of_draws(
+def mean_of_draws(
     samples: PerturbedSamples,
     pairs: Tensor,
     pair_index: Tensor,
     logits: Tensor,
     own: Tensor | None,
     bandwidth: Bandwidth = "silverman",
-) -> list[PairTerms]:
-    """Terms of each draw of logits (D * N, J) at fitted samples, whose likely Bayes pairs are `pairs[pair_index]`.
+) -> Tensor:
+    """U of logits (D * N, J) at fitted samples, whose likely Bayes pairs are `pairs[pair_index]`: a scalar, float64.
 
     With `own`, logits (N, J) of the samples themselves, the two likeliest classes are read there.
     """
@@ -136,7 +125,8 @@ def terms_of_draws(
         logits = torch.where(own.isfinite().all(), logits, torch.nan)
         options["predicted_pairs"] = top_pairs(own)
     draws = logits.split(len(samples.labels))
-    return [pair_terms(draw, samples.labels, samples.neighbors, pairs, pair_index, **options) for draw in draws]
+    terms = (pair_terms(draw, samples.labels, samples.neighbors, pairs, pair_index, **options) for draw in draws)
+    return torch.stack([torch.dot(of_draw.values, of_draw.shares) for of_draw in terms]).mean()
 
 
 class ProposalSignals:
@@ -157,8 +147,8 @@ class ProposalSignals:
         """Both signals, scalars, float64, of logits (D * N, J) and (N, J), and columns (D * N,) of the predictions."""
         samples = self._samples
         left_out = omission_of_counts(self._label_counts, columns, samples.neighbors, weights=samples.weights)
-        terms = terms_of_draws(samples, self._pairs, self._pair_index, logits, own)
-        return {"parzen_uncertainty": mean_of_draws(terms).to(logits.dtype).double(), "omission": left_out}
+        uncertainty = mean_of_draws(samples, self._pairs, self._pair_index, logits, own)
+        return {"parzen_uncertainty": uncertainty.to(logits.dtype).double(), "omission": left_out}
 
     def to(self, device: torch.device | str) -> Self:
         """Move all tensors but those of the samples, in place."""

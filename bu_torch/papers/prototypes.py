@@ -36,8 +36,6 @@ class PrototypeClassifier:
     tried in one run of K-means that adds two prototypes at a time; the chosen prototypes then take further steps. A
     class with more than 10,000 samples is represented by a random 10,000 of them.
 
-    Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
-
     Args:
         n_prototypes: Prototypes of a class, >= 1, or `"aic"`; at most the number of distinct samples of the class.
         seed: Seed of the choice of samples, 0 <= seed < 2**64.

@@ -113,8 +113,7 @@ def rank_checkpoints(
 ) -> Ranking:
     """Rank checkpoints by the measurements of the stopping callback, on the training samples alone.
 
-    The preparation does not depend on the network and is done once; each checkpoint then costs one forward pass. Equal
-    scores are ordered by epoch, the earliest first. The order of `paths` does not matter.
+    Each checkpoint costs one forward pass. Equal scores are ordered by epoch, the earliest first.
 
     Args:
         paths: Checkpoints as `load_checkpoint` reads them. A folder stands for the checkpoints directly in it
@@ -201,11 +200,10 @@ def _checked(signals: Signals, rule: Rule, metric: Any) -> Signals:
         raise ValueError(f"`rule` must not read {_OF_A_RUN}, which a checkpoint does not have, got {rule.name!r}.")
     if not isinstance(signals, Signals):
         raise TypeError(f"`signals` must be a bu_torch.Signals or None, got {type(signals).__name__}.")
-    if absent := [name for name in rule.signals if name not in signals.names]:
-        raise ValueError(f"`signals` must measure {absent[0]}: pass `Signals(also=...)` or `Signals(metric=...)`.")
     own, wanted = signals.metric, as_metric(metric)
-    if own is not None and wanted is not None and own.signal == wanted.signal and own != wanted:
-        raise ValueError(f"`signals` must measure `metric={wanted}`, got {own}: pass `Signals(metric=...)`.")
+    is_other = own is not None and wanted is not None and own.signal == wanted.signal and own != wanted
+    if is_other or not set(rule.signals) <= set(signals.names):
+        raise ValueError(f"`signals` must measure `metric={wanted}` and {rule.signals}: pass `Signals(also=...)`.")
     return signals
 
 

@@ -90,24 +90,20 @@ def warn_of(boundary: BoundaryUncertainty, inputs: Tensor) -> None:
     share = float(is_copied.double().mean())
     if share > _MOST_COPIES:
         warnings.warn(
-            f"{share:.0%} of the samples have an exact copy with the same label among the others. Copies reveal"
-            " each other's label, so a network that memorises labels looks better than it is. If a dataset repeats"
-            " its samples, pass each once: to the callbacks, as `reference`.",
+            f"{share:.0%} of the samples have an exact copy with the same label among the others, so a network that"
+            " memorises labels looks better than it is: pass each sample once, to the callbacks as `reference`.",
             stacklevel=4,
         )
     nearby, regression = boundary.vote_skill, boundary.regression_skill
-    if nearby < _LEAST_SKILL <= regression:
+    if nearby < _LEAST_SKILL:
+        meaning = (
+            "rely on expected accuracy, not on boundary uncertainty, trust score and agreement with neighbours."
+            if regression >= _LEAST_SKILL
+            else "nearly all labels are noise, or distances between inputs mean nothing, so the scores say little. A"
+            " `feature_extractor` may give a space in which distances mean something."
+        )
         warnings.warn(
             "The nearest neighbours predict a sample's label no better than chance (Brier skill score"
-            f" {nearby:.2f}), but a regression on all samples does ({regression:.2f}): rely on expected"
-            " accuracy, not on boundary uncertainty, trust score and agreement with neighbours.",
-            stacklevel=4,
-        )
-    elif nearby < _LEAST_SKILL:
-        warnings.warn(
-            "The other samples predict a sample's label no better than chance (Brier skill score"
-            f" {nearby:.2f} by the nearest, {regression:.2f} by regression on all): either"
-            " nearly all labels are noise, or distances between inputs mean nothing. The scores then say little"
-            " about a classifier. A `feature_extractor` may give a space in which distances mean something.",
+            f" {nearby:.2f}; a regression on all samples: {regression:.2f}): {meaning}",
             stacklevel=4,
         )

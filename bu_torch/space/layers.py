@@ -72,10 +72,8 @@ class LayerFeatures:
             return self
         activations = self._activations(inputs)
         if self.n_components > min(activations.shape):
-            raise ValueError(
-                f"`n_components` must be at most {min(activations.shape)}, the smaller of the numbers of samples and"
-                f" activations {tuple(activations.shape)}, got {self.n_components}."
-            )
+            given = tuple(activations.shape)
+            raise ValueError(f"`n_components` must be at most {min(given)} for {given}, got {self.n_components}.")
         mean, components = principal_components(activations.double(), self.n_components)
         self.mean_, self.components_ = mean.to(activations), components.to(activations)
         return self
@@ -83,8 +81,7 @@ class LayerFeatures:
     def transform(self, inputs: Any) -> Tensor:
         """Features (n, d) or (n, n_components), of the layer's dtype, of inputs (n, ...), finite, on their device.
 
-        Raises ValueError if the layer did not run or does not give one row for each sample, TypeError if the inputs do
-        not hold real numbers or it gives no tensor, and RuntimeError if `n_components` is set, before `fit`.
+        Raises ValueError if the layer did not run or does not give one row for each sample.
         """
         if self.n_components is not None:
             check_fitted(self, "components_")
@@ -119,12 +116,9 @@ class LayerFeatures:
     def _row(self, outputs: list[Any], n_samples: int) -> Tensor:
         if not outputs:
             raise ValueError(f"`layer` must run in the forward pass, but {self.layer!r} did not: name another one.")
-        if not isinstance(outputs[0], Tensor):
-            raise TypeError(f"`layer` must give a tensor, but {self.layer!r} gave {type(outputs[0]).__name__}.")
-        if outputs[0].ndim == 0 or outputs[0].shape[0] != n_samples:
-            raise ValueError(
-                f"`layer` must give one row per sample, {n_samples}, but {self.layer!r} gave {tuple(outputs[0].shape)}."
-            )
+        shape = getattr(outputs[0], "shape", type(outputs[0]).__name__)
+        if not isinstance(outputs[0], Tensor) or outputs[0].ndim == 0 or outputs[0].shape[0] != n_samples:
+            raise ValueError(f"`layer` must give a tensor of {n_samples} rows, but {self.layer!r} gave {shape}.")
         return outputs[0].detach().reshape(n_samples, -1)
 
 

@@ -32,8 +32,6 @@ class LabelMetric:
     a random subset that keeps the shares of the classes is learnt from.
 
     Left-out predictions in this space are too optimistic, because the metric has seen the labels.
-
-    Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
     """
 
     root_: Tensor  # map M^(1/2), (d, d), symmetric, of the dtype of the features

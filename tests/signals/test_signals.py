@@ -93,7 +93,7 @@ def test_labels_that_the_others_or_the_nearest_do_not_tell_are_warned_of():
     # A narrow class within a wide one: what is nearest is nearly always of the narrow one.
     labels = torch.arange(500) % 2
     ring = torch.randn(500, 20, generator=torch.Generator().manual_seed(0)) * (1 + labels.unsqueeze(1))
-    with pytest.warns(UserWarning, match="but a regression"):
+    with pytest.warns(UserWarning, match="rely on expected accuracy"):
         signals = Signals(n_draws=1).fit(ring, labels)
     assert signals.vote_skill < 0.01 < 0.1 < signals.regression_skill
     by_radius = Signals(n_draws=1, feature_extractor=lambda x: x.norm(dim=1, keepdim=True)).fit(ring, labels)
