@@ -32,6 +32,7 @@ def test_the_file_holds_the_average_and_loads_as_any_other(tmp_path, is_of_weigh
     assert close(saved["state_dict"], averaged(weights, own.best_epoch))
     assert not close(saved["state_dict"], weights.of_epoch[own.best_epoch])
     assert (RAW_WEIGHTS in saved) != is_of_weights_alone
+    assert is_of_weights_alone or state_of(saved, "BoundaryUncertaintyStopping")["average"]["weights"] == {}
     raw = saved.get(RAW_WEIGHTS, {})
     assert close(raw, {name: weights.of_epoch[own.best_epoch][name] for name in raw})
     assert is_of_weights_alone or raw.keys() == {n for n, v in saved["state_dict"].items() if v.is_floating_point()}

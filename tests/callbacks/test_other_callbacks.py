@@ -96,6 +96,12 @@ class TestWhoSeesWhat:
         assert [(int(row["step"]), int(row["epoch"])) for row in rows] == [(2 * n + 1, n // 2) for n in range(6)]
         assert [float(row["given"]) for row in rows] == pytest.approx([0.5, 0.7, 0.3, 0.2, 0.2, 0.2])
 
+    def test_the_last_check_of_an_epoch_is_seen_at_its_end(self, tmp_path):
+        stopper, ends = EarlyStopping(patience=2, **HIGHEST), ModelCheckpoint(tmp_path, **HIGHEST)
+        fit(tmp_path, scripted([0.5, 0.4, 0.3, 0.2], every_n_train_steps=3), stopper, ends, max_epochs=9)
+        assert stopper.stopped_epoch == 2
+        assert Path(ends.best_model_path).name == "epoch=0-step=4.ckpt"
+
     @pytest.mark.parametrize(("every", "expected"), [(1, [0.1, 0.2, 0.3, 0.4, 0.5]), (2, [0.2, 0.4])])
     def test_a_plateau_scheduler_of_that_frequency_sees_each_check_once(self, tmp_path, every, expected):
         seen = []
@@ -227,3 +233,6 @@ class TestSeveralFits:
             assert [entry["epoch"] for entry in own.history] == epochs
             assert own.history[0]["given"] == 0.1  # the rule has no memory
             assert torch.load(own.best_model_path, weights_only=True)["epoch"] == own.best_epoch
+        made.callbacks.remove(own)
+        made.fit(Classifier(), loader(*blobs()))
+        assert "FileKeeper" not in [type(one).__name__ for one in made.callbacks]
