@@ -81,10 +81,6 @@ class BoundaryUncertainty(PerturbedSamples):
                 computed in float64, others and half precision in float32.
             labels: Classes, shape (N,), integers >= 0 and below 100,000; at least two different ones.
             sample_weight: Relative frequency of each sample in training, (N,), positive; `class_weight` multiplies it.
-
-        Raises:
-            ValueError: If N < n_neighbors, features (extracted ones too) are not finite or too large to be perturbed,
-                there is only one class, or there are too many for so many samples.
         """
         inputs = self.as_inputs(features)
         labels = as_labels(labels, inputs.shape[0]).to(inputs.device)

@@ -49,13 +49,10 @@ def boundary_uncertainty(logits: Tensor, probabilities: Tensor, *, weights: Tens
     """
     logits = as_logits(logits)
     check_floating("probabilities", probabilities, (len(logits), "C"))
-    if not 2 <= probabilities.shape[1] <= logits.shape[1]:
-        raise ValueError(
-            f"`probabilities` must have at least 2 columns, and at most the {logits.shape[1]} of `logits`, got"
-            f" {probabilities.shape[1]}."
-        )
-    if probabilities.device != logits.device:
-        raise ValueError(f"`probabilities` must be on {logits.device}, like `logits`, got {probabilities.device}.")
+    n_columns, device = probabilities.shape[1], probabilities.device
+    if not 2 <= n_columns <= logits.shape[1] or device != logits.device:
+        of_logits = f"at most the {logits.shape[1]} of `logits`, on {logits.device}"
+        raise ValueError(f"`probabilities` must have 2 columns or more, {of_logits}, got {n_columns} on {device}.")
     low, high = (float(value) for value in torch.aminmax(probabilities))
     if not (low >= 0 and high <= 1 + 1e-3):
         raise ValueError(f"`probabilities` must lie in [0, 1], got values from {low} to {high}.")

@@ -150,11 +150,7 @@ class AnchorEstimator:
     scale_: Tensor
 
     def fit(self, features: Any, labels: Any) -> Self:
-        """Keep inputs (N, d) or (N, ...), finite, and classes (N,); compute what does not depend on the classifier.
-
-        Raises TypeError or ValueError if an argument has the wrong type, shape or values, or there are too few samples
-        or classes.
-        """
+        """Keep inputs (N, d) or (N, ...), finite, and classes (N,); compute what does not depend on the classifier."""
         inputs = as_features(features)
         labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
         check_two_classes(labels)
@@ -188,9 +184,7 @@ class AnchorEstimator:
         logits = read_logits(model, points.view(-1, *self.inputs.shape[1:])).to(self.labels.device)
         n_classes = int(self.labels.max()) + 1
         if logits.shape[1] < n_classes:
-            raise ValueError(
-                f"`model` must give at least {n_classes} columns, one for each class of `fit`, got {logits.shape[1]}."
-            )
+            raise ValueError(f"`model` must give at least {n_classes} columns, one a class, got {logits.shape[1]}.")
         return logits
 
     def _bisect(self, model: Callable[[Tensor], Any], start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:

@@ -51,10 +51,8 @@ class GradientAnchorUncertainty(AnchorEstimator):
             thesis, or `"pair"`, that of the anchor's two classes. They differ if there are more than two.
 
     Attributes:
-        inputs: The samples, (N, ...).
-        labels: (N,) int64.
+        inputs, labels, mean_, scale_: As in `BisectionAnchorUncertainty`.
         neighbors: (N, n_neighbors) int64.
-        mean_, scale_: Mean and scale of the standardisation, (d,) float64; a constant feature has scale 1.
 
     Example:
         >>> labels = torch.arange(400) % 2

@@ -90,9 +90,8 @@ def local_uncertainty(
     Eq. 27, 28, 32 and 36 to 38: u is 1 if both classes of the predicted pair are equally common near the boundary. It
     is 0 if one of them is absent there, if k = 0, or if the predicted pair is not the sample's likely Bayes pair.
 
-    Arguments and errors are those of `parzen_uncertainty`. Returns u (N,) in [0, 1], and k (N,), in [0, M] without
-    weights, else a sum of weights that are scaled to a mean of 1; float64 for float64 logits and float32 for all
-    others. k is NaN for a cluster with a non-finite logit.
+    Arguments and errors are those of `parzen_uncertainty`. Returns u (N,) in [0, 1], and k (N,), a sum of weights of
+    mean 1, in [0, M] without them; in the precision of the logits. k is NaN for a cluster with a non-finite logit.
     """
     pairs = {"bayes_pairs": bayes_pairs, "predicted_pairs": predicted_pairs}
     logits, weights = _checked(logits, labels, neighbors, weights, **pairs)

@@ -27,9 +27,7 @@ class ParzenUncertainty(PerturbedSamples):
     is noisy on small data; here `n_draws` may be averaged. `BoundaryUncertainty` ranks networks better.
 
     Args:
-        n_neighbors: As in `BoundaryUncertainty`, as is `seed`.
-        n_draws: Independent perturbations of each sample, >= 1; U is the mean over them.
-        seed: Seed of all random choices.
+        n_neighbors, n_draws, seed: As in `BoundaryUncertainty`; U is the mean over the draws.
         pairs_at: Place where the two likeliest classes of a sample (i and j of Eq. 27) are read: `"perturbed"`, or the
             `"sample"` itself as in the paper, for one more pass over the N samples.
         bandwidth: Width of the kernel that counts samples near the boundary, `"silverman"` as in the paper or `"cvml"`
@@ -41,10 +39,8 @@ class ParzenUncertainty(PerturbedSamples):
     Attributes:
         perturbed_inputs: Points at which a classifier is read, (n_draws, N, ...), in the units of the inputs. With
             `pairs_at="sample"` the samples themselves follow, and n_draws is one more here and below.
-        labels: (N,) int64.
-        neighbors: (N, n_neighbors) int64.
-        bayes_pairs: (N, 2) int64, ascending.
-        space_name_, skills_, weights, mean_, scale_: As in `BoundaryUncertainty`.
+        bayes_pairs: Likely Bayes pairs, (N, 2) int64, ascending.
+        labels, neighbors, space_name_, skills_, weights, mean_, scale_: As in `BoundaryUncertainty`.
 
     Example:
         >>> import torch

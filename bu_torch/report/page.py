@@ -32,17 +32,9 @@ def render(record: RunRecord) -> str:
 
 
 def write_report(record: RunRecord, path: str | PathLike[str]) -> Path:
-    """Write the page of a run; an older page is replaced as a whole or not at all.
+    """Write the page of a record to `path`, and return it; an older page is replaced as a whole or not at all.
 
-    Args:
-        record: Record from `read_record`.
-        path: File to write; missing folders are made.
-
-    Returns:
-        The path.
-
-    Raises:
-        OSError: If the page cannot be written, or the file exists and is not a page of bu-torch.
+    Missing folders are made. Raises OSError if the file cannot be written, or exists and is not a page of bu-torch.
     """
     text, path = render(record), Path(path)
     if path.is_file() and path.stat().st_size:

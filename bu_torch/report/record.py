@@ -104,16 +104,8 @@ def find_records(folder: str | PathLike[str]) -> list[Path]:
 def read_record(path: str | PathLike[str]) -> RunRecord:
     """Read the record of a run; an incomplete last line is left out, because the run was killed, or has not ended.
 
-    Args:
-        path: The record (`boundary_uncertainty.jsonl`, or one with a version), or a folder above it, whose latest
-            record is read.
-
-    Returns:
-        The record.
-
-    Raises:
-        FileNotFoundError: If there is no record.
-        ValueError: If a run cannot have written the file.
+    Takes the record (`boundary_uncertainty.jsonl`, or one with a version), or a folder above it, whose latest record is
+    read. Raises FileNotFoundError if there is none, and ValueError if a run cannot have written the file.
     """
     path = Path(path)
     if path.is_dir():

@@ -12,7 +12,8 @@ _PATH = re.compile(r"(?<![\w.:/\\])(?:[A-Za-z]:)?[\\/](?:[^\s\\/'\"]+[\\/])+[^\s
 
 def escaped(value: Any, most: int = 2000) -> str:
     """`value` cleaned, cut to `most` characters, and escaped for HTML, in attributes too."""
-    return html.escape(shortened(cleaned(str(value)[: most + 1]), most))  # cut first: cleaning a long text is slow
+    text = cleaned(str(value)[: most + 1])  # cut first: cleaning a long text is slow
+    return html.escape(text if len(text) <= most else f"{text[: most - 1]}…")
 
 
 def last_parts(path: Any) -> str:
@@ -23,11 +24,6 @@ def last_parts(path: Any) -> str:
 def without_folders(text: str) -> str:
     """`text` with each absolute path cut to its last parts."""
     return _PATH.sub(lambda found: last_parts(found[0]), text)
-
-
-def shortened(value: str, most: int) -> str:
-    """`value`, or its beginning and an ellipsis if it is longer than `most`."""
-    return value if len(value) <= most else f"{value[: most - 1]}…"
 
 
 def shown_number(value: float) -> str:

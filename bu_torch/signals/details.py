@@ -131,10 +131,7 @@ def _least_recognised(inputs: SignalInputs) -> list[ClassRecall]:
 
 
 def accuracy_alone(probabilities: Tensor, n_samples: int, weights: Tensor | None) -> tuple[int, float]:
-    """Column of the class that scores most if it alone is predicted, and its expected accuracy.
-
-    Probabilities (D * N, C) are those of D draws of N samples, whose weights (N,) have mean 1.
-    """
+    """Column of the class that scores most if it alone is predicted, and its expected accuracy."""
     by_sample = probabilities.view(-1, n_samples, probabilities.shape[1]).mean(dim=0).double()
     scores = by_sample.mean(dim=0) if weights is None else weights @ by_sample / n_samples
     best = int(scores.argmax())

@@ -135,9 +135,7 @@ class Signals:
     def restore(self, state: Mapping[str, Any], features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Take what `state` gave in place of `fit(features, labels, sample_weight)`; perturbed inputs are drawn again.
 
-        Raises:
-            ValueError: If the state is of other samples or settings.
-            KeyError, TypeError: If it is damaged.
+        Raises ValueError if the state is of other samples or settings, KeyError or TypeError if it is damaged.
         """
         inputs, labels = self._read(features, labels)
         weights = weights_of(labels, self.boundary.class_weight, sample_weight)
@@ -269,10 +267,6 @@ class Signals:
 
         Returns:
             The measurement; its values are NaN if any logit is not finite, `prediction_changes` 1 without `before`.
-
-        Raises:
-            RuntimeError: If `fit` has not been called.
-            TypeError, ValueError: If an argument has the wrong type or shape.
         """
         check_fitted(self, "_fingerprint")
         boundary, weights = self.boundary, self.boundary.weights

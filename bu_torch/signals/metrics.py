@@ -136,9 +136,7 @@ def as_metric(metric: Any) -> ExpectedMetric | None:
     if isinstance(metric, str):
         if metric not in ("accuracy", *METRICS):
             names = ", ".join(map(repr, ("accuracy", *METRICS)))
-            raise ValueError(
-                f"`metric` must be one of {names}, a matrix of costs or a `torchmetrics.Metric`, got {metric!r}."
-            )
+            raise ValueError(f"`metric` must be one of {names}, costs or a `torchmetrics.Metric`, got {metric!r}.")
         return METRICS.get(metric)
     if isinstance(metric, ExpectedMetric):
         return metric
@@ -204,10 +202,8 @@ def _negative_cost(
 def _cost(costs: Tensor, threshold: float, logits: Tensor, probabilities: Tensor, weights: Tensor | None) -> Tensor:
     """Cost of the predictions; of two classes by the threshold that the prices imply."""
     if len(costs) != logits.shape[1]:
-        raise MisfitError(
-            f"`metric` must have a row and a column of costs for each of {logits.shape[1]} classes, got {len(costs)}:"
-            " as many as the network has outputs."
-        )
+        wanted = f"each of the network's {logits.shape[1]} classes"
+        raise MisfitError(f"`metric` must have a row and a column of costs for {wanted}, got {len(costs)}.")
     if len(costs) == 2:
         logits = metrics.decided_at(logits, threshold)
     return metrics.expected_cost(logits, probabilities, costs.to(logits.device), weights)
@@ -217,8 +213,8 @@ def _of_torchmetrics(metric: Any) -> ExpectedMetric:
     name = type(metric).__name__
     if not isinstance(metric.higher_is_better, bool):
         raise ValueError(
-            f"`metric` must be one of which larger or smaller is better, got {name}, which does not tell: pass a metric"
-            " of one number, such as `BinaryMatthewsCorrCoef()`, not one that wraps, counts or draws."
+            f"`metric` must tell if larger or smaller is better, got {name}: pass a metric of one number, not one that"
+            " wraps, counts or draws."
         )
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name).lower()
     if words.replace(" ", "_") in ("accuracy", "cost", *METRICS):  # a class of the user's, named as one of ours
@@ -243,10 +239,8 @@ def _blank(metric: Any, name: str) -> Any:
     try:
         blank = copy.deepcopy(metric)
     except Exception as error:  # it may hold predictions with gradients, which cannot be copied
-        raise ValueError(
-            f"`metric` ({name}) cannot be copied ({type(error).__name__}: {error}): pass a new one that has seen"
-            " nothing."
-        ) from error
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(f"`metric` ({name}) cannot be copied ({why}): pass a new one, which saw nothing.") from error
     blank.reset()
     for part in blank.modules():  # one process computes it, while others wait
         part.distributed_available_fn = _never
@@ -262,10 +256,8 @@ def _drawn(
 ) -> Tensor:
     """Mean of a metric over labels that are drawn from the probabilities, the same at each check."""
     if n_classes is not None and n_classes != logits.shape[1]:
-        raise MisfitError(
-            f"`metric` must be of as many classes as the network has outputs, {logits.shape[1]}, got"
-            f" {type(metric).__name__} of {n_classes}."
-        )
+        got = f"{type(metric).__name__} of {n_classes}"
+        raise MisfitError(f"`metric` must be of the {logits.shape[1]} classes that the network has, got {got}.")
     generator, n_samples = torch.Generator(device="cpu").manual_seed(0), len(logits)
     predicted = logits.float().softmax(dim=1)
     if is_binary:
@@ -289,17 +281,13 @@ def check_on(metric: ExpectedMetric, probabilities: Tensor) -> None:
     missing = (metric.n_classes or 0) - probabilities.shape[1]
     if missing > 0:
         probabilities = torch.nn.functional.pad(probabilities, (0, missing))
+    n_classes = probabilities.shape[1]
+    what = f"`metric` ({metric.title}) must compute a finite number from predictions and labels of {n_classes} classes"
     try:
         value = metric.formula(probabilities.clamp(min=1e-6).log(), probabilities, None)
     except MisfitError:
         raise
     except Exception as error:  # the user's code may raise anything
-        raise ValueError(
-            f"`metric` ({metric.title}) must take predictions and labels of {probabilities.shape[1]} classes and"
-            f" compute one number; it raised {type(error).__name__}: {error}"
-        ) from error
+        raise ValueError(f"{what}; it raised {type(error).__name__}: {error}") from error
     if value.ndim or not bool(value.isfinite()):
-        raise ValueError(
-            f"`metric` ({metric.title}) must compute one finite number from predictions and labels of"
-            f" {probabilities.shape[1]} classes, got {value.tolist()}."
-        )
+        raise ValueError(f"{what}, got {value.tolist()}.")
