@@ -90,10 +90,7 @@ class RunRecord:
 
 
 def find_records(folder: str | PathLike[str]) -> list[Path]:
-    """Find records in a folder and its subfolders, the latest first.
-
-    Raises NotADirectoryError if there is no such folder.
-    """
+    """Find records in a folder and its subfolders, the latest first."""
     folder = Path(folder)
     if not folder.is_dir():
         raise NotADirectoryError(f"There is no folder {folder}.")

@@ -64,10 +64,7 @@ class LayerFeatures:
         self.keep_integers = check_flag("keep_integers", keep_integers)
 
     def fit(self, inputs: Any) -> Self:
-        """Find the principal components of training inputs (N, ...); does nothing without `n_components`.
-
-        Raises as `transform`, and a ValueError for more components than samples or activations.
-        """
+        """Find the principal components of training inputs (N, ...); does nothing without `n_components`."""
         if self.n_components is None:
             return self
         activations = self._activations(inputs)
@@ -79,10 +76,7 @@ class LayerFeatures:
         return self
 
     def transform(self, inputs: Any) -> Tensor:
-        """Features (n, d) or (n, n_components), of the layer's dtype, of inputs (n, ...), finite, on their device.
-
-        Raises ValueError if the layer did not run or does not give one row for each sample.
-        """
+        """Features (n, d) or (n, n_components), of the layer's dtype, of inputs (n, ...), finite, on their device."""
         if self.n_components is not None:
             check_fitted(self, "components_")
         activations = self._activations(inputs)

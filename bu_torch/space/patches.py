@@ -73,10 +73,7 @@ class PatchFeatures:
         return self
 
     def transform(self, images: Tensor) -> Tensor:
-        """Features (n, 2 * n_patches * n_cells ** 2), float32, of images (n, C, H, W) with the channels of `fit`.
-
-        Raises RuntimeError before `fit`.
-        """
+        """Features (n, 2 * n_patches * n_cells ** 2), float32, of images (n, C, H, W) with the channels of `fit`."""
         check_fitted(self, "_filters")
         per_image = self.n_patches * images.shape[2] * images.shape[3]
         blocks = self._standardized(images).split(max(1, _BLOCK_ELEMENTS // per_image))

@@ -57,10 +57,7 @@ class TokenFeatures:
         return self
 
     def transform(self, tokens: Any) -> Tensor:
-        """Features (n, k) of texts (n, ...), float32, on their device; zeros for a text without a known token.
-
-        Raises as `fit`, and RuntimeError before `fit`.
-        """
+        """Features (n, k) of texts (n, ...), float32, on their device; zeros for a text without a known token."""
         check_fitted(self, "_axes")
         tokens = _as_tokens(tokens)
         flat = tokens.flatten(1).cpu().long()
