@@ -53,7 +53,8 @@ def supremum_by_patterns(x, y, counts):
         for size in range(min(n_features, len(used)) + 1):
             for active in itertools.combinations(range(len(used)), size):
                 free = _null_space(cone[list(active)])
-                beta = free @ np.linalg.lstsq(root[:, None] * x @ free, root * y, rcond=1e-10)[0]
+                design = np.round(root[:, None] * x @ free, 12)  # rounding errors are no directions
+                beta = free @ np.linalg.lstsq(design, root * y, rcond=1e-10)[0]
                 if (cone @ beta >= -1e-9).all():
                     least = min(least, np.sum(counts * (y - x @ beta) ** 2))
         gap = np.sum(counts * (y - x @ fit) ** 2) - least
