@@ -199,8 +199,8 @@ class PerturbedSamples:
         """Logits in float32 or float64 with a column for each class; with `has_all_rows`, a row for each input."""
         check_fitted(self, "perturbed")
         logits = as_logits(logits).detach()
-        n_columns = 1 if was_one_column(logits) else logits.shape[1]
         if logits.shape[1] < self._n_classes:
+            n_columns = 1 if was_one_column(logits) else logits.shape[1]  # waits for the device
             raise ValueError(f"`logits` must have at least {self._n_classes} columns, one a class, got {n_columns}.")
         n_rows = len(self.perturbed)
         if has_all_rows and len(logits) != n_rows:

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper
 from bu_torch.report import read_record
 
-pytestmark = pytest.mark.filterwarnings("ignore:The other samples predict", "ignore:The labels of the nearest")
+pytestmark = pytest.mark.filterwarnings("ignore:The nearest neighbours predict", "ignore:The labels of the nearest")
 
 N, SIDE = 300, 16
 EACH = 3 * SIDE * SIDE * 4

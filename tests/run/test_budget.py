@@ -164,7 +164,7 @@ def save_last(folder):
     return ModelCheckpoint(folder, save_last=True)
 
 
-@pytest.mark.filterwarnings("ignore:7 samples have the label -100", "ignore:The other samples predict")
+@pytest.mark.filterwarnings("ignore:7 samples have the label -100", "ignore:The nearest neighbours predict")
 @pytest.mark.parametrize("data", [TensorDataset(*images()), Told()], ids=["labels are known", "labels are read"])
 def test_a_resumed_run_looks_at_the_same_samples(tmp_path, data):
     def run(**options):

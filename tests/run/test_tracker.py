@@ -140,7 +140,7 @@ def test_a_preparation_that_a_state_holds_is_for_its_own_samples():
         assert torch.equal(found.boundary.probabilities, expected.boundary.probabilities)
 
 
-@pytest.mark.filterwarnings("ignore:The other samples predict")
+@pytest.mark.filterwarnings("ignore:The nearest neighbours predict")
 @pytest.mark.parametrize(("n_classes", "is_warned"), [(40, False), (41, True)])
 def test_nearly_as_many_labels_as_samples_are_warned_of(n_classes, is_warned):
     said = []
