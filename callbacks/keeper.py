@@ -230,7 +230,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
         if measured and (self.fit.tracker.average is not None or optimizers_in_training(trainer.optimizers)):
             # The weights of training lie beside the average.
             frozen = {name for name, one in pl_module.named_parameters() if not one.requires_grad}
-            raw = {n: one.detach() for n, one in named_weights(pl_module).items() if n not in frozen}
+            raw = {n: v.detach() for n, v in named_weights(pl_module).items() if n in saved and n not in frozen}
         if raw:
             checkpoint[RAW_WEIGHTS] = raw
 

@@ -18,7 +18,7 @@ from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import gathered
 from bu_torch.run.processes import Processes, T
 from bu_torch.run.state import check_plain
-from bu_torch.run.weights import put_training_weights
+from bu_torch.run.weights import load
 
 _TREES = ("lightning.pytorch", "pytorch_lightning")
 FITTING = "fit"  # `TrainerFn.FITTING`
@@ -141,7 +141,7 @@ def go_on_from_raw_weights(pl_module: LightningModule, checkpoint: dict[str, Any
     try:
         check_plain(raw)
         average = {name: gathered(value) for name, value in loaded.items() if name in raw}
-        put_training_weights(pl_module, raw, allow_missing=not pl_module.strict_loading)
+        load(pl_module, raw, allow_missing=True)
     except Exception as error:  # damaged ones may raise anything
         average = {}
         rank_zero_warn(

@@ -3,9 +3,10 @@
 import copy
 import sys
 import types
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, singledispatch
 from typing import Any, TypeGuard
 
@@ -22,30 +23,12 @@ _SHARED = (Dataset, DataLoader, Sampler, torch.optim.Optimizer, types.ModuleType
 _SHARED_PACKAGES = ("lightning.", "pytorch_lightning.", "torch.distributed.", "bu_torch.")
 _DEPTH = 3  # of containers in which shared objects are looked for
 _OF_MODULES = frozenset(vars(nn.Module()))
+_MODES = (nn.Module.train, nn.Module.eval)
 
 
 @singledispatch
 def prepare_copy(copied: nn.Module, module: nn.Module) -> None:
     """Prepare the copy of a module; the callbacks register what a module of Lightning's needs."""
-
-
-class _Unwrapped(nn.Module):
-    """A network out of its wrapper, with the names that weights have in the wrapper."""
-
-    def __init__(self, name: str, network: nn.Module) -> None:
-        super().__init__()
-        self._modules[name] = network
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        (network,) = self.children()
-        return network(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            (network,) = self.children()
-            return getattr(network, name)
 
 
 def copy_of(value: Any, values: Mapping[str, Tensor] | None = None) -> Any:
@@ -62,67 +45,57 @@ def copy_of(value: Any, values: Mapping[str, Tensor] | None = None) -> Any:
                 elif type(one) is OrderedDict and not one:  # a module has many of hooks, which take most of the time
                     memo[id(one)] = OrderedDict()
         for part in reversed(parts):
-            if name := _wrapped(part):
-                memo[id(part)] = _Unwrapped(name, copy.deepcopy(getattr(part, name), memo))
+            if name := _wrapped(part):  # the network alone is copied; it takes the wrapper's place
+                memo[id(part)] = network = copy.deepcopy(getattr(part, name), memo)
+                vars(network).setdefault(name, weakref.proxy(network))
         made = copy.deepcopy(value, memo)
     for part in parts:
-        if isinstance(part, nn.Module) and id(part) in memo:
+        if isinstance(part, nn.Module) and type(memo.get(id(part))) is type(part):
             prepare_copy(memo[id(part)], part)
     return made
 
 
-def _copy_tensors(network: nn.Module, values: Mapping[str, Tensor], memo: dict[Any, Any]) -> None:
-    """Put copies of parameters and buffers into a memo, with these values by name; views of one stay views of its copy.
-
-    Frozen parameters share their memory if they have more than 64 MiB.
-    """
-    named = [(name, one) for name, one in _named(network) if _is_plain(one)]
-    replaced = {id(one): values[name] for name, one in named if name in values and one.shape == values[name].shape}
-    shared = _shareable(network) - replaced.keys()
-    storages = memo["torch"] = dict[int, torch.UntypedStorage]()  # as torch's own copies use it
-    copies: dict[int, Tensor] = {}
-    for one in dict.fromkeys(one for _, one in sorted(named, key=lambda pair: id(pair[1]) in shared)):
-        storage = one.untyped_storage()
-        if storage._cdata not in storages:
-            if id(one) in shared:
-                storages[storage._cdata] = storage
-            elif id(one) in replaced and one.nbytes == storage.nbytes():
-                storages[storage._cdata] = torch.UntypedStorage(storage.nbytes(), device=storage.device)
-            else:
-                storages[storage._cdata] = storage.clone()
-        made = torch.empty(0, dtype=one.dtype, device=one.device)
-        made = made.set_(storages[storage._cdata], one.storage_offset(), one.shape, one.stride())
-        if isinstance(one, nn.Parameter):
-            made = torch.Tensor._make_subclass(type(one), made, one.requires_grad)
-        copies[id(one)] = made.requires_grad_(one.requires_grad and one.is_leaf)
-        vars(made).update(vars(one))
-    if replaced:
-        torch._foreach_copy_([copies[place].data for place in replaced], list(replaced.values()))
-    memo.update(copies)
-
-
-def _named(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from network.named_parameters(remove_duplicate=False)
-    yield from network.named_buffers(remove_duplicate=False)
-
-
-def _is_plain(tensor: Any) -> bool:
+def is_plain(tensor: Any) -> bool:
     """Whether a tensor has a place in memory that others may share."""
     is_made = not (is_lazy(tensor) or tensor.is_meta or tensor.is_quantized) and tensor.numel() > 0
     return is_made and tensor.layout == torch.strided and type(tensor.data) is Tensor
 
 
-def _shareable(network: nn.Module) -> set[int]:
-    """Ids of the frozen parameters of a large network, but for modules that may write to theirs."""
-    frozen = {id(one): one for one in network.parameters() if not (one.requires_grad or is_lazy(one))}
-    if sum(one.nbytes for one in frozen.values()) > _MOST_COPIED:
-        for part in network.modules():
-            may_merge = (type(part).train, type(part).eval) != (nn.Module.train, nn.Module.eval)
-            if may_merge or getattr(part, "max_norm", None) is not None:
-                for one in part.parameters():
-                    frozen.pop(id(one), None)
-        return set(frozen)
-    return set()
+def _copy_tensors(network: nn.Module, values: Mapping[str, Tensor], memo: dict[Any, Any]) -> None:
+    """Put copies of parameters and buffers into a memo, with these values by name; views of one stay views of its copy.
+
+    Frozen parameters of more than 64 MiB share their memory, except those of modules that may write to theirs.
+    """
+    named = [(name, one) for name, one in every_tensor(network).items() if is_plain(one)]
+    tensors = {id(one): one for _, one in named}
+    replaced = {id(one): values[name] for name, one in named if name in values}
+    frozen = {id(one) for one in network.parameters() if not one.requires_grad} & tensors.keys() - replaced.keys()
+    for part in network.modules():
+        if (type(part).train, type(part).eval) != _MODES or getattr(part, "max_norm", None) is not None:
+            frozen -= {id(one) for one in part.parameters()}
+    if sum(tensors[place].nbytes for place in frozen) <= _MOST_COPIED:
+        frozen = set()
+    storages = {place: one.untyped_storage() for place, one in tensors.items()}
+    written = {storage._cdata for place, storage in storages.items() if place not in frozen}
+    made = {one._cdata: one for one in storages.values() if one._cdata not in written}
+    memo["torch"] = made  # where torch's own copies look
+    for place, one in tensors.items():
+        storage = storages[place]
+        if storage._cdata not in made:
+            is_whole = place in replaced and one.nbytes == storage.nbytes()
+            size, device = storage.nbytes(), storage.device
+            made[storage._cdata] = torch.UntypedStorage(size, device=device) if is_whole else storage.clone()
+        copied = torch.empty(0, dtype=one.dtype, device=one.device)
+        copied = copied.set_(made[storage._cdata], one.storage_offset(), one.shape, one.stride())
+        memo[place] = torch.Tensor._make_subclass(type(one), copied, one.requires_grad and one.is_leaf)
+        vars(memo[place]).update(vars(one))
+    if replaced:
+        torch._foreach_copy_([memo[place].data for place in replaced], list(replaced.values()))
+
+
+def every_tensor(module: nn.Module) -> dict[str, Any]:
+    """Parameters and buffers by all their names."""
+    return dict((*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)))
 
 
 def _share(value: Any, memo: dict[Any, Any], depth: int) -> None:
@@ -162,7 +135,7 @@ def evaluation_copy(
 
     The copy is that of `copy.deepcopy`, but datasets, loaders, optimisers, what belongs to a trainer, and frozen
     parameters of more than 64 MiB are the same objects, and tensors with a history are detached. Compiled modules and
-    wrappers for several processes are copied as the networks within, under the names that weights have there.
+    wrappers for several processes are copied as the networks within.
 
     A network that is sharded, scripted or cannot be copied is given itself: see `evaluated_in_place`. A bound method of
     a module becomes that of the copy. A model that is no module is given as it is.
@@ -172,25 +145,20 @@ def evaluation_copy(
         values: Values of parameters and buffers by name that replace the network's own.
         is_sharded: True for a sharded network whose parameters do not show it.
     """
-    owner = model.__self__ if isinstance(model, types.MethodType) else model
+    owner, copied = model.__self__ if isinstance(model, types.MethodType) else model, None
     with preserved_random_state(), torch.no_grad():
         if not isinstance(owner, nn.Module):
             yield model
-        elif (made := None if is_sharded else _copy_in_eval_mode(owner, values)) is not None:
-            yield made if owner is model else types.MethodType(model.__func__, made)
+            return
+        is_scripted = any(isinstance(part, torch.jit.ScriptModule) for part in owner.modules())
+        if not (is_sharded or is_scripted or has_shards(owner)):
+            with suppress(Exception):  # the user's classes may raise anything
+                copied = copy_of(owner, values).eval()
+        if copied is not None:
+            yield copied if owner is model else types.MethodType(model.__func__, copied)
         else:
             with evaluated_in_place(owner, values):
                 yield model
-
-
-def _copy_in_eval_mode(network: nn.Module, values: Mapping[str, Tensor] | None) -> nn.Module | None:
-    if has_shards(network) or any(isinstance(part, torch.jit.ScriptModule) for part in network.modules()):
-        return None
-    try:
-        copied: nn.Module = copy_of(network, values).eval()
-    except Exception:  # the user's classes may raise anything
-        return None
-    return copied
 
 
 @contextmanager
@@ -199,31 +167,48 @@ def evaluated_in_place(model: nn.Module, values: Mapping[str, Any] | None = None
 
     Modes are set without a call of `train`, which may merge weights. Whatever else `forward` changes stays changed.
     """
-    reshard(model)
-    parts, parameters = list(model.modules()), list(model.parameters())
-    modes, gradients = [part.training for part in parts], [one.grad for one in parameters]
+    modes = [(part, part.training) for part in model.modules()]
+    gradients = [(one, one.grad) for one in model.parameters()]
     buffers = [
         (part, name, one, one.detach().clone())
-        for part in parts
+        for part in model.modules()
         for name, one in part._buffers.items()
         if one is not None and one.layout == torch.strided
     ]
     try:
         with replaced_in_place(model, values or {}):
-            for part in parts:
+            for part, _ in modes:
                 part.training = False
-            for one in parameters:
+            for one, _ in gradients:
                 one.grad = None
             yield
     finally:
-        for part, mode in zip(parts, modes, strict=True):
+        for part, mode in modes:
             part.training = mode
-        for one, gradient in zip(parameters, gradients, strict=True):
+        for one, gradient in gradients:
             one.grad = gradient
         with torch.no_grad():
             for part, name, buffer, before in buffers:
                 part._buffers[name] = buffer.copy_(before)
         reshard(model)
+
+
+@contextmanager
+def replaced_in_place(model: nn.Module, values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Put values by name into a network, shards into shards, and restore its own on leaving.
+
+    Yields the network's own values, on the devices of their replacements. Autograd counts neither as a change.
+    """
+    reshard(model)
+    weights = every_tensor(model)
+    own = {name: weights[name].detach().to(one.device, copy=True) for name, one in values.items()}
+    try:
+        if values:
+            torch._foreach_copy_([local(weights[name]) for name in values], [local(one) for one in values.values()])
+        yield own
+    finally:
+        if own:
+            torch._foreach_copy_([local(weights[name]) for name in own], [local(one) for one in own.values()])
 
 
 def has_lazy_layers(module: nn.Module) -> bool:
@@ -237,12 +222,25 @@ def is_sharded(value: Any) -> TypeGuard[Any]:
     return library is not None and isinstance(value, library.DTensor)
 
 
-def local(tensor: Tensor) -> Tensor:
-    """Local part of a tensor, sharing its memory; a plain tensor is local as a whole."""
-    if not is_sharded(tensor):
-        return tensor.data
-    with torch.no_grad():
-        return tensor.to_local().data
+def has_shards(model: nn.Module) -> bool:
+    """Return True if a process holds only a part of some parameters."""
+    library = sys.modules.get("torch.distributed.fsdp")
+    kinds = () if library is None else (library.FSDPModule, library.FullyShardedDataParallel)
+    return any(map(is_sharded, model.parameters())) or any(isinstance(part, kinds) for part in model.modules())
+
+
+def reshard(model: nn.Module) -> None:
+    """Let FSDP2's modules hold shards again, because some hold whole weights after a pass."""
+    if library := sys.modules.get("torch.distributed.fsdp"):
+        for part in model.modules():
+            if isinstance(part, library.FSDPModule):
+                part.reshard()
+
+
+def local(tensor: Any) -> Tensor:
+    """This process's part of a tensor, sharing its memory; a plain tensor is a part as a whole."""
+    part: Tensor = (tensor.to_local() if is_sharded(tensor) else tensor).data
+    return part
 
 
 def gathered(value: Any) -> Any:
@@ -259,56 +257,3 @@ def sharded_like(value: Any, weight: Any) -> Any:
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(value, weight.device_mesh, weight.placements, src_data_rank=None)
-
-
-def largest_of_all(values: Tensor, tensors: list[Any]) -> Tensor:
-    """Maximum over all processes of values (n,) that belong to the shards of n tensors; NaN wins."""
-    meshes = [one.device_mesh if is_sharded(one) else None for one in tensors]
-    for mesh in dict.fromkeys(one for one in meshes if one is not None):  # all processes need the same order
-        from torch.distributed.tensor import DTensor, Shard
-
-        places = [n for n, one in enumerate(meshes) if one == mesh]
-        rows = values[places].to(mesh.device_type).unsqueeze(0)
-        whole = DTensor.from_local(rows, mesh, [Shard(0)] * mesh.ndim, run_check=False).full_tensor()
-        values[places] = whole.amax(dim=0).to(values.device)
-    return values
-
-
-def reshard(model: nn.Module) -> list[nn.Module]:
-    """Let FSDP2's modules hold shards again, because some hold whole weights after a pass; return the modules."""
-    library = sys.modules.get("torch.distributed.fsdp")
-    parts: list[Any] = []
-    if library is not None:
-        parts = [part for part in model.modules() if isinstance(part, library.FSDPModule)]
-    for part in parts:
-        part.reshard()
-    return parts
-
-
-def has_shards(model: nn.Module) -> bool:
-    """Return True if a process holds only a part of some parameters."""
-    library = sys.modules.get("torch.distributed.fsdp")
-    kinds = () if library is None else (library.FSDPModule, library.FullyShardedDataParallel)
-    return any(map(is_sharded, model.parameters())) or any(isinstance(part, kinds) for part in model.modules())
-
-
-@contextmanager
-def replaced_in_place(model: nn.Module, values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Put values by name into a sharded network, shards into shards, and restore its own on leaving.
-
-    Yields the network's own values, on the devices of their replacements.
-    """
-    reshard(model)
-    weights = dict((*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)))
-    own = {name: weights[name].detach().to(one.device, copy=True) for name, one in values.items()}
-    try:
-        overwrite(weights, values)
-        yield own
-    finally:
-        overwrite(weights, own)
-
-
-def overwrite(weights: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Write values by name into weights, shards into shards; autograd does not count it as a change."""
-    if values:
-        torch._foreach_copy_([local(weights[name]) for name in values], [local(value) for value in values.values()])

@@ -24,7 +24,7 @@ from bu_torch.run.processes import Processes
 from bu_torch.run.settings import Settings
 from bu_torch.run.state import VERSION, read_state
 from bu_torch.run.timing import Record, RunTimer, plain, row
-from bu_torch.run.weights import WeightAverage, few_names, state_to_keep
+from bu_torch.run.weights import WeightAverage, state_to_keep
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.metrics import THRESHOLD, as_metric
 
@@ -119,7 +119,7 @@ class Tracker:
 
     def averages(self, model: object) -> dict[str, Tensor]:
         """Averaged weights by name, which a check reads and keeps in place of the model's; empty without an average."""
-        return self.average.values(model) if self.average is not None and isinstance(model, nn.Module) else {}
+        return self.average.values() if self.average is not None and isinstance(model, nn.Module) else {}
 
     def check(
         self, model: Any, read: Callable[[Any], Tensor], epoch: int, step: int | None = None, *, is_counted: bool = True
@@ -130,8 +130,6 @@ class Tracker:
         """
         if self.average is not None and isinstance(model, nn.Module):
             self.average.update(model, is_again=self.history.is_last(epoch, step))
-            if self.average.renewed:
-                self.warn(f"The average of weights of another shape begins anew: {few_names(self.average.renewed)}.")
         values, are_sharded = self.averages(model), self.processes.are_sharded
 
         def logits() -> Tensor:
