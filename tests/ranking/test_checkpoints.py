@@ -11,7 +11,6 @@ from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopping, load_checkpoint
 from bu_torch.ranking.checkpoints import module_with_weights
-from bu_torch.run.weights import with_names_of
 
 
 class Chosen(problems.Classifier):
@@ -193,11 +192,3 @@ def test_names_of_wrappers_make_no_difference(tmp_path, wrapped):
     wrapper.module = module
     loaded = module_with_weights(wrapper, saved(tmp_path / "plain.pt", others))
     assert same(weights_of(loaded.module), others)
-
-
-def test_names_that_mean_two_weights_are_told_apart():
-    both = {"a.w": 1, "module.a.w": 2}
-    assert with_names_of(["a.w", "module.a.w"], both) == both
-    assert with_names_of(["a.w", "module.a.w"], {"_orig_mod.a.w": 1}) == {"_orig_mod.a.w": 1}
-    assert with_names_of(["a.w"], {**both, "b": 3}) == {**both, "b": 3}
-    assert with_names_of(["a.w"], {"module.a.w": 1, "_orig_mod.a.w": 2}) == {"a.w": 1, "_orig_mod.a.w": 2}
