@@ -112,23 +112,16 @@ class NetworkReader:
         return max(1, _BATCH_ELEMENTS // inputs.shape[1:].numel(), of_training)
 
     def _remedy(self, error: Exception) -> str:
-        """Suggest a remedy."""
-        if "_forward_unimplemented" in str(error) or 'required "forward"' in str(error):
-            return ". Define `forward`: it gives the logits, as a check and a prediction need them."
-        if "does not require grad" in str(error):
+        said = str(error)
+        if "does not require grad" in said:
             return ". A check runs without gradient: wrap what needs one in `with torch.enable_grad():`."
-        is_of_arguments = "positional argument" in str(error) or "keyword argument" in str(error)
-        if self.packing is not None or is_of_arguments:
+        if self.packing is not None or isinstance(error, AttributeError) or " argument" in said:
             return f". {SEVERAL_TENSORS}"
-        if self.takes_integers and not keeps_integers(self.perturbation):
-            return (
-                ". The samples are integers: token ids cannot be moved along a line, so pass"
-                " `perturbation='tokens'`, or a callable that replaces some of them."
-            )
-        if "`output_key=` names" in str(error) or "or an output with `logits`" in str(error):  # it names the remedy
+        if "`output_key=` names" in said:
             return "."
-        way_out = SEVERAL_TENSORS if isinstance(error, AttributeError) else CHANGE_INPUTS
-        return f". A check calls `forward` with inputs as batches hold them, and needs logits (n, J). {way_out}"
+        if self.takes_integers and not keeps_integers(self.perturbation):
+            return ". The samples are integers: if they are token ids, pass `perturbation='tokens'`."
+        return f". {CHANGE_INPUTS}"
 
 
 def can_be_passed(trainer: Trainer, pl_module: LightningModule) -> bool:
@@ -140,15 +133,13 @@ def _check_columns(logits: Tensor, n_classes: int, metric: ExpectedMetric | None
     if n_classes > 2 == logits.shape[1] and not bool(logits[:, 0].any()):
         raise MisconfigurationException(
             f"The module's `forward` gives one column, but the labels have classes 0, ..., {n_classes - 1}. A"
-            " regression has no decision boundary to measure: this callback is for classifiers. If `training_step`"
-            " turns the labels into two classes, do so in the dataset or `on_after_batch_transfer` instead."
+            " regression has no decision boundary to measure: this callback is for classifiers."
         )
     if logits.shape[1] < n_classes:
         raise MisconfigurationException(
             f"The module's `forward` gives {logits.shape[1]} columns of logits, fewer than the labels have classes"
-            f" 0, ..., {n_classes - 1}. Labels count from 0: subtract 1 if they start at 1. Change labels in the"
-            f" dataset or `on_after_batch_transfer`, not in `training_step`; samples to ignore have the label"
-            f" {IGNORED}."
+            f" 0, ..., {n_classes - 1}. In the dataset or `on_after_batch_transfer`, let labels count from 0, and those"
+            f" of samples to ignore be {IGNORED}."
         )
     if metric is not None and metric.n_classes not in (None, logits.shape[1]):
         raise MisconfigurationException(

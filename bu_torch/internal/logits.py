@@ -61,25 +61,19 @@ def logits_of(output: Any, n_inputs: int, name: str = "`model`", key: str | int 
     `key` names another entry or attribute, or a place in a tuple. For a single input, the logits may lack the batch
     dimension, as after a `squeeze`.
     """
-    if key is None:
-        found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
-        if isinstance(found, tuple) and len(found) == 1:
-            (found,) = found
-    else:
+    if key is not None:
         found = entry_of(output, key, name)
+    else:
+        found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
+        found = found[0] if isinstance(found, tuple) and len(found) == 1 else found
     try:
         found = found if isinstance(found, Tensor) else torch.as_tensor(found, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"{name} must give a tensor or an array of logits (n, J), or an output with `logits`, got {_kind(output)}."
-            " Let the network return the logits alone, or pass `output_key=`, if that is an argument: it names them in"
-            " a tuple or a dict."
+            " `output_key=`, if that is an argument, names the logits in a tuple or a dict."
         ) from error
-    if found.layout != torch.strided:
-        raise TypeError(f"{name} must give dense logits, got a tensor of layout {found.layout}.")
-    if n_inputs == 1 and found.ndim < 2:
-        found = found.reshape(1, -1)
-    logits = as_logits(found)
+    logits = as_logits(found.reshape(1, -1) if n_inputs == 1 and found.ndim < 2 else found)
     if len(logits) != n_inputs:
         raise ValueError(f"{name} must give one row of logits an input, {n_inputs}, got {len(logits)}.")
     return logits
@@ -97,19 +91,15 @@ def entry_of(output: Any, key: str | int, name: str) -> Any:
 
 
 def _kind(output: Any) -> str:
-    """Type of an output, and its entries."""
-    if isinstance(output, Mapping):
-        return f"{type(output).__name__} with {', '.join(repr(key) for key in list(output)[:20])}"
-    return f"{type(output).__name__} of {len(output)}" if isinstance(output, tuple | list) else type(output).__name__
+    entries = f" with {list(output)[:20]}" if isinstance(output, Mapping) else ""
+    return type(output).__name__ + (f" of {len(output)}" if isinstance(output, tuple | list) else entries)
 
 
 def check_callable(model: object) -> None:
     """Raise unless `model` can be called."""
     if not callable(model):
-        raise TypeError(
-            f"`model` must be callable, (n, d) -> (n, J), got {type(model).__name__}: for a scikit-learn classifier"
-            " pass `classifier.decision_function`, or the logarithm of `classifier.predict_proba`."
-        )
+        remedy = "for a scikit-learn classifier pass its `decision_function`"
+        raise TypeError(f"`model` must be callable, (n, d) -> (n, J), got {type(model).__name__}: {remedy}.")
 
 
 def warn_of_probabilities(logits: Tensor, name: str = "`model`", warn: Callable[[str], None] = _WARN) -> None:

@@ -108,8 +108,8 @@ class WeightAverage:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`; with another weight of the past, the average begins anew."""
         weights = state_dict["weights"] if state_dict["past"] == self.past else {}
-        n_checks = state_dict["n_checks"]
-        self._averages = {name: Averaged(one.clone(), max(int(n_checks[name]), 1)) for name, one in weights.items()}
+        n_checks = {name: int(n) for name, n in state_dict["n_checks"].items() if name in weights}
+        self._averages = {name: Averaged(weights[name].clone(), n) for name, n in n_checks.items()}
         self.is_current = False
 
 
