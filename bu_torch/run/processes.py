@@ -23,7 +23,12 @@ class Processes:
         """Run `work` in the first process and return its result in all of them; if it raises there, all raise."""
         if self.count == 1:
             return work()
-        result, error = _tried(work) if self.rank == 0 else (None, None)
+        result, error = None, None
+        if self.rank == 0:
+            try:
+                result = work()
+            except Exception as failed:  # the user's code may raise anything
+                error = failed
         message = "" if error is None else "".join(traceback.format_exception_only(error)).strip()
         result, message = self.broadcast((result, message))
         if message:
@@ -39,13 +44,6 @@ class Processes:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Processes, ()  # what holds a copy is with no others
-
-
-def _tried(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    try:
-        return work(), None
-    except Exception as error:  # the user's code may raise anything
-        return None, error
 
 
 class TorchProcesses(Processes):

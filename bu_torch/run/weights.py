@@ -215,17 +215,14 @@ def changed_by_training(module: nn.Module, names: Iterable[str]) -> list[str]:
 
     A tied parameter counts only if all its names are among `names`.
     """
-    missing = set(names)
-    parameters = dict(module.named_parameters(remove_duplicate=False))
-    loaded = {id(one) for name, one in parameters.items() if name not in missing}
-    buffers = dict(module.named_buffers(remove_duplicate=False))
+    absent, tensors = set(names), every_tensor(module)
+    loaded = {id(one) for name, one in tensors.items() if name not in absent}
 
     def may_have_changed(name: str) -> bool:
-        if name in parameters:
-            return parameters[name].requires_grad and id(parameters[name]) not in loaded
-        if name in buffers:
-            return buffers[name].is_floating_point() and module.get_submodule(name.rpartition(".")[0]).training
-        return True
+        one = tensors.get(name)
+        if one is None or isinstance(one, nn.Parameter):
+            return one is None or (one.requires_grad and id(one) not in loaded)
+        return one.is_floating_point() and module.get_submodule(name.rpartition(".")[0]).training
 
     return [name for name in names if may_have_changed(name)]
 

@@ -17,14 +17,6 @@ def settings():
     return [part.fp32_precision for part in _ROUNDING]
 
 
-@pytest.fixture(params=["highest", "high", "medium"])
-def asked(request):
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(request.param)
-    yield settings()
-    torch.set_float32_matmul_precision(before)
-
-
 class Products(TorchFunctionMode):
     """Notes how each product of float32 rounds."""
 
@@ -38,25 +30,18 @@ class Products(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def patches():
-    return PatchFeatures(n_patches=10).fit(IMAGES).transform
-
-
-def layer():
-    return LayerFeatures(nn.Flatten(), "logits", n_components=5).fit(IMAGES).transform
-
-
-@pytest.mark.parametrize("features", [patches, layer])
-def test_no_factor_is_rounded(features, asked):
-    transform = features()
+@pytest.mark.parametrize("precision", ["highest", "medium"])
+@pytest.mark.parametrize("features", [PatchFeatures(n_patches=10), LayerFeatures(nn.Flatten(), "logits", 5)])
+def test_no_factor_is_rounded_and_what_training_asked_for_is_put_back(features, precision):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    asked = settings()
+    transform = features.fit(IMAGES).transform
     with Products() as products:
         transform(IMAGES)
     assert products.seen
     assert all(seen == ["ieee"] * 4 for seen in products.seen)
-    assert settings() == asked
-
-
-def test_what_training_asked_for_is_put_back_after_an_error(asked):
     with pytest.raises(KeyError), full_precision():
         raise KeyError
     assert settings() == asked
+    torch.set_float32_matmul_precision(before)

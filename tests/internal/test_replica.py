@@ -49,11 +49,6 @@ class Counting(nn.Module):
         return self.layer(x) + self.random.random() + torch.rand(1, generator=self.torch) + self.double.sum()
 
 
-def tied(module):
-    module[1].weight = module[0].weight
-    return module
-
-
 def quantised():
     net = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
     net.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")
@@ -68,11 +63,11 @@ def locked():
 
 MODULES = {
     "state of every kind": Counting,
-    "tied": lambda: tied(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))),
     "merging": lambda: nn.Sequential(loralib.Linear(4, 3, r=2)),
     "pruned": lambda: nn.Sequential(prune.l1_unstructured(nn.Linear(4, 3), "weight", amount=0.5)),
     "observers": quantised,
     "old weight norm": lambda: nn.utils.weight_norm(nn.Linear(4, 3)),
+    "wrapped": lambda: nn.Sequential(torch.compile(nn.Linear(4, 3), backend="eager")),
     "spectral norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)),
     "recurrent": lambda: nn.GRU(4, 3),
     "scripted": lambda: nn.Sequential(torch.jit.script(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))),
