@@ -57,7 +57,7 @@ def copy_of(value: Any, values: Mapping[str, Tensor] | None = None) -> Any:
 
 def is_plain(tensor: Any) -> bool:
     """Whether a tensor has a place in memory that others may share."""
-    is_made = not (is_lazy(tensor) or tensor.is_meta or tensor.is_quantized) and tensor.numel() > 0
+    is_made = not (is_lazy(tensor) or tensor.is_meta or tensor.is_quantized)
     return is_made and tensor.layout == torch.strided and type(tensor.data) is Tensor
 
 
@@ -167,6 +167,7 @@ def evaluated_in_place(model: nn.Module, values: Mapping[str, Any] | None = None
 
     Modes are set without a call of `train`, which may merge weights. Whatever else `forward` changes stays changed.
     """
+    reshard(model)
     modes = [(part, part.training) for part in model.modules()]
     gradients = [(one, one.grad) for one in model.parameters()]
     buffers = [

@@ -119,7 +119,7 @@ def named_weights(module: nn.Module) -> dict[str, Tensor]:
     found: dict[Any, tuple[str, Tensor]] = {}
     for name, one in sorted(every_tensor(module).items(), key=lambda pair: not pair[1].requires_grad):
         if not is_lazy(one) and is_plain(own := local(one)) and (own.is_floating_point() or own.is_complex()):
-            place = own.device, own.data_ptr(), own.shape, own.stride()
+            place = own.device, own.data_ptr() or id(one), own.shape, own.stride()
             found.setdefault(place, (name, one))
     return dict(found.values())
 

@@ -1,7 +1,5 @@
 """Two processes of a plain loop, whose parameters are shards or whole, against the same loop in one."""
 
-import json
-
 import pytest
 import torch
 from apart import run_apart
@@ -24,8 +22,7 @@ rank, n = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
 dist.init_process_group("gloo", rank=rank)
 features, labels = blobs()
 
-class Scaled(nn.Module):
-    # Of 7 rows one process has 4, of a single one all.
+class Scaled(nn.Module):  # of 7 rows one process has 4, of a single one all
     def __init__(self):
         super().__init__()
         self.first, self.last = nn.Linear(4, 7), nn.Linear(7, 3)
@@ -86,14 +83,12 @@ dist.destroy_process_group()
 """
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results_of(folder, script):
     """What one process has found, and each of two."""
-    folder = tmp_path_factory.mktemp("shards")
-    script = folder / "script.py"
-    script.write_text(SCRIPT.format(folder=folder))
+    file = folder / "script.py"
+    file.write_text(script.format(folder=folder))
     for n_processes in (1, 2):
-        codes, said = run_apart(script, n_processes)
+        codes, said = run_apart(file, n_processes)
         assert codes == [0] * n_processes, said
     return [torch.load(folder / name) for name in ("1-0.pt", "2-0.pt", "2-1.pt")]
 
@@ -102,33 +97,24 @@ def close(first, second, atol=1e-5):
     return first.keys() == second.keys() and all(torch.allclose(first[n], second[n], atol, atol) for n in first)
 
 
-def test_training_has_its_own_bits_and_a_resumed_loop_is_the_loop_in_one_piece(results):
-    for found in results:
+def test_a_shard_is_trained_measured_kept_and_resumed_as_the_whole(tmp_path):
+    one, *both = results_of(tmp_path, SCRIPT)
+    for found in (one, *both):
         assert close(found["alone"], found["trained"], atol=0)
         assert close(found["resumed"], found["kept"], atol=0)
         assert found["again"] == found["history"]
-
-
-def test_two_processes_measure_and_keep_what_one_does(results):
-    one, *both = results
-    for found in both:
         assert found["best"] == one["best"]
         for entry, expected in zip(found["history"], one["history"], strict=True):
             assert entry == pytest.approx(expected, abs=1e-4)
         assert close(found["kept"], one["kept"])
         assert close(found["of_state"], one["of_state"])
         assert not close(found["kept"], found["trained"])  # but their average
-
-
-def test_what_is_not_finite_in_one_shard_is_so_in_all(results):
-    for found in results:
-        assert found["updates"] == [True, False]
+        assert found["updates"] == [True, False]  # what is not finite in one shard is so in all
         assert found["names"] == [f"0.{n}" for n in ("first.bias", "first.weight", "last.bias", "last.weight", "scale")]
 
 
 SHARED = """
-import json, os
-from pathlib import Path
+import os
 import torch
 from problems import blobs
 from torch import distributed, nn
@@ -153,17 +139,12 @@ stopper.restore(model)
 found = {{"history": stopper.history, "kept": stopper.best_epoch, "weight": model[1].weight.sum().item()}}
 found["mean"] = model[0].running_mean.tolist()
 found["reads"] = stopper.tracker.inputs is not None
-Path({folder!r}, f"{{n}}-{{rank}}.json").write_text(json.dumps(found))
+torch.save(found, f"{folder}/{{n}}-{{rank}}.pt")
 """
 
 
 def test_the_first_process_of_a_plain_loop_reads_for_both_and_agrees_with_one(tmp_path):
-    file = tmp_path / "script.py"
-    file.write_text(SHARED.format(folder=str(tmp_path)))
-    for n_processes in (1, 2):
-        codes, said = run_apart(file, n_processes)
-        assert codes == [0] * n_processes, said
-    first, second, alone = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("2-0", "2-1", "1-0"))
+    alone, first, second = results_of(tmp_path, SHARED)
     assert (first.pop("reads"), second.pop("reads")) == (True, False)
     assert first == second
     for shared, entry in zip(first["history"], alone["history"], strict=True):
