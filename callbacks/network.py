@@ -113,9 +113,10 @@ class NetworkReader:
 
     def _remedy(self, error: Exception) -> str:
         said = str(error)
+        is_of_arguments = "positional argument" in said or "keyword argument" in said
         if "does not require grad" in said:
             return ". A check runs without gradient: wrap what needs one in `with torch.enable_grad():`."
-        if self.packing is not None or isinstance(error, AttributeError) or " argument" in said:
+        if self.packing is not None or isinstance(error, AttributeError) or is_of_arguments:
             return f". {SEVERAL_TENSORS}"
         if "`output_key=` names" in said:
             return "."
