@@ -20,7 +20,7 @@ from bu_torch.callbacks.trainer import (
     library,
 )
 from bu_torch.callbacks.watch import CHANGE_INPUTS
-from bu_torch.internal.logits import dtype_of, in_batches
+from bu_torch.internal.logits import dtype_of, in_batches, was_one_column
 from bu_torch.internal.packing import Packing, call
 from bu_torch.internal.replica import evaluation_copy, has_lazy_layers, prepare_copy
 from bu_torch.perturbation.draws import PerturbedInputs, keeps_integers
@@ -131,16 +131,12 @@ def can_be_passed(trainer: Trainer, pl_module: LightningModule) -> bool:
 
 
 def _check_columns(logits: Tensor, n_classes: int, metric: ExpectedMetric | None) -> None:
-    if n_classes > 2 == logits.shape[1] and not bool(logits[:, 0].any()):
+    n_columns = 1 if n_classes > 2 and was_one_column(logits) else logits.shape[1]
+    if n_columns < n_classes and (n_columns, n_classes) != (1, 2):
         raise MisconfigurationException(
-            f"The module's `forward` gives one column, but the labels have classes 0, ..., {n_classes - 1}. A"
-            " regression has no decision boundary to measure: this callback is for classifiers."
-        )
-    if logits.shape[1] < n_classes:
-        raise MisconfigurationException(
-            f"The module's `forward` gives {logits.shape[1]} columns of logits, fewer than the labels have classes"
-            f" 0, ..., {n_classes - 1}. In the dataset or `on_after_batch_transfer`, let labels count from 0, and those"
-            f" of samples to ignore be {IGNORED}."
+            f"The module's `forward` gives logits in {n_columns} columns, but the labels have classes 0, ...,"
+            f" {n_classes - 1}. In the dataset or `on_after_batch_transfer`, let labels count from 0, and those of"
+            f" samples to ignore be {IGNORED}. A regression has no decision boundary to measure."
         )
     if metric is not None and metric.n_classes not in (None, logits.shape[1]):
         raise MisconfigurationException(

@@ -55,7 +55,7 @@ REFUSED = {
     "fractions": ("`labels` must hold integer classes", X, Y + 0.5, unchanged),
     "negative": ("`labels` must hold integer classes", X, Y - 1, unchanged),
     "strings": ("labels.*must be a tensor", X.numpy(), np.array(list("abc") * 40), unchanged),
-    "few columns": ("2 columns of logits, fewer than|at least 3 columns, .*got 2", X, Y, lambda z: z[:, :2]),
+    "few columns": ("logits in 2 columns|at least 3 columns, .*got 2", X, Y, lambda z: z[:, :2]),
 }
 # Labels that are the same as `Y`.
 LABELS = {"bytes": Y.byte(), "unsigned": Y.to(torch.uint16), "arrays": Y.numpy().astype("u4"), "floats": Y.double()}

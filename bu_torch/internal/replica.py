@@ -57,8 +57,8 @@ def copy_of(value: Any, values: Mapping[str, Tensor] | None = None) -> Any:
 
 def is_plain(tensor: Any) -> bool:
     """Whether a tensor has a place in memory that others may share."""
-    is_made = not (is_lazy(tensor) or tensor.is_meta or tensor.is_quantized)
-    return is_made and tensor.layout == torch.strided and type(tensor.data) is Tensor
+    is_made = not (is_lazy(tensor) or tensor.is_meta or tensor.is_quantized or tensor.layout != torch.strided)
+    return is_made and type(tensor.data) is Tensor
 
 
 def _copy_tensors(network: nn.Module, values: Mapping[str, Tensor], memo: dict[Any, Any]) -> None:
@@ -238,10 +238,9 @@ def reshard(model: nn.Module) -> None:
                 part.reshard()
 
 
-def local(tensor: Any) -> Tensor:
+def local(tensor: Any) -> Any:
     """This process's part of a tensor, sharing its memory; a plain tensor is a part as a whole."""
-    part: Tensor = (tensor.to_local() if is_sharded(tensor) else tensor).data
-    return part
+    return (tensor.to_local() if is_sharded(tensor) else tensor).data
 
 
 def gathered(value: Any) -> Any:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from bu_torch.internal.replica import (
-    every_tensor,
     gathered,
     is_plain,
     is_sharded,
@@ -28,10 +27,10 @@ _STATISTICS = ("running_mean", "running_var")  # buffers of normalising layers
 
 
 class Averaged(NamedTuple):
-    """The average of one parameter or buffer, and how many checks have entered."""
+    """The average of one parameter or buffer."""
 
     value: Tensor
-    n_checks: int
+    n_checks: int  # that have entered
 
 
 class WeightAverage:
@@ -43,10 +42,8 @@ class WeightAverage:
     trainings of 10 epochs kept worse weights than without any average, and those of 150 no better ones.)
 
     The average covers trainable parameters and the running statistics of normalising layers (`running_mean`,
-    `running_var`). Other buffers stay as the module has them at the check, because the mean of a count or of a queue of
-    samples is meaningless. A frozen parameter enters at the first check after it is unfrozen; a weight that is not
-    finite from the start never enters. Averages are matched by name, begin anew if a shape changes, and have the dtype
-    and the shards (`DTensor`) of the weight.
+    `running_var`); other buffers, such as counts, stay as the module has them. A weight enters at the first check at
+    which it is trained and finite, and anew if its shape changes, in its own dtype and shards (`DTensor`).
 
     Args:
         past: The largest weight of the past, 0 <= past < 1.
@@ -114,14 +111,10 @@ class WeightAverage:
 
 
 def named_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers that can be averaged, by name; of those in one place, the first that is trained."""
+    """Parameters and buffers that can be averaged, by name; tied ones have one name."""
     reshard(module)
-    found: dict[Any, tuple[str, Tensor]] = {}
-    for name, one in sorted(every_tensor(module).items(), key=lambda pair: not pair[1].requires_grad):
-        if not is_lazy(one) and is_plain(own := local(one)) and (own.is_floating_point() or own.is_complex()):
-            place = own.device, own.data_ptr() or id(one), own.shape, own.stride()
-            found.setdefault(place, (name, one))
-    return dict(found.values())
+    named = ((name, one) for name, one in (*module.named_parameters(), *module.named_buffers()) if not is_lazy(one))
+    return {n: v for n, v in named if is_plain(local(v)) and (v.is_floating_point() or v.is_complex())}
 
 
 def _are_finite(tensors: Mapping[str, Tensor]) -> dict[str, bool]:
@@ -211,20 +204,11 @@ def _unwrapped(name: str) -> str:
 
 
 def changed_by_training(module: nn.Module, names: Iterable[str]) -> list[str]:
-    """Names that training may have changed: no frozen parameter, no integer buffer, no buffer of a part in eval mode.
-
-    A tied parameter counts only if all its names are among `names`.
-    """
-    absent, tensors = set(names), every_tensor(module)
-    loaded = {id(one) for name, one in tensors.items() if name not in absent}
-
-    def may_have_changed(name: str) -> bool:
-        one = tensors.get(name)
-        if one is None or isinstance(one, nn.Parameter):
-            return one is None or (one.requires_grad and id(one) not in loaded)
-        return one.is_floating_point() and module.get_submodule(name.rpartition(".")[0]).training
-
-    return [name for name in names if may_have_changed(name)]
+    """Those of the names that are trainable parameters, but for tied ones of which another name is not among them."""
+    absent, parameters = set(names), dict(module.named_parameters(remove_duplicate=False))
+    loaded = {id(one) for name, one in parameters.items() if name not in absent}
+    trained = {name for name, one in parameters.items() if one.requires_grad and id(one) not in loaded}
+    return [name for name in names if name in trained]
 
 
 def few_names(names: list[str]) -> str:
