@@ -33,7 +33,7 @@ def prepare_copy(copied: nn.Module, module: nn.Module) -> None:
 
 def copy_of(value: Any, values: Mapping[str, Tensor] | None = None) -> Any:
     """Copy an object by the rules of `evaluation_copy`, in the modes that it has; raises what its copying raises."""
-    parts = list(value.modules()) if isinstance(value, nn.Module) else [value]
+    parts: list[Any] = list(value.modules()) if isinstance(value, nn.Module) else [value]
     memo: dict[Any, Any] = {}
     with torch.no_grad(), torch.inference_mode(False):
         if isinstance(value, nn.Module):
