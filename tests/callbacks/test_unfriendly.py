@@ -113,7 +113,7 @@ REFUSED = {
     "a forward of another shape": ("`OtherShape\\.forward`", {"make": OtherShape}),
     "a short reference": ("^`reference`: it has 7 samples", {"reference": (X[:7], Y[:7])}),
     "a narrow reference": (r"inputs of shape \(120, 3\)", {"reference": (X[:, :3], Y)}),
-    "one column": ("gives one column", {"output": lambda z: z[:, 0]}),
+    "one column": ("gives logits in 1 columns", {"output": lambda z: z[:, 0]}),
     "no output": ("`forward` must give a tensor", {"output": lambda z: None}),
     "an output of two": ("`output_key=`", {"output": pair}),
     "no such place": ("`output_key=7`", {"output": pair, "output_key": 7}),
