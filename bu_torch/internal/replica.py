@@ -50,8 +50,9 @@ def copy_of(value: Any, values: Mapping[str, Tensor] | None = None) -> Any:
                 vars(network).setdefault(name, weakref.proxy(network))
         made = copy.deepcopy(value, memo)
     for part in parts:
-        if isinstance(part, nn.Module) and type(memo.get(id(part))) is type(part):
-            prepare_copy(memo[id(part)], part)
+        copied = memo.get(id(part))
+        if isinstance(part, nn.Module) and isinstance(copied, type(part)):  # no network in the place of its wrapper
+            prepare_copy(copied, part)
     return made
 
 
