@@ -5,7 +5,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any
 
 from bu_torch._version import __version__
 from bu_torch.internal.printing import cleaned, say
@@ -18,17 +18,10 @@ _COMMANDS = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong with an argument without its control characters; its commands' parsers are of this class."""
-
-    def error(self, message: str) -> NoReturn:
-        super().error(cleaned(message))
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `bu-torch COMMAND ...`; give 0, or 1 if something cannot be done, which a line on stderr says."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    parser = _Parser(prog="bu-torch", description=__doc__)
+    parser = argparse.ArgumentParser(prog="bu-torch", description=__doc__)
     parser.add_argument("--version", action="version", version=f"bu-torch {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (summary, place) in _COMMANDS.items():

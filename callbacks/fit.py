@@ -158,6 +158,11 @@ class FitSession:
                 self.metric_logger.withdraw(trainer)
         elif checks and checks[-1]["epoch"] == epoch:
             self.metric_logger.show_again(trainer)
+        elif trainer.global_step == 0 and epoch == 0 and not trainer.fast_dev_run:
+            rank_zero_warn(
+                "An epoch has ended and `trainer.global_step` is 0, so no check is made by steps. Lightning counts only"
+                " steps of `self.optimizers()`. To change it: `every_n_epochs=` counts no steps."
+            )
 
     def release(self) -> None:
         """Free what was prepared; results stay."""
@@ -172,8 +177,14 @@ class FitSession:
 
     def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> None:
         started, tracker, theirs = time.perf_counter(), self.tracker, lightning_average(trainer)
+        has_waited = self.waits_for_average
         # Until its first update, the average is the network before training.
         self.waits_for_average = theirs is not None and int(theirs.n_averaged) == 0
+        if self.waits_for_average and not has_waited:
+            tracker.detail(
+                "bu-torch measures the average of WeightAveraging, as checkpoints hold it. Checks before"
+                " its first update do not count and are not kept."
+            )
         module, epoch, step = theirs.module if theirs else pl_module, trainer.current_epoch, trainer.global_step
         unfit = "The module's `forward` does not fit the labels: "
         with optimizers_in_eval_mode(trainer.optimizers), misconfigured(UnfitLogitsError, before=unfit):

@@ -235,8 +235,11 @@ class FileKeeper(Keeper, ModelCheckpoint):
             checkpoint[RAW_WEIGHTS] = raw
 
     def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        if filepath in self.written:  # not the best file of a run that is resumed
+        if filepath in self.written:
             super()._remove_checkpoint(trainer, filepath)
+        else:
+            left = cleaned(filepath)
+            self.fit.tracker.detail(f"bu-torch leaves the best checkpoint of an earlier run where it is: {left}")
 
     def check_is_kept(self, checkpoint: dict[str, Any]) -> None:
         """Raise unless what was read from the best file is the kept check of this run."""

@@ -43,8 +43,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, RefusesRemoved, Callback):
 
     - `boundary_uncertainty`, in [0, 1]: are the labels most uncertain where the decision boundary runs? (after Ha et
       al. 2021; `bu_torch.functional.boundary_uncertainty`)
-    - `trust_score`, in [1e-3, 1e3]: does the classifier agree with the other samples nearby? (Jiang et al. 2018, who
-      score new points, so the samples that a perturbed one was made from are left out;
+    - `trust_score`, in [1e-3, 1e3]: does the classifier agree with the other samples nearby? (Jiang et al. 2018;
       `bu_torch.functional.mean_trust_score`)
     - `expected_accuracy`, in [0, 1]: what accuracy do the training labels predict for these outputs?
       (`bu_torch.Signals.probabilities`; this project's own)
@@ -52,11 +51,9 @@ class BoundaryUncertaintyMonitor(MeasurementResults, RefusesRemoved, Callback):
       classifier can reach (`bu_torch.functional.accuracy_uncertainty_trust`; this project's own); on images and texts
       the share of expected accuracy alone
 
-    and three more in [0, 1], of the same predictions at the perturbed samples:
-
-    - `label_agreement`: share of perturbed samples that are predicted as labelled (Ha et al., section 4.5);
-    - `vote_agreement`: the same with the votes of the labels nearby in place of the one label (`bu_torch.LabelVotes`);
-    - `prediction_changes`: share of predictions that differ from the last check's, 1 at the first check.
+    and three more in [0, 1]: the shares of perturbed samples that are predicted as labelled (`label_agreement`, Ha et
+    al., section 4.5), as the labels nearby vote (`vote_agreement`), and otherwise than at the last check
+    (`prediction_changes`, 1 at the first).
 
     With `metric`, the expected value of that metric is logged as `expected_<name>`.
 

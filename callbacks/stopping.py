@@ -81,29 +81,6 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
 
     Raises:
         MisconfigurationException: As in `BoundaryUncertaintyMonitor`.
-
-    Example:
-        >>> import lightning as L
-        >>> import torch
-        >>> from torch.utils.data import DataLoader, TensorDataset
-        >>> class Linear(L.LightningModule):
-        ...     def __init__(self):
-        ...         super().__init__()
-        ...         self.layer = torch.nn.Linear(2, 2)
-        ...     def forward(self, inputs):
-        ...         return self.layer(inputs)
-        ...     def training_step(self, batch, batch_idx):
-        ...         return torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
-        ...     def configure_optimizers(self):
-        ...         return torch.optim.SGD(self.parameters(), lr=1.0)
-        >>> labels = torch.arange(100) % 2
-        >>> inputs = torch.randn(100, 2, generator=torch.Generator().manual_seed(0)) + labels.unsqueeze(1)
-        >>> stopping = BoundaryUncertaintyStopping(patience=5)
-        >>> quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-        >>> trainer = L.Trainer(max_epochs=100, callbacks=[stopping], enable_checkpointing=False, **quiet)
-        >>> trainer.fit(Linear(), DataLoader(TensorDataset(inputs, labels), batch_size=20))
-        >>> stopping.stopped_epoch - stopping.best_epoch
-        5
     """
 
     def __init__(

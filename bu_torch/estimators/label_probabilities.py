@@ -135,12 +135,6 @@ class LabelRegression:
             and shares of the classes are those of all S.
         skill_: Skill of `left_out`: 1 minus its Brier score over that of the shares of the classes. 1 is certain and 0
             is chance; 0 also if there is a single class.
-
-    Example:
-        >>> features = torch.linspace(-1, 1, 40).unsqueeze(1)
-        >>> regression = LabelRegression().fit(features, (features > 0).long())
-        >>> regression.predict_proba([[-0.5], [0.5]]).argmax(dim=1)
-        tensor([0, 1])
     """
 
     def __init__(self, n_landmarks: int = 500, max_samples: int = 10_000, seed: int = 0) -> None:
@@ -281,14 +275,6 @@ class LabelProbabilities:
             labels (`MetricRegression`).
         sharpness_: Exponent, >= 1, that makes the probabilities as certain as left-out labels allow, by log loss: a
             regression is less certain than a good network. The probabilities themselves are not sharpened.
-
-    Example:
-        >>> labels = torch.arange(40) // 20
-        >>> features = labels.unsqueeze(1) + torch.linspace(-0.3, 0.3, 40).unsqueeze(1)
-        >>> neighbors = torch.cdist(features, features).argsort(dim=1)[:, :5]
-        >>> probabilities = LabelProbabilities().fit(features, labels, neighbors)
-        >>> bool(probabilities.score(features + 0.01, labels) > 0.95)
-        True
     """
 
     def __init__(self, regression: Any = None) -> None:

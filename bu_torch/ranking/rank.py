@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -63,11 +63,7 @@ class Ranking(Sequence[Candidate]):
         """Files in order."""
         return [candidate.path for candidate in self.candidates]
 
-    @overload
-    def __getitem__(self, index: int) -> Candidate: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Candidate, ...]: ...
-    def __getitem__(self, index: int | slice) -> Candidate | tuple[Candidate, ...]:
+    def __getitem__(self, index: Any) -> Any:
         return self.candidates[index]
 
     def __len__(self) -> int:
@@ -141,16 +137,6 @@ def rank_checkpoints(
         ValueError: If a file cannot be read (`load_checkpoint`) or does not fit the module, an argument is out of
             range, or the method cannot use the samples (`BoundaryUncertainty.fit`).
         TypeError: If `module` or `dataset` has another type.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> labels = torch.arange(200) % 2
-        >>> features = torch.randn(200, 2, generator=torch.Generator().manual_seed(0)) + 2 * labels.unsqueeze(1)
-        >>> with TemporaryDirectory() as folder:
-        ...     for bias in (-2.0, 2.0):
-        ...         torch.save({"weight": torch.ones(1, 2), "bias": torch.tensor([bias])}, f"{folder}/{bias}.pt")
-        ...     rank_checkpoints(folder, nn.Linear(2, 1), (features, labels)).best.path.name
-        '-2.0.pt'
     """
     settings, files = Settings(rule=rule, metric=metric), find_checkpoints(paths)
     decides = settings.deciding_rule

@@ -34,16 +34,6 @@ class Rule:
         signals: Names of the signals that `score` reads (`bu_torch.Signals.NAMES`).
         title: Name of the rule in plots and pages; by default `name` with spaces for underscores.
         unit: Unit of the score and of `min_delta`; "" for a plain number.
-
-    Example:
-        >>> class Cautious(Rule):
-        ...     name = "cautious"
-        ...     signals = ("expected_accuracy", "prediction_changes")
-        ...
-        ...     def score(self, values):
-        ...         return values["expected_accuracy"] - 0.1 * values["prediction_changes"]
-        >>> Cautious().score({"expected_accuracy": 0.75, "prediction_changes": 0.5})
-        0.7
     """
 
     name: str

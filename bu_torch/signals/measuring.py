@@ -57,14 +57,6 @@ class Signals:
             two classes has a threshold, `"threshold"` and the expected value at it.
         vote_skill: Skill of the labels nearby at predicting a sample's label, 1 is certain, 0 chance (`LabelVotes`).
         regression_skill: Skill of a regression on all other samples (`LabelRegression`); less than 0.01 is warned of.
-
-    Example:
-        >>> labels = torch.arange(200) % 2
-        >>> features = torch.randn(200, 3, generator=torch.Generator().manual_seed(0)) + 2 * labels.unsqueeze(1)
-        >>> signals = Signals().fit(features, labels)
-        >>> measured = signals.measure(signals.perturbed_inputs @ torch.ones(3, 1) - 3)
-        >>> bool(measured.values["label_agreement"] > 0.9), len(measured.predictions)
-        (True, 800)
     """
 
     NAMES = tuple(name for name, signal in SIGNALS.items() if signal.is_default)

@@ -98,10 +98,11 @@ def test_a_best_file_that_is_torn_or_written_over_is_not_put_back(tmp_path, swap
     assert same(module.state_dict(), look.at_end)
 
 
-def test_the_best_of_an_earlier_process_is_left_where_it_is(tmp_path):
+def test_the_best_of_an_earlier_process_is_left_where_it_is_and_named(tmp_path, log):
     last, best = run(tmp_path)
     stopping, _ = resume(tmp_path, last, str(best), -1e9)
     assert stopping.best_epoch in (2, 3)  # a better one came
+    assert f"leaves the best checkpoint of an earlier run where it is: {best}" in log.text
     assert {*best.parent.glob("boundary-*.ckpt")} == {best, Path(stopping.best_model_path)}
 
 

@@ -132,13 +132,14 @@ class TestWhoSeesWhat:
         ({"update_starting_at_step": 10_000}, None),
     ],
 )
-def test_nothing_counts_before_the_first_update_of_an_average_of_lightning_s(tmp_path, how, first):
+def test_nothing_counts_before_the_first_update_of_an_average_of_lightning_s(tmp_path, log, how, first):
     falling = [1 - 0.1 * epoch for epoch in range(9)]  # the network before training is the best of all
     own = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=1, rule=Given(falling), patience=2, averaging=None)
     fit_again(tmp_path, EMAWeightAveraging(decay=0.5, **how), own)
     assert (own.best_epoch, own.stopped_epoch) == (first, None if first is None else first + 2)
     record = read_record(own.record_path)
     assert (record.n_not_compared, record.kept) == (len(own.history) if first is None else first, first)
+    assert ("WeightAveraging" in log.text) == (first != 0)
     assert bool(own.best_model_path) == (first is not None)
 
 
