@@ -135,8 +135,7 @@ def _least_squares(
 ) -> Tensor:
     """Smallest squared distance of points (n, d) to each group, (G, n), leaving out their own members (n, k).
 
-    The points' own squares are not added, unless `is_small`; small distances are then computed from differences. A part
-    holds members (m, d), their squares (m, 1), their groups, and the number of members of each.
+    The points' own squares are added if `is_small`. A part has members (m, d), their squares, groups, and numbers.
     """
     norm = points.square().sum(dim=1)
     found = norm.new_full((n_groups, len(points)), torch.inf)

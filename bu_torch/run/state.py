@@ -21,9 +21,8 @@ def check_plain(tree: Any) -> None:
         for one in tree:
             check_plain(one)
     elif isinstance(tree, Tensor):
-        is_plain = tree.layout == torch.strided and not tree.is_nested and not tree.requires_grad
-        is_here = is_plain and tree.device.type == "cpu"
-        if not is_here or tree.untyped_storage().nbytes() < tree.numel() * tree.element_size():
+        is_plain = tree.layout == torch.strided and tree.device.type == "cpu" and not tree.requires_grad
+        if not is_plain or tree.untyped_storage().nbytes() < tree.numel() * tree.element_size():
             raise ValueError(f"a tensor of {tree.numel()} elements does not hold their values")
     elif not isinstance(tree, _PLAIN):
         raise TypeError(f"an object of {type(tree).__name__} is no plain data")
