@@ -164,8 +164,8 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
     def _install(self, trainer: Trainer, pl_module: LightningModule) -> Keeper:
         """Put a keeper and an `Ending` into `trainer.callbacks`, in place of those of an earlier fit.
 
-        The list is replaced, because Lightning is iterating over it. The keeper stands before other checkpoints, so that
-        `ckpt_path="best"` is its file, and behind each `EarlyStopping`, whose state of the same epoch it holds.
+        The list is replaced, because Lightning is iterating over it. The keeper stands before other checkpoints, so
+        that `ckpt_path="best"` is its file, and behind each `EarlyStopping`, whose state of the same epoch it holds.
         """
         present = [one for one in trainer.callbacks if not isinstance(one, InternalCallback)]
         options = {name: getattr(self, name) for name in ("dirpath", "filename", "save_weights_only")}
