@@ -46,7 +46,7 @@ def read_state(state: Any) -> dict[str, Any]:
         for row in table["values"].tolist():
             check: dict[str, Any] = dict(zip(table["names"], map(float, row), strict=True))
             places = {name: int(check[name]) for name in ("epoch", "step") if name in check}
-            history.append(check | places)
+            history.append(check | places | {"expected_accuracy": check["expected_accuracy"], "epoch": places["epoch"]})
     plan = None if state["plan"] is None else Plan(*map(int, state["plan"]))
     tensors = {name: None if state[name] is None else state[name].to(dtype).flatten() for name, dtype in _TENSORS}
     read = {"history": history, "plan": plan, **tensors}

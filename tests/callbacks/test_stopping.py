@@ -1,7 +1,6 @@
 """Scripted trainings: where each stops, what it keeps and why, as Lightning's own pair does, in one piece or in two."""
 
 import copy
-import doctest
 import inspect
 import math
 import pickle
@@ -21,7 +20,6 @@ from readable import Stream
 from scenarios import ScheduleFree, TwoOptimizers, normed, perceptron
 from torch.utils.data import DataLoader, TensorDataset
 
-import bu_torch
 from bu_torch import BoundaryUncertaintyStopping, ParzenUncertainty
 from bu_torch.report import read_record
 
@@ -463,15 +461,6 @@ def test_as_published_the_largest_uncertainty_of_all_samples_and_of_the_weights_
     assert own.best_epoch == values.index(max(values))
     assert own.settings.patience > 10**9
     assert BoundaryUncertaintyStopping.as_published(n_draws=3).settings.n_draws == 3
-
-
-@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
-def test_the_example_of_the_callback_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (example,) = doctest.DocTestFinder(recurse=False).find(bu_torch.BoundaryUncertaintyStopping)
-    assert len(example.examples) > 5
-    assert doctest.DocTestRunner().run(example) == (0, len(example.examples))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_three_lines_are_said_and_files_if_asked_for(tmp_path, caplog):
