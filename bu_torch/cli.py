@@ -10,7 +10,6 @@ from typing import Any
 from bu_torch._version import __version__
 from bu_torch.internal.printing import cleaned, say
 
-# Each command, what it does, and the function that adds its options, `run` among them.
 _COMMANDS = {
     "compare": ("compare ways to stop a training, on tables of your own", "bu_torch.comparison.command:add_compare"),
     "rank": ("rank checkpoints without validation data", "bu_torch.ranking.command:add_rank"),

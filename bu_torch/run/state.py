@@ -48,9 +48,10 @@ def read_state(state: Any) -> dict[str, Any]:
             places = {name: int(check[name]) for name in ("epoch", "step") if name in check}
             history.append(check | places | {"expected_accuracy": check["expected_accuracy"], "epoch": places["epoch"]})
     plan = None if state["plan"] is None else Plan(*map(int, state["plan"]))
+    if plan is not None and not (plan.n_samples >= 1 and 1 <= plan.n_draws <= 1000):  # memory grows with them
+        raise ValueError(f"its plan is {plan}")
     tensors = {name: None if state[name] is None else state[name].to(dtype).flatten() for name, dtype in _TENSORS}
-    read = {"history": history, "plan": plan, **tensors}
     n_not_compared = min(max(int(state["n_not_compared"]), 0), len(history))
     if (kept := state.get("kept")) is not None and kept not in range(n_not_compared, len(history)):
         raise ValueError(f"it keeps check {kept} of {len(history)}")
-    return {**state, **read, "n_not_compared": n_not_compared}
+    return {**state, **tensors, "history": history, "plan": plan, "n_not_compared": n_not_compared}
