@@ -102,7 +102,7 @@ class NetworkReader:
             first = next(iter(inputs.split(n_rows)))
             what = f"inputs of shape {tuple(first.shape)} and dtype {dtype}" if packing is None else str(packing)
             raise MisconfigurationException(
-                f"bu-torch passes {what} to `{type(pl_module).__name__}.forward` and needs logits:"
+                f"A check of bu-torch passes {what} to `{type(pl_module).__name__}.forward` and needs logits:"
                 f" {type(error).__name__}: {str(error).removesuffix('.')}"
                 f"{self._remedy(error)}"
             ) from error

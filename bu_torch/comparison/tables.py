@@ -55,11 +55,11 @@ def read_table(path: Path) -> Split:
         raise ValueError(f"`{path}` must name each column, got {named}: save it by `to_csv(..., index=False)`.")
     codes, classes = frame.pop("label").factorize(sort=True)
     if n_missing := int((codes < 0).sum()):
-        raise ValueError(f"`{path}` must have a label in each row, got {n_missing} rows without one (or with NA).")
+        raise ValueError(f"`{path}` must have a label in each row, got {n_missing} missing ones (NA counts as one).")
     if len(frame) < LEAST_ROWS or not 2 <= len(classes) <= _MOST_CLASSES_A_ROW * len(frame):
         raise ValueError(
-            f"`{path}` must have at least {LEAST_ROWS} rows, half of them for training, and two classes or more, got"
-            f" rows: {len(frame)}, classes: {len(classes)} (a regression?)."
+            f"`{path}` must have at least {LEAST_ROWS} rows, half of them for training, and two classes or more, not"
+            f" numbers to predict, got rows: {len(frame)}, classes: {len(classes)}."
         )
     features = as_tensor(frame, str(path)).float()
     if len(bad := frame.columns[~features.isfinite().all(dim=0).numpy()]):

@@ -27,7 +27,7 @@ def test_a_file_of_one_s_own_is_a_table(tmp_path):
 NO_TABLES = [
     *((table, "`label`") for table in ({"a": [1.0]}, {"a": [1.0], " label ": [0]}, {"label": [0, 1] * 60})),
     *(({"a": [1.0] * len(labels), "label": labels}, "rows") for labels in ([], [0, 1], [0] * 80, range(90))),
-    ({"a": [1.0, 2.0], "label": ["x", None]}, "without one"),
+    ({"a": [1.0, 2.0], "label": ["x", None]}, "missing"),
     ({"a": [1.0, 2.0] * 40, "b": ["x", "y"] * 40, "label": [0, 1] * 40}, "'b'"),
     ({"a": [1.0, None] * 40, "label": [0, 1] * 40}, "'a'"),
     ({"a": [1.0, float("inf")] * 40, "label": [0, 1] * 40}, "finite"),
