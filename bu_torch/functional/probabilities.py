@@ -63,7 +63,7 @@ def scale_to_shares(probabilities: Tensor, shares: Tensor, weights: Tensor | Non
     for _ in range(_N_SCALINGS):
         means = factors * ((counted / (doubles @ factors)) @ doubles) / counted.sum()
         factors = torch.where(means > 0, factors * shares / means, factors)
-        factors = factors / factors.max()
+        factors = (factors / factors.max()).clamp(min=1e-100)  # no row of certain labels divides by 0
     scaled = doubles * factors
     return (scaled / scaled.sum(dim=1, keepdim=True)).to(probabilities.dtype)
 
