@@ -16,7 +16,7 @@ from bu_torch.internal.inputs import (
     check_seed,
     check_two_classes,
 )
-from bu_torch.internal.logits import read_logits, warn_of_probabilities, was_one_column
+from bu_torch.internal.logits import read_logits, was_one_column
 from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.perturbation.draws import (
     TOWARD_OTHERS,
@@ -169,14 +169,13 @@ class PerturbedSamples:
         """Boundary uncertainty of a classifier, a scalar in [0, 1].
 
         The model is any callable from inputs (n, ...) to logits (n, J): a module, a function, `decision_function` of a
-        scikit-learn classifier or the logarithm of its `predict_proba`; a warning names what looks like probabilities.
+        scikit-learn classifier or its `predict_proba`. Probabilities become logits; a warning names what may be some.
         One column, or shape (n,), counts as the classes [0, z]. A module is run in eval mode, on its own device and in
         its own precision, and left as it was, as global random numbers are. Raises TypeError or ValueError if it does
         not give finite floating-point logits with a column for each class.
         """
         check_fitted(self, "perturbed")
-        logits = read_logits(model, self.perturbed)
-        warn_of_probabilities(logits)
+        logits = read_logits(model, self.perturbed, name="`model`")
         return self.score_logits(logits.to(self.labels.device))
 
     def score_logits(self, logits: Tensor) -> Tensor:

@@ -10,24 +10,36 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bu_torch.functional.checks import as_logits
 from bu_torch.internal.packing import Packing, call
+from bu_torch.internal.printing import untold
 from bu_torch.internal.replica import evaluation_copy
 
 _BATCH = 4096
 _LEAST_BATCH, _BATCH_ELEMENTS = 32, 2**23  # 32 MB of float32 bound a batch of large inputs
 _BATCH_TOKENS = 2**15  # a network makes a vector of each
-_WARN = partial(warnings.warn, stacklevel=3)  # the warning names the caller's line
-_ROUNDING = 0.01  # half precision rounds the sum of shares
+_WARN = partial(warnings.warn, stacklevel=5)  # the warning names the caller's line
+_ROUNDING = 0.01  # half precision rounds the sum of shares, and a network may clamp its probabilities
+_SQUASHING = ("aten::sigmoid", "aten::sigmoid_", "aten::_softmax")
 
 
 def read_logits(
-    model: Callable[[Tensor], Any], inputs: Any, batch_size: int = _BATCH, *, check_finite: bool = True
+    model: Callable[[Tensor], Any],
+    inputs: Any,
+    batch_size: int = _BATCH,
+    *,
+    check_finite: bool = True,
+    name: str = "",
 ) -> Tensor:
-    """Logits (n, J) of a copy of any callable at `inputs` (n, ...), on the model's device and in its precision."""
+    """Logits (n, J) of a copy of any callable at `inputs` (n, ...), on the model's device and in its precision.
+
+    With a `name` for it, probabilities become logits, and a warning says if they cannot be told from logits.
+    """
     with evaluation_copy(model) as network:
-        logits = logits_at(network, inputs, batch_size)
+        read = partial(logits_at, network, inputs, batch_size)
+        logits = OutputReader(name, _WARN).read(read) if name else read()
     if check_finite and not bool(torch.stack(torch.aminmax(logits)).isfinite().all()):
         n_bad = int((~logits.isfinite().all(dim=1)).sum())
         raise ValueError(f"`model` must give finite logits, got NaN or infinity for {n_bad} of {len(logits)} inputs.")
@@ -102,17 +114,76 @@ def check_callable(model: object) -> None:
         raise TypeError(f"`model` must be callable, (n, d) -> (n, J), got {type(model).__name__}: {remedy}.")
 
 
-def warn_of_probabilities(logits: Tensor, name: str = "`model`", warn: Callable[[str], None] = _WARN) -> None:
-    """Warn of logits (n, J) that are all in [0, 1], in one column or in rows that sum to 1."""
-    if not bool(((logits >= 0) & (logits <= 1)).all()):
-        return
-    is_one_column = was_one_column(logits)
-    if is_one_column or bool(((logits.sum(dim=1) - 1).abs() < _ROUNDING).all()):
-        what = "in one column, so class 1 is predicted everywhere" if is_one_column else "in rows that sum to 1"
-        warn(
-            f"{name} gives numbers in [0, 1] {what}. These look like probabilities: the scores are wrong unless they"
-            " are logits, the values before a sigmoid or softmax."
-        )
+class OutputReader:
+    """Reads a network's outputs as logits; the first reading decides whether they are probabilities instead."""
+
+    def __init__(self, name: str, warn: Callable[[str], None], tell: Callable[[str], None] = untold) -> None:
+        self._name, self._warn, self._tell = name, warn, tell
+        self._as_logits: Callable[[Tensor], Tensor] | None = None
+
+    def read(self, read: Callable[[], Tensor]) -> Tensor:
+        """Logits (n, J) of the outputs that `read` gives, as `as_logits` arranges them."""
+        outputs = read()
+        if self._as_logits is None:
+            self._as_logits = self._conversion_of(outputs, read)
+        return self._as_logits(outputs)
+
+    def _conversion_of(self, outputs: Tensor, read: Callable[[], Tensor]) -> Callable[[Tensor], Tensor]:
+        if not bool(((outputs >= 0) & (outputs <= 1)).all()):
+            return _unchanged
+        first = 1 if was_one_column(outputs) else 0
+        if first == 0 and bool(((outputs.sum(dim=1) - 1).abs() < _ROUNDING).all()):
+            self._tell(f"{self._name} gives probabilities: their logarithms are the logits.")
+            return _logarithm
+        with _LastSquashing() as last:  # an untrained network may have logits in [0, 1]
+            outputs = read()
+        if last.gave(outputs[:, first:]):
+            self._tell(f"{self._name} gives probabilities: logits are computed from them.")
+            return partial(_log_odds, first=first)
+        if first == 1:
+            self._warn(
+                f"{self._name} gives numbers in [0, 1] in one column, so class 1 is predicted everywhere. These look"
+                " like probabilities: the scores are wrong unless they are logits, the values before a sigmoid."
+            )
+        return _unchanged
+
+
+def _unchanged(logits: Tensor) -> Tensor:
+    return logits
+
+
+def _logarithm(probabilities: Tensor) -> Tensor:
+    return probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
+
+
+def _log_odds(probabilities: Tensor, first: int) -> Tensor:
+    """Logits of the probabilities in the columns from `first` on."""
+    limits = torch.finfo(probabilities.dtype)
+    return torch.cat((probabilities[:, :first], probabilities[:, first:].clamp(limits.tiny, 1 - limits.eps).logit()), 1)
+
+
+class _LastSquashing(TorchDispatchMode):
+    """Mode that keeps what the last sigmoid or softmax of a pass gave."""
+
+    supports_higher_order_operators = True
+    output: Tensor | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if getattr(getattr(func, "_schema", None), "name", "") in _SQUASHING:
+            self.output = result.detach().clone()
+        return result
+
+    def gave(self, outputs: Tensor) -> bool:
+        """Whether the last of these outputs (n, J) are what was kept, or one column of it."""
+        if self.output is None or self.output.ndim > 2:
+            return False
+        kept = self.output.to(outputs).reshape(-1, self.output.shape[-1] if self.output.ndim == 2 else 1)
+        if outputs.shape[1] not in (1, kept.shape[1]):
+            return False
+        is_near = (kept - outputs[-len(kept) :]).abs() < _ROUNDING
+        columns = is_near.all(dim=0)
+        return bool(columns.any() if outputs.shape[1] == 1 else columns.all())
 
 
 def was_one_column(logits: Tensor) -> bool:

@@ -90,7 +90,7 @@ class ParzenUncertainty(PerturbedSamples):
         (`bu_torch.functional.omission`).
         """
         check_fitted(self, "perturbed")
-        logits = self.as_class_logits(read_logits(model, self.perturbed))
+        logits = self.as_class_logits(read_logits(model, self.perturbed, name="`model`"))
         shares = functional.label_votes(self.labels, self.neighbors, 0.0, weights=self.weights)
         predictions = logits[: self.n_draws * len(self.labels)].argmax(dim=1).to(shares.device)
         return omission(shares, predictions, self.neighbors, weights=self.weights)

@@ -14,7 +14,7 @@ from torch import nn
 
 from bu_torch.internal.files import whole_file
 from bu_torch.internal.inputs import as_labels, check_integer
-from bu_torch.internal.logits import read_logits, warn_of_probabilities
+from bu_torch.internal.logits import read_logits
 from bu_torch.internal.printing import cleaned
 from bu_torch.ranking.checkpoints import SUFFIXES, load_checkpoint, module_with_weights
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
@@ -196,8 +196,7 @@ def _checked(signals: Signals, rule: Rule, metric: Any) -> Signals:
 def _measured(signals: Signals, module: nn.Module, name: str, batch_size: int) -> dict[str, float]:
     """All signals of a network; NaN if its logits are not finite."""
     try:
-        logits = read_logits(module, signals.perturbed, batch_size, check_finite=False)
-        warn_of_probabilities(logits, name)
+        logits = read_logits(module, signals.perturbed, batch_size, check_finite=False, name=name)
         values, _ = signals.measure(logits.to(signals.perturbed.device))
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"{name}: {error}") from error

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.internal import printing
-from bu_torch.internal.logits import warn_of_probabilities
+from bu_torch.internal.logits import OutputReader
 from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.run.budget import Plan
@@ -74,6 +74,7 @@ class Tracker:
         self.settings = settings
         self.warn: Callable[[str], None] = warn or partial(warnings.warn, stacklevel=2)
         self.tell, self.detail = tell, tell if settings.verbose else printing.untold
+        self.outputs = OutputReader("The module", self.warn, self.detail)
         self.processes = Processes()
         self.inputs: Any = None  # perturbed inputs, in the processes that read the network
         self.history = History(settings)  # decides which check is kept, and when to stop
@@ -134,7 +135,7 @@ class Tracker:
 
         def logits() -> Tensor:
             with evaluation_copy(model, values, is_sharded=are_sharded) as network:
-                return read(network)
+                return self.outputs.read(partial(read, network))
 
         entry = self.add(epoch, self.processes.on_logits(logits, self.measure), step, is_counted=is_counted)
         is_kept = self.history.is_kept_new
@@ -152,8 +153,6 @@ class Tracker:
 
     def measure(self, logits: Tensor) -> dict[str, float]:
         """Signals and `standard_error` of the network's logits at the perturbed inputs; waits for the device once."""
-        if self.timer.check_seconds == 0:
-            warn_of_probabilities(logits, "The module", self.warn)
         try:
             return self.check_setup.measure(logits)
         except ValueError as error:

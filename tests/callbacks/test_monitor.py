@@ -59,20 +59,6 @@ class TestFindingTheData:
 
 
 class TestModels:
-    def test_probabilities_are_warned_of_once(self, tmp_path):
-        class Sigmoid(Classifier):
-            def forward(self, x):
-                return super().forward(x).sigmoid()
-
-            def training_step(self, batch, batch_idx):
-                return nn.functional.binary_cross_entropy(self(batch[0]).squeeze(1), batch[1].float())
-
-        features, labels = blobs()
-        data = loader(features, labels.clamp(max=1))
-        with pytest.warns(UserWarning, match="look like probabilities") as caught:
-            fit(tmp_path, BoundaryUncertaintyMonitor(), module=Sigmoid(n_outputs=1), data=data)
-        assert sum("look like probabilities" in str(one.message) for one in caught) == 1
-
     @pytest.mark.parametrize(
         ("precision", "tolerance"),
         [("64-true", 1e-4), ("bf16-true", 0.1), ("bf16-mixed", 0.1), gpu("16-mixed", 0.02), gpu("bf16-mixed", 0.1)],
