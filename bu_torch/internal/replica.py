@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from bu_torch.internal.global_state import preserved_random_state
@@ -21,9 +22,10 @@ _MOST_COPIED = 2**26  # bytes of frozen parameters
 # Objects of the whole training: a copy refers to the same ones.
 _SHARED = (Dataset, DataLoader, Sampler, torch.optim.Optimizer, types.ModuleType)
 _SHARED_PACKAGES = ("lightning.", "pytorch_lightning.", "torch.distributed.", "bu_torch.")
-_DEPTH = 3  # of containers in which shared objects are looked for
-_OF_MODULES = frozenset(vars(nn.Module()))
+_OF_MODULES = vars(nn.Module()).keys()
 _MODES = (nn.Module.train, nn.Module.eval)
+# Wrappers that compile or distribute a network, and its name in them.
+_WRAPPERS = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
 
 
 @singledispatch
@@ -37,61 +39,59 @@ def copy_of(value: Any, values: Mapping[str, Tensor] | None = None) -> Any:
     memo: dict[Any, Any] = {}
     with torch.no_grad(), torch.inference_mode(False):
         if isinstance(value, nn.Module):
-            _copy_tensors(value, values or {}, memo)
+            _copy_tensors(value, memo)
         for part in parts:
-            for name, one in getattr(part, "__dict__", {}).items():
-                if name not in _OF_MODULES:
-                    _share(one, memo, _DEPTH)
-                elif type(one) is OrderedDict and not one:  # a module has many of hooks, which take most of the time
-                    memo[id(one)] = OrderedDict()
+            attributes = getattr(part, "__dict__", {})
+            # A module has many dicts of hooks; copying those that are empty would take most of the time.
+            memo |= {id(one): OrderedDict() for one in attributes.values() if type(one) is OrderedDict and not one}
+            for leaf in pytree.tree_leaves([attributes[name] for name in attributes.keys() - _OF_MODULES]):
+                if isinstance(leaf, Tensor) and not leaf.is_leaf:
+                    memo[id(leaf)] = copy.deepcopy(leaf.detach(), memo)
+                elif _is_shared(type(leaf)):
+                    memo[id(leaf)] = leaf
         for part in reversed(parts):
-            if name := _wrapped(part):  # the network alone is copied; it takes the wrapper's place
+            if name := _WRAPPERS.get(type(part).__name__):  # the network alone is copied; it takes the wrapper's place
                 memo[id(part)] = network = copy.deepcopy(getattr(part, name), memo)
                 vars(network).setdefault(name, weakref.proxy(network))
-        made = copy.deepcopy(value, memo)
+        copied = copy.deepcopy(value, memo)
+        if values:
+            weights = every_tensor(value)
+            torch._foreach_copy_([memo[id(weights[name])].data for name in values], list(values.values()))
     for part in parts:
-        copied = memo.get(id(part))
-        if isinstance(part, nn.Module) and isinstance(copied, type(part)):  # no network in the place of its wrapper
-            prepare_copy(copied, part)
-    return made
+        copied_part = memo.get(id(part))
+        if isinstance(part, nn.Module) and isinstance(copied_part, type(part)):  # no network in its wrapper's place
+            prepare_copy(copied_part, part)
+    return copied
 
 
 def is_plain(tensor: Any) -> bool:
     """Whether a tensor has a place in memory that others may share."""
-    is_made = not (is_lazy(tensor) or tensor.is_meta or tensor.is_quantized or tensor.layout != torch.strided)
-    return is_made and type(tensor.data) is Tensor
+    is_dense = not (is_lazy(tensor) or tensor.is_meta or tensor.is_quantized or tensor.layout != torch.strided)
+    return is_dense and type(tensor.data) is Tensor
 
 
-def _copy_tensors(network: nn.Module, values: Mapping[str, Tensor], memo: dict[Any, Any]) -> None:
-    """Put copies of parameters and buffers into a memo, with these values by name; views of one stay views of its copy.
+def _copy_tensors(network: nn.Module, memo: dict[Any, Any]) -> None:
+    """Put copies of parameters and buffers into a memo; tensors that share memory do so in the copy, too.
 
-    Frozen parameters of more than 64 MiB share their memory, except those of modules that may write to theirs.
+    Frozen parameters of more than 64 MiB share their memory with the copy, unless a change of modes may write to them.
     """
-    named = [(name, one) for name, one in every_tensor(network).items() if is_plain(one)]
-    tensors = {id(one): one for _, one in named}
-    replaced = {id(one): values[name] for name, one in named if name in values}
-    frozen = {id(one) for one in network.parameters() if not one.requires_grad} & tensors.keys() - replaced.keys()
+    tensors = [tensor for tensor in every_tensor(network).values() if is_plain(tensor)]
+    frozen = {id(tensor) for tensor in network.parameters() if not tensor.requires_grad}
     for part in network.modules():
-        if (type(part).train, type(part).eval) != _MODES or getattr(part, "max_norm", None) is not None:
-            frozen -= {id(one) for one in part.parameters()}
-    if sum(tensors[place].nbytes for place in frozen) <= _MOST_COPIED:
-        frozen = set()
-    storages = {place: one.untyped_storage() for place, one in tensors.items()}
-    written = {storage._cdata for place, storage in storages.items() if place not in frozen}
-    made = {one._cdata: one for one in storages.values() if one._cdata not in written}
-    memo["torch"] = made  # where torch's own copies look
-    for place, one in tensors.items():
-        storage = storages[place]
-        if storage._cdata not in made:
-            is_whole = place in replaced and one.nbytes == storage.nbytes()
-            size, device = storage.nbytes(), storage.device
-            made[storage._cdata] = torch.UntypedStorage(size, device=device) if is_whole else storage.clone()
-        copied = torch.empty(0, dtype=one.dtype, device=one.device)
-        copied = copied.set_(made[storage._cdata], one.storage_offset(), one.shape, one.stride())
-        memo[place] = torch.Tensor._make_subclass(type(one), copied, one.requires_grad and one.is_leaf)
-        vars(memo[place]).update(vars(one))
-    if replaced:
-        torch._foreach_copy_([memo[place].data for place in replaced], list(replaced.values()))
+        if (type(part).train, type(part).eval) != _MODES:
+            frozen -= {id(tensor) for tensor in part.parameters()}
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
+    for tensor in tensors:
+        if id(tensor) not in frozen:
+            storages.pop(tensor.untyped_storage()._cdata, None)
+    if sum(storage.nbytes() for storage in storages.values()) > _MOST_COPIED:
+        memo["torch"] = storages  # where copies of tensors look for those of storages
+    for tensor in tensors:
+        storage = tensor.untyped_storage().__deepcopy__(memo)
+        copied = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        copied.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        memo[id(tensor)] = torch.Tensor._make_subclass(type(tensor), copied, tensor.requires_grad and tensor.is_leaf)
+        vars(memo[id(tensor)]).update(vars(tensor))
 
 
 def every_tensor(module: nn.Module) -> dict[str, Any]:
@@ -99,33 +99,12 @@ def every_tensor(module: nn.Module) -> dict[str, Any]:
     return dict((*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)))
 
 
-def _share(value: Any, memo: dict[Any, Any], depth: int) -> None:
-    """Put into a memo what a copy refers to as it is, and detached copies of tensors with a history."""
-    kind: Any = type(value)
-    if isinstance(value, dict | list | tuple | set):
-        for one in (value.values() if isinstance(value, dict) else value) if depth else ():
-            _share(one, memo, depth - 1)
-    elif isinstance(value, Tensor):
-        if not value.is_leaf:
-            memo[id(value)] = copy.deepcopy(value.detach(), memo)
-    elif _is_shared(kind):
-        memo[id(value)] = value
-
-
 @cache
 def _is_shared(kind: Any) -> bool:
     if issubclass(kind, _SHARED):
         return True
-    own = (".callbacks.", ".mixins.")  # users derive classes with a state of their own from these
-    places = [f"{one.__module__}." for one in kind.__mro__ if not issubclass(kind, nn.Module)]
-    return any(one.startswith(_SHARED_PACKAGES) and not any(part in one for part in own) for one in places)
-
-
-def _wrapped(module: object) -> str:
-    """Name of the network in a wrapper that compiles or distributes it; "" for other modules."""
-    if type(module).__name__ == "OptimizedModule":
-        return "_orig_mod"
-    return "module" if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel) else ""
+    is_copied = issubclass(kind, nn.Module | dict)  # such as hyperparameters in a dict of Lightning's
+    return not is_copied and any(f"{base.__module__}.".startswith(_SHARED_PACKAGES) for base in kind.__mro__)
 
 
 @contextmanager
@@ -135,16 +114,11 @@ def evaluation_copy(
     """Give a copy of a network in eval mode, without gradient; random states are put back on leaving.
 
     The copy is that of `copy.deepcopy`, but datasets, loaders, optimisers, what belongs to a trainer, and frozen
-    parameters of more than 64 MiB are the same objects, and tensors with a history are detached. Compiled modules and
-    wrappers for several processes are copied as the networks within.
+    parameters of more than 64 MiB are shared, and tensors with a history are detached. Compiled modules and wrappers
+    for several processes are copied as the networks within. A bound method becomes that of the copy. A network that is
+    sharded, scripted or cannot be copied is given itself (`evaluated_in_place`), and so is a model that is no module.
 
-    A network that is sharded, scripted or cannot be copied is given itself: see `evaluated_in_place`. A bound method of
-    a module becomes that of the copy. A model that is no module is given as it is.
-
-    Args:
-        model: The network, without lazy layers, a bound method of one, or any other callable.
-        values: Values of parameters and buffers by name that replace the network's own.
-        is_sharded: True for a sharded network whose parameters do not show it.
+    `values` replace parameters and buffers by name. `is_sharded` is for a network whose parameters do not show it.
     """
     owner, copied = model.__self__ if isinstance(model, types.MethodType) else model, None
     with preserved_random_state(), torch.no_grad():
@@ -168,31 +142,30 @@ def evaluated_in_place(model: nn.Module, values: Mapping[str, Any] | None = None
 
     Modes are set without a call of `train`, which may merge weights. Whatever else `forward` changes stays changed.
     """
-    reshard(model)
-    modes = [(part, part.training) for part in model.modules()]
-    gradients = [(one, one.grad) for one in model.parameters()]
-    buffers = [
-        (part, name, one, one.detach().clone())
-        for part in model.modules()
-        for name, one in part._buffers.items()
-        if one is not None and one.layout == torch.strided
-    ]
-    try:
-        with replaced_in_place(model, values or {}):
+    with replaced_in_place(model, values or {}):
+        modes = [(part, part.training) for part in model.modules()]
+        gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+        buffers = [
+            (part, name, buffer, buffer.detach().clone())
+            for part, _ in modes
+            for name, buffer in part._buffers.items()
+            if buffer is not None
+        ]
+        try:
             for part, _ in modes:
                 part.training = False
-            for one, _ in gradients:
-                one.grad = None
+            for parameter, _ in gradients:
+                parameter.grad = None
             yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
-        for one, gradient in gradients:
-            one.grad = gradient
-        with torch.no_grad():
-            for part, name, buffer, before in buffers:
-                part._buffers[name] = buffer.copy_(before)
-        reshard(model)
+        finally:
+            for part, mode in modes:
+                part.training = mode
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+            with torch.no_grad():
+                for part, name, buffer, before in buffers:
+                    part._buffers[name] = buffer.copy_(before)
+            reshard(model)
 
 
 @contextmanager
@@ -203,14 +176,17 @@ def replaced_in_place(model: nn.Module, values: Mapping[str, Any]) -> Iterator[d
     """
     reshard(model)
     weights = every_tensor(model)
-    own = {name: weights[name].detach().to(one.device, copy=True) for name, one in values.items()}
-    try:
+    own = {name: weights[name].detach().to(value.device, copy=True) for name, value in values.items()}
+
+    def fill(replacements: Mapping[str, Any]) -> None:
         if values:
-            torch._foreach_copy_([local(weights[name]) for name in values], [local(one) for one in values.values()])
+            torch._foreach_copy_([local(weights[name]) for name in values], list(map(local, replacements.values())))
+
+    try:
+        fill(values)
         yield own
     finally:
-        if own:
-            torch._foreach_copy_([local(weights[name]) for name in own], [local(one) for one in own.values()])
+        fill(own)
 
 
 def has_lazy_layers(module: nn.Module) -> bool:
