@@ -41,14 +41,7 @@ def copy_of(value: Any, values: Mapping[str, Tensor] | None = None) -> Any:
         if isinstance(value, nn.Module):
             _copy_tensors(value, memo)
         for part in parts:
-            attributes = getattr(part, "__dict__", {})
-            # A module has many dicts of hooks; copying those that are empty would take most of the time.
-            memo |= {id(one): OrderedDict() for one in attributes.values() if type(one) is OrderedDict and not one}
-            for leaf in pytree.tree_leaves([attributes[name] for name in attributes.keys() - _OF_MODULES]):
-                if isinstance(leaf, Tensor) and not leaf.is_leaf:
-                    memo[id(leaf)] = copy.deepcopy(leaf.detach(), memo)
-                elif _is_shared(type(leaf)):
-                    memo[id(leaf)] = leaf
+            _share(getattr(part, "__dict__", {}), memo)
         for part in reversed(parts):
             if name := _WRAPPERS.get(type(part).__name__):  # the network alone is copied; it takes the wrapper's place
                 memo[id(part)] = network = copy.deepcopy(getattr(part, name), memo)
@@ -97,6 +90,17 @@ def _copy_tensors(network: nn.Module, memo: dict[Any, Any]) -> None:
 def every_tensor(module: nn.Module) -> dict[str, Any]:
     """Parameters and buffers by all their names."""
     return dict((*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)))
+
+
+def _share(attributes: dict[str, Any], memo: dict[Any, Any]) -> None:
+    """Put into a memo what a copy refers to as it is, and detached copies of tensors with a history."""
+    # A module has many dicts of hooks; copying those that are empty would take most of the time.
+    memo |= {id(hooks): OrderedDict() for hooks in attributes.values() if type(hooks) is OrderedDict and not hooks}
+    for value in pytree.tree_leaves([attributes[name] for name in attributes.keys() - _OF_MODULES]):
+        if isinstance(value, Tensor) and not value.is_leaf:
+            memo[id(value)] = copy.deepcopy(value.detach(), memo)
+        elif _is_shared(type(value)):
+            memo[id(value)] = value
 
 
 @cache
