@@ -11,7 +11,6 @@ from torch import Tensor
 _EXACT_INTEGER = 2**24  # float32 holds all integers up to this
 _MOST_CLASSES = 100_000
 _MOST_ROWS = 2**63  # the first integer beyond int64
-_MOST_SEEDS = 2**64  # the limit of `torch.Generator`
 
 
 def as_features(
@@ -25,22 +24,19 @@ def as_features(
     features = as_tensor(features, name).detach()
     if features.is_complex():
         raise TypeError(f"`{name}` must be real, got {features.dtype}.")
-    if features.ndim < 2 or features.shape[0] == 0 or features[0].numel() == 0:
+    if features.ndim < 2 or features.numel() == 0:
         raise ValueError(
             f"`{name}` must have shape (N, d), or (N, ...) with at least one value a sample,"
             f" got {tuple(features.shape)}. A single feature is a column, (N, 1)."
         )
-    is_kept = keep_integers and not features.is_floating_point()
-    is_kept |= keep_bytes and features.dtype == torch.uint8 and features.ndim > 2
-    if is_kept and features.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch computes little with these
-        features = features.long()
-    if features.dtype not in (torch.float32, torch.float64) and not is_kept:
+    is_kept = keep_integers or (keep_bytes and features.dtype == torch.uint8 and features.ndim > 2)
+    if features.is_floating_point() or not is_kept:
         features = features.to(torch.float64 if exceeds_float32(features) else torch.float32)
     if not is_finite(features):
-        bad = (~features.isfinite().flatten(1).all(dim=1)).nonzero()
+        n_bad = int((~features.isfinite().flatten(1).all(dim=1)).sum())
         raise ValueError(
-            f"`{name}` must be finite, got NaN or infinity in {len(bad)} of {features.shape[0]} samples, the first in"
-            f" row {int(bad[0])}: impute such values, or leave these samples out."
+            f"`{name}` must be finite, got NaN or infinity in {n_bad} of {len(features)} samples: impute them, or"
+            " leave these samples out."
         )
     return features.contiguous()
 
@@ -62,9 +58,9 @@ def as_labels(labels: Any, n_samples: int, name: str = "labels", *, are_classes:
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels.squeeze(1)
     if labels.shape != (n_samples,):
-        way_out = " For one-hot labels, pass `labels.argmax(dim=1)`." if labels.ndim == 2 else ""
         raise ValueError(
-            f"`{name}` must have one entry a sample, shape ({n_samples},), got {tuple(labels.shape)}.{way_out}"
+            f"`{name}` must have one entry a sample, shape ({n_samples},), got {tuple(labels.shape)}. For one-hot"
+            " labels, pass `labels.argmax(dim=1)`."
         )
     if labels.is_complex() or not bool(((values := labels.double()) == values.round()).all()):
         raise ValueError(f"`{name}` must hold integer classes, got fractions, NaN or {labels.dtype} (a regression?).")
@@ -108,8 +104,7 @@ def check_number(name: str, value: Any, low: float = -math.inf, below: float = m
     """Return `value` as a float if it is a finite number with low <= value < below."""
     is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     if not is_number or not low <= value < below:
-        bounds = [f">= {low}"] * (low > -math.inf) + [f"< {below}"] * (below < math.inf)
-        raise ValueError(f"`{name}` must be a finite number {' and '.join(bounds)}".rstrip() + f", got {value!r}.")
+        raise ValueError(f"`{name}` must be a finite number in [{low}, {below}), got {value!r}.")
     return float(value)
 
 
@@ -122,7 +117,7 @@ def check_flag(name: str, value: Any) -> bool:
 
 def check_seed(seed: Any) -> int:
     """Return `seed` as an int if it is an integer, of Python or NumPy, that a `torch.Generator` takes."""
-    if check_integer("seed", seed, 0) >= _MOST_SEEDS:
+    if check_integer("seed", seed, 0) >= 2**64:
         raise ValueError(f"`seed` must be an integer from 0 to 2**64 - 1, got {seed}.")
     return int(seed)
 
@@ -148,23 +143,19 @@ def as_tensor(value: Any, name: str) -> Tensor:
     """Return `value` as a dense tensor; arrays may have any memory order, and frames any columns of numbers."""
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.is_nested or value.is_quantized or value.is_meta:
-            raise TypeError(
-                f"`{name}` must be a dense tensor that holds its values, got {value.layout}, {value.dtype}, on"
-                f" {value.device}."
-            )
+            raise TypeError(f"`{name}` must be a dense tensor of numbers, got {value.layout}, {value.dtype}.")
         return value
-    is_of_arrays = isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], np.ndarray)
+    is_list_of_arrays = isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], np.ndarray)
     try:
-        if is_of_arrays or hasattr(value, "__array__"):
+        if is_list_of_arrays or hasattr(value, "__array__"):
             value = _as_array(value)
         return torch.as_tensor(value, device="cpu")
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         kinds = dict(value.dtypes) if hasattr(value, "columns") else {}
         where = next((f" with the column {column!r}" for column in kinds if kinds[column].kind not in "biufc"), "")
         raise TypeError(
-            f"`{name}` must be a tensor or an array of numbers, got {type(value).__name__}{where}: {error}"
-            " Count days from a start for dates; encode words with scikit-learn's `OneHotEncoder`, labels with its"
-            " `LabelEncoder`."
+            f"`{name}` must be a tensor or an array of numbers, got {type(value).__name__}{where}: {error} Count days"
+            " from a start for dates; encode words with scikit-learn's `OneHotEncoder` or `LabelEncoder`."
         ) from error
 
 
@@ -180,10 +171,9 @@ def _as_array(value: Any) -> np.ndarray:
 
 
 def exceeds_float32(features: Tensor) -> bool:
-    """Return True if some of these integers are beyond the precision of float32."""
-    if features.dtype not in (torch.int32, torch.int64, torch.uint32, torch.uint64):
-        return False
-    return bool((features.double().abs() > _EXACT_INTEGER).any())
+    """Return True if these are float64, or if some of these integers are beyond the precision of float32."""
+    is_wide = features.dtype in (torch.int32, torch.int64, torch.uint32, torch.uint64)
+    return features.dtype == torch.float64 or (is_wide and bool((features.double().abs() > _EXACT_INTEGER).any()))
 
 
 class PresentClasses:

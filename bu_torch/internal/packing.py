@@ -44,7 +44,7 @@ class Packing:
             return cls(names, shapes, dtypes, "rows", torch.int64, spec)
         if len({(tensor.dtype, *tensor.shape[2:]) for tensor in tensors}) == 1 and len(shapes[0]) == 3:
             return cls(names, shapes, dtypes, "channels", tensors[0].dtype, spec)
-        is_double = any(tensor.dtype == torch.float64 or exceeds_float32(tensor) for tensor in tensors)
+        is_double = any(map(exceeds_float32, tensors))
         return cls(names, shapes, dtypes, "columns", torch.float64 if is_double else torch.float32, spec)
 
     def pack(self, tree: Any) -> Tensor:
