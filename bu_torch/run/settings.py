@@ -221,6 +221,11 @@ def settings_for(settings: Settings, samples: Samples) -> Settings:
             f"`perturbation={perturbation!r}` moves numbers along a line, but {', '.join(names)} hold integers: pass"
             " None, or a callable (inputs, nearest_distance, generator) that takes these tensors as the network does."
         )
+    elif perturbation == "tokens" and packing.form != "rows":
+        raise ValueError(
+            f"`perturbation='tokens'` exchanges tokens in rows of integers (n, L), got {packing}. Let `input_key=[...]`"
+            " name the rows alone: token ids and their mask."
+        )
     elif perturbation is None and packing.has_indices:
         mixed = MixedMove(packing.n_numbers, packing.n_rows_of_indices)
         perturbation = "tokens" if packing.form == "rows" else mixed

@@ -210,6 +210,7 @@ def test_fewer_tensors_in_training_are_warned_of(tmp_path):
         (Text, IN_ORDER, {"input_key": 0, "label_key": 2}, "Name the tensors of a batch"),
         (Table, made(lambda i: {"a": NUMBERS[i], "b": CATEGORIES[i], "y": Y[i]}), {}, "name inputs and labels"),
         (Table, TensorDataset(NUMBERS, CATEGORIES, Y), {"perturbation": "random"}, "\\[1\\] hold integers"),
+        (Table, made(lambda i: {"a": IDS[i], "idx": i, "labels": Y[i]}), {"perturbation": "tokens"}, "idx.*input_key"),
         (
             Pictures,
             PICTURES,
