@@ -44,11 +44,11 @@ from bu_torch import (
 )
 from bu_torch.functional.boundary import (
     boundary_weights,
+    half_gap,
     top_two,
     uncertainty_along_boundary,
     uncertainty_between,
 )
-from bu_torch.functional.trust import mean_trust_of, trust_of
 from bu_torch.internal.replica import copy_of
 from bu_torch.run.settings import AVERAGING
 from bu_torch.run.weights import WeightAverage
@@ -109,10 +109,10 @@ def whole_check(device: str, n_samples: int, n_classes: int, repeats: int) -> di
 
     def check() -> None:
         top = top_two(logits)
-        local = uncertainty_between(probabilities, top.classes)
-        uncertainty_along_boundary(logits, local, boundary_weights(top.half_gap()))
-        scores = trust_of(distances, top.classes[:, 0])
-        mean_trust_of(scores, None).item()  # waits for the device
+        local = uncertainty_between(probabilities, top)
+        uncertainty_along_boundary(logits, local, boundary_weights(half_gap(logits, top)))
+        scores = functional.trust_score(distances, top[:, 0])
+        functional.mean_trust_score(scores).item()  # waits for the device
 
     n_bytes = 4 * n_samples * 3 * n_classes
     milliseconds = median_ms(check, repeats)
@@ -226,18 +226,18 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
     module = mlp(n_features, n_classes)
     logits = torch.cat([module(batch) for batch in features.split(8192)])
     distances = torch.rand(n_samples, n_classes)
-    predictions, gap = logits.argmax(dim=1), top_two(logits).half_gap()
+    predictions, gap = logits.argmax(dim=1), half_gap(logits, top_two(logits))
     votes = functional.label_votes(labels, neighbors, 1.0, n_classes)
 
     def uncertainty() -> torch.Tensor:
         top = top_two(logits)
-        local = uncertainty_between(votes, top.classes)
-        return uncertainty_along_boundary(logits, local, boundary_weights(top.half_gap()))
+        local = uncertainty_between(votes, top)
+        return uncertainty_along_boundary(logits, local, boundary_weights(half_gap(logits, top)))
 
     row: dict[str, float] = {"N": n_samples, "d": n_features, "J": n_classes}
     row["forward"] = median_ms(lambda: [module(batch) for batch in features.split(8192)], repeats)
     row["U"] = median_ms(uncertainty, repeats)
-    row["of it: gap"] = median_ms(lambda: top_two(logits).half_gap(), repeats)
+    row["of it: gap"] = median_ms(lambda: half_gap(logits, top_two(logits)), repeats)
     row["of it: ranks"] = median_ms(lambda: boundary_weights(gap), repeats)
     row["trust"] = median_ms(
         lambda: functional.mean_trust_score(functional.trust_score(distances, predictions)),

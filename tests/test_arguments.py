@@ -110,7 +110,7 @@ CALLS = {
     functional.mean_trust_score: ({"scores": LOGITS[:, 0]}, {"scores": ([1.0], LOGITS[:0]), "weights": NO_WEIGHTS}),
     functional.trust_score: (
         {"class_distances": LOGITS, "predictions": LABELS},
-        {"class_distances": (LOGITS[0], -LOGITS), "predictions": (LABELS + 1, LABELS.float())},
+        {"class_distances": (LOGITS[0],), "predictions": (LABELS + 1, LABELS.float())},
     ),
     functional.omission: (
         {"shares": LOGITS, "predictions": LABELS, "neighbors": NEIGHBORS},

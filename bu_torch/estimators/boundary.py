@@ -8,7 +8,13 @@ from torch import Tensor
 from bu_torch.estimators.label_probabilities import LabelProbabilities, LabelRegression
 from bu_torch.estimators.perturbed import PerturbedSamples
 from bu_torch.estimators.space_choice import MetricRegression
-from bu_torch.functional.boundary import boundary_weights, top_two, uncertainty_along_boundary, uncertainty_between
+from bu_torch.functional.boundary import (
+    boundary_weights,
+    half_gap,
+    top_two,
+    uncertainty_along_boundary,
+    uncertainty_between,
+)
 from bu_torch.internal.inputs import PresentClasses, as_labels
 from bu_torch.perturbation.draws import Readings
 
@@ -150,9 +156,10 @@ class BoundaryUncertainty(PerturbedSamples):
 
     def score_logits(self, logits: Tensor) -> Tensor:
         logits = self.as_class_logits(logits)
-        top = top_two(logits)
-        local = uncertainty_between(self.probabilities_of_present, self.classes.columns(top.classes))
-        return uncertainty_along_boundary(logits, local, boundary_weights(top.half_gap(), self.repeated_weights))
+        classes = top_two(logits)
+        local = uncertainty_between(self.probabilities_of_present, self.classes.columns(classes))
+        kernel = boundary_weights(half_gap(logits, classes), self.repeated_weights)
+        return uncertainty_along_boundary(logits, local, kernel)
 
     def to(self, device: torch.device | str) -> Self:
         super().to(device)

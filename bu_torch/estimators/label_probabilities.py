@@ -1,6 +1,5 @@
 """Class probabilities from the training labels: votes of the nearest samples, a kernel regression, their mixture."""
 
-from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -11,8 +10,6 @@ from bu_torch.functional.probabilities import (
     as_probabilities,
     best_candidate,
     best_sharpness,
-    brier_score,
-    count_votes,
     first_landmarks,
     left_out_predictions,
     mixing_weight,
@@ -31,7 +28,6 @@ from bu_torch.space.features import common_standardization, standardize
 DECAYS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)  # the votes choose among them
 _PENALTIES = (30, 10, 3, 1, 0.3, 0.1, 3e-2, 1e-2, 3e-3, 1e-3)  # in units of the kernel's mean diagonal
 _JITTERS = 1e-7, 1e-5, 1e-3  # the least that makes the kernel of the landmarks positive definite is taken
-_MOST_VOTES = 100_000  # samples to choose the decay by
 _BLOCK_ELEMENTS = 2**18  # kernel entries at once: 2 MB, which fit into a processor's cache
 _LLOYD_STEPS = 2  # K-means with more steps places landmarks no better
 
@@ -41,8 +37,7 @@ class LabelVotes:
 
     The m-th nearest sample of a cluster votes for its label with weight m^-decay. The decay, 0 to 3, is the one whose
     votes predict left-out labels best (smallest Brier score): small if labels are noisy or classes overlap, large if
-    classes are finely shaped but well separated. Above 100,000 samples, a stratified subset of that size chooses. This
-    estimate is this project's own.
+    classes are finely shaped but well separated. This estimate is this project's own.
 
     Attributes:
         decay_: The chosen decay, the first of equally good ones.
@@ -65,22 +60,16 @@ class LabelVotes:
         """
         labels = as_labels(labels, neighbors.shape[0]).to(neighbors.device)
         self._weights = weights = weights_of(labels, None, sample_weight)
-        decays: Sequence[float] = DECAYS
-        if len(labels) > _MOST_VOTES:
-            rows = stratified_rows(len(labels), _MOST_VOTES, 0, labels).to(labels.device)
-            voters, n_classes = neighbors[rows, 1:].long(), int(labels.max()) + 1
-            of_rows = ((decay, count_votes(labels, voters, decay, n_classes, weights)) for decay in decays)
-            decays = [best_candidate(of_rows, labels[rows], None if weights is None else weights[rows])[1]]
         candidates = (
             (decay, functional.label_votes(labels, neighbors, decay, leave_one_out=True, weights=weights))
-            for decay in decays
+            for decay in DECAYS
         )
-        brier_score, self.decay_, self.left_out = best_candidate(candidates, labels, weights)
+        self.decay_, self.left_out = best_candidate(candidates, labels, weights)
         # The mean of M - 1 labels drawn at random is off by the error of the shares, and by its own variance.
         n_voters = float(neighbors.shape[1] - 1)
         if weights is not None:  # number of voters of equal weight (Kish 1965)
             n_voters *= float(weights.sum().square() / weights.square().sum() / len(weights))
-        self.skill_ = skill(brier_score, shares_of(labels, weights), n_voters)
+        self.skill_ = skill(self.left_out, labels, weights, n_voters)
         self.votes = functional.label_votes(labels, neighbors, self.decay_, weights=weights)
         return self
 
@@ -103,11 +92,6 @@ class HeldOutPredictions(NamedTuple):
     labels: Tensor
     weights: Tensor | None
     skills: tuple[float, float]  # the skill of the votes, then of the regression
-
-
-def skill_of(probabilities: Tensor, labels: Tensor, weights: Tensor | None) -> float:
-    """Brier skill score of class probabilities (n, C) for labels (n,): 1 is certain, 0 chance."""
-    return skill(float(brier_score(probabilities, labels, weights=weights)), shares_of(labels, weights))
 
 
 class LabelRegression:
@@ -150,23 +134,17 @@ class LabelRegression:
         points = as_flat_features(features)
         labels = as_labels(labels, points.shape[0]).to(points.device)
         weights = weights_of(labels, None, sample_weight)
-        n_classes = int(labels.max()) + 1
         self.rows_ = torch.arange(len(points), device=points.device)
         if len(points) > self.max_samples:
             self.rows_ = stratified_rows(len(points), self.max_samples, self.seed, labels).to(points.device)
             points, labels = points[self.rows_], labels[self.rows_]
             weights = None if weights is None else weights_of(labels, None, weights[self.rows_])
         # Least squares with weights is least squares of rows that are multiplied by their roots.
-        root = None if weights is None else weights.sqrt().unsqueeze(1)
+        root = points.new_ones(1, dtype=torch.float64) if weights is None else weights.sqrt().unsqueeze(1)
         self._center, self._scale = common_standardization(points)
         self._landmarks = self._spanning_points(standardize(points.double(), self._center, self._scale))  # (L, d)
         self._shares = shares_of(labels, weights)
-        targets = torch.nn.functional.one_hot(labels, n_classes).double() - self._shares
-        targets = targets if root is None else targets * root
-
-        def probabilities(predicted: Tensor) -> Tensor:
-            return as_probabilities((predicted if root is None else predicted / root) + self._shares)
-
+        targets = (torch.nn.functional.one_hot(labels) - self._shares) * root
         # F'F is the landmarks' kernel times its mean diagonal, with a jitter, because landmarks may coincide. Points
         # with kernel values K (S, L) have coordinates K F^-1, whose products are the kernel over that mean (Nystroem).
         own = tangent_kernel(self._landmarks, self._landmarks)
@@ -176,59 +154,52 @@ class LabelRegression:
             if not bool(info):
                 break
         factor = triangle.T * unit
-        kernels = self._kernel_blocks(points)
-        basis = torch.cat([torch.linalg.solve_triangular(factor, one, upper=True, left=False) for one in kernels])
-        basis = basis if root is None else basis.mul_(root)
+        basis = torch.cat([_divided(self._kernel(block), factor) for block in self._blocks(points)]).mul_(root)
         products, moments = basis.T @ basis, basis.T @ targets
         first = first_landmarks(len(own), len(basis))
         eigenvalues, rotation = torch.linalg.eigh(products[first, first])
         basis = torch.cat([block[:, first] @ rotation for block in self._blocks(basis)])
         left_out = left_out_predictions(basis, eigenvalues.clamp(min=0), targets, _PENALTIES)
-        candidates = zip(_PENALTIES, map(probabilities, left_out), strict=True)
-        brier_score, self.penalty_, self.left_out = best_candidate(candidates, labels, weights, ends_early=True)
-        self.skill_ = skill(brier_score, self._shares)
-        # The hat matrix is K (A'A)^-1 K', with weighted rows; `left_out_proba` reads its entries from K A^-1.
+        candidates = zip(_PENALTIES, (as_probabilities(one / root + self._shares) for one in left_out), strict=True)
+        self.penalty_, self.left_out = best_candidate(candidates, labels, weights, ends_early=True)
+        self.skill_ = skill(self.left_out, labels, weights)
+        # The hat matrix is K (A'A)^-1 K', with weighted rows; its entries are products of rows of K A^-1.
         inner = torch.linalg.cholesky(products + self.penalty_ * identity)
         self._factor = inner.T @ factor  # A (L, L)
         self._coefficients = torch.linalg.solve_triangular(factor, torch.cholesky_solve(moments, inner), upper=True)
         return self
 
-    def predict_proba(self, features: Any) -> Tensor:
-        """Class probabilities (P, J), float32, rows sum to 1, at points (P, d) or (P, ...), as in `fit`."""
+    def predict_proba(
+        self, features: Any, own: Any = None, labels: Tensor | None = None, weights: Tensor | None = None
+    ) -> Tensor:
+        """Class probabilities (P, J), float32, rows sum to 1, at points (P, d) or (P, ...), as in `fit`.
+
+        With `own`, samples (P, d) of `fit` with their labels (P,) and weights (P,) of mean 1, each is left out of the
+        fit for its point: the leave-one-out prediction in closed form, at another place than the sample. Penalty,
+        centre, scale and shares of the classes are those of all. All landmarks are used, unlike in `left_out`.
+        """
         check_fitted(self, "_coefficients")
         points = as_flat_features(features, n_features=len(self._center)).to(self._center.device)
         # All blocks go into one tensor. Small tensors that outlive the large temporary ones would scatter the heap.
         probabilities = torch.empty(len(points), len(self._shares), device=points.device, dtype=torch.float32)
-        kernels = self._kernel_blocks(points)
-        for block, kernel in zip(self._blocks(probabilities), kernels, strict=True):
-            block.copy_(as_probabilities(kernel @ self._coefficients + self._shares))
-        return probabilities
-
-    def left_out_proba(self, features: Any, own: Any, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Class probabilities (P, J), float32, at points (P, d) by the fit to all samples but one, another for each.
-
-        The samples (P, d), `own`, are among those that it is fitted to, with labels (P,) and weights (P,) of mean 1. It
-        is the leave-one-out prediction in closed form, at another place than the sample. Penalty, centre, scale and
-        shares of the classes are those of all. All landmarks are used, unlike in `left_out`.
-        """
-        check_fitted(self, "_coefficients")
-        pair = [as_flat_features(one, n_features=len(self._center)).to(self._center.device) for one in (features, own)]
-        probabilities = torch.empty(len(pair[0]), len(self._shares), device=pair[0].device, dtype=torch.float32)
-        factors = torch.ones_like(labels, dtype=torch.float64) if weights is None else weights
-        parts = (*(self._kernel_blocks(one) for one in pair), self._blocks(labels), self._blocks(factors))
-        for block, at, there, label, factor in zip(self._blocks(probabilities), *parts, strict=True):
-            target = torch.nn.functional.one_hot(label, len(self._shares)) - self._shares
-            at_basis, basis = (
-                torch.linalg.solve_triangular(self._factor, one, upper=True, left=False) for one in (at, there)
-            )
-            leverage = factor * basis.square().sum(dim=1)
-            pull = factor * (at_basis * basis).sum(dim=1) / (1 - leverage)
-            changed = at @ self._coefficients - pull.unsqueeze(1) * (target - there @ self._coefficients)
-            block.copy_(as_probabilities(changed + self._shares))
+        start = 0
+        for block, into in zip(self._blocks(points), self._blocks(probabilities), strict=True):
+            kernel, rows = self._kernel(block), slice(start, start := start + len(block))
+            predicted = kernel @ self._coefficients + self._shares
+            if own is not None and labels is not None:
+                there = self._kernel(own[rows].to(points))
+                residual = torch.nn.functional.one_hot(labels[rows], len(self._shares)) - self._shares
+                residual = residual - there @ self._coefficients
+                at_point, at_sample = (_divided(one, self._factor) for one in (kernel, there))
+                weight = 1.0 if weights is None else weights[rows]
+                leverage = weight * at_sample.square().sum(dim=1)
+                pull = weight * (at_point * at_sample).sum(dim=1) / (1 - leverage)
+                predicted -= pull.unsqueeze(1) * residual
+            into.copy_(as_probabilities(predicted))
         return probabilities
 
     def held_out(self, votes: LabelVotes, labels: Tensor, weights: Tensor | None) -> HeldOutPredictions:
-        """Left-out predictions of votes and of this regression, given labels (N,) and weights (N,) of all samples."""
+        """Left-out predictions of votes and of this regression, given the labels and weights of all N samples."""
         rows = self.rows_
         given = None if weights is None else weights[rows]
         return HeldOutPredictions(votes.left_out[rows], self.left_out, labels[rows], given, (votes.skill_, self.skill_))
@@ -241,14 +212,18 @@ class LabelRegression:
         single = points.float()
         return lloyd(single, single[order[: self.n_landmarks].to(points.device)], _LLOYD_STEPS)[0].to(points)
 
-    def _kernel_blocks(self, points: Tensor) -> Iterator[Tensor]:
-        """Kernel of points and landmarks, (S, L), block by block of the points."""
-        for block in self._blocks(points):
-            yield tangent_kernel(standardize(block.double(), self._center, self._scale), self._landmarks)
-            advance(len(block) * len(self._landmarks))
+    def _kernel(self, points: Tensor) -> Tensor:
+        """Kernel (S, L) of points (S, d) and landmarks."""
+        advance(len(points) * len(self._landmarks))
+        return tangent_kernel(standardize(points.double(), self._center, self._scale), self._landmarks)
 
     def _blocks(self, rows: Tensor) -> tuple[Tensor, ...]:
         return rows.split(max(1, _BLOCK_ELEMENTS // max(self._landmarks.shape)))
+
+
+def _divided(rows: Tensor, factor: Tensor) -> Tensor:
+    """Rows (S, L) times the inverse of an upper triangular factor (L, L)."""
+    return torch.linalg.solve_triangular(factor, rows, upper=True, left=False)
 
 
 class LabelProbabilities:
@@ -294,35 +269,29 @@ class LabelProbabilities:
         self.regression.fit(features, labels, self._weights)
         held_out: HeldOutPredictions = self.regression.held_out(self.votes, labels, self._weights)
         first, second, of_rows, weights, self.skills_ = held_out
-        self.weight_ = float(mixing_weight(first, second, of_rows, weights=weights))
+        self.weight_ = float(mixing_weight(first, second, of_rows, weights))
         self.sharpness_ = best_sharpness(torch.lerp(first, second, self.weight_), of_rows, weights)
         self._fit_copies(as_flat_features(features).to(labels.device), labels, neighbors)
         self._labels = labels
         return self
 
     def _fit_copies(self, features: Tensor, labels: Tensor, neighbors: Tensor) -> None:
-        """Find the R samples with copies, the weight of the copies, and the shares of labels of each and its copies."""
+        """Find the samples with copies, the shares of the copies' labels, without and with their own, and a weight."""
         weights = torch.ones_like(labels, dtype=torch.float64) if self._weights is None else self._weights
-        found = list(copies(features, neighbors))
-        self._copied, place = found[0][0] if found else labels[:0], torch.empty_like(labels)
-        place[self._copied] = torch.arange(len(self._copied), device=labels.device)
-        counts = weights.new_zeros((len(self._copied), self.votes.votes.shape[1]))
-        for rows, others in found:
-            counts[place[rows], labels[others]] += weights[others]
+        counts = weights.new_zeros(self.votes.votes.shape)
+        for rows, others in copies(features, neighbors):
+            counts[rows, labels[others]] += weights[others]
+        self._copied = copied = counts.sum(dim=1).nonzero().squeeze(1)
+        of_others, own = as_probabilities(counts[copied]).float(), (copied, labels[copied])
+        counts[own] += weights[copied]
+        self._copy_shares = of_others, as_probabilities(counts[copied]).float()
         # Only samples that the regression has left out too can judge the weight.
-        read = torch.full_like(labels, -1)  # the row of each sample among them
-        read[self.regression.rows_] = torch.arange(len(self.regression.rows_), device=labels.device)
-        is_read = read[self._copied] >= 0
-        judged = self._copied[is_read]
-        self.copy_weight_ = 0.0
-        if len(judged):
-            mixture = torch.lerp(self.votes.left_out[judged], self.regression.left_out[read[judged]], self.weight_)
-            others = as_probabilities(counts[is_read]).to(mixture)
-            given = None if self._weights is None else self._weights[judged]
-            self.copy_weight_ = float(mixing_weight(mixture, others, labels[judged], weights=given))
-        self._left_out_copy_shares = as_probabilities(counts).float()
-        counts[torch.arange(len(counts), device=counts.device), labels[self._copied]] += weights[self._copied]
-        self._copy_shares = as_probabilities(counts).float()
+        place = torch.full_like(labels, -1)
+        place[self.regression.rows_] = torch.arange(len(self.regression.rows_), device=labels.device)
+        is_judge = place[copied] >= 0
+        judges = copied[is_judge]
+        mixture = torch.lerp(self.votes.left_out[judges], self.regression.left_out[place[judges]], self.weight_)
+        self.copy_weight_ = float(mixing_weight(mixture, of_others[is_judge], labels[judges], weights[judges]))
 
     def predict_proba(self, perturbed: Any, own: Any = None) -> Tensor:
         """Class probabilities (D * N, J) at perturbed samples, float32, rows sum to 1; J is the largest label + 1.
@@ -335,18 +304,17 @@ class LabelProbabilities:
         votes = self.votes.votes
         if len(perturbed) % len(votes):
             raise ValueError(f"`perturbed` must hold a multiple of the {len(votes)} samples, got {len(perturbed)}.")
+        n_draws, (of_others, shares) = len(perturbed) // len(votes), self._copy_shares
+        repeated = None if self._weights is None else self._weights.repeat(n_draws)
         if own is None:
-            probabilities, shares = self.regression.predict_proba(perturbed), self._copy_shares
+            probabilities = self.regression.predict_proba(perturbed)
         else:
-            rows = torch.arange(len(votes), device=votes.device).repeat(len(perturbed) // len(votes))
-            weights = None if self._weights is None else self._weights[rows]
-            own = as_flat_features(own, "own")[rows]
-            probabilities = self.regression.left_out_proba(perturbed, own, self._labels[rows], weights)
-            votes, shares = self.votes.left_out, self._left_out_copy_shares
+            own = as_flat_features(own, "own").repeat(n_draws, 1)
+            probabilities = self.regression.predict_proba(perturbed, own, self._labels.repeat(n_draws), repeated)
+            votes, shares = self.votes.left_out, of_others
         for draw in probabilities.view(-1, *votes.shape):  # in place: with many draws this is a large tensor
             torch.lerp(votes, draw, self.weight_, out=draw)
             draw[self._copied] = torch.lerp(draw[self._copied], shares, self.copy_weight_)
-        repeated = None if self._weights is None else self._weights.repeat(len(perturbed) // len(votes))
         return scale_to_shares(probabilities, shares_of(self._labels, self._weights), repeated)
 
     def score(self, perturbed: Any, predictions: Any) -> Tensor:

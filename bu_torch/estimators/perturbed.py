@@ -42,7 +42,6 @@ class PerturbedSamples:
     """
 
     learns_metric = False  # True if the metric is one more space to choose where `feature_extractor` is None
-    ends_with_samples = False  # True if a classifier is read at the samples themselves too, after the last draw
 
     def __init__(
         self,
@@ -132,13 +131,11 @@ class PerturbedSamples:
             nearest_distance=self.nearest_distance,
             units=self._units,
             is_in_input_space=(self.space_name_ == "inputs" or is_metric_of_inputs) and not is_pooled(inputs),
-            ends_with_samples=self.ends_with_samples,
         )
 
     def perturbed_points(self) -> tuple[Tensor, Tensor]:
         """Perturbed samples (n_draws * N, k) in the space of neighbours, and before a metric moves them."""
         features = torch.cat([self.space.transform(block) for block in self.perturbed.blocks()])
-        features = features[: self.n_draws * len(self.labels)]
         return features if self.label_metric is None else self.label_metric.transform(features), features
 
     @property

@@ -8,8 +8,8 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from bu_torch.estimators.label_probabilities import DECAYS, HeldOutPredictions, LabelRegression, LabelVotes, skill_of
-from bu_torch.functional.probabilities import best_candidate, count_votes, mixing_weight
+from bu_torch.estimators.label_probabilities import DECAYS, HeldOutPredictions, LabelRegression, LabelVotes
+from bu_torch.functional.probabilities import best_candidate, label_votes, mixing_weight, skill
 from bu_torch.functional.weights import mean_and_error
 from bu_torch.internal.printing import uncounted
 from bu_torch.samples.balance import stratified_rows, weights_of
@@ -72,11 +72,11 @@ class MetricTrial:
                 n_voters = min(_VOTERS, int(seen.sum()))
                 voters = torch.cdist(space[held], space[seen]).topk(n_voters, largest=False).indices
                 for column, decay in enumerate(DECAYS):
-                    votes[place, column, held] = count_votes(labels[seen], voters, decay, n_classes, own)
+                    votes[place, column, held] = label_votes(labels[seen], voters, decay, n_classes, weights=own)
                 regression = LabelRegression(_LANDMARKS, seed=seed).fit(space[seen], labels[seen], own)
                 predicted = regression.predict_proba(space[held])
                 regressions[place, held] = torch.nn.functional.pad(predicted, (0, n_classes - predicted.shape[1]))
-        first, second = (best_candidate(zip(DECAYS, of_space, strict=True), labels, weights)[2] for of_space in votes)
+        first, second = (best_candidate(zip(DECAYS, of_space, strict=True), labels, weights)[1] for of_space in votes)
         return cls(labels, weights, (first, second), (regressions[0], regressions[1]))
 
     @property
@@ -87,7 +87,7 @@ class MetricTrial:
     @property
     def vote_skills(self) -> tuple[float, float]:
         """Skill of the votes in the space and in the metric: 1 is certain, 0 chance."""
-        first, second = (skill_of(votes, self.labels, self.weights) for votes in self.votes)
+        first, second = (skill(votes, self.labels, self.weights) for votes in self.votes)
         return first, second
 
     @property
@@ -97,7 +97,7 @@ class MetricTrial:
         It is 0 unless the mixture is better than the regression in the space by more than two standard errors, and 1 if
         it is near 1.
         """
-        weight = float(mixing_weight(*self.regressions, self.labels, weights=self.weights))
+        weight = float(mixing_weight(*self.regressions, self.labels, self.weights))
         mixture = torch.lerp(*self.regressions, weight)
         if not self._is_better(self.regressions[0], mixture, _REGRESSION):
             return 0.0
@@ -139,20 +139,18 @@ class MetricRegression:
             rows = self.rows_[untaught]
             weights = None if sample_weight is None else sample_weight[rows]
             first, second = (regression.left_out[untaught] for regression in self.parts)
-            self.weight_ = float(mixing_weight(first, second, labels[rows], weights=weights))
+            self.weight_ = float(mixing_weight(first, second, labels[rows], weights))
         self.left_out = self._mixed(lambda part: self.parts[part].left_out)
         return self
 
-    def predict_proba(self, features: Tensor) -> Tensor:
-        """Class probabilities (P, J), float32, at points (P, d) of the space."""
-        return self._mixed(lambda part: self.parts[part].predict_proba(self._moved(features, part)))
-
-    def left_out_proba(self, features: Tensor, own: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        """The same without one sample each, as `LabelRegression.left_out_proba`; the metric has seen all."""
+    def predict_proba(
+        self, features: Tensor, own: Tensor | None = None, labels: Tensor | None = None, weights: Tensor | None = None
+    ) -> Tensor:
+        """Class probabilities (P, J), float32, at points (P, d) of the space, as `LabelRegression.predict_proba`."""
 
         def of_part(part: int) -> Tensor:
-            moved = self._moved(features, part), self._moved(own, part)
-            return self.parts[part].left_out_proba(*moved, labels, weights)
+            left_out = None if own is None else self._moved(own, part)
+            return self.parts[part].predict_proba(self._moved(features, part), left_out, labels, weights)
 
         return self._mixed(of_part)
 
@@ -175,8 +173,8 @@ class MetricRegression:
             rows = self.rows_[self._untaught]
             of_votes, mixture, judged = votes.left_out[rows], self.left_out[self._untaught], labels[rows]
             given = None if weights is None else weights_of(judged, None, weights[rows])
-        vote_skill = skill_of(of_votes, judged, given) if self.has_votes_in_metric else votes.skill_
-        return HeldOutPredictions(of_votes, mixture, judged, given, (vote_skill, skill_of(mixture, judged, given)))
+        vote_skill = skill(of_votes, judged, given) if self.has_votes_in_metric else votes.skill_
+        return HeldOutPredictions(of_votes, mixture, judged, given, (vote_skill, skill(mixture, judged, given)))
 
 
 def may_use_module(feature_extractor: FeatureExtractor | None, module: nn.Module | None, inputs: Tensor) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional.checks import check_choice
-from bu_torch.functional.trust import trust_of
+from bu_torch.functional.trust import trust_score
 from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, check_fitted, check_integer, check_number
 from bu_torch.neighbors.graph import nearest_of_groups
 from bu_torch.neighbors.search import nearest
@@ -133,4 +133,4 @@ class TrustScore:
         missing = int(predictions.max()) + 1 - distances.shape[1]
         if missing > 0:
             distances = torch.nn.functional.pad(distances, (0, missing), value=math.inf)
-        return trust_of(distances, predictions)
+        return trust_score(distances, predictions)

@@ -1,9 +1,11 @@
 """Accuracy to expect of predictions, given class probabilities."""
 
+import math
+
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import check_draws, check_floating
+from bu_torch.functional.checks import check_tensor
 from bu_torch.functional.weights import mean_of, relative_weights
 
 
@@ -30,18 +32,16 @@ def expected_accuracy(probabilities: Tensor, predictions: Tensor, *, weights: Te
         >>> expected_accuracy(probabilities, torch.tensor([0, 1, 2]))
         tensor(0.4167, dtype=torch.float64)
     """
-    check_floating("probabilities", probabilities, ("N", "J"))
-    n_points = probabilities.shape[0]
+    check_tensor("probabilities", probabilities, ("N", "J"))
     if probabilities.numel() == 0:
         raise ValueError(f"`probabilities` must have shape (N, J) with N, J >= 1, got {tuple(probabilities.shape)}.")
-    check_draws(predictions, n_points, probabilities.device)
-    return accuracy_of(probabilities, predictions, relative_weights(weights, (n_points,), probabilities.device))
-
-
-def accuracy_of(probabilities: Tensor, predictions: Tensor, weights: Tensor | None) -> Tensor:
-    """`expected_accuracy`, unchecked, with weights of mean 1."""
-    found = predicted_probabilities(probabilities, predictions.view(-1, len(probabilities)).T)
-    return mean_of(found, None if weights is None else weights.unsqueeze(1))
+    check_tensor("predictions", predictions, ("D * N",), probabilities.device, below=math.inf)
+    n_points = len(probabilities)
+    if predictions.numel() == 0 or len(predictions) % n_points:
+        raise ValueError(f"`predictions` must hold a multiple of the {n_points} points, got {len(predictions)}.")
+    weights = relative_weights(weights, (n_points,), probabilities.device)
+    likely = predicted_probabilities(probabilities, predictions.view(-1, n_points).T)
+    return mean_of(likely, None if weights is None else weights.unsqueeze(1))
 
 
 def cost_of_memorising(probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -55,8 +55,8 @@ def cost_of_memorising(probabilities: Tensor, weights: Tensor | None = None) -> 
 
 
 def predicted_probabilities(probabilities: Tensor, predictions: Tensor) -> Tensor:
-    """Probability of each prediction (N, D) by probabilities (N, J), float64; classes >= J have probability 0."""
-    n_classes = probabilities.shape[1]
-    columns = predictions.long()
-    found = probabilities.gather(1, columns.clamp(max=n_classes - 1))
-    return torch.where(columns < n_classes, found, torch.zeros_like(found)).double()
+    """Probability of each prediction (N,) or (N, D) by probabilities (N, J), float64; 0 for classes >= J."""
+    n_points, n_classes = probabilities.shape
+    columns = predictions.long().reshape(n_points, -1)
+    likely = probabilities.gather(1, columns.clamp(max=n_classes - 1))
+    return torch.where(columns < n_classes, likely, 0.0).double().view(predictions.shape)

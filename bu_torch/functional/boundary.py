@@ -1,11 +1,10 @@
 """Boundary uncertainty: are the labels most uncertain where the decision boundary runs?"""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import as_logits, check_floating
+from bu_torch.functional.accuracy import predicted_probabilities
+from bu_torch.functional.checks import as_logits, check_tensor
 from bu_torch.functional.weights import relative_weights
 
 HALF_WIDTH = 0.3  # the kernel ends at this share of the samples
@@ -48,70 +47,56 @@ def boundary_uncertainty(logits: Tensor, probabilities: Tensor, *, weights: Tens
         tensor(0.5000, dtype=torch.float64)
     """
     logits = as_logits(logits)
-    check_floating("probabilities", probabilities, (len(logits), "C"))
-    n_columns, device = probabilities.shape[1], probabilities.device
-    if not 2 <= n_columns <= logits.shape[1] or device != logits.device:
-        of_logits = f"at most the {logits.shape[1]} of `logits`, on {logits.device}"
-        raise ValueError(f"`probabilities` must have 2 columns or more, {of_logits}, got {n_columns} on {device}.")
-    low, high = (float(value) for value in torch.aminmax(probabilities))
+    check_tensor("probabilities", probabilities, (len(logits), "C"), logits.device)
+    if not 2 <= probabilities.shape[1] <= logits.shape[1]:
+        n_columns = f"2 to {logits.shape[1]} columns, as `logits`, got {probabilities.shape[1]}"
+        raise ValueError(f"`probabilities` must have {n_columns}.")
+    low, high = (float(end) for end in torch.aminmax(probabilities))
     if not (low >= 0 and high <= 1 + 1e-3):
         raise ValueError(f"`probabilities` must lie in [0, 1], got values from {low} to {high}.")
     weights = relative_weights(weights, (len(logits),), logits.device)
-    top = top_two(logits)
-    kernel = boundary_weights(top.half_gap(), weights)
-    return uncertainty_along_boundary(logits, uncertainty_between(probabilities, top.classes), kernel)
+    classes = top_two(logits)
+    kernel = boundary_weights(half_gap(logits, classes), weights)
+    return uncertainty_along_boundary(logits, uncertainty_between(probabilities, classes), kernel)
 
 
 def uncertainty_between(probabilities: Tensor, classes: Tensor) -> Tensor:
-    """Uncertainty u = 2 min(P_i, P_j) (N,), float64, of two classes {i, j} at each point; unchecked.
+    """Uncertainty u = 2 min(P_i, P_j) (N,), float64, of two classes {i, j} at each point.
 
     Of probabilities (N, C), C >= 2, `classes` (N, 2) are columns; one that is C or more has probability 0.
     """
-    is_known = classes < probabilities.shape[1]
-    found = probabilities.gather(1, classes.clamp(max=probabilities.shape[1] - 1)).double()
-    first, second = torch.where(is_known, found, 0).unbind(dim=1)
-    if probabilities.shape[1] == 2:  # they sum to 1 up to rounding: Eq. 38
-        return torch.where(is_known.all(dim=1), 1 - (first - second).abs(), 0)
-    return 2 * torch.minimum(first, second)
+    return 2 * predicted_probabilities(probabilities, classes).amin(dim=1)
 
 
 def largest_uncertainty(probabilities: Tensor) -> Tensor:
-    """Uncertainty (N,) between the two likeliest classes at each point, the most of any two; unchecked."""
-    return uncertainty_between(probabilities, top_two(probabilities).classes)
+    """Uncertainty (N,) between the two likeliest classes at each point, the most of any two."""
+    return uncertainty_between(probabilities, top_two(probabilities))
 
 
-class TopTwo(NamedTuple):
-    """Two largest scores in each row, largest first."""
-
-    scores: Tensor  # (N, 2)
-    classes: Tensor  # (N, 2) int64
-
-    def half_gap(self) -> Tensor:
-        """Half of the difference of the scores (N,), float64; the whole may overflow."""
-        first, second = (self.scores.double() / 2).unbind(dim=1)
-        return first - second
-
-    def pairs(self) -> Tensor:
-        """The classes, ascending (N, 2)."""
-        first, second = self.classes.unbind(dim=1)
-        return torch.stack((torch.minimum(first, second), torch.maximum(first, second)), dim=1)
-
-
-def top_two(scores: Tensor) -> TopTwo:
-    """The two largest scores of each row (N, J), J >= 2; ties go to the lower class."""
-    first = scores.max(dim=1, keepdim=True)  # on a CPU twice as fast as `argmax` or `topk`
+def top_two(scores: Tensor) -> Tensor:
+    """The two classes (N, 2) of largest score (N, J), J >= 2, largest first; ties go to the lower class."""
+    first = scores.max(dim=1, keepdim=True).indices  # on a CPU twice as fast as `argmax` or `topk`
     if scores.shape[1] == 2:
-        classes = torch.cat((first.indices, 1 - first.indices), dim=1)
-        return TopTwo(scores.gather(1, classes), classes)
+        return torch.cat((first, 1 - first), dim=1)
     lowest = -torch.inf if scores.is_floating_point() else torch.iinfo(scores.dtype).min
-    second = scores.scatter(1, first.indices, lowest).max(dim=1, keepdim=True)
+    second = scores.scatter(1, first, lowest).max(dim=1, keepdim=True).indices
     # If all other scores equal the fill value, the second is the lowest index that is not the first.
-    place = torch.where(second.indices == first.indices, (first.indices == 0).long(), second.indices)
-    return TopTwo(torch.cat((first.values, second.values), dim=1), torch.cat((first.indices, place), dim=1))
+    return torch.cat((first, torch.where(second == first, (first == 0).long(), second)), dim=1)
+
+
+def top_pairs(scores: Tensor) -> Tensor:
+    """The two classes of largest score in each row (N, J), J >= 2, ascending (N, 2); ties go to the lower class."""
+    return top_two(scores).sort(dim=1).values
+
+
+def half_gap(logits: Tensor, classes: Tensor) -> Tensor:
+    """Half of the difference of the logits (N, J) of two classes (N, 2), (N,) float64; the whole may overflow."""
+    first, second = (logits.gather(1, classes).double() / 2).unbind(dim=1)
+    return first - second
 
 
 def boundary_weights(gap: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Nearness of samples to the boundary times their weights, (N,) float64, from the gaps of their logits; unchecked.
+    """Nearness of samples to the boundary times their weights, (N,) float64, from the gaps of their logits.
 
     The nearness is a kernel: 1 for samples on the boundary, 0 from the nearest 30 % on. Samples with equal gaps share
     the midpoint of their ranks. If those on the boundary reach beyond the kernel, they alone count.
@@ -132,7 +117,7 @@ def boundary_weights(gap: Tensor, weights: Tensor | None = None) -> Tensor:
 
 
 def uncertainty_along_boundary(logits: Tensor, local: Tensor, kernel: Tensor) -> Tensor:
-    """Mean of `local` (N,), float64, weighted by the `boundary_weights` (N,) of logits (N, J); unchecked."""
+    """Mean of `local` (N,), float64, weighted by the `boundary_weights` (N,) of logits (N, J)."""
     mean = torch.dot(kernel, local) / kernel.sum()
     is_finite = torch.stack(torch.aminmax(logits)).isfinite().all()  # NaN passes through
     return torch.where(is_finite, mean.clamp(0, 1), torch.nan)
@@ -144,8 +129,3 @@ def index_pairs(pairs: Tensor) -> tuple[Tensor, Tensor]:
     base = pairs.max().long() + 1  # first * base + second is one number for each pair
     code, index = torch.unique(first * base + second, return_inverse=True)
     return torch.stack((code // base, code % base), dim=1), index
-
-
-def top_pairs(scores: Tensor) -> Tensor:
-    """The two classes of largest score in each row (N, J), J >= 2, ascending (N, 2); ties go to the lower class."""
-    return top_two(scores).pairs()

@@ -148,31 +148,29 @@ def influence(formula: Callable[..., Tensor], logits: Tensor, probabilities: Ten
 
 
 def best_threshold(
-    of_counts: OfCounts,
-    logits: Tensor,
-    probabilities: Tensor,
-    weights: Tensor | None = None,
+    of_counts: OfCounts, logits: Tensor, probabilities: Tensor, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Threshold on the network's probability of class 1 of two that a metric is best at, and the metric there.
 
     `of_counts` gives values, larger is better, from the expected numbers of hits and of false alarms at each threshold,
-    (T,), and of positives and negatives in all. The threshold lies halfway between two probabilities, or at an end; of
-    equal ones it is the lowest. The metric has derivatives by the weights, those at a fixed threshold.
+    and of positives and negatives in all. The threshold lies halfway between two probabilities, or at an end; of equal
+    ones it is the lowest. The metric has derivatives by the weights, those at a fixed threshold. With weights (K, N)
+    there are K thresholds and values.
     """
-    mass, scores = _mass(probabilities, weights), logits.double().softmax(dim=1)[:, 1]
-    ordered, order = scores.sort()
-    positive, negative = (torch.cat((one.new_zeros(1), one[order].cumsum(dim=0))) for one in mass.flip(1).unbind(dim=1))
-    values = of_counts(positive[-1] - positive, negative[-1] - negative, positive[-1], negative[-1])
+    ordered, order = logits.double().softmax(dim=1)[:, 1].sort()
+    masses = [mass if weights is None else mass * weights[..., order] for mass in probabilities.double()[order].T]
+    negative, positive = (torch.nn.functional.pad(mass.cumsum(dim=-1), (1, 0)) for mass in masses)
+    totals = positive[..., -1:], negative[..., -1:]
+    values = of_counts(totals[0] - positive, totals[1] - negative, *totals)
     edges = torch.cat((ordered.new_zeros(1), ordered, ordered.new_ones(1)))
-    between = (edges[1:] + edges[:-1]) / 2
     is_open = torch.cat((edges[1:-1] > edges[:-2], edges.new_ones(1, dtype=torch.bool)))  # not between equal ones
-    best = torch.where(is_open, values, -torch.inf).argmax()
-    return between.take(best), values.take(best)  # indexing would wait for the device
+    best = torch.where(is_open, values, -torch.inf).argmax(dim=-1)
+    between = ((edges[1:] + edges[:-1]) / 2).take(best)  # indexing would wait for the device
+    return between, values.gather(-1, best.unsqueeze(-1)).squeeze(-1)
 
 
 def left_out_thresholds(of_counts: OfCounts, logits: Tensor, probabilities: Tensor, n_draws: int) -> Tensor:
     """The `best_threshold` of the other samples for each of n_draws * N points; every fifth sample is left out."""
-    n_samples = len(logits) // n_draws
-    fold = (torch.arange(n_samples, device=logits.device) % _N_FOLDS).repeat(n_draws)
-    each = [best_threshold(of_counts, logits, probabilities, (fold != k).double())[0] for k in range(_N_FOLDS)]
-    return torch.stack(each)[fold]
+    folds = torch.arange(_N_FOLDS, device=logits.device)
+    fold = (torch.arange(len(logits) // n_draws, device=logits.device) % _N_FOLDS).repeat(n_draws)
+    return best_threshold(of_counts, logits, probabilities, (fold != folds.unsqueeze(1)).double())[0][fold]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import check_index, check_not_negative, check_range
+from bu_torch.functional.checks import check_not_negative, check_tensor
 from bu_torch.functional.weights import mean_of, relative_weights
 
 _SQUARED_ELEMENTS = 2**18  # entries of one temporary block, which a cache holds
@@ -22,26 +22,31 @@ def as_probabilities(predictions: Tensor) -> Tensor:
     return positive / positive.sum(dim=1, keepdim=True)
 
 
-def brier_score(probabilities: Tensor, labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
+def brier_score(probabilities: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
     """Mean squared distance of class probabilities (N, J) from the one-hot labels (Brier 1950), a scalar, float64.
 
-    It is in [0, 2], and 0, the best, if every label has probability 1.
+    It is in [0, 2], and 0, the best, if every label has probability 1. Weights (N,) have mean 1, as in all below.
     """
-    of_label = probabilities.gather(1, labels.long().unsqueeze(1)).double()
-    distances = probabilities.double().square().sum(dim=1, keepdim=True) - 2 * of_label + 1
-    weights = relative_weights(weights, (probabilities.shape[0],), probabilities.device)
-    return mean_of(distances, None if weights is None else weights.unsqueeze(1))
+    of_label = probabilities.gather(1, labels.unsqueeze(1)).squeeze(1).double()
+    return mean_of(probabilities.double().square().sum(dim=1) - 2 * of_label + 1, weights)
 
 
-def mixing_weight(first: Tensor, second: Tensor, labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
+def skill(probabilities: Tensor, labels: Tensor, weights: Tensor | None = None, n_drawn: float = math.inf) -> float:
+    """Brier skill score of class probabilities (N, J): 1 is certain and right, 0 is chance, also for a single class.
+
+    Chance predicts the shares of the classes, or the shares in `n_drawn` labels drawn at random.
+    """
+    by_chance = float(1 - shares_of(labels, weights).square().sum()) * (1 + 1 / n_drawn)
+    return 1 - float(brier_score(probabilities, labels, weights)) / by_chance if by_chance else 0.0
+
+
+def mixing_weight(first: Tensor, second: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
     """Weight w in [0, 1] for which the mixture (1 - w) first + w second has the least Brier score.
 
     Both are class probabilities (N, J), made without the samples' own labels. The weight is 0 if both are the same.
     """
-    weights = relative_weights(weights, (first.shape[0],), first.device)
     difference = second - first
-    residual = -first  # becomes one-hot labels minus `first`
-    residual.scatter_add_(1, labels.long().unsqueeze(1), torch.ones_like(first[:, :1]))
+    residual = torch.nn.functional.one_hot(labels, first.shape[1]) - first
     if weights is not None:
         root = weights.sqrt().to(first.dtype).unsqueeze(1)
         difference, residual = difference * root, residual * root
@@ -51,7 +56,7 @@ def mixing_weight(first: Tensor, second: Tensor, labels: Tensor, *, weights: Ten
 
 
 def scale_to_shares(probabilities: Tensor, shares: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Class probabilities (N, C) whose means are the `shares` of the classes (C,); unchecked.
+    """Class probabilities (N, C) whose means are the `shares` of the classes (C,).
 
     Each column is multiplied by share / mean, and each row is divided by its sum, sixty times over: iterative
     proportional fitting (Deming and Stephan 1940), which for two classes shifts all log odds alike. A regression
@@ -69,7 +74,7 @@ def scale_to_shares(probabilities: Tensor, shares: Tensor, weights: Tensor | Non
 
 
 def best_sharpness(probabilities: Tensor, labels: Tensor, weights: Tensor | None) -> float:
-    """Exponent in [1, 6] for which left-out probabilities (N, J), to this power, have the least log loss; unchecked."""
+    """Exponent in [1, 6] for which left-out probabilities (N, J), to this power, have the least log loss."""
     exponents = torch.linspace(1, _SHARPEST, _N_SHARPNESSES, dtype=torch.float64, device=probabilities.device)
     logs = probabilities.double().clamp(min=_LEAST_PROBABILITY).log()
     of_label = logs.gather(1, labels.long().unsqueeze(1)).squeeze(1)
@@ -79,16 +84,16 @@ def best_sharpness(probabilities: Tensor, labels: Tensor, weights: Tensor | None
 
 def best_candidate(
     candidates: Iterable[tuple[float, Tensor]], labels: Tensor, weights: Tensor | None, *, ends_early: bool = False
-) -> tuple[float, float, Tensor]:
-    """Lowest Brier score among candidates (parameter, left-out probabilities), with its parameter and probabilities.
+) -> tuple[float, Tensor]:
+    """The candidate (parameter, left-out probabilities) with the lowest Brier score; probabilities in float32.
 
-    The probabilities are returned in float32. With `ends_early`, none is computed after the first that is no better.
+    With `ends_early`, none is computed after the first that is no better.
     """
-    best = math.inf, math.nan, labels.float()
+    lowest, best = math.inf, (math.nan, labels.float())
     for parameter, left_out in candidates:
-        score = float(brier_score(left_out, labels, weights=weights))
-        if score < best[0] or math.isinf(best[0]):
-            best = score, parameter, left_out.float()
+        score = float(brier_score(left_out, labels, weights))
+        if score < lowest or math.isinf(lowest):
+            lowest, best = score, (parameter, left_out.float())
         elif ends_early:
             break
     return best
@@ -99,15 +104,6 @@ def shares_of(labels: Tensor, weights: Tensor | None) -> Tensor:
     counts = torch.zeros(int(labels.max()) + 1, dtype=torch.float64, device=labels.device)
     counts.index_add_(0, labels, torch.ones_like(labels, dtype=torch.float64) if weights is None else weights)
     return counts / counts.sum()
-
-
-def skill(brier_score: float, shares: Tensor, n_drawn: float = math.inf) -> float:
-    """Brier skill score: 1 is certain and right, 0 is chance; also 0 for a single class.
-
-    Chance predicts the shares of the classes (J,), or the shares in `n_drawn` labels drawn at random.
-    """
-    by_chance = float(1 - shares.square().sum()) * (1 + 1 / n_drawn)
-    return 1 - brier_score / by_chance if by_chance else 0.0
 
 
 def label_votes(
@@ -126,14 +122,15 @@ def label_votes(
 
     Args:
         labels: Classes, shape (N,), integer, >= 0.
-        neighbors: Clusters, the sample itself first, shape (N, M) with M >= 2, integer (`NeighborGraph.neighbors`).
+        neighbors: Clusters, the sample itself first, shape (n, M) with M >= 2, integer, in [0, N)
+            (`NeighborGraph.neighbors`).
         decay: Exponent of the rank, >= 0.
         n_classes: J; None for the largest label + 1.
         leave_one_out: Leave the sample's own vote out; its nearest other sample then ranks first.
         weights: Factor of each sample's vote: its frequency in training, shape (N,), > 0; None for equal ones.
 
     Returns:
-        Shape (N, J), in [0, 1], rows sum to 1, float32.
+        Shape (n, J), in [0, 1], rows sum to 1, float32.
 
     Raises:
         TypeError, ValueError: If an argument has the wrong dtype, shape, device or values.
@@ -144,32 +141,20 @@ def label_votes(
                 [0.3333, 0.6667],
                 [0.3333, 0.6667]])
     """
-    check_index("labels", labels, ("N",), labels.device if isinstance(labels, Tensor) else torch.device("cpu"))
-    check_index("neighbors", neighbors, (labels.shape[0], "M"), labels.device)
-    if labels.numel() == 0 or neighbors.shape[1] < 2:
-        raise ValueError(f"`neighbors` must have shape (N, M) with N >= 1, M >= 2, got {tuple(neighbors.shape)}.")
+    check_tensor("labels", labels, ("N",), below=torch.inf if n_classes is None else n_classes)
+    check_tensor("neighbors", neighbors, ("n", "M"), labels.device, below=len(labels))
+    if neighbors.shape[1] < 2 or not len(neighbors):
+        raise ValueError(f"`neighbors` must have shape (n, M) with n >= 1, M >= 2, got {tuple(neighbors.shape)}.")
     check_not_negative("decay", decay)
-    n_classes = int(labels.max()) + 1 if n_classes is None else n_classes
-    check_range("labels", labels, n_classes, "classes")
-    check_range("neighbors", neighbors, labels.shape[0], "rows of `labels`")
-    weights = relative_weights(weights, (labels.shape[0],), labels.device)
+    weights = relative_weights(weights, tuple(labels.shape), labels.device)
     voters = (neighbors[:, 1:] if leave_one_out else neighbors).long()  # uint8 would count as a mask
-    return count_votes(labels, voters, decay, n_classes, weights)
-
-
-def count_votes(labels: Tensor, voters: Tensor, decay: float, n_classes: int, weights: Tensor | None) -> Tensor:
-    """The votes of `label_votes` for samples with these voters (n, M), unchecked."""
     of_rank = torch.arange(1, voters.shape[1] + 1, dtype=torch.float64, device=labels.device).pow(-decay)
-    of_rank /= of_rank.sum()
-    columns = labels[voters].long()
-    shares = of_rank.float().expand(columns.shape) if weights is None else of_rank * weights[voters]
-    votes = shares.new_zeros(len(voters), n_classes)
-    if votes.device.type == "cpu":
-        votes.scatter_add_(1, columns, shares)
-    else:  # one rank at a time: an accelerator adds in any order
-        for column, share in zip(columns.split(1, dim=1), shares.split(1, dim=1), strict=True):
-            votes.scatter_(1, column, votes.gather(1, column) + share)
-    return votes if weights is None else (votes / votes.sum(dim=1, keepdim=True)).float()
+    shares = of_rank.expand(voters.shape) if weights is None else of_rank * weights[voters]
+    votes = shares.new_zeros(len(voters), int(labels.max()) + 1 if n_classes is None else n_classes)
+    rows = torch.arange(len(voters), device=labels.device)
+    for column, share in zip(labels[voters].long().T, shares.T, strict=True):
+        votes[rows, column] += share  # one rank at a time: an accelerator adds in any order
+    return (votes / votes.sum(dim=1, keepdim=True)).float()
 
 
 def tangent_kernel(first: Tensor, second: Tensor) -> Tensor:

@@ -77,10 +77,7 @@ def attainable(probabilities: Tensor, class_distances: Tensor, weights: Tensor |
         TypeError, ValueError: If an argument has the wrong dtype, shape, device or values.
     """
     accuracy = expected_accuracy(probabilities, probabilities.argmax(dim=1), weights=weights)
-    local, trust = largest_uncertainty(probabilities), trust_score(class_distances, class_distances.argmin(dim=1))
-    counted = relative_weights(weights, (len(local),), local.device)
-    return Attainable(
-        accuracy,
-        uncertainty_along_boundary(probabilities, local, boundary_weights(-local, counted)),
-        mean_trust_score(trust, weights),
-    )
+    local = largest_uncertainty(probabilities)
+    kernel = boundary_weights(-local, relative_weights(weights, (len(local),), local.device))
+    trust = mean_trust_score(trust_score(class_distances, class_distances.argmin(dim=1)), weights)
+    return Attainable(accuracy, uncertainty_along_boundary(probabilities, local, kernel), trust)

@@ -1,11 +1,9 @@
 """Trust score, looked up in precomputed distances."""
 
-import math
-
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import check_floating, check_index, check_range
+from bu_torch.functional.checks import check_tensor
 from bu_torch.functional.weights import mean_of, relative_weights
 
 
@@ -23,29 +21,20 @@ def trust_score(class_distances: Tensor, predictions: Tensor) -> Tensor:
         The scores, shape (N,), in [0, inf]; above 1 if the predicted class is the nearest.
 
     Raises:
-        TypeError, ValueError: If an argument has the wrong dtype, shape, device or values.
+        TypeError, ValueError: If an argument has the wrong dtype, shape, device or values; distances below 0 pass.
 
     Example:
         >>> trust_score(torch.tensor([[1.0, 2.0, 4.0], [1.0, 2.0, 4.0]]), torch.tensor([0, 2]))
         tensor([2.0000, 0.2500])
     """
-    check_floating("class_distances", class_distances, ("N", "J"))
-    check_index("predictions", predictions, (class_distances.shape[0],), class_distances.device)
-    if predictions.numel():
-        check_range("predictions", predictions, class_distances.shape[1], "classes")
-        if bool((class_distances < 0).any()):
-            raise ValueError(f"`class_distances` must be >= 0, got {float(class_distances.nan_to_num().min())}.")
-    return trust_of(class_distances, predictions)
-
-
-def trust_of(class_distances: Tensor, predictions: Tensor) -> Tensor:
-    """`trust_score`, unchecked."""
+    check_tensor("class_distances", class_distances, ("N", "J"))
+    shape, device = class_distances.shape, class_distances.device
+    check_tensor("predictions", predictions, (shape[0],), device, below=shape[1])
     column = predictions.long().unsqueeze(1)
     own = class_distances.gather(1, column).squeeze(1)
-    other = class_distances.clone().scatter_(1, column, math.inf).amin(dim=1)  # a clone keeps the memory layout
-    score = other / own
-    score = torch.where((own == 0) & (other == 0), torch.ones_like(score), score)
-    return torch.where(own.isinf(), torch.zeros_like(score), score)
+    other = class_distances.clone().scatter_(1, column, torch.inf).amin(dim=1)  # a clone keeps the memory layout
+    score = torch.where((own == 0) & (other == 0), 1.0, other / own)
+    return torch.where(own.isinf(), 0.0, score)
 
 
 def mean_trust_score(scores: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -68,12 +57,8 @@ def mean_trust_score(scores: Tensor, weights: Tensor | None = None) -> Tensor:
         >>> mean_trust_score(torch.tensor([4.0, 0.25]))
         tensor(1., dtype=torch.float64)
     """
-    check_floating("scores", scores)
+    check_tensor("scores", scores)
     if scores.numel() == 0:
         raise ValueError("`scores` must hold at least one trust score, got none.")
-    return mean_trust_of(scores, relative_weights(weights, tuple(scores.shape), scores.device))
-
-
-def mean_trust_of(scores: Tensor, weights: Tensor | None) -> Tensor:
-    """`mean_trust_score`, unchecked, with weights of mean 1."""
+    weights = relative_weights(weights, tuple(scores.shape), scores.device)
     return mean_of(scores.double().clamp(1e-3, 1e3).log(), weights).exp()

@@ -3,36 +3,38 @@
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import check_floating
+from bu_torch.functional.checks import check_tensor
 
 
 def relative_weights(weights: Tensor | None, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
     """Weights as float64 with mean 1; None if there are none, or if all are equal.
 
     Raises `TypeError` or `ValueError` unless they are floating point, of this shape and device, positive and finite.
+    An accelerator would have to be waited for, so there the values are not looked at.
     """
     if weights is None:
         return None
-    check_floating("weights", weights, shape)
-    if weights.device != device:
-        raise ValueError(f"`weights` must be on {device}, like the values they weigh, got {weights.device}.")
-    is_wrong = ~((weights > 0) & weights.isfinite())
-    if bool(is_wrong.any()):
-        raise ValueError(f"`weights` must be positive and finite, got {float(weights[is_wrong][0])}.")
+    check_tensor("weights", weights, shape, device)
+    if weights.is_cpu:
+        low, high = (float(end) for end in torch.aminmax(weights))
+        if not 0 < low <= high < torch.inf:
+            raise ValueError(f"`weights` must be positive and finite, got values from {low} to {high}.")
+        if low == high:
+            return None
     weights = weights.double() / weights.double().max()
-    return None if bool((weights == 1).all()) else weights / weights.mean()
-
-
-def mean_and_error(values: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Mean of values (N,) as by `mean_of`, and its standard error; unchecked."""
-    mean = mean_of(values, weights)
-    deviations = values - mean if weights is None else (values - mean) * weights
-    return mean, deviations.square().sum().sqrt() / len(values)
+    return weights / weights.mean()
 
 
 def mean_of(values: Tensor, weights: Tensor | None) -> Tensor:
-    """Mean of values (float64), weighted by weights of mean 1; unchecked."""
+    """Mean of values (float64), weighted by weights of mean 1."""
     return values.mean() if weights is None else (values * weights).mean()
+
+
+def mean_and_error(values: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Mean of values (N,) as by `mean_of`, and its standard error."""
+    mean = mean_of(values, weights)
+    deviations = values - mean if weights is None else (values - mean) * weights
+    return mean, deviations.square().sum().sqrt() / len(values)
 
 
 def sum_by_group(values: Tensor, group: Tensor, n_groups: int) -> Tensor:

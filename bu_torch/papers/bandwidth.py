@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import check_choice, check_floating
+from bu_torch.functional.checks import check_choice, check_tensor
 
 Bandwidth = Literal["silverman", "cvml"]
 
@@ -163,7 +163,7 @@ def _expectation(squares: Tensor, offset: Tensor, h: Tensor, floor: Tensor) -> t
 
 
 def _as_rows(values: Tensor) -> Tensor:
-    check_floating("values", values, ("N", "M"))
+    check_tensor("values", values, ("N", "M"))
     if values.shape[1] < 2:
         raise ValueError(f"`values` must have shape (N, M) with M >= 2, got {tuple(values.shape)}.")
     return values if values.dtype in (torch.float32, torch.float64) else values.float()

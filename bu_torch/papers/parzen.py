@@ -4,20 +4,14 @@ Equation numbers are those of Ha, Katagiri, Watanabe and Ohsaki (2021), "An impr
 estimation for classifier evaluation", Journal of Signal Processing Systems, doi:10.1007/s11265-021-01671-1.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bu_torch.functional.boundary import index_pairs, top_pairs
-from bu_torch.functional.checks import (
-    as_logits,
-    check_draws,
-    check_floating,
-    check_index,
-    check_not_negative,
-    check_range,
-)
+from bu_torch.functional.checks import as_logits, check_not_negative, check_tensor
 from bu_torch.functional.weights import mean_of, relative_weights, sum_by_group
 from bu_torch.papers.bandwidth import Bandwidth, boundary_kernel
 
@@ -179,8 +173,7 @@ def _checked(
     given = {"labels": (labels, (n_samples,), n_classes), "neighbors": (neighbors, (n_samples, "M"), n_samples)}
     given |= {name: (pair, (n_samples, 2), n_classes) for name, pair in pairs.items() if pair is not None}
     for name, (value, shape, stop) in given.items():
-        check_index(name, value, shape, logits.device)
-        check_range(name, value, stop, "columns of `logits`, or samples,")
+        check_tensor(name, value, shape, logits.device, below=stop)
         if name in pairs and not bool((value[:, 0] < value[:, 1]).all()):
             raise ValueError(f"`{name}` must hold two classes in ascending order in each row.")
     if neighbors.shape[1] < 2:
@@ -225,13 +218,12 @@ def omission(
         >>> omission(shares, torch.zeros(20, dtype=torch.int64), neighbors)
         tensor(1., dtype=torch.float64)
     """
-    check_floating("shares", shares, ("N", "J"))
+    check_tensor("shares", shares, ("N", "J"))
     if shares.shape[1] < 2 or not bool(shares.isfinite().all()):
         raise ValueError(f"`shares` must be finite, (N, J) with J >= 2, got {tuple(shares.shape)}.")
     n_samples = shares.shape[0]
-    check_index("neighbors", neighbors, (n_samples, "M"), shares.device)
-    check_draws(predictions, n_samples, shares.device)
-    check_range("neighbors", neighbors, n_samples, "sample indices")
+    check_tensor("neighbors", neighbors, (n_samples, "M"), shares.device, below=n_samples)
+    check_tensor("predictions", predictions, ("D * N",), shares.device, below=math.inf)
     size = neighbors.shape[1]
     check_not_negative("significance", significance)
     if not significance < size**0.5:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
+from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.estimators.perturbed import PerturbedSamples
 from bu_torch.functional.boundary import index_pairs, top_pairs
 from bu_torch.functional.checks import check_choice
@@ -65,13 +66,14 @@ class ParzenUncertainty(PerturbedSamples):
         super().__init__(n_neighbors, n_draws, seed, **options)
         self.pairs_at: PairsAt = check_choice("pairs_at", pairs_at, get_args(PairsAt))
         self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)
-        self.ends_with_samples = pairs_at == "sample"
 
     def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Compute all that does not depend on the classifier; arguments and errors as in `BoundaryUncertainty.fit`."""
         inputs = self.as_inputs(features)
         labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
         points = self.fit_points(inputs, labels, sample_weight)
+        if self.pairs_at == "sample":
+            self.perturbed = self.perturbed.followed_by(inputs)
         self.bayes_pairs = likely_bayes_pairs(points, labels, self.seed)
         self._pairs, self._pair_index = index_pairs(self.bayes_pairs)
         return self
@@ -126,22 +128,19 @@ def mean_of_draws(
 
 
 class ProposalSignals:
-    """Signals of Proposal 2 at fitted samples, whose two likeliest classes are read at the samples, as in the paper.
+    """`parzen_uncertainty` and `omission` for `Signals`; as in the paper, pairs are read at the samples themselves."""
 
-    The samples have `bayes_pairs` (N, 2) (`likely_bayes_pairs`), and classes in these `columns` (N,).
-    """
-
-    NAMES = ("parzen_uncertainty", "omission")
-
-    def __init__(self, samples: PerturbedSamples, bayes_pairs: Tensor, columns: Tensor) -> None:
+    def __init__(self, samples: BoundaryUncertainty, points: Tensor) -> None:
         self._samples = samples
-        self._pairs, self._pair_index = index_pairs(bayes_pairs)
+        self._pairs, self._pair_index = index_pairs(likely_bayes_pairs(points, samples.labels, samples.seed))
+        columns = samples.classes.columns(samples.labels)
         shares = functional.label_votes(columns, samples.neighbors, 0.0, weights=samples.weights)
         self._label_counts = cluster_counts(shares, samples.neighbors, samples.weights)
 
-    def measure(self, logits: Tensor, own: Tensor, columns: Tensor) -> dict[str, Tensor]:
-        """Both signals, scalars, float64, of logits (D * N, J) and (N, J), and columns (D * N,) of the predictions."""
+    def measure(self, logits: Tensor, own: Tensor) -> dict[str, Tensor]:
+        """Both signals, scalars, float64, of logits (D * N, J) at perturbed samples and (N, J) at samples."""
         samples = self._samples
+        columns = samples.classes.columns(logits.argmax(dim=1))
         left_out = omission_of_counts(self._label_counts, columns, samples.neighbors, weights=samples.weights)
         uncertainty = mean_of_draws(samples, self._pairs, self._pair_index, logits, own)
         return {"parzen_uncertainty": uncertainty.to(logits.dtype).double(), "omission": left_out}
@@ -151,3 +150,6 @@ class ProposalSignals:
         self._pairs, self._pair_index = self._pairs.to(device), self._pair_index.to(device)
         self._label_counts = self._label_counts.to(device)
         return self
+
+
+prepare = ProposalSignals  # by this name `bu_torch.signals.catalogue` knows it

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self, get_args
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import check_choice, check_index, check_range
+from bu_torch.functional.checks import check_choice, check_tensor
 from bu_torch.internal.inputs import as_features, as_flat_features, as_floats, as_tensor, is_finite
 from bu_torch.internal.packing import takes
 from bu_torch.neighbors.graph import distance_among
@@ -270,6 +270,16 @@ class PerturbedInputs:
         """All inputs in one tensor."""
         return self.rows(0, len(self))
 
+    def followed_by(self, samples: Tensor) -> "PerturbedInputs":
+        """These inputs, then the N samples unmoved."""
+        if not self._choices:
+            return PerturbedInputs(torch.cat((self.samples, samples.to(self.samples))))
+        own = torch.arange(len(samples), device=samples.device)
+        unmoved = {name: torch.zeros_like(choice[: len(own)]) for name, choice in self._choices.items()}
+        unmoved |= {"own": own, "target": own}
+        choices = {name: torch.cat((choice, unmoved[name])) for name, choice in self._choices.items()}
+        return PerturbedInputs(self.samples, choices, self._mixed)
+
     def to(self, device: torch.device | str) -> Self:
         """Move what is held to `device`, in place."""
         self.samples = self.samples.to(device)
@@ -287,9 +297,8 @@ def draw_perturbed(
     nearest_distance: Tensor,
     units: Tensor | None,
     is_in_input_space: bool,
-    ends_with_samples: bool = False,
 ) -> PerturbedInputs:
-    """Draw independent perturbations of each input; with `ends_with_samples` the unmoved inputs follow.
+    """Draw independent perturbations of each input.
 
     Random directions are drawn in the space of inputs standardised by their `units`, mean and scale (2, d);
     `is_in_input_space` says that `neighbors` (N, M) and `nearest_distance` (N,) belong to this space.
@@ -298,15 +307,10 @@ def draw_perturbed(
     kind = kind_of(perturbation, inputs)
     if kind in TOWARD_OTHERS:
         draws = [_choose(inputs, neighbors, generator, has_run=kind != "neighbors") for _ in range(n_draws)]
-        if ends_with_samples:
-            unmoved = {name: torch.zeros_like(choice) for name, choice in draws[0].items()}
-            own = draws[0]["own"]
-            draws.append(unmoved | {"own": own, "target": own})
         choices = {name: torch.cat([draw[name] for draw in draws]) for name in draws[0]}
         return PerturbedInputs(inputs, choices, perturbation if isinstance(perturbation, MixedMove) else None)
     if isinstance(perturbation, Readings):
-        read = perturbation.inputs[:n_draws].to(inputs).flatten(0, 1)
-        return PerturbedInputs(torch.cat((read, inputs)) if ends_with_samples else read)
+        return PerturbedInputs(perturbation.inputs[:n_draws].to(inputs).flatten(0, 1))
     if kind in ("random", "uniform") and units is not None:
         law: Law = "sphere" if kind == "random" else "uniform"
         flat = as_floats(inputs.flatten(1))
@@ -320,7 +324,7 @@ def draw_perturbed(
         assert callable(perturbation)  # noqa: S101  (`PerturbedSamples` refuses a name without readings)
         custom = (perturbation(inputs.clone(), nearest_distance, generator) for _ in range(n_draws))
         held = [_check_custom(perturbed, inputs) for perturbed in custom]
-    return PerturbedInputs(torch.cat([*held, inputs.to(held[0])] if ends_with_samples else held))
+    return PerturbedInputs(torch.cat(held))
 
 
 def _generator_or_default(generator: Any) -> torch.Generator:
@@ -336,10 +340,9 @@ def _choose(
 ) -> dict[str, Tensor]:
     """Choose a neighbour and a fraction of the way for each sample, and the beginning of a run if it `has_run`."""
     neighbors = as_tensor(neighbors, "neighbors").to(inputs.device)
-    check_index("neighbors", neighbors, (len(inputs), "M"), inputs.device)
+    check_tensor("neighbors", neighbors, (len(inputs), "M"), inputs.device, below=len(inputs))
     if neighbors.shape[1] < 2:
         raise ValueError(f"`neighbors` must have shape (N, M) with M >= 2, got {tuple(neighbors.shape)}.")
-    check_range("neighbors", neighbors, len(inputs), "rows of `inputs`")
     n_nearest = min(_NEAREST, neighbors.shape[1] - 1)
     generator = _generator_or_default(generator)
     options: dict[str, Any] = {"generator": generator, "device": generator.device}

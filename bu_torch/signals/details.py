@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bu_torch.functional.accuracy import predicted_probabilities
 from bu_torch.functional.boundary import index_pairs
 from bu_torch.functional.weights import sum_by_group
 from bu_torch.signals.catalogue import SignalInputs
@@ -81,9 +82,9 @@ class Measurement:
     def details(self, n_doubtful: int = 50) -> Details:
         """Details behind the values, with the `n_doubtful` >= 1 least likely labels; waits for the device."""
         inputs = self._inputs
-        network = mean_by_rank(inputs.local_uncertainty, inputs.top.half_gap(), inputs.repeated_weights)
-        crossing = Crossing(network, inputs.attainable_crossing)
-        return Details(crossing, _meeting(inputs), _doubtful(inputs, n_doubtful), _least_recognised(inputs))
+        network = mean_by_rank(inputs.local_uncertainty, inputs.half_gap, inputs.boundary.repeated_weights)
+        crossing = Crossing(network, inputs.prepared.attainable_crossing)
+        return Details(crossing, _meeting(inputs), _doubtful(inputs, n_doubtful), _recalls(inputs))
 
 
 def mean_by_rank(local: Tensor, place: Tensor, weights: Tensor | None) -> list[float]:
@@ -98,34 +99,35 @@ def mean_by_rank(local: Tensor, place: Tensor, weights: Tensor | None) -> list[f
 
 def _meeting(inputs: SignalInputs) -> list[Meeting]:
     """Pairs of classes along the boundary whose uncertainty falls most below that of the two likeliest."""
-    pairs, group = index_pairs(inputs.top.pairs())
-    lost = inputs.kernel * (inputs.most_uncertainty - inputs.local_uncertainty)
+    pairs, group = index_pairs(inputs.top.sort(dim=1).values)
+    lost = inputs.kernel * (inputs.prepared.most_uncertainty - inputs.local_uncertainty)
     shares, losses = (sum_by_group(one, group, len(pairs)) / inputs.kernel.sum() for one in (inputs.kernel, lost))
     worst = losses.topk(min(_MOST_MEETINGS, len(losses))).indices
     columns = (*pairs[worst].T.tolist(), shares[worst].tolist(), losses[worst].tolist())
-    return [Meeting(*one) for one in zip(*columns, strict=True) if one[-1] > _LEAST_LOSS]
+    return [Meeting(*row) for row in zip(*columns, strict=True) if row[-1] > _LEAST_LOSS]
 
 
 def _doubtful(inputs: SignalInputs, n_doubtful: int) -> list[Doubtful]:
-    n_samples = len(inputs.labels)
-    probabilities = inputs.label_probabilities.unflatten(0, (-1, n_samples)).mean(dim=0)
-    of_label = probabilities.gather(1, inputs.label_columns[:n_samples].unsqueeze(1)).squeeze(1)
+    boundary, labels = inputs.boundary, inputs.boundary.labels
+    probabilities = boundary.probabilities_of_present.unflatten(0, (-1, len(labels))).mean(dim=0)
+    of_label = predicted_probabilities(probabilities, boundary.classes.columns(labels))
     rows = of_label.sort(stable=True).indices[:n_doubtful]
-    classes = inputs.labels[rows], inputs.predictions[rows], inputs.classes[probabilities[rows].argmax(dim=1)]
-    columns = (column.tolist() for column in (rows, *classes, of_label[rows].double()))
+    classes = labels[rows], inputs.predictions[rows], boundary.classes.classes[probabilities[rows].argmax(dim=1)]
+    columns = (column.tolist() for column in (rows, *classes, of_label[rows]))
     return [Doubtful(*row) for row in zip(*columns, strict=True)]
 
 
-def _least_recognised(inputs: SignalInputs) -> list[ClassRecall]:
-    """Recall of the classes that have samples, by labels and by label probabilities."""
-    probabilities, n_classes = inputs.label_probabilities, inputs.label_probabilities.shape[1]
-    drawn, (labelled, mass) = inputs.repeated_weights, inputs.class_masses
-    counted = torch.ones_like(inputs.trust, dtype=torch.float64) if drawn is None else drawn
-    known = inputs.columns.clamp(max=n_classes - 1)  # larger for a prediction of a class without samples
-    expected = probabilities.gather(1, known.unsqueeze(1)).squeeze(1) * (inputs.columns < n_classes) * counted
-    hits = sum_by_group((inputs.columns == inputs.label_columns) * counted, inputs.label_columns, n_classes)
-    recalls = (hits / labelled, sum_by_group(expected, known, n_classes) / mass)
-    columns = (inputs.classes, labelled / labelled.sum(), *recalls)
+def _recalls(inputs: SignalInputs) -> list[ClassRecall]:
+    """Recall of the classes that have samples, by labels and by label probabilities, the least expected first."""
+    boundary, own = inputs.boundary, inputs.prepared.label_columns
+    probabilities, n_classes = boundary.probabilities_of_present, len(boundary.classes)
+    counted = torch.ones_like(inputs.kernel) if boundary.repeated_weights is None else boundary.repeated_weights
+    expected = predicted_probabilities(probabilities, inputs.columns) * counted
+    predicted = inputs.columns.clamp(max=n_classes - 1)  # larger for a prediction of a class without samples
+    labelled, hits = (sum_by_group(part, own, n_classes) for part in (counted, (inputs.columns == own) * counted))
+    mass = counted @ probabilities.double()
+    recalls = (hits / labelled, sum_by_group(expected, predicted, n_classes) / mass)
+    columns = (boundary.classes.classes, labelled / labelled.sum(), *recalls)
     rows = [ClassRecall(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
     return sorted(rows, key=lambda row: row.expected)[:MOST_CLASSES]
 

@@ -1,7 +1,9 @@
 """Signals of a check, from one pass of logits: U, trust, expected accuracy, and agreement with neighbours."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import fields
+from importlib import import_module
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -11,28 +13,18 @@ from bu_torch import functional
 from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.estimators.trust import TrustScore
-from bu_torch.functional.accuracy import accuracy_of, cost_of_memorising
-from bu_torch.functional.boundary import (
-    boundary_weights,
-    largest_uncertainty,
-    top_two,
-    uncertainty_along_boundary,
-    uncertainty_between,
-)
-from bu_torch.functional.checks import check_floating, check_index
-from bu_torch.functional.probabilities import as_probabilities
-from bu_torch.functional.trust import mean_trust_of, trust_of
-from bu_torch.functional.weights import mean_and_error, sum_by_group
+from bu_torch.functional.accuracy import cost_of_memorising
+from bu_torch.functional.boundary import largest_uncertainty
+from bu_torch.functional.checks import check_tensor
+from bu_torch.functional.probabilities import as_probabilities, scale_to_shares, shares_of
+from bu_torch.functional.weights import mean_and_error
 from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.perturbation.draws import PerturbedInputs, Readings, are_rows
 from bu_torch.samples.balance import weights_of
-from bu_torch.signals.catalogue import OF_SHARP, SIGNALS, SignalInputs, contributions_to, counting_once, metric_values
+from bu_torch.signals.catalogue import OF_SHARP, SIGNALS, Prepared, SignalInputs, contributions_to, metric_values
 from bu_torch.signals.details import Measurement, mean_by_rank
 from bu_torch.signals.metrics import THRESHOLD, as_metric, check_on
 from bu_torch.signals.preparation import fingerprint_of, state_of, warn_of
-
-if TYPE_CHECKING:
-    from bu_torch.papers.proposal2 import ProposalSignals
 
 
 class Signals:
@@ -60,11 +52,8 @@ class Signals:
     """
 
     NAMES = tuple(name for name, signal in SIGNALS.items() if signal.is_default)
-    boundary: BoundaryUncertainty
     _fingerprint: str
-    _distances: Tensor  # (n_draws * N, C + 1) to each class, without samples it is made from, and inf
-    _bayes_pairs: Tensor | None  # (N, 2) likely Bayes pairs, if a rule of the papers reads them
-    _derived: dict[str, Any]  # fields of `SignalInputs` that are the same at each check
+    _prepared: Prepared
 
     def __init__(
         self,
@@ -86,8 +75,8 @@ class Signals:
         self.names = tuple(dict.fromkeys((*self.NAMES, *also, *named)))
         self.boundary = BoundaryUncertainty(n_neighbors, n_draws, seed, **options)
         self.boundary.known_space = known_space
-        self.boundary.ends_with_samples = any(SIGNALS[name].reads_samples for name in also)
-        self._proposal_signals: ProposalSignals | None = None
+        self._measured_in = {SIGNALS[name].measured_in for name in also if SIGNALS[name].reads_samples}
+        self._others: list[Any] = []  # what measures signals that have no formula here
 
     def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Compute all that does not depend on the classifier, on the device of the features.
@@ -107,73 +96,63 @@ class Signals:
         if sources is None:
             sources = torch.arange(len(points), device=points.device).repeat(boundary.n_draws)
         trust = TrustScore().fit(points, boundary.classes.columns(labels))
-        distances = trust.class_distances(perturbed_points, sources[: len(perturbed_points)])
+        distances = trust.class_distances(perturbed_points, sources)
         boundary.estimate_probabilities(inputs, points, perturbed_points, perturbed_features)
-        pairs = None
-        if boundary.ends_with_samples:
-            from bu_torch.papers.proposal2 import likely_bayes_pairs
-
-            pairs = likely_bayes_pairs(points, labels, boundary.seed)
+        self._others = [import_module(name).prepare(boundary, points) for name in self._measured_in]
+        if self._others:
+            boundary.perturbed = boundary.perturbed.followed_by(inputs)
         fingerprint = fingerprint_of(boundary, inputs, labels, boundary.weights)
-        return self._derive_from(fingerprint, distances, pairs, inputs)
+        return self._derive_from(fingerprint, distances, inputs)
 
     def state(self) -> dict[str, Any]:
         """What `fit` computed, as plain data on the CPU, for the state of a run; `restore` takes it back."""
         check_fitted(self, "_fingerprint")
-        pairs = {} if self._bayes_pairs is None else {"bayes_pairs": self._bayes_pairs.cpu()}
-        kept = {"fingerprint": self._fingerprint, "left_out_distances": self._distances[:, :-1].cpu(), **pairs}
-        return kept | state_of(self.boundary)
+        distances = self._prepared.distances[:, :-1].cpu()
+        return {"fingerprint": self._fingerprint, "left_out_distances": distances, **state_of(self.boundary)}
 
     def restore(self, state: Mapping[str, Any], features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Take what `state` gave in place of `fit(features, labels, sample_weight)`; perturbed inputs are drawn again.
 
-        Raises ValueError if the state is of other samples or settings, KeyError or TypeError if it is damaged.
+        Raises ValueError if the state is of other samples or settings, or lacks what signals of the papers need;
+        KeyError or TypeError if it is damaged.
         """
         inputs, labels = self._read(features, labels)
         weights = weights_of(labels, self.boundary.class_weight, sample_weight)
         fingerprint = fingerprint_of(self.boundary, inputs, labels, weights)
-        if state["fingerprint"] != fingerprint:
+        if state["fingerprint"] != fingerprint or self._measured_in:
             raise ValueError("`state` must be of the same samples and settings.")
         tensors = {name: value.to(inputs.device) for name, value in state.items() if isinstance(value, Tensor)}
         self.boundary.restore(tensors, state["skills"], weights, inputs, state["space"])
-        return self._derive_from(fingerprint, tensors["left_out_distances"], tensors.get("bayes_pairs"), inputs)
+        return self._derive_from(fingerprint, tensors["left_out_distances"], inputs)
 
-    def _derive_from(self, fingerprint: str, distances: Tensor, bayes_pairs: Tensor | None, inputs: Tensor) -> Self:
+    def _derive_from(self, fingerprint: str, distances: Tensor, inputs: Tensor) -> Self:
         """Derive lookup tables from what was fitted or loaded; warn if the labels are unpredictable."""
-        self._fingerprint, self._bayes_pairs, boundary = fingerprint, bayes_pairs, self.boundary
-        # In column-major memory the nearest class is found in a third of the time.
-        distances = torch.nn.functional.pad(distances.T.contiguous(), (0, 0, 0, 1), value=torch.inf).T
-        self._distances = distances
+        self._fingerprint, boundary = fingerprint, self.boundary
         self.vote_skill, self.regression_skill = boundary.vote_skill, boundary.regression_skill
         columns = boundary.classes.columns(boundary.labels)
-        own = columns.repeat(boundary.n_draws)
         repeated, probabilities = boundary.repeated_weights, boundary.probabilities_of_present
-        is_reading = isinstance(boundary.perturbation, Readings)  # there probabilities leave a sample's own label out
-        counted = torch.ones_like(own, dtype=torch.float64) if repeated is None else repeated
-        if repeated is None:
-            mass = probabilities.sum(dim=0, dtype=torch.float64)
-        else:
-            mass = (repeated.to(probabilities.dtype) @ probabilities).double()
         most = largest_uncertainty(probabilities)
-        self._derived = {
-            "label_columns": own,
-            "class_masses": (sum_by_group(counted, own, probabilities.shape[1]), mass),
-            "most_uncertainty": most,
-            "plain_probabilities": (plain := counting_once(probabilities, columns, boundary.weights)),
-            "sharp_probabilities": plain,
-            "attainable": functional.attainable(probabilities, distances[:, :-1], repeated),
-            "attainable_crossing": mean_by_rank(most, -most, repeated),
-            "skill": min(max(self.skill, 0.0), 1.0),
-            "are_rows": are_rows(boundary.perturbation, inputs),
-            "label_weight": cost_of_memorising(probabilities, repeated) * (is_reading / 2),
-        }
-        if bayes_pairs is not None:
-            from bu_torch.papers.proposal2 import ProposalSignals
 
-            self._proposal_signals = ProposalSignals(boundary, bayes_pairs, columns)
+        def counting_once(weighted: Tensor) -> Tensor:
+            return weighted if repeated is None else scale_to_shares(weighted, shares_of(columns, None))
+
+        plain = sharp = counting_once(probabilities)
         if boundary.sharpness > 1 and any(name in self.names for name in OF_SHARP):
-            sharp = as_probabilities(probabilities.double() ** boundary.sharpness)
-            self._derived["sharp_probabilities"] = counting_once(sharp, columns, boundary.weights)
+            sharp = counting_once(as_probabilities(probabilities.double() ** boundary.sharpness))
+        is_reading = isinstance(boundary.perturbation, Readings)  # there probabilities leave a sample's own label out
+        self._prepared = Prepared(
+            # In column-major memory the nearest class is found in a third of the time.
+            distances=torch.nn.functional.pad(distances.T.contiguous(), (0, 0, 0, 1), value=torch.inf).T,
+            label_columns=columns.repeat(boundary.n_draws),
+            most_uncertainty=most,
+            plain_probabilities=plain,
+            sharp_probabilities=sharp,
+            attainable=functional.attainable(probabilities, distances, repeated),
+            attainable_crossing=mean_by_rank(most, -most, repeated),
+            skill=min(max(self.skill, 0.0), 1.0),
+            are_rows=are_rows(boundary.perturbation, inputs),
+            label_weight=cost_of_memorising(probabilities, repeated) * (is_reading / 2),
+        )
         if self.metric is not None:
             check_on(self.metric, boundary.classes.expand(plain, 0.0))
             if self.metric.of_counts is not None and boundary.classes.n_classes == 2:
@@ -190,13 +169,12 @@ class Signals:
     def attainable(self) -> functional.Attainable:
         """Most that expected accuracy, boundary uncertainty and trust reach at the perturbed samples."""
         check_fitted(self, "_fingerprint")
-        most: functional.Attainable = self._derived["attainable"]
-        return most
+        return self._prepared.attainable
 
     @property
     def class_distances(self) -> Tensor:
         """Distance (n_draws * N, J) from each perturbed sample to each class, the sample itself left out."""
-        return self.boundary.classes.expand(self._distances, torch.inf)
+        return self.boundary.classes.expand(self._prepared.distances, torch.inf)
 
     @property
     def votes(self) -> Tensor:
@@ -210,7 +188,7 @@ class Signals:
 
     def plain_probabilities(self, n_columns: int) -> Tensor:
         """The same if each sample counts once, with `n_columns` >= J columns, as metrics take them."""
-        plain = self.boundary.classes.expand(self._derived["plain_probabilities"], 0.0)
+        plain = self.boundary.classes.expand(self._prepared.plain_probabilities, 0.0)
         return torch.nn.functional.pad(plain, (0, max(0, n_columns - plain.shape[1])))
 
     @property
@@ -261,66 +239,36 @@ class Signals:
             The measurement; its values are NaN if any logit is not finite, `prediction_changes` 1 without `before`.
         """
         check_fitted(self, "_fingerprint")
-        boundary, weights = self.boundary, self.boundary.weights
-        n_perturbed = boundary.n_draws * len(boundary.labels)
+        boundary, device = self.boundary, self.boundary.labels.device
+        n_samples, n_perturbed = len(boundary.labels), boundary.n_draws * len(boundary.labels)
         if before is not None:
-            check_index("before", before, (n_perturbed,), boundary.labels.device)
+            check_tensor("before", before, (n_perturbed,), device, below=torch.inf)
         if best is not None:
-            check_floating("best", best, (len(boundary.labels),))
+            check_tensor("best", best, (n_samples,))
         logits = boundary.as_class_logits(logits)
         logits, own = logits[:n_perturbed], logits[n_perturbed:]
-        top = top_two(logits)
-        predictions = top.classes[:, 0]
-        pairs = boundary.classes.columns(top.classes)
-        columns = pairs[:, 0]
-        known = columns.clamp(max=len(boundary.classes))  # the last column stands for classes without samples
-        trust = trust_of(self._distances, known)
-        repeated, probabilities = boundary.repeated_weights, boundary.probabilities_of_present
-        kernel, local = boundary_weights(top.half_gap(), repeated), uncertainty_between(probabilities, pairs)
-        inputs = SignalInputs(
-            logits=logits,
-            uncertainty=uncertainty_along_boundary(logits, local, kernel),
-            labels=boundary.labels,
-            predictions=predictions,
-            predictions_before=before,
-            columns=columns,
-            accuracy=accuracy_of(probabilities, columns, repeated),
-            trust=trust,
-            mean_trust=mean_trust_of(trust.view(boundary.n_draws, -1), weights),
-            label_probabilities=probabilities,
-            label_votes=boundary.votes_of_present,
-            classes=boundary.classes.classes,
-            local_uncertainty=local,
-            weights=weights,
-            repeated_weights=repeated,
-            top=top,
-            kernel=kernel,
-            **self._derived,
-        )
+        inputs = SignalInputs(boundary, self._prepared, logits, before)
         is_finite = inputs.uncertainty.isfinite()
-        values = {
-            name: signal.formula(inputs)
-            for name in self.names
-            if (signal := SIGNALS.get(name)) is not None and signal.formula is not None
-        }
+        formulas = {name: SIGNALS[name].formula for name in self.names if name in SIGNALS}
+        values = {name: formula(inputs) for name, formula in formulas.items() if formula is not None}
         if self.metric is not None:
             values = metric_values(self.metric, inputs, has_threshold=THRESHOLD in self.names) | values
-        if self._proposal_signals is not None:
+        for measurer in self._others:
             is_finite = is_finite & own.isfinite().all()
-            values |= self._proposal_signals.measure(logits, own, columns)
+            values |= measurer.measure(logits, own)
         values = {name: torch.where(is_finite, values[name], torch.nan) for name in self.names}
         contributions, counted = contributions_to(self.metric, inputs, values)
-        error = torch.zeros_like(values["expected_accuracy"])
+        error = torch.zeros_like(inputs.accuracy)
         if best is not None and len(contributions):
             error = mean_and_error(contributions - best, counted)[1]
-        return Measurement(values, predictions, contributions, torch.where(is_finite, error, torch.nan), inputs)
+        return Measurement(values, inputs.predictions, contributions, torch.where(is_finite, error, torch.nan), inputs)
 
     def to(self, device: torch.device | str) -> Self:
         """Move what `fit` computed to `device`, in place."""
         check_fitted(self, "_fingerprint")
         self.boundary.to(device)
-        self._distances = self._distances.to(device)
-        if self._proposal_signals is not None:
-            self._proposal_signals.to(device)
-        self._derived = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), self._derived)
+        named = {field.name: getattr(self._prepared, field.name) for field in fields(Prepared)}
+        self._prepared = Prepared(**pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), named))
+        for measurer in self._others:
+            measurer.to(device)
         return self

@@ -20,7 +20,7 @@ from bu_torch.space.features import MixedFeatures
 if TYPE_CHECKING:
     from bu_torch.signals.measuring import Signals
 
-_FORMAT = 17  # raise it if the tensors change, or the way in which they are computed
+_FORMAT = 18  # raise it if the tensors change, or the way in which they are computed
 _PROBE = 64
 _LEAST_SKILL = 0.01  # votes on 400 random labels or more seldom have a higher skill
 _MOST_COPIES = 0.5
@@ -54,7 +54,7 @@ def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor
     """Digest of checked samples and of the settings of `boundary`, which need not be fitted."""
     settings = (boundary.n_neighbors, boundary.n_draws, boundary.seed)
     kind = kind_of(boundary.perturbation, inputs)
-    words = [repr((_FORMAT, *settings, boundary.ends_with_samples))]
+    words = [repr((_FORMAT, *settings))]
     options = (boundary.feature_extractor, boundary.perturbation)
     words += [repr(option) for option in options if isinstance(option, MixedFeatures | MixedMove)]
     words += [boundary.feature_extractor] if isinstance(boundary.feature_extractor, str) else []

@@ -6,10 +6,8 @@ from oracles.labels import by_refitting, by_solving, votes, with_masses_of
 from problems import blobs, weights_at_random
 
 from bu_torch import LabelProbabilities, LabelRegression, LabelVotes, NeighborGraph
-from bu_torch.estimators.label_probabilities import DECAYS
 from bu_torch.functional import label_votes
 from bu_torch.functional.probabilities import brier_score, tangent_kernel
-from bu_torch.samples.balance import stratified_rows
 
 WEIGHTS = weights_at_random(60)
 
@@ -50,25 +48,6 @@ class TestVotes:
         expected = sum(float(votes.votes[i % 4, p]) for i, p in enumerate(predictions) if p < 2) / 8
         assert float(votes.score(predictions)) == pytest.approx(expected)
 
-    def test_of_very_many_a_subset_chooses_the_decay(self, monkeypatch):
-        generator = torch.Generator().manual_seed(0)
-        labels = torch.randint(0, 3, (600,), generator=generator)
-        others = torch.randint(0, 600, (600, 9), generator=generator)
-        neighbors = torch.cat((torch.arange(600).unsqueeze(1), others), dim=1)
-        weights = 0.5 + torch.rand(600, generator=generator)
-        monkeypatch.setattr("bu_torch.estimators.label_probabilities._MOST_VOTES", 90)
-        votes = LabelVotes().fit(labels, neighbors, weights)
-        rows = stratified_rows(600, 90, 0, labels)
-        scores = {}
-        for decay in DECAYS:
-            left_out = label_votes(labels, neighbors, decay, leave_one_out=True, weights=weights)
-            scores[decay] = float(brier_score(left_out[rows], labels[rows], weights=weights[rows]))
-        assert scores[votes.decay_] == min(scores.values())
-        expected = label_votes(labels, neighbors, votes.decay_, leave_one_out=True, weights=weights)
-        torch.testing.assert_close(votes.left_out, expected)
-        monkeypatch.setattr("bu_torch.estimators.label_probabilities.DECAYS", (votes.decay_,))
-        assert votes.skill_ == pytest.approx(LabelVotes().fit(labels, neighbors, weights).skill_)
-
 
 class TestRegression:
     @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["alike", "weighted"])
@@ -90,9 +69,9 @@ class TestRegression:
         expected = torch.cat(
             [by_solving(features, labels, penalty, elsewhere[row : row + 1], rows != row, weights) for row in rows]
         )
-        found = regression.left_out_proba(elsewhere.to(device), *given)
+        found = regression.predict_proba(elsewhere.to(device), *given)
         torch.testing.assert_close(found.cpu(), expected.float(), atol=2e-4, rtol=0)
-        at_home = regression.left_out_proba(features.to(device), *given)
+        at_home = regression.predict_proba(features.to(device), *given)
         torch.testing.assert_close(at_home, regression.left_out, atol=1e-5, rtol=0)
 
     @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["alike", "weighted"])
@@ -135,7 +114,7 @@ class TestRegression:
         features, labels = blobs(n=400)
         exact = LabelRegression().fit(features, labels)
         nearly = LabelRegression(n_landmarks=399).fit(features, labels)
-        at_home = nearly.left_out_proba(features, features, labels)
+        at_home = nearly.predict_proba(features, features, labels)
         torch.testing.assert_close(at_home, exact.left_out, atol=0.01, rtol=0)
         few = LabelRegression(n_landmarks=100).fit(features, labels)
         elsewhere = features + 0.5 * torch.randn(features.shape, generator=torch.Generator().manual_seed(0))
@@ -259,7 +238,7 @@ class TestProbabilities:
         features, labels, neighbors, perturbed = noisy_blobs()
         probabilities = LabelProbabilities().fit(features, labels, neighbors)
         parts = probabilities.votes.left_out, probabilities.regression
-        others = [parts[1].left_out_proba(draw, features, labels) for draw in perturbed.split(len(labels))]
+        others = [parts[1].predict_proba(draw, features, labels) for draw in perturbed.split(len(labels))]
         expected = torch.cat([torch.lerp(parts[0], one, probabilities.weight_) for one in others])
         expected = with_masses_of(expected, labels).float()
         torch.testing.assert_close(probabilities.predict_proba(perturbed, features), expected)

@@ -36,9 +36,13 @@ def problem(seed=0, dtype=torch.float64, n=N, j=J, m=M):
     }
 
 
+def with_mean_1(w):
+    weights = w.get("weights")
+    return None if weights is None else relative_weights(weights, weights.shape, weights.device)
+
+
 def pair_terms(p, w):
-    weights = relative_weights(w.get("weights"), (len(p["labels"]),), p["logits"].device)
-    terms = of_pairs(p["logits"], p["labels"], p["neighbors"], *index_pairs(p["pairs"]), weights=weights)
+    terms = of_pairs(p["logits"], p["labels"], p["neighbors"], *index_pairs(p["pairs"]), weights=with_mean_1(w))
     return torch.stack((terms.values, terms.shares))
 
 
@@ -60,8 +64,8 @@ FORMULAS = {
     ),
     "expected_accuracy of copies": lambda p, w: F.expected_accuracy(p["probabilities"], p["predictions"], **w),
     "label_votes": lambda p, w: F.label_votes(p["labels"], p["neighbors"], 1.5, J, **w),
-    "brier_score": lambda p, w: brier_score(p["probabilities"], p["labels"], **w),
-    "mixing_weight": lambda p, w: mixing_weight(p["probabilities"], p["second"], p["labels"], **w),
+    "brier_score": lambda p, w: brier_score(p["probabilities"], p["labels"], with_mean_1(w)),
+    "mixing_weight": lambda p, w: mixing_weight(p["probabilities"], p["second"], p["labels"], with_mean_1(w)),
     "omission": lambda p, w: F.omission(shares(p, w), p["predictions"], p["neighbors"], significance=1.0, **w),
 }
 each_formula = pytest.mark.parametrize("formula", list(FORMULAS.values()), ids=list(FORMULAS))

@@ -10,6 +10,7 @@ from torchmetrics import classification, regression
 
 from bu_torch import BoundaryUncertaintyStopper, Rule, Signals
 from bu_torch.functional import metrics
+from bu_torch.functional.probabilities import scale_to_shares
 from bu_torch.run.settings import Settings
 from bu_torch.signals.metrics import METRICS, as_metric
 
@@ -48,12 +49,13 @@ def test_each_sample_counts_once_however_training_weighs_it(name):
     assert signals.boundary.weights is not None
     torch.manual_seed(0)
     logits = nn.Linear(4, 2)(signals.perturbed_inputs).detach()
-    drawn, rows = signals.boundary.weights.tolist(), signals.probabilities.double()
+    rows = signals.probabilities.double()
     if METRICS[name].is_of_sharp:
         rows = rows**signals.boundary.sharpness
-    mean = [sum(w for w, y in zip(drawn, TWO, strict=True) if y == k) / int((k == TWO).sum()) for k in range(2)]
-    counted = torch.tensor([[p / mean[k] for k, p in enumerate(row)] for row in rows.tolist()], dtype=torch.float64)
-    expected = getattr(metrics, f"expected_{name}")(logits, counted / counted.sum(dim=1, keepdim=True))
+    shares = TWO.bincount().double() / len(TWO)
+    counted = scale_to_shares(rows / rows.sum(dim=1, keepdim=True), shares)
+    assert counted.mean(dim=0).tolist() == pytest.approx(shares.tolist(), abs=0.01)
+    expected = getattr(metrics, f"expected_{name}")(logits, counted)
     assert float(signals.measure(logits).values[f"expected_{name}"]) == pytest.approx(float(expected), abs=1e-6)
 
 
