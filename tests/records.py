@@ -6,8 +6,8 @@ import random
 
 from bu_torch import SelectionRule
 from bu_torch.report import read_record
-from bu_torch.run.timing import FORMAT
 
+FORMAT = 4
 CHECK = {"kind": "check", "epoch": 0, "step": 1, "boundary_uncertainty": 0.5, "trust_score": 1.5, "doubtful": []}
 CHECK |= {"crossing": {"network": [0.5], "attainable": [0.75]}, "recalls": []}
 

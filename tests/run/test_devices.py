@@ -8,9 +8,6 @@ from scenarios import tokens
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper, Signals
-from bu_torch.run.check_setup import CheckSetup
-from bu_torch.run.settings import Settings
-from bu_torch.samples.samples import whole_samples
 
 pytestmark = pytest.mark.gpu
 
@@ -93,43 +90,6 @@ def test_tokens_agree(accelerator):
     logits = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
     one, other = on_cpu.measure(logits).values, on_gpu.measure(logits.to(accelerator)).values
     assert {n: float(v) for n, v in other.items()} == pytest.approx({n: float(v) for n, v in one.items()}, abs=1e-5)
-
-
-FEW = whole_samples(blobs(n=60, d=16)[0].view(-1, 1, 4, 4), blobs(n=60, d=16)[1])
-
-
-def prepared(samples, device, **settings):
-    check_setup = CheckSetup(Settings(n_neighbors=10, n_draws=1, **settings), print, print)
-    check_setup.prepare(lambda: samples, device=device)
-    return check_setup.signals
-
-
-@pytest.mark.parametrize("fits", [True, False])
-@pytest.mark.parametrize(
-    ("samples", "settings", "moves"),
-    [
-        (FEW, {}, True),
-        (FEW, {"feature_extractor": nn.Flatten()}, False),
-        (FEW._replace(inputs=FEW.inputs.flatten(1)), {}, False),
-    ],
-    ids=["images", "code of the user", "tables"],
-)
-def test_images_are_prepared_where_they_will_be_checked_if_they_fit(
-    samples, settings, moves, fits, accelerator, monkeypatch
-):
-    on_cpu, places, fit = prepared(samples, torch.device("cpu"), **settings), [], Signals.fit
-
-    def fit_there(self, inputs, *others):
-        if not fits and inputs.device.type != "cpu":
-            raise torch.OutOfMemoryError
-        places.append(inputs.device.type)
-        return fit(self, inputs, *others)
-
-    monkeypatch.setattr(Signals, "fit", fit_there)
-    signals = prepared(samples, accelerator, **settings)
-    assert places == [accelerator.type if moves and fits else "cpu"]
-    assert signals.perturbed_inputs.device.type == accelerator.type
-    assert torch.allclose(signals.probabilities.cpu(), on_cpu.probabilities, atol=1e-5)
 
 
 @pytest.mark.parametrize("is_there", [True, False], ids=["samples there", "samples on the CPU"])
