@@ -126,6 +126,7 @@ class BoundaryUncertaintyCallback(TrainerCallback):
             self._finish(args, state, control, **kwargs)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._is_over &= not args.load_best_model_at_end  # the `Trainer` has loaded its own best model since
         self._finish(args, state, control, **kwargs)
 
     def _finish(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -62,7 +62,7 @@ def trainer(folder, *callbacks, model=None, samples=None, collate=pad_to_longest
     options |= {"num_train_epochs": epochs, "per_device_train_batch_size": 20, "per_device_eval_batch_size": 500}
     quiet = {"logging_steps": 1, "report_to": "none", "disable_tqdm": True}
     arguments = transformers.TrainingArguments(str(folder), use_cpu=True, **quiet, **options)
-    data = {"train_dataset": samples or texts(), "data_collator": collate}
+    data = {"train_dataset": samples or texts(), "eval_dataset": texts(), "data_collator": collate}
     return CountingTrainer(model or bert(), arguments, callbacks=list(callbacks), **data)
 
 
@@ -98,6 +98,15 @@ def test_it_stops_without_an_evaluation_and_loads_the_best_model(tmp_path):
     again = trainer(tmp_path, epochs=40, max_steps=6 * (stopper.best_epoch + 1))
     again.train()
     assert same(run.model.state_dict(), again.model.state_dict())
+
+
+def test_the_kept_weights_replace_the_best_model_that_the_trainer_loads_itself(tmp_path):
+    every = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
+    run = trainer(tmp_path, ours := callback(), **every)
+    run.train()
+    kept = {name: value.clone() for name, value in run.model.state_dict().items()}
+    ours.stopper.restore(run.model)
+    assert same(run.model.state_dict(), kept)
 
 
 def test_schedule_free_weights_are_kept_where_an_evaluation_reads_them(tmp_path):
