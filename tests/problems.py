@@ -152,17 +152,6 @@ def weights_of(module):
     return {name: value.clone() for name, value in nn.Module.state_dict(module).items()}
 
 
-def looked_at(callback):
-    """How many samples its checks look at, and how many draws of each."""
-    return callback.state_dict()["plan"]
-
-
-def state_of(checkpoint, name):
-    """State of the one callback whose key begins so."""
-    (state,) = [state for key, state in checkpoint["callbacks"].items() if key.startswith(name)]
-    return state
-
-
 def same(one, other):
     """Whether two sets of weights are equal to the bit."""
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())

@@ -3,12 +3,11 @@
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
-from problems import Plain, Weights, averages_of, blobs, close, cut, in_order, same, state_of
+from problems import Plain, Weights, averages_of, blobs, close, cut, in_order, same
 from problems import fit_again as fit
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-from bu_torch.callbacks.trainer import RAW_WEIGHTS
 from bu_torch.report import read_record
 
 PAST = 0.6
@@ -27,13 +26,11 @@ def stopping(**kwargs):
 def test_the_file_holds_the_average_and_loads_as_any_other(tmp_path, is_of_weights_alone):
     own, weights = stopping(save_weights_only=is_of_weights_alone), Weights()
     module, made = fit(tmp_path, own, weights)
-    assert own.state_dict()["average"]["weights"] == {}  # it is freed
     saved = torch.load(own.best_model_path, weights_only=True)
     assert close(saved["state_dict"], averaged(weights, own.best_epoch))
     assert not close(saved["state_dict"], weights.of_epoch[own.best_epoch])
-    assert (RAW_WEIGHTS in saved) != is_of_weights_alone
-    assert is_of_weights_alone or state_of(saved, "BoundaryUncertaintyStopping")["average"]["weights"] == {}
-    raw = saved.get(RAW_WEIGHTS, {})
+    assert ("raw_state_dict" in saved) != is_of_weights_alone
+    raw = saved.get("raw_state_dict", {})
     assert close(raw, {name: weights.of_epoch[own.best_epoch][name] for name in raw})
     assert is_of_weights_alone or raw.keys() == {n for n, v in saved["state_dict"].items() if v.is_floating_point()}
     assert same(Plain.load_from_checkpoint(own.best_model_path).state_dict(), saved["state_dict"])
@@ -43,14 +40,11 @@ def test_the_file_holds_the_average_and_loads_as_any_other(tmp_path, is_of_weigh
 
 
 @pytest.mark.parametrize("averaging", [PAST, None])
-def test_a_checkpoint_of_the_users_holds_the_weights_of_training_and_grows_by_one_copy(tmp_path, averaging):
+def test_a_checkpoint_of_the_users_holds_the_weights_of_training(tmp_path, averaging):
     own, weights = stopping(averaging=averaging, restore_best_weights=False), Weights()
     content = torch.load(cut(tmp_path, own, weights, again=True, max_epochs=6), weights_only=True)
     assert same(content["state_dict"], weights.of_epoch[5])
-    assert RAW_WEIGHTS not in content
-    state = state_of(content, "BoundaryUncertaintyStopping").get("average", {}).get("weights", {})
-    floating = {name for name, value in content["state_dict"].items() if value.is_floating_point()}
-    assert state.keys() == (floating if averaging else set())
+    assert "raw_state_dict" not in content
 
 
 @pytest.mark.filterwarnings("ignore:The run resumes with averaging=None", "ignore:Patience and the best epoch")
@@ -72,7 +66,6 @@ def test_without_averaging_a_kept_file_still_resumes_from_the_weights_of_trainin
 def test_beside_an_average_of_lightning_s_there_is_none_of_ours(tmp_path, theirs, log):
     own, average = stopping(restore_best_weights=False), theirs()
     fit(tmp_path, own, average)
-    assert "average" not in own.state_dict()
     assert f"averages no weights: {type(average).__name__} does so" in log.text
     assert read_record(own.record_path).settings["averaging"] is None
 
@@ -92,6 +85,6 @@ def test_crafted_weights_are_not_used(tmp_path, wrong):
     own = stopping()
     fit(tmp_path, own, max_epochs=2)
     content = torch.load(own.best_model_path, weights_only=True)
-    torch.save({**content, RAW_WEIGHTS: wrong}, tmp_path / "crafted.ckpt")
+    torch.save({**content, "raw_state_dict": wrong}, tmp_path / "crafted.ckpt")
     with pytest.warns(UserWarning, match="do not fit .*: training continues from the average"):
         fit(tmp_path, stopping(), ckpt_path=tmp_path / "crafted.ckpt")

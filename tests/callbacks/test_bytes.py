@@ -1,5 +1,7 @@
 """The samples that a check chooses by itself take no more than a GiB."""
 
+import sys
+
 import pytest
 import torch
 from problems import Classifier, Made, fit
@@ -23,6 +25,12 @@ WAS_READ = []
 READ = Made(lambda index: WAS_READ.append(index) or (IMAGES[index], LABELS[index]), N)
 
 
+def bound_bytes(monkeypatch, n_bytes):
+    for module in [module for name, module in sys.modules.items() if name.startswith("bu_torch")]:
+        if "MAX_BYTES" in vars(module):
+            monkeypatch.setattr(module, "MAX_BYTES", n_bytes)
+
+
 def monitored(tmp_path, data, **settings):
     monitor = BoundaryUncertaintyMonitor(n_neighbors=10, feature_extractor="inputs", **settings)
     fit(tmp_path, monitor, module=Classifier(d=3 * SIDE * SIDE), data=DataLoader(data, 50), max_epochs=1)
@@ -35,7 +43,7 @@ def monitored(tmp_path, data, **settings):
     ids=["read", "stream", "held"],
 )
 def test_no_more_samples_are_looked_at_and_the_record_says_so(tmp_path, monkeypatch, data):
-    monkeypatch.setattr("bu_torch.run.budget.MAX_BYTES", BOUND)
+    bound_bytes(monkeypatch, BOUND)
     WAS_READ.clear()
     monitor = monitored(tmp_path, data)
     assert read_record(monitor.record_path).data["n_samples"] == FITTING
@@ -46,11 +54,13 @@ def test_no_more_samples_are_looked_at_and_the_record_says_so(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("bound", "settings", "expected"), [(1, {}, 10), (1, {"max_samples": 200}, 200), (BOUND, {}, FITTING)]
 )
-def test_a_cluster_is_looked_at_all_the_same_and_as_many_samples_as_asked_for(monkeypatch, bound, settings, expected):
-    monkeypatch.setattr("bu_torch.run.budget.MAX_BYTES", bound)
-    stopper = BoundaryUncertaintyStopper(IMAGES, LABELS, n_neighbors=10, **settings)
+def test_a_cluster_is_looked_at_all_the_same_and_as_many_samples_as_asked_for(
+    tmp_path, monkeypatch, bound, settings, expected
+):
+    bound_bytes(monkeypatch, bound)
+    stopper = BoundaryUncertaintyStopper(IMAGES, LABELS, n_neighbors=10, folder=tmp_path, **settings)
     stopper.check(Classifier(d=3 * SIDE * SIDE))
-    assert stopper.tracker.check_setup.plan.n_samples == expected
+    assert read_record(tmp_path).data["n_samples"] == expected
 
 
 def test_a_network_gets_few_large_inputs_at_a_time():

@@ -39,7 +39,7 @@ trainer = pl.Trainer(max_epochs=3, callbacks=stopping, enable_model_summary=Fals
 trainer.fit(Module(), loader)
 assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == stopping.best_epoch
 keeper = trainer.checkpoint_callback
-assert type(keeper).__name__ == "FileKeeper" and isinstance(keeper, pl.callbacks.ModelCheckpoint)
+assert isinstance(keeper, pl.callbacks.ModelCheckpoint) and "bu_torch" in type(keeper).__module__
 resumed = BoundaryUncertaintyStopping(patience=3, n_neighbors=20)
 again = pl.Trainer(max_epochs=4, callbacks=[resumed], enable_model_summary=False, **options)
 again.fit(Module(), loader, ckpt_path=keeper.best_model_path)

@@ -1,17 +1,14 @@
-import sys
-
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from problems import Classifier, blobs, fit, loader, trainer, weights_of
+from problems import Classifier, blobs, fit, loader, weights_of
 from readable import Endless
 from torch import nn
 from torch.utils.data import DataLoader
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
-from bu_torch.callbacks.samples import read_training_data
-from bu_torch.internal import printing
+from bu_torch.report import read_record
 
 
 def gpu(*values):
@@ -35,22 +32,13 @@ def test_metrics_reach_logger_progress_bar_and_the_user_s_callbacks(tmp_path):
     assert len(lines) == 4
 
 
-def read_reference(trainer, data, most):
-    monitor = BoundaryUncertaintyMonitor(reference=data)
-    return read_training_data(
-        trainer, None, monitor.settings, monitor.source, lambda n: n, most, monitor.tracker.detail
-    )
-
-
+@pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
 class TestFindingTheData:
-    @pytest.mark.parametrize(("most", "n_read"), [(300, 300), (sys.maxsize, 10_000)])
-    def test_endless_stream_is_cut_off(self, tmp_path, log, most, n_read):
-        samples = read_reference(trainer(tmp_path), Endless(), most)
-        assert len(samples.inputs) == n_read
-        assert f"reads the first {n_read} samples of Endless" in log.text
-        assert ("`max_samples` sets another number" in log.text) == (most != 300)
+    def test_endless_stream_is_cut_off(self, tmp_path):
+        monitor = BoundaryUncertaintyMonitor(reference=Endless(), n_draws=1, max_samples=300)
+        fit(tmp_path, monitor, max_epochs=1)
+        assert read_record(monitor.record_path).data["n_samples"] == 300
 
-    @pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
     def test_steps_counted_on_an_endless_stream_are_warned_of(self, tmp_path):
         monitor = BoundaryUncertaintyMonitor(n_draws=1, max_samples=300)
         with pytest.warns(UserWarning, match="end before `max_steps=8`, and the only check comes after training"):
@@ -101,10 +89,3 @@ class TestModels:
         assert len(monitor.history) == 4
         assert graphs
         assert max(graphs) <= 1
-
-
-@pytest.mark.parametrize("is_shown", [True, False])
-def test_a_bar_shows_how_far_a_long_preparation_is(tmp_path, capsys, monkeypatch, is_shown):
-    monkeypatch.setattr(printing, "_BAR_DELAY", 0)
-    fit(tmp_path, BoundaryUncertaintyMonitor(), enable_progress_bar=is_shown, max_epochs=1)
-    assert ("bu-torch prepares:" in capsys.readouterr().err) == is_shown

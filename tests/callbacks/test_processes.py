@@ -27,9 +27,7 @@ class Weights(Callback):
         if {steps!r} is not None and trainer.global_step % {steps!r} == 0:
             self.keep(pl_module)
     def keep(self, pl_module):
-        average = stopping.tracker.averages(pl_module)  # what is measured
-        state = {{name: value.clone() for name, value in pl_module.state_dict().items()}}
-        self.of_epoch.append(state | {{name: value.clone() for name, value in average.items()}})
+        self.of_epoch.append({{name: value.clone() for name, value in pl_module.state_dict().items()}})
 
 def measured(states, **settings):
     found, before = [], None
@@ -53,7 +51,7 @@ FIT = """
 torch.manual_seed(0)
 features, labels = blobs(n=151)
 stopping = BoundaryUncertaintyStopping(
-    n_neighbors=20, patience=1, min_delta=0.01, n_draws=3, every_n_train_steps={steps!r}
+    n_neighbors=20, patience=1, min_delta=0.01, n_draws=3, averaging=None, every_n_train_steps={steps!r}
 )
 weights = Weights()
 made = trainer(folder, stopping, weights, max_epochs=30, strategy="ddp", devices=2)
@@ -159,7 +157,8 @@ class Stepped(Classifier):
     def training_step(self, batch, batch_idx):
         return self.loss(self({prepare}), batch[1])
 
-stopping, kept = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=2, class_weight={given!r}), Weights()
+stopping = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=2, averaging=None, class_weight={given!r})
+kept = Weights()
 made = trainer(folder, stopping, kept, max_epochs=2, strategy="ddp", devices=2)
 module = Stepped()
 module.loss = torch.nn.CrossEntropyLoss(None if {given!r} else torch.tensor([1.0, 4.0, 2.0]))
@@ -217,7 +216,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from bu_torch.internal.replica import gathered, is_sharded
+from torch.distributed.tensor import DTensor
 
 way = {way!r}
 n_shares, n_devices = 2 if way == "samples" else 1, 2 if way else 1
@@ -230,10 +229,10 @@ class Sharded(Classifier):
         self.net = nn.Sequential(nn.Linear(4, 14), nn.ReLU(), nn.Linear(14, 3))
 
     def configure_model(self):
-        if way == "samples" and not is_sharded(self.net[0].weight):
+        if way == "samples" and not isinstance(self.net[0].weight, DTensor):
             for part in (self.net[0], self.net):
                 fully_shard(part, mesh=self.device_mesh["data_parallel"])
-        elif way == "layers" and not is_sharded(self.net[0].weight):
+        elif way == "layers" and not isinstance(self.net[0].weight, DTensor):
             plan = {{"0": ColwiseParallel(), "2": RowwiseParallel()}}
             parallelize_module(self.net, self.device_mesh["tensor_parallel"], plan)
 
@@ -255,7 +254,8 @@ def fit(name, max_epochs, ckpt_path=None, enable_checkpointing=True):
     made.fit(module, data, ckpt_path=ckpt_path)
     if name == "first":
         made.test(module, data, ckpt_path="best", verbose=False)
-    kept = {{name: gathered(value.detach()).tolist() for name, value in module.state_dict().items()}}
+    state = {{name: value.detach() for name, value in module.state_dict().items()}}
+    kept = {{n: (one.full_tensor() if isinstance(one, DTensor) else one).tolist() for n, one in state.items()}}
     n_states = len(made.optimizers[0].state)
     found[name] = dict(kept=kept, best=stopping.best_epoch, history=stopping.history, n_states=n_states)
     return made.global_rank, stopping.best_model_path

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from problems import Augmented, Classifier, Made, Plain, blobs, cut, fit, in_order, looked_at
+from problems import Augmented, Classifier, Made, Plain, blobs, cut, fit, in_order
 from scenarios import tokens
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, default_collate
@@ -121,17 +121,6 @@ def test_a_resumed_run_has_the_same_readings(tmp_path, recwarn):
     fit(tmp_path, again, module=Plain(), data=loader, max_epochs=4, ckpt_path=path)
     assert len(again.history) == 4
     assert not [one for one in recwarn if "different training samples" in str(one.message)]
-
-
-def test_the_bound_on_bytes_counts_each_reading(tmp_path, monkeypatch):
-    monkeypatch.setattr("bu_torch.run.budget.MAX_BYTES", 120 * X[0].nbytes)
-    for n_draws, n_samples in ((1, 60), (2, 40)):
-        monitor = monitored(tmp_path, n_draws=n_draws)
-        assert looked_at(monitor) == (n_samples, n_draws)
-        assert len(SEEN[-1]) == n_samples * n_draws
-        assert are_shifted(SEEN[-1])
-    moved = monitored(tmp_path, n_draws=2, perturbation="random")
-    assert looked_at(moved) == (120, 2)
 
 
 class Failing(Made):

@@ -97,7 +97,6 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(case, place):
         assert one == pytest.approx(other, rel=0, abs=tolerance)
     for name in ("best_epoch", "stopped_epoch", "stopping_reason"):
         assert getattr(resumed, name) == getattr(whole, name), name
-    assert resumed.state_dict()["n_not_compared"] == whole.state_dict()["n_not_compared"]
     for one, other in zip(seen_again, seen[-len(seen_again) :], strict=True):
         assert (one["modes"], one["optimisers"]) == (other["modes"], other["optimisers"])
         torch.testing.assert_close(one["weights"], other["weights"], rtol=0, atol=tolerance)

@@ -7,40 +7,42 @@ from scenarios import Model, normed
 from torch import nn
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
-from bu_torch.callbacks.losses import loss_weights
-from bu_torch.report import read_record
 
 X, Y = blobs()
-WEIGHTS, ASKS, ALIKE = [1.0, 4.0, 2.0], "pass `class_weight=`", ""
-W = torch.tensor(WEIGHTS)
+W = torch.tensor([1.0, 4.0, 2.0])
 CE, NLL, BCE = nn.CrossEntropyLoss, nn.NLLLoss, nn.BCEWithLogitsLoss
-LOSSES = [  # and their weights, or what a line says
-    ([CE(W), NLL(W)], WEIGHTS),
-    ([BCE(pos_weight=torch.tensor([3.0]))], [1.0, 3.0]),
-    ([CE(W), CE(W.flip(0))], ASKS),
-    ([CE(W), CE()], ASKS),
-    ([CE(W[:2])], ASKS),
-    ([BCE(pos_weight=W)], ASKS),
-    ([CE(W - 1)], ASKS),  # a class that does not count
-    ([CE(), BCE(), NLL(torch.full((3,), 2.0))], ALIKE),
-]
+ASKS = "pass `class_weight=`"
+LOSSES = {  # their number of classes, and their weights or what a line says
+    "two that agree": ([CE(W), NLL(W)], 3, W.tolist()),
+    "of one logit": ([BCE(pos_weight=torch.tensor([3.0]))], 2, [1.0, 3.0]),
+    "two that do not": ([CE(W), CE(W.flip(0))], 3, ASKS),
+    "one without": ([CE(W), CE()], 3, ASKS),
+    "too few": ([CE(W[:2])], 3, ASKS),
+    "of many labels": ([BCE(pos_weight=W)], 3, ASKS),
+    "a class that does not count": ([CE(W - 1)], 3, ASKS),
+    "all alike": ([CE(), BCE(), NLL(torch.full((3,), 2.0))], 3, ""),
+}
 
 
-@pytest.mark.parametrize(("losses", "expected"), LOSSES)
-def test_weights_of_loss_modules_count_if_they_agree(losses, expected):
-    weights, line = loss_weights(nn.ModuleList(losses), len(expected) if isinstance(expected, list) else 3)
-    assert weights == (expected if isinstance(expected, list) else None)
-    assert (ASKS in line, line == "") == (expected == ASKS, expected == ALIKE)
+class Weighing(Model):
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
 
 
-def test_they_weigh_what_is_measured(tmp_path, log):
-    def fit(**settings):
+@pytest.mark.parametrize("losses", LOSSES)
+def test_weights_of_loss_modules_count_if_they_agree(tmp_path, log, losses):
+    modules, n_classes, expected = LOSSES[losses]
+
+    def fit(modules, **settings):
         torch.manual_seed(3)
+        module = Weighing(normed(n_classes), nn.ModuleList(modules))
         monitor = BoundaryUncertaintyMonitor(n_neighbors=10, n_draws=1, **settings)
-        trainer(tmp_path, monitor, max_epochs=1).fit(Model(normed(), CE(W)), loader(X, Y))
-        return monitor
+        trainer(tmp_path, monitor, max_epochs=1).fit(module, loader(X, Y.clamp(max=n_classes - 1)))
+        return monitor.history
 
-    found, given, plain = fit(), fit(class_weight=WEIGHTS), fit(class_weight=[1.0] * 3)
-    assert found.history == given.history != plain.history
-    assert sum("by 1, 4, 2, as the loss" in line for line in log.messages) == 1
-    assert read_record(found.record_path).settings["class_weight"] == repr(WEIGHTS)
+    found = fit(modules)
+    assert (ASKS in log.text) == (expected == ASKS)
+    log.clear()
+    is_weighted = isinstance(expected, list)
+    assert found == fit([], class_weight=expected if is_weighted else [1.0] * n_classes)
+    assert not is_weighted or found != fit([])
