@@ -11,10 +11,6 @@ from bu_torch.functional.checks import check_choice
 from bu_torch.functional.trust import trust_score
 from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, check_fitted, check_integer, check_number
 from bu_torch.neighbors.graph import nearest_of_groups
-from bu_torch.neighbors.search import nearest
-
-_TOLERANCE = 0.05  # relative error of distances if there are too many for an exact search
-_EXACT_PRODUCTS = 1e12  # points x samples x features: to compare all takes about half a minute on two cores
 
 
 class TrustScore:
@@ -31,9 +27,7 @@ class TrustScore:
 
     Distances are to the nearest sample of a class, as in Algorithm 2; both others take the second nearest (here
     `left_out` excludes samples), and add 1e-12 to the divisor. The paper scores new points, so a check leaves out the
-    sample that was perturbed, and the one that it was moved toward. Distances are exact up to 1e12 points x samples x
-    features. Beyond that, of a class for which points x samples exceed 50,000^2, about one in twenty is more than 5 %
-    too large. `bu_torch.evaluation.select_alpha` chooses alpha.
+    sample that was perturbed, and the one that it was moved toward. `bu_torch.evaluation.select_alpha` chooses alpha.
 
     Args:
         filtering: None, `"density"` or `"disagreement"`.
@@ -106,19 +100,7 @@ class TrustScore:
         distances = features.new_full((features.shape[0], len(self._classes)), math.inf)
         present = self.class_sizes_.nonzero().squeeze(1)
         groups = [self._classes[label].to(features) for label in present.tolist()]
-        if int(self.class_sizes_.sum()) * features.numel() <= _EXACT_PRODUCTS:
-            distances[:, present.to(features.device)] = nearest_of_groups(features, groups, place).to(features.dtype)
-            return distances
-        first = 0
-        for label, members in zip(present.tolist(), groups, strict=True):
-            k = 1 if place is None else 1 + place.shape[1]
-            found = nearest(members, features, min(k, len(members)), tolerance=_TOLERANCE)
-            least = found.distances
-            if place is not None:
-                is_left_out = (found.rows.unsqueeze(2) == (place - first).unsqueeze(1)).any(dim=2)
-                least = least.masked_fill(is_left_out, math.inf)
-            distances[:, label] = least.amin(dim=1).to(features.dtype)
-            first += len(members)
+        distances[:, present.to(features.device)] = nearest_of_groups(features, groups, place).to(features.dtype)
         return distances
 
     def score(self, features: Any, predictions: Any) -> Tensor:

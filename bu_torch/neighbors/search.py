@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bu_torch.internal.inputs import safe_unit
 from bu_torch.internal.printing import advance
 
 _Search = Callable[[Tensor, int], Tensor]  # float32 queries (q, d), number of candidates c -> rows (q, c), -1 for none
@@ -19,13 +18,7 @@ _SPARE_CANDIDATES = 8  # at most; a search for one neighbour takes three
 _FARTHEST = 1e15  # in units of the base; squares of more are none of float32
 _LISTS = 4  # number of inverted lists, times sqrt(B)
 _STEPS, _SAMPLES_OF_A_CENTRE = 10, 25  # for K-means
-_RECALL, _RECALL_OF_NEARLY = 0.99, 0.95  # least shares of the true neighbours, and of those nearly as near
-_SAMPLED = 256  # queries on which they are measured
-_ROUNDING = 1e-5  # relative difference of equal distances
-_FIRST_LISTS, _MOST_LISTS = (
-    4,
-    1 / 16,
-)  # lists at first, and at most as a share; in more, a search takes as long as in all
+_SEARCHED = 1 / 16  # share of the lists
 
 
 class Neighbors(NamedTuple):
@@ -35,14 +28,11 @@ class Neighbors(NamedTuple):
     rows: Tensor
 
 
-def nearest(
-    base: Tensor, queries: Tensor, k: int, *, exclude: Tensor | None = None, tolerance: float | None = None
-) -> Neighbors:
+def nearest(base: Tensor, queries: Tensor, k: int, *, exclude: Tensor | None = None) -> Neighbors:
     """The k rows, 1 <= k <= B, of a base (B, d) nearest to queries (Q, d); both float32 or both float64, on one device.
 
     A search in float32 proposes some more than k candidates, which are ranked by their distances in float64; ties are
-    in order of the rows. If B x Q > 50,000^2 on a CPU, it searches as many of FAISS's inverted lists as hold 99 % of
-    the true neighbours; with a `tolerance`, as give 95 % of them at most (1 + tolerance) times as far. A visible
+    in order of the rows. If B x Q > 50,000^2 on a CPU, it looks into a sixteenth of FAISS's inverted lists. A visible
     progress bar moves by B x Q.
 
     `exclude` (Q,) is a row that each query must not find (itself), -1 for none; if fewer than k rows are left, the last
@@ -51,8 +41,6 @@ def nearest(
     n_candidates = min(k + min(_SPARE_CANDIDATES, k + 2), len(base))
     centre = base.median(dim=0).values.double()
     scale = max(float((base.amax(dim=0) - centre).max()), float((centre - base.amin(dim=0)).max())) or 1.0
-    # Squares of float32 values fit in float64; squares of float64 values need a unit.
-    unit = safe_unit(base - centre, queries - centre) if base.dtype == torch.float64 else 1.0
 
     def as_searched(points: Tensor) -> Tensor:
         return ((points.double() - centre) / scale).clamp_(-_FARTHEST, _FARTHEST).float()
@@ -65,78 +53,53 @@ def nearest(
             # `index_select` is several times as fast as `base[some]`.
             difference = base.index_select(0, some.clamp(min=0).view(-1)).view(*some.shape, -1).double()
             difference -= queries[rows].double().unsqueeze(1)
-            if unit != 1:
-                difference /= unit
             is_left_out = some < 0 if exclude is None else (some < 0) | (some == exclude[rows].unsqueeze(1))
-            exact = difference.square_().sum(dim=2).sqrt_().mul_(unit).masked_fill_(is_left_out, torch.inf)
+            exact = difference.square_().sum(dim=2).sqrt_().masked_fill_(is_left_out, torch.inf)
             exact, order = exact.sort(dim=1, stable=True)
             blocks.append((exact[:, :k], some.gather(1, order[:, :k])))
         return Neighbors(*(torch.cat(parts) for parts in zip(*blocks, strict=True)))
 
     base32 = torch.cat([as_searched(block) for block in base.split(max(1, _BLOCK_ELEMENTS // base.shape[1]))])
-    among_all = search = (_faiss_search if base.device.type == "cpu" else _torch_search)(base32)
-    if base.device.type == "cpu" and len(base) * len(queries) > _EXACT_PAIRS:
-        sample = torch.randperm(len(queries), generator=torch.Generator().manual_seed(0), device="cpu")[:_SAMPLED]
-        true = rank(sample, among_all(as_searched(queries[sample]), n_candidates)).distances
-        radius = true[:, -1:] * (1 + (tolerance or _ROUNDING))
-
-        def has_recall(search: _Search) -> bool:
-            found = rank(sample, search(as_searched(queries[sample]), n_candidates)).distances
-            return float((found <= radius).double().mean()) >= (_RECALL if tolerance is None else _RECALL_OF_NEARLY)
-
-        search = _search_of_lists(base32, has_recall) or among_all
+    among_all = search = (_faiss_search if base.is_cpu else _torch_search)(base32)
+    if base.is_cpu and len(base) * len(queries) > _EXACT_PAIRS:
+        search = _search_of_lists(base32)
     own = torch.arange(len(queries), device=base.device)
-    found = []
-    for part in own.split(max(1, _SEARCHED_ELEMENTS // max(n_candidates, base.shape[1]))):
+    parts = [Neighbors(base.new_empty((0, k), dtype=torch.float64), own.new_empty((0, k)))]
+    for part in own.split(max(1, _SEARCHED_ELEMENTS // max(n_candidates, base.shape[1]))) if len(own) else ():
         queries32 = as_searched(queries[part])
         distances, rows = rank(part, search(queries32, n_candidates))
         is_short = distances[:, -1].isinf()
-        if search is not among_all and bool(is_short.any()):
+        if search is not among_all and bool(is_short.any()):  # lists that hold few
             distances[is_short], rows[is_short] = rank(part[is_short], among_all(queries32[is_short], n_candidates))
-        found.append((distances, rows))
+        parts.append(Neighbors(distances, rows))
         advance(len(part) * len(base))
-    if not found:
-        return Neighbors(base.new_empty((0, k), dtype=torch.float64), own.new_empty((0, k)))
-    return Neighbors(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+    return Neighbors(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
-def _faiss_search(base32: Tensor) -> _Search:
+def _faiss_search(base32: Tensor, index: Any = None) -> _Search:
     import faiss
 
-    index = faiss.IndexFlatL2(base32.shape[1])
+    index = faiss.IndexFlatL2(base32.shape[1]) if index is None else index
     index.add(base32.numpy())
     return lambda queries32, n_candidates: torch.from_numpy(index.search(queries32.numpy(), n_candidates)[1])
 
 
-def _search_of_lists(base32: Tensor, has_recall: Callable[[_Search], bool]) -> _Search | None:
-    """Search of the fewest inverted lists, by doubling, that have the recall; None if all are compared as fast."""
+def _search_of_lists(base32: Tensor) -> _Search:
     import faiss
 
-    n_lists = round(_LISTS * len(base32) ** 0.5)
-    index: Any = faiss.IndexIVFFlat(faiss.IndexFlatL2(base32.shape[1]), base32.shape[1], n_lists)
+    n_features, n_lists = base32.shape[1], round(_LISTS * len(base32) ** 0.5)
+    index: Any = faiss.IndexIVFFlat(faiss.IndexFlatL2(n_features), n_features, n_lists)
     index.cp.niter, index.cp.seed = _STEPS, 0
     index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = 1, _SAMPLES_OF_A_CENTRE
     index.train(base32.numpy())
-    index.add(base32.numpy())
-
-    def search(queries32: Tensor, n_candidates: int) -> Tensor:
-        return torch.from_numpy(index.search(queries32.numpy(), n_candidates)[1])
-
-    index.nprobe = _FIRST_LISTS
-    while index.nprobe <= _MOST_LISTS * n_lists:
-        if has_recall(search):
-            return search
-        index.nprobe *= 2
-    return None
+    index.nprobe = max(1, round(_SEARCHED * n_lists))
+    return _faiss_search(base32, index)
 
 
 def _torch_search(base32: Tensor) -> _Search:
     def search(queries32: Tensor, n_candidates: int) -> Tensor:
-        rows = max(1, 4 * _BLOCK_ELEMENTS // base32.shape[0])
-        found = [
-            torch.cdist(block, base32, compute_mode="donot_use_mm_for_euclid_dist").topk(n_candidates, largest=False)
-            for block in queries32.split(rows)
-        ]
-        return torch.cat([block.indices for block in found])
+        blocks = queries32.split(max(1, 4 * _BLOCK_ELEMENTS // len(base32)))
+        exact = (torch.cdist(block, base32, compute_mode="donot_use_mm_for_euclid_dist") for block in blocks)
+        return torch.cat([distances.topk(n_candidates, largest=False).indices for distances in exact])
 
     return search

@@ -40,55 +40,6 @@ def test_a_sample_left_out_is_not_found():
     assert (trust.class_distances(features).gather(1, labels.unsqueeze(1)) == 0).all()
 
 
-@pytest.fixture
-def inexact(monkeypatch):
-    """A function that makes searches among many inexact, as among very many."""
-    return lambda: [
-        monkeypatch.setattr(f"bu_torch.{name}", 1e6)
-        for name in ("neighbors.search._EXACT_PAIRS", "estimators.trust._EXACT_PRODUCTS")
-    ]
-
-
-def test_distances_to_ones_own_class_are_as_good_among_very_many(inexact):
-    """They divide the others, and are few of all: the recall of all says little of them."""
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(0, 5, (15_000,), generator=generator)
-    features = 3 * torch.randn(5, 5, generator=generator)[labels] + torch.randn(15_000, 5, generator=generator)
-    points = torch.arange(0, 15_000, 10)
-    exact = TrustScore().fit(features, labels).class_distances(features[points], points)
-    inexact()
-    found = TrustScore().fit(features, labels).class_distances(features, torch.arange(15_000))[points]
-    excess = (found / exact - 1).gather(1, labels[points].unsqueeze(1))
-    assert float((excess <= 0.05).double().mean()) > 0.9
-
-
-def test_points_too_far_for_float32_find_the_nearest_class(inexact):
-    features = torch.randn(6000, 4, generator=torch.Generator().manual_seed(0))
-    trust = TrustScore().fit(features, (features[:, 0] > 0).long())
-    points = features + 0.01
-    points[7] = 1e20
-    inexact()
-    for asked in (points, points[:100]):
-        distances = trust.class_distances(asked)
-        assert bool(distances.isfinite().all())
-        torch.testing.assert_close(distances[7], torch.full((2,), 2e20))
-
-
-def test_distances_among_very_many_are_nearly_the_true_ones(inexact):
-    generator = torch.Generator().manual_seed(0)
-    features = torch.randn(9000, 6, generator=generator)
-    labels = (torch.rand(9000, generator=generator) < 0.5).long()
-    labels[:100] = 2  # a class of few, all of which are asked
-    points, own = features[::3] + 0.01, torch.arange(0, 9000, 3)
-    exact = TrustScore().fit(features, labels).class_distances(points, own)
-    inexact()
-    found = TrustScore().fit(features, labels).class_distances(points, own)
-    excess = found / exact - 1
-    assert float(excess.min()) >= -1e-6
-    assert float(excess[:, 2].abs().max()) == 0
-    assert 0.93 < float((excess[:, :2] <= 0.05).double().mean()) < 1
-
-
 def test_absent_and_unseen_classes_are_infinitely_far():
     trust = TrustScore().fit(torch.tensor([[0.0], [1.0]]), torch.tensor([0, 2]))
     assert trust.class_distances(torch.tensor([[0.0]])).tolist() == [[0.0, math.inf, 1.0]]
