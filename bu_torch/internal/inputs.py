@@ -83,14 +83,6 @@ def is_finite(values: Tensor) -> bool:
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())  # a sum of large values overflows
 
 
-def safe_unit(*parts: Tensor) -> float:
-    """Power of two to divide by so that squares neither overflow nor underflow; 1 if they do not anyway."""
-    largest = max(float(part.abs().max()) for part in parts)
-    reach = 30 if parts[0].dtype == torch.float32 else 300
-    exponent = math.frexp(largest)[1] - 1
-    return 1.0 if largest == 0 or abs(exponent) <= reach else 2.0**exponent
-
-
 def check_integer(name: str, value: Any, low: int) -> int:
     """Return `value` as an int if it is an integer, of Python or NumPy, of at least `low`."""
     if isinstance(value, bool) or not isinstance(value, Integral):

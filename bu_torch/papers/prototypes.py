@@ -16,7 +16,6 @@ from bu_torch.internal.inputs import (
     check_integer,
     check_seed,
     check_two_classes,
-    safe_unit,
 )
 from bu_torch.internal.printing import uncounted
 from bu_torch.neighbors.graph import lloyd, nearest_of_groups
@@ -112,7 +111,7 @@ class PrototypeClassifier:
         else:
             most = min(self.n_prototypes, n_distinct)
             numbers = range(2 - most % 2, most + 1, 2)
-        unit = safe_unit(features)
+        unit = 2.0 ** math.frexp(float(features.abs().max()))[1]
         mean = (features / unit).mean(dim=0)
         points = (features / unit - mean).float()
         found = list(grown(points, numbers, _STEPS))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.functional.checks import check_choice
-from bu_torch.internal.inputs import as_flat_features, as_floats, as_tensor, check_seed, safe_unit
+from bu_torch.internal.inputs import as_flat_features, as_floats, as_tensor, check_seed
 from bu_torch.internal.logits import as_taken
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.replica import evaluated_in_place, evaluation_copy
@@ -35,19 +35,16 @@ class MixedFeatures:
     def __init__(self, packing: Packing) -> None:
         self.packing = packing
         self._texts: TokenFeatures | None = None
-        self._categories: list[Tensor] = []
+        self._categories: list[Tensor] = []  # the most frequent ones of each place
 
     def __repr__(self) -> str:  # part of fingerprints
         return f"MixedFeatures({self.packing})"
 
     def fit(self, inputs: Tensor) -> Self:
-        """Find the categories of packed inputs (N, D)."""
         rows = self._rows(inputs)
-        self._texts, self._categories = None, []
-        if rows.shape[1] > _MOST_PLACES:
-            self._texts = TokenFeatures().fit(rows)
-            return self
-        for column in rows.T:
+        self._texts = TokenFeatures().fit(rows) if rows.shape[1] > _MOST_PLACES else None
+        self._categories = []
+        for column in rows.T if self._texts is None else ():
             values, counts = column.unique(return_counts=True)
             self._categories.append(values[counts.argsort(descending=True, stable=True)[:_MOST_CATEGORIES]])
         return self
@@ -67,7 +64,7 @@ class MixedFeatures:
         shapes, rows = self.packing.shapes_of_numbers, self._rows(inputs)
         columns = inputs[:, : self.packing.n_numbers].split([shape.numel() for shape in shapes], dim=1)
         numbers = [
-            pooled(part.reshape(len(part), *shape)).flatten(1) if len(shape) == 3 else part
+            pooled(part.reshape(-1, *shape)).flatten(1) if len(shape) == 3 else part
             for part, shape in zip(columns, shapes, strict=True)
         ]
         of_places = [column.unsqueeze(1) == known for column, known in zip(rows.T, self._categories, strict=False)]
@@ -136,7 +133,7 @@ class FeatureSpace:
         return self
 
     def fit_transform(self, inputs: Tensor) -> Tensor:
-        """Fit to inputs and transform them."""
+        """Fit to inputs (N, ...), and give them as points (N, k)."""
         if self.name == "patches":
             inputs = pooled(inputs)  # once, for `fit` and for `extract`
         if self._features is not None:
@@ -176,20 +173,19 @@ class FeatureSpace:
 
 
 def is_pooled(inputs: Tensor) -> bool:
-    """True if these are images (N, C, H, W) that are pooled before distances are measured."""
+    """Whether these are images (N, C, H, W) that are pooled before distances are measured."""
     return inputs.ndim == 4 and inputs.shape[2] * inputs.shape[3] > _LARGE
 
 
 def pooled(images: Tensor) -> Tensor:
-    """Mean-pool images (N, C, H, W) of more than 64 x 64 pixels to about 32 x 32, keeping their aspect ratio.
+    """Mean-pool images of more than 64 x 64 pixels to about 32 x 32, keeping their aspect ratio; as floats.
 
-    Other inputs only become floats. Distances separate classes as well at this size as at full size.
+    Distances separate classes as well at this size as at full size.
     """
     if not is_pooled(images):
         return as_floats(images)
-    height, width = images.shape[2:]
-    factor = (height * width / _POOLED) ** 0.5
-    size = max(1, int(height / factor)), max(1, int(width / factor))
+    factor = (images.shape[2] * images.shape[3] / _POOLED) ** 0.5
+    size = [max(1, int(side / factor)) for side in images.shape[2:]]
     blocks = images.split(max(1, _BLOCK_ELEMENTS // images[0].numel()))
     return torch.cat([torch.nn.functional.adaptive_avg_pool2d(as_floats(block), size) for block in blocks])
 
@@ -203,32 +199,21 @@ def name_of(feature_extractor: object) -> str:
     return "inputs" if feature_extractor is None else "custom"
 
 
-def moments(flat: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each feature, (d,) float64."""
-    unit = torch.ones((), dtype=torch.float64, device=flat.device)
-    if flat.dtype == torch.float64:  # a power of two for each feature keeps squares in range; float32 needs none
-        exponent = torch.frexp(flat.abs().amax(dim=0)).exponent
-        unit = torch.exp2(exponent.double().clamp(-1000, 1000))
-    blocks = flat.split(max(1, _BLOCK_ELEMENTS // flat.shape[1]))
-    mean = torch.stack([(block.double() / unit).sum(dim=0) for block in blocks]).sum(dim=0) / len(flat)
-    squares = [(block.double() / unit - mean).square().sum(dim=0) for block in blocks]
-    deviation = (torch.stack(squares).sum(dim=0) / len(flat)).sqrt()
-    return mean * unit, deviation * unit
-
-
 def standardization(flat: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each feature, (d,) float64; scale 1 for a constant feature."""
-    mean, scale = moments(flat)
-    is_constant = flat.amax(dim=0) == flat.amin(dim=0)
-    return mean, torch.where(is_constant | (scale == 0), torch.ones_like(scale), scale)
+    blocks = flat.split(max(1, _BLOCK_ELEMENTS // flat.shape[1]))
+    mean = torch.stack([block.double().sum(dim=0) for block in blocks]).sum(dim=0) / len(flat)
+    squares = [(block.double() - mean).square().sum(dim=0) for block in blocks]
+    scale = (torch.stack(squares).sum(dim=0) / len(flat)).sqrt()
+    return mean, torch.where((flat.amax(dim=0) == flat.amin(dim=0)) | (scale == 0), 1.0, scale)
 
 
 def common_standardization(flat: Tensor) -> tuple[Tensor, Tensor]:
     """Mean of each feature, (d,) float64, and a common scale, the root mean square deviation; 1 if that is 0."""
-    mean, deviations = moments(flat)
-    unit = safe_unit(deviations)
-    scale = (deviations / unit).square().mean().sqrt() * unit
-    return mean, torch.where(scale > 0, scale, torch.ones_like(scale))
+    mean, deviations = standardization(flat)
+    varies = flat.amax(dim=0) > flat.amin(dim=0)
+    scale = (deviations * varies).square().mean().sqrt()
+    return mean, torch.where(scale > 0, scale, 1.0)
 
 
 def standardize(inputs: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
