@@ -1,8 +1,8 @@
 """Weights of samples and classes, in scikit-learn's words, and random subsets in which each class keeps its share."""
 
 import math
-from collections.abc import Mapping, Sequence
-from numbers import Integral, Real
+from collections.abc import Mapping
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -20,25 +20,22 @@ _RARE = 0.5  # part of an equal share; the kept check recognised rarer classes c
 def check_class_weight(class_weight: Any) -> ClassWeight | None:
     """Class weights as `"balanced"`, a dict in the order of its classes, a list, or None; refuses all others."""
     if class_weight is None or (isinstance(class_weight, str) and class_weight == "balanced"):
-        return None if class_weight is None else "balanced"
+        return class_weight
     if hasattr(class_weight, "to_dict"):  # a Series of pandas has the classes in its index
         class_weight = class_weight.to_dict()
-    listed = class_weight.tolist() if hasattr(class_weight, "tolist") else class_weight
-    refusal = (
-        "`class_weight` must be 'balanced', a dict of positive, finite weights by class 0, 1, ..., one such weight for"
-        f" each class, or None, got {class_weight!r:.100}."
-    )
-    if not isinstance(listed, Mapping | Sequence) or isinstance(listed, str):
-        raise TypeError(refusal)
-    weights = dict(listed if isinstance(listed, Mapping) else enumerate(listed))
-    for label, weight in weights.items():
-        is_class = isinstance(label, Integral) and not isinstance(label, bool) and int(label) >= 0
-        if not is_class or not isinstance(weight, Real) or not 0 < float(weight) < math.inf:
-            raise ValueError(refusal)
-    if not weights:
-        raise ValueError(refusal)
-    checked = {int(label): float(weights[label]) for label in sorted(weights)}
-    return checked if isinstance(listed, Mapping) else list(checked.values())
+    is_dict = isinstance(class_weight, Mapping)
+    try:
+        items = class_weight.items() if is_dict else enumerate(class_weight)
+        weights = {label: float(weight) for label, weight in sorted(items)}
+        is_valid = all(isinstance(k, Integral) and k >= 0 and 0 < w < math.inf for k, w in weights.items())
+    except (TypeError, ValueError):
+        weights, is_valid = {}, False
+    if not weights or not is_valid:
+        raise ValueError(
+            "`class_weight` must be 'balanced', a dict of positive, finite weights by class 0, 1, ..., one such weight"
+            f" for each class, or None, got {class_weight!r:.100}."
+        )
+    return {int(label): weight for label, weight in weights.items()} if is_dict else list(weights.values())
 
 
 def weights_of(labels: Tensor, class_weight: ClassWeight | None, sample_weight: Any = None) -> Tensor | None:
@@ -101,7 +98,7 @@ def as_weights(sample_weight: Any, n_samples: int) -> Tensor:
     if weights.shape != (n_samples,) or n_wrong:
         raise ValueError(
             f"`sample_weight` must have one weight a sample, ({n_samples},), positive and finite, got"
-            f" {tuple(weights.shape)}, and others in {n_wrong}: leave out samples that do not count."
+            f" {tuple(weights.shape)} with {n_wrong} others."
         )
     return weights
 

@@ -1,6 +1,7 @@
 """Batches and arrays taken apart into inputs and labels."""
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader
 from bu_torch.internal.inputs import as_tensor
 from bu_torch.internal.packing import as_inputs, as_tree, names_taken, of_one_length, takes
 from bu_torch.internal.printing import advance, progress
-from bu_torch.samples.samples import UnreadableError, signed
+from bu_torch.samples.samples import UnreadableError
 
 InputKey = str | int | Sequence[str | int] | None
 
@@ -37,7 +38,7 @@ NO_SAMPLE = "there must be at least one sample, got none."
 WAY_OUT = "Pass a pair (inputs, labels) of tensors or arrays."
 
 
-def whole_pair(dataset: Any, keys: Keys = NO_KEYS) -> tuple[Any, Any] | None:
+def whole_pair(dataset: Any, keys: Keys = NO_KEYS) -> tuple[Any, Tensor] | None:
     """All inputs and all labels if `dataset` is a dict or tuple of whole arrays; None if it holds single samples."""
     if not isinstance(dataset, tuple | list | Mapping):
         return None
@@ -48,19 +49,9 @@ def whole_pair(dataset: Any, keys: Keys = NO_KEYS) -> tuple[Any, Any] | None:
     are_arrays = len(parts) > 0 and all(isinstance(part, Tensor | np.ndarray) for part in parts)
     if not (is_pair or are_arrays or isinstance(dataset, Mapping)):
         return None
-    try:
-        return _entries(dataset, keys)
-    except UnreadableError as error:
-        raise ValueError(f"`dataset`: {error} {WAY_OUT}") from error
-
-
-def as_tensors(inputs: Any, labels: Any) -> tuple[Any, Tensor]:
-    """Inputs and labels of the same length as tensors."""
+    inputs, labels = _entries(dataset, keys)
     inputs, labels = as_inputs(inputs, "inputs"), as_tensor(labels, "labels")
-    if shapes := _unequal_shapes(inputs, labels):
-        raise ValueError(f"`dataset` must be inputs and labels of one length, got {shapes}.")
-    if not len(labels):
-        raise ValueError(f"`dataset`: {NO_SAMPLE} {WAY_OUT}")
+    _check_lengths(inputs, labels)
     return inputs, labels
 
 
@@ -80,11 +71,12 @@ def concatenate(
     max_bytes: float | None = None,
 ) -> tuple[Any, Tensor]:
     """Inputs and labels of all batches, up to `limit` samples; raises if `n_expected` take more than `max_bytes`."""
-    n_left = sys.maxsize if limit is None else limit
+    n_left, n_dropped = sys.maxsize if limit is None else limit, 0
     read: list[tuple[Any, Tensor]] = []
     with progress("bu-torch reads", total=n_expected or None, unit=" samples"):
         for batch in batches:
             if batch is None:  # a training step may skip it
+                n_dropped += 1
                 continue
             both = split_batch(batch if transform is None else transform(batch), keys)
             if not len(both[1]):
@@ -100,6 +92,8 @@ def concatenate(
             advance(len(read[-1][1]))
             if not n_left:
                 break
+    if n_dropped:
+        warnings.warn(f"{n_dropped} batches that are None are left out.", stacklevel=2)
     if not read:
         raise UnreadableError(NO_SAMPLE)
     return _joined(read)
@@ -115,8 +109,7 @@ def _joined(read: list[tuple[Any, Tensor]]) -> tuple[Any, Tensor]:
     for tensors in joined:
         shapes = sorted({tuple(tensor.shape[1:]) for tensor in tensors})
         if len(shapes) > 1:
-            name, way_out = ("labels", "") if tensors is labels else ("inputs", _PADDED)
-            raise UnreadableError(f"all {name} must have one shape, got {', '.join(map(str, shapes[:3]))}.{way_out}")
+            raise UnreadableError(f"all samples must have one shape, got {', '.join(map(str, shapes[:3]))}.{_PADDED}")
     whole: tuple[Any, Tensor] = pytree.tree_unflatten(map(torch.cat, joined), spec)
     return whole
 
@@ -124,23 +117,21 @@ def _joined(read: list[tuple[Any, Tensor]]) -> tuple[Any, Tensor]:
 def split_batch(batch: Any, keys: Keys) -> tuple[Any, Tensor]:
     """Inputs and labels of a batch, dense tensors of one length; raises `UnreadableError` and `TypeError`."""
     inputs, labels = _entries(batch, keys)
-    inputs = as_tree(inputs)
-    for name, value, tensors in (("inputs", inputs, pytree.tree_leaves(inputs)), ("labels", labels, [labels])):
+    both = as_tree(inputs), labels
+    for name, part in zip(("inputs", "labels"), both, strict=True):
+        tensors = pytree.tree_leaves(part)
         if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
-            raise UnreadableError(f"the {name} of a batch must be a tensor of numbers, got {type(value).__name__}.")
+            raise UnreadableError(f"the {name} of a batch must be a tensor of numbers, got {type(part).__name__}.")
         for tensor in tensors:
             as_tensor(tensor, name)  # refuses one that is not dense
-    if shapes := _unequal_shapes(inputs, labels):
-        raise UnreadableError(f"inputs and labels of a batch must be equally long, got {shapes}.")
-    return inputs, signed(labels)
+    _check_lengths(*both)
+    return both
 
 
-def _unequal_shapes(inputs: Any, labels: Tensor) -> str:
-    """Shapes of inputs and labels in words; "" if they are of one length."""
-    tensors = pytree.tree_leaves(inputs)
-    if labels.ndim and all(tensor.ndim and len(tensor) == len(labels) for tensor in tensors):
-        return ""
-    return f"{', '.join(str(tuple(tensor.shape)) for tensor in tensors)} and {tuple(labels.shape)}"
+def _check_lengths(inputs: Any, labels: Tensor) -> None:
+    shapes = [tuple(tensor.shape) for tensor in (*pytree.tree_leaves(inputs), labels)]
+    if not all(shapes) or len({shape[0] for shape in shapes}) > 1:
+        raise UnreadableError(f"inputs and labels must be equally long, got {', '.join(map(str, shapes))}.")
 
 
 def _entries(batch: Any, keys: Keys) -> tuple[Any, Any]:
@@ -151,12 +142,11 @@ def _entries(batch: Any, keys: Keys) -> tuple[Any, Any]:
     has = f"keys {', '.join(map(repr, batch))}" if is_dict else f"places 0 to {len(batch) - 1}"
     input_key, label_key = _keys(batch, keys, has) if isinstance(batch, Mapping) else _places(batch, keys)
     several = [input_key] if isinstance(input_key, str) or not isinstance(input_key, Sequence) else input_key
+    places = [*several, label_key]
+    if not is_dict:  # a command line gives places as strings
+        places = [int(place) if str(place).isdecimal() else place for place in places]
     try:
-        # A command line gives a place in a tuple as a string.
-        *inputs, labels = (
-            batch[int(key) if isinstance(key, str) and key.isdecimal() and not is_dict else key]
-            for key in (*several, label_key)
-        )
+        *inputs, labels = (batch[place] for place in places)
     except (KeyError, IndexError, TypeError) as error:
         raise UnreadableError(
             f"`input_key={input_key!r}` and `label_key={label_key!r}` must be in a batch, which has the {has}."

@@ -27,9 +27,9 @@ from torch.utils.data import (
 from bu_torch.internal.global_state import preserved_random_state, seeded
 from bu_torch.internal.inputs import check_integer
 from bu_torch.samples.balance import stratified_rows
-from bu_torch.samples.batches import NO_KEYS, NO_SAMPLE, WAY_OUT, InputKey, Keys, as_tensors, concatenate, whole_pair
-from bu_torch.samples.readings import READ_BATCH, LoaderRows
-from bu_torch.samples.samples import Samples, UnreadableError, choose_among, known_labels, packed, without_ignored
+from bu_torch.samples.batches import NO_KEYS, NO_SAMPLE, WAY_OUT, InputKey, Keys, concatenate, whole_pair
+from bu_torch.samples.readings import READ_BATCH, Reader
+from bu_torch.samples.samples import Samples, UnreadableError, choose_among, known_labels, samples_of, without_ignored
 from bu_torch.samples.worker import with_batches
 
 _MOST_INDICES = 100_000_000  # of a sampler without an end
@@ -69,16 +69,16 @@ def read_samples(
     if hasattr(dataset, "train_dataloader") and hasattr(dataset, "setup"):
         with preserved_random_state():
             dataset = _training_loader(dataset)
-    if (pair := whole_pair(dataset, keys)) is not None:
-        return choose_among(*as_tensors(*pair), how_many, seed)
-    is_sequence = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-    if not is_sequence and not isinstance(dataset, DataLoader | IterableDataset):
-        raise TypeError(
-            "`dataset` must be a Dataset or DataLoader of labelled samples, or a pair (inputs, labels) of tensors or"
-            f" arrays, got {type(dataset).__name__}."
-        )
-    loader = dataset if isinstance(dataset, DataLoader) else DataLoader(dataset, batch_size=READ_BATCH)
     try:
+        if (pair := whole_pair(dataset, keys)) is not None:
+            return choose_among(*pair, how_many, seed)
+        is_sequence = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+        if not is_sequence and not isinstance(dataset, DataLoader | IterableDataset):
+            raise TypeError(
+                "`dataset` must be a Dataset or DataLoader of labelled samples, or a pair (inputs, labels) of tensors"
+                f" or arrays, got {type(dataset).__name__}."
+            )
+        loader = dataset if isinstance(dataset, DataLoader) else DataLoader(dataset, batch_size=READ_BATCH)
         return read_loader(loader, how_many, seed=seed, keys=keys, stream_limit=max_samples)
     except UnreadableError as error:
         raise ValueError(f"`dataset`: {error} {WAY_OUT}") from error
@@ -130,16 +130,14 @@ def read_loader(
             chosen = stratified_rows(n_training, n_wanted, seed, None if known is None else known[indices])
             indices = [indices[i] for i in chosen.tolist()]
             weights = None if weights is None else weights[chosen]
-        again = LoaderRows(loader, indices, seed, keys, transform)
-        inputs, labels, is_random = again.read_first(max_bytes, looks_for_augmentation)
-        are_known = len(labels) == len(indices)
-        if not are_known:
-            are_places, weights = False, None
-        rows = torch.as_tensor(indices if are_places else range(len(labels)), device="cpu")
-        inputs, packing = packed(inputs)
-        samples = Samples(inputs, labels, rows, n_training, classes, weights, packing=packing)
-        if looks_for_augmentation and are_known:
-            samples = samples._replace(is_random=is_random, again=again)
+        reader = Reader(loader, seed, keys, transform)
+        inputs, labels, is_random = reader.read_first(indices, max_bytes, looks_for_augmentation)
+        samples = samples_of(inputs, labels)._replace(n_training=n_training, classes=classes)
+        if len(labels) == len(indices):
+            samples = samples._replace(weights=weights)
+            if are_places:
+                rows = torch.as_tensor(indices, device="cpu")
+                samples = samples._replace(rows=rows, is_random=is_random, again=reader.read)
         return without_ignored(samples)
 
 
@@ -164,17 +162,20 @@ def _visited(loader: DataLoader[Any], n_batches: float, seed: int) -> tuple[list
     batches, weights = None, None
     if type(sampler) is BatchSampler:  # a subclass may leave out some of what its own sampler gives
         batches, sampler = sampler, _undistributed(sampler.sampler)
-    n_draws = n_batches * (1 if batches is None else batches.batch_size)
+    size = 1 if batches is None else batches.batch_size
     if isinstance(sampler, WeightedRandomSampler):
-        indices, weights = torch.nonzero(sampler.weights).flatten().tolist(), _drawn_by(sampler)
+        is_drawn = sampler.weights > 0
+        indices, weights = torch.nonzero(is_drawn).flatten().tolist(), sampler.weights[is_drawn].double().cpu()
+        if not sampler.replacement or bool((weights == weights[0]).all()):
+            weights = None
     elif isinstance(sampler, SequentialSampler | RandomSampler | DistributedSampler):
         n_samples = len(getattr(sampler, "data_source", dataset))
         if isinstance(sampler, SequentialSampler):  # every epoch leaves out the last ones
-            n_samples -= n_samples % batches.batch_size if batches is not None and batches.drop_last else 0
-            n_samples = int(min(n_samples, n_draws))
+            n_samples = int(min(n_samples, size * min(n_batches, len(loader.batch_sampler or sampler))))
         indices = list(range(n_samples))
     else:
-        one_pass = DataLoader(SamplerPass(sampler, int(min(n_draws, _MOST_INDICES))), batch_size=None, collate_fn=list)
+        n_most = int(min(n_batches * size, _MOST_INDICES))
+        one_pass = DataLoader(SamplerPass(sampler, n_most), batch_size=None, collate_fn=list)
         indices = with_batches(one_pass, {"batch_size": None}, seed, next)
         if batches is None and indices and isinstance(indices[0], list | tuple):
             indices, are_lists = _plain(itertools.chain(*indices)), True
@@ -205,20 +206,3 @@ class SamplerPass(IterableDataset[Any]):
 
 def _plain(entries: Iterable[Any]) -> list[Any]:
     return [entry.tolist() if hasattr(entry, "tolist") else entry for entry in entries]
-
-
-def _drawn_by(sampler: WeightedRandomSampler) -> Tensor | None:
-    """Relative frequency of each sample that a sampler draws at all; None if all alike.
-
-    Without replacement, a sample of weight w is among the n drawn with a probability near 1 - exp(-t w), with the t for
-    which they add up to n (Rosen 1972).
-    """
-    weights = sampler.weights[sampler.weights > 0].double().cpu()
-    if not sampler.replacement:
-        if sampler.num_samples >= len(weights):
-            return None
-        weights, t = weights / weights.mean(), 1.0
-        for _ in range(1000):
-            t *= sampler.num_samples / float(-torch.expm1(-t * weights).sum())
-        weights = -torch.expm1(-t * weights)
-    return None if bool((weights == weights[0]).all()) else weights

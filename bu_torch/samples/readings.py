@@ -5,8 +5,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 
 from bu_torch.internal.global_state import seeded
 from bu_torch.samples.batches import NO_KEYS, Keys, concatenate
-from bu_torch.samples.samples import Samples, UnreadableError, packed
+from bu_torch.samples.samples import Samples, UnreadableError, samples_of
 from bu_torch.samples.worker import described, with_batches
 
 READ_BATCH = 256
@@ -25,61 +24,53 @@ _READ_TWICE = 32  # samples, to see whether they are augmented at random
 _Result = TypeVar("_Result")
 
 
-@dataclass(frozen=True, eq=False)
-class LoaderRows:
-    """Samples of a loader, to be read as often as is needed, in batches as the loader makes them.
+class Reader(NamedTuple):
+    """Reads samples of a loader in batches as it makes them.
 
     Random numbers start from `seed` in each call, so that calls repeat. In one call they move on from one reading to
     the next, also those of generators that the dataset holds, because one process reads all.
     """
 
     loader: DataLoader[Any]
-    indices: list[Any]
     seed: int
     keys: Keys
     transform: Callable[[Any], Any] | None
 
-    def at(self, rows: Tensor) -> Self:
-        """Some of the samples, by their places here."""
-        return replace(self, indices=[self.indices[row] for row in rows.tolist()])
-
-    def read(self, n_times: int) -> tuple[Any, Tensor]:
+    def read(self, indices: list[Any], n_times: int) -> tuple[Any, Tensor]:
         """Inputs and labels of all samples, `n_times` one after another."""
-        batches, n_expected = self._lists(self.indices) * n_times, len(self.indices) * n_times
+        batches, n_expected = self._lists(indices) * n_times, len(indices) * n_times
         with seeded(self.seed):
             return self._use(batches, lambda read: concatenate(read, self.keys, self.transform, None, n_expected))
 
-    def read_first(self, max_bytes: int | None, looks_for_augmentation: bool) -> tuple[Any, Tensor, bool]:
+    def read_first(
+        self, indices: list[Any], max_bytes: int | None, looks_for_augmentation: bool
+    ) -> tuple[Any, Tensor, bool]:
         """Inputs and labels of all samples, and whether a second reading of a few gives other inputs and these labels.
 
         Nothing is read twice unless it `looks_for_augmentation`.
         """
-        n_samples, first = len(self.indices), self._lists(self.indices)
+        n_samples, first = len(indices), self._lists(indices)
         # Some classes alone may be augmented, so these lie apart.
         few = slice(None, n_samples if looks_for_augmentation else 0, math.ceil(n_samples / _READ_TWICE))
 
-        def join(batches: Iterator[Any]) -> tuple[Any, Tensor, bool]:
+        def read_twice(batches: Iterator[Any]) -> tuple[tuple[Any, Tensor], tuple[Any, Tensor] | None]:
             part = itertools.islice(batches, len(first))
-            inputs, labels = concatenate(part, self.keys, self.transform, None, n_samples, max_bytes)
-            if not looks_for_augmentation or len(labels) != n_samples:
-                return inputs, labels, False
-            tree = pytree.tree_map(lambda tensor: tensor[few], (inputs, labels))
-            n_few = len(tree[1])
+            read = concatenate(part, self.keys, self.transform, None, n_samples, max_bytes)
             with suppress(Exception):  # the user's code may raise anything
-                again = concatenate(batches, self.keys, self.transform)
-                *both, both_labels = pytree.tree_leaves(concatenate([tree, again], NO_KEYS, None))  # padded alike
-                is_same = all(are_equal(tensor[:n_few], tensor[n_few:]) for tensor in both)
-                return inputs, labels, are_equal(both_labels[:n_few], both_labels[n_few:]) and not is_same
-            return inputs, labels, False
+                return read, concatenate(batches, self.keys, self.transform)
+            return read, None
 
         # By the same worker: its generators move on.
-        reading = self._use(first + self._lists(self.indices[few]), join)
-        if (n_read := len(reading[1])) < n_samples:
+        (inputs, labels), second = self._use(first + self._lists(indices[few]), read_twice)
+        if len(labels) < n_samples:
             warnings.warn(
-                f"The loader's batches hold {n_read} of the {n_samples} samples that were read: only those are used.",
+                f"The loader's batches hold {len(labels)} of the {n_samples} samples that were read: only those are"
+                " used.",
                 stacklevel=2,
             )
-        return reading
+            return inputs, labels, False
+        before = pytree.tree_map(lambda tensor: tensor[few], (inputs, labels))
+        return inputs, labels, second is not None and is_augmentation(before, second)
 
     def _lists(self, indices: list[Any]) -> list[list[Any]]:
         size = self.loader.batch_size or READ_BATCH
@@ -97,16 +88,25 @@ class LoaderRows:
 
     def _in_memory(self) -> tuple[tuple[Tensor, ...], Tensor] | None:
         """Tensors of a `TensorDataset`, or of subsets of one, and the row of each index; None for other datasets."""
-        dataset: Any = self.loader.dataset
-        rows = None
+        subsets, dataset = [], self.loader.dataset
         while type(dataset) is Subset:
-            indices = torch.as_tensor(dataset.indices, device="cpu")
-            dataset, rows = dataset.dataset, indices if rows is None else indices[rows]
+            subsets.append(torch.as_tensor(dataset.indices, device="cpu"))
+            dataset = dataset.dataset
         if type(dataset) is not TensorDataset or self.loader.collate_fn is not default_collate:
             return None
-        if any(tensor.is_sparse for tensor in dataset.tensors):  # `split_batch` refuses these
-            return None
-        return dataset.tensors, torch.arange(len(dataset), device="cpu") if rows is None else rows
+        rows = torch.arange(len(dataset), device="cpu")
+        for indices in reversed(subsets):
+            rows = rows[indices]
+        return dataset.tensors, rows
+
+
+def is_augmentation(first: tuple[Any, Tensor], second: tuple[Any, Tensor]) -> bool:
+    """Whether two readings of the same samples have other inputs and the same labels."""
+    with suppress(UnreadableError):  # they have other shapes
+        both = concatenate([first, second], NO_KEYS, None)  # joined, they are padded alike
+        *inputs, labels = (tensor.tensor_split(2) for tensor in pytree.tree_leaves(both))
+        return are_equal(*labels) and not all(itertools.starmap(are_equal, inputs))
+    return False
 
 
 def may_be_read_again(perturbation: Any) -> bool:
@@ -142,19 +142,15 @@ def read_again(samples: Samples, n_further: int) -> Samples:
     assert samples.again is not None  # noqa: S101
     n_samples, n_times = len(samples.labels), 1 + n_further
     try:
-        tree, labels = samples.again.read(n_times)
-        inputs, packing = packed(tree)
+        read = samples_of(*samples.again(samples.rows.tolist(), n_times))
     except Exception as error:  # the user's code may raise anything
-        said = str(error).rstrip(".") if isinstance(error, UnreadableError) else described(error)
-        raise UnreadableError(f"fails: {said}") from error
-    if not are_equal(labels, samples.labels.repeat(n_times, *[1] * (samples.labels.ndim - 1))):
+        raise UnreadableError(f"fails: {described(error)}") from error
+    if not are_equal(read.labels, samples.labels.repeat(n_times, *[1] * (samples.labels.ndim - 1))):
         raise UnreadableError("gives other labels")
-    readings = inputs[n_samples:].unflatten(0, (n_further, n_samples))
-    return samples._replace(inputs=inputs[:n_samples], readings=readings, packing=packing)
+    readings = read.inputs[n_samples:].unflatten(0, (n_further, n_samples))
+    return samples._replace(inputs=read.inputs[:n_samples], readings=readings, packing=read.packing)
 
 
 def are_equal(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors hold the same values, or NaN in the same places."""
-    if first.shape != second.shape:
-        return False
-    return bool(((first == second) | ((first != first) & (second != second))).all())
+    return first.shape == second.shape and bool(((first == second) | ((first != first) & (second != second))).all())

@@ -1,7 +1,7 @@
 """Training samples as tensors, the choice of some of them, and copies among them."""
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,9 +11,6 @@ from torch.utils.data import Subset, TensorDataset
 from bu_torch.internal.inputs import as_features, as_labels, as_tensor
 from bu_torch.internal.packing import Packing, as_inputs
 from bu_torch.samples.balance import as_weights, stratified_rows
-
-if TYPE_CHECKING:
-    from bu_torch.samples.readings import LoaderRows
 
 IGNORED = -100  # default `ignore_index` of torch's losses
 _BLOCK_ELEMENTS = 2**22  # compared at once
@@ -31,43 +28,41 @@ class Samples(NamedTuple):
     n_ignored: int = 0  # samples that were left out because their label is `IGNORED`
     is_random: bool = False  # whether inputs differ each time they are read, and nothing else does
     packing: Packing | None = None  # layout of several tensors in `inputs`; None if there is one
-    again: "LoaderRows | None" = None  # reads these samples again; None if they cannot be, or nobody looked
+    # Reads the samples at these `rows` so many times; None if they cannot be read again, or nobody looked.
+    again: Callable[[list[int], int], tuple[Any, Tensor]] | None = None
     readings: Tensor | None = None  # further readings of the inputs, (n_draws, n, ...)
 
     def at(self, rows: Tensor) -> "Samples":
         """Some of the samples, by their places here."""
         names = ("inputs", "labels", "rows", "weights")
         parts = {name: part[rows.to(part.device)] for name in names if (part := getattr(self, name)) is not None}
-        again = None if self.again is None else self.again.at(rows)
         readings = None if self.readings is None else self.readings[:, rows.to(self.readings.device)]
-        return self._replace(**parts, again=again, readings=readings)
+        return self._replace(**parts, readings=readings)
 
 
 class UnreadableError(ValueError):
     """Samples cannot be read. The message names neither the argument nor the remedy: the caller adds both."""
 
 
+def samples_of(inputs: Any, labels: Tensor) -> Samples:
+    """Samples of inputs from `as_inputs` and labels."""
+    packing = None if isinstance(inputs, Tensor) else Packing.of(inputs)
+    inputs = inputs if packing is None else packing.pack(inputs)
+    labels = labels if labels.is_floating_point() or labels.is_complex() else labels.long()
+    return Samples(inputs, labels, torch.arange(len(inputs), device="cpu"), len(inputs), packing=packing)
+
+
 def whole_samples(inputs: Any, labels: Any, sample_weight: Any = None, *, keep_integers: bool = False) -> Samples:
     """All samples that a user gives, checked as the estimators check them, without those whose label is -100."""
-    inputs, packing = packed(as_inputs(inputs, "inputs"))
-    keep_integers |= packing is not None and packing.form == "rows"
-    inputs = as_features(inputs, "inputs", keep_integers=keep_integers, keep_bytes=True)
-    labels = as_tensor(labels, "labels")
+    samples = samples_of(as_inputs(inputs, "inputs"), as_tensor(labels, "labels"))
+    keep_integers |= samples.packing is not None and samples.packing.form == "rows"
+    inputs = as_features(samples.inputs, "inputs", keep_integers=keep_integers, keep_bytes=True)
     weights = None if sample_weight is None else as_weights(sample_weight, len(inputs)).to(inputs.device)
-    rows = torch.arange(len(inputs), device="cpu")
-    samples = Samples(inputs, labels, rows, len(inputs), weights=weights, packing=packing)
-    if labels.ndim and len(labels) == len(inputs):
+    samples = samples._replace(inputs=inputs, weights=weights)
+    if samples.labels.shape[:1] == inputs.shape[:1]:
         samples = without_ignored(samples)
     n_left = len(samples.inputs)
     return samples._replace(labels=as_labels(samples.labels, n_left), n_training=n_left)
-
-
-def packed(inputs: Any) -> tuple[Tensor, Packing | None]:
-    """Inputs from `as_inputs` as one tensor, and the layout of several tensors in it; None if there was one."""
-    if isinstance(inputs, Tensor):
-        return inputs, None
-    packing = Packing.of(inputs)
-    return packing.pack(inputs), packing
 
 
 def fewer_of(samples: Samples, n_wanted: int, seed: int) -> Samples:
@@ -80,10 +75,7 @@ def fewer_of(samples: Samples, n_wanted: int, seed: int) -> Samples:
 
 def choose_among(inputs: Any, labels: Tensor, how_many: Callable[[int], int], seed: int) -> Samples:
     """Choose `how_many(n)` of the n given samples whose label is not -100."""
-    inputs, packing = packed(inputs)
-    rows = torch.arange(len(inputs), device="cpu")
-    samples = Samples(inputs, signed(labels), rows, len(inputs), packing=packing)
-    samples = without_ignored(samples)
+    samples = without_ignored(samples_of(inputs, labels))
     n_left = len(samples.inputs)
     return fewer_of(samples._replace(n_training=n_left), how_many(n_left), seed)
 
@@ -91,15 +83,13 @@ def choose_among(inputs: Any, labels: Tensor, how_many: Callable[[int], int], se
 def without_ignored(samples: Samples) -> Samples:
     """The same without samples whose label is -100, counted in `n_ignored`; `UnreadableError` if none is left."""
     labels = samples.labels
-    if not labels.dtype.is_signed or labels.is_complex() or labels.numel() != len(labels):
+    if labels.is_complex() or labels.numel() != len(labels):
         return samples
     is_ignored = labels.detach().reshape(-1) == IGNORED
     n_ignored = int(is_ignored.sum())
-    if not n_ignored:
-        return samples
     if n_ignored == len(labels):
-        raise UnreadableError(f"all {n_ignored} labels are {IGNORED}, which torch's losses ignore.")
-    return samples.at((~is_ignored).nonzero().squeeze(1))._replace(n_ignored=n_ignored)
+        raise UnreadableError(f"there must be at least one sample, got {n_ignored} with the label {IGNORED} (ignored).")
+    return samples.at((~is_ignored).nonzero().squeeze(1))._replace(n_ignored=n_ignored) if n_ignored else samples
 
 
 def known_labels(dataset: Any, label_key: str | int | None = None) -> Tensor | None:
@@ -112,9 +102,9 @@ def known_labels(dataset: Any, label_key: str | int | None = None) -> Tensor | N
         if isinstance(dataset, TensorDataset):
             labels = dataset.tensors[label_key if isinstance(label_key, int) else -1]
         elif isinstance(dataset, list | tuple):
-            labels = [sample[1 if label_key is None else _name_in(sample, label_key)] for sample in dataset]
-        elif hasattr(dataset, "column_names"):  # of Hugging Face
-            labels = dataset[_name_in(dataset.column_names, label_key)][:]
+            labels = [sample[1 if label_key is None else label_key] for sample in dataset]
+        elif hasattr(dataset, "column_names"):  # of Hugging Face, whose collators take `label` for `labels`
+            labels = dataset["label" if label_key == "labels" != "label" in dataset.column_names else label_key][:]
         else:
             labels = dataset.targets  # torchvision has them
         labels = labels if isinstance(labels, Tensor) else np.asarray(labels)
@@ -123,25 +113,12 @@ def known_labels(dataset: Any, label_key: str | int | None = None) -> Tensor | N
         return None
 
 
-def _name_in(names: Any, label_key: str | int | None) -> Any:
-    """Name of the labels in a sample or among columns; Hugging Face's collators take `label` for `labels`."""
-    return "label" if label_key == "labels" and "labels" not in names and "label" in names else label_key
-
-
 def _as_strata(labels: Tensor, n_samples: int) -> Tensor | None:
     """Labels as int64 (N,) to stratify by; None if samples do not have one whole number each."""
     if labels.shape != (n_samples,) or labels.is_complex():
         return None
     whole = labels.long()
     return whole if not labels.is_floating_point() or bool((whole == labels).all()) else None
-
-
-def signed(labels: Tensor) -> Tensor:
-    """Convert unsigned labels to int64, because torch computes little with these; labels beyond int64 stay."""
-    if labels.dtype not in (torch.uint16, torch.uint32, torch.uint64):
-        return labels
-    whole = labels.long()
-    return labels if bool((whole < 0).any()) else whole
 
 
 def copies(features: Tensor, neighbors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

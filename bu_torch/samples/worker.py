@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
 from bu_torch.internal.global_state import seeded, start_from
 from bu_torch.samples.samples import UnreadableError
@@ -81,29 +81,23 @@ def _begin(worker_init_fn: Callable[[int], None] | None, seed: int, worker_id: i
 def _from_copy(loader: DataLoader[Any], order: dict[str, Any]) -> Batches:
     """Yield batches of a deep copy, or of the original, with a warning, if it cannot be copied."""
     dataset, collate_fn = loader.dataset, loader.collate_fn
-    parts = pytree.tree_leaves([vars(part) for part in _nested(dataset)])
+    nested, parts = dataset, []
+    while hasattr(nested, "__dict__"):
+        parts.append(vars(nested))
+        nested = getattr(nested, "dataset", None)
     # Read-only arrays, such as files mapped into memory, are shared.
-    memo = {id(part): part for part in parts if isinstance(part, np.ndarray) and not part.flags.writeable}
+    arrays = [part for part in pytree.tree_leaves(parts) if isinstance(part, np.ndarray)]
+    memo = {id(array): array for array in arrays if not array.flags.writeable}
     try:
         dataset, collate_fn = copy.deepcopy((dataset, collate_fn), memo)
     except Exception as error:  # a user's class may raise anything
-        name = type(dataset).__name__
-        if isinstance(dataset, IterableDataset) and iter(dataset) is iter(dataset):
-            raise UnreadableError(f"{name} gives the same iterator each time: reading would use it up.") from error
         warnings.warn(
-            f"{name} cannot be copied ({described(error)}): reading it may move its random generators, caches and open"
-            " files.",
+            f"{type(dataset).__name__} cannot be copied ({described(error)}): reading it may move its random"
+            " generators, caches and open files, or use up a stream.",
             stacklevel=2,
         )
     with _explained(dataset, "this process"):
         yield from _iterator(dataset, **order, collate_fn=collate_fn)
-
-
-def _nested(dataset: Any) -> Iterator[Any]:
-    """A dataset and the one that it is a subset of, and so on."""
-    while hasattr(dataset, "__dict__"):
-        yield dataset
-        dataset = getattr(dataset, "dataset", None)
 
 
 @contextmanager

@@ -49,16 +49,10 @@ class TestClassWeight:
         assert found == {"{0: 3.0, 2: 1.0}"}
 
     @pytest.mark.parametrize(
-        ("given", "error", "message"),
-        [
-            ("rebalanced", TypeError, "`class_weight` must be 'balanced', a dict .*got 'rebalanced'"),
-            (3.0, TypeError, "`class_weight` must be 'balanced'.*got 3.0"),
-            *((given, ValueError, "`class_weight`") for given in ({}, {-1: 1.0}, {"a": 1.0}, {0: 0.0}, [1.0, -1.0])),
-            ({0: float("nan")}, ValueError, "`class_weight`"),
-        ],
+        "given", ["rebalanced", 3.0, {}, {-1: 1.0}, {"a": 1.0}, {0: 0.0}, [1.0, -1.0], {0: float("nan")}]
     )
-    def test_bad_ones_are_refused_by_name(self, given, error, message):
-        with pytest.raises(error, match=message):
+    def test_bad_ones_are_refused_by_name(self, given):
+        with pytest.raises(ValueError, match="`class_weight`"):
             BoundaryUncertainty(class_weight=given)
 
     @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from torch.utils.data import (
 
 from bu_torch.samples import worker
 from bu_torch.samples.reading import read_loader
-from bu_torch.samples.samples import UnreadableError
 
 X, Y = blobs(60)
 PAIRS = list(zip(X, Y, strict=True))
@@ -194,16 +193,6 @@ class TestWithoutWorker:
         with pytest.warns(UserWarning, match="Counts cannot be copied"):
             read(dataset)
         assert len(dataset.seen) == 60
-
-    def test_a_stream_that_would_be_used_up_is_refused(self, spawned):
-        class Same(Itself):
-            def __iter__(self):
-                return self.rest
-
-        stream = Same()
-        with pytest.raises(UnreadableError, match="Same"):
-            read(stream)
-        assert len(list(stream)) == 180
 
     def test_arrays_that_nobody_can_write_to_are_not_copied(self, spawned):
         class Mapped(np.ndarray):
