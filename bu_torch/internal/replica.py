@@ -97,9 +97,10 @@ def _share(attributes: dict[str, Any], memo: dict[Any, Any]) -> None:
     # A module has many dicts of hooks; copying those that are empty would take most of the time.
     memo |= {id(hooks): OrderedDict() for hooks in attributes.values() if type(hooks) is OrderedDict and not hooks}
     for value in pytree.tree_leaves([attributes[name] for name in attributes.keys() - _OF_MODULES]):
+        kind: Any = type(value)
         if isinstance(value, Tensor) and not value.is_leaf:
             memo[id(value)] = copy.deepcopy(value.detach(), memo)
-        elif _is_shared(type(value)):
+        elif _is_shared(kind):
             memo[id(value)] = value
 
 

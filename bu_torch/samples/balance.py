@@ -20,14 +20,14 @@ _RARE = 0.5  # part of an equal share; the kept check recognised rarer classes c
 def check_class_weight(class_weight: Any) -> ClassWeight | None:
     """Class weights as `"balanced"`, a dict in the order of its classes, a list, or None; refuses all others."""
     if class_weight is None or (isinstance(class_weight, str) and class_weight == "balanced"):
-        return class_weight
+        return None if class_weight is None else "balanced"
     if hasattr(class_weight, "to_dict"):  # a Series of pandas has the classes in its index
         class_weight = class_weight.to_dict()
     is_dict = isinstance(class_weight, Mapping)
     try:
         items = class_weight.items() if is_dict else enumerate(class_weight)
         weights = {label: float(weight) for label, weight in sorted(items)}
-        is_valid = all(isinstance(k, Integral) and k >= 0 and 0 < w < math.inf for k, w in weights.items())
+        is_valid = all(isinstance(k, Integral) and int(k) >= 0 and 0 < w < math.inf for k, w in weights.items())
     except (TypeError, ValueError):
         weights, is_valid = {}, False
     if not weights or not is_valid:

@@ -171,7 +171,7 @@ def _visited(loader: DataLoader[Any], n_batches: float, seed: int) -> tuple[list
     elif isinstance(sampler, SequentialSampler | RandomSampler | DistributedSampler):
         n_samples = len(getattr(sampler, "data_source", dataset))
         if isinstance(sampler, SequentialSampler):  # every epoch leaves out the last ones
-            n_samples = int(min(n_samples, size * min(n_batches, len(loader.batch_sampler or sampler))))
+            n_samples = int(min(n_samples, size * min(n_batches, len(loader))))
         indices = list(range(n_samples))
     else:
         n_most = int(min(n_batches * size, _MOST_INDICES))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
@@ -74,30 +73,23 @@ class Reader(NamedTuple):
 
     def _lists(self, indices: list[Any]) -> list[list[Any]]:
         size = self.loader.batch_size or READ_BATCH
-        if self.transform is None and self._in_memory() is not None:
+        if self.transform is None and self._is_in_memory():
             size = READ_BATCH
         return [indices[start : start + size] for start in range(0, len(indices), size)]
 
     def _use(self, lists: list[list[Any]], use: Callable[[Iterator[Any]], _Result]) -> _Result:
-        loader, held = self.loader, self._in_memory()
-        if held is not None:  # that runs no code of the user's
-            tensors, rows = held
-            return use([tensor[rows[places]] for tensor in tensors] for places in lists)
+        loader = self.loader
+        if self._is_in_memory():  # indexing runs no code of the user's
+            return use(list(loader.dataset[places]) for places in lists)
         order = {"sampler": lists, "batch_size": None} if loader.batch_sampler is None else {"batch_sampler": lists}
         return with_batches(loader, order, self.seed, use)
 
-    def _in_memory(self) -> tuple[tuple[Tensor, ...], Tensor] | None:
-        """Tensors of a `TensorDataset`, or of subsets of one, and the row of each index; None for other datasets."""
-        subsets, dataset = [], self.loader.dataset
+    def _is_in_memory(self) -> bool:
+        """Whether batches are rows of a `TensorDataset`, or of subsets of one."""
+        dataset: Any = self.loader.dataset
         while type(dataset) is Subset:
-            subsets.append(torch.as_tensor(dataset.indices, device="cpu"))
             dataset = dataset.dataset
-        if type(dataset) is not TensorDataset or self.loader.collate_fn is not default_collate:
-            return None
-        rows = torch.arange(len(dataset), device="cpu")
-        for indices in reversed(subsets):
-            rows = rows[indices]
-        return dataset.tensors, rows
+        return type(dataset) is TensorDataset and self.loader.collate_fn is default_collate
 
 
 def is_augmentation(first: tuple[Any, Tensor], second: tuple[Any, Tensor]) -> bool:

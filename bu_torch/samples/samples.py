@@ -104,7 +104,8 @@ def known_labels(dataset: Any, label_key: str | int | None = None) -> Tensor | N
         elif isinstance(dataset, list | tuple):
             labels = [sample[1 if label_key is None else label_key] for sample in dataset]
         elif hasattr(dataset, "column_names"):  # of Hugging Face, whose collators take `label` for `labels`
-            labels = dataset["label" if label_key == "labels" != "label" in dataset.column_names else label_key][:]
+            is_singular = label_key == "labels" and "labels" not in dataset.column_names
+            labels = dataset["label" if is_singular else label_key][:]
         else:
             labels = dataset.targets  # torchvision has them
         labels = labels if isinstance(labels, Tensor) else np.asarray(labels)

@@ -81,7 +81,8 @@ def _begin(worker_init_fn: Callable[[int], None] | None, seed: int, worker_id: i
 def _from_copy(loader: DataLoader[Any], order: dict[str, Any]) -> Batches:
     """Yield batches of a deep copy, or of the original, with a warning, if it cannot be copied."""
     dataset, collate_fn = loader.dataset, loader.collate_fn
-    nested, parts = dataset, []
+    nested: Any = dataset
+    parts = []
     while hasattr(nested, "__dict__"):
         parts.append(vars(nested))
         nested = getattr(nested, "dataset", None)
