@@ -39,7 +39,7 @@ def copy_of(value: Any, values: Mapping[str, Tensor] | None = None) -> Any:
     memo: dict[Any, Any] = {}
     with torch.no_grad(), torch.inference_mode(False):
         if isinstance(value, nn.Module):
-            _copy_tensors(value, memo)
+            _copy_tensors(value, values or {}, memo)
         for part in parts:
             _share(getattr(part, "__dict__", {}), memo)
         for part in reversed(parts):
@@ -63,13 +63,16 @@ def is_plain(tensor: Any) -> bool:
     return is_dense and type(tensor.data) is Tensor
 
 
-def _copy_tensors(network: nn.Module, memo: dict[Any, Any]) -> None:
+def _copy_tensors(network: nn.Module, values: Mapping[str, Tensor], memo: dict[Any, Any]) -> None:
     """Put copies of parameters and buffers into a memo; tensors that share memory do so in the copy, too.
 
-    Frozen parameters of more than 64 MiB share their memory with the copy, unless a change of modes may write to them.
+    Frozen parameters of more than 64 MiB share their memory with the copy, unless `values` replace them or a change of
+    modes may write to them.
     """
-    tensors = [tensor for tensor in every_tensor(network).values() if is_plain(tensor)]
+    named = {name: tensor for name, tensor in every_tensor(network).items() if is_plain(tensor)}
+    tensors = list(named.values())
     frozen = {id(tensor) for tensor in network.parameters() if not tensor.requires_grad}
+    frozen -= {id(tensor) for name, tensor in named.items() if name in values}
     for part in network.modules():
         if (type(part).train, type(part).eval) != _MODES:
             frozen -= {id(tensor) for tensor in part.parameters()}
