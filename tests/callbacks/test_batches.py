@@ -7,7 +7,6 @@ from functools import cache, partial
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import LambdaCallback
 from problems import Classifier, blobs, fit_again, loader
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -63,21 +62,13 @@ class DataModule(pl.LightningDataModule):
         return batch[0].float() / 255, batch[1]
 
 
-class Instance(Classifier):
-    """Has its hook as an attribute."""
-
-    def __init__(self):
-        super().__init__()
-        self.on_after_batch_transfer = lambda batch, dataloader_idx: (batch[0].float() / 255, batch[1])
-
-
 class TestHooks:
     @pytest.fixture(scope="class")
     def scaled(self, tmp_path_factory):
         folder = tmp_path_factory.mktemp("scaled")
         return cache(lambda **settings: monitored(folder, Classifier, loader(SCALED, Y), max_epochs=2, **settings)[0])
 
-    @pytest.mark.parametrize("module", [Before, After, Transfer, Instance, "a datamodule"])
+    @pytest.mark.parametrize("module", [Before, After, Transfer, "a datamodule"])
     @pytest.mark.parametrize("settings", [{}, {"max_samples": 50}], ids=["all", "some"])
     def test_that_scale_are_as_data_that_is_scaled(self, tmp_path, scaled, module, settings):
         given = (Classifier, DataModule()) if module == "a datamodule" else (module, loader(BYTES, Y))
@@ -166,12 +157,6 @@ def test_rows_of_a_small_or_sorted_batch_are_no_others(tmp_path, recwarn):
     assert not warnings_in(recwarn)
 
 
-def test_batches_that_another_callback_prepares_are_warned_of(tmp_path):
-    scale = LambdaCallback(on_train_batch_start=lambda trainer, module, batch, batch_idx: batch[0].div_(100))
-    with pytest.warns(UserWarning, match=VALUES):
-        fit(tmp_path, Classifier, loader(100 * X + 50, Y), scale, BoundaryUncertaintyStopping(**FEW))
-
-
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_no_hook_stays_in_a_module_that_fails_and_none_is_in_what_is_compiled(tmp_path, is_compiled):
     class Broken(Classifier):
@@ -187,11 +172,6 @@ def test_no_hook_stays_in_a_module_that_fails_and_none_is_in_what_is_compiled(tm
     with pytest.raises(KeyError):
         fit(tmp_path, module, loader(X, Y), BoundaryUncertaintyStopping(**FEW))
     assert not has_ears(module)
-
-
-def test_places_may_come_from_a_command_line(tmp_path):
-    places = ({"input_key": "0", "label_key": "1"}, {})
-    assert_same_history(*(monitored(tmp_path, Classifier, loader(X, Y), **keys)[0] for keys in places))
 
 
 # Samplers, classes and labels.

@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import LambdaCallback
-from problems import Plain, fit, same, scripted, trainer
+from problems import Plain, same, scripted
 from problems import fit_again as run_of
 
 
@@ -74,13 +74,3 @@ def test_an_exception_between_a_check_and_the_saving_of_its_weights_leaves_the_e
     assert len(own.history) == 3
     assert own.best_epoch == own.summary["kept_epoch"] == 1
     assert not has_files or torch.load(own.best_model_path, weights_only=True)["epoch"] == 1
-
-
-def test_sharded_weights_are_left_and_the_file_is_named(tmp_path):
-    class FSDPStrategy(type(trainer(tmp_path).strategy)):
-        """Sharded by its name; the real one needs GPUs."""
-
-    stopping = scripted()
-    with pytest.warns(UserWarning, match="FSDPStrategy .*boundary-epoch"):
-        fit(tmp_path, stopping, strategy=FSDPStrategy(device=torch.device("cpu")))
-    assert Path(stopping.best_model_path).exists()

@@ -7,11 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from problems import Bomb, Classifier, Weights, cut, fit, same, scripted
-
-from bu_torch import BoundaryUncertaintyStopping
 
 PLACE, WEIGHTS = {"epoch": 1, "global_step": 8}, {"state_dict": Classifier().state_dict()}  # of the second epoch
 
@@ -85,19 +82,6 @@ def test_a_best_file_from_others_is_read_as_plain_data_or_not_at_all(tmp_path, m
     assert len([one for one in said if "kept epoch" in str(one.message) or "is lost" in str(one.message)]) == 1
 
 
-@pytest.mark.parametrize("swap", ["cut", "other"])
-def test_a_best_file_that_is_torn_or_written_over_is_not_put_back(tmp_path, swap):
-    def write_over(*_):
-        best = Path(stopping.best_model_path)
-        best.write_bytes((best if swap == "cut" else other).read_bytes()[: 1000 if swap == "cut" else None])
-
-    _, other = run(tmp_path / "other")
-    stopping, module, look = BoundaryUncertaintyStopping(n_neighbors=20), Classifier(), Weights()
-    with pytest.warns(UserWarning, match="cannot be put back"):
-        fit(tmp_path, stopping, look, LambdaCallback(on_train_end=write_over), module=module, max_epochs=2)
-    assert same(module.state_dict(), look.at_end)
-
-
 def test_the_best_of_an_earlier_process_is_left_where_it_is_and_named(tmp_path, log):
     last, best = run(tmp_path)
     stopping, _ = resume(tmp_path, last, str(best), (0.1, 0.5, 0.9))
@@ -135,12 +119,3 @@ def test_the_best_file_may_lie_in_a_store_and_below_the_folder_of_the_run(tmp_pa
     fit(tmp_path, again, module=Classifier(), max_epochs=4, ckpt_path=cut(tmp_path, first))
     assert (again.best_epoch, again.best_model_path) == (1, first.best_model_path)
     assert first.best_model_path.startswith(f"{folder}/best/epoch=1-")
-
-
-def test_a_best_epoch_in_a_file_is_named_if_the_resumed_run_writes_none(tmp_path):
-    last, _ = run(tmp_path)
-    stopping = scripted((0.1, 0.5, 0.2))
-    options = {"enable_checkpointing": False, "ckpt_path": last, "weights_only": True}
-    with pytest.warns(UserWarning, match="is lost .*not in the state.*. The best of the coming epochs"):
-        fit(tmp_path, stopping, module=Classifier(), max_epochs=4, **options)
-    assert stopping.best_epoch in (2, 3)

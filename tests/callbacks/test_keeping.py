@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch.callbacks import EMAWeightAveraging, LambdaCallback, ModelCheckpoint
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Classifier, Weights, blobs, cut, loader, same, scripted, weights_of
+from problems import Classifier, Weights, blobs, loader, same, scripted, weights_of
 from problems import fit as trained
-from scenarios import ScheduleFree, perceptron
 from torch import nn
 
 
@@ -69,31 +66,6 @@ class TestWeightsLeftOut:
             assert torch.equal(value, weights[2 if name.startswith("net.4") else 1][name]), name
         assert "its weights are partly in the model" in log.text
 
-    def test_names_that_the_module_does_not_know_are_said(self, tmp_path):
-        class Adding(Classifier):
-            def on_save_checkpoint(self, checkpoint):
-                checkpoint["state_dict"]["extra"] = torch.zeros(1)
-
-        module = Adding()
-        with pytest.warns(UserWarning, match="extra"):
-            _, weights = fit(tmp_path, scripted(), module=module)
-        assert same(weights_of(module), weights[1])
-
-    @pytest.mark.parametrize(("left_out", "is_put_back"), [("backbone", True), ("net.4", False)])
-    def test_a_file_of_before_is_put_back_if_only_frozen_ones_are_missing(self, tmp_path, left_out, is_put_back):
-        first, look = scripted((0.9, 0.1), restore_best_weights=False), Weights()
-        module = LeavingOut(left_out, strict=False)
-        backbone = weights_of(module.backbone)
-        path = cut(tmp_path, first, look, module=module)
-        module = LeavingOut(left_out, strict=False)
-        module.backbone.load_state_dict(backbone)
-        module.on_train_start = lambda: setattr(module, "strict_loading", True)
-        resumed = scripted((0.9, 0.1))
-        with nullcontext() if is_put_back else pytest.warns(UserWarning, match=r"net\.4\.weight"):
-            _, after = fit(tmp_path, resumed, module=module, ckpt_path=path, max_epochs=4)
-        assert resumed.best_epoch == 0
-        assert same(weights_of(module), look.of_epoch[0] if is_put_back else after[3])
-
 
 class Changing(Classifier):
     """Gets another network after the epoch that is kept."""
@@ -137,10 +109,6 @@ class TestFiles:
         kept = torch.load(own.best_model_path, weights_only=True)
         assert same(kept["state_dict"], weights[own.best_epoch])
 
-    def test_without_checkpoints_they_are_warned_of(self, tmp_path):
-        with pytest.warns(UserWarning, match="`dirpath`, `filename`"):
-            fit(tmp_path, scripted(dirpath=tmp_path, filename="best"), enable_checkpointing=False)
-
     @pytest.mark.parametrize("where", ["root", "logger", "dirpath"])
     def test_a_relative_folder_is_as_good_as_an_absolute_one(self, tmp_path, monkeypatch, where):
         monkeypatch.chdir(tmp_path)
@@ -150,19 +118,6 @@ class TestFiles:
         again = scripted((0.3,))
         fit("runs", again, ckpt_path=own.best_model_path)
         assert (again.best_epoch, again.best_model_path) == (1, own.best_model_path)
-
-    @pytest.mark.parametrize(("users", "n_written"), [([], 6), ([{"save_top_k": 0}], 3), ([{"every_n_epochs": 3}], 4)])
-    def test_how_many_are_written(self, tmp_path, users, n_written):
-        """Three epochs that each improve; `docs/lightning.md` says why Lightning's own goes on."""
-        written = []
-
-        class Counting(TorchCheckpointIO):
-            def save_checkpoint(self, checkpoint, path, storage_options=None):
-                written.append(path)
-                super().save_checkpoint(checkpoint, path, storage_options)
-
-        fit(tmp_path, scripted((0.1, 0.2, 0.3)), *(ModelCheckpoint(**one) for one in users), plugins=[Counting()])
-        assert len(written) == n_written
 
     def test_each_best_is_saved_once_with_all_that_resumes_and_loggers_are_told(self, tmp_path):
         class Listening(CSVLogger):
@@ -218,20 +173,6 @@ class TestWeightsOnly:
         made.test(dataloaders=loader(*blobs()), ckpt_path="best", verbose=False)
         with pytest.raises(KeyError):
             fit(tmp_path, scripted(), ckpt_path=own.best_model_path)
-
-    def test_it_is_refused_beside_weight_averaging(self, tmp_path):
-        """Lightning's files of weights alone hold the module's, and the average is measured."""
-        with pytest.raises(MisconfigurationException, match="`save_weights_only=True`"):
-            fit(tmp_path, scripted(save_weights_only=True), EMAWeightAveraging())
-
-
-@pytest.mark.parametrize("checkpoints", [True, False])
-def test_a_later_eval_of_an_optimiser_with_modes_does_not_move_the_restored_weights(tmp_path, checkpoints):
-    module = ScheduleFree(perceptron())
-    made = trained(tmp_path, scripted(), module=module, enable_checkpointing=checkpoints)
-    before = weights_of(module)
-    made.optimizers[0].eval()
-    assert same(before, module.state_dict())
 
 
 class Counted(Classifier):

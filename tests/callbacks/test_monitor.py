@@ -2,7 +2,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from problems import Classifier, blobs, fit, loader, weights_of
+from problems import Classifier, fit, loader, weights_of
 from readable import Endless
 from torch import nn
 from torch.utils.data import DataLoader
@@ -75,17 +75,3 @@ class TestModels:
         assert 0.05 < expected["boundary_uncertainty"] < 1
         for name in ("boundary_uncertainty", "label_agreement", "vote_agreement"):
             assert found[name] == pytest.approx(expected[name], abs=tolerance), name
-
-    def test_a_compiled_module_is_not_compiled_again_from_check_to_check(self, tmp_path):
-        graphs = []
-
-        def count(graph, example_inputs):
-            graphs.append(len(monitor.history))
-            return graph.forward
-
-        monitor = BoundaryUncertaintyMonitor()
-        data = loader(*blobs(n=130))  # whose last batch has a size of its own
-        fit(tmp_path, monitor, module=torch.compile(Classifier(), backend=count), data=data, max_epochs=4)
-        assert len(monitor.history) == 4
-        assert graphs
-        assert max(graphs) <= 1

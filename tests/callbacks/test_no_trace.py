@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import sklearn  # noqa: F401  (which sets environment variables when it is first imported)
 import torch
-from lightning.pytorch.callbacks import Callback, LambdaCallback
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import Callback
 from problems import Augmented, Classifier, blobs, same, trainer, weights_of
 from scenarios import Model, Renormalised, tokens
 from torch.utils.data import DataLoader
@@ -90,26 +89,6 @@ def test_a_trainer_finds_everything_as_it_was(tmp_path, options):
     for before, after in zip(seen[::2], seen[1::2], strict=True):
         assert before == after
     assert not all(seen[-1]["modes"])
-
-
-@pytest.mark.parametrize("fault", ["before the first step", "in a check", "while samples are read"])
-def test_after_an_exception_too(tmp_path, fault):
-    class Broken(Augmented):
-        def __getitem__(self, i):
-            if seen and fault == "while samples are read":
-                random.random(), np.random.rand(), torch.rand(1)
-                raise KeyError("a fault of the user's")
-            return super().__getitem__(i)
-
-    def on_train_epoch_end(trainer, module):
-        module.fails = fault == "in a check"
-
-    seen, module = [], Modes(fails=fault == "before the first step")
-    callbacks = Look(seen), LambdaCallback(on_train_epoch_end=on_train_epoch_end), BoundaryUncertaintyMonitor()
-    with pytest.raises((KeyError, MisconfigurationException), match="a fault of the user's"):
-        trainer(tmp_path, *callbacks, max_epochs=2).fit(module, DataLoader(Broken(), batch_size=30))
-    assert len(seen) == {"while samples are read": 2, "before the first step": 3, "in a check": 7}[fault]
-    assert seen[-2] == seen[-1]
 
 
 @contextlib.contextmanager

@@ -17,20 +17,6 @@ HIGHEST = {"monitor": "given", "mode": "max"}
 
 
 class TestEarlyStoppingOfTheUsers:
-    @pytest.mark.parametrize("place", ["before", "after", "behind the checkpoints"])
-    def test_it_is_the_trainer_s_own_and_the_kept_file_holds_its_state(self, tmp_path, place):
-        own, users = scripted([0.9, 0.1, 0.95]), [EarlyStopping(**HIGHEST, strict=False, patience=9)]
-        made = trainer(tmp_path, *([*users, own] if place == "before" else [own]), ModelCheckpoint(tmp_path / "user"))
-        made.callbacks += {"before": [], "behind the checkpoints": users}.get(place, [])
-        if place == "after":
-            made.callbacks[1:1] = users
-        made.fit(Classifier(), loader(*blobs()))
-        assert made.early_stopping_callbacks == users
-        assert made.checkpoint_callback.best_model_path == own.best_model_path
-        states = torch.load(own.best_model_path, weights_only=True)["callbacks"]
-        (state,) = [state for key, state in states.items() if "EarlyStopping" in key and "given" in key]
-        assert state["best_score"] == pytest.approx(0.9 if place == "behind the checkpoints" else 0.95)
-
     @pytest.mark.parametrize("ours_first", [True, False])
     @pytest.mark.parametrize(("patience", "stops"), [(2, True), (9, False)])
     def test_whichever_stops_first_ends_each_training(self, tmp_path, ours_first, patience, stops):
@@ -49,15 +35,6 @@ class TestEarlyStoppingOfTheUsers:
             assert (own.best_epoch, own.stopped_epoch) == (0, 2 if stops else None)
             assert module.theirs.stopped_epoch == (0 if stops else 4)
             assert ("`EarlyStopping`" in own.stopping_reason) != stops
-
-    @pytest.mark.parametrize(("grows", "n_checks"), [(True, 8), (False, 4)])
-    def test_its_patience_counts_checks(self, tmp_path, grows, n_checks):
-        """Lightning keeps a logged value until the next; who monitors ours must not count it twice."""
-        own = scripted([check / 100 if grows else 0.5 for check in range(8)], every_n_epochs=2)
-        users = EarlyStopping(**HIGHEST, patience=3, strict=False)
-        made = fit(tmp_path, own, users, max_epochs=16)
-        assert (made.current_epoch, len(own.history)) == (2 * n_checks, n_checks)
-        assert users.wait_count == (0 if grows else 3)
 
 
 class TestWhoSeesWhat:
@@ -92,12 +69,6 @@ class TestWhoSeesWhat:
             rows = [row for row in csv.DictReader(file) if row["given"]]
         assert [(int(row["step"]), int(row["epoch"])) for row in rows] == [(2 * n + 1, n // 2) for n in range(6)]
         assert [float(row["given"]) for row in rows] == pytest.approx([0.5, 0.7, 0.3, 0.2, 0.2, 0.2])
-
-    def test_the_last_check_of_an_epoch_is_seen_at_its_end(self, tmp_path):
-        stopper, ends = EarlyStopping(patience=2, **HIGHEST), ModelCheckpoint(tmp_path, **HIGHEST)
-        fit(tmp_path, scripted([0.5, 0.4, 0.3, 0.2], every_n_train_steps=3), stopper, ends, max_epochs=9)
-        assert stopper.stopped_epoch == 2
-        assert Path(ends.best_model_path).name == "epoch=0-step=4.ckpt"
 
     @pytest.mark.parametrize(("every", "expected"), [(1, [0.1, 0.2, 0.3, 0.4, 0.5]), (2, [0.2, 0.4])])
     def test_a_plateau_scheduler_of_that_frequency_sees_each_check_once(self, tmp_path, every, expected):

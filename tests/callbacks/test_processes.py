@@ -183,34 +183,6 @@ def test_two_processes_count_what_a_sampler_draws_and_a_loss_weighs_as_one_does(
     assert [(one["warned"], one["hooks"]) for one in (first, second)] == [(n_warned, 0), (0, 0)]
 
 
-SPAWN = """
-from bu_torch.report import read_record
-if __name__ == "__main__":
-    torch.manual_seed(0)
-    features, labels = blobs(n=120)
-    stopping = BoundaryUncertaintyStopping(n_neighbors=20, patience=1)
-    made = trainer(folder, stopping, max_epochs=3, strategy="ddp_spawn", devices=2)
-    module = Classifier()
-    made.fit(module, loader(features, labels))
-    record = read_record(folder / "checkpoints")
-    path = record.end.best_model_path
-    saved = torch.load(path, weights_only=True)
-    done(0, path=path, best=made.checkpoint_callback.best_model_path,
-         kept=saved["epoch"], told=record.kept, checks=len(record.checks),
-         same=all(torch.equal(value, module.state_dict()[name]) for name, value in saved["state_dict"].items()))
-"""
-
-
-@pytest.mark.slow
-def test_after_a_spawn_the_weights_the_path_and_the_record_are_there(tmp_path):
-    codes, said, (parent,) = run(tmp_path, SPAWN, 1)
-    assert codes == [0], said
-    assert parent["same"]
-    assert parent["kept"] == parent["told"]
-    assert parent["checks"] > parent["kept"]
-    assert parent["best"] == parent["path"]
-
-
 SHARDED = """
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn

@@ -5,9 +5,9 @@ import torch
 from problems import Augmented, Classifier, Made, Plain, blobs, cut, fit, in_order
 from scenarios import tokens
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader, default_collate
 
-from bu_torch import BoundaryUncertainty, BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper
+from bu_torch import BoundaryUncertaintyMonitor
 from bu_torch.report import read_record
 
 X, Y = blobs()
@@ -62,11 +62,6 @@ def test_a_check_passes_what_the_dataset_gives(tmp_path, log, settings):
     assert record.data["perturbation"] == kind
     assert log.text.count(SAID) == is_read
     assert log.text.count("To change it: `perturbation='reading'`") == (not is_read)
-
-
-def test_an_augmented_reference_is_read_again(tmp_path):
-    monitor = monitored(tmp_path, TensorDataset(X + 0.5, Y), reference=Made(shifted))
-    assert read_record(monitor.record_path).data["perturbation"] == "reading"
 
 
 @pytest.mark.parametrize("kind", ["reading", "tokens"])
@@ -143,12 +138,6 @@ def test_what_is_no_augmentation_is_moved(tmp_path, then):
     monitor = monitored(tmp_path, in_order(), reference=Failing(then))
     assert len(monitor.history) == 2
     assert read_record(monitor.record_path).data["perturbation"] == "random"
-
-
-@pytest.mark.parametrize("make", [BoundaryUncertaintyStopper, lambda *data, **k: BoundaryUncertainty(**k).fit(*data)])
-def test_tensors_cannot_be_read_again(make):
-    with pytest.raises(ValueError, match=r"`perturbation='reading'` needs a dataset .*: tensors cannot be read again"):
-        make(X, Y, perturbation="reading")
 
 
 def test_samples_that_collate_fn_mixes_are_read_before_it(tmp_path, log):

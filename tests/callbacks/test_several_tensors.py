@@ -192,18 +192,6 @@ def test_a_function_of_the_user_gets_the_tensors_as_the_network_does(tmp_path):
     assert_alike(several, one)
 
 
-def test_fewer_tensors_in_training_are_warned_of(tmp_path):
-    class NoMask(Text):
-        def forward(self, input_ids, attention_mask=None):
-            return self.out(self.embed(input_ids).mean(1))
-
-        def training_step(self, batch, batch_idx):
-            return self.loss(self(batch[0]), batch[2])
-
-    with pytest.warns(UserWarning, match="`input_key=`"):
-        run(tmp_path, NoMask, IN_ORDER)
-
-
 @pytest.mark.parametrize(
     ("module", "data", "settings", "message"),
     [

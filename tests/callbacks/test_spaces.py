@@ -113,12 +113,6 @@ def test_the_record_says_what_was_chosen(tmp_path, log, module, space, kind):
     assert (data["space"], data["perturbation"]) == (space, kind)
 
 
-def test_the_loop_looks_at_no_network_that_may_have_learnt_the_labels(tmp_path):
-    stopper = BoundaryUncertaintyStopper(*images(160), n_neighbors=20, n_draws=1, folder=tmp_path)
-    stopper.check(Module())
-    assert read_record(stopper.record_path).data["space"] in ("inputs", "patches")
-
-
 @pytest.mark.parametrize(
     ("samples", "module", "later", "settings"),
     [(images, Module, Plain, {**FEW, "feature_extractor": "module"}), (tokens, pretrained, pretrained, TOKENS)],
@@ -153,12 +147,6 @@ def test_an_extractor_that_calls_the_module_leaves_it_as_it_was(tmp_path, kind):
     monitor = BoundaryUncertaintyMonitor(n_neighbors=20, feature_extractor=extractor)
     trainer(tmp_path, monitor, max_epochs=1).fit(module, batches())
     assert int(module.norm.num_batches_tracked) == 4
-
-
-def test_a_reference_stays_integers(tmp_path):
-    read = fit(tmp_path / "read", BoundaryUncertaintyMonitor(**TOKENS), OfTokens)
-    given = fit(tmp_path / "given", BoundaryUncertaintyMonitor(reference=tokens(160), **TOKENS), OfTokens)
-    assert given.history == read.history
 
 
 def test_token_ids_that_are_moved_as_numbers_are_said(tmp_path):

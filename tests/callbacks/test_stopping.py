@@ -5,7 +5,6 @@ import inspect
 import math
 import pickle
 import re
-import signal
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -220,21 +219,6 @@ class TestResume:
         assert (resumed.best_step, resumed.stopping_reason) == (whole.best_step, whole.stopping_reason)
         assert same(again.state_dict(), expected.state_dict())
 
-    @pytest.mark.parametrize(
-        ("settings", "warns"),
-        [({"class_weight": {0: 2.0}}, "class_weight"), ({"seed": 5}, "seed"), ({"patience": 5}, "")],
-    )
-    def test_with_settings_that_change_the_scores_the_best_starts_anew_and_stays_so(self, tmp_path, settings, warns):
-        path = cut(tmp_path / "first", scripted((0.8, 0.9)))
-        last = ModelCheckpoint(tmp_path / "user", save_last=True)
-        with pytest.warns(UserWarning, match=f"{warns}=.* start anew") if warns else nullcontext():
-            own = scripted((0.8, 0.9, 0.3, 0.4), **settings)
-            fit(tmp_path, own, last, ckpt_path=path, max_epochs=4)
-        assert (own.best_epoch, [entry["epoch"] for entry in own.history]) == (3 if warns else 1, [0, 1, 2, 3])
-        again = scripted((0.8, 0.9, 0.3, 0.4), **settings)
-        fit(tmp_path, again, ckpt_path=last.last_model_path, max_epochs=5)
-        assert read_record(again.record_path).n_not_compared == (2 if warns else 0)
-
     @pytest.mark.parametrize("again", ["last", "best"])
     def test_a_run_that_is_over_trains_and_saves_nothing_more(self, tmp_path, again):
         def times():
@@ -326,26 +310,6 @@ class TestEnds:
         assert not list(tmp_path.rglob("*.ckpt"))
         with pytest.raises(ValueError, match="fast_dev_run"):
             made.test(Classifier(), loader(*blobs()), ckpt_path="best")
-
-    @pytest.mark.parametrize(("kind", "is_restored"), [(KeyboardInterrupt, True), (OSError, False)])
-    def test_a_file_of_the_exception_holds_the_weights_that_training_had(self, tmp_path, kind, is_restored):
-        def fail(trainer, module, batch, batch_idx):
-            if (trainer.current_epoch, batch_idx) == (2, 1):
-                seen.update(weights_of(module))
-                raise kind
-
-        how = {"filename": "exception", "save_on_exception": True, "every_n_epochs": 99}
-        seen, own, look, module = {}, scripted(), Weights(), Classifier()
-        saving = ModelCheckpoint(tmp_path / "user", **how)
-        handler = signal.getsignal(signal.SIGINT)
-        try:
-            with pytest.raises(SystemExit if is_restored else kind):
-                fit(tmp_path, own, look, saving, LambdaCallback(on_train_batch_start=fail), module=module)
-        finally:
-            signal.signal(signal.SIGINT, handler)
-        assert same(torch.load(tmp_path / "user" / "exception.ckpt", weights_only=True)["state_dict"], seen)
-        assert own.best_epoch == 1
-        assert same(module.state_dict(), look.of_epoch[1] if is_restored else seen)
 
     # One for each phase of an epoch and of what follows it.
     HOOKS = ("on_train_batch_end", "on_validation_end", "on_train_epoch_end", "on_train_end", "on_fit_end")
@@ -461,18 +425,6 @@ def test_as_published_the_largest_uncertainty_of_all_samples_and_of_the_weights_
     assert values == expected
     assert own.best_epoch == values.index(max(values))
     assert own.stopped_epoch is None
-
-
-def test_three_lines_are_said_and_files_if_asked_for(tmp_path, caplog):
-    caplog.set_level("INFO")
-    fit(tmp_path / "quiet", scripted((0.1, 0.5, 0.4, 0.9)), max_epochs=4)
-    kept, ended = (record.getMessage() for record in caplog.records if record.name == "bu_torch")
-    assert "kept epoch 3" in kept
-    assert "`max_epochs=4`" in ended
-    assert "train longer" in ended  # the kept check is the last
-    fit(tmp_path, scripted((0.1, 0.5, 0.4, 0.9), verbose=True), max_epochs=4)
-    counts = {words: sum(words in line for line in caplog.messages) for words in ("saving", "not in top")}
-    assert counts == {"saving": 3, "not in top": 0}
 
 
 def test_the_page_names_each_argument_of_lightning_s_that_is_missing_here():

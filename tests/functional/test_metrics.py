@@ -64,17 +64,6 @@ def test_it_is_scikit_learn_s_metric_of_rows_with_each_label(seed, name, j, has_
     assert float(found(name, *wider, counted)) == pytest.approx(float(value), abs=1e-12)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_precision_device_and_order(name, device, dtype):
-    logits, probabilities, weights = problem(3, has_ties=True)
-    expected = float(found(name, logits, probabilities, weights))
-    order = torch.randperm(len(logits), generator=torch.Generator().manual_seed(1))
-    moved = (one[order].to(device, dtype) for one in (logits, probabilities))
-    value = found(name, *moved, weights[order].to(device))
-    assert value.dtype == torch.float64
-    assert float(value) == pytest.approx(expected, abs=1e-6)
-
-
 def test_the_cost_is_that_of_each_prediction():
     logits, probabilities, weights = problem(3)
     each = [

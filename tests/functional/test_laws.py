@@ -1,0 +1,275 @@
+"""What holds of every formula: order, names and copies of samples, units of logits and weights, device and dtype."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles import boundary as oracle
+
+from bu_torch import functional as F
+from bu_torch.functional import metrics
+from bu_torch.functional.probabilities import brier_score, mixing_weight
+
+M, D = 5, 2
+SEEDS = st.integers(0, 2**32)
+
+
+def problem(seed=0, n=40, j=3, dtype=torch.float64, n_values=None):
+    """All that the formulas take; of `n_values` different logits many rows have equal gaps."""
+    g = torch.Generator().manual_seed(seed)
+    shape = (n, j)
+    logits = torch.randn(shape, generator=g, dtype=torch.float64)
+    if n_values is not None:
+        logits = torch.randint(n_values, shape, generator=g).double()
+    likely, second = ((2 * torch.randn(shape, generator=g, dtype=torch.float64)).softmax(dim=1) for _ in range(2))
+    return {
+        "logits": logits.to(dtype),
+        "probabilities": likely.to(dtype),
+        "second": second.to(dtype),
+        "distances": (torch.rand(shape, generator=g, dtype=torch.float64) + 0.1).to(dtype),
+        "labels": torch.randint(0, j, (n,), generator=g),
+        "neighbors": torch.rand(n, n, generator=g).fill_diagonal_(-1).argsort(dim=1)[:, :M],
+        "pairs": torch.rand(shape, generator=g).argsort(dim=1)[:, :2].sort(dim=1).values,
+        "weights": (torch.rand(n, generator=g, dtype=torch.float64) * 4 - 2).exp(),
+    }
+
+
+def trust(p, w):
+    return F.mean_trust_score(F.trust_score(p["distances"], p["logits"].argmax(dim=1)), **w)
+
+
+def score(p, w, skill=0.7):
+    logits, likely = p["logits"], p["probabilities"]
+    accuracy = F.expected_accuracy(likely, logits.argmax(dim=1), **w)
+    most = F.attainable(likely, p["distances"], w.get("weights"))
+    measured = accuracy, F.boundary_uncertainty(logits, likely, **w), trust(p, w)
+    return F.accuracy_uncertainty_trust(*measured, most, skill)
+
+
+def votes(p, w):
+    found = F.label_votes(p["labels"], p["neighbors"], 1.5, p["logits"].shape[1], **w)
+    return found.double().square().sum(dim=1).mean()
+
+
+def omission(p, w):
+    shares = F.label_votes(p["labels"], p["neighbors"], 0.0, p["logits"].shape[1], **w)
+    return F.omission(shares, p["logits"].argmax(dim=1), p["neighbors"], significance=1.0, **w)
+
+
+def of_metric(name):
+    return lambda p, w: getattr(metrics, f"expected_{name}")(p["logits"], p["probabilities"], relative(w))
+
+
+def relative(w):
+    return w["weights"] / w["weights"].mean() if w else None
+
+
+# Formulas of a problem p, with w = {"weights": ...} or {}: one number for all samples, alone or with their neighbours.
+OF_SAMPLES = {
+    "boundary uncertainty": lambda p, w: F.boundary_uncertainty(p["logits"], p["probabilities"], **w),
+    "expected accuracy": lambda p, w: F.expected_accuracy(p["probabilities"], p["logits"].argmax(dim=1), **w),
+    "trust": trust,
+    "score": score,
+    "Brier score": lambda p, w: brier_score(p["probabilities"], p["labels"], relative(w)),
+    "mixing weight": lambda p, w: mixing_weight(p["probabilities"], p["second"], p["labels"], relative(w)),
+    **{
+        name: of_metric(name)
+        for name in ("balanced_accuracy", "f1", "auroc", "average_precision", "log_loss", "brier_score")
+    },
+}
+OF_CLUSTERS = {
+    "Parzen": lambda p, w: F.parzen_uncertainty(p["logits"], p["labels"], p["neighbors"], p["pairs"], **w),
+    "omission": omission,
+    "votes": votes,
+}
+FORMULAS = OF_SAMPLES | OF_CLUSTERS
+UNITLESS = {"boundary uncertainty", "expected accuracy", "score", "balanced_accuracy", "f1", "Parzen", "omission"}
+formulas = pytest.mark.parametrize("name", FORMULAS)
+
+
+def both(name, p, q, *, same_weights=False, **tolerance):
+    """The formula is the same of two problems, with weights and without."""
+    for w, v in (({}, {}), ({"weights": p["weights"]}, {"weights": q["weights"]})):
+        torch.testing.assert_close(
+            FORMULAS[name](q, v), FORMULAS[name](p, w), **{"rtol": 1e-6, "atol": 1e-9} | tolerance
+        )
+
+
+def ordered(p, order):
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order))
+    return {name: value[order] for name, value in p.items()} | {"neighbors": place[p["neighbors"][order]]}
+
+
+@formulas
+@given(seed=SEEDS, n_values=st.sampled_from([None, 3]))
+def test_the_order_of_samples_does_not_matter(name, seed, n_values):
+    p = problem(seed, n_values=n_values)
+    both(name, p, ordered(p, torch.randperm(40, generator=torch.Generator().manual_seed(seed))))
+
+
+@formulas
+@given(seed=SEEDS)
+def test_the_names_of_classes_do_not_matter(name, seed):
+    p = problem(seed)
+    names = torch.randperm(3, generator=torch.Generator().manual_seed(seed))
+    q = {key: value[:, names.argsort()] for key, value in p.items() if key in ("logits", "probabilities", "second")}
+    q |= {"distances": p["distances"][:, names.argsort()], "labels": names[p["labels"]]}
+    both(name, p, p | q | {"pairs": names[p["pairs"]].sort(dim=1).values})
+
+
+@formulas
+@given(seed=SEEDS, shift=st.sampled_from([0.0, 7.0]), scale=st.sampled_from([1.0, 1e-3, 1e3]))
+def test_units_of_logits_do_not_matter(name, seed, shift, scale):
+    p = problem(seed)
+    rows = shift * torch.randn(40, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    factor = scale if name in UNITLESS else 1.0
+    both(name, p, p | {"logits": factor * p["logits"] + rows}, rtol=1e-5)
+
+
+@formulas
+@given(seed=SEEDS, scale=st.sampled_from([1e-300, 0.1, 3e200]))
+def test_weights_count_by_their_ratios_and_equal_ones_do_not_count(name, seed, scale):
+    p = problem(seed)
+    equal = torch.full((40,), scale, dtype=torch.float64)
+    expected = FORMULAS[name](p, {})
+    torch.testing.assert_close(FORMULAS[name](p, {"weights": equal}), expected, rtol=1e-9, atol=1e-12)
+    both(name, p, p | {"weights": p["weights"] * scale})
+
+
+@pytest.mark.parametrize("name", OF_SAMPLES)
+@given(seed=SEEDS, n_values=st.sampled_from([None, 3]))
+def test_copies_of_a_sample_are_a_weight(name, seed, n_values):
+    p = problem(seed, n_values=n_values)
+    times = torch.randint(1, 4, (40,), generator=torch.Generator().manual_seed(seed))
+    copies = {key: value.repeat_interleave(times, dim=0) for key, value in p.items() if key != "neighbors"}
+    weighted = FORMULAS[name](p, {"weights": times.double()})
+    torch.testing.assert_close(FORMULAS[name](copies, {}), weighted, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", OF_CLUSTERS)
+def test_two_copies_of_all_samples_are_as_one(name):
+    p = problem()
+    twice = {key: torch.cat((value, value)) for key, value in p.items()}
+    twice["neighbors"] = torch.cat((p["neighbors"], p["neighbors"] + 40))
+    torch.testing.assert_close(FORMULAS[name](twice, {}), FORMULAS[name](p, {}))
+
+
+@formulas
+def test_device_and_dtype_change_no_digit_that_counts(name, device, dtype):
+    exact, p = problem(), {key: value.to(device) for key, value in problem(dtype=dtype).items()}
+    for w in ({}, {"weights": p["weights"]}):
+        found = FORMULAS[name](p, w)
+        expected = FORMULAS[name](exact, {key: exact[key] for key in w})
+        assert found.device.type == device.type
+        torch.testing.assert_close(found.cpu().double(), expected.double(), rtol=2e-3, atol=2e-3)
+
+
+@given(SEEDS, st.integers(1, 40), st.integers(2, 6), st.sampled_from([None, 1, 2, 6]), st.sampled_from([0.0, 0.3, 1.0]))
+def test_the_score_and_its_parts_are_those_of_a_loop(seed, n, j, n_values, skill):
+    p = problem(seed, max(n, M), j, n_values=n_values)
+    for w in ({}, {"weights": p["weights"]}):
+        counted = p["weights"].tolist() if w else [1.0] * len(p["weights"])
+        logs = reached = accuracy = most = 0.0
+        rows = zip(p["probabilities"].tolist(), p["distances"].tolist(), p["logits"].tolist(), counted, strict=True)
+        for likely, distances, logits, weight in rows:
+            chosen, ordered = logits.index(max(logits)), sorted(distances)
+            other = min(d for place, d in enumerate(distances) if place != chosen)
+            logs += weight * math.log(other / distances[chosen])
+            reached += weight * math.log(ordered[1] / ordered[0])
+            accuracy, most = accuracy + weight * likely[chosen], most + weight * max(likely)
+        listed = p["probabilities"].tolist(), counted
+        u, best = (
+            oracle.boundary_uncertainty(p["logits"].tolist(), *listed),
+            oracle.largest_boundary_uncertainty(*listed),
+        )
+        found = OF_SAMPLES["boundary uncertainty"](p, w)
+        assert (found.dtype, found.shape) == (torch.float64, ())
+        assert float(found) == pytest.approx(u, abs=1e-12)
+        assert float(OF_SAMPLES["expected accuracy"](p, w)) == pytest.approx(accuracy / sum(counted))
+        assert float(trust(p, w)) == pytest.approx(math.exp(logs / sum(counted)))
+        expected = (accuracy / most + u / best + skill * logs / reached) / (2 + skill)
+        assert float(score(p, w, skill)) == pytest.approx(expected, rel=1e-6)
+
+
+# Boundary uncertainty.
+
+
+@given(SEEDS, st.integers(1, 40))
+def test_one_logit_stands_for_two_classes_and_classes_that_are_never_likely_change_nothing(seed, n):
+    p = problem(seed, max(n, M), 2)
+    logits, likely = p["logits"], p["probabilities"]
+    difference = logits[:, 1] - logits[:, 0]
+    two = torch.stack((torch.zeros_like(difference), difference), dim=1)
+    expected = F.boundary_uncertainty(two, likely)
+    for same in (difference, difference.unsqueeze(1), torch.nn.functional.pad(two, (0, 3), value=-99.0)):
+        assert F.boundary_uncertainty(same, likely) == expected
+    flipped = F.boundary_uncertainty(logits, likely.flip(1))  # Eq. 38 knows the doubt alone
+    assert float(flipped) == pytest.approx(float(expected), abs=1e-12)
+
+
+@pytest.mark.parametrize("shift", [1, 2])
+def test_all_parts_are_lower_where_the_wrong_classes_meet(shift):
+    p = problem(n=200)
+    p |= {"logits": p["probabilities"], "distances": 1.1 - p["probabilities"]}
+    wrong = p | {"logits": p["probabilities"].roll(shift, dims=1)}
+    for name in ("boundary uncertainty", "expected accuracy", "trust", "score"):
+        assert float(OF_SAMPLES[name](wrong, {})) < 0.8 * float(OF_SAMPLES[name](p, {}))
+    assert 0.9 < float(score(p, {})) <= 1
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("j", [2, 4])
+def test_logits_that_are_not_finite_give_nan(bad, j):
+    p = problem(j=j)
+    p["logits"][3, j - 1] = bad
+    assert OF_SAMPLES["boundary uncertainty"](p, {}).isnan()
+
+
+@pytest.mark.parametrize("largest", [torch.finfo(torch.float64).max, 2.0**1000])
+def test_the_largest_numbers_are_finite(largest):
+    logits = torch.tensor([[largest, -largest], [0.0, 1.0], [largest, largest]], dtype=torch.float64)
+    probabilities = torch.tensor([[1.0, 0.0], [0.75, 0.25], [0.5, 0.5]], dtype=torch.float64)
+    assert F.boundary_uncertainty(logits, probabilities) == 1
+    assert F.boundary_uncertainty(logits[:1], probabilities[:1]) == 0
+
+
+# Limits of the score.
+
+
+def test_where_nothing_can_be_reached_a_part_adds_nothing():
+    p, one = problem(), torch.ones(())
+    equal = p | {"distances": torch.ones_like(p["distances"])}
+    assert float(score(equal, {}, 1.0)) == pytest.approx(float(score(equal, {}, 0.0)) * 2 / 3, rel=1e-6)
+    certain = torch.nn.functional.one_hot(p["labels"], 3).double()
+    most = F.attainable(certain, p["distances"])
+    assert float(most.uncertainty) == 0
+    assert float(F.accuracy_uncertainty_trust(one, torch.zeros(()), one, most, 0.0)) == 1
+
+
+@pytest.mark.parametrize("skill", [-1.0, math.nan, "1"])
+def test_a_skill_below_zero_is_refused_by_name(skill):
+    one = torch.ones(())
+    with pytest.raises((TypeError, ValueError), match="`skill`"):
+        F.accuracy_uncertainty_trust(one, one, one, F.Attainable(one, one, one), skill)
+
+
+def test_trust_is_the_mean_of_clipped_logarithms():
+    scores = torch.tensor([0.0, math.inf, 1.0, 8.0])
+    assert float(F.mean_trust_score(scores)) == pytest.approx((1e-3 * 1e3 * 1 * 8) ** 0.25, rel=1e-6)
+
+
+def test_any_integers_are_taken_and_gradients_pass():
+    p = problem()
+    predictions = p["logits"].argmax(dim=1)
+    expected = F.expected_accuracy(p["probabilities"], predictions)
+    for kind in (torch.uint8, torch.int8, torch.int16, torch.int32):
+        assert F.expected_accuracy(p["probabilities"], predictions.to(kind)) == expected
+    p["probabilities"].requires_grad_()
+    for name in ("expected accuracy", "Brier score"):
+        formula = OF_SAMPLES[name]
+        assert torch.autograd.gradcheck(
+            lambda q, formula=formula: formula({**p, "probabilities": q}, {"weights": p["weights"]}), p["probabilities"]
+        )
