@@ -3,6 +3,7 @@
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,10 +30,6 @@ class Keys(NamedTuple):
 
 NO_KEYS = Keys()
 _LABELS = ("labels", "label", "targets", "target", "y")
-_NO_BATCH = (
-    "batches must be (inputs, labels), or dicts or longer tuples whose keys or places are given by `input_key=`, which"
-    " may be a list, and `label_key=`"
-)
 _PADDED = " Pad all batches to one length; ids that come with a mask of 0 and 1 may be padded batch by batch."
 NO_SAMPLE = "there must be at least one sample, got none."
 WAY_OUT = "Pass a pair (inputs, labels) of tensors or arrays."
@@ -117,13 +114,7 @@ def _joined(read: list[tuple[Any, Tensor]]) -> tuple[Any, Tensor]:
 def split_batch(batch: Any, keys: Keys) -> tuple[Any, Tensor]:
     """Inputs and labels of a batch, dense tensors of one length; raises `UnreadableError` and `TypeError`."""
     inputs, labels = _entries(batch, keys)
-    both = as_tree(inputs), labels
-    for name, part in zip(("inputs", "labels"), both, strict=True):
-        tensors = pytree.tree_leaves(part)
-        if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
-            raise UnreadableError(f"the {name} of a batch must be a tensor of numbers, got {type(part).__name__}.")
-        for tensor in tensors:
-            as_tensor(tensor, name)  # refuses one that is not dense
+    both = pytree.tree_map(partial(as_tensor, name="inputs"), as_tree(inputs)), as_tensor(labels, "labels")
     _check_lengths(*both)
     return both
 
@@ -137,61 +128,59 @@ def _check_lengths(inputs: Any, labels: Tensor) -> None:
 def _entries(batch: Any, keys: Keys) -> tuple[Any, Any]:
     """The entries of a batch that are inputs and labels."""
     if not isinstance(batch, Mapping | tuple | list):
-        raise UnreadableError(f"{_NO_BATCH}, got a {type(batch).__name__}.")
+        raise UnreadableError(f"batches must be pairs (inputs, labels), tuples or dicts, got {type(batch).__name__}.")
     is_dict = isinstance(batch, Mapping)
-    has = f"keys {', '.join(map(repr, batch))}" if is_dict else f"places 0 to {len(batch) - 1}"
-    input_key, label_key = _keys(batch, keys, has) if isinstance(batch, Mapping) else _places(batch, keys)
+    has = f"a {type(batch).__name__} " + (f"with {', '.join(map(repr, batch))}" if is_dict else f"of {len(batch)}")
+    if keys.inputs is None or keys.labels is None:
+        keys = _guessed_keys(batch, keys) if isinstance(batch, Mapping) else _guessed_places(batch, keys)
+    input_key, label_key, _ = keys
+    if input_key is None or label_key is None:
+        raise UnreadableError(
+            f"a batch must be a pair (inputs, labels), got {has}: name inputs and labels by both `input_key=`, which"
+            " may be a list, and `label_key=`, keys or places."
+        )
     several = [input_key] if isinstance(input_key, str) or not isinstance(input_key, Sequence) else input_key
-    places = [*several, label_key]
+    places: list[Any] = [*several, label_key]
     if not is_dict:  # a command line gives places as strings
         places = [int(place) if str(place).isdecimal() else place for place in places]
     try:
         *inputs, labels = (batch[place] for place in places)
     except (KeyError, IndexError, TypeError) as error:
         raise UnreadableError(
-            f"`input_key={input_key!r}` and `label_key={label_key!r}` must be in a batch, which has the {has}."
+            f"`input_key={input_key!r}` and `label_key={label_key!r}` must be in a batch, which is {has}."
         ) from error
     if several is not input_key:
         return inputs[0], labels
     return dict(zip(several, inputs, strict=True)) if is_dict else tuple(inputs), labels
 
 
-def _keys(batch: Mapping[Any, Any], keys: Keys, has: str) -> tuple[InputKey, str | int]:
-    """Keys of inputs and labels; missing ones are guessed from their names and from what the network takes."""
+def _guessed_keys(batch: Mapping[Any, Any], keys: Keys) -> Keys:
+    """Keys in a dict, the missing ones guessed from their names and from what the network takes, if it is known."""
     input_key, label_key, network = keys
-    if label_key is None and network is not None:
+    if network is None:
+        return keys
+    if label_key is None:
         guesses = [name for name in _LABELS if name in batch]
         label_key = guesses[0] if len(guesses) == 1 else None
-    if input_key is None and network is not None and label_key is not None:
+    if input_key is None and label_key is not None:
         others = [key for key, value in batch.items() if isinstance(value, Tensor) and key != label_key]
         input_key = names_taken(network, others) or (others[0] if len(others) == 1 else None)
         if input_key is None and others and takes(network, batch):  # `forward` takes the dict itself
             input_key = others
-    if input_key is None or label_key is None:
-        raise UnreadableError(
-            f"batches are dicts with the {has}: name inputs and labels with `input_key=`, which may be a list, and"
-            " `label_key=`."
-        )
-    return input_key, label_key
+    return Keys(input_key, label_key)
 
 
-def _places(batch: Sequence[Any], keys: Keys) -> tuple[InputKey, str | int]:
-    """Places of inputs and labels; without any, a batch is a pair, or what the network takes and then labels."""
-    input_key, label_key, network = keys
-    if input_key is not None and label_key is not None:
-        return input_key, label_key
-    if input_key is not None or label_key is not None:
-        raise UnreadableError("`input_key=` and `label_key=` go together, got one of them.")
+def _guessed_places(batch: Sequence[Any], keys: Keys) -> Keys:
+    """Places in a tuple that is a pair, or what the network takes and then the only entry that may be labels."""
+    if keys.inputs is not None or keys.labels is not None:  # they go together
+        return keys
     if len(batch) == 2:
-        return 0, 1
-    if len(batch) > 2 and network is not None and _ends_with_labels(batch, network):
-        return range(len(batch) - 1), -1
-    raise UnreadableError(f"{_NO_BATCH}, got a {type(batch).__name__} of {len(batch)}.")
-
-
-def _ends_with_labels(batch: Sequence[Any], network: Any) -> bool:
-    """True if a batch is what the network takes and then labels, and nothing else in it could be the labels."""
-    if not all(isinstance(value, Tensor) for value in batch) or not takes(network, *batch[:-1]):
-        return False
+        return Keys(0, 1)
+    network = keys.network
+    if network is None or len(batch) < 2 or not all(isinstance(value, Tensor) for value in batch):
+        return keys
     may_be_labels = [value.ndim == 1 and not value.is_floating_point() for value in batch]
-    return may_be_labels[-1] and (not any(may_be_labels[:-1]) or not takes(network, *batch[:-2]))
+    is_clear = not any(may_be_labels[:-1]) or not takes(network, *batch[:-2])
+    if may_be_labels[-1] and is_clear and takes(network, *batch[:-1]):
+        return Keys(range(len(batch) - 1), -1)
+    return keys

@@ -114,31 +114,25 @@ def with_readings(samples: Samples, n_draws: int, perturbation: Any, warn: Calla
     """
     if not may_be_read_again(perturbation):
         return samples
-    found = "a second reading gives the same inputs, or other labels"
+    fault = "a second reading gives the same inputs, or other labels"
     if samples.is_random:
         try:
             return read_again(samples, n_draws)
-        except UnreadableError as error:
-            found = f"a further reading {error}"
-            warn(f"Samples: {found}. That is no augmentation, so a check perturbs the first reading.")
+        except Exception as error:  # the user's code may raise anything
+            fault = f"a further reading fails: {described(error)}"
+            warn(f"Samples: {fault}. That is no augmentation, so a check perturbs the first reading.")
     if perturbation == "reading":
-        raise ValueError(f"{ASKED_TO_READ}: {found}. {WITHOUT_READING}")
+        raise ValueError(f"{ASKED_TO_READ}: {fault}. {WITHOUT_READING}")
     return samples
 
 
 def read_again(samples: Samples, n_further: int) -> Samples:
-    """Read samples anew, each 1 + `n_further` times: the first reading takes their place, `readings` are the others.
-
-    The samples hold `again`. `UnreadableError` says what was found if these are not the same samples.
-    """
+    """Read samples anew, each 1 + `n_further` times: the first reading takes their place, `readings` are the others."""
     assert samples.again is not None  # noqa: S101
     n_samples, n_times = len(samples.labels), 1 + n_further
-    try:
-        read = samples_of(*samples.again(samples.rows.tolist(), n_times))
-    except Exception as error:  # the user's code may raise anything
-        raise UnreadableError(f"fails: {described(error)}") from error
+    read = samples_of(*samples.again(samples.rows.tolist(), n_times))
     if not are_equal(read.labels, samples.labels.repeat(n_times, *[1] * (samples.labels.ndim - 1))):
-        raise UnreadableError("gives other labels")
+        raise UnreadableError("it gives other labels")
     readings = read.inputs[n_samples:].unflatten(0, (n_further, n_samples))
     return samples._replace(inputs=read.inputs[:n_samples], readings=readings, packing=read.packing)
 

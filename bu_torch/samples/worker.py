@@ -5,22 +5,20 @@ import gc
 import multiprocessing
 import textwrap
 import warnings
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from bu_torch.internal.global_state import seeded, start_from
 from bu_torch.samples.samples import UnreadableError
 
 _PATIENCE = 60  # seconds for a batch: a dataset with threads or locks may wait forever in a forked process
-
-Batches = Generator[Any, None, None]
 _Result = TypeVar("_Result")
 
 
@@ -38,37 +36,38 @@ def with_batches(
     method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     # Other methods than "fork" need a main module that is guarded, and a daemonic process may start no other.
     if not multiprocessing.current_process().daemon and (loader.num_workers or method == "fork"):
+        in_worker = {
+            "worker_init_fn": partial(_begin, loader.worker_init_fn, seed),
+            "num_workers": 1,
+            # The default context itself would be fixed by its first use, and a script could no longer choose another.
+            "multiprocessing_context": loader.multiprocessing_context or multiprocessing.get_context(method),
+            "timeout": 0 if loader.num_workers else _PATIENCE,
+        }
         try:
-            with closing(_from_worker(loader, order, seed, method)) as batches:
-                return use(batches)
+            return _used(loader.dataset, use, collate_fn=loader.collate_fn, **order, **in_worker)
         except DatasetError:  # tensors on a GPU, connections, locks and threads do not work in a forked process
             if loader.num_workers:
                 raise
-    with seeded(seed), closing(_from_copy(loader, order)) as batches:
-        return use(batches)
+    with seeded(seed):
+        dataset, collate_fn = _copied(loader)
+        return _used(dataset, use, collate_fn=collate_fn, **order)
 
 
-def _from_worker(loader: DataLoader[Any], order: dict[str, Any], seed: int, method: str) -> Batches:
-    with _explained(loader.dataset, "a worker process"):
-        iterator = _iterator(
-            loader.dataset,
-            **order,
-            collate_fn=loader.collate_fn,
-            worker_init_fn=partial(_begin, loader.worker_init_fn, seed),
-            num_workers=1,
-            # The default context itself would be fixed by its first use, and a script could no longer choose another.
-            multiprocessing_context=loader.multiprocessing_context or multiprocessing.get_context(method),
-            timeout=0 if loader.num_workers else _PATIENCE,
-        )
-        try:
+def _used(dataset: Any, use: Callable[[Iterator[Any]], _Result], **options: Any) -> _Result:
+    iterator: Any = None
+
+    def batches() -> Iterator[Any]:
+        nonlocal iterator
+        with _explained(dataset):
+            with torch.device("cpu"):  # another default device refuses the generator, and a forked worker
+                iterator = iter(DataLoader(dataset, generator=torch.Generator(), **options))
             yield from iterator
-        finally:
-            iterator._shutdown_workers()  # at once, also if an error keeps the iterator alive
 
-
-def _iterator(dataset: Dataset[Any], **options: Any) -> Any:
-    with torch.device("cpu"):  # another default device refuses the generator, and a forked worker
-        return iter(DataLoader(dataset, generator=torch.Generator(), **options))
+    try:
+        return use(batches())
+    finally:
+        if hasattr(iterator, "_shutdown_workers"):  # at once, also if an error keeps the iterator alive
+            iterator._shutdown_workers()
 
 
 def _begin(worker_init_fn: Callable[[int], None] | None, seed: int, worker_id: int) -> None:
@@ -78,35 +77,33 @@ def _begin(worker_init_fn: Callable[[int], None] | None, seed: int, worker_id: i
         worker_init_fn(worker_id)
 
 
-def _from_copy(loader: DataLoader[Any], order: dict[str, Any]) -> Batches:
-    """Yield batches of a deep copy, or of the original, with a warning, if it cannot be copied."""
-    dataset, collate_fn = loader.dataset, loader.collate_fn
-    nested: Any = dataset
+def _copied(loader: DataLoader[Any]) -> tuple[Any, Any]:
+    """Deep copies of dataset and collation, or the originals, with a warning, if they cannot be copied."""
+    dataset: Any = loader.dataset
     parts = []
-    while hasattr(nested, "__dict__"):
-        parts.append(vars(nested))
-        nested = getattr(nested, "dataset", None)
+    while hasattr(dataset, "__dict__"):
+        parts.append(vars(dataset))
+        dataset = getattr(dataset, "dataset", None)
     # Read-only arrays, such as files mapped into memory, are shared.
     arrays = [part for part in pytree.tree_leaves(parts) if isinstance(part, np.ndarray)]
-    memo = {id(array): array for array in arrays if not array.flags.writeable}
+    both = loader.dataset, loader.collate_fn
     try:
-        dataset, collate_fn = copy.deepcopy((dataset, collate_fn), memo)
+        return copy.deepcopy(both, {id(array): array for array in arrays if not array.flags.writeable})
     except Exception as error:  # a user's class may raise anything
         warnings.warn(
-            f"{type(dataset).__name__} cannot be copied ({described(error)}): reading it may move its random"
+            f"{type(loader.dataset).__name__} cannot be copied ({described(error)}): reading it may move its random"
             " generators, caches and open files, or use up a stream.",
             stacklevel=2,
         )
-    with _explained(dataset, "this process"):
-        yield from _iterator(dataset, **order, collate_fn=collate_fn)
+        return both
 
 
 @contextmanager
-def _explained(dataset: Dataset[Any], place: str) -> Iterator[None]:
+def _explained(dataset: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # a user's class may raise anything
-        raise DatasetError(f"{type(dataset).__name__} cannot be read in {place}: {described(error)}.") from error
+        raise DatasetError(f"{type(dataset).__name__} cannot be read ({described(error)}).") from error
 
 
 def described(error: Exception) -> str:

@@ -143,15 +143,14 @@ def test_padding_is_no_augmentation():
 
 
 REFUSED = {
-    "words": (Made(lambda i: ("word", 0)), "inputs of a batch"),
     "inputs of other lengths": (collated(lambda x, y: ((x, x[1:]), y)), r"\(30, 4\), \(29, 4\)"),
     "other inputs in some batches": (collated(lambda x, y: ({f"{x[0]}": x}, y)), "same inputs"),
-    "three tensors": (TensorDataset(X, Y, Y), "`input_key=`, .* and `label_key=`, got a list of 3"),
-    "dicts without names": (DICTS, "'id', 'image', 'target': name inputs and labels"),
+    "three tensors": (TensorDataset(X, Y, Y), "got a list of 3: .*`input_key=`.* and `label_key=`"),
+    "dicts without names": (DICTS, "got a dict with 'id', 'image', 'target': name inputs and labels"),
     "shapes": (DataLoader(Made(lambda i: (X[i, : 2 + i // 60], 0)), batch_size=30), r"one shape, got \(2,\), \(3,\)"),
     "nothing": (DataLoader(WHOLE, sampler=SubsetRandomSampler([])), "at least one sample"),
     "no such input": (DICTS, "`input_key='x'`", "x", "target"),
-    "one place": (WHOLE, "`input_key=` and `label_key=` go together", 1),
+    "one place": (WHOLE, "both `input_key=`.* and `label_key=`", 1),
 }
 
 
@@ -170,6 +169,7 @@ def test_what_cannot_be_read_is_refused_with_the_way_out(case):
         ([DataLoader(WHOLE)] * 2, TypeError, "single DataLoader, got a list"),
         ((X, Y[1:]), ValueError, r"got \(120, 4\), \(119,\)"),
         ((X, ["a"] * 120), TypeError, "`labels`"),
+        (Made(lambda i: ("word", 0)), TypeError, "`inputs`"),
     ],
 )
 def test_what_is_of_another_kind_is_refused_by_name(source, error, message):
