@@ -1,5 +1,6 @@
 """Boundary uncertainty of one classifier after another on the same labelled samples."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -15,10 +16,12 @@ from bu_torch.functional.boundary import (
     uncertainty_along_boundary,
     uncertainty_between,
 )
-from bu_torch.internal.inputs import PresentClasses, as_labels
+from bu_torch.internal.inputs import as_labels
 from bu_torch.perturbation.draws import Readings
 
 MOST_ENTRIES = 2**28  # in an array with a column for each class: a gibibyte in float32; there are three such arrays
+_TENSORS = ("labels", "neighbors", "nearest_distance", "probabilities_of_present", "votes_of_present")
+_SKILLS = ("vote_skill", "regression_skill", "sharpness")
 
 
 class BoundaryUncertainty(PerturbedSamples):
@@ -89,62 +92,55 @@ class BoundaryUncertainty(PerturbedSamples):
             sample_weight: Relative frequency of each sample in training, (N,), positive; `class_weight` multiplies it.
         """
         inputs = self.as_inputs(features)
-        labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
-        self.take_classes(labels)
-        points = self.fit_points(inputs, labels, sample_weight)
-        self.estimate_probabilities(inputs, points, *self.perturbed_points())
+        self.fit_inputs(inputs, as_labels(labels, inputs.shape[0]).to(inputs.device), sample_weight)
         return self
 
-    def take_classes(self, labels: Tensor) -> None:
-        """Note the classes that have samples; raise a ValueError if arrays with a column for each are too large."""
-        self.classes = PresentClasses(labels)
-        n_entries = self.n_draws * len(labels) * len(self.classes)
-        if n_entries > MOST_ENTRIES:
-            raise ValueError(
-                f"{self.n_draws} draws of {len(labels)} samples of {len(self.classes)} classes need arrays of more than"
-                f" {MOST_ENTRIES:.1e} numbers: pass fewer draws or samples (`n_draws`, `max_samples`)."
-            )
-
-    def estimate_probabilities(self, inputs: Tensor, points: Tensor, perturbed: Tensor, features: Tensor) -> None:
-        """Estimate the probabilities of the labels, from samples and perturbed samples as points of the space.
-
-        `features` are the perturbed samples before a metric moves them.
-        """
-        expected, own, is_mixed = self.fit_probabilities(inputs, points)
+    def fit_inputs(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> tuple[Tensor, Tensor]:
+        """`fit` to checked samples; gives samples (N, k) and perturbed samples (n_draws * N, k) as points."""
+        expected, points, own, is_mixed = self.fit_probabilities(inputs, labels, sample_weight)
         self.vote_skill, self.regression_skill = expected.skills_
         self.sharpness = expected.sharpness_
+        features = torch.cat([self.space.transform(block) for block in self.perturbed.blocks()])
+        perturbed = features if self.label_metric is None else self.label_metric.transform(features)
         # The network is read at another reading of the sample itself, where its own label would reward memorising it.
-        read, is_reading = features if is_mixed else perturbed, isinstance(self.perturbation, Readings)
-        self.take_probabilities(expected.predict_proba(read, own if is_reading else None), expected.votes.votes)
+        left_out = own if isinstance(self.perturbation, Readings) else None
+        self.probabilities_of_present = expected.predict_proba(features if is_mixed else perturbed, left_out)
+        self.votes_of_present = expected.votes.votes
+        return points, perturbed
 
-    def fit_probabilities(self, inputs: Tensor, points: Tensor) -> tuple[LabelProbabilities, Tensor, bool]:
-        """Estimate of the label probabilities, the samples as it takes them, and whether these have no metric yet."""
-        own, is_mixed = points, False
+    def fit_probabilities(
+        self, inputs: Tensor, labels: Tensor, sample_weight: Any
+    ) -> tuple[LabelProbabilities, Tensor, Tensor, bool]:
+        """Estimate of the label probabilities, samples as points, and as it takes them, and whether without metric."""
+        n_entries = self.n_draws * len(labels) * len(labels.unique())
+        if n_entries > MOST_ENTRIES:
+            raise ValueError(
+                f"{self.n_draws} draws of {len(labels)} samples of {len(labels.unique())} classes need arrays of more"
+                f" than {MOST_ENTRIES:.1e} numbers: pass fewer draws or samples (`n_draws`, `max_samples`)."
+            )
+        points = own = self.fit_points(inputs, labels, sample_weight)
         regression: LabelRegression | MetricRegression = LabelRegression(seed=self.seed)
-        if self.trial_ is not None and (self.label_metric is not None or self.trial_.regression_weight):
+        is_mixed = self.trial_ is not None and (self.label_metric is not None or self.trial_.regression_weight > 0)
+        if is_mixed and self.trial_ is not None:
             # Votes stay in the space of the neighbours; the regression mixes both spaces.
-            own, is_mixed = points if self.label_metric is None else self.space.transform(inputs), True
+            own = points if self.label_metric is None else self.space.transform(inputs)
             regression = MetricRegression(self.trial_, self.label_metric, seed=self.seed)
-        expected = LabelProbabilities(regression=regression)
-        return expected.fit(own, self.classes.columns(self.labels), self.neighbors, self.weights), own, is_mixed
+        expected = LabelProbabilities(regression).fit(own, self.classes.columns(labels), self.neighbors, self.weights)
+        return expected, points, own, is_mixed
 
-    def take_probabilities(self, probabilities: Tensor, votes: Tensor) -> None:
-        """Take probabilities (n_draws * N, C) and votes (N, C) of the C classes that have samples."""
-        self.probabilities_of_present, self.votes_of_present = probabilities, votes
-        self.repeated_weights = None if self.weights is None else self.weights.repeat(self.n_draws)
+    def state(self) -> dict[str, Any]:
+        """What was fitted, as plain data on the CPU, for `restore`."""
+        tensors = {name: getattr(self, name).cpu() for name in _TENSORS}
+        return tensors | {"skills": [getattr(self, name) for name in _SKILLS], "space": self.space_name_}
 
-    def restore(
-        self, tensors: dict[str, Tensor], skills: list[float], weights: Tensor | None, inputs: Tensor, space: str
-    ) -> None:
-        """Take fitted tensors and skills from a state; draw the perturbed inputs again."""
-        self.weights, self.space_name_ = weights, space
-        self.labels, self.neighbors, self.nearest_distance = (
-            tensors[name] for name in ("labels", "neighbors", "nearest_distance")
+    def restore(self, state: Mapping[str, Any], inputs: Tensor, weights: Tensor | None) -> None:
+        """Take what `state` gave, of these samples; draw the perturbed inputs again."""
+        self.weights, self.space_name_ = weights, state["space"]
+        self.vote_skill, self.regression_skill, self.sharpness = state["skills"]
+        *found, self.probabilities_of_present, self.votes_of_present = (
+            state[name].to(inputs.device) for name in _TENSORS
         )
-        self.classes, self._n_classes = PresentClasses(self.labels), int(self.labels.max()) + 1
-        self.perturb(inputs)
-        self.vote_skill, self.regression_skill, self.sharpness = skills
-        self.take_probabilities(tensors["probabilities"], tensors["votes"])
+        self.take_neighbors(inputs, *found)
 
     @property
     def probabilities(self) -> Tensor:
@@ -160,11 +156,6 @@ class BoundaryUncertainty(PerturbedSamples):
         local = uncertainty_between(self.probabilities_of_present, self.classes.columns(classes))
         kernel = boundary_weights(half_gap(logits, classes), self.repeated_weights)
         return uncertainty_along_boundary(logits, local, kernel)
-
-    def to(self, device: torch.device | str) -> Self:
-        super().to(device)
-        self.classes.to(device)
-        return self
 
 
 class DoubtfulLabels(NamedTuple):
@@ -203,8 +194,7 @@ def doubtful_labels(features: Any, labels: Any, **settings: Any) -> DoubtfulLabe
     samples = BoundaryUncertainty(**settings)
     inputs = samples.as_inputs(features)
     labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
-    samples.take_classes(labels)
-    expected, own, _ = samples.fit_probabilities(inputs, samples.fit_points(inputs, labels, None))
+    expected, _, own, _ = samples.fit_probabilities(inputs, labels, None)
     probabilities = expected.predict_proba(own, own)
     of_label = probabilities.gather(1, samples.classes.columns(labels).unsqueeze(1)).squeeze(1)
     rows = of_label.argsort(stable=True)

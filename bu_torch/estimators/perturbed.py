@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from bu_torch.estimators.space_choice import FeatureExtractor, MetricTrial, SpaceName, choose_space, may_use_module
 from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.internal.inputs import (
+    PresentClasses,
     as_features,
     as_flat_features,
     check_fitted,
@@ -69,13 +70,12 @@ class PerturbedSamples:
         self.class_weight = check_class_weight(class_weight)
         extractor: Any = None if feature_extractor in ("module", "metric") else feature_extractor
         self.space = FeatureSpace(extractor, seed, module)
-        self.label_metric: LabelMetric | None = None  # moves points of the space before they are compared
         self.module = module
         self.known_space: SpaceName | None = None  # chosen before a run was resumed
-        self.space_name_ = ""
-        self.skills_: dict[str, float] = {}
+        self.label_metric: LabelMetric | None = None  # moves points of the space before they are compared
         self.trial_: MetricTrial | None = None
         self.weights: Tensor | None = None
+        self.space_name_, self.skills_ = "", dict[str, float]()
 
     def as_inputs(self, features: Any, name: str = "features") -> Tensor:
         """Features as `fit` holds them: floating-point numbers, token ids, or images in bytes."""
@@ -94,30 +94,26 @@ class PerturbedSamples:
         elif kind == "reading" and not inputs.is_floating_point() and inputs.ndim < 4:
             is_of_tokens = None  # ids or numbers
         self.weights = weights_of(labels, self.class_weight, sample_weight)
-        self.space_name_, self.space, self.label_metric, self.skills_, points, self.trial_ = choose_space(
+        self.space_name_, self.space, self.label_metric, points, self.skills_, self.trial_ = choose_space(
             inputs,
             labels,
             self.weights,
             self.feature_extractor,
+            self.known_space,
             seed=self.seed,
             module=self.module,
             takes_integers=keeps_integers(self.perturbation),
             learns_metric=self.learns_metric,
             is_of_tokens=is_of_tokens,
-            known=self.known_space,
         )
         graph = NeighborGraph(self.n_neighbors).fit(points)
-        self.labels, self.neighbors, self.nearest_distance = labels, graph.neighbors, graph.nearest_distance
-        self._n_classes = int(labels.max()) + 1
-        self.perturb(inputs)
+        self.take_neighbors(inputs, labels, graph.neighbors, graph.nearest_distance)
         return points
 
-    def may_use_module(self, inputs: Tensor) -> bool:
-        """Return True if the space of these inputs depends on `module`."""
-        return may_use_module(self.feature_extractor, self.module, inputs)
-
-    def perturb(self, inputs: Tensor) -> None:
-        """Draw the perturbed inputs, which follow from neighbours, distances and seed."""
+    def take_neighbors(self, inputs: Tensor, labels: Tensor, neighbors: Tensor, nearest_distance: Tensor) -> None:
+        """Take what was found or saved, and draw the perturbed inputs, which follow from it and the seed."""
+        self.labels, self.neighbors, self.nearest_distance = labels, neighbors, nearest_distance
+        self.classes = PresentClasses(labels)
         is_toward = kind_of(self.perturbation, inputs) in TOWARD_OTHERS
         self._units = None if is_toward else torch.stack(standardization(inputs.flatten(1)))
         # A metric of trace d keeps the mean length of a step in a random direction.
@@ -127,16 +123,20 @@ class PerturbedSamples:
             self.perturbation,
             self.n_draws,
             self.seed,
-            neighbors=self.neighbors,
-            nearest_distance=self.nearest_distance,
+            neighbors=neighbors,
+            nearest_distance=nearest_distance,
             units=self._units,
             is_in_input_space=(self.space_name_ == "inputs" or is_metric_of_inputs) and not is_pooled(inputs),
         )
 
-    def perturbed_points(self) -> tuple[Tensor, Tensor]:
-        """Perturbed samples (n_draws * N, k) in the space of neighbours, and before a metric moves them."""
-        features = torch.cat([self.space.transform(block) for block in self.perturbed.blocks()])
-        return features if self.label_metric is None else self.label_metric.transform(features), features
+    def may_use_module(self, inputs: Tensor) -> bool:
+        """Whether the space of these inputs depends on `module`."""
+        return may_use_module(self.feature_extractor, self.module, inputs)
+
+    @property
+    def repeated_weights(self) -> Tensor | None:
+        """Weight of each perturbed sample, (n_draws * N,) float64; None if all count alike."""
+        return None if self.weights is None else self.weights.repeat(self.n_draws)
 
     @property
     def perturbed_inputs(self) -> Tensor:
@@ -184,20 +184,20 @@ class PerturbedSamples:
         raise NotImplementedError(f"{type(self).__name__} must define `score_logits`.")
 
     def to(self, device: torch.device | str) -> Self:
-        """Move all tensors to `device`, in place: the fitted ones and the perturbed inputs."""
+        """Move what was fitted, and the perturbed inputs, to `device`, in place."""
         check_fitted(self, "perturbed")
         for name, value in vars(self).items():
-            if isinstance(value, Tensor | PerturbedInputs):
+            if isinstance(value, Tensor | PerturbedInputs | PresentClasses):
                 setattr(self, name, value.to(device))
         return self
 
     def as_class_logits(self, logits: Tensor, *, has_all_rows: bool = True) -> Tensor:
         """Logits in float32 or float64 with a column for each class; with `has_all_rows`, a row for each input."""
         check_fitted(self, "perturbed")
-        logits = as_logits(logits).detach()
-        if logits.shape[1] < self._n_classes:
+        logits, n_classes = as_logits(logits).detach(), self.classes.n_classes
+        if logits.shape[1] < n_classes:
             n_columns = 1 if was_one_column(logits) else logits.shape[1]  # waits for the device
-            raise ValueError(f"`logits` must have at least {self._n_classes} columns, one a class, got {n_columns}.")
+            raise ValueError(f"`logits` must have at least {n_classes} columns, one a class, got {n_columns}.")
         n_rows = len(self.perturbed)
         if has_all_rows and len(logits) != n_rows:
             raise ValueError(f"`logits` must have one row for each of {n_rows} perturbed inputs, got {len(logits)}.")

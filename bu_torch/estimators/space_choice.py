@@ -2,8 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -37,8 +36,7 @@ _NEIGHBORS, _REGRESSION = 1.0, 2.0  # standard errors that a gain must exceed
 _NEARLY_ALL = 0.95  # weight of one regression beside which the other is not worth its time
 
 
-@dataclass(frozen=True)
-class MetricTrial:
+class MetricTrial(NamedTuple):
     """Class probabilities (n, C) of n samples in a space and in the metric, from other samples alone.
 
     Three folds are made of at most 1200 samples. The metric, a regression and the votes of the nearest see two of them,
@@ -69,13 +67,13 @@ class MetricTrial:
             own = None if weights is None else weights[seen]
             metric = LabelMetric(n_landmarks=_METRIC_LANDMARKS, seed=seed).fit(points[seen], labels[seen], own)
             for place, space in enumerate((points, metric.transform(points))):
-                n_voters = min(_VOTERS, int(seen.sum()))
-                voters = torch.cdist(space[held], space[seen]).topk(n_voters, largest=False).indices
+                distances = torch.cdist(space[held], space[seen])
+                voters = distances.topk(min(_VOTERS, distances.shape[1]), largest=False).indices
                 for column, decay in enumerate(DECAYS):
                     votes[place, column, held] = label_votes(labels[seen], voters, decay, n_classes, weights=own)
                 regression = LabelRegression(_LANDMARKS, seed=seed).fit(space[seen], labels[seen], own)
                 predicted = regression.predict_proba(space[held])
-                regressions[place, held] = torch.nn.functional.pad(predicted, (0, n_classes - predicted.shape[1]))
+                regressions[place, held, : predicted.shape[1]] = predicted
         first, second = (best_candidate(zip(DECAYS, of_space, strict=True), labels, weights)[1] for of_space in votes)
         return cls(labels, weights, (first, second), (regressions[0], regressions[1]))
 
@@ -178,7 +176,7 @@ class MetricRegression:
 
 
 def may_use_module(feature_extractor: FeatureExtractor | None, module: nn.Module | None, inputs: Tensor) -> bool:
-    """True if the space of these inputs may depend on a network that is trained."""
+    """Whether the space of these inputs may depend on a network that is trained."""
     if module is None:
         return False
     if feature_extractor is None:
@@ -189,43 +187,52 @@ def may_use_module(feature_extractor: FeatureExtractor | None, module: nn.Module
     return feature_extractor == "module" or any(id(parameter) in trained for parameter in parameters)
 
 
+class ChosenSpace(NamedTuple):
+    """Space of neighbours, and how it was chosen."""
+
+    name: str
+    space: FeatureSpace
+    metric: LabelMetric | None  # moves points of the space before they are compared
+    points: Tensor  # the samples (N, k)
+    skills: dict[str, float]  # of each candidate if there were several
+    trial: MetricTrial | None
+
+
 def choose_space(
     inputs: Tensor,
     labels: Tensor,
     weights: Tensor | None,
-    feature_extractor: FeatureExtractor | None,
+    asked: FeatureExtractor | None,
+    known: SpaceName | None,
     *,
     seed: int,
     module: nn.Module | None,
     takes_integers: bool,
     learns_metric: bool,
     is_of_tokens: bool | None,
-    known: SpaceName | None,
-) -> tuple[str, FeatureSpace, LabelMetric | None, dict[str, float], Tensor, MetricTrial | None]:
-    """Space of neighbours, the one asked for or the best, or the `known` one that was chosen before.
+) -> ChosenSpace:
+    """The space that is asked for or the best, or the `known` one that was chosen before.
 
     With `learns_metric` a metric is put on it if it is clearly better; a trial says which. Where nobody says if
-    integers are token ids (`is_of_tokens` is None), they are tried as both. Gives the name, the space before and the
-    metric after, the skill of each candidate if there were several, all samples as points, and the trial.
+    integers are token ids (`is_of_tokens` is None), they are tried as both.
     """
     is_image = inputs.ndim == 4 and inputs.is_floating_point() and inputs.shape[1] <= _MOST_CHANNELS
     base: BaseSpace = "tokens" if is_of_tokens else "patches" if is_image else "inputs"
-    names: tuple[BaseSpace, ...] = ("inputs", "patches") if base == "patches" else (base,)
-    if is_of_tokens is None:
-        names = ("inputs", "tokens")
+    names: tuple[Any, ...] = ("inputs", "patches") if base == "patches" else (base,)
+    names = ("inputs", "tokens") if is_of_tokens is None else names
     known = known if known in ("metric", *names) else None  # samples of another kind may be given to a resumed run
-    if feature_extractor == "module" and module is None:
+    is_forced = "metric" in (known, asked)
+    if asked == "module" and module is None:
         raise ValueError("`feature_extractor='module'` needs a `module`, got none.")
-    is_forced = "metric" in (known, feature_extractor)
     candidates: dict[str, FeatureSpace] = {}
-    if feature_extractor not in (None, "module", "metric"):
-        extractor: Any = feature_extractor
-        candidates[name_of(extractor)] = FeatureSpace(extractor, seed, module)
-    elif feature_extractor != "module":
-        tried: Any = (base,) if is_forced else names if known is None else (known,)
+    if asked in (None, "metric"):
+        tried = (base,) if is_forced else names if known is None else (known,)
         candidates = {name: FeatureSpace(name, seed) for name in tried}
-    is_open = feature_extractor is None and known is None and may_use_module(None, module, inputs)
-    if module is not None and (is_open or feature_extractor == "module"):
+    elif asked != "module":
+        extractor: Any = asked
+        candidates[name_of(asked)] = FeatureSpace(extractor, seed, module)
+    is_open = asked is None and known is None and may_use_module(None, module, inputs)
+    if module is not None and (is_open or asked == "module"):
         takes_integers = takes_integers and not inputs.is_floating_point()
         features = LayerFeatures(module, batch_size=_MODULE_BATCH, keep_integers=takes_integers)
         candidates["module"] = FeatureSpace(features.transform, seed)
@@ -235,20 +242,20 @@ def choose_space(
             name, skills, points = best_space(inputs, labels, candidates, weights=weights, seed=seed)
         space = candidates[name]
         points = space.fit_transform(inputs) if points is None else points
-        may_be_better = name == "mixed" or (name == base and feature_extractor is None)
+        may_be_better = name == "mixed" or (name == base and asked is None)
         trial = None
         if learns_metric and (is_forced or may_be_better) and _is_worth_trying(points, labels):
             trial = MetricTrial.of(points, labels, weights, seed)
         is_better = trial is not None and trial.prefers_metric and known in (None, "metric")
         if not (is_forced or is_better):
-            return name, space, None, skills, points, trial
+            return ChosenSpace(name, space, None, points, skills, trial)
         metric = LabelMetric(seed=seed).fit(points, labels, weights)
         skills = {} if trial is None else dict(zip((name, "metric"), trial.vote_skills, strict=True))
-        return "metric", space, metric, skills, metric.transform(points), trial
+        return ChosenSpace("metric", space, metric, metric.transform(points), skills, trial)
 
 
 def _is_worth_trying(points: Tensor, labels: Tensor) -> bool:
-    """Return True if there are enough samples for a metric, and it takes no more than some seconds to learn."""
+    """Whether there are enough samples for a metric, and it takes no more than some seconds to learn."""
     metric = LabelMetric()
     n_samples, n_landmarks = min(len(points), metric.max_samples), min(len(points), metric.n_landmarks)
     n_operations = n_samples * n_landmarks * points.shape[1] * len(labels.unique())
@@ -270,9 +277,8 @@ def best_space(
     """
     n_compared = len(inputs) if len(inputs) <= _ALL_COMPARED else _COMPARED
     rows = stratified_rows(len(inputs), n_compared, seed, labels).to(inputs.device)
-    part, of_part = inputs if len(rows) == len(inputs) else inputs[rows], labels[rows]
-    columns = torch.unique(of_part, return_inverse=True)[1]
-    of_rows = None if weights is None else weights[rows]
+    is_whole = len(rows) == len(inputs)
+    part, columns = inputs if is_whole else inputs[rows], torch.unique(labels[rows], return_inverse=True)[1]
     skills: dict[str, float] = {}
     best, best_points = "", part
     for name, space in candidates.items():
@@ -283,7 +289,9 @@ def best_space(
                 raise
             _log.debug("The network's own features cannot be read: %s: %s", type(error).__name__, error)
             continue
-        skills[name] = LabelRegression(seed=seed).fit(points, columns, of_rows).skill_
+        skills[name] = (
+            LabelRegression(seed=seed).fit(points, columns, None if weights is None else weights[rows]).skill_
+        )
         if not best or skills[name] > skills[best]:
             best, best_points = name, points
-    return best, skills, best_points if len(part) == len(inputs) else None
+    return best, skills, best_points if is_whole else None

@@ -24,7 +24,7 @@ from bu_torch.samples.balance import weights_of
 from bu_torch.signals.catalogue import OF_SHARP, SIGNALS, Prepared, SignalInputs, contributions_to, metric_values
 from bu_torch.signals.details import Measurement, mean_by_rank
 from bu_torch.signals.metrics import THRESHOLD, as_metric, check_on
-from bu_torch.signals.preparation import fingerprint_of, state_of, warn_of
+from bu_torch.signals.preparation import fingerprint_of, warn_of
 
 
 class Signals:
@@ -88,16 +88,12 @@ class Signals:
         """
         boundary = self.boundary
         inputs, labels = self._read(features, labels)
-        boundary.take_classes(labels)
-        points = boundary.fit_points(inputs, labels, sample_weight)
-        perturbed_points, perturbed_features = boundary.perturbed_points()
+        points, perturbed = boundary.fit_inputs(inputs, labels, sample_weight)
         # Near a sample that it was made from, a perturbed one would be trusted for having that sample's label.
         sources = boundary.perturbed.sources
         if sources is None:
             sources = torch.arange(len(points), device=points.device).repeat(boundary.n_draws)
-        trust = TrustScore().fit(points, boundary.classes.columns(labels))
-        distances = trust.class_distances(perturbed_points, sources)
-        boundary.estimate_probabilities(inputs, points, perturbed_points, perturbed_features)
+        distances = TrustScore().fit(points, boundary.classes.columns(labels)).class_distances(perturbed, sources)
         self._others = [import_module(name).prepare(boundary, points) for name in self._measured_in]
         if self._others:
             boundary.perturbed = boundary.perturbed.followed_by(inputs)
@@ -108,7 +104,7 @@ class Signals:
         """What `fit` computed, as plain data on the CPU, for the state of a run; `restore` takes it back."""
         check_fitted(self, "_fingerprint")
         distances = self._prepared.distances[:, :-1].cpu()
-        return {"fingerprint": self._fingerprint, "left_out_distances": distances, **state_of(self.boundary)}
+        return {"fingerprint": self._fingerprint, "left_out_distances": distances, **self.boundary.state()}
 
     def restore(self, state: Mapping[str, Any], features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Take what `state` gave in place of `fit(features, labels, sample_weight)`; perturbed inputs are drawn again.
@@ -121,9 +117,8 @@ class Signals:
         fingerprint = fingerprint_of(self.boundary, inputs, labels, weights)
         if state["fingerprint"] != fingerprint or self._measured_in:
             raise ValueError("`state` must be of the same samples and settings.")
-        tensors = {name: value.to(inputs.device) for name, value in state.items() if isinstance(value, Tensor)}
-        self.boundary.restore(tensors, state["skills"], weights, inputs, state["space"])
-        return self._derive_from(fingerprint, tensors["left_out_distances"], inputs)
+        self.boundary.restore(state, inputs, weights)
+        return self._derive_from(fingerprint, state["left_out_distances"].to(inputs.device), inputs)
 
     def _derive_from(self, fingerprint: str, distances: Tensor, inputs: Tensor) -> Self:
         """Derive lookup tables from what was fitted or loaded; warn if the labels are unpredictable."""

@@ -5,7 +5,7 @@ A state holds no inputs: perturbed inputs are drawn again from samples and seed,
 
 import hashlib
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,9 +26,6 @@ _LEAST_SKILL = 0.01  # votes on 400 random labels or more seldom have a higher s
 _MOST_COPIES = 0.5
 _BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
 
-_OF_BOUNDARY = ("labels", "neighbors", "nearest_distance")
-_SKILLS = ("vote_skill", "regression_skill", "sharpness")
-
 
 def fit_with_progress(signals: "Signals", inputs: Tensor, labels: Tensor, sample_weight: Tensor | None) -> None:
     """Call `Signals.fit` with a progress bar, on the CPU if the memory of the device of `inputs` is too small."""
@@ -40,14 +37,6 @@ def fit_with_progress(signals: "Signals", inputs: Tensor, labels: Tensor, sample
         if inputs.is_cpu:
             raise
         fit_with_progress(signals, inputs.cpu(), labels, sample_weight)
-
-
-def state_of(boundary: BoundaryUncertainty) -> dict[str, Any]:
-    """What was fitted, as plain data on the CPU, for `restore_state`."""
-    tensors = {name: getattr(boundary, name) for name in _OF_BOUNDARY}
-    tensors |= {"votes": boundary.votes_of_present, "probabilities": boundary.probabilities_of_present}
-    state: dict[str, Any] = {name: tensor.cpu() for name, tensor in tensors.items()}
-    return state | {"skills": [getattr(boundary, name) for name in _SKILLS], "space": boundary.space_name_}
 
 
 def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> str:
