@@ -43,12 +43,9 @@ class BoundaryUncertainty(PerturbedSamples):
         perturbation: As there: `"random"` (`perturb`, Algorithm 1), `"neighbors"` (`perturb_toward_neighbors`) or
             `"tokens"` (`exchange_tokens`). For other inputs (graphs as tensors), a callable of the inputs (N, ...), the
             distance of each to its nearest neighbour (N,) in the space of neighbours, and a `torch.Generator` on the
-            CPU with `seed`; it gives inputs of the same shape, and is called once a draw, also when a preparation is
-            loaded. Integers stay integers with `"tokens"` and a callable. `"reading"` is for what reads a dataset, as
-            the callbacks do.
+            CPU with `seed`; it gives inputs of the same shape and is called once a draw, also for a saved preparation.
         class_weight: Positive weights of the classes, in scikit-learn's words: `"balanced"`, a dict of weights by class
-            (1 for missing ones), or one weight for each class. The weights of a sampler are given to `fit`. None takes
-            samples as they are.
+            (1 for missing ones), or one weight for each class. The weights of a sampler are given to `fit`.
         module: A network whose own features, the inputs of the `nn.Linear` that runs last, are a space to choose. They
             are read in `fit`: useful if it is pretrained.
 
@@ -61,10 +58,10 @@ class BoundaryUncertainty(PerturbedSamples):
         vote_skill, regression_skill: Skill of the votes, and of a regression on all other samples, at predicting a
             sample's label: 1 is certain, 0 chance.
         sharpness: As `LabelProbabilities.sharpness_`.
-        space_name_: Space of neighbours, `"inputs"`, `"patches"`, `"tokens"`, `"mixed"`, `"metric"`, `"module"` or
+        space_name_: Space of neighbours: `"inputs"`, `"patches"`, `"tokens"`, `"mixed"`, `"metric"`, `"module"` or
             `"custom"`.
-        skills_: Skill of predicting left-out labels in each space that was compared, 1 is certain and 0 chance; if
-            `"metric"` is among them, the skill of the nearest samples alone.
+        skills_: Skill of predicting left-out labels in each space that was compared; if `"metric"` is among them, by
+            the nearest samples alone.
         trial_: The trial of the metric; None if it was no candidate.
         weights: Weight of each sample, (N,) float64 with mean 1; None if all count alike.
         mean_, scale_: Mean and scale of each feature, (d,) float64; a constant feature has scale 1.
@@ -86,8 +83,7 @@ class BoundaryUncertainty(PerturbedSamples):
 
         Args:
             features: Training inputs, shape (N, d) or (N, ...) with N >= n_neighbors, finite; a tensor, an array or a
-                frame of pandas. Inputs of more dimensions are flattened for distances. Integers beyond 2^24 are
-                computed in float64, others and half precision in float32.
+                frame of pandas. Integers beyond 2^24 are computed in float64, others and half precision in float32.
             labels: Classes, shape (N,), integers >= 0 and below 100,000; at least two different ones.
             sample_weight: Relative frequency of each sample in training, (N,), positive; `class_weight` multiplies it.
         """
@@ -170,7 +166,7 @@ def doubtful_labels(features: Any, labels: Any, **settings: Any) -> DoubtfulLabe
     """Sort training samples by how likely their labels are by all other samples: wrong labels come first.
 
     The probability is that of `LabelProbabilities` at the sample itself, whose own label is left out. No network is
-    trained. This ranking is this project's own; `python benchmarks/doubtful.py` compares it with others.
+    trained. This ranking is this project's own.
 
     Args:
         features: As in `BoundaryUncertainty.fit`.

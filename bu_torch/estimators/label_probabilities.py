@@ -33,23 +33,16 @@ _LLOYD_STEPS = 2  # K-means with more steps places landmarks no better
 
 
 class LabelVotes:
-    """Class probabilities at each training sample: fit once on labels and neighbours, then score many classifiers.
+    """Class probabilities at each training sample by the votes of its neighbours.
 
     The m-th nearest sample of a cluster votes for its label with weight m^-decay. The decay, 0 to 3, is the one whose
-    votes predict left-out labels best (smallest Brier score): small if labels are noisy or classes overlap, large if
-    classes are finely shaped but well separated. This estimate is this project's own.
+    votes predict left-out labels best (smallest Brier score). This estimate is this project's own.
 
     Attributes:
         decay_: The chosen decay, the first of equally good ones.
         votes: Class probabilities with the sample's own vote, shape (N, J), float32; J is the largest label + 1.
-        left_out: Class probabilities without the sample's own vote, shape (N, J), float32.
-        skill_: Skill of `left_out`: 1 minus its Brier score over that of as many labels drawn at random. 1 is certain
-            and 0 is chance; 0 also if there is a single class.
-
-    Example:
-        >>> labels, neighbors = torch.tensor([0, 0, 1, 1]), torch.tensor([[0, 1], [1, 0], [2, 3], [3, 2]])
-        >>> float(LabelVotes().fit(labels, neighbors).score(torch.tensor([0, 0, 1, 0])))
-        0.75
+        left_out: The same without the sample's own vote.
+        skill_: Skill of `left_out`, by its Brier score: 1 is certain, and 0 as many labels drawn at random.
     """
 
     def fit(self, labels: Any, neighbors: Tensor, sample_weight: Any = None) -> Self:
@@ -74,10 +67,7 @@ class LabelVotes:
         return self
 
     def score(self, predictions: Any) -> Tensor:
-        """Mean share (float64) of the votes that predictions (D * N,) got, one draw of all N samples after another.
-
-        A class that `fit` never saw has no votes.
-        """
+        """Mean share (float64) of the votes that predictions (D * N,) got, draw after draw; 0 for an unseen class."""
         check_fitted(self, "votes")
         predictions = as_tensor(predictions, "predictions")
         predictions = as_labels(predictions, predictions.shape[0] if predictions.ndim else 1, "predictions")
@@ -85,7 +75,7 @@ class LabelVotes:
 
 
 class HeldOutPredictions(NamedTuple):
-    """Class probabilities (n, C) of samples, from others alone, with the labels (n,) and weights (n,) to judge them."""
+    """Class probabilities (n, C) of samples, from others alone, with what they are judged by."""
 
     votes: Tensor
     regression: Tensor
@@ -99,26 +89,22 @@ class LabelRegression:
 
     Regression with a neural tangent kernel is what an infinitely wide network learns, and does well on small tables
     (Arora et al. 2020). It sees shapes that the nearest neighbours do not: a plane through many features, or a rule of
-    a few. The penalty, 0.001 to 30 times the kernel's mean diagonal, is the one that predicts left-out labels best
-    (smallest Brier score, leave-one-out in closed form); penalties are tried from the largest on, until the next one is
-    no better. Points are centred and divided by their root mean square, so shift, scale and rotation do not matter. Of
-    more than `n_landmarks` samples, centres of K-means span the solution (Nystroem; Zhang, Tsang, Kwok 2008); to save
-    time, half of them choose the penalty and predict left-out labels. It is fitted to all samples, or to `max_samples`
-    random ones, with the share of each class kept.
+    a few. The penalty, 0.001 to 30 times the kernel's mean diagonal, predicts left-out labels best (smallest Brier
+    score, leave-one-out in closed form); penalties are tried from the largest on, until the next is no better. Points
+    are centred and divided by their root mean square. Of more than `n_landmarks` samples, centres of K-means span the
+    solution (Nystroem; Zhang, Tsang, Kwok 2008), and half of them choose the penalty and predict left-out labels.
 
     Args:
         n_landmarks: The largest number of points that span the solution, >= 1; time grows with its cube.
-        max_samples: The largest number of samples to fit to, >= 1.
+        max_samples: The largest number of samples to fit to, >= 1: of more, a random part with the share of each class.
         seed: Seed of the random choices, 0 <= seed < 2**64.
 
     Attributes:
         penalty_: The chosen penalty.
-        rows_: The S samples that it is fitted to, shape (S,), int64; all N if they are not more than `max_samples`.
-        left_out: Class probabilities of each of them by a fit to the others, (S, J), float32, by the first
-            half of the landmarks if there are more samples than landmarks; J is the largest label + 1. Centre, scale
-            and shares of the classes are those of all S.
-        skill_: Skill of `left_out`: 1 minus its Brier score over that of the shares of the classes. 1 is certain and 0
-            is chance; 0 also if there is a single class.
+        rows_: The S samples that it is fitted to, shape (S,), int64.
+        left_out: Class probabilities of each of them by a fit to the others, (S, J), float32. Centre, scale and shares
+            of the classes are those of all S; J is the largest label + 1.
+        skill_: Skill of `left_out`, by its Brier score: 1 is certain, and 0 the shares of the classes.
     """
 
     def __init__(self, n_landmarks: int = 500, max_samples: int = 10_000, seed: int = 0) -> None:
@@ -175,8 +161,7 @@ class LabelRegression:
         """Class probabilities (P, J), float32, rows sum to 1, at points (P, d) or (P, ...), as in `fit`.
 
         With `own`, samples (P, d) of `fit` with their labels (P,) and weights (P,) of mean 1, each is left out of the
-        fit for its point: the leave-one-out prediction in closed form, at another place than the sample. Penalty,
-        centre, scale and shares of the classes are those of all. All landmarks are used, unlike in `left_out`.
+        fit for its point: the leave-one-out prediction in closed form, at another place than the sample.
         """
         check_fitted(self, "_coefficients")
         points = as_flat_features(features, n_features=len(self._center)).to(self._center.device)
@@ -199,7 +184,6 @@ class LabelRegression:
         return probabilities
 
     def held_out(self, votes: LabelVotes, labels: Tensor, weights: Tensor | None) -> HeldOutPredictions:
-        """Left-out predictions of votes and of this regression, given the labels and weights of all N samples."""
         rows = self.rows_
         given = None if weights is None else weights[rows]
         return HeldOutPredictions(votes.left_out[rows], self.left_out, labels[rows], given, (votes.skill_, self.skill_))
@@ -229,25 +213,20 @@ def _divided(rows: Tensor, factor: Tensor) -> Tensor:
 class LabelProbabilities:
     """Class probabilities at perturbed samples: fit once on the training labels, then score many classifiers.
 
-    Two estimates are mixed: the votes of the labels near a sample (`LabelVotes`), and a regression on all labels
+    Two estimates are mixed, votes of the labels near a sample (`LabelVotes`) and a regression on all labels
     (`LabelRegression`), with the weight that predicts left-out labels best (smallest Brier score). For samples with
-    exact copies, common among whole-numbered measurements, that mixture is mixed in the same way with the shares of the
-    copies' labels. At the perturbed samples, this mixture is scaled so that each class has the mass that its labels
-    have, because a regression overstates rare classes. The score of a classifier is its expected accuracy, the mean
-    probability of the classes that it predicts, which needs no labels but those of the training samples. This estimate
-    is this project's own.
+    exact copies, common among whole-numbered measurements, the mixture is mixed in the same way with the shares of the
+    copies' labels. At the perturbed samples, it is scaled so that each class has the mass that its labels have, because
+    a regression overstates rare classes. This estimate is this project's own.
 
     Args:
-        regression: Estimator of the regression, `LabelRegression` or one with its methods, fitted in place; None for
-            `LabelRegression()`.
+        regression: Estimator of the regression, fitted in place; None for `LabelRegression()`.
 
     Attributes:
         votes, regression: The fitted estimators.
         weight_: Weight of the regression, in [0, 1]; the votes have the rest.
-        copy_weight_: Weight of the copies' labels, in [0, 1], for samples with exact copies in their cluster; the
-            mixture has the rest. 0 if no sample has any.
-        skills_: Skills of votes and regression, 1 is certain and 0 chance: honest ones if a metric is learnt from the
-            labels (`MetricRegression`).
+        copy_weight_: Weight of the copies' labels, in [0, 1], for samples with exact copies in their cluster.
+        skills_: Skills of votes and regression, 1 is certain and 0 chance.
         sharpness_: Exponent, >= 1, that makes the probabilities as certain as left-out labels allow, by log loss: a
             regression is less certain than a good network. The probabilities themselves are not sharpened.
     """
@@ -259,9 +238,9 @@ class LabelProbabilities:
     def fit(self, features: Any, labels: Any, neighbors: Tensor, sample_weight: Any = None) -> Self:
         """Fit the votes and the regression, and find the weight of their mixture.
 
-        Takes features (N, d) or (N, ...), finite; labels (N,), integers >= 0; and clusters (N, M) with M >= 2, the
-        sample itself first (`NeighborGraph.neighbors`), on the device of the features. `sample_weight` (N,), positive,
-        is how often training draws each sample: the probabilities, and the score, are those of that distribution.
+        Takes features (N, d) or (N, ...), finite; labels (N,), integers >= 0; clusters (N, M) with M >= 2, the sample
+        itself first (`NeighborGraph.neighbors`), on the device of the features; and how often training draws each
+        sample, (N,), positive: the probabilities, and the score, are those of that distribution.
         """
         labels = as_labels(labels, neighbors.shape[0]).to(neighbors.device)
         self._weights = weights_of(labels, None, sample_weight)
@@ -276,7 +255,7 @@ class LabelProbabilities:
         return self
 
     def _fit_copies(self, features: Tensor, labels: Tensor, neighbors: Tensor) -> None:
-        """Find the samples with copies, the shares of the copies' labels, without and with their own, and a weight."""
+        """Find samples with copies, the shares of the copies' labels, without and with their own, and their weight."""
         weights = torch.ones_like(labels, dtype=torch.float64) if self._weights is None else self._weights
         counts = weights.new_zeros(self.votes.votes.shape)
         for rows, others in copies(features, neighbors):

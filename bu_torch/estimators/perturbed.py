@@ -38,8 +38,7 @@ from bu_torch.space.tokens import check_tokens
 class PerturbedSamples:
     """Labelled samples, each perturbed `n_draws` times: the base of estimators that are fitted once and score many.
 
-    A subclass defines `score_logits`, and calls `fit_points` in its `fit`. `BoundaryUncertainty` explains the arguments
-    and attributes.
+    A subclass defines `score_logits`, and calls `fit_points` in its `fit`; `BoundaryUncertainty` explains arguments.
     """
 
     learns_metric = False  # True if the metric is one more space to choose where `feature_extractor` is None
@@ -153,7 +152,7 @@ class PerturbedSamples:
         return self._in_units()[1]
 
     def _in_units(self) -> Tensor:
-        """Mean and scale of each feature, (2, d); samples that move toward others need none, so they are not kept."""
+        """Mean and scale of each feature, (2, d), kept only where random steps need them."""
         check_fitted(self, "perturbed")
         return torch.stack(standardization(self.perturbed.samples.flatten(1))) if self._units is None else self._units
 
@@ -166,10 +165,9 @@ class PerturbedSamples:
         """Boundary uncertainty of a classifier, a scalar in [0, 1].
 
         The model is any callable from inputs (n, ...) to logits (n, J): a module, a function, `decision_function` of a
-        scikit-learn classifier or its `predict_proba`. Probabilities become logits; a warning names what may be some.
-        One column, or shape (n,), counts as the classes [0, z]. A module is run in eval mode, on its own device and in
-        its own precision, and left as it was, as global random numbers are. Raises TypeError or ValueError if it does
-        not give finite floating-point logits with a column for each class.
+        scikit-learn classifier or the logarithm of its `predict_proba`. One column counts as the classes [0, z]. A
+        module is run in eval mode, on its own device and in its own precision, and left as it was. Raises TypeError or
+        ValueError if it does not give finite floating-point logits with a column for each class.
         """
         check_fitted(self, "perturbed")
         logits = read_logits(model, self.perturbed, name="`model`")
@@ -178,8 +176,8 @@ class PerturbedSamples:
     def score_logits(self, logits: Tensor) -> Tensor:
         """Boundary uncertainty of logits (n, J) that were read at `perturbed_inputs.flatten(0, 1)`, (n, ...).
 
-        They have at least one column for each class (one, or none, for two). Gives a scalar in [0, 1]; NaN if any logit
-        is not finite. Waits for no device.
+        They have at least one column for each class (one, or none, for two). A scalar in [0, 1]; NaN if any logit is
+        not finite. Waits for no device.
         """
         raise NotImplementedError(f"{type(self).__name__} must define `score_logits`.")
 

@@ -39,8 +39,8 @@ _NEARLY_ALL = 0.95  # weight of one regression beside which the other is not wor
 class MetricTrial(NamedTuple):
     """Class probabilities (n, C) of n samples in a space and in the metric, from other samples alone.
 
-    Three folds are made of at most 1200 samples. The metric, a regression and the votes of the nearest see two of them,
-    and predict the third. (Leave-one-out predictions given the metric promise too much, because it has seen the label.)
+    The metric, a regression and the votes of the nearest see two of three folds of at most 1200 samples, and
+    predict the third. (Leave-one-out predictions given the metric promise too much, because it has seen the label.)
     """
 
     labels: Tensor  # (n,)
@@ -79,7 +79,7 @@ class MetricTrial(NamedTuple):
 
     @property
     def prefers_metric(self) -> bool:
-        """True if the votes of the nearest are better in the metric by more than a standard error (Brier score)."""
+        """Whether the votes of the nearest are better in the metric by more than a standard error (Brier score)."""
         return self._is_better(*self.votes, _NEIGHBORS)
 
     @property
@@ -92,8 +92,7 @@ class MetricTrial(NamedTuple):
     def regression_weight(self) -> float:
         """Weight in [0, 1] of the regression in the metric beside that in the space.
 
-        It is 0 unless the mixture is better than the regression in the space by more than two standard errors, and 1 if
-        it is near 1.
+        It is 0 unless the mixture is better than the regression in the space by more than two standard errors.
         """
         weight = float(mixing_weight(*self.regressions, self.labels, self.weights))
         mixture = torch.lerp(*self.regressions, weight)
@@ -102,7 +101,6 @@ class MetricTrial(NamedTuple):
         return 1.0 if weight > _NEARLY_ALL else weight
 
     def _is_better(self, first: Tensor, second: Tensor, n_errors: float) -> bool:
-        """True if the Brier score of the second is less by more than so many standard errors."""
         one_hot = torch.nn.functional.one_hot(self.labels, first.shape[1])
         distances = [(one - one_hot).double().square().sum(dim=1) for one in (first, second)]
         gain, error = mean_and_error(distances[0] - distances[1], self.weights)
@@ -110,11 +108,11 @@ class MetricTrial(NamedTuple):
 
 
 class MetricRegression:
-    """Two regressions of the labels, in a space and in the metric that labels teach in it, mixed.
+    """Two regressions of the labels, in a space and in the metric that labels teach in it, mixed; as `LabelRegression`.
 
-    It is used as `LabelRegression` is, on points of the space. Skills and weights, also of the mixture with votes,
-    follow from honest predictions: for samples that have not taught the metric if there are 1000 or more, otherwise
-    those of the trial. A metric is given if the votes are those of neighbours in it, and learnt otherwise.
+    Skills and weights, also of the mixture with votes, follow from samples that have not taught the metric if there are
+    1000 or more, otherwise from the trial. A metric is given if the votes are those of neighbours in it, and learnt
+    otherwise.
     """
 
     def __init__(self, trial: MetricTrial, metric: LabelMetric | None, *, seed: int = 0) -> None:
@@ -123,7 +121,7 @@ class MetricRegression:
         self.parts = (LabelRegression(seed=seed), LabelRegression(seed=seed))
 
     def fit(self, features: Tensor, labels: Tensor, sample_weight: Tensor | None = None) -> Self:
-        """Fit both to points (N, d) of the space, labels (N,) and weights (N,); a part of weight 0 is left out."""
+        """Fit to points (N, d) of the space, labels (N,) and weights (N,); a part of weight 0 is left out."""
         if not self.has_votes_in_metric:
             self.metric.fit(features, labels, sample_weight)
         self.weight_ = self.trial.regression_weight
@@ -144,7 +142,7 @@ class MetricRegression:
     def predict_proba(
         self, features: Tensor, own: Tensor | None = None, labels: Tensor | None = None, weights: Tensor | None = None
     ) -> Tensor:
-        """Class probabilities (P, J), float32, at points (P, d) of the space, as `LabelRegression.predict_proba`."""
+        """As `LabelRegression.predict_proba`, at points (P, d) of the space; the metric has seen all samples."""
 
         def of_part(part: int) -> Tensor:
             left_out = None if own is None else self._moved(own, part)
@@ -162,7 +160,6 @@ class MetricRegression:
         return torch.lerp(made(0), made(1), self.weight_)
 
     def held_out(self, votes: LabelVotes, labels: Tensor, weights: Tensor | None) -> HeldOutPredictions:
-        """Predictions of votes and of the mixture for labels that have not taught the metric."""
         if self._untaught is None:
             trial = self.trial
             of_votes, judged, given = trial.votes[self.has_votes_in_metric], trial.labels, trial.weights
@@ -273,7 +270,7 @@ def best_space(
     """Choose the candidate in which left-out labels are predicted best, on a random part of the samples.
 
     The first of equally good ones is taken; `"module"` is left out if its features cannot be read. Gives the name, the
-    skill of each candidate, and all samples as points of the chosen space, or None if only a part was compared.
+    skill of each, and all samples as points of the chosen space, or None if only a part was compared.
     """
     n_compared = len(inputs) if len(inputs) <= _ALL_COMPARED else _COMPARED
     rows = stratified_rows(len(inputs), n_compared, seed, labels).to(inputs.device)

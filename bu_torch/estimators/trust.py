@@ -20,14 +20,14 @@ class TrustScore:
     to the predicted class. Samples may be filtered out of their class first, at most floor(alpha n):
 
     - `"density"`, Algorithm 1: in each class, the samples with the largest k-NN radius leave. A sample is its own first
-      neighbour. (google/TrustScore counts likewise but interpolates the quantile; alibi leaves the sample itself out.)
+      neighbour.
     - `"disagreement"`, Remark 2, which the paper does not specify: over all classes together, the samples with the
       largest share of other labels among their k nearest other samples leave, of equal shares the largest radius first;
-      one whose neighbours all agree stays. (Both others let a sample vote for itself and rank class probabilities.)
+      one whose neighbours all agree stays.
 
-    Distances are to the nearest sample of a class, as in Algorithm 2; both others take the second nearest (here
-    `left_out` excludes samples), and add 1e-12 to the divisor. The paper scores new points, so a check leaves out the
-    sample that was perturbed, and the one that it was moved toward. `bu_torch.evaluation.select_alpha` chooses alpha.
+    Distances are to the nearest sample of a class, as in Algorithm 2; google/TrustScore and alibi take the second
+    nearest (here `left_out` excludes samples), and add 1e-12 to the divisor. `bu_torch.evaluation.select_alpha` chooses
+    alpha.
 
     Args:
         filtering: None, `"density"` or `"disagreement"`.
@@ -54,8 +54,7 @@ class TrustScore:
     def fit(self, features: Any, labels: Any) -> Self:
         """Keep the (high-density) samples of each class; a warning names classes that filtering emptied.
 
-        Takes samples (N, d), finite, in a space of Euclidean distances (raw inputs, standardised features, an
-        embedding), and classes (N,), integers >= 0.
+        Takes samples (N, d), finite, in a space of Euclidean distances, and classes (N,), integers >= 0.
         """
         features = as_flat_features(features)
         labels = as_labels(labels, features.shape[0]).to(features.device)
@@ -107,8 +106,7 @@ class TrustScore:
         """Trust score of each prediction, (n,), in [0, inf]; above 1 the prediction is the nearest class.
 
         Takes points (n, d) and predicted classes (n,), integers >= 0; a class that `fit` never saw is an empty one.
-        Samples of `fit` find themselves, and score inf as labelled; leave them out by `class_distances` with `left_out`
-        and `bu_torch.functional.trust_score`.
+        Samples of `fit` find themselves, and score inf as labelled, unless `class_distances` leaves them out.
         """
         distances = self.class_distances(features)
         predictions = as_labels(predictions, distances.shape[0], "predictions").to(distances.device)

@@ -31,28 +31,24 @@ class Signals:
     """Signals of a check, for any loop: fit once to labelled samples, then measure logits.
 
     Args:
-        n_neighbors: Size M of a cluster, the sample itself included, >= 2.
-        n_draws: Independent perturbations of each sample, >= 1.
-        seed: Seed of all random choices, 0 <= seed < 2**64.
-        also: Names of signals to measure beside those of `NAMES`. `"expected_auroc"`, `"expected_log_loss"` and others
-            are expected metrics. `"parzen_uncertainty"` and `"omission"` read the network at the samples themselves
-            too, after the perturbed ones.
-        metric: A metric whose expected value is measured: a name as in `Settings`, costs or a
-            `torchmetrics.Metric`.
+        n_neighbors, n_draws, seed: As in `BoundaryUncertainty`.
+        also: Names of signals to measure beside those of `NAMES`: expected metrics such as `"expected_auroc"`, or
+            `"parzen_uncertainty"` and `"omission"`, which read the network at the samples themselves too, after the
+            perturbed ones.
+        metric: A metric whose expected value is measured: a name as in `Settings`, costs or a `torchmetrics.Metric`.
         known_space: Space that an earlier fit on these samples has chosen; None to choose.
-        **options: `feature_extractor`, `perturbation`, `class_weight` and `module`, as in
-            `BoundaryUncertainty`; class distances are taken in its space, and the weights count in all signals.
+        **options: `feature_extractor`, `perturbation`, `class_weight` and `module`, as in `BoundaryUncertainty`; class
+            distances are taken in its space, and the weights count in all signals.
 
     Attributes:
         boundary: The fitted `BoundaryUncertainty`.
         names: Names of the signals that are measured: those of `NAMES`, of `also` and of `metric`, and if the metric of
             two classes has a threshold, `"threshold"` and the expected value at it.
-        vote_skill: Skill of the labels nearby at predicting a sample's label, 1 is certain, 0 chance (`LabelVotes`).
-        regression_skill: Skill of a regression on all other samples (`LabelRegression`); less than 0.01 is warned of.
+        vote_skill, regression_skill: As of `boundary`; less than 0.01 is warned of.
     """
 
     NAMES = tuple(name for name, signal in SIGNALS.items() if signal.is_default)
-    _fingerprint: str
+    fingerprint: str  # digest of the samples and settings of `fit`, 64 hexadecimal digits
     _prepared: Prepared
 
     def __init__(
@@ -81,13 +77,11 @@ class Signals:
     def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Compute all that does not depend on the classifier, on the device of the features.
 
-        Args:
-            features: Training inputs, shape (N, ...) with N >= n_neighbors, tensor or array of finite numbers.
-            labels: Classes, shape (N,), integers >= 0; at least two different ones.
-            sample_weight: As in `BoundaryUncertainty.fit`, whose errors are raised.
+        Arguments and errors are those of `BoundaryUncertainty.fit`.
         """
         boundary = self.boundary
-        inputs, labels = self._read(features, labels)
+        inputs = boundary.as_inputs(features)
+        labels = as_labels(labels, len(inputs)).to(inputs.device)
         points, perturbed = boundary.fit_inputs(inputs, labels, sample_weight)
         # Near a sample that it was made from, a perturbed one would be trusted for having that sample's label.
         sources = boundary.perturbed.sources
@@ -97,23 +91,21 @@ class Signals:
         self._others = [import_module(name).prepare(boundary, points) for name in self._measured_in]
         if self._others:
             boundary.perturbed = boundary.perturbed.followed_by(inputs)
-        fingerprint = fingerprint_of(boundary, inputs, labels, boundary.weights)
-        return self._derive_from(fingerprint, distances, inputs)
+        return self._derive_from(fingerprint_of(boundary, inputs, labels, boundary.weights), distances, inputs)
 
     def state(self) -> dict[str, Any]:
         """What `fit` computed, as plain data on the CPU, for the state of a run; `restore` takes it back."""
-        check_fitted(self, "_fingerprint")
+        check_fitted(self, "fingerprint")
         distances = self._prepared.distances[:, :-1].cpu()
-        return {"fingerprint": self._fingerprint, "left_out_distances": distances, **self.boundary.state()}
+        return {"fingerprint": self.fingerprint, "left_out_distances": distances, **self.boundary.state()}
 
     def restore(self, state: Mapping[str, Any], features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Take what `state` gave in place of `fit(features, labels, sample_weight)`; perturbed inputs are drawn again.
 
-        Raises ValueError if the state is of other samples or settings, or lacks what signals of the papers need;
-        KeyError or TypeError if it is damaged.
+        Raises ValueError if the state is of other samples or settings, or `also` names a signal of the papers; KeyError
+        or TypeError if it is damaged.
         """
-        inputs, labels = self._read(features, labels)
-        weights = weights_of(labels, self.boundary.class_weight, sample_weight)
+        inputs, labels, weights = self._read(features, labels, sample_weight)
         fingerprint = fingerprint_of(self.boundary, inputs, labels, weights)
         if state["fingerprint"] != fingerprint or self._measured_in:
             raise ValueError("`state` must be of the same samples and settings.")
@@ -121,8 +113,7 @@ class Signals:
         return self._derive_from(fingerprint, state["left_out_distances"].to(inputs.device), inputs)
 
     def _derive_from(self, fingerprint: str, distances: Tensor, inputs: Tensor) -> Self:
-        """Derive lookup tables from what was fitted or loaded; warn if the labels are unpredictable."""
-        self._fingerprint, boundary = fingerprint, self.boundary
+        self.fingerprint, boundary = fingerprint, self.boundary
         self.vote_skill, self.regression_skill = boundary.vote_skill, boundary.regression_skill
         columns = boundary.classes.columns(boundary.labels)
         repeated, probabilities = boundary.repeated_weights, boundary.probabilities_of_present
@@ -163,18 +154,13 @@ class Signals:
     @property
     def attainable(self) -> functional.Attainable:
         """Most that expected accuracy, boundary uncertainty and trust reach at the perturbed samples."""
-        check_fitted(self, "_fingerprint")
+        check_fitted(self, "fingerprint")
         return self._prepared.attainable
 
     @property
     def class_distances(self) -> Tensor:
         """Distance (n_draws * N, J) from each perturbed sample to each class, the sample itself left out."""
         return self.boundary.classes.expand(self._prepared.distances, torch.inf)
-
-    @property
-    def votes(self) -> Tensor:
-        """Votes of the labels near each sample, (N, J), float32 (`LabelVotes`)."""
-        return self.boundary.votes
 
     @property
     def probabilities(self) -> Tensor:
@@ -188,38 +174,28 @@ class Signals:
 
     @property
     def perturbed_inputs(self) -> Tensor:
-        """Points at which a classifier is read, (n_draws * N, ...), in the units of the samples.
-
-        With `also`, the N samples themselves follow, as their logits do in `measure`.
-        """
+        """Points at which a classifier is read, (n_draws * N, ...); for signals of the papers N samples follow."""
         return self.perturbed.whole()
 
     @property
     def perturbed(self) -> PerturbedInputs:
         """Perturbed samples, made batch by batch."""
-        check_fitted(self, "_fingerprint")
+        check_fitted(self, "fingerprint")
         return self.boundary.perturbed
 
     @property
-    def fingerprint(self) -> str:
-        """Digest of the samples and settings of `fit`, 64 hexadecimal digits."""
-        check_fitted(self, "_fingerprint")
-        return self._fingerprint
-
-    @property
     def is_fitted(self) -> bool:
-        """True if `fit` or `restore` has been called."""
-        return hasattr(self, "_fingerprint")
+        """Whether `fit` or `restore` has been called."""
+        return hasattr(self, "fingerprint")
 
     def fingerprint_of(self, features: Any, labels: Any, sample_weight: Any = None) -> str:
         """Fingerprint that `fit` with these arguments would give."""
-        inputs, labels = self._read(features, labels)
-        weights = weights_of(labels, self.boundary.class_weight, sample_weight)
-        return fingerprint_of(self.boundary, inputs, labels, weights)
+        return fingerprint_of(self.boundary, *self._read(features, labels, sample_weight))
 
-    def _read(self, features: Any, labels: Any) -> tuple[Tensor, Tensor]:
+    def _read(self, features: Any, labels: Any, sample_weight: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         inputs = self.boundary.as_inputs(features)
-        return inputs, as_labels(labels, len(inputs)).to(inputs.device)
+        labels = as_labels(labels, len(inputs)).to(inputs.device)
+        return inputs, labels, weights_of(labels, self.boundary.class_weight, sample_weight)
 
     def measure(self, logits: Tensor, before: Tensor | None = None, best: Tensor | None = None) -> Measurement:
         """Measure all signals of logits at `perturbed_inputs`, without waiting for the device.
@@ -233,7 +209,7 @@ class Signals:
         Returns:
             The measurement; its values are NaN if any logit is not finite, `prediction_changes` 1 without `before`.
         """
-        check_fitted(self, "_fingerprint")
+        check_fitted(self, "fingerprint")
         boundary, device = self.boundary, self.boundary.labels.device
         n_samples, n_perturbed = len(boundary.labels), boundary.n_draws * len(boundary.labels)
         if before is not None:
@@ -260,7 +236,7 @@ class Signals:
 
     def to(self, device: torch.device | str) -> Self:
         """Move what `fit` computed to `device`, in place."""
-        check_fitted(self, "_fingerprint")
+        check_fitted(self, "fingerprint")
         self.boundary.to(device)
         named = {field.name: getattr(self._prepared, field.name) for field in fields(Prepared)}
         self._prepared = Prepared(**pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), named))
