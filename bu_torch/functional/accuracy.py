@@ -16,10 +16,9 @@ def expected_accuracy(probabilities: Tensor, predictions: Tensor, *, weights: Te
 
     Args:
         probabilities: Class probabilities at the points, shape (N, J), floating point, rows sum to 1.
-        predictions: Predicted classes at the same points, shape (N,), integer, >= 0; a class >= J has probability 0.
-            For D copies of the points the shape is (D * N,), copy after copy.
-        weights: Relative weight of each point, shape (N,), > 0, floating point; None for equal weights. Larger weights
-            for rare classes give a balanced accuracy.
+        predictions: Predicted classes at the points, shape (N,), or (D * N,) for D copies of the points, integer, >= 0;
+            a class >= J has probability 0.
+        weights: Relative weight of each point, shape (N,), > 0, floating point; None for equal weights.
 
     Returns:
         Scalar in [0, 1], float64.
@@ -45,11 +44,7 @@ def expected_accuracy(probabilities: Tensor, predictions: Tensor, *, weights: Te
 
 
 def cost_of_memorising(probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Expected accuracy lost where a wrong label is predicted in place of the most probable class.
-
-    It is the mean difference of the largest of the class probabilities (N, J) and the mean of the others, a float64
-    scalar in [0, 1]; weights (N,) have mean 1. It is our own.
-    """
+    """Mean of the largest class probability less the mean of the others: what predicting a wrong label costs."""
     largest = probabilities.amax(dim=1).double()
     return mean_of(largest - (1 - largest) / max(1, probabilities.shape[1] - 1), weights)
 

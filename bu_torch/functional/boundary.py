@@ -15,16 +15,12 @@ def boundary_uncertainty(logits: Tensor, probabilities: Tensor, *, weights: Tens
 
     The local uncertainty of Ha et al. (2021), Eq. 37 and 38, is u = 1 - |2p - 1|, for the share p of one of two classes
     that meet. Here p is a label probability at the perturbed sample in place of a ratio of Parzen counts: u = 2
-    min(P_i, P_j) for the network's own pair {i, j}, its two largest logits. For two classes this is Eq. 38 itself. For
-    more it is low where other classes meet than those that are likely there, as Eq. 18 asks. U is the mean of u with
-    weights of nearness to the boundary: a triangular kernel over the rank of F (Eq. 12), the difference of the two
-    largest logits, from 1 at the boundary to 0 at 30 % of the samples. A rank does not depend on how certain the
-    network is.
+    min(P_i, P_j) for the network's own pair {i, j}, its two largest logits. For more than two classes it is low where
+    other classes meet than those that are likely there, as Eq. 18 asks. U is the mean of u with weights of nearness to
+    the boundary: a triangular kernel over the rank of F (Eq. 12), the difference of the two largest logits, which ends
+    at 30 % of the samples. A rank does not depend on how certain the network is.
     Departures from the paper: one mean over all samples in place of pairs of classes and clusters
     (`parzen_uncertainty` is the paper's own estimate).
-
-    The most that any boundary reaches is the same mean where the samples are ranked by the most that a pair can have,
-    twice the second largest probability (`attainable`).
 
     Args:
         logits: Classifier outputs at the perturbed samples, shape (N, J), floating point, of any scale. Shape (N, 1) or
@@ -43,8 +39,6 @@ def boundary_uncertainty(logits: Tensor, probabilities: Tensor, *, weights: Tens
         >>> probabilities = torch.tensor([[0.5, 0.5], [0.75, 0.25], [0.0, 1.0], [1.0, 0.0]])
         >>> boundary_uncertainty(torch.tensor([[0.1, 0.0], [1.0, 0.0], [0.0, 2.0], [3.0, 0.0]]), probabilities)
         tensor(1., dtype=torch.float64)
-        >>> boundary_uncertainty(torch.tensor([[3.0, 0.0], [0.1, 0.0], [0.0, 2.0], [1.0, 0.0]]), probabilities)
-        tensor(0.5000, dtype=torch.float64)
     """
     logits = as_logits(logits)
     check_tensor("probabilities", probabilities, (len(logits), "C"), logits.device)
@@ -61,10 +55,7 @@ def boundary_uncertainty(logits: Tensor, probabilities: Tensor, *, weights: Tens
 
 
 def uncertainty_between(probabilities: Tensor, classes: Tensor) -> Tensor:
-    """Uncertainty u = 2 min(P_i, P_j) (N,), float64, of two classes {i, j} at each point.
-
-    Of probabilities (N, C), C >= 2, `classes` (N, 2) are columns; one that is C or more has probability 0.
-    """
+    """Uncertainty u = 2 min(P_i, P_j) (N,), float64, of the classes of two columns (N, 2) of probabilities (N, C)."""
     return 2 * predicted_probabilities(probabilities, classes).amin(dim=1)
 
 
@@ -98,8 +89,8 @@ def half_gap(logits: Tensor, classes: Tensor) -> Tensor:
 def boundary_weights(gap: Tensor, weights: Tensor | None = None) -> Tensor:
     """Nearness of samples to the boundary times their weights, (N,) float64, from the gaps of their logits.
 
-    The nearness is a kernel: 1 for samples on the boundary, 0 from the nearest 30 % on. Samples with equal gaps share
-    the midpoint of their ranks. If those on the boundary reach beyond the kernel, they alone count.
+    The nearness is 1 on the boundary, 0 from the nearest 30 % on. Samples with equal gaps share the midpoint of their
+    ranks. If those on the boundary reach beyond the kernel, they alone count.
     """
     order = gap.argsort()
     ordered = gap[order]

@@ -35,8 +35,8 @@ def check_tensor(
 ) -> None:
     """Raise unless `value` is a floating-point tensor, or with `below` one of integers in [0, below).
 
-    It must have this shape, where a str stands for any length, and be on this device; None allows all. An accelerator
-    would have to be waited for, so there the range is not checked.
+    It has this shape, where a str stands for any length, and device; None allows all. On an accelerator, which would
+    have to be waited for, the range is not checked.
     """
     kind = "a floating-point" if below is None else "an integer"
     is_tensor = isinstance(value, Tensor)

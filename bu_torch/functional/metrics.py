@@ -117,10 +117,7 @@ def _average_precision(scores: Tensor, positive: Tensor, negative: Tensor) -> Te
 
 
 def _sorted(scores: Tensor, mass: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Order of ascending scores; for each in this order, the mass of lower scores, and that of lower and equal ones.
-
-    Several masses of a score (N, K) are summed column by column.
-    """
+    """Order of ascending scores; in it, the mass (N,) or (N, K) of lower scores, and of lower and equal ones."""
     ordered, order = scores.sort(stable=True)
     total = torch.cat((mass.new_zeros(1, *mass.shape[1:]), mass[order].cumsum(dim=0)))
     first, last = (torch.searchsorted(ordered, ordered, right=right) for right in (False, True))
@@ -137,8 +134,7 @@ def influence(formula: Callable[..., Tensor], logits: Tensor, probabilities: Ten
     """Influence of each of N samples on a metric of n_draws * N points, (N,), with mean 0.
 
     The derivative by the sample's weight, times N: the infinitesimal jackknife (Jaeckel 1972), by which the standard
-    error of the metric is their standard deviation by the root of N. For the area under the ROC curve it is that of
-    DeLong et al. (1988), for a mean what each sample adds to it.
+    error of the metric is their standard deviation by the root of N.
     """
     with torch.inference_mode(False), torch.enable_grad():
         given = logits.detach().clone(), probabilities.detach().clone()  # they may be from inference mode
@@ -154,8 +150,7 @@ def best_threshold(
 
     `of_counts` gives values, larger is better, from the expected numbers of hits and of false alarms at each threshold,
     and of positives and negatives in all. The threshold lies halfway between two probabilities, or at an end; of equal
-    ones it is the lowest. The metric has derivatives by the weights, those at a fixed threshold. With weights (K, N)
-    there are K thresholds and values.
+    ones it is the lowest. With weights (K, N) there are K thresholds and values.
     """
     ordered, order = logits.double().softmax(dim=1)[:, 1].sort()
     masses = [mass if weights is None else mass * weights[..., order] for mass in probabilities.double()[order].T]

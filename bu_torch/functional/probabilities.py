@@ -32,19 +32,13 @@ def brier_score(probabilities: Tensor, labels: Tensor, weights: Tensor | None = 
 
 
 def skill(probabilities: Tensor, labels: Tensor, weights: Tensor | None = None, n_drawn: float = math.inf) -> float:
-    """Brier skill score of class probabilities (N, J): 1 is certain and right, 0 is chance, also for a single class.
-
-    Chance predicts the shares of the classes, or the shares in `n_drawn` labels drawn at random.
-    """
+    """Brier skill score of class probabilities (N, J): 1 is certain, 0 the shares in `n_drawn` labels at random."""
     by_chance = float(1 - shares_of(labels, weights).square().sum()) * (1 + 1 / n_drawn)
     return 1 - float(brier_score(probabilities, labels, weights)) / by_chance if by_chance else 0.0
 
 
 def mixing_weight(first: Tensor, second: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Weight w in [0, 1] for which the mixture (1 - w) first + w second has the least Brier score.
-
-    Both are class probabilities (N, J), made without the samples' own labels. The weight is 0 if both are the same.
-    """
+    """Weight w in [0, 1] for which (1 - w) first + w second, both left-out (N, J), has the least Brier score."""
     difference = second - first
     residual = torch.nn.functional.one_hot(labels, first.shape[1]) - first
     if weights is not None:
@@ -59,8 +53,7 @@ def scale_to_shares(probabilities: Tensor, shares: Tensor, weights: Tensor | Non
     """Class probabilities (N, C) whose means are the `shares` of the classes (C,).
 
     Each column is multiplied by share / mean, and each row is divided by its sum, sixty times over: iterative
-    proportional fitting (Deming and Stephan 1940), which for two classes shifts all log odds alike. A regression
-    overstates rare classes, because it is drawn to the mean. A class with no probability anywhere stays so.
+    proportional fitting (Deming and Stephan 1940). A class with no probability anywhere stays so.
     """
     doubles = probabilities.double()
     counted = doubles.new_ones(len(doubles)) if weights is None else weights
@@ -117,14 +110,13 @@ def label_votes(
 ) -> Tensor:
     """Share of each class in the votes of a sample's cluster, where the vote of the m-th nearest weighs m^-decay.
 
-    A weighted nearest-neighbour estimate of the class probabilities at each sample. With a large decay the sample's own
-    label decides alone; with decay 0 all members of the cluster have equal votes.
+    A weighted nearest-neighbour estimate of the class probabilities at each sample.
 
     Args:
         labels: Classes, shape (N,), integer, >= 0.
         neighbors: Clusters, the sample itself first, shape (n, M) with M >= 2, integer, in [0, N)
             (`NeighborGraph.neighbors`).
-        decay: Exponent of the rank, >= 0.
+        decay: Exponent of the rank, >= 0; 0 gives all members equal votes.
         n_classes: J; None for the largest label + 1.
         leave_one_out: Leave the sample's own vote out; its nearest other sample then ranks first.
         weights: Factor of each sample's vote: its frequency in training, shape (N,), > 0; None for equal ones.
@@ -136,10 +128,8 @@ def label_votes(
         TypeError, ValueError: If an argument has the wrong dtype, shape, device or values.
 
     Example:
-        >>> label_votes(torch.tensor([0, 1, 1]), torch.tensor([[0, 1, 2], [1, 2, 0], [2, 1, 0]]), decay=0.0)
-        tensor([[0.3333, 0.6667],
-                [0.3333, 0.6667],
-                [0.3333, 0.6667]])
+        >>> label_votes(torch.tensor([0, 1, 1]), torch.tensor([[0, 1], [1, 2], [2, 0]]), decay=0.0).tolist()
+        [[0.5, 0.5], [0.0, 1.0], [0.5, 0.5]]
     """
     check_tensor("labels", labels, ("N",), below=torch.inf if n_classes is None else n_classes)
     check_tensor("neighbors", neighbors, ("n", "M"), labels.device, below=len(labels))
@@ -160,8 +150,7 @@ def label_votes(
 def tangent_kernel(first: Tensor, second: Tensor) -> Tensor:
     """Neural tangent kernel (N, P) of an infinitely wide ReLU network with one hidden layer (Jacot et al. 2018).
 
-    Kernel regression with it gives what such a network learns by gradient descent on the squared error. The formula is
-    from Arora et al. (2019, section 3.1); a constant feature of 1 is added for the bias of the first layer.
+    The formula is from Arora et al. (2019, section 3.1); a constant feature of 1 is added for the bias.
     """
     ones = [torch.cat((points, torch.ones_like(points[:, :1])), dim=1) for points in (first, second)]
     norms = [points.norm(dim=1, keepdim=True) for points in ones]
@@ -175,7 +164,7 @@ def tangent_kernel(first: Tensor, second: Tensor) -> Tensor:
 
 
 def first_landmarks(n_landmarks: int, n_samples: int) -> slice:
-    """Landmarks that choose a penalty: the first half, whose eigenvalues take an eighth of the time, or all samples.
+    """Landmarks that choose a penalty: all samples, or the first half, whose eigenvalues take an eighth of the time.
 
     With a Cholesky factor C of the landmarks' kernel, the first coordinates in k C'^-1 depend on these alone.
     """

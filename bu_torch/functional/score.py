@@ -30,9 +30,9 @@ def accuracy_uncertainty_trust(
 
     The value is 1 if every prediction is both the most probable and the nearest class, and the boundary runs where the
     labels are most uncertain, between the classes that are likely there. The first two shares have weight 1, and trust
-    has the skill of predicting left-out labels, at most 1: the nearest class misleads if many labels are wrong. The
-    share of trust is negative if the predicted classes are farther away than others, and 0 if all classes are equally
-    near. This score is our own, for tables: on images and texts a check takes the share of expected accuracy alone.
+    the skill of predicting left-out labels, at most 1: the nearest class misleads if many labels are wrong. The share
+    of trust is negative if the predicted classes are farther away than others, and 0 if all are equally near. This
+    score is our own, for tables: on images and texts a check takes the share of expected accuracy alone.
 
     Args:
         accuracy: Expected accuracy of the predictions (`expected_accuracy`), in [0, 1].

@@ -38,10 +38,7 @@ def trust_score(class_distances: Tensor, predictions: Tensor) -> Tensor:
 
 
 def mean_trust_score(scores: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Geometric mean of trust scores, each clipped to [1e-3, 1e3] first.
-
-    Ratios are averaged on the logarithmic scale, where twice as near and twice as far cancel. The clipping keeps
-    duplicates (distance 0) and empty classes (infinity) from deciding alone. The mean is taken in float64.
+    """Geometric mean of trust scores in float64, each clipped to [1e-3, 1e3], so that duplicates do not decide alone.
 
     Args:
         scores: Trust scores, floating point, any shape with at least one entry, in [0, inf].

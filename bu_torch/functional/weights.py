@@ -9,8 +9,8 @@ from bu_torch.functional.checks import check_tensor
 def relative_weights(weights: Tensor | None, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
     """Weights as float64 with mean 1; None if there are none, or if all are equal.
 
-    Raises `TypeError` or `ValueError` unless they are floating point, of this shape and device, positive and finite.
-    An accelerator would have to be waited for, so there the values are not looked at.
+    Raises `TypeError` or `ValueError` unless they are floating point, of this shape and device, positive and finite;
+    values are not looked at on an accelerator, which would have to be waited for.
     """
     if weights is None:
         return None
@@ -40,8 +40,8 @@ def mean_and_error(values: Tensor, weights: Tensor | None) -> tuple[Tensor, Tens
 def sum_by_group(values: Tensor, group: Tensor, n_groups: int) -> Tensor:
     """Sum of non-negative `values` (N,) in each group, (n_groups,) float64, the same for every order of the samples.
 
-    Floating-point addition depends on the order, integer addition does not. So values are added as 62-bit fixed-point
-    numbers, whose unit is a power of two for each group.
+    They are added as 62-bit fixed-point numbers, whose unit is a power of two for each group: integer addition does not
+    depend on the order.
     """
     values = values.double().nan_to_num(nan=0.0)
     peak = torch.zeros(n_groups, dtype=torch.float64, device=values.device)

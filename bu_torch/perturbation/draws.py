@@ -25,8 +25,7 @@ def perturb(
 ) -> Tensor:
     """Move each sample by the distance to its nearest neighbour, in a random direction.
 
-    Ha et al. (2021), Algorithm 1: x + d(x) r. A constant feature does not change. `examples/sensitivity.py` and
-    `examples/perturbation_laws.py` compare the laws of r.
+    Ha et al. (2021), Algorithm 1: x + d(x) r. A constant feature does not change.
 
     Args:
         features: Samples, shape (N, d), tensor or array of numbers, finite, any device.
@@ -49,14 +48,10 @@ def perturb(
         tensor([1., 2., 3.])
     """
     features = as_flat_features(features)
-    distance = as_tensor(nearest_distance, "nearest_distance").to(features.device)
-    if distance.is_complex():
-        raise TypeError(f"`nearest_distance` must be real, got {distance.dtype}.")
-    distance = distance.detach().to(features.dtype)
-    if distance.shape != features.shape[:1]:
-        raise ValueError(f"`nearest_distance` must have shape ({features.shape[0]},), got {tuple(distance.shape)}.")
-    if not bool(((distance >= 0) & distance.isfinite()).all()):
-        raise ValueError(f"`nearest_distance` must be finite and >= 0, got a minimum of {float(distance.min())}.")
+    distance = as_tensor(nearest_distance, "nearest_distance").detach().to(features.device)
+    is_right = not distance.is_complex() and distance.shape == features.shape[:1]
+    if not is_right or not bool(((distance >= 0) & distance.isfinite()).all()):
+        raise ValueError(f"`nearest_distance` must hold {len(features)} finite numbers >= 0, got {distance}.")
     check_choice("law", law, get_args(Law))
     generator = _generator_or_default(generator)
     draw = torch.randn if law == "sphere" else torch.rand
@@ -68,13 +63,11 @@ def perturb(
     if law == "sphere":
         length = direction.norm(dim=1, keepdim=True)
         direction /= torch.where(length > 0, length, torch.ones_like(length))
-    return check_perturbed(features + distance.unsqueeze(1) * direction, features)
+    return check_perturbed(features + distance.to(features.dtype).unsqueeze(1) * direction, features)
 
 
 def perturb_toward_neighbors(inputs: Any, neighbors: Any, generator: torch.Generator | None = None) -> Tensor:
-    """Move each sample a part of the way to one of its five nearest samples, whatever their classes.
-
-    The fraction of the way is uniform between 0.3 and 0.7. A cluster of fewer than five others offers them all.
+    """Move each sample a part of the way, 0.3 to 0.7, to one of its five nearest samples, whatever their classes.
 
     For images and signals, whose values depend on each other: a random direction would be white noise, unlike any
     sample, but a mixture of two near samples stays near the data. It is our own replacement for Algorithm 1 of Ha et
@@ -92,16 +85,16 @@ def perturb_toward_neighbors(inputs: Any, neighbors: Any, generator: torch.Gener
         tensor([0.3528, 0.5770, 1.4464])
     """
     inputs = as_features(inputs, "inputs")
-    return PerturbedInputs(inputs, _choose(inputs, neighbors, generator)).whole()
+    return PerturbedInputs(inputs, _choose(inputs, neighbors, generator), mixture).whole()
 
 
 def exchange_tokens(tokens: Any, neighbors: Any, generator: torch.Generator | None = None) -> Tensor:
     """Replace some tokens of each text by those of one of its five nearest texts, whatever their classes.
 
     A text takes a run of its neighbour's tokens, from the same places, so that phrases stay whole. Places where both
-    texts agree, such as padding, are skipped. Of the other places a share is exchanged, uniform between 0.3 and 0.7 and
-    rounded to whole places. The run may begin anywhere; at the end it continues at the beginning. This crossover of
-    genetic algorithms, also our own, is to token ids what `perturb_toward_neighbors` is to images.
+    texts agree, such as padding, are skipped. Of the other places a share is exchanged, uniform between 0.3 and 0.7.
+    The run may begin anywhere; at the end it continues at the beginning. This crossover of genetic algorithms, also our
+    own, is to token ids what `perturb_toward_neighbors` is to images.
 
     Takes token ids (N, L) or (N, ..., L), integers, and clusters and generator as `perturb_toward_neighbors` does. Rows
     beside the ids (N, 2, L), such as a mask, are exchanged in the same places. Gives texts of the shape and dtype of
@@ -115,7 +108,7 @@ def exchange_tokens(tokens: Any, neighbors: Any, generator: torch.Generator | No
     """
     tokens = as_features(tokens, "tokens", keep_integers=True)
     check_tokens(tokens)
-    return PerturbedInputs(tokens, _choose(tokens, neighbors, generator, has_run=True)).whole()
+    return PerturbedInputs(tokens, _choose(tokens, neighbors, generator, has_run=True), exchange_run).whole()
 
 
 def keeps_integers(perturbation: Any) -> bool:
@@ -132,6 +125,11 @@ def check_perturbed(perturbed: Tensor, features: Tensor) -> Tensor:
             f" {float(features.abs().max()):.3g}: scale them down."
         )
     return perturbed
+
+
+def mixture(inputs: Tensor, others: Tensor, part: Tensor) -> Tensor:
+    """Inputs (n, ...) moved by a fraction `part` (n,) of the way to `others`, floating point."""
+    return as_floats(inputs).lerp(as_floats(others), part.view(-1, *[1] * (inputs.ndim - 1)))
 
 
 def exchange_run(tokens: Tensor, others: Tensor, share: Tensor, begin: Tensor) -> Tensor:
@@ -157,7 +155,7 @@ class MixedMove:
 
     def between(self, inputs: Tensor, others: Tensor, part: Tensor, begin: Tensor) -> Tensor:
         """Perturb `inputs` (n, D) by a fraction `part` (n,) toward `others`; runs of indices begin at `begin` (n,)."""
-        numbers = inputs[:, : self.n_numbers].lerp(others[:, : self.n_numbers], part.unsqueeze(1))
+        numbers = mixture(inputs[:, : self.n_numbers], others[:, : self.n_numbers], part)
         own, theirs = (one[:, self.n_numbers :].reshape(len(one), self.n_rows, -1) for one in (inputs, others))
         return torch.cat((numbers, exchange_run(own, theirs, part, begin).flatten(1)), dim=1)
 
@@ -218,11 +216,10 @@ class PerturbedInputs:
     """
 
     def __init__(
-        self, samples: Tensor, choices: dict[str, Tensor] | None = None, mixed: MixedMove | None = None
+        self, samples: Tensor, choices: dict[str, Tensor] | None = None, move: Callable[..., Tensor] = mixture
     ) -> None:
-        self.samples, self._choices, self._mixed = samples, choices or {}, mixed
-        n_rows = len(self._choices.get("target", samples))
-        self.shape = torch.Size((n_rows, *samples.shape[1:]))
+        self.samples, self._choices, self._move = samples, choices or {}, move
+        self.shape = torch.Size((len(self._choices.get("target", samples)), *samples.shape[1:]))
         self.dtype = self.rows(0, 1).dtype
 
     def __len__(self) -> int:
@@ -234,13 +231,8 @@ class PerturbedInputs:
 
     @property
     def sources(self) -> Tensor | None:
-        """Samples that each input was made from, (n_draws * N, 2): its own, and the one that it was moved toward.
-
-        None if inputs were not moved toward others.
-        """
-        if not self._choices:
-            return None
-        return torch.stack((self._choices["own"], self._choices["target"]), dim=1)
+        """The samples, (n_draws * N, 2), that each input was made from; None if none was moved toward another."""
+        return torch.stack((self._choices["own"], self._choices["target"]), dim=1) if self._choices else None
 
     def is_floating_point(self) -> bool:
         return self.dtype.is_floating_point
@@ -249,13 +241,8 @@ class PerturbedInputs:
         """Inputs from row `start` to row `stop`, without the latter."""
         if not self._choices:
             return self.samples[start:stop]
-        own, target, part, *begin = (choice[start:stop] for choice in self._choices.values())
-        inputs, others = self.samples[own], self.samples[target]
-        if self._mixed is not None:
-            return self._mixed.between(inputs, others, part, *begin)
-        if begin:
-            return exchange_run(inputs, others, part, *begin)
-        return as_floats(inputs).lerp(as_floats(others), part.view(-1, *[1] * (inputs.ndim - 1)))
+        own, target, *how = (choice[start:stop] for choice in self._choices.values())
+        return self._move(self.samples[own], self.samples[target], *how)
 
     def split(self, n_rows: int) -> Iterator[Tensor]:
         """Yield the inputs in batches of `n_rows`."""
@@ -278,7 +265,7 @@ class PerturbedInputs:
         unmoved = {name: torch.zeros_like(choice[: len(own)]) for name, choice in self._choices.items()}
         unmoved |= {"own": own, "target": own}
         choices = {name: torch.cat((choice, unmoved[name])) for name, choice in self._choices.items()}
-        return PerturbedInputs(self.samples, choices, self._mixed)
+        return PerturbedInputs(self.samples, choices, self._move)
 
     def to(self, device: torch.device | str) -> Self:
         """Move what is held to `device`, in place."""
@@ -308,7 +295,9 @@ def draw_perturbed(
     if kind in TOWARD_OTHERS:
         draws = [_choose(inputs, neighbors, generator, has_run=kind != "neighbors") for _ in range(n_draws)]
         choices = {name: torch.cat([draw[name] for draw in draws]) for name in draws[0]}
-        return PerturbedInputs(inputs, choices, perturbation if isinstance(perturbation, MixedMove) else None)
+        if isinstance(perturbation, MixedMove):
+            return PerturbedInputs(inputs, choices, perturbation.between)
+        return PerturbedInputs(inputs, choices, exchange_run if kind == "tokens" else mixture)
     if isinstance(perturbation, Readings):
         return PerturbedInputs(perturbation.inputs[:n_draws].to(inputs).flatten(0, 1))
     if kind in ("random", "uniform") and units is not None:
@@ -343,18 +332,13 @@ def _choose(
     check_tensor("neighbors", neighbors, (len(inputs), "M"), inputs.device, below=len(inputs))
     if neighbors.shape[1] < 2:
         raise ValueError(f"`neighbors` must have shape (N, M) with M >= 2, got {tuple(neighbors.shape)}.")
-    n_nearest = min(_NEAREST, neighbors.shape[1] - 1)
     generator = _generator_or_default(generator)
     options: dict[str, Any] = {"generator": generator, "device": generator.device}
-    places = 1 + torch.randint(n_nearest, (len(inputs),), **options).to(inputs.device)
-    share = torch.rand(len(inputs), **options).to(inputs.device)
+    places = 1 + torch.randint(min(_NEAREST, neighbors.shape[1] - 1), (len(inputs),), **options).to(inputs.device)
     target = neighbors.long().gather(1, places.unsqueeze(1)).squeeze(1)
-    choices = {"own": torch.arange(len(inputs), device=inputs.device), "target": target}
-    floats = as_floats(inputs[:1])
-    if not has_run:
-        return choices | {"part": _LOW + (_HIGH - _LOW) * share.to(floats)}
-    begin = torch.rand(len(inputs), **options).to(inputs.device)
-    return choices | {"part": (_LOW + (_HIGH - _LOW) * share).to(floats), "begin": begin}
+    part = _LOW + (_HIGH - _LOW) * torch.rand(len(inputs), **options).to(as_floats(inputs[:1]))
+    choices = {"own": torch.arange(len(inputs), device=inputs.device), "target": target, "part": part}
+    return choices | ({"begin": torch.rand(len(inputs), **options).to(inputs.device)} if has_run else {})
 
 
 def _check_custom(perturbed: Any, inputs: Tensor) -> Tensor:
