@@ -1,12 +1,8 @@
-"""Odd samples and odd ends of a training: rows of two tables, whose columns are the ways in, in both `test_odd.py`."""
-
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+"""Odd samples: rows of a table, whose columns are the ways in, in both `test_odd.py`."""
 
 import numpy as np
 import torch
-from problems import Given, blobs
+from problems import blobs
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -59,49 +55,3 @@ REFUSED = {
 }
 # Labels that are the same as `Y`.
 LABELS = {"bytes": Y.byte(), "unsigned": Y.to(torch.uint16), "arrays": Y.numpy().astype("u4"), "floats": Y.double()}
-
-
-class Ending(NamedTuple):
-    """A training of four epochs, at the beginning of which something may `happen`."""
-
-    best_epoch: int | None = 1
-    is_restored: bool = True
-    happen: Callable[..., None] = lambda layers, epoch: None
-    settings: Mapping[str, Any] = MappingProxyType({})
-    scores: tuple[float, ...] = (0.1, 0.9, 0.5)
-
-    def options(self):
-        return {**FEW, "averaging": None, "rule": Given(self.scores), **self.settings}
-
-
-def narrow(layers, epoch):
-    if epoch == 2:
-        layers[0], layers[2] = nn.Linear(4, 2), nn.Linear(2, 3)
-
-
-def append(layers, epoch):
-    if epoch == 2:
-        layers.append(nn.Linear(3, 3))
-
-
-def failing(error, at=3):
-    def happen(layers, epoch):
-        if epoch == at:
-            raise error
-
-    return happen
-
-
-ENDS = {
-    "by itself": Ending(),
-    "early checks": Ending(None, is_restored=False, settings={"start_from_epoch": 9}),
-    "NaN": Ending(None, is_restored=False, scores=(float("nan"),)),
-    "patience": Ending(settings={"patience": 2}),
-    "other shapes": Ending(is_restored=False, happen=narrow),
-    "more weights": Ending(is_restored=False, happen=append),
-}
-FAILURES = {
-    "before a check": Ending(None, is_restored=False, happen=failing(KeyboardInterrupt(), at=0)),
-    "Ctrl-C": Ending(happen=failing(KeyboardInterrupt())),
-    "an error": Ending(is_restored=False, happen=failing(ValueError("boom"))),
-}

@@ -1,10 +1,7 @@
-"""Odd samples, outputs and ends, by every way in that needs no other framework than Lightning."""
+"""Odd samples and outputs, by every way in that needs no other framework than Lightning."""
 
-import signal
 from contextlib import nullcontext
-from datetime import timedelta
 from functools import cache
-from pathlib import Path
 
 import lightning.pytorch as pl
 import numpy as np
@@ -12,11 +9,9 @@ import odd
 import pandas as pd
 import pytest
 import torch
-from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from odd import FEW, Network, Rows, X, Y, unchanged
-from problems import Weights, same, trainer, weights_of
-from torch import nn
+from problems import trainer
 from torch.utils.data import DataLoader
 
 from bu_torch import (
@@ -38,18 +33,15 @@ from bu_torch.internal.logits import read_logits
 class Module(pl.LightningModule):
     """Trains by its inputs alone, so that labels of all kinds come so far."""
 
-    def __init__(self, output=unchanged, happen=lambda layers, epoch: None):
+    def __init__(self, output=unchanged):
         super().__init__()
-        self.network, self.happen = Network(output), happen
+        self.network = Network(output)
 
     def forward(self, x):
         return self.network(x)
 
     def training_step(self, batch, batch_idx):
         return self.network.layers(batch[0]).square().mean()
-
-    def on_train_epoch_start(self):
-        self.happen(self.network.layers, self.current_epoch)
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.01)
@@ -121,65 +113,6 @@ def test_logits_that_are_not_finite_have_no_score(tmp_path, way):
     with said:
         is_odd = torch.arange(120).unsqueeze(1) % 50 == 0
         assert np.isnan(way(tmp_path, X, Y, lambda z: torch.where(is_odd[: len(z)], -torch.inf, z))).any()
-
-
-LIGHTNINGS = {
-    "no room": odd.Ending(None, is_restored=False),
-    "max_steps": odd.Ending(),
-    "max_time": odd.Ending(),
-    "another callback": odd.Ending(),
-}
-
-
-@pytest.mark.parametrize("restores", [True, False])
-@pytest.mark.parametrize("end", odd.ENDS | odd.FAILURES | LIGHTNINGS)
-def test_lightning_s_ends_restore_or_name_the_file(tmp_path, log, recwarn, end, restores):
-    def happening(batch, batch_idx):
-        if module.current_epoch == 3:
-            module.trainer.should_stop |= end == "another callback"
-            timer._duration = 0.0 if end == "max_time" else timer._duration
-
-    ending, weights, timer = (odd.ENDS | odd.FAILURES | LIGHTNINGS)[end], Weights(), Timer(timedelta(days=1))
-    stopping = BoundaryUncertaintyStopping(restore_best_weights=restores, **ending.options())
-    module, handler = Module(happen=ending.happen), signal.getsignal(signal.SIGINT)
-    if end == "no room":
-        (tmp_path / "file").touch()
-        stopping.dirpath = tmp_path / "file"
-    module.on_train_batch_start = happening
-    length = {"max_epochs": 9 if end in LIGHTNINGS else 4, "max_steps": 16 if end == "max_steps" else -1}
-    try:
-        with pytest.raises((SystemExit, ValueError, OSError)) if end in odd.FAILURES else nullcontext():
-            trainer(tmp_path, stopping, weights, timer, **length).fit(module, DataLoader(Rows(X, Y), 30))
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    (line,) = [line for line in log.messages if "bu-torch kept" in line]
-    assert any(stopping.stopping_reason in said for said in log.messages)
-    assert stopping.best_epoch == ending.best_epoch
-    is_back = ending.best_epoch == 1 and same(weights_of(module), weights.of_epoch[1])
-    assert is_back == ("weights are in the model" in line) == (restores and ending.is_restored)
-    assert recwarn.list or not restores or end not in ("other shapes", "more weights")
-    assert ending.best_epoch is None or (Path(stopping.best_model_path).exists() and stopping.best_model_path in line)
-
-
-@pytest.mark.parametrize("end", odd.ENDS | odd.FAILURES)
-def test_a_loop_s_ends_restore_or_fail(end):
-    ending, network, error = (odd.ENDS | odd.FAILURES)[end], Network(), None
-    try:
-        with BoundaryUncertaintyStopper(X, Y, **ending.options()) as stopper:
-            for epoch in range(4):
-                ending.happen(network.layers, epoch)
-                nn.init.constant_(network.layers[-1].bias, epoch)
-                if stopper.check(network):
-                    break
-            before = weights_of(network)
-            stopper.restore(network)
-    except (KeyboardInterrupt, ValueError, RuntimeError) as raised:
-        error = raised
-    assert stopper.best_epoch == ending.best_epoch
-    assert stopper.stopping_reason
-    if end in odd.ENDS:
-        assert same(weights_of(network), before) == (not ending.is_restored)
-        assert ending.is_restored == (error is None)
 
 
 M = 10
@@ -286,13 +219,6 @@ def test_integers_that_float32_does_not_tell_apart_become_float64():
     assert BoundaryUncertainty(M).fit(images, Y).perturbed_inputs.dtype == torch.float32
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_computed_in_float32(dtype):
-    x = X.to(dtype)
-    assert as_features(x).dtype == torch.float32
-    assert signals_of(x, Y) == signals_of(x.float(), Y)
-
-
 CONSTANT = torch.cat((X, torch.full((120, 1), 0.1)), dim=1)
 
 
@@ -302,18 +228,6 @@ class TestDegenerateSamples:
     @estimators(OF_SAMPLES)
     def test_equal_samples_and_a_constant_feature_are_measured(self, way, x):
         assert np.isfinite(way(x, Y)).all()
-
-    def test_one_distinct_sample_a_class(self):
-        fitted = BoundaryUncertainty(M).fit(torch.eye(3)[Y], Y)
-        moved = (fitted.standardize(fitted.perturbed_inputs[0]) - fitted.standardize(torch.eye(3)[Y])).norm(dim=1)
-        nearest = torch.pdist(fitted.standardize(torch.eye(3))).min()
-        torch.testing.assert_close(moved, nearest.expand(120))
-
-    def test_a_constant_feature(self):
-        fitted = BoundaryUncertainty(M).fit(CONSTANT, Y)
-        assert torch.equal(fitted.neighbors, BoundaryUncertainty(M).fit(X, Y).neighbors)
-        assert (fitted.perturbed_inputs[..., 4] == CONSTANT[0, 4]).all()
-        assert fitted.scale_[4] == 1
 
     @estimators(OF_SAMPLES | OF_FEATURES)
     def test_a_class_of_one_sample(self, way):
@@ -368,19 +282,3 @@ class TestOutputs:
     def test_batches_of_unequal_width_are_refused(self):
         with pytest.raises(ValueError, match="`model` must give the same number of logits for each input"):
             read_logits(lambda x: torch.zeros(len(x), 3 if len(x) == 119 else 5), X, 119)
-
-    def test_equal_logits_are_all_on_the_boundary(self):
-        local = 2 * self.fitted.probabilities.flatten(0, 1)[:, :2].amin(dim=1).double()  # of equal logits the first two
-        torch.testing.assert_close(self.fitted.score(lambda x: torch.zeros(len(x), 3)), local.mean())
-
-    def test_a_module_without_parameters(self):
-        assert 0 <= self.fitted.score(nn.Identity()) <= 1
-        assert BoundaryUncertaintyStopper(X, Y, n_neighbors=M).check(nn.Identity()) is False
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("are_labels_there", [True, False])
-@estimators(OF_SAMPLES)
-def test_labels_on_another_device(way, are_labels_there, accelerator):
-    features, labels = (X, Y.to(accelerator)) if are_labels_there else (X.to(accelerator), Y)
-    assert way(features, labels) == pytest.approx(way(features, labels.to(features.device)))

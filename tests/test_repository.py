@@ -53,22 +53,3 @@ def test_changelog_citation_and_conda_recipe_say_what_pyproject_says():
 def test_a_release_is_a_tag_that_equals_the_version(tag, is_right):
     result = subprocess.run(["make", "check-tag", f"TAG={tag}"], cwd=ROOT, capture_output=True, check=False)
     assert (result.returncode == 0) is is_right
-
-
-@pytest.mark.parametrize("base", ["", "https://forge.example/group/bu-torch"])
-def test_links_of_readme_are_relative_until_there_is_an_address(base):
-    command, readme = ["make", "--silent", "readme", f"BASE_URL={base}"], (ROOT / "README.md").read_text()
-    shown = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode()
-    if not base:
-        assert shown == readme
-        return
-    assert len(re.findall(r"\]\((?!https:)", readme)) > 10
-    assert not re.findall(r"\]\((?!https:)", shown)
-    assert f"]({base}/raw/v{bu_torch.__version__}/docs/label_noise.png)" in shown
-    assert f"]({base}/blob/v{bu_torch.__version__}/docs/limits.md#" in shown
-
-
-def test_no_file_of_data_is_there_twice():
-    files = [*ROOT.glob("examples/data/*.gz"), *ROOT.glob("benchmarks/data/**/*.gz")]
-    contents = [file.read_bytes() for file in files]
-    assert len(contents) == len(set(contents)) > 20

@@ -9,7 +9,6 @@ from problems import blobs
 
 import bu_torch
 from bu_torch import evaluation
-from bu_torch.internal.inputs import scikit_learn_seed
 
 X, Y = blobs()
 IDS = (X.abs() * 5).long()
@@ -41,10 +40,3 @@ def test_a_seed_in_range_says_what_comes_out_and_global_random_states_stay(take,
     assert random_states() == before
     assert bool(first.isfinite().all())
     assert torch.equal(first, second)
-
-
-@pytest.mark.parametrize("name", ["PrototypeClassifier", "FeatureSpace"])
-def test_scikit_learn_takes_the_last_32_bits(name):
-    take, find = TAKING[name]
-    assert torch.equal(find(take(seed=2**32 + 3)), find(take(seed=3)))
-    assert scikit_learn_seed(2**64 - 1) == scikit_learn_seed(2**32 - 1) == 2**32 - 1

@@ -1,43 +1,7 @@
 """Data of the benchmarks: images, texts, tables, and wrong labels as people make them."""
 
-import numpy as np
 import pytest
 import torch
-from problems import same
-
-
-def test_kinds_are_apart_and_what_they_say(images):
-    assert not set(images.TUNING) & set(images.UNSEEN)
-    (inputs, labels), (test, clean), net = images.prepare("digits_augmented", 1)
-    assert (inputs.shape, len(labels)) == ((800, 1, 8, 8), 800)
-    assert len(test) == len(clean) == 997
-    assert net(inputs[:3]).shape == (3, 10)
-    (inputs_again, _), _, net_again = images.prepare("digits_augmented", 1)
-    assert torch.equal(inputs_again, inputs)
-    assert same(dict(net_again.named_parameters()), dict(net.named_parameters()))
-
-
-@pytest.mark.parametrize("setting", ["mean", "conv", "vectors", "gru", "tuned"])
-def test_a_case_is_what_it_says(text, monkeypatch, setting):
-    rng = np.random.default_rng(0)
-    words = [tuple(f"w{word}" for word in rng.integers(30, size=12)) for _ in range(2000)]
-    for name, value in {
-        "N_TEST": 50,
-        "read": lambda name: (words, torch.arange(2000) % 4),
-        "known_vectors": lambda: {"w1": np.full(100, 7.0, np.float32)},
-        "pretrain": lambda net, tokens, labels, n_epochs, generator: None,
-    }.items():
-        monkeypatch.setattr(text, name, value)
-    (tokens, labels), (test, clean), net = text.prepare(setting, 1)
-    assert tokens.shape == (len(labels), text.LENGTH) == (text.KINDS[setting].n_texts, text.LENGTH)
-    assert len(test) == len(clean) == 50
-    assert net.eval()(tokens[:3]).shape == (3, 4)
-    if setting in ("mean", "gru", "vectors"):  # padding says nothing
-        padded = torch.cat((tokens[:3, :12], tokens[:3, :12] * 0), dim=1)
-        torch.testing.assert_close(net(padded), net(tokens[:3]))
-    assert torch.equal(text.prepare(setting, 1)[0][0], tokens)
-    if setting == "vectors":
-        assert int((net[0].embedding.weight == 7).all(dim=1).sum()) == 1
 
 
 def test_tables_are_what_their_readme_says(tables):

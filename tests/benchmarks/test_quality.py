@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pandas as pd
 import problems
 import pytest
@@ -124,26 +123,3 @@ def test_trainings_are_saved_as_they_end_and_not_run_again(quality, tmp_path, ca
     assert [(one[one.rule == "last epoch"].test_error == 0).all() for one in (first, second)] == [False, True]
     assert set(first.rule) == {*quality.RULES, quality.EPOCH_BEST}
     pd.testing.assert_frame_equal(quality.main(["--show", "--results", str(tmp_path)]), second)
-
-
-def test_gradient_disparity_ends_at_the_fifth_growth_of_what_was_measured_before_each_epoch(quality):
-    errors = [round(0.1 * epoch, 1) for epoch in range(12)]
-    disparity = [9, 1, 2, 3, 2, 3, 4, 5, 6, 7, 8, 9]  # after epochs 0 to 10: it grows in 1, 2, then from 4 on
-    made = {"all": {"test_error": errors, "disparity": disparity}}
-    assert quality.gradient_disparity(made, in_a_row=False) == errors[6]
-    assert quality.gradient_disparity(made, in_a_row=True) == errors[8]
-
-
-def test_the_oracle_sees_one_half_and_is_judged_on_the_other(oracle):
-    def judged(*shares):
-        hits = np.random.default_rng(0).random((5, 400)) < np.array(shares)[:, None]
-        curves = record(hits=hits, averaged_hits=hits, averaged_accuracy_uncertainty_trust=[0.1, 0.2, 0.9, 0.3, 0.3])
-        curves["quarter"]["hits"] = hits
-        return oracle.judge(curves)
-
-    clear = judged(0.5, 0.6, 0.9, 0.7, 0.6)
-    assert [clear[rule] for rule in (oracle.OURS, oracle.ORACLE, oracle.STOPPED, oracle.BEST)] == [0] * 4
-    assert clear[oracle.LAST] == pytest.approx(0.3, abs=0.05)
-    alike = judged(*[0.6] * 5)  # one half says nothing about the other
-    assert alike[oracle.ORACLE] > 0.005
-    assert alike[oracle.BEST] == 0

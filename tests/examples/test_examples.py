@@ -3,9 +3,7 @@
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
-import torch
 
 FOLDER = Path(__file__).parents[2] / "examples"
 
@@ -114,35 +112,6 @@ def test_an_example_finds_what_is_claimed(load, tmp_path, capsys, row):
     assert held == [True] * len(held) != []
 
 
-def test_label_noise_tells_what_three_trainings_keep(load, tmp_path, capsys, monkeypatch):
-    example = load("label_noise")
-    monkeypatch.setattr(example, "RUNS", tmp_path / "runs")
-    result, _ = example.main(["--smoke", "--seeds", "2", "--plot", str(tmp_path / "figure.png")])
-    said = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines() if ": " in line)
-    for name, curve, epoch in (
-        ("what the callback kept", result.average, result.stopping.best_epoch),
-        ("what a hold-out set kept", result.held_out, result.held_out_epoch),
-        ("the last epoch", result.all_labels, 2),
-        ("the best epoch in hindsight", result.all_labels, result.best_epoch),
-    ):
-        assert said[f"test error of {name}"].split()[0] == f"{curve[epoch]:.4f}"
-    assert min(result.all_labels) == result.all_labels[result.best_epoch]
-    assert (tmp_path / "figure.png").exists()
-
-
-def test_perturbation_laws_are_those_of_the_estimator(load, tmp_path):
-    example = load("perturbation_laws")
-    given = ["--smoke", "--rows", f"{tmp_path}/rows.csv", "--noise", "0.2", "--plot", f"{tmp_path}/figure.png"]
-    kept = example.main(given)
-    assert (kept["best"] <= kept[["error", "early error", "last"]].min(axis=1)).all()
-    training, _ = example.load(1300)
-    values = example.Watched(training, 0).measure(module := example.LetterMLP())
-    for name, options in (("U, sphere", {}), ("U, sphere, at x", {"pairs_at": "sample"})):
-        expected = example.ParzenUncertainty(**options).fit(*training).score(module)
-        assert values[name] == pytest.approx(float(expected), abs=1e-6)
-    assert values["U, sphere, at x"] != values["U, sphere"] <= values["as printed"]
-
-
 def test_choose_checkpoint_ranks_what_a_run_saved(load):
     table = load("choose_checkpoint").main(["--smoke"])
     errors = table.attrs["errors"]
@@ -178,16 +147,3 @@ def test_two_gaussians_are_best_cut_where_they_meet_and_uncertainty_does_not_tel
     assert left_out["omission"] > 0.2 > 0.02 > max(right["omission"], displaced["omission"])
     assert left_out["EA"] < right["EA"] - 0.2 < right["EA"] - 0.05 < displaced["EA"] < right["EA"]
     assert displaced["Parzen U"] < right["Parzen U"] - 0.1
-
-
-def test_what_examples_read_and_count(load):
-    features, labels = load("gradient_selection").read("GMM", 400, ratio=10)
-    assert labels.bincount().tolist() == [200, 20]
-    torch.testing.assert_close(features.mean(dim=0), torch.zeros(2), atol=1e-5, rtol=0)
-    (inputs, labels), (test_inputs, test_labels) = load("standard_split").landsat()
-    assert (len(labels), len(test_labels)) == (4435, 2000)
-    assert torch.allclose(inputs.mean(dim=0), torch.zeros(36), atol=1e-4)
-    assert not torch.allclose(test_inputs.mean(dim=0), torch.zeros(36), atol=1e-2)
-    values = {"U": [0.1, 0.5, 0.9, 0.5], "U of Proposal 1": [0.0, 0.79, 0.8, 0.75], "L_val": [0.5, 0.1, 0.1, 0.1]}
-    found = load("svm_selection").sharpness(pd.DataFrame(values))
-    assert [found[f"{name}, share"] for name in ("U", "U of Proposal 1", "-L_val")] == [0.25, 0.75, 0.75]

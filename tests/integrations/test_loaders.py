@@ -4,10 +4,7 @@ import importlib
 import sys
 
 import pytest
-import torch
-from problems import Augmented, Made, Plain, in_order
-from scenarios import tokens
-from torch import nn
+from problems import Augmented, Plain, in_order
 from torch.utils.data import DataLoader
 
 from bu_torch.integrations.loaders import make_stopper
@@ -31,14 +28,6 @@ def test_augmented_samples_are_read_again(tmp_path, log):
     resumed.load_state_dict(stopper.state_dict())
     resumed.check(network)  # without the warning that the samples differ
     assert len(resumed.history) == 2
-
-
-def test_texts_with_token_dropout_are_read_again(tmp_path):
-    ids, labels = tokens()
-    data = DataLoader(Made(lambda i: (torch.where(torch.rand(12) < 0.2, 0, ids[i]), labels[i])), batch_size=30)
-    network = nn.Sequential(nn.EmbeddingBag(60, 8), nn.Linear(8, 2))  # which takes integers alone
-    make_stopper(network, data, OPTIONS | {"folder": tmp_path}).check(network)
-    assert read_record(tmp_path).data["perturbation"] == "reading"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Odd samples and odd ends, by Hugging Face's `Trainer` and skorch."""
+"""Odd samples, by Hugging Face's `Trainer` and skorch."""
 
 import numpy as np
 import odd
@@ -17,10 +17,6 @@ from bu_torch.integrations.skorch import BoundaryUncertaintyEarlyStopping  # noq
 from bu_torch.integrations.transformers import BoundaryUncertaintyCallback  # noqa: E402
 
 
-def nothing(layers, epoch):
-    pass
-
-
 class Model(nn.Module):
     """Trains by its inputs alone, so that labels of all kinds come so far."""
 
@@ -33,20 +29,13 @@ class Model(nn.Module):
         return {"logits": self.network(x), "loss": loss}
 
 
-class Happening(transformers.TrainerCallback):
-    def __init__(self, happen):
-        self.happen = happen
-
-    def on_epoch_begin(self, args, state, control, model, **kwargs):
-        self.happen(model.network.layers, round(state.epoch or 0))
-
-
-def by_transformers(folder, x, y, output, options=FEW, happen=nothing, n_epochs=1):
+def by_transformers(folder, x, y, output):
     quiet = {"report_to": "none", "disable_tqdm": True, "save_strategy": "no", "logging_strategy": "no"}
-    arguments = transformers.TrainingArguments(str(folder), use_cpu=True, num_train_epochs=n_epochs, **quiet)
-    callbacks = [ours := BoundaryUncertaintyCallback(**options), Happening(happen)]
+    arguments = transformers.TrainingArguments(str(folder), use_cpu=True, num_train_epochs=1, **quiet)
     data = {"train_dataset": Rows(x, y, "x", "labels"), "data_collator": default_collate}
-    transformers.Trainer(Model(output), arguments, callbacks=callbacks, **data).train()
+    transformers.Trainer(
+        Model(output), arguments, callbacks=[ours := BoundaryUncertaintyCallback(**FEW)], **data
+    ).train()
     return ours.stopper
 
 
@@ -55,18 +44,9 @@ class ByOutputs(nn.Module):
         return outputs.nan_to_num().square().mean()
 
 
-class Changing(skorch.callbacks.Callback):
-    def __init__(self, happen):
-        self.happen = happen
-
-    def on_epoch_begin(self, net, **kwargs):
-        self.happen(net.module_.layers, len(net.history) - 1)
-
-
-def by_skorch(folder, x, y, output, options=FEW, happen=nothing, n_epochs=1):
-    ours = BoundaryUncertaintyEarlyStopping(**options)
-    how = {"train_split": None, "max_epochs": n_epochs, "verbose": 0}
-    callbacks = [("ours", ours), ("changing", Changing(happen))]
+def by_skorch(folder, x, y, output):
+    how = {"train_split": None, "max_epochs": 1, "verbose": 0}
+    callbacks = [("ours", BoundaryUncertaintyEarlyStopping(**FEW))]
     made = skorch.NeuralNet(Network(output), ByOutputs, callbacks=callbacks, **how)
     return dict(made.fit(Rows(x, y), None).callbacks_)["ours"].stopper_
 
@@ -89,23 +69,3 @@ def test_labels_of_any_kind_are_the_same(tmp_path, way):
     assert np.isfinite(list(expected.values())).all()
     for labels in odd.LABELS.values():
         assert WAYS[way](tmp_path, odd.X, labels, odd.unchanged).history == [expected]
-
-
-@pytest.mark.parametrize(
-    ("way", "end", "loads"),
-    [
-        *((way, end, True) for way in WAYS for end in odd.ENDS),
-        *((way, "by itself", False) for way in WAYS),
-        ("skorch", "Ctrl-C", True),
-    ],
-)
-def test_every_end_says_what_was_kept_and_why(tmp_path, caplog, recwarn, way, end, loads):
-    caplog.set_level("INFO", logger="bu_torch")
-    ending, name = (odd.ENDS | odd.FAILURES)[end], "load_best" if way == "skorch" else "load_best_model_at_end"
-    options = ending.options() | {name: loads, "folder": tmp_path / "record"}
-    stopper = WAYS[way](tmp_path, odd.X, odd.Y, odd.unchanged, options, ending.happen, 4)
-    (line,) = [line for line in caplog.messages if "bu-torch kept" in line]
-    assert not loads or ending.is_restored == ("weights are in the model" in line)
-    assert stopper.stopping_reason
-    assert stopper.best_epoch == ending.best_epoch
-    assert '"kind":"end"' in (tmp_path / "record" / "boundary_uncertainty.jsonl").read_text()

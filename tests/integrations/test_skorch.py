@@ -1,7 +1,5 @@
 """skorch's own nets."""
 
-import pickle
-
 import pytest
 import torch
 from sklearn.base import clone
@@ -62,11 +60,6 @@ def test_it_stops_and_loads_the_best_epoch_and_training_before_is_the_same_to_th
     assert same(stopped.module_.state_dict(), best.module_.state_dict())
 
 
-def test_with_load_best_false_the_last_weights_stay():
-    made, plain = fit(stopping(load_best=False), epochs=4), fit(epochs=4)
-    assert same(made.module_.state_dict(), plain.module_.state_dict())
-
-
 def test_probabilities_of_skorch_s_default_criterion_are_read_as_their_logarithm(recwarn):
     made = fit(stopping(), is_softmax=True, epochs=2)
     with torch.no_grad():
@@ -87,29 +80,3 @@ def test_options_are_parameters_that_survive_a_copy_and_a_search():
     tried = {"callbacks__boundary__patience": [1, 9]}
     search = GridSearchCV(net(stopping(), epochs=4), tried, cv=2, scoring="accuracy").fit(INPUTS, LABELS)
     assert of(search.best_estimator_).settings.patience == search.best_params_["callbacks__boundary__patience"]
-
-
-def test_a_net_is_pickled_with_the_callback_after_training():
-    made = pickle.loads(pickle.dumps(fit(stopping(), epochs=2)))  # noqa: S301
-    assert of(made).best_epoch is not None
-
-
-def test_arguments_are_refused_before_training():
-    with pytest.raises(ValueError, match="`patience` must be"):
-        stopping(patience=-1)
-    with pytest.raises(TypeError, match="patients"):
-        stopping(patients=3)
-
-
-def test_a_net_that_is_no_classifier_gives_its_loss_logarithms():
-    class LogProbabilities(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(4, 3)
-
-        def forward(self, x):
-            return self.layer(x).log_softmax(1)
-
-    callback, options = stopping(), {"max_epochs": 2, "train_split": None, "verbose": 0}
-    skorch.NeuralNet(LogProbabilities, nn.NLLLoss, callbacks=[callback], **options).fit(INPUTS, LABELS)
-    assert len(callback.stopper_.history) == 2

@@ -16,7 +16,6 @@ transformers = pytest.importorskip("transformers")
 from problems import same  # noqa: E402
 
 from bu_torch.integrations.transformers import BoundaryUncertaintyCallback  # noqa: E402
-from bu_torch.run.processes import Processes  # noqa: E402
 
 PAD, LENGTH = 0, 8
 PAGE = Path(__file__).parents[2] / "docs/recipes/huggingface.md"
@@ -100,15 +99,6 @@ def test_it_stops_without_an_evaluation_and_loads_the_best_model(tmp_path):
     assert same(run.model.state_dict(), again.model.state_dict())
 
 
-def test_the_kept_weights_replace_the_best_model_that_the_trainer_loads_itself(tmp_path):
-    every = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
-    run = trainer(tmp_path, ours := callback(), **every)
-    run.train()
-    kept = {name: value.clone() for name, value in run.model.state_dict().items()}
-    ours.stopper.restore(run.model)
-    assert same(run.model.state_dict(), kept)
-
-
 def test_schedule_free_weights_are_kept_where_an_evaluation_reads_them(tmp_path):
     ours = callback(averaging=None)
     run = trainer(tmp_path, ours, optim="schedule_free_adamw", epochs=2)
@@ -118,32 +108,6 @@ def test_schedule_free_weights_are_kept_where_an_evaluation_reads_them(tmp_path)
     assert same(run.model.state_dict(), kept)
     again = pickle.loads(pickle.dumps(ours))  # noqa: S301  (these are our own bytes)
     assert again.stopper.best_epoch == ours.stopper.best_epoch
-
-
-def test_a_column_that_only_the_loss_reads_is_no_input(tmp_path):
-    def with_rows(samples):
-        return pad_to_longest(samples) | {"row": torch.arange(len(samples))}
-
-    class Dropping(CountingTrainer):
-        def compute_loss(self, model, inputs, *args, **kwargs):
-            inputs.pop("row", None)
-            return super().compute_loss(model, inputs, *args, **kwargs)
-
-    histories = []
-    for collate in (pad_to_longest, with_rows):
-        run = trainer(tmp_path, ours := callback(), collate=collate, epochs=2, remove_unused_columns=False)
-        run.__class__ = Dropping
-        run.train()
-        histories.append(ours.stopper.history)
-    assert histories[0] == histories[1]
-
-
-def test_of_several_processes_the_first_decides(tmp_path, monkeypatch):
-    monkeypatch.setattr(Processes, "broadcast", lambda processes, decision: True)
-    run = trainer(tmp_path, ours := callback())
-    run.train()
-    assert ours.stopper.stopped_epoch is None
-    assert (run.state.epoch, len(ours.stopper.history)) == (1, 1)
 
 
 def test_the_model_gets_the_mask_with_its_ids_of_batches_that_are_padded_each_to_its_own_length(tmp_path, monkeypatch):
@@ -196,17 +160,6 @@ def test_a_resumed_training_keeps_the_epoch_that_one_in_one_piece_keeps(tmp_path
     assert same(resumed.model.state_dict(), whole.model.state_dict())
 
 
-@pytest.mark.parametrize(("content", "why"), [(None, "does not exist"), (b"half a file", r"cannot be read \(.*\)")])
-def test_a_checkpoint_without_a_readable_state_is_resumed_with_a_warning(tmp_path, content, why):
-    trainer(tmp_path, epochs=1, save_strategy="epoch").train()
-    if content is not None:
-        (tmp_path / "checkpoint-6" / "boundary_uncertainty.pt").write_bytes(content)
-    run = trainer(tmp_path, ours := callback(), epochs=2, save_strategy="epoch")
-    with pytest.warns(UserWarning, match=rf"checkpoint-6/boundary_uncertainty.pt {why}, so this run cannot resume"):
-        run.train(resume_from_checkpoint=True)
-    assert [check["epoch"] for check in ours.stopper.history] == [1]
-
-
 class Table(nn.Module):
     """A model that has nothing of transformers but its output, and whose inputs have another name."""
 
@@ -249,13 +202,6 @@ def test_images_are_read_as_pixel_values_and_keys_may_be_the_user_s(tmp_path, se
     assert (tmp_path / "record" / "boundary_uncertainty.jsonl").is_file()
 
 
-def test_samples_count_as_often_as_a_sampler_draws_them(tmp_path, monkeypatch):
-    sampler = torch.utils.data.WeightedRandomSampler([1.0, 3.0] * 60, 120)
-    monkeypatch.setattr(CountingTrainer, "_get_train_sampler", lambda *args: sampler)
-    trainer(tmp_path, ours := callback(), epochs=1).train()
-    assert ours.stopper.sample_weight.unique().tolist() == [1, 3]
-
-
 class Stream(torch.utils.data.IterableDataset):
     def __iter__(self):
         return iter(texts())
@@ -292,32 +238,6 @@ def test_epochs_and_training_end_with_a_check(tmp_path, monkeypatch, loader, opt
     assert [check["step"] for check in ours.stopper.history] == steps
     assert [entry["step"] for entry in run.state.log_history if "expected_accuracy" in entry] == steps
     assert len(ours.stopper.labels) == (120 if steps != [5, 8] else 100)
-
-
-class Stop(transformers.TrainerCallback):
-    def on_step_end(self, args, state, control, **kwargs):
-        control.should_training_stop = True
-
-
-@pytest.mark.parametrize(
-    ("options", "others", "reason"),
-    [
-        ({"epochs": 0.5}, [], "Training ran until `num_train_epochs=0.5`."),
-        ({"max_steps": 4}, [], "Training ran until `max_steps=4`."),
-        ({}, [Stop()], "Other code stopped training (`control.should_training_stop`)."),
-    ],
-)
-def test_the_reason_says_what_ended_training(tmp_path, options, others, reason):
-    trainer(tmp_path, ours := callback(), *others, **options).train()
-    assert (ours.stopper.stopping_reason, ours.stopper.stopped_epoch) == (reason, None)
-    assert ours.stopper.summary["reason"] == reason
-
-
-def test_a_run_that_ended_within_an_epoch_goes_on_in_it(tmp_path):
-    for max_steps, steps in ((4, [4]), (9, [4, 6, 9])):
-        run = trainer(tmp_path, ours := callback(), max_steps=max_steps, save_strategy="epoch")
-        run.train(resume_from_checkpoint=max_steps == 9)
-        assert [check["step"] for check in ours.stopper.history] == steps
 
 
 def test_the_example_on_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
@@ -362,11 +282,3 @@ def test_what_does_not_fit_is_refused_before_the_first_step(tmp_path, monkeypatc
     with pytest.raises(ValueError, match=words):
         run.train()
     assert run.state.global_step == 0
-
-
-@pytest.mark.parametrize(
-    ("kind", "given"), [(ValueError, {"patience": -1}), (ValueError, {"check_steps": 0}), (TypeError, {"patients": 3})]
-)
-def test_arguments_are_refused_before_training(kind, given):
-    with pytest.raises(kind, match=next(iter(given))):
-        callback(**given)

@@ -7,35 +7,6 @@ import numpy as np
 from scipy.optimize import linprog
 
 
-def supremum_in_the_plane(x, y, counts):
-    """Two features: the cells are the sectors between neighbouring angles at which a sample's score is 0."""
-    fit = np.linalg.lstsq(x, y, rcond=None)[0]
-    moments, products = x.T @ (counts[:, None] * x), x.T @ (counts * y)
-
-    def loss(beta):
-        return np.sum(counts * (y - x @ beta) ** 2)
-
-    angles = sorted((math.atan2(b, a) + s * math.pi / 2) % (2 * math.pi) for a, b in x if a or b for s in (1, -1))
-    best = 0.0
-    for start, stop in zip(angles, [*angles[1:], angles[0] + 2 * math.pi], strict=True):
-        if stop - start < 1e-12:
-            continue
-        middle = np.array([math.cos((start + stop) / 2), math.sin((start + stop) / 2)])
-        errors = np.where(x @ middle >= 0, 1, -1) != y
-        candidates = [np.zeros(2)]
-        for edge in (start, stop):
-            ray = np.array([math.cos(edge), math.sin(edge)])
-            if ray @ moments @ ray > 1e-12:
-                candidates.append(ray * max(0, ray @ products / (ray @ moments @ ray)))
-        if np.linalg.matrix_rank(moments) == 2:
-            beta = np.linalg.solve(moments, products)
-            if (math.atan2(beta[1], beta[0]) - start) % (2 * math.pi) <= stop - start:
-                candidates.append(beta)
-        gap = loss(fit) - min(loss(beta) for beta in candidates)
-        best = max(best, abs(np.sum((counts - 1) * errors)) * min(max(gap + 1, 0), 1))
-    return best / len(y)
-
-
 def supremum_by_patterns(x, y, counts):
     """Every pattern of sides; the least loss on a cell by trying every set of samples that may lie on its boundary."""
     n_features = x.shape[1]
@@ -59,23 +30,6 @@ def supremum_by_patterns(x, y, counts):
                     least = min(least, np.sum(counts * (y - x @ beta) ** 2))
         gap = np.sum(counts * (y - x @ fit) ** 2) - least
         best = max(best, abs(constant + errors) * min(max(gap + 1, 0), 1))
-    return best / len(y)
-
-
-def supremum_of_categories(category, y, counts):
-    """One-hot features: each category is put on a side of its own, and adds a loss of its own."""
-    best, slack, sides = 0.0, 1.0, []
-    for k in np.unique(category):
-        rows = category == k
-        drawn, targets = counts[rows], y[rows]
-        slack += drawn @ (targets - targets.mean()) ** 2
-        mean = drawn @ targets / max(drawn.sum(), 1)
-        fits = [max(mean, 0), min(mean, 0)]
-        pairs = zip((1, -1), fits, strict=True)
-        sides.append([((drawn - 1) @ (targets != side), drawn @ (targets - fit) ** 2) for side, fit in pairs])
-    for chosen in itertools.product(*sides):
-        errors, losses = np.sum(chosen, axis=0)
-        best = max(best, abs(errors) * min(max(slack - losses, 0), 1))
     return best / len(y)
 
 

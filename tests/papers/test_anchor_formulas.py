@@ -2,7 +2,6 @@ import pytest
 import torch
 from oracles import anchors
 
-from bu_torch.functional import silverman_bandwidth
 from bu_torch.papers.anchors import anchor_uncertainty, bisect_segments, class_uncertainty
 
 
@@ -27,16 +26,6 @@ class TestClassUncertainty:
         assert value.device.type == device.type
         torch.testing.assert_close(value.cpu().double(), torch.tensor(expected).double(), atol=1e-6, rtol=1e-5)
         assert 0 < (value > 0).sum() < len(value)
-
-    @pytest.mark.parametrize(("measure", "at_a_quarter"), [("entropy", 0.8112781), ("triangle", 0.5)])
-    def test_closed_forms(self, measure, at_a_quarter):
-        counts = torch.tensor([[5.0, 5.0, 0.0], [3.0, 1.0, 0.0], [1.0, 3.0, 0.0], [4.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
-        value = class_uncertainty(counts, torch.tensor([[0, 1]] * 5), measure=measure)
-        torch.testing.assert_close(value, torch.tensor([1.0, at_a_quarter, at_a_quarter, 0.0, 0.0]))
-
-    def test_another_class_in_front_is_worst_and_a_tie_is_not(self):
-        counts = torch.tensor([[4.0, 3.0, 5.0], [4.0, 4.0, 4.0], [5.0, 4.0, 4.0]])
-        assert (class_uncertainty(counts, torch.tensor([[0, 1]] * 3)) > 0).tolist() == [False, True, True]
 
 
 def linear(weights, bias):
@@ -71,10 +60,6 @@ class TestBisectSegments:
         assert pairs.tolist() in ([[0, 1]], [[1, 2]])
         assert min(abs(float(points) - cut) for cut in (6.0, 7.0)) < 1e-5
 
-    def test_segments_whose_ends_are_predicted_alike_are_refused(self):
-        with pytest.raises(ValueError, match="different predictions, got 2 segments with equal ones"):
-            bisect_segments(lambda x: (x[:, 0] > 0.5).long(), torch.zeros(2, 1), torch.zeros(2, 1))
-
 
 def anchor_problem(seed=0, n=60, j=3, s=12, m=9, dtype=torch.float64):
     g = torch.Generator().manual_seed(seed)
@@ -93,21 +78,6 @@ class TestAnchorUncertainty:
         assert value.dtype == dtype
         torch.testing.assert_close(value.cpu().double(), torch.tensor(expected).double(), atol=1e-4, rtol=1e-4)
         assert len({round(v, 6) for v in expected}) == len(expected)
-
-    def test_only_the_two_most_represented_classes_count(self):
-        """Five neighbours labelled 0, four labelled 2, three labelled 1 that lie on the boundary."""
-        logits = torch.zeros(12, 3, dtype=torch.float64)
-        labels = torch.tensor([0] * 5 + [2] * 4 + [1] * 3)
-        logits[:9, 0] = torch.tensor([2.0, 1.5, 1.2, 0.8, -0.5, -2.0, -1.1, -0.7, 0.3], dtype=torch.float64)
-        logits[:9, 1] = -9
-        logits[9:, 0] = -9
-        value = anchor_uncertainty(logits, labels, torch.arange(12).unsqueeze(0), bandwidth="silverman")
-        axis = torch.cat((-logits[:9, 0], torch.zeros(3, dtype=torch.float64)))
-        kernel = (-0.5 * (axis / silverman_bandwidth(axis.unsqueeze(0))) ** 2).exp()
-        share = float(kernel[:5].sum() / kernel[:9].sum())
-        assert float(value) == pytest.approx(1 - abs(2 * share - 1), abs=1e-9)
-        swapped = anchor_uncertainty(logits[:, [2, 1, 0]], labels, torch.arange(12).unsqueeze(0), bandwidth="silverman")
-        assert float(swapped) == pytest.approx(float(value), abs=1e-9)
 
     def test_neighbors_of_one_class_are_worst_and_nan_logits_are_told(self):
         labels = torch.zeros(9, dtype=torch.int64)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from oracles import anchors
 
-from bu_torch.functional import cvml_bandwidth, local_uncertainty, silverman_bandwidth
+from bu_torch.functional import cvml_bandwidth, silverman_bandwidth
 from bu_torch.papers import bandwidth as module
 
 
@@ -34,14 +34,6 @@ class TestCvml:
         assert widths.device.type == device.type
         torch.testing.assert_close(widths.cpu().double() / scale, expected, atol=1e-5, rtol=1e-4)
 
-    def test_ties_do_not_close_the_windows(self):
-        values = torch.tensor([[0.0, 0.0, 1.0, 1.0, 5.0, 5.0]])
-        widths = cvml_bandwidth(values)
-        expected = torch.tensor([anchors.cvml_widths(values[0].tolist())])
-        torch.testing.assert_close(widths, expected, atol=1e-6, rtol=1e-4)
-        assert (widths > 1e-4).all()
-        assert cvml_bandwidth(torch.full((1, 4), 0.1)).tolist() == [[0.0] * 4]
-
     def test_order_and_offset_of_the_values_do_not_matter_and_rows_do_not_see_each_other(self, monkeypatch):
         values = torch.randn(20, 9, dtype=torch.float64)
         widths = cvml_bandwidth(values)
@@ -55,17 +47,3 @@ class TestCvml:
         widths = cvml_bandwidth(torch.tensor([[0.0, float("nan"), 1.0], [0.0, 2.0, 1.0]]))
         assert widths[0].isnan().all()
         assert widths[1].isfinite().all()
-
-    def test_proposal_2_counts_with_it(self):
-        generator = torch.Generator().manual_seed(0)
-        labels = torch.arange(200) % 2
-        logits = torch.randn(200, generator=generator) + 2 * labels - 1
-        clusters = logits.argsort()[(torch.arange(200) - 10).clamp(0, 180).unsqueeze(1) + torch.arange(20)]
-        pairs = torch.tensor([[0, 1]]).expand(200, 2)
-        local, counts = local_uncertainty(logits, labels, clusters, pairs, bandwidth="cvml")
-        for members, u, count in zip(clusters[::20], local[::20], counts[::20], strict=True):
-            widths = torch.tensor(anchors.cvml_widths(logits[members].tolist()))
-            kernel = (-0.5 * (logits[members] / widths).square()).exp()
-            share = kernel[labels[members] == 1].sum() / kernel.sum().clamp(min=1e-30)
-            torch.testing.assert_close(count, kernel.sum(), atol=1e-4, rtol=1e-3)
-            assert float(u) == pytest.approx(float(1 - (2 * share - 1).abs()) if count > 1e-6 else 0.0, abs=1e-3)

@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import confidence as oracle
@@ -34,23 +33,6 @@ def test_the_supremum_is_that_of_all_patterns_also_where_a_draw_leaves_direction
     assert cud_supremum(x, y, counts) == pytest.approx(expected, abs=1e-6)
 
 
-@given(st.integers(0, 2**32), st.integers(8, 24), st.booleans(), st.sampled_from([0.0, 1.0, 3.0]))
-def test_the_supremum_is_that_of_all_sectors_of_the_plane(seed, n, is_rounded, signal):
-    x, y, counts = sample(n, 2, np.random.default_rng(seed), signal, is_rounded)
-    assert cud_supremum(x, y, counts) == pytest.approx(oracle.supremum_in_the_plane(x, 2.0 * y - 1, counts), abs=1e-6)
-
-
-def test_the_supremum_of_categories_is_that_of_each_on_either_side():
-    rng = np.random.default_rng(4)
-    for _ in range(40):
-        n, p = rng.choice([20, 50]), rng.integers(4, 9)
-        category, y, counts = rng.integers(0, p, n), rng.integers(0, 2, n), rng.multinomial(n, np.ones(n) / n)
-        x, order = np.eye(p)[category], rng.permutation(n)
-        expected = oracle.supremum_of_categories(category, 2.0 * y - 1, counts)
-        assert cud_supremum(x, y, counts) == pytest.approx(expected, abs=1e-7)
-        assert cud_supremum(7 * x[order], y[order], counts[order]) == pytest.approx(expected, abs=1e-7)
-
-
 @pytest.mark.parametrize("is_rounded", [False, True])
 def test_the_supremum_depends_neither_on_order_nor_on_basis_nor_on_the_names_of_classes(is_rounded):
     rng = np.random.default_rng(3)
@@ -67,20 +49,6 @@ def test_the_supremum_depends_neither_on_order_nor_on_basis_nor_on_the_names_of_
             cud_supremum(x, 1 - y, counts),
         ]
         assert same == pytest.approx([expected] * 5, abs=1e-7)
-
-
-def test_closed_forms_of_the_supremum():
-    x, y, _ = sample(10, 3, np.random.default_rng(0))
-    assert cud_supremum(x, y, np.ones(10, dtype=int)) == 0  # every sample drawn once says nothing
-    counts = torch.tensor([3, 0, 0, 1])  # rows of zeros are of class one
-    assert cud_supremum(torch.zeros(4, 2), torch.tensor([0, 0, 1, 1]), counts) == 0.25
-    assert generalization_interval(torch.zeros(4, 2), torch.tensor([0, 0, 0, 1]), n_bootstrap=5).center == 0.75
-    x, y, counts = np.array([[1.0], [1.0], [2.0], [-1.0]]), np.array([1, 0, 1, 0]), np.array([2, 0, 1, 1])
-    assert oracle.supremum_by_patterns(x, 2.0 * y - 1, counts) == 0.25  # repeated samples share their side
-    assert cud_supremum(x, y, counts) == 0.25
-    counts = torch.tensor([0, 0, 1, 1, 2, 2, 3, 0, 0])  # where every sample is free, the share that was left out
-    for labels in (torch.zeros(9), torch.arange(9) % 2):
-        assert cud_supremum(torch.eye(9), labels.long(), counts) == pytest.approx(4 / 9, abs=1e-6)
 
 
 def test_the_set_is_the_training_error_and_the_quantile_of_suprema():
@@ -111,19 +79,6 @@ def test_competitors_are_centred_on_the_632_estimate(case):
     assert center > intervals["cud"].center
 
 
-def test_the_percentile_interval_and_its_reflection(case):
-    x, y, intervals = case
-    center, lower, upper = intervals["bootstrap_quantile"]
-    assert intervals["bootstrap_corrected"] == pytest.approx((center, 2 * center - upper, 2 * center - lower))
-    rng = np.random.default_rng(0)
-    estimates = []
-    for _ in range(100):
-        rows = rng.integers(24, size=24)
-        estimates.append(oracle.estimate_632(x[rows], 2.0 * y[rows] - 1, 10, rng))
-    expected = np.quantile(estimates, [0.025, 0.975])
-    assert (lower, upper) == pytest.approx(expected, abs=0.06)
-
-
 def test_normal_intervals(case):
     x, y, intervals = case
     center, lower, upper = intervals["kohavi"]
@@ -145,18 +100,6 @@ def test_beta_intervals(case):
     wrong, right = 0.632 * 24 * center, 0.632 * 24 * (1 - center)
     assert betainc(wrong, right + 1, lower) == pytest.approx(0.025)  # P(errors >= wrong), lower being the rate
     assert betainc(right, wrong + 1, 1 - upper) == pytest.approx(0.025)  # P(errors <= wrong)
-
-
-def test_binomial_inversion_of_no_error_and_of_errors_alone():
-    x, y = torch.ones(10, 1), torch.ones(10).long()
-    interval = generalization_interval(x, y, method="langford", n_bootstrap=20)
-    assert interval == pytest.approx((0, 0, 1 - 0.025 ** (1 / 6.32)))
-    square = norm.ppf(0.975) ** 2
-    interval = generalization_interval(x, y, method="kohavi", n_bootstrap=20)
-    assert interval == pytest.approx((0, 0, square / (6.32 + square)))
-    x, y = torch.zeros(10, 1), torch.zeros(10).long()
-    interval = generalization_interval(x, y, method="langford", n_bootstrap=20)
-    assert interval == pytest.approx((1, 0.025 ** (1 / 6.32), 1))
 
 
 @pytest.mark.parametrize("method", METHODS)

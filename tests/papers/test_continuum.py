@@ -46,27 +46,6 @@ def test_agrees_with_quadrature_of_the_definitions(seed, name, sigma):
         assert scaled == pytest.approx(float(value) * unit, rel=1e-6, abs=1e-9 * unit)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_takes_any_float_on_any_device_and_plain_numbers(name, dtype, device):
-    predictions, z = sample()
-    z, edges = z.to(dtype), EDGES.to(dtype)
-    value = call(name, predictions.to(device), z.to(device), edges, 0.4)
-    assert (value.dtype, value.device.type) == (torch.float64, device.type)
-    sigma = torch.tensor(0.4, dtype=torch.float64)
-    plain = call(name, predictions.tolist(), z.tolist(), edges.tolist(), sigma)
-    arrays = call(name, predictions.numpy(), z.numpy(), edges.numpy(), np.float64(0.4))
-    assert [float(value), float(arrays)] == pytest.approx([float(plain)] * 2, rel=1e-12)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_infinite_edges_only_add_empty_classes(name):
-    predictions, z = sample()
-    edges = torch.cat((torch.tensor([-math.inf]), EDGES, torch.tensor([math.inf])))
-    for sigma in (0.0, 0.4):
-        value = float(call(name, predictions, z, EDGES, sigma))
-        assert float(call(name, predictions + 1, z, edges, sigma)) == pytest.approx(value, rel=1e-12)
-
-
 def test_a_label_of_an_empty_class_is_wrong_and_infinitely_far():
     edges, z, empty = torch.tensor([0.0, math.inf]), torch.tensor([-1.0, 2.0]), torch.tensor([2, 2])
     for sigma in (0.0, 0.5):
@@ -117,16 +96,3 @@ def test_estimates_of_sigma_epsilon_agree_with_numpy():
         variances.append(np.cov([float(z[m]) for _, m in near], aweights=weights))
     expected = math.sqrt(np.mean(variances) - 0.04)
     assert float(evaluation.sigma_epsilon_of_neighbors(z, features, 0.2, n_neighbors=5)) == pytest.approx(expected)
-
-
-def test_neighbours_that_are_all_as_far_count_alike():
-    z = torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = evaluation.sigma_epsilon_of_neighbors(z, torch.eye(5), 0.0, n_neighbors=4)
-    assert float(found) == pytest.approx(float(z.std()))
-
-
-def test_no_spread_beyond_the_measurement_error_is_no_epsilon():
-    z = torch.tensor([1.0, 1.1, 2.0, 2.1])
-    assert float(evaluation.sigma_epsilon_of_replicates(z, torch.tensor([0, 0, 1, 1]), 0.5)) == 0
-    assert float(evaluation.sigma_epsilon_of_residuals(z, z, 0.5)) == 0
-    assert float(evaluation.sigma_epsilon_of_neighbors(z, z.unsqueeze(1), 5.0, n_neighbors=3)) == 0

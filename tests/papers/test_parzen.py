@@ -57,15 +57,6 @@ def test_a_prediction_is_the_largest_logit_whatever_pair_is_given():
     assert parzen_uncertainty(logits, labels, neighbors, pairs, **given) < 1
 
 
-def test_value_does_not_depend_on_the_order_of_samples_to_the_bit(dtype):
-    logits, labels, neighbors, pairs = problem(n=500, dtype=dtype)
-    order = torch.randperm(500, generator=torch.Generator().manual_seed(1))
-    position = torch.empty_like(order)
-    position[order] = torch.arange(500)
-    shuffled = parzen_uncertainty(logits[order], labels[order], position[neighbors[order]], pairs[order])
-    assert shuffled == parzen_uncertainty(logits, labels, neighbors, pairs)
-
-
 def test_value_does_not_depend_on_deterministic_mode():
     arguments, weights = problem(n=300), torch.linspace(0.1, 3, 300)
     whole = parzen_uncertainty(*arguments, weights=weights)
@@ -74,14 +65,6 @@ def test_value_does_not_depend_on_deterministic_mode():
         assert parzen_uncertainty(*arguments, weights=weights) == whole
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-def test_int32_indices_and_half_logits_are_taken():
-    logits, labels, neighbors, pairs = problem()
-    whole = parzen_uncertainty(logits.half(), labels, neighbors, pairs)
-    small = parzen_uncertainty(logits.half(), labels.int(), neighbors.int(), pairs.int())
-    assert whole == small
-    assert whole.dtype == torch.float32
 
 
 def test_classes_without_a_sample_near_their_boundary_are_separable():

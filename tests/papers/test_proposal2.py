@@ -16,10 +16,6 @@ def gaussians(n=400, d=3, distance=2.0, seed=0, dtype=torch.float32):
     return features.to(dtype), labels
 
 
-def linear(x):
-    return torch.stack((-x[:, 0], x[:, 0] - 2), dim=1)
-
-
 def test_fit_caches_the_steps_one_by_one(dtype):
     features, labels = gaussians(dtype=dtype)
     fitted = ParzenUncertainty(n_neighbors=15, n_draws=2, seed=5).fit(features, labels)

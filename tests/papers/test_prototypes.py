@@ -1,11 +1,9 @@
 import math
 
-import pytest
 import torch
 from sklearn.cluster import KMeans
 
 from bu_torch import PrototypeClassifier
-from bu_torch.neighbors.graph import lloyd
 
 
 def blobs(n=300, centres=((0, 0), (5, 0), (0, 5)), generator=None):
@@ -51,21 +49,3 @@ def test_an_absent_class_is_in_no_pair(generator):
     assert fitted.n_prototypes_.tolist() == [2, 0, 2, 0, 2]
     assert fitted.class_distances(features)[:, [1, 3]].isinf().all()
     assert set(fitted.top_pairs(features).flatten().tolist()) == {0, 2, 4}
-
-
-@pytest.mark.parametrize("copies", [1, 7])
-def test_duplicates_and_small_classes(copies):
-    features = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).repeat_interleave(copies, dim=0)
-    labels = torch.tensor([0, 1]).repeat_interleave(copies)
-    assert PrototypeClassifier().fit(features, labels).n_prototypes_.tolist() == [1, 1]
-
-
-def test_large_classes_are_thinned_out(monkeypatch):
-    monkeypatch.setattr("bu_torch.papers.prototypes._MAX_SAMPLES", 50)
-    generator = torch.Generator().manual_seed(0)
-    features = torch.randn(400, 2, generator=generator) + 6 * (torch.arange(400) % 2).unsqueeze(1)
-    seen = []
-    monkeypatch.setattr("bu_torch.papers.prototypes.lloyd", lambda x, *rest: (seen.append(len(x)), lloyd(x, *rest))[1])
-    classifier = PrototypeClassifier().fit(features, torch.arange(400) % 2)
-    assert set(seen) == {50}
-    assert classifier.class_distances(features).argmin(dim=1).eq(torch.arange(400) % 2).double().mean() > 0.99

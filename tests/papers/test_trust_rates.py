@@ -68,13 +68,3 @@ def test_alpha_is_the_best_of_a_loop_over_folds(filtering, monkeypatch):
     choice = select_alpha(features, labels, predictions, filtering=filtering, n_folds=3, seed=7)
     assert choice.precisions.tolist() == pytest.approx(expected, rel=1e-12)
     assert choice.alpha == alphas[int(np.argmax(expected))]
-
-
-def test_of_equally_good_fractions_the_smallest_is_taken():
-    features = torch.cat((torch.rand(60, 1), 10 + torch.rand(60, 1)))
-    labels = (torch.arange(120) >= 60).long()
-    predictions = labels.clone()
-    predictions[::10] = 1 - predictions[::10]
-    choice = select_alpha(features, labels, predictions)
-    assert choice.alpha == 0
-    assert choice.precisions.tolist() == [1.0] * 8

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 import re
 import sys
@@ -11,13 +10,12 @@ from pathlib import Path
 
 import pytest
 import records
-from records import CHECK, write
+from records import write
 
 from bu_torch import __version__
 from bu_torch.cli import main
 from bu_torch.report import read_record, render
 from bu_torch.report.page import content, resource
-from bu_torch.report.text import cleaned, duration, escaped, shown_number, without_folders
 
 GOLDEN = Path(__file__).with_name("golden.html")
 MARKUP = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{main}}\u202e\x00\ud800"
@@ -53,49 +51,6 @@ def test_the_page_of_a_run_is_as_it_was(tmp_path):
         GOLDEN.write_text(text)
     assert text == GOLDEN.read_text()
     assert str(tmp_path) not in text
-
-
-def test_each_section_is_in_the_table_of_contents(tmp_path):
-    found = Elements(content(records.run(tmp_path, n_checks=10)).main).elements
-    names = [f"#{attributes['id']}" for tag, attributes in found if tag == "section"]
-    assert [attributes["href"] for tag, attributes in found if tag == "a"] == names
-    assert len(names) == 5
-
-
-def test_the_end_of_a_run_is_in_the_headline(tmp_path):
-    header, checks = records.header(rule="mine"), [CHECK | {"epoch": n, "mine": float(n % 4)} for n in range(5)]
-    so_far = {"kept_epoch": 2}
-    for entries, said in (
-        ([header], "No check yet"),
-        ([header, records.end(None)], "No check was made"),
-        ([header, *checks], "No epoch was kept"),
-        ([header, *checks[:-1], checks[-1] | so_far], "Epoch 2 is kept so far"),
-        ([header, *checks[:-1], checks[-1] | so_far], "It is below the highest score, in epoch 3."),
-        ([header, *checks[:4], records.end(3)], "Epoch 3 was kept.*longer training may help"),
-        ([records.header(rule=None), *checks, records.end(None)], "5 checks.*The callback only measured."),
-    ):
-        assert re.search(said, words(tmp_path, *entries)), said
-    for last in (records.end(3, 3), records.end(3, None, "Training failed: OSError.")):
-        assert "longer training" not in words(tmp_path, header, *checks[:4], last)
-
-
-def test_a_metric_that_decided_has_a_tile_and_its_threshold(tmp_path):
-    check = CHECK | {"neg_cost": -5.5, "expected_cost": 5.5, "threshold": 0.055, "doubtful": [[0, 1, 0, 0, 0.5]]}
-    said = words(tmp_path, records.header(rule="neg_cost", class_weight="balanced"), check, records.end(0))
-    assert "-5.500it decided, class_weight=balanced" in said
-    assert "threshold0.055predict class 1 from this probability on" in said
-    assert "Here class 1 is predicted from a probability of 0.5 on." in said
-
-
-def test_values_that_are_not_finite_are_gaps_and_odd_numbers_are_shown(tmp_path):
-    most = 2**53 - 1
-    odd = {"trust_score": 1e308, "boundary_uncertainty": None, "mine": -1e308, "doubtful": [[most, 0, most, 5, 1e308]]}
-    checks = (CHECK | {"epoch": n} | (odd if n % 3 == 1 else {}) for n in (*range(200), most))
-    record = read_record(write(tmp_path, records.header(rule="mine"), *checks, records.end(most)))
-    assert render(record)
-    curve = next(one for one in content(record).drawings[0]["data"] if one["name"] == "boundary uncertainty")
-    assert [n for n, y in enumerate(curve["y"][:9]) if y is None] == [1, 4, 7]
-    assert "not finite in 68 of 201 checks" in content(record).main
 
 
 def test_the_page_needs_nothing_from_elsewhere(tmp_path):
@@ -147,17 +102,6 @@ def test_the_command_writes_beside_the_record_and_over_no_other_file(tmp_path, c
         out.write_bytes(before)
         assert main(["report", str(older), "-o", str(out)]) == (1 if before else 0)
         assert (out.read_bytes() == before) == bool(before)
-
-
-def test_text_for_people():
-    assert (escaped("a<b>&\"'"), escaped("x" * 50, 10)) == ("a&lt;b&gt;&amp;&quot;&#x27;", "x" * 9 + "…")
-    said = without_folders("/home/me/x/y.csv: 1/2 of 'C:\\a\\b\\c\\d e', https://a.b/c/d/e")
-    assert said == "me/x/y.csv: 1/2 of 'b/c/d e', https://a.b/c/d/e"
-    assert cleaned("a\nb\x1b[31m\u202e\u200d") == "a b\ufffd[31m\ufffd\u200d"
-    numbers = {0.25: "0.250", 1234567.0: "1,234,567", 5.7e-09: "below 0.001", 0.0: "0.000", 1e20: "1e+20"}
-    assert [shown_number(value) for value in (*numbers, -2.5)] == [*numbers.values(), "-2.500"]
-    assert shown_number(math.nan) == duration(math.nan) == "–"  # noqa: RUF001
-    assert [duration(s) for s in (0.0123, 59.0, 600.0, 7300.0)] == ["12 ms", "59.0 s", "10 min", "2 h 2 min"]
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Records of all kinds: whole, torn, resumed, and files that are none."""
 
 import json
-import math
 import os
 
 import pandas as pd
@@ -47,15 +46,6 @@ def test_a_torn_last_line_is_left_out(tmp_path, cut):
     record = read_record(tmp_path)
     assert (record.end, len(record.checks)) == (None, 3)
     assert "is incomplete" in record.notes[0]
-
-
-def test_of_two_checks_of_an_epoch_the_later_counts_and_unknown_kinds_are_skipped(tmp_path):
-    resumed = {"kind": "check", "epoch": 0, "step": 1, "boundary_uncertainty": 0.1, "seconds": None}
-    write(tmp_path, records.header(), resumed, CHECK | {"epoch": 1, "step": 2}, {"kind": "later", "x": [1]}, CHECK)
-    record = read_record(tmp_path)
-    assert record.values("boundary_uncertainty") == [0.5, 0.5]
-    write(tmp_path, records.header(), resumed | {"boundary_uncertainty": None})
-    assert math.isnan(read_record(tmp_path).values("boundary_uncertainty")[0])
 
 
 def test_several_checks_an_epoch_are_told_apart_by_their_steps(tmp_path):
