@@ -58,7 +58,6 @@ def _run(options: argparse.Namespace) -> None:
     log, n_threads, started = logging.getLogger("bu_torch"), torch.get_num_threads(), time.perf_counter()
     level = log.level
     found: list[Comparison] = []
-    lost: list[str] = []
     line = ""
     try:
         log.setLevel(logging.WARNING)  # hides the messages of each training
@@ -77,9 +76,6 @@ def _run(options: argparse.Namespace) -> None:
             shown = [f"{means[way]:.3f}" + (f"±{spreads[way]:.3f}" if n_seeds > 1 else "") for way in results]
             say(_row(name, shown))
             found += runs
-            *ways, _, _, _, one_class = means  # the last four are no ways to choose an epoch
-            if metric is None and one_class <= min(ways):
-                lost.append(name)
     finally:
         log.setLevel(level)
         torch.set_num_threads(n_threads)
@@ -93,8 +89,6 @@ def _run(options: argparse.Namespace) -> None:
         means, errors = differences.mean(skipna=False), differences.sem(skipna=False)
         say(_row("minus bu-torch", ["", *(f"{means[way]:+.3f}±{errors[way]:.3f}" for way in differences)]))
     say(_row("epochs trained", map(round, pd.DataFrame([run.epochs for run in found]).mean())))
-    if lost:
-        say(f"\nNothing beats the commonest class in {', '.join(lost)}: accuracy shows nothing there.")
     say(f"\n{_NOTE}\nTrainings of each: {len(found)}, in {time.perf_counter() - started:.0f} s.")
 
 

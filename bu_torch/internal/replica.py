@@ -150,29 +150,22 @@ def evaluated_in_place(model: nn.Module, values: Mapping[str, Any] | None = None
 
     Modes are set without a call of `train`, which may merge weights. Whatever else `forward` changes stays changed.
     """
-    with replaced_in_place(model, values or {}):
-        modes = [(part, part.training) for part in model.modules()]
+    with replaced_in_place(model, dict(model.named_buffers()) | dict(values or {})):
+        parts = [(part, part.training, dict(part._buffers)) for part in model.modules()]
         gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-        buffers = [
-            (part, name, buffer, buffer.detach().clone())
-            for part, _ in modes
-            for name, buffer in part._buffers.items()
-            if buffer is not None
-        ]
         try:
-            for part, _ in modes:
+            for part, _, _ in parts:
                 part.training = False
             for parameter, _ in gradients:
                 parameter.grad = None
             yield
         finally:
-            for part, mode in modes:
+            for part, mode, buffers in parts:
                 part.training = mode
+                for name, buffer in buffers.items():
+                    part._buffers[name] = buffer
             for parameter, gradient in gradients:
                 parameter.grad = gradient
-            with torch.no_grad():
-                for part, name, buffer, before in buffers:
-                    part._buffers[name] = buffer.copy_(before)
             reshard(model)
 
 

@@ -113,7 +113,7 @@ def rank_checkpoints(
 
     Args:
         paths: Checkpoints as `load_checkpoint` reads them. A folder stands for the checkpoints directly in it
-            (`*.ckpt`, `*.pt`, `*.pth`, `*.safetensors`). A file that is named twice counts once, with a warning.
+            (`*.ckpt`, `*.pt`, `*.pth`, `*.safetensors`). A file that is named twice counts once.
         module: Takes the weights of each checkpoint: a module, of which copies are made; a class, built from the
             hyperparameters in each checkpoint as by `load_from_checkpoint`; or a callable without arguments that
             returns a module.
@@ -173,8 +173,7 @@ def find_checkpoints(paths: Paths) -> list[Path]:
         for file in files:
             if not file.is_file():
                 raise FileNotFoundError(f"There is no checkpoint `{file}`.")
-            if once.setdefault(file.resolve(), file) is not file:
-                warnings.warn(f"`{file}` is named twice and counts once.", stacklevel=3)
+            once.setdefault(file.resolve(), file)
     if not once:
         raise ValueError("`paths` must hold at least one checkpoint, got none.")
     return list(once.values())

@@ -86,11 +86,9 @@ def read_samples(
 
 def _training_loader(datamodule: Any) -> Any:
     """The training loader of a data module; one that a trainer has set up is not set up again, with another split."""
-    if getattr(datamodule, "trainer", None) is not None:
-        with suppress(Exception):  # it was set up for tests alone
-            return datamodule.train_dataloader()
-    datamodule.prepare_data()
-    datamodule.setup("fit")
+    if getattr(datamodule, "trainer", None) is None:
+        datamodule.prepare_data()
+        datamodule.setup("fit")
     return datamodule.train_dataloader()
 
 
