@@ -1,6 +1,7 @@
 """Trainings that differ in data, module, settings and what stands beside: what holds of one must hold of all."""
 
 import copy
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import loralib
 import numpy as np
 import pytest
 import schedulefree
+import sklearn  # noqa: F401  (which sets environment variables when it is first imported)
 import torch
 from lightning.pytorch.callbacks import (
     Callback,
@@ -387,6 +389,29 @@ class Scenario:
         return stopper, module
 
 
+def global_state():
+    """All switches of the process that a check could turn, and the random states."""
+    return {
+        "torch": torch.get_rng_state().tolist(),
+        "python": random.getstate(),
+        "numpy": str(np.random.get_state()),
+        "gradient": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "autocast dtype": torch.get_autocast_dtype("cpu"),
+        "autocast cache": torch.is_autocast_cache_enabled(),
+        "default dtype": torch.get_default_dtype(),
+        "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "deterministic, warns": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "cudnn": (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
+        "matmul": torch.get_float32_matmul_precision(),
+        "anomalies": torch.is_anomaly_enabled(),
+        "floating point": np.geterr(),
+        "environment": {name: os.environ[name] for name in os.environ if name != "PYTEST_CURRENT_TEST"},
+    }
+
+
 class Look(Callback):
     """Remembers what training has at the end of each epoch: weights, modes, random states, hooks and what is logged."""
 
@@ -399,7 +424,7 @@ class Look(Callback):
                 "weights": weights_of(pl_module),
                 "modes": [part.training for part in pl_module.modules()],
                 "optimisers": [one.param_groups[0].get("train_mode") for one in trainer.optimizers],
-                "random": [torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())],
+                "process": global_state(),
                 "hooks": sum(len(part._forward_pre_hooks) for part in pl_module.modules()),
                 "logged": {name: float(value) for name, value in trainer.callback_metrics.items()},
                 "direct": [getattr(one, "n_direct", None) for one in trainer.loggers],

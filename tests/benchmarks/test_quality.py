@@ -1,8 +1,5 @@
 """The rules that are compared, and the command."""
 
-import json
-
-import pandas as pd
 import problems
 import pytest
 import torch
@@ -107,19 +104,3 @@ def test_a_rule_replayed_on_curves_is_the_shipped_stopper(quality, trained, rule
     for name in Signals.NAMES:
         found = columns[prefix + name][: len(stopper.history)]
         assert found == pytest.approx([check[name] for check in stopper.history], rel=1e-4), name
-
-
-def test_trainings_are_saved_as_they_end_and_not_run_again(quality, tmp_path, capsys):
-    given = ["keel", "--settings", "adamw", "--epochs", "2", "--noise", "none", "--processes", "1"]
-    given += ["--results", str(tmp_path), "--curves", str(tmp_path / "curves"), "--folder", str(tmp_path / "mine")]
-    features, labels = problems.blobs(200)
-    (tmp_path / "mine").mkdir()
-    pd.DataFrame(features).assign(label=labels).to_csv(tmp_path / "mine" / "few.csv.gz", index=False)
-    first = quality.main(given)
-    (file,) = (tmp_path / "curves").iterdir()
-    saved = json.loads(file.read_text())
-    file.write_text(json.dumps(saved | {"all": saved["all"] | {"test_error": [0.0, 0.0]}}))
-    second = quality.main(given)
-    assert [(one[one.rule == "last epoch"].test_error == 0).all() for one in (first, second)] == [False, True]
-    assert set(first.rule) == {*quality.RULES, quality.EPOCH_BEST}
-    pd.testing.assert_frame_equal(quality.main(["--show", "--results", str(tmp_path)]), second)

@@ -2,13 +2,11 @@
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
 from problems import Plain, Weights, averages_of, blobs, close, cut, in_order, same
 from problems import fit_again as fit
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-from bu_torch.report import read_record
 
 PAST = 0.6
 
@@ -57,17 +55,6 @@ def test_without_averaging_a_kept_file_still_resumes_from_the_weights_of_trainin
     epoch = torch.load(first.best_model_path, weights_only=True)["epoch"]
     assert list(weights.of_epoch) == list(range(epoch + 1, 6))
     assert all(same(one, whole.of_epoch[epoch]) for epoch, one in weights.of_epoch.items())
-
-
-@pytest.mark.parametrize(
-    "theirs",
-    [lambda: EMAWeightAveraging(decay=0.5), lambda: StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=1)],
-)
-def test_beside_an_average_of_lightning_s_there_is_none_of_ours(tmp_path, theirs, log):
-    own, average = stopping(restore_best_weights=False), theirs()
-    fit(tmp_path, own, average)
-    assert f"averages no weights: {type(average).__name__} does so" in log.text
-    assert read_record(own.record_path).settings["averaging"] is None
 
 
 # What others put into a kept checkpoint in place of the weights of training.

@@ -1,7 +1,5 @@
 """What the network gets in training is what is measured: batch hooks, samplers, units, odd outputs and labels."""
 
-import copy
-import pickle
 from functools import cache, partial
 
 import lightning.pytorch as pl
@@ -11,7 +9,7 @@ from problems import Classifier, blobs, fit_again, loader
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
+from bu_torch.callbacks import BoundaryUncertaintyMonitor
 
 X, Y = blobs()
 BYTES = (X * 25 + 128).clamp(0, 255).byte()
@@ -146,32 +144,10 @@ def test_other_inputs_in_training_are_warned_of_once(tmp_path, recwarn, does, ca
     assert not has_ears(module)
 
 
-def test_inputs_of_another_shape_are_warned_of(tmp_path):
-    with pytest.warns(UserWarning, match=r"inputs of shape \(6,\) instead of \(4,\)"):
-        monitored(tmp_path, partial(Stepped, lambda x: nn.functional.pad(x, (0, 2))), loader(X, Y))
-
-
 def test_rows_of_a_small_or_sorted_batch_are_no_others(tmp_path, recwarn):
     inputs = (X[Y.argsort()] * torch.tensor([1.0, 10.0, 100.0, 1000.0])).exp().clamp(max=1e6)
     monitored(tmp_path, Classifier, DataLoader(TensorDataset(inputs, Y.sort().values), 2))
     assert not warnings_in(recwarn)
-
-
-@pytest.mark.parametrize("is_compiled", [False, True])
-def test_no_hook_stays_in_a_module_that_fails_and_none_is_in_what_is_compiled(tmp_path, is_compiled):
-    class Broken(Classifier):
-        def training_step(self, batch, batch_idx):
-            assert has_ears(self) != is_compiled
-            assert pickle.dumps(self.net)
-            copy.deepcopy(self)(batch[0])
-            raise KeyError("a fault of the user's")
-
-    module = Broken()
-    if is_compiled:
-        module.net[0].compile(backend="eager")
-    with pytest.raises(KeyError):
-        fit(tmp_path, module, loader(X, Y), BoundaryUncertaintyStopping(**FEW))
-    assert not has_ears(module)
 
 
 # Samplers, classes and labels.

@@ -1,7 +1,5 @@
 """What is saved of the kept epoch, under which name, and what is put back of it."""
 
-import gc
-import pickle
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -145,22 +143,6 @@ class TestFiles:
         assert scheduler["_last_lr"] == [pytest.approx(0.05 * 2**4)]
         assert content["optimizer_states"][0]["param_groups"][0]["lr"] == scheduler["_last_lr"][0]
 
-    def test_module_hooks_see_the_restored_checkpoint_and_hyperparameters_may_be_of_any_class(self, tmp_path):
-        class Hooked(Classifier):
-            def __init__(self, anything=None):
-                super().__init__()
-                self.save_hyperparameters()
-
-            def on_save_checkpoint(self, checkpoint):
-                checkpoint["extra"] = self.current_epoch
-
-            def on_load_checkpoint(self, checkpoint):
-                self.extra = checkpoint["extra"]
-
-        own, module = scripted(), Hooked(tmp_path)
-        fit(tmp_path, own, module=module)
-        assert own.best_epoch == module.extra == 1
-
 
 class TestWeightsOnly:
     def test_the_file_is_put_back_and_tested_but_not_resumed_from(self, tmp_path):
@@ -173,21 +155,3 @@ class TestWeightsOnly:
         made.test(dataloaders=loader(*blobs()), ckpt_path="best", verbose=False)
         with pytest.raises(KeyError):
             fit(tmp_path, scripted(), ckpt_path=own.best_model_path)
-
-
-class Counted(Classifier):
-    """Made nowhere else."""
-
-
-@pytest.mark.parametrize(("checkpoints", "settings"), [(True, {}), (False, {"every_n_train_steps": 1})])
-def test_no_copy_of_the_network_outlives_the_check(tmp_path, checkpoints, settings):
-    own, counts = scripted([0.1, 0.2, 0.3], **settings), []
-
-    def count(trainer, module, batch, batch_idx):
-        if batch_idx == 1:
-            gc.collect()
-            counts.append(sum(type(one) is Counted for one in gc.get_objects()))
-
-    look = LambdaCallback(on_train_batch_start=count, on_train_epoch_end=lambda *_: pickle.dumps(own))
-    trained(tmp_path, own, look, module=Counted(), max_epochs=2, enable_checkpointing=checkpoints)
-    assert counts == [1] * 2

@@ -117,38 +117,7 @@ def test_a_second_callback_in_one_trainer_is_refused(tmp_path, second):
         fit(tmp_path, BoundaryUncertaintyStopping(), second())
 
 
-def test_one_may_be_held_by_a_callback_of_the_user_s(tmp_path):
-    class Holding(LambdaCallback):
-        def __init__(self, own):
-            super().__init__(on_train_start=own.on_train_start, on_train_epoch_end=own.on_train_epoch_end)
-            self.setup = own.setup
-
-    own = BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1)
-    seen = fit(tmp_path, Holding(own), max_epochs=1).callback_metrics
-    assert float(seen["trust_score"]) == pytest.approx(own.history[0]["trust_score"], rel=1e-6)
-
-
 class TestSeveralFits:
-    def test_a_module_brings_ours_anew_and_all_others_are_set_up_once(self, tmp_path):
-        class Bringing(Classifier):
-            def configure_callbacks(self):
-                self.stopping = scripted([0.9, 0.1], patience=2)
-                return [self.stopping]
-
-        def look(name):
-            return LambdaCallback(setup=lambda *_, **__: setups.append(name))
-
-        module, setups, n_callbacks = Bringing(), [], set()
-        made = trainer(tmp_path, look("a"), look("b"), ModelCheckpoint(tmp_path / "user"), max_epochs=10)
-        for _ in range(3):
-            made.should_stop = False
-            made.fit_loop.epoch_progress.reset()
-            made.fit(module, loader(*blobs()))
-            assert (module.stopping.best_epoch, module.stopping.stopped_epoch) == (0, 2)
-            assert made.checkpoint_callback.best_model_path == module.stopping.best_model_path
-            n_callbacks.add(len(made.callbacks))
-        assert (setups, len(n_callbacks)) == (["a", "b"] * 3, 1)
-
     def test_a_second_is_as_good_as_the_first_though_that_failed(self, tmp_path):
         class Failing(Classifier):
             def on_train_epoch_start(self):

@@ -12,7 +12,7 @@ import json, os, warnings
 from pathlib import Path
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from problems import Classifier, blobs, loader, trainer
+from problems import Classifier, blobs, trainer
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 from bu_torch import BoundaryUncertaintyStopping, Signals
 folder = Path({folder!r})
@@ -41,8 +41,6 @@ def measured(states, **settings):
         found.append({{name: float(value) for name, value in values.items()}})
     return found
 
-sample_weights = None
-
 def done(rank, **values):
     (folder / f"{{rank}}.json").write_text(json.dumps(values))
 """
@@ -50,6 +48,8 @@ def done(rank, **values):
 FIT = """
 torch.manual_seed(0)
 features, labels = blobs(n=151)
+sample_weights = 1.0 + torch.arange(151.0)
+data = DataLoader(TensorDataset(features, labels), batch_size=30, sampler=WeightedRandomSampler(sample_weights, 151))
 stopping = BoundaryUncertaintyStopping(
     n_neighbors=20, patience=1, min_delta=0.01, n_draws=3, averaging=None, every_n_train_steps={steps!r}
 )
@@ -58,7 +58,7 @@ made = trainer(folder, stopping, weights, max_epochs=30, strategy="ddp", devices
 module = Classifier()
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
-    made.fit(module, loader(features, labels))
+    made.fit(module, data)
 said = [str(warning.message) for warning in said if "sync_dist" in str(warning.message)]
 rank = made.global_rank
 
@@ -144,43 +144,6 @@ def test_what_fails_in_the_first_process_ends_both(tmp_path, where, messages):
     codes, _, ranks = run(tmp_path, FAIL, where=where)
     assert codes == [3, 3]
     assert [message in one["error"] for one, message in zip(ranks, messages, strict=True)] == [True, True], ranks
-
-
-WEIGHTED = """
-torch.manual_seed(0)
-features, labels = blobs(n=150)
-sample_weights = 1.0 + torch.arange(150.0)
-sampler = WeightedRandomSampler(sample_weights, 150)
-data = DataLoader(TensorDataset(features, labels), batch_size=25, sampler=sampler)
-
-class Stepped(Classifier):
-    def training_step(self, batch, batch_idx):
-        return self.loss(self({prepare}), batch[1])
-
-stopping = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=2, averaging=None, class_weight={given!r})
-kept = Weights()
-made = trainer(folder, stopping, kept, max_epochs=2, strategy="ddp", devices=2)
-module = Stepped()
-module.loss = torch.nn.CrossEntropyLoss(None if {given!r} else torch.tensor([1.0, 4.0, 2.0]))
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    made.fit(module, data)
-again = []
-if made.global_rank == 0:
-    again = measured(kept.of_epoch, n_draws=2, class_weight={given!r} or [1.0, 4.0, 2.0])
-warned = sum("the network gets values" in str(one.message) for one in caught)
-hooks = sum(len(part._forward_pre_hooks) for part in module.modules())
-done(made.global_rank, history=stopping.history, again=again, warned=warned, hooks=hooks)
-"""
-
-
-@pytest.mark.parametrize(("given", "prepare", "n_warned"), [("balanced", "batch[0]", 0), (None, "batch[0] / 255", 1)])
-def test_two_processes_count_what_a_sampler_draws_and_a_loss_weighs_as_one_does(tmp_path, given, prepare, n_warned):
-    """Other units are seen by the first, behind DDP, which calls the module with the arguments of `training_step`."""
-    *_, (first, second) = run(tmp_path, WEIGHTED, prepare=prepare, given=given)
-    assert len(first["history"]) == 2
-    assert_as_alone(first, second)
-    assert [(one["warned"], one["hooks"]) for one in (first, second)] == [(n_warned, 0), (0, 0)]
 
 
 SHARDED = """

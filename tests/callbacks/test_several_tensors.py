@@ -167,31 +167,6 @@ class Pictures(Module):
 PICTURES = made(lambda i: {"image": IMAGES[i], "table": NUMBERS[i], "y": Y[i]})
 
 
-class Flat(Pictures):
-    def forward(self, both):
-        return self.out(both)
-
-    def training_step(self, batch, batch_idx):
-        return self.loss(self(batch[0]), batch[1])
-
-
-def test_a_function_of_the_user_gets_the_tensors_as_the_network_does(tmp_path):
-    def blank(inputs, nearest_distance, generator):
-        return {"image": inputs["image"] * 0, "table": inputs["table"]}
-
-    def blank_of_one(inputs, nearest_distance, generator):
-        return torch.cat((inputs[:, :36] * 0, inputs[:, 36:]), 1)
-
-    named, found = (run(tmp_path, Pictures, PICTURES, input_key=key)[0] for key in (["image", "table"], None))
-    assert named.history == found.history  # a `forward` of one argument takes the dict
-    functions = {"perturbation": blank, "feature_extractor": lambda inputs: inputs["table"]}
-    several, _ = run(tmp_path / "several", Pictures, PICTURES, input_key=["image", "table"], **functions)
-    flat = TensorDataset(torch.cat((IMAGES.flatten(1), NUMBERS), 1), Y)
-    functions = {"perturbation": blank_of_one, "feature_extractor": lambda inputs: inputs[:, 36:]}
-    one, _ = run(tmp_path / "one", Flat, flat, **functions)
-    assert_alike(several, one)
-
-
 @pytest.mark.parametrize(
     ("module", "data", "settings", "message"),
     [

@@ -147,14 +147,3 @@ def test_an_extractor_that_calls_the_module_leaves_it_as_it_was(tmp_path, kind):
     monitor = BoundaryUncertaintyMonitor(n_neighbors=20, feature_extractor=extractor)
     trainer(tmp_path, monitor, max_epochs=1).fit(module, batches())
     assert int(module.norm.num_batches_tracked) == 4
-
-
-def test_token_ids_that_are_moved_as_numbers_are_said(tmp_path):
-    """A `forward` that rounds them would hide it."""
-
-    class Rounding(OfTokens):
-        def forward(self, x):
-            return super().forward(x.long().clamp(0, N_TOKENS - 1))
-
-    with pytest.warns(UserWarning, match="`perturbation='tokens'`"):
-        trainer(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20), max_epochs=1).fit(Rounding(), batches(tokens))

@@ -1,9 +1,7 @@
 """Scripted trainings: where each stops, what it keeps and why, as Lightning's own pair does, in one piece or in two."""
 
-import copy
 import inspect
 import math
-import pickle
 import re
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -234,24 +232,6 @@ class TestResume:
         assert (second.best_epoch, second.best_model_path) == (1, first.best_model_path)
         assert same(module.state_dict(), look.of_epoch[1])
 
-    def test_from_and_to_a_trainer_without_the_callback(self, tmp_path):
-        path = cut(tmp_path)
-        own, look, seen = scripted((0.3, 0.5, 0.2)), Weights(), {}
-        fit(tmp_path, own, look, ckpt_path=path, max_epochs=5)
-        assert (own.best_epoch, [entry["epoch"] for entry in own.history], path.exists()) == (3, [2, 3, 4], True)
-        start = LambdaCallback(on_train_start=lambda t, m: seen.update(weights_of(m)))
-        made = fit(tmp_path, start, ckpt_path=own.best_model_path, max_epochs=5)
-        assert same(seen, look.of_epoch[3])
-        assert made.current_epoch == 5
-
-    def test_without_files_one_saved_by_hand_carries_the_weights_on(self, tmp_path):
-        save = LambdaCallback(on_train_end=lambda t, m: t.save_checkpoint(tmp_path / "hand.ckpt"))
-        look, own, module, options = Weights(), scripted(), Classifier(), {"enable_checkpointing": False}
-        fit(tmp_path, scripted(), look, save, **options)
-        fit(tmp_path, own, module=module, ckpt_path=tmp_path / "hand.ckpt", max_epochs=5, **options)
-        assert own.best_epoch == 1
-        assert same(module.state_dict(), look.of_epoch[1])
-
 
 class Validated(Classifier):
     def validation_step(self, batch, batch_idx):
@@ -361,16 +341,6 @@ class TestOutsideAFit:
             made.predict(module, data, ckpt_path=path)
         assert state() == before
         assert same(module.state_dict(), weights)
-
-    @pytest.mark.parametrize("copied", [lambda one: pickle.loads(pickle.dumps(one)), copy.deepcopy])  # noqa: S301
-    def test_a_copy_is_as_the_original(self, tmp_path, copied):
-        own = BoundaryUncertaintyStopping(n_neighbors=10, n_draws=1, patience=7, min_delta=0.25)
-        fresh = copied(own)
-        assert fresh.history == []
-        fit(tmp_path, own)
-        fitted = copied(own)
-        for name in ("history", "best_epoch", "best_score", "best_model_path", "stopping_reason", "record_path"):
-            assert getattr(fitted, name) == getattr(own, name), name
 
 
 @pytest.mark.parametrize(

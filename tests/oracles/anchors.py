@@ -96,35 +96,6 @@ def anchor_uncertainty(logits, labels, neighbors, measure="triangle", gap="own")
     return values
 
 
-def bisect(discriminants, a, b, n_halvings=60):
-    """Algorithm 4, then the dichotomy of Algorithm 2 on g_i - g_j, for one segment: the anchor and its two classes."""
-    a, b = np.array(a, dtype=float), np.array(b, dtype=float)
-
-    def ranked(x):
-        return sorted(range(len(discriminants(x))), key=lambda c: -discriminants(x)[c])
-
-    def predicted(x):
-        return ranked(x)[0]
-
-    for _ in range(n_halvings):
-        middle = (a + b) / 2
-        if set(ranked(middle)[:2]) == {predicted(a), predicted(b)}:
-            break
-        if predicted(middle) == predicted(a):
-            a = middle
-        else:
-            b = middle
-    i, j = predicted(a), predicted(b)
-    for _ in range(n_halvings):
-        middle = (a + b) / 2
-        g = discriminants(middle)
-        if g[i] > g[j]:
-            a = middle
-        else:
-            b = middle
-    return (a + b) / 2, (i, j)
-
-
 def cluster_mean(clusters, labels, first, second, n_classes, measure, min_size=8, priors=None):
     """Eq. 2.7 over the clusters of all repeats: a list of repeats, each a list of lists of samples."""
     kept = [c for repeat in clusters for c in repeat if len(c) >= min_size]

@@ -163,12 +163,3 @@ class TestGradient:
             values = oracle.anchor_uncertainty(*given, measure)
             assert len(values) > 5
             assert float(fitted.score(bayes)) == pytest.approx(np.mean(values), abs=1e-4)
-
-    @pytest.mark.parametrize(
-        "model", [lambda x: (x[:, 0] > 1).float(), lambda x: torch.as_tensor(x.detach().numpy()[:, 0] - 1)]
-    )
-    def test_models_without_a_gradient_are_refused(self, model):
-        fitted = GradientAnchorUncertainty().fit(*gaussians())
-        with pytest.raises(TypeError, match=r"`model` must be differentiable by autograd .* `BisectionAnchor"):
-            fitted.score(model)
-        assert torch.is_grad_enabled()

@@ -48,25 +48,6 @@ def test_with_pairs_read_at_the_samples_it_agrees_with_the_paper_one_at_a_time(c
     torch.testing.assert_close(local.cpu().double()[counted], u_expected[counted], **tolerance)
 
 
-def test_a_prediction_is_the_largest_logit_whatever_pair_is_given():
-    logits, _, neighbors, pairs = problem()
-    given = {"predicted_pairs": torch.tensor([[0, 1]]).expand(len(logits), 2), "min_weight": 1e9}  # all are separable
-    labels = logits.argmax(dim=1)
-    assert parzen_uncertainty(logits, labels, neighbors, pairs, **given) == 1
-    labels[0] = (labels[0] + 1) % 4
-    assert parzen_uncertainty(logits, labels, neighbors, pairs, **given) < 1
-
-
-def test_value_does_not_depend_on_deterministic_mode():
-    arguments, weights = problem(n=300), torch.linspace(0.1, 3, 300)
-    whole = parzen_uncertainty(*arguments, weights=weights)
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert parzen_uncertainty(*arguments, weights=weights) == whole
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 def test_classes_without_a_sample_near_their_boundary_are_separable():
     """Eq. 39. Identical values have no width and count nothing."""
     neighbors, same = torch.tensor([[0, 1], [1, 0], [2, 3], [3, 2]]), torch.tensor([[1.0, 0.0]] * 4)
