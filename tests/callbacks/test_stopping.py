@@ -1,8 +1,6 @@
 """Scripted trainings: where each stops, what it keeps and why, as Lightning's own pair does, in one piece or in two."""
 
-import inspect
 import math
-import re
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -395,11 +393,3 @@ def test_as_published_the_largest_uncertainty_of_all_samples_and_of_the_weights_
     assert values == expected
     assert own.best_epoch == values.index(max(values))
     assert own.stopped_epoch is None
-
-
-def test_the_page_names_each_argument_of_lightning_s_that_is_missing_here():
-    page = Path(__file__).parents[2] / "docs" / "lightning.md"
-    named = set(re.findall(r"`(\w+)`", page.read_text()))
-    ours = set(inspect.signature(BoundaryUncertaintyStopping).parameters)
-    theirs = {name for cls in (EarlyStopping, ModelCheckpoint) for name in inspect.signature(cls).parameters}
-    assert theirs - ours <= named
