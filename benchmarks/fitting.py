@@ -69,9 +69,9 @@ class Curves(L.Callback):
         if self.stopping is None:
             row |= {name: float(trainer.callback_metrics[name]) for name in ("val_accuracy", "val_loss")}
         else:
-            averaged = copy_of(pl_module, self.stopping.tracker.averages(pl_module))
+            averaged = copy_of(pl_module, self.stopping.engine.averages(pl_module))
             row["averaged_test_error"] = test_error(averaged, self.test)
-            self.kept["space"] = self.stopping.tracker.check_setup.signals.boundary.space_name_
+            self.kept["space"] = self.stopping.engine.prepared.signals.boundary.space_name_
         pl_module.train()
         self.rows.append(row)
 

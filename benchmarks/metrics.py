@@ -1,6 +1,6 @@
 """Which epoch is kept by the metric that is meant, beside a hold-out set that decides by the same metric.
 
-On tables of two classes a network trains on all labels; the tracker checks the averages of its weights, and the epoch
+On tables of two classes a network trains on all labels; the engine checks the averages of its weights, and the epoch
 of the best expected metric is kept. Another trains on 75 %, and the epoch with the best metric on the other 25 % is
 kept. All wait 20 epochs for a better one. *Excess* is what is kept less than the best epoch of the weights themselves
 on all labels, in hindsight, by the metric on test data; of losses it is how much more. Networks, splits and noise are
@@ -27,7 +27,7 @@ from tables import FOLDER
 from training import AVERAGE, Columns, first_largest
 
 from bu_torch.rule.rules import DEFAULT_RULE
-from bu_torch.run.history import confidence_in
+from bu_torch.run.judgement import confidence_in
 from bu_torch.signals.details import describe_blindness
 from bu_torch.signals.metrics import METRICS, ExpectedMetric
 

@@ -1,7 +1,7 @@
 """Which epoch is kept, beside fair opponents, on clean labels and under noise as people make it.
 
 A collection is a set of tables, images or texts. For each data set, setting, kind of noise (`noise.py`) and seed, one
-network is trained on all labels, one on 75 % and one on 90 % of them. On all labels the shipped tracker checks the
+network is trained on all labels, one on 75 % and one on 90 % of them. On all labels the shipped engine checks the
 average of the weights after each epoch, as the callback does; the two others have a hold-out set. Every rule is
 causal, and waits 20 epochs for a better one unless its name or its authors say otherwise. *Averaged* are weights
 averaged as the callback averages them (0.7), or with 0.97. Augmented images are checked
@@ -71,7 +71,7 @@ from torch.multiprocessing import get_context
 from training import AVERAGE, LONG_AVERAGE, PATIENCE, Columns, first_largest
 
 from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES, STANDARD_ERROR, SelectionRule
-from bu_torch.run.history import confidence_in
+from bu_torch.run.judgement import confidence_in
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.details import describe_blindness
 from bu_torch.signals.measuring import Signals
@@ -214,7 +214,7 @@ def prepare_people(unit: Unit) -> Prepared:
 
 
 def add_augmentation(kind: Any, options: dict[str, Any], watch: dict[str, Any]) -> None:
-    """Train on augmented images, and let the tracker read them as a user's dataset gives them."""
+    """Train on augmented images, and let the engine read them as a user's dataset gives them."""
     if name := getattr(kind, "augmentation", ""):
         watch["dataset"] = images.AUGMENTATIONS[name]
         options["augment"] = partial(augmented, dataset=images.AUGMENTATIONS[name])
@@ -297,7 +297,7 @@ def run_all(todo: list[Unit], folder: Path, n_processes: int) -> Iterable[list[d
 
 
 def checks(columns: Columns, prefix: str) -> list[dict[str, float]]:
-    """Checks of weights or averages, as the tracker had them."""
+    """Checks of weights or averages, as the engine had them."""
     names = (*Signals.NAMES, STANDARD_ERROR)
     rows = zip(*(columns[prefix + name] for name in names), strict=True)
     return [{"epoch": epoch, **dict(zip(names, row, strict=True))} for epoch, row in enumerate(rows)]
@@ -481,7 +481,7 @@ def judge(record: Record) -> list[dict[str, Any]]:
 
 
 def word(record: Record) -> str:
-    """The word that the shipped tracker says of its choice."""
+    """The word that the shipped engine says of its choice."""
     columns = record["all"]
     history, selection = checks(columns, AVERAGE), SelectionRule(DEFAULT_RULE)
     stopped = last_check(selection, history)

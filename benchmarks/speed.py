@@ -407,7 +407,7 @@ def whole_trainings(quick: bool) -> pd.DataFrame:
                     )  # fmt: skip
                     loader = DataLoader(TensorDataset(*samples), batch_size=batch_size, shuffle=True)
                     seconds[kind].append(once(partial(trainer.fit, Module(build()), loader))[0])
-            costs.append((callback.setup_seconds, callback.check_seconds, callback.tracker.timer.saving_seconds))
+            costs.append((callback.setup_seconds, callback.check_seconds, callback.engine.record.saving_seconds))
         training = min(seconds["without"])
         preparation, checks, saving = min(costs, key=sum)
         rows.append(

@@ -18,9 +18,10 @@ from bu_torch import Rule, Signals
 from bu_torch.functional.weights import mean_and_error
 from bu_torch.internal.replica import copy_of
 from bu_torch.rule.rules import STANDARD_ERROR
-from bu_torch.run.budget import count_operations, plan
+from bu_torch.run.engine import Engine
+from bu_torch.run.plan import count_operations, plan
+from bu_torch.run.prepare import TrainingData
 from bu_torch.run.settings import AVERAGING, Settings
-from bu_torch.run.tracker import Tracker
 from bu_torch.run.weights import WeightAverage
 from bu_torch.samples.reading import read_loader
 from bu_torch.samples.readings import READ_BATCH
@@ -137,7 +138,7 @@ class Everything(Rule):
 
 
 class Watched:
-    """A training on all labels: what the shipped tracker decides on, and the same of the weights themselves."""
+    """A training on all labels: what the shipped engine decides on, and the same of the weights themselves."""
 
     def __init__(
         self,
@@ -149,20 +150,20 @@ class Watched:
         **settings: Any,
     ) -> None:
         inputs, labels = samples
-        self.tracker = Tracker(Settings(averaging=None, seed=seed, **settings), warn=lambda line: None)
+        self.engine = Engine(Settings(averaging=None, seed=seed, **settings), warn=lambda line: None)
         if isinstance(nets, Stack):
             n_operations = nets.n_operations
         else:
             net = nets.net.eval()
             n_operations = count_operations(net, lambda: net(inputs[:1]))
-        made = plan(self.tracker.settings, len(inputs), len(inputs), n_operations, inputs[:1].nbytes)
+        made = plan(self.engine.settings, len(inputs), len(inputs), n_operations, inputs[:1].nbytes)
         if dataset is None:
             chosen = choose_among(inputs, labels, lambda n: made.n_samples, seed=seed)
         else:
             loader = DataLoader(dataset(inputs, labels), READ_BATCH)
             chosen = read_loader(loader, lambda n: made.n_samples, seed=seed, looks_for_augmentation=True)
-        self.tracker.start(lambda: chosen, lambda *_: made, module=module)
-        self.signals: Signals = self.tracker.check_setup.signals
+        self.engine.prepare(lambda: TrainingData(chosen, made, module), inputs.device)
+        self.signals: Signals = self.engine.prepared.signals
         self.perturbed = self.signals.perturbed_inputs
         boundary, most = self.signals.boundary, self.signals.attainable
         self.about = {  # the same at each check
@@ -181,16 +182,16 @@ class Watched:
         self.best_by_metric: dict[str, tuple[float, Tensor]] = {}
 
     def check(self, member: Callable[[Tensor], Tensor], epoch: int) -> dict[str, float]:
-        """A check of averaged weights, by the tracker."""
-        values = self.tracker.measure(read(member, self.perturbed))
-        self.tracker.add(epoch, values)
+        """A check of averaged weights, by the engine."""
+        values = self.engine.measure(read(member, self.perturbed))
+        self.engine.add(epoch, values)
         return values | self._errors_of_metrics(values)
 
     def _errors_of_metrics(self, values: dict[str, float]) -> dict[str, float]:
         """Standard error of the gain in each metric that is measured, over its best value before."""
-        found, measured = {}, self.tracker.check_setup.measurement
+        found, measured = {}, self.engine.measured
         for metric in (one for one in METRICS.values() if one.signal in values and measured is not None):
-            each, _ = contributions_to(metric, measured._inputs)
+            each, _ = contributions_to(metric, measured._inputs, measured.values)
             best, before = self.best_by_metric.get(metric.name, (-math.inf, each))
             found[f"{metric.signal}_error"] = float(mean_and_error(each - before, None)[1])
             if (value := metric.sign * values[metric.signal]) > best:
@@ -230,7 +231,7 @@ def run(
         test: Test samples.
         n_epochs: Number of epochs.
         seed: Of the order of the samples, and of checks.
-        watch: Settings of the tracker that checks, and the `dataset` of inputs and labels that it reads, if that is
+        watch: Settings of the engine that checks, and the `dataset` of inputs and labels that it reads, if that is
             augmented; None for no checks.
         held_out: Inputs (n, ...) and labels (B, n) to validate on; None for none.
         schedule: Makes a schedule of learning rates, for an optimiser and a number of steps.

@@ -2,16 +2,19 @@
 
 import copy
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from bu_torch.callbacks.keeper import FileKeeper, Keeper, MemoryKeeper
+from bu_torch.callbacks.keeper import FileKeeper, InternalCallback, Keeper, MemoryKeeper
 from bu_torch.callbacks.trainer import (
     OUT_OF_REACH,
     SHARDED,
+    AsyncCheckpointIO,
     EarlyStopping,
+    LightningModule,
     Trainer,
     library,
 )
@@ -19,6 +22,26 @@ from bu_torch.internal.files import foreign_class, why_unreadable
 from bu_torch.internal.printing import cleaned
 from bu_torch.run.history import describe_exception
 from bu_torch.run.weights import few_names, load, optimizers_in_training
+
+
+class Ending(InternalCallback):
+    """Calls `conclude(trainer, exception)` after all other callbacks, so that they save the training weights."""
+
+    on_train_batch_start = on_train_batch_end = None
+
+    def __init__(self, conclude: Callable[[Trainer, BaseException | None], None]) -> None:
+        self._conclude = conclude
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # The module's own hook, which may export the network, comes next. Asynchronous writes end only in `on_fit_end`.
+        if not isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO):
+            self._conclude(trainer, None)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._conclude(trainer, None)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._conclude(trainer, exception)
 
 
 def why_ended(trainer: Trainer, exception: BaseException | None) -> str:

@@ -5,7 +5,6 @@ share a state key with the user's own, and forget the best score when a resumed 
 """
 
 import copy
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,10 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from bu_torch.callbacks.fit import FitSession
+from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.trainer import (
     FITTING,
     RAW_WEIGHTS,
-    AsyncCheckpointIO,
     Callback,
     Checkpoint,
     LightningModule,
@@ -33,10 +31,11 @@ from bu_torch.callbacks.trainer import (
 from bu_torch.internal.global_state import preserved_random_state
 from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import gathered, replaced_in_place
+from bu_torch.run.engine import Check
 from bu_torch.run.history import place_of
-from bu_torch.run.tracker import Check
 from bu_torch.run.weights import BestWeights, named_weights, optimizers_in_eval_mode, optimizers_in_training
 from bu_torch.signals.catalogue import SIGNALS
+from bu_torch.signals.metrics import THRESHOLD
 
 _BEST = ("best_", "kth_", "current_")  # prefixes of the attributes of `ModelCheckpoint` that describe the best file
 
@@ -50,34 +49,14 @@ class InternalCallback(Callback):
     on_before_zero_grad = on_before_backward = on_after_backward = on_before_optimizer_step = None
 
 
-class Ending(InternalCallback):
-    """Calls `conclude(trainer, exception)` after all other callbacks, so that they save the training weights."""
-
-    on_train_batch_start = on_train_batch_end = None
-
-    def __init__(self, conclude: Callable[[Trainer, BaseException | None], None]) -> None:
-        self._conclude = conclude
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # The module's own hook, which may export the network, comes next. Asynchronous writes end only in `on_fit_end`.
-        if not isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO):
-            self._conclude(trainer, None)
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._conclude(trainer, None)
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._conclude(trainer, exception)
-
-
 class Keeper(InternalCallback):
     """Base of both keepers: the hooks in which they keep weights, and the state of a run that resumes."""
 
     best_model_path: str
 
-    def __init__(self, fit: FitSession) -> None:
-        self.fit = fit
-        set_batch_hooks(self, are_called=fit.is_by_steps)
+    def __init__(self, owner: BoundaryUncertaintyMonitor) -> None:
+        self.owner, self.engine = owner, owner.engine
+        set_batch_hooks(self, are_called=owner.is_by_steps)
         self._why_lost: Exception | None = None  # why the best of a resumed run is not there
 
     @property
@@ -97,7 +76,7 @@ class Keeper(InternalCallback):
         raise NotImplementedError
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self.fit.tracker.history.best is not None and not self.fit.is_over:
+        if self.engine.history.kept is not None and not self.engine.is_over:
             try:
                 self.load_best(state_dict)
             except Exception as error:  # a damaged state may raise anything
@@ -105,14 +84,14 @@ class Keeper(InternalCallback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        if stage == FITTING and self.fit.is_over:  # its owner has left the trainer, or would have made a new keeper
+        if stage == FITTING and self.engine.is_over:  # its owner has left the trainer, or would have made a new keeper
             trainer.callbacks = [one for one in trainer.callbacks if one is not self]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        history = self.fit.tracker.history
-        if not (history.best is None or self.has_weights or self.fit.is_over):
-            rank_zero_warn(history.forget_best(self._why_lost))
+        history = self.engine.history
+        if not (history.kept is None or self.has_weights or self.engine.is_over):
+            rank_zero_warn(history.forget_kept(self._why_lost))
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         self._keep_check(trainer)
@@ -121,30 +100,39 @@ class Keeper(InternalCallback):
         self._keep_check(trainer)
 
     def _keep_check(self, trainer: Trainer) -> None:
-        check, self.fit.check = self.fit.check, None  # its weights take as much memory as the network
-        if check is None or not check.is_kept:
+        check, history = self.owner.take_check(), self.engine.history
+        if check is None or not check.is_best or trainer.fast_dev_run:
             return
-        if trainer.fast_dev_run:
-            self.fit.tracker.history.forget_last()
-        else:
-            with self.fit.tracker.timer.counting("saving_seconds"):
-                self.fit.tracker.history.mark_saved()  # the state in the file says so, too
+        before = history.keep(check.entry)  # the state in the file says so, too
+        try:
+            with self.engine.record.counting("saving_seconds"):
                 self.keep(trainer, check)
+        except BaseException as error:  # Ctrl-C, or whatever a writer raises
+            history.keep(before)
+            if (
+                not isinstance(error, OSError) or trainer.world_size > 1
+            ):  # the others wait for this one within Lightning
+                raise
+            earlier = f"the best earlier one stays: {cleaned(self.best_model_path)}"
+            rank_zero_warn(
+                f"The checkpoint of epoch {trainer.current_epoch} cannot be written: {error}. Training continues, and"
+                f" {earlier if self.best_model_path else 'no epoch is kept yet'}."
+            )
 
 
 class FileKeeper(Keeper, ModelCheckpoint):
     """Lightning's `ModelCheckpoint` by the score of each check, with one file under a name of its own."""
 
-    def __init__(self, fit: FitSession, written: set[str], token: str, **options: Any) -> None:
+    def __init__(self, owner: BoundaryUncertaintyMonitor, written: set[str], token: str, **options: Any) -> None:
         filename = options["filename"]
         ModelCheckpoint.__init__(
             self,
-            monitor=fit.tracker.history.score_name,
+            monitor=owner.score_name,
             mode="max",
             save_on_train_epoch_end=True,
             **options | {"filename": f"{filename or 'boundary-{epoch}-{step}'}-{token}"},
         )
-        Keeper.__init__(self, fit)
+        Keeper.__init__(self, owner)
         places = dict.fromkeys(("epoch", "step"), torch.tensor(0))
         example = "'{epoch}-{expected_accuracy:.3f}'"
         before = f"`filename` must be a template as `ModelCheckpoint` takes, such as {example}, got {filename!r}: "
@@ -152,9 +140,9 @@ class FileKeeper(Keeper, ModelCheckpoint):
             self.format_checkpoint_name(places | dict.fromkeys(SIGNALS, torch.tensor(0.5).double()))
         self.written = written  # files of this process, in all fits of the callback
         self.is_saving = False
-        # While a file is written: weights of training, and those that replace them in the file.
+        # While a file is written: its check, and weights of training that those of the check replace in it.
+        self._check: Check | None = None
         self._raw: dict[str, Tensor] = {}
-        self._measured: dict[str, Any] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -176,24 +164,16 @@ class FileKeeper(Keeper, ModelCheckpoint):
         own = {name: value for name, value in check.entry.items() if name not in ("epoch", "step")}
         candidates |= {name: torch.tensor(value, dtype=torch.float64, device="cpu") for name, value in own.items()}
         before = {name: copy.copy(value) for name, value in vars(self).items() if name.startswith(_BEST)}
-        self._measured = check.weights
+        self._check = check
         try:
             # Past Lightning's comparison of step counts, which stand still if a module steps its own optimiser.
             self._update_best_and_save(candidates[self.monitor], trainer, candidates)
-        except OSError as error:
-            if trainer.world_size > 1:  # the others wait for this one within Lightning
-                raise
-            self._return_to(before)
-            earlier = f"the best earlier one stays: {cleaned(self.best_model_path)}"
-            rank_zero_warn(
-                f"The checkpoint of epoch {trainer.current_epoch} cannot be written: {error}. Training continues, and"
-                f" {earlier if self.best_model_path else 'no epoch is kept yet'}."
-            )
-        except BaseException:  # Ctrl-C, or whatever a writer raises
-            self._return_to(before)
+        except BaseException:
+            for name, value in before.items():
+                setattr(self, name, value)
             raise
         finally:
-            self._measured = {}
+            self._check = None
 
     def _get_metric_interpolated_filepath_name(
         self, monitor_candidates: dict[str, Tensor], trainer: Trainer, del_filepath: str | None = None
@@ -208,10 +188,8 @@ class FileKeeper(Keeper, ModelCheckpoint):
         For a file of weights alone, or of shards, they are put into the module meanwhile.
         """
         module = trainer.lightning_module
-        if lightning_average(trainer) is not None:  # its own hook saves it
-            self._measured = {}
-        is_in_place = self.save_weights_only or not self._measured  # Lightning calls no hook for weights alone
-        values = self.fit.tracker.averages(module) if is_in_place else {}
+        is_in_place = self.save_weights_only or not self._measured(trainer)  # Lightning calls no hook for weights alone
+        values = self.engine.averages(module) if is_in_place else {}
         own_weights = optimizers_in_eval_mode(trainer.optimizers) if self.save_weights_only else nullcontext()
         self.is_saving = True
         try:
@@ -225,35 +203,35 @@ class FileKeeper(Keeper, ModelCheckpoint):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if not self.is_saving:
             return
-        raw, measured, saved = self._raw, self._measured, checkpoint["state_dict"]
+        raw, measured, saved = self._raw, self._measured(trainer), checkpoint["state_dict"]
         saved.update({name: measured[name] for name in saved if name in measured})  # others may have left out some
-        if measured and (self.fit.tracker.average is not None or optimizers_in_training(trainer.optimizers)):
+        if measured and (self.engine.average is not None or optimizers_in_training(trainer.optimizers)):
             # The weights of training lie beside the average.
             frozen = {name for name, one in pl_module.named_parameters() if not one.requires_grad}
             raw = {n: v.detach() for n, v in named_weights(pl_module).items() if n in saved and n not in frozen}
         if raw:
             checkpoint[RAW_WEIGHTS] = raw
+        if self._check is not None and THRESHOLD in self._check.entry:
+            checkpoint[THRESHOLD] = self._check.entry[THRESHOLD]
+
+    def _measured(self, trainer: Trainer) -> dict[str, Any]:
+        """Weights that replace those of training in the file; an average of Lightning's is saved by its own hook."""
+        return {} if self._check is None or lightning_average(trainer) is not None else self._check.weights
 
     def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         if filepath in self.written:
             super()._remove_checkpoint(trainer, filepath)
         else:
             left = cleaned(filepath)
-            self.fit.tracker.detail(f"bu-torch leaves the best checkpoint of an earlier run where it is: {left}")
+            self.engine.detail(f"bu-torch leaves the best checkpoint of an earlier run where it is: {left}")
 
     def check_is_kept(self, checkpoint: dict[str, Any]) -> None:
         """Raise unless what was read from the best file is the kept check of this run."""
-        epoch, step, best = checkpoint.get("epoch"), checkpoint.get("global_step"), self.fit.tracker.history.best
+        epoch, step, best = checkpoint.get("epoch"), checkpoint.get("global_step"), self.engine.history.kept
         state = (checkpoint.get("callbacks") or {}).get(self.state_key, {})
         is_own = state.get("best_model_path", self.best_model_path) == self.best_model_path
         if best is None or (epoch, step) != place_of(best) or not is_own:
             raise ValueError(f"it is of epoch {epoch} and step {step} of another run, or not those that are kept")
-
-    def _return_to(self, before: dict[str, Any]) -> None:
-        """Make the earlier best file the best again, because the newest was not written."""
-        for name, value in before.items():
-            setattr(self, name, value)
-        self.fit.tracker.history.forget_last()
 
     def load_best(self, state_dict: dict[str, Any]) -> None:
         path, score = str(state_dict["best_model_path"]), state_dict["best_model_score"]
@@ -280,8 +258,8 @@ class MemoryKeeper(Keeper, Checkpoint):
 
     best_model_path = ""
 
-    def __init__(self, fit: FitSession) -> None:
-        super().__init__(fit)
+    def __init__(self, owner: BoundaryUncertaintyMonitor) -> None:
+        super().__init__(owner)
         self.best = BestWeights()
 
     @property
@@ -289,7 +267,7 @@ class MemoryKeeper(Keeper, Checkpoint):
         return self.best.epoch is not None
 
     def keep(self, trainer: Trainer, check: Check) -> None:
-        weights = check.weights or self.fit.tracker.state_to_keep(trainer.lightning_module)
+        weights = check.weights or self.engine.state_to_keep(trainer.lightning_module)
         self.best.keep(weights, trainer.current_epoch, trainer.global_step)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,39 +1,53 @@
 """Watching a training: boundary uncertainty and trust score at each check, nothing decided."""
 
+import math
+import time
 from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bu_torch.callbacks.fit import FitSession
-from bu_torch.callbacks.samples import Reference, Source, check_reference
+from lightning_utilities.core.rank_zero import rank_zero_warn
+
+from bu_torch.callbacks.logs import MetricLogger, record_folder, training_loss
+from bu_torch.callbacks.network import NetworkReader
+from bu_torch.callbacks.samples import Reference, Source, check_reference, explained, training_data
 from bu_torch.callbacks.trainer import (
     FITTING,
     OUT_OF_REACH,
     RAW_WEIGHTS,
     Callback,
     LightningModule,
+    LightningProcesses,
     MisconfigurationException,
     StochasticWeightAveraging,
     Trainer,
     WeightAveraging,
     check_trainer,
     go_on_from_raw_weights,
+    lightning_average,
     misconfigured,
     set_batch_hooks,
     stand_behind_averaging,
+    tell,
 )
+from bu_torch.callbacks.watch import InputWatch
 from bu_torch.estimators.space_choice import FeatureExtractor
+from bu_torch.internal.global_state import seeded
 from bu_torch.internal.inputs import check_integer
+from bu_torch.internal.printing import showing_progress
+from bu_torch.internal.replica import has_lazy_layers
 from bu_torch.perturbation.draws import Perturbation
+from bu_torch.run.engine import Check, Engine, Results, UnfitLogitsError
 from bu_torch.run.history import describe_exception
 from bu_torch.run.settings import RefusesRemoved, Settings
-from bu_torch.run.tracker import MeasurementResults, Tracker
+from bu_torch.run.weights import optimizers_in_eval_mode
 from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.batches import InputKey
 
 _NAMES = {field.name for field in fields(Settings)}
 
 
-class BoundaryUncertaintyMonitor(MeasurementResults, RefusesRemoved, Callback):
+class BoundaryUncertaintyMonitor(Results, RefusesRemoved, Callback):
     """Measure boundary uncertainty and trust score while a classifier trains, without validation data.
 
     Before training the callback reads the training samples, finds their nearest neighbours and perturbs each of them a
@@ -140,11 +154,21 @@ class BoundaryUncertaintyMonitor(MeasurementResults, RefusesRemoved, Callback):
             check_reference(given["reference"])
         self.every_n_epochs, self.every_n_train_steps = every_n_epochs, every_n_train_steps
         self.source = Source(given["reference"], given["input_key"], given["label_key"])
-        self._fit = FitSession(self.settings, self.source, every_n_epochs, every_n_train_steps)
+        self._begin(self.settings)
+
+    def _begin(self, settings: Settings) -> None:
+        """Begin a training without results."""
+        self.engine = Engine(settings, rank_zero_warn, tell)
+        self._reader = NetworkReader(settings)
+        self._watch = InputWatch()
+        self._logger = MetricLogger()
+        self._check: Check | None = None  # made in the running hook
+        self._step_before = 0  # `trainer.global_step` before the running batch
+        self._waits_for_average = False  # `WeightAveraging` had not updated its average at the last check
 
     @property
-    def tracker(self) -> Tracker:
-        return self._fit.tracker
+    def is_by_steps(self) -> bool:
+        return self.every_n_train_steps is not None
 
     if not TYPE_CHECKING:  # settings are attributes, too
 
@@ -156,7 +180,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, RefusesRemoved, Callback):
         def __setattr__(self, name: str, value: Any) -> None:
             if name not in _NAMES:
                 super().__setattr__(name, value)
-            elif self.tracker.inputs is not None:
+            elif self.engine.inputs is not None:
                 raise AttributeError(f"`{name}` cannot be set while training runs: set it before `fit`.")
             else:
                 with misconfigured(TypeError, ValueError):
@@ -164,43 +188,126 @@ class BoundaryUncertaintyMonitor(MeasurementResults, RefusesRemoved, Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         check_trainer(trainer)
-        if stage == FITTING:
-            _refuse_a_second(trainer)
-            set_batch_hooks(self, are_called=True)  # a failed fit may have left some skipped
-            stand_behind_averaging(trainer, BoundaryUncertaintyMonitor)
-            why = _why_not_averaged(trainer) if self.settings.averaging is not None else ""
-            settings = replace(self.settings, averaging=None) if why else self.settings
-            self._fit = FitSession(settings, self.source, self.every_n_epochs, self.every_n_train_steps)
-            if why:
-                self.tracker.detail(f"bu-torch averages no weights: {why}.")
+        if stage != FITTING:
+            return
+        _refuse_a_second(trainer)
+        set_batch_hooks(self, are_called=True)  # a failed fit may have left some skipped
+        stand_behind_averaging(trainer, BoundaryUncertaintyMonitor)
+        why = _why_not_averaged(trainer) if self.settings.averaging is not None else ""
+        self._begin(replace(self.settings, averaging=None) if why else self.settings)
+        if why:
+            self.engine.detail(f"bu-torch averages no weights: {why}.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._fit.start(trainer, pl_module)
+        self._prepare(trainer, pl_module)
+
+    def _prepare(self, trainer: Trainer, pl_module: LightningModule) -> bool:
+        """Prepare, and open the record; False if a run resumes at other samples, so that no earlier check counts."""
+        started, engine = time.perf_counter(), self.engine
+        engine.processes = LightningProcesses(trainer)
+        if getattr(trainer.strategy, "zero_stage_3", False):
+            raise MisconfigurationException("bu-torch cannot read weights that DeepSpeed stage 3 splits: use FSDP.")
+        if trainer.reload_dataloaders_every_n_epochs and self.source.reference is None:
+            rank_zero_warn("bu-torch uses the training data as first loaded and ignores reloads.")
+        if not self.is_by_steps and trainer.num_training_batches == math.inf and trainer.max_steps != -1:
+            rank_zero_warn(
+                "The length of the training data is not known, so no epoch may end before"
+                f" `max_steps={trainer.max_steps}`, and the only check comes after training. To change it:"
+                " `every_n_train_steps=` checks within epochs."
+            )
+        read = partial(training_data, trainer, pl_module, self.source, self.every_n_train_steps, engine, self._reader)
+        shows_progress = trainer.progress_bar_callback is not None
+        # A `perturbation` draws the same in each preparation.
+        with seeded(self.settings.seed), showing_progress(shows_progress), explained(self.source):
+            is_the_same = engine.prepare(read, pl_module.device)
+        self._reader.adapt_to(engine.prepared)
+        if not is_the_same:
+            rank_zero_warn(
+                "The run resumes with different training samples, or with another version of bu_torch: scores cannot be"
+                " compared with earlier checks."
+            )
+        engine.record.begin(started)
+        if (folder := record_folder(trainer)) is not None:
+            every = {"every_n_epochs": self.every_n_epochs, "every_n_train_steps": self.every_n_train_steps}
+            engine.open_record(folder, {**vars(self.settings), **self.source._asdict(), **every})
+        return is_the_same
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        set_batch_hooks(self, are_called=self._fit.reads_batches)
+        set_batch_hooks(self, are_called=self._reads_batches)
+
+    @property
+    def _reads_batches(self) -> bool:
+        """Whether batch hooks have something to do: in the first epoch, and if checks go by steps."""
+        return self.is_by_steps or not self._reader.is_tried
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
-        self._fit.start_batch(trainer, pl_module)
+        self._check = None
+        if self.is_by_steps:
+            self._step_before = trainer.global_step
+            self._logger.withdraw(trainer)
+        # Not in `on_train_start`: the module's own comes later and may set it up. Lazy layers need a first batch.
+        if not (self._reader.is_tried or has_lazy_layers(pl_module)):
+            with self.engine.record.counting("setup_seconds"):
+                self._reader.try_once(trainer, pl_module, self.engine)
+                examples, self._reader.examples = self._reader.examples, []
+                self._watch.begin(pl_module, examples)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
-        self._fit.end_batch(trainer, pl_module)
+        every, self._check = self.every_n_train_steps, None
+        self._watch.end_batch()
+        # A batch makes no step while gradients accumulate, and several steps with several optimisers.
+        if every is not None and trainer.global_step // every > self._step_before // every:
+            self._make_check(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._fit.end_epoch(trainer, pl_module)
+        self._check = None
+        self._watch.end()
+        epoch = trainer.current_epoch
+        if not self.is_by_steps:
+            if (epoch + 1) % self.every_n_epochs == 0:
+                self._make_check(trainer, pl_module)
+            else:
+                self._logger.withdraw(trainer)
+        elif self.history and self.history[-1]["epoch"] == epoch:
+            self._logger.show_again(trainer)
+        elif trainer.global_step == 0 and epoch == 0 and not trainer.fast_dev_run:
+            rank_zero_warn(
+                "An epoch has ended and `trainer.global_step` is 0, so no check is made by steps. Lightning counts only"
+                " steps of `self.optimizers()`. To change it: `every_n_epochs=` counts no steps."
+            )
+
+    def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        started, engine, average = time.perf_counter(), self.engine, lightning_average(trainer)
+        has_waited = self._waits_for_average
+        # Until its first update, the average is the network before training.
+        self._waits_for_average = average is not None and int(average.n_averaged) == 0
+        if self._waits_for_average and not has_waited:
+            engine.detail(
+                "bu-torch measures the average of WeightAveraging, as checkpoints hold it. Checks before"
+                " its first update do not count and are not kept."
+            )
+        module, place = average.module if average else pl_module, (trainer.current_epoch, trainer.global_step)
+        with optimizers_in_eval_mode(trainer.optimizers), misconfigured(UnfitLogitsError, before="`forward`: "):
+            read = partial(self._reader.read, trainer)
+            self._check = engine.check(module, read, *place, is_counted=not self._waits_for_average)
+        train_loss = training_loss(trainer, is_within_epoch=self.is_by_steps)
+        self._logger.show(trainer, self._check.entry, is_by_steps=self.is_by_steps)
+        engine.end_check(self._check, started, train_loss)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._fit.metric_logger.show_again(trainer)
+        self._logger.show_again(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.tracker.end("Training ended.")
+        self.engine.end("Training ended.")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._fit.end_watching()
-        self.tracker.end(describe_exception(exception))
+        self._watch.end()
+        self.engine.end(describe_exception(exception))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._fit.release()
+        self.engine.release()
+        self._watch.end()
+        self._check = None
         set_batch_hooks(self, are_called=True)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -208,11 +315,11 @@ class BoundaryUncertaintyMonitor(MeasurementResults, RefusesRemoved, Callback):
             go_on_from_raw_weights(pl_module, checkpoint)
 
     def state_dict(self) -> dict[str, Any]:
-        return self.tracker.state_dict()
+        return self.engine.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if not self._fit.is_over:  # `trainer.test` of a checkpoint must not undo later checks of this run
-            self.tracker.load_state_dict(state_dict)
+        if not self.engine.is_over:  # `trainer.test` of a checkpoint must not undo later checks of this run
+            self.engine.load_state_dict(state_dict)
 
 
 def _refuse_a_second(trainer: Trainer) -> None:

@@ -2,14 +2,13 @@
 
 import copy
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils import _pytree as pytree
 
 from bu_torch.callbacks.trainer import (
     SHARDED,
@@ -18,18 +17,20 @@ from bu_torch.callbacks.trainer import (
     MisconfigurationException,
     Trainer,
     library,
+    misconfigured,
 )
 from bu_torch.callbacks.watch import CHANGE_INPUTS
-from bu_torch.internal.logits import dtype_of, in_batches, was_one_column
+from bu_torch.internal.logits import dtype_of, in_batches
 from bu_torch.internal.packing import Packing, call
 from bu_torch.internal.replica import evaluation_copy, has_lazy_layers, prepare_copy
 from bu_torch.perturbation.draws import PerturbedInputs, keeps_integers
-from bu_torch.run.budget import count_operations
-from bu_torch.run.tracker import Tracker
-from bu_torch.samples.samples import IGNORED
-from bu_torch.signals.metrics import ExpectedMetric, as_metric
+from bu_torch.run.engine import Engine, UnfitLogitsError
+from bu_torch.run.plan import count_operations
+from bu_torch.run.settings import Settings
+from bu_torch.samples.samples import Samples
 
 Inputs = Tensor | PerturbedInputs
+_MOST_COMPARED = 2**22  # numbers, 16 MB
 _BATCH_ELEMENTS = 2**16  # input values of one forward batch, so that small inputs go through in few batches
 SEVERAL_TENSORS = (
     "Name the tensors of a batch that `forward` takes, and no others, in its order: `input_key=[...]`, their keys or"
@@ -40,31 +41,38 @@ SEVERAL_TENSORS = (
 class NetworkReader:
     """Reads the logits of a trainer's network."""
 
-    def __init__(self, perturbation: Any, output_key: str | int | None) -> None:
-        self.perturbation, self._output_key = perturbation, output_key
-        self.takes_integers = False  # samples are integers, before they are perturbed
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._perturbation = settings, settings.perturbation
+        self._takes_integers = False  # samples are integers, before they are perturbed
+        self._packing: Packing | None = None  # layout of several tensors a sample in one
         self.is_tried = False  # a batch was read as a check reads it
-        self.packing: Packing | None = None  # layout of several tensors a sample in one; None if there is one
+        self.examples: list[Tensor] = []  # a tensor for each input: samples to compare the first batch with
 
-    def adapt_to(self, packing: Packing | None, perturbation: Any, *, takes_integers: bool | None = None) -> None:
-        """Read from now on samples with this layout, perturbed in this way; `takes_integers` None: as before."""
-        self.packing, self.perturbation = packing, perturbation
-        self.takes_integers = self.takes_integers if takes_integers is None else takes_integers
+    def begin(self, samples: Samples, *, takes_readings: bool, is_watched: bool) -> None:
+        """Read from now on such samples; keep a few if the first batch is to be compared with them."""
+        self._packing, self._takes_integers = samples.packing, not samples.inputs.is_floating_point()
+        self._perturbation = "reading" if takes_readings else self._settings.perturbation
+        if is_watched:
+            some = samples.inputs[: max(1, _MOST_COMPARED // samples.inputs[0].numel())].cpu().clone()
+            self.examples = [some] if self._packing is None else pytree.tree_leaves(self._packing.unpack(some))
 
-    def validate_forward(self, trainer: Trainer, pl_module: LightningModule, tracker: Tracker) -> None:
+    def adapt_to(self, prepared: Any) -> None:
+        """Read the samples that were prepared, in this process or in another."""
+        self._packing, self._takes_integers = prepared.packing, prepared.are_integers
+        self._perturbation = "reading" if prepared.takes_readings else self._settings.perturbation
+
+    def try_once(self, trainer: Trainer, pl_module: LightningModule, engine: Engine) -> None:
         """Read one batch as a check will, to refuse a module before it trains."""
 
         def logits() -> Tensor:
-            batch = next(iter(tracker.inputs.split(self._batch_size(trainer, tracker.inputs))))
-            with evaluation_copy(pl_module, is_sharded=tracker.processes.are_sharded) as network:
+            batch = next(iter(engine.inputs.split(self._batch_size(trainer, engine.inputs))))
+            with evaluation_copy(pl_module, is_sharded=engine.processes.are_sharded) as network:
                 return self.read(trainer, network, batch)
 
-        def check(found: Tensor) -> None:
-            _check_columns(found, tracker.check_setup.about["data"]["n_classes"], as_metric(tracker.settings.metric))
-
-        tracker.processes.on_logits(logits, check)
+        with misconfigured(UnfitLogitsError, before="`forward`: "):
+            engine.processes.on_logits(logits, engine.check_columns)
         self.is_tried = True
-        is_moved = self.takes_integers and self.packing is None and self.perturbation is None
+        is_moved = self._takes_integers and self._packing is None and self._perturbation is None
         embeds = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in pl_module.modules())
         if is_moved and embeds:  # its `forward` must round them
             rank_zero_warn(
@@ -72,18 +80,19 @@ class NetworkReader:
                 " `perturbation='tokens'`: otherwise they are moved like numbers, to ids of unrelated tokens."
             )
 
-    def count_operations(self, trainer: Trainer, pl_module: LightningModule, one: Tensor) -> int:
+    def count_operations(self, trainer: Trainer, pl_module: LightningModule, sample: Tensor) -> int:
         """Count the operations of one sample's forward pass."""
         if not can_be_passed(trainer, pl_module):
             return count_operations(pl_module)
         with evaluation_copy(pl_module) as network:
-            return count_operations(network, partial(self.read, trainer, network, one.to(pl_module.device)))
+            sample = sample.cpu().clone().to(pl_module.device)
+            return count_operations(network, partial(self.read, trainer, network, sample))
 
     def read(self, trainer: Trainer, module: nn.Module, inputs: Inputs) -> Tensor:
         """Logits (n, J) of a copy of a module at `inputs` (n, ...), in batches."""
-        packing, n_rows = self.packing, self._batch_size(trainer, inputs)
+        packing, n_rows = self._packing, self._batch_size(trainer, inputs)
         dtype = dtype_of(module, inputs)
-        if packing is not None or not (inputs.is_floating_point() or keeps_integers(self.perturbation)):
+        if packing is not None or not (inputs.is_floating_point() or keeps_integers(self._perturbation)):
             dtype = dtype_of(module, torch.empty(0, dtype=torch.float32))  # perturbed integers are floats
         pl_module, precision = trainer.lightning_module, trainer.precision_plugin
         # The wrappers of these strategies gather the sharded weights.
@@ -95,9 +104,8 @@ class NetworkReader:
             return call(forward, precision.convert_input(own), of=module)
 
         try:
-            is_alone = trainer.world_size > 1 and not self.is_tried and type(trainer.strategy).__name__ not in SHARDED
-            with precision.forward_context(), _RefusedCollectives() if is_alone else nullcontext():
-                return in_batches(forward_batch, inputs, n_rows, "`forward`", self._output_key)
+            with precision.forward_context():
+                return in_batches(forward_batch, inputs, n_rows, "`forward`", self._settings.output_key)
         except Exception as error:  # the user's code may raise anything
             first = next(iter(inputs.split(n_rows)))
             what = f"inputs of shape {tuple(first.shape)} and dtype {dtype}" if packing is None else str(packing)
@@ -116,11 +124,11 @@ class NetworkReader:
         is_of_arguments = "positional argument" in said or "keyword argument" in said
         if "does not require grad" in said:
             return ". A check runs without gradient: wrap what needs one in `with torch.enable_grad():`."
-        if self.packing is not None or isinstance(error, AttributeError) or is_of_arguments:
+        if self._packing is not None or isinstance(error, AttributeError) or is_of_arguments:
             return f". {SEVERAL_TENSORS}"
         if "`output_key=` names" in said:
             return "."
-        if self.takes_integers and not keeps_integers(self.perturbation):
+        if self._takes_integers and not keeps_integers(self._perturbation):
             return ". The samples are integers: if they are token ids, pass `perturbation='tokens'`."
         return f". {CHANGE_INPUTS}"
 
@@ -128,21 +136,6 @@ class NetworkReader:
 def can_be_passed(trainer: Trainer, pl_module: LightningModule) -> bool:
     """Return True if the module can be run before training."""
     return type(trainer.strategy).__name__ not in SHARDED and not has_lazy_layers(pl_module)
-
-
-def _check_columns(logits: Tensor, n_classes: int, metric: ExpectedMetric | None) -> None:
-    n_columns = 1 if n_classes > 2 and was_one_column(logits) else logits.shape[1]
-    if n_columns < n_classes and (n_columns, n_classes) != (1, 2):
-        raise MisconfigurationException(
-            f"The module's `forward` gives logits in {n_columns} columns, but the labels have classes 0, ...,"
-            f" {n_classes - 1}. In the dataset or `on_after_batch_transfer`, let labels count from 0, and those of"
-            f" samples to ignore be {IGNORED}. A regression has no decision boundary to measure."
-        )
-    if metric is not None and metric.n_classes not in (None, logits.shape[1]):
-        raise MisconfigurationException(
-            f"`metric` must be of as many classes as the module's `forward` has columns, {logits.shape[1]}, got"
-            f" {metric.n_classes}."
-        )
 
 
 @prepare_copy.register
@@ -156,14 +149,3 @@ def _ignore_logs(copied: LightningModule, module: nn.Module) -> None:
 
 def _log_nothing(*_: object, **__: object) -> None:  # no lambda, because a callback that holds a copy may be pickled
     pass
-
-
-class _RefusedCollectives(TorchDispatchMode):
-    """Mode that refuses operations for which several processes must meet: the others do not come."""
-
-    supports_higher_order_operators = True  # as the mode that counts operations does
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "namespace", "") in ("c10d", "_c10d_functional"):
-            raise RuntimeError("it communicates with other processes, and a check runs in the first one alone")
-        return func(*args, **(kwargs or {}))

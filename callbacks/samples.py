@@ -10,21 +10,23 @@ from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from bu_torch.callbacks.network import can_be_passed
+from bu_torch.callbacks.losses import loss_weights
+from bu_torch.callbacks.network import NetworkReader, can_be_passed
 from bu_torch.callbacks.trainer import LightningModule, MisconfigurationException, Trainer, misconfigured
 from bu_torch.internal.inputs import as_labels
-from bu_torch.internal.packing import Packing
 from bu_torch.internal.replica import copy_of
-from bu_torch.perturbation.draws import Perturbation, keeps_integers
-from bu_torch.run.budget import Plan, count_operations, most_bytes, plan
+from bu_torch.perturbation.draws import keeps_integers
+from bu_torch.run.engine import Engine
+from bu_torch.run.plan import Plan, count_operations, most_bytes, plan
+from bu_torch.run.prepare import TrainingData
 from bu_torch.run.settings import Settings
 from bu_torch.samples.batches import InputKey, Keys, TooManyBytesError
 from bu_torch.samples.reading import read_loader
 from bu_torch.samples.readings import READ_BATCH, may_be_read_again
 from bu_torch.samples.samples import Samples, UnreadableError, fewer_of, whole_samples
+from bu_torch.signals.metrics import as_metric
 
 Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
 _NO_DATASETS = (tuple, list, dict, str, bytes, Tensor, np.ndarray)
@@ -32,7 +34,6 @@ _BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_afte
 _WAY_OUT = "The training samples can also be passed as `reference=(inputs, labels)`."
 _STREAM_SAMPLES = 10_000  # read from a stream of unknown length unless `max_samples` says otherwise
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
-_MOST_COMPARED = 2**22  # numbers, 16 MB
 
 
 class Source(NamedTuple):
@@ -43,71 +44,69 @@ class Source(NamedTuple):
     label_key: str | int | None = None
 
 
-class Example(NamedTuple):
-    """The first sample, and the kind of all, which every process needs before they are prepared."""
-
-    inputs: Tensor  # the first sample, on the CPU
-    are_integers: bool
-    n_classes: int
-    packing: Packing | None
-    perturbation: Perturbation | None
+def explained(source: Source, way_out: str = "") -> AbstractContextManager[None]:
+    """Raise errors within as Lightning's, naming the samples that cannot be used."""
+    name = "Training data" if source.reference is None else "`reference`"
+    return misconfigured(TypeError, ValueError, before=f"{name}: ", after=way_out)
 
 
-class CheckSamples:
-    """Samples to choose from: read in the first process, without touching the trainer's loader, and handed over."""
+def training_data(
+    trainer: Trainer,
+    pl_module: LightningModule,
+    source: Source,
+    every_n_train_steps: int | None,
+    engine: Engine,
+    reader: NetworkReader,
+) -> TrainingData:
+    """Samples for checks every so many steps, or epochs; as many as these may use are read, and the network adapted."""
+    settings, (reference, input_key, _) = engine.settings, source
+    n_batches = _between_checks(trainer, every_n_train_steps)
+    most = max(_TRIAL_SAMPLES, settings.n_neighbors) if trainer.fast_dev_run else sys.maxsize
 
-    def __init__(self, settings: Settings, source: Source, detail: Callable[[str], None]) -> None:
-        self._settings, self._source, self._detail = settings, source, detail
-        self._samples: Samples | None = None  # until `hand_over`
-        self._takes_readings = False  # a few samples differed when they were read again, and so will the draws
-        self.some: list[Tensor] = []  # a tensor for each input: samples to compare the first batch with
-
-    def read(self, trainer: Trainer, pl_module: LightningModule, n_batches: float) -> Example:
-        """Read as many samples as a check may use; one process has `n_batches` between two checks."""
-        settings, (reference, input_key, _) = self._settings, self._source
-        most = max(_TRIAL_SAMPLES, settings.n_neighbors) if trainer.fast_dev_run else sys.maxsize
-
-        def how_many(n_training: int) -> int:  # a bound by the weights alone, before a sample can be passed
-            return min(self.plan(trainer, n_batches, count_operations(pl_module), n_training).n_samples, most)
-
-        with self.explained("" if _is_pair(reference) else f" {_WAY_OUT}"):
-            if _is_pair(reference):
-                samples = whole_samples(*reference, keep_integers=keeps_integers(settings.perturbation))
-                samples = fewer_of(samples, how_many(len(samples.inputs)), settings.seed)
-            else:
-                most = min(settings.max_samples or most, most)
-                samples = read_training_data(trainer, pl_module, settings, self._source, how_many, most, self._detail)
-            settings.refuse_too_few(len(samples.inputs), "it")
-            n_classes = 1 + int(as_labels(samples.labels, len(samples.inputs)).max())
-        self._samples, packing = samples, samples.packing
-        if reference is None:
-            some = samples.inputs[: max(1, _MOST_COMPARED // samples.inputs[0].numel())].cpu().clone()
-            self.some = [some] if packing is None else pytree.tree_leaves(packing.unpack(some))
-        if packing is not None and input_key is None:
-            self._detail(f"bu-torch takes these as inputs: {', '.join(packing.names)}. To change it: `input_key`.")
-        self._takes_readings = samples.is_random and may_be_read_again(settings.perturbation)
-        perturbation = "reading" if self._takes_readings else settings.perturbation
-        one = samples.inputs[:1].cpu().clone()
-        return Example(one, not one.is_floating_point(), n_classes, packing, perturbation)
-
-    def hand_over(self) -> Any:
-        """Give the samples away, so that those that are not used can be freed."""
-        samples, self._samples = self._samples, None
-        return samples
-
-    def plan(self, trainer: Trainer, n_batches: float, n_operations: int, n_training: int, n_bytes: int = 0) -> Plan:
-        """Plan of a check; arguments are those of `read` and `plan`."""
-        takes_all = self._settings.max_samples is None and _is_pair(self._source.reference)
+    def planned(n_operations: int, n_training: int, n_bytes: int = 0, *, holds_draws: bool = False) -> Plan:
+        takes_all = settings.max_samples is None and _is_pair(reference)
         batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
         # Distinct samples that all processes together train on between two checks.
         n_visited = int(min(n_training, n_batches * batch_size * trainer.world_size))
         counts = n_training, n_visited, n_operations, n_bytes
-        return plan(self._settings, *counts, n_training if takes_all else None, holds_draws=self._takes_readings)
+        return plan(settings, *counts, n_training if takes_all else None, holds_draws=holds_draws)
 
-    def explained(self, way_out: str = "") -> AbstractContextManager[None]:
-        """Raise errors within as Lightning's, naming the samples that cannot be used."""
-        name = "Training data" if self._source.reference is None else "`reference`"
-        return misconfigured(TypeError, ValueError, before=f"{name}: ", after=way_out)
+    def how_many(n_training: int) -> int:  # a bound by the weights alone, before a sample can be passed
+        return min(planned(count_operations(pl_module), n_training).n_samples, most)
+
+    with explained(source, "" if _is_pair(reference) else f" {_WAY_OUT}"):
+        if _is_pair(reference):
+            samples = whole_samples(*reference, keep_integers=keeps_integers(settings.perturbation))
+            samples = fewer_of(samples, how_many(len(samples.inputs)), settings.seed)
+        else:
+            limit = min(settings.max_samples or most, most)
+            samples = _read(trainer, pl_module, settings, source, how_many, limit, engine.detail)
+        settings.refuse_too_few(len(samples.inputs), "it")
+        n_classes = 1 + int(as_labels(samples.labels, len(samples.inputs)).max())
+    takes_readings = samples.is_random and may_be_read_again(settings.perturbation)
+    reader.begin(samples, takes_readings=takes_readings, is_watched=reference is None)
+    if samples.packing is not None and input_key is None:
+        engine.detail(f"bu-torch takes these as inputs: {', '.join(samples.packing.names)}. To change it: `input_key`.")
+    class_weight = None
+    if settings.class_weight is None and as_metric(settings.metric) is None:
+        class_weight, line = loss_weights(pl_module, n_classes)
+        if line:
+            engine.tell(line)
+    n_operations = reader.count_operations(trainer, pl_module, samples.inputs[:1])
+    # Features of a network that has already learnt these labels would leak them.
+    is_new = trainer.global_step == 0 or bool(engine.history.entries)
+    module = network_as_space(trainer, pl_module, is_asked_for=settings.feature_extractor == "module", is_new=is_new)
+    plan_of_check = planned(n_operations, samples.n_training, samples.inputs[:1].nbytes, holds_draws=takes_readings)
+    return TrainingData(samples, plan_of_check, module, class_weight)
+
+
+def _between_checks(trainer: Trainer, every_n_train_steps: int | None) -> float:
+    """Number of batches that one process has between two checks."""
+    n_batches = float(trainer.num_training_batches)
+    if every_n_train_steps is None:
+        return n_batches
+    steps_of_batch = len(trainer.optimizers) / trainer.accumulate_grad_batches  # one step of each optimiser
+    return min(n_batches, math.ceil(every_n_train_steps / max(steps_of_batch, 1e-9)))
 
 
 def network_as_space(
@@ -124,7 +123,7 @@ def network_as_space(
     return None
 
 
-def read_training_data(
+def _read(
     trainer: Trainer,
     pl_module: LightningModule,
     settings: Settings,

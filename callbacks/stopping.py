@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from bu_torch.callbacks.ending import restore, why_ended
-from bu_torch.callbacks.keeper import Ending, FileKeeper, InternalCallback, Keeper, MemoryKeeper
+from bu_torch.callbacks.ending import Ending, restore, why_ended
+from bu_torch.callbacks.keeper import FileKeeper, InternalCallback, Keeper, MemoryKeeper
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.samples import Reference
 from bu_torch.callbacks.trainer import (
@@ -25,13 +25,13 @@ from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
+from bu_torch.run.engine import Check
 from bu_torch.run.settings import AVERAGING
-from bu_torch.run.tracker import KeptResults
 from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.batches import InputKey
 
 
-class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
+class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     """Stop a training when its decision boundary gets no better, and keep the best epoch, without validation data.
 
     `Trainer(callbacks=[BoundaryUncertaintyStopping()])` is all there is to it. The callback measures what
@@ -172,9 +172,9 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         keeper: Keeper
         if any(isinstance(one, Checkpoint) and not isinstance(one, MemoryKeeper) for one in present):
             token = trainer.strategy.broadcast(secrets.token_hex(3))  # no other run in the folder has it
-            keeper = FileKeeper(self._fit, self._written, token, verbose=self.settings.verbose, **options)
+            keeper = FileKeeper(self, self._written, token, verbose=self.settings.verbose, **options)
         else:
-            keeper = MemoryKeeper(self._fit)
+            keeper = MemoryKeeper(self)
             if given := [f"`{name}`" for name, value in options.items() if value]:
                 rank_zero_warn(f"The trainer writes no checkpoints: {', '.join(given)} has no effect.")
         before = [n for n, one in enumerate(present) if one is self or isinstance(one, EarlyStopping)]
@@ -193,14 +193,14 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         return state
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._fit.start(trainer, pl_module):
+        if not self._prepare(trainer, pl_module):
             rank_zero_warn("Patience and the best epoch start anew.")
             self._install(trainer, pl_module).on_train_start(trainer, pl_module)
-        self._stop_is_due = self.tracker.history.verdict.should_stop and not _may_stop(trainer)
+        self._stop_is_due = self.engine.history.verdict.should_stop and not _may_stop(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # A stop that is due may be allowed within the epoch.
-        set_batch_hooks(self, are_called=self._fit.reads_batches or self._stop_is_due)
+        set_batch_hooks(self, are_called=self._reads_batches or self._stop_is_due)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         super().on_train_batch_end(trainer, pl_module)
@@ -213,8 +213,8 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
 
     def _decide(self, trainer: Trainer, *, may_wait: bool) -> None:
         """Stop training if the check of this hook says so, or if an earlier one did and a stop is allowed by now."""
-        history = self.tracker.history
-        if self._fit.check is not None and history.last_score is not None and not trainer.fast_dev_run:
+        history = self.engine.history
+        if self._check is not None and history.last_score is not None and not trainer.fast_dev_run:
             # All processes stop, or none.
             self._stop_is_due = trainer.strategy.reduce_boolean_decision(history.verdict.should_stop, all=False)
         elif may_wait:
@@ -224,18 +224,18 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
         if self._stop_is_due and _may_stop(trainer):
             trainer.should_stop, self._stop_is_due = True, False
             self.stopped_epoch = trainer.current_epoch
-            step = trainer.global_step if self._fit.is_by_steps else None
+            step = trainer.global_step if self.is_by_steps else None
             self.stopping_reason = history.why_stopped(trainer.current_epoch, step)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Nothing here: `Ending` calls `_conclude`, when all other callbacks have had their turn."""
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._fit.end_watching()  # all else is for `Ending`
+        self._watch.end()  # all else is for `Ending`
 
     def _conclude(self, trainer: Trainer, exception: BaseException | None) -> None:
         """Restore the kept epoch, and say in a line what was kept and why training ended; once."""
-        tracker, keeper, fit = self.tracker, self._keeper, self._fit
+        engine, keeper, history = self.engine, self._keeper, self.engine.history
         if trainer.state.fn != FITTING or trainer.fast_dev_run or self._is_concluded:
             return
         self._is_concluded = True
@@ -243,24 +243,27 @@ class BoundaryUncertaintyStopping(KeptResults, BoundaryUncertaintyMonitor):
             self.stopping_reason = why_ended(trainer, exception)
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
         places = {"kept_epoch": self.best_epoch, "kept_step": self.best_step, "stopped_epoch": self.stopped_epoch}
-        why = tracker.history.why_none_kept()
-        tracker.end(self.stopping_reason, **places, best_model_path=self.best_model_path)
-        has_best = tracker.history.best is not None
-        if not (has_best or trainer.current_epoch or is_graceful):  # nothing to say
+        engine.end(self.stopping_reason, **places, best_model_path=self.best_model_path)
+        if history.kept is None and not trainer.current_epoch and not is_graceful:  # nothing to say
             return
-        how = "not " if has_best else None
-        if keeper is not None and has_best and is_graceful and self.restore_best_weights:
+        how = None if history.kept is None else "not "
+        if keeper is not None and how and is_graceful and self.restore_best_weights:
             how = restore(trainer, keeper)
-        name = "every_n_train_steps" if fit.is_by_steps else "every_n_epochs"
+        why, name = history.why_none_kept(), "every_n_train_steps" if self.is_by_steps else "every_n_epochs"
         if not self.history and (every := getattr(self, name)) > 1:
             why += f" (`{name}={every}`)"
-        if fit.waits_for_average:
+        if self._waits_for_average:
             why += ": the average of WeightAveraging was not updated before it"
-        place: Any = {"is_by_steps": fit.is_by_steps, "path": self.best_model_path}
+        options: dict[str, Any] = {"is_by_steps": self.is_by_steps, "path": self.best_model_path}
         is_open = self.stopped_epoch is None and exception is None
-        tracker.log_summary(self.stopping_reason, how, why=why, is_open=is_open, **place)
+        engine.log_summary(self.stopping_reason, how, why=why, is_open=is_open, **options)
         if exception is None:  # after one, the other processes may not come here
-            tracker.summary = tracker.processes.broadcast(tracker.summary)
+            engine.summary = engine.processes.broadcast(engine.summary)
+
+    def take_check(self) -> Check | None:
+        """The check of the running hook, once: its weights take as much memory as the network."""
+        check, self._check = self._check, None
+        return check
 
     @property
     def best_model_path(self) -> str:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from bu_torch.internal.logits import logits_at, packed_model
 from bu_torch.internal.replica import evaluation_copy
-from bu_torch.run.budget import count_operations, plan
+from bu_torch.run.plan import count_operations, plan
 from bu_torch.run.settings import Settings
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
 from bu_torch.samples.batches import NO_KEYS, Keys

@@ -79,7 +79,7 @@ class BoundaryUncertaintyCallback(TrainerCallback):
         self.stopper = make_stopper(model, own, self.options, keys)
         self.stopper.has_progress_bar = not args.disable_tqdm
         if args.world_size > 1:
-            self.stopper.tracker.processes = TorchProcesses()
+            self.stopper.engine.processes = TorchProcesses()
         if state.global_step:
             self._resume(_file(args, state))
         self.stopper.prepare(model)
@@ -114,7 +114,7 @@ class BoundaryUncertaintyCallback(TrainerCallback):
                 should_stop = self.stopper.check(model, math.ceil(state.epoch) - 1, step)
             state.log_history.append({**history[-1], "epoch": state.epoch, "step": step})
             should_stop |= control.should_training_stop
-            control.should_training_stop = self.stopper.tracker.processes.broadcast(should_stop)
+            control.should_training_stop = self.stopper.engine.processes.broadcast(should_stop)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero and (file := _file(args, state)).parent.is_dir():

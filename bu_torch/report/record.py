@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from bu_torch.run.timing import FORMAT
+from bu_torch.run.record import FORMAT
 from bu_torch.signals.details import ClassRecall, Crossing, Details, Doubtful, Meeting
 
 _NAME = re.compile(r"boundary_uncertainty(-v\d+)?\.jsonl")

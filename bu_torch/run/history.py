@@ -1,35 +1,31 @@
-"""The checks of one training: which of them is kept, when to stop, and how sure the choice is."""
+"""The checks of one training: which of them is kept, and when to stop."""
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from bu_torch.internal.printing import cleaned
-from bu_torch.rule.rules import Reason, RuleName, SelectionRule, Verdict, decide
+from bu_torch.rule.rules import Reason, SelectionRule, Verdict, decide
 from bu_torch.run.settings import Settings
-from bu_torch.signals.metrics import ExpectedMetric, as_metric
+from bu_torch.signals.metrics import as_metric
 
 Entry = dict[str, Any]  # one check: epoch, step, signals and score
-Word = Literal["clear", "plateau", "unsure", "blind"]
 
-# Chosen on half of the trainings of `benchmarks/quality.py`, and judged on the others.
-_LEAST_ACCURACY, _LEAST_SAMPLES, _MOST_EQUALS = 0.7, 500, 20
 _SETTLED = 3  # checks
 _LATE = 0.1  # share of the checks: so late a kept check may be followed by better ones
-# Expected accuracy has the largest part in their score. No standard error is known of other scores but metrics.
-JUDGED_RULES: tuple[RuleName, ...] = ("accuracy_uncertainty_trust", "expected_accuracy")
 _BELOW_CHANCE = 0.8
 
 
 class History:
-    """Checks in order, and the decision after the last one, computed from plain numbers alone."""
+    """Checks in order, and the decision after the last one, computed from plain numbers alone.
 
-    kept: Entry | None  # the check whose weights are to be kept
+    It alone knows the best check: `kept`, the best whose weights are saved.
+    """
+
+    kept: Entry | None
     verdict: Verdict  # decision after the last check
-    is_kept_new: bool  # the last check is the one to keep, and its weights are not saved yet
     n_not_compared: int  # checks before the first that counts for the patience or as best
-    _before: tuple[Entry | None, Verdict]  # kept check and decision before the last check, which may be made again
+    _before: Verdict  # decision before the last check, which may be made again
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -62,15 +58,15 @@ class History:
         return bool(self.entries) and place_of(self.entries[-1]) == (epoch, step)
 
     def has_best_value(self, entry: Entry) -> bool:
-        """True if `entry` counts and its expected accuracy, or metric, beats that of all other checks that count."""
+        """Whether `entry` counts and its expected accuracy, or metric, beats that of all other checks that count."""
         first = 0 if self.selection is None else self.selection.start_from_epoch
         value = self.sign * entry.get(self.value_name, math.nan)
-        others = [one for one in self.compared if one["epoch"] >= first and place_of(one) != place_of(entry)]
-        is_counted = entry["epoch"] >= first and math.isfinite(value)
-        return is_counted and not any(self.sign * one.get(self.value_name, math.nan) >= value for one in others)
+        before = [check for check in self.compared if check["epoch"] >= first and place_of(check) != place_of(entry)]
+        counts = entry["epoch"] >= first and math.isfinite(value)
+        return counts and not any(self.sign * check.get(self.value_name, math.nan) >= value for check in before)
 
-    def add(self, entry: Entry, *, is_counted: bool = True) -> None:
-        """Add a check, add the rule's values to it, and decide.
+    def add(self, entry: Entry, *, is_counted: bool = True) -> bool:
+        """Add a check with its score, decide, and return whether its weights are to be saved and `keep` called.
 
         A resumed training may end an epoch a second time. Such a check replaces the last one, and stays kept if that
         one was kept, because its weights are saved.
@@ -78,17 +74,23 @@ class History:
         was_kept = False
         if self.is_last(*place_of(entry)):
             was_kept = self.kept is self.entries.pop()
-            self.kept, self.verdict = self._before
+            self.verdict = self._before
             self.n_not_compared = min(self.n_not_compared, len(self.entries))
         self.entries.append(entry)
         if self.selection is not None:
             self.selection.complete(self.compared)
-        self._decide(entry)
-        self.is_kept_new = self.kept is entry and not was_kept
+            self._decide(entry)
         if was_kept:
             self.kept = entry
         if not is_counted:
             self.reset()
+            return False
+        return self.selection is not None and not was_kept and self.selection.is_better(entry, self.kept)
+
+    def keep(self, entry: Entry | None) -> Entry | None:
+        """Keep a check, whose weights are saved, and return the one that was kept before."""
+        before, self.kept = self.kept, entry
+        return before
 
     def why_stopped(self, epoch: int, step: int | None = None) -> str:
         """Reason to stop after the last check, made at this epoch and step; "" if there is none."""
@@ -113,7 +115,7 @@ class History:
 
         `how` is "", "partly " or "not ": how the kept weights are in the model.
         """
-        best, selection = self.best, self.selection
+        best, selection = self.kept, self.selection
         assert best is not None and selection is not None  # noqa: S101, PT018  (the caller has seen them)
         rule, score = selection.rule, best[selection.score_name]
         place = f"step {best['step']} of " if is_by_steps and "step" in best else ""
@@ -142,29 +144,16 @@ class History:
             return "no weights could be saved"
         return "no finite check counted"
 
-    @property
-    def best(self) -> Entry | None:
-        """The best check whose weights are saved."""
-        return self._before[0] if self.is_kept_new else self.kept
-
-    def mark_saved(self) -> None:
-        self.is_kept_new = False
-
-    def forget_last(self) -> None:
-        """Keep the best check before the last one, whose weights could not be saved. Patience continues."""
-        self.kept, self.is_kept_new = self._before[0], False
-
-    def forget_best(self, error: Exception | None = None) -> str:
+    def forget_kept(self, error: Exception | None = None) -> str:
         """Keep no check so far, because the best weights are lost; returns the warning. Patience continues."""
-        self.kept, self.is_kept_new, self._before = None, False, (None, self._before[1])
+        self.kept = None
         why = "its weights are not in the state" if error is None else f"{type(error).__name__}: {error}"[:300]
         return f"The best epoch so far is lost ({cleaned(why)}). The best of the coming epochs is kept instead."
 
     def reset(self) -> None:
         """Compare later checks with none of those so far."""
         self.n_not_compared = len(self.entries)
-        self.kept, self.verdict, self.is_kept_new = None, Verdict(), False
-        self._before = self.kept, self.verdict
+        self.kept, self.verdict, self._before = None, Verdict(), Verdict()
         if self.selection is not None:
             self.selection.rule.reset()
 
@@ -177,7 +166,7 @@ class History:
 
     def state_dict(self) -> dict[str, Any]:
         """Checks as plain numbers, and the state of the rule."""
-        kept = next((n for n, entry in enumerate(self.entries) if entry is self.best), None)
+        kept = next((n for n, entry in enumerate(self.entries) if entry is self.kept), None)
         state = {"history": self.entries, "n_not_compared": self.n_not_compared, "kept": kept}
         return state if self.selection is None else state | {"rule": self.selection.rule.state_dict()}
 
@@ -190,107 +179,20 @@ class History:
         self.n_not_compared = state["n_not_compared"]
         if self.selection is not None:
             self.selection.rule.load_state_dict(dict(state.get("rule", {})))
-        for entry in self.compared:
-            self._decide(entry)
-        if "kept" in state:
-            self.kept = None if state["kept"] is None else self.entries[state["kept"]]
-            if self.kept is None or self.kept is not self.entries[-1]:
-                self._before = self.kept, self._before[1]
+            for entry in self.compared:
+                self._decide(entry)
+        self.kept = None if state["kept"] is None else self.entries[state["kept"]]
 
     def _decide(self, entry: Entry) -> None:
-        self._before = self.kept, self.verdict
+        self._before = self.verdict
         selection, settings = self.selection, self.settings
-        if selection is None or (score := selection.score(entry)) is None:
-            return
-        self.verdict = decide(self.verdict, score, patience=settings.patience, min_delta=settings.min_delta)
-        if selection.is_better(entry, self.kept):
-            self.kept = entry
+        if selection is not None and (score := selection.score(entry)) is not None:
+            self.verdict = decide(self.verdict, score, patience=settings.patience, min_delta=settings.min_delta)
 
 
 def place_of(entry: Mapping[str, Any]) -> tuple[int, int | None]:
     """Epoch and step of a check; the step is None if it is unknown."""
     return entry["epoch"], entry.get("step")
-
-
-class Confidence(NamedTuple):
-    """Confidence in the choice of a check by a metric, or by a score that is mostly expected accuracy."""
-
-    metric: ExpectedMetric | None  # None is accuracy
-    word: Word
-    skill: float  # skill of predicting left-out labels, by neighbours or by regression: 1 is certain, 0 chance
-    value: float  # expected value of the metric
-    first_value: float  # the value at the first check
-    uninformed: float  # the value of the best prediction that is the same for all samples
-    gain: float  # how much better it is than that of the first check, in standard errors
-    n_equals: int  # checks that are as good, within a standard error; the kept one is among them
-    n_checks: int
-    n_samples: int
-    doubts: list[str]  # why the choice is not clear, in words
-
-    def line(self) -> str:
-        """Say it in two sentences."""
-        start = {
-            "clear": "The choice of the epoch is clear",
-            "plateau": f"The choice is unsure: {self.n_equals} checks score about as high",
-            "unsure": f"The choice is unsure: {' and '.join(self.doubts)}",
-            "blind": "The choice cannot be trusted",
-        }[self.word]
-        title, alone = "accuracy", "one class alone"
-        if self.metric is not None:
-            title, alone = self.metric.title, "the same prediction for all samples"
-        values = (self.first_value, self.value, self.uninformed)
-        first, value, uninformed = (f"{one:.2f}" if max(map(abs, values)) <= 1 else f"{one:.3g}" for one in values)
-        return (
-            f"{start}. Expected {title} went from {first} at the first check to {value} ({alone}: {uninformed});"
-            f" {self.n_equals} of {self.n_checks} checks come within a standard error of that. Left-out labels are"
-            f" predicted with skill {self.skill:.2f} (1 is certain, 0 chance)."
-        )
-
-
-def summary_of(confidence: Confidence | None, metric: ExpectedMetric | None) -> dict[str, Any]:
-    """Entries of a summary, with the name of the metric in place of `value`; all None without a confidence."""
-    values = dict.fromkeys(Confidence._fields) if confidence is None else confidence._asdict()
-    name = "accuracy" if metric is None else metric.name
-    named = {"value": f"expected_{name}", "first_value": f"first_{name}", "uninformed": f"one_class_{name}"}
-    return {named.get(field, field): value for field, value in values.items() if field != "metric"}
-
-
-def confidence_in(
-    kept: Mapping[str, Any],
-    checks: Sequence[Mapping[str, Any]],
-    skill: float,
-    n_samples: int,
-    uninformed: float,
-    *,
-    is_blind: bool,
-    metric: ExpectedMetric | None = None,
-    doubt: str = "",
-) -> Confidence:
-    """Judge the choice of the `kept` check among those that count; a `doubt` of the metric makes it unsure.
-
-    The standard error is the median over the checks; each is that of a gain over the best expected value before.
-    """
-    name, sign = ("expected_accuracy", 1.0) if metric is None else (metric.signal, metric.sign)
-    errors = [error for check in checks if (error := check.get("standard_error", 0.0)) > 0]
-    error, at_kept = median(errors) if errors else 0.0, kept[name]
-    values = [value for check in checks if math.isfinite(value := check[name])]
-    n_equals = sum(sign * value >= sign * at_kept - error for value in values)
-    gain = sign * (at_kept - values[0]) / error if error else 0.0
-    change = "risen" if sign > 0 else "fallen"
-    known = {
-        doubt: bool(doubt),
-        f"{n_samples} samples are fewer than {_LEAST_SAMPLES}": n_samples < _LEAST_SAMPLES,
-        f"expected accuracy is below {_LEAST_ACCURACY}": metric is None and at_kept < _LEAST_ACCURACY,
-        f"{name.replace('_', ' ')} has not {change} by a standard error": not gain > 1,
-    }
-    doubts = [doubt for doubt, applies in known.items() if applies]
-    word: Word = "clear"
-    if is_blind:
-        word = "blind"
-    elif doubts:
-        word = "plateau" if n_equals > _MOST_EQUALS else "unsure"
-    n_checks = len(checks)
-    return Confidence(metric, word, skill, at_kept, values[0], uninformed, gain, n_equals, n_checks, n_samples, doubts)
 
 
 def describe_worse_than_chance(checks: Sequence[Entry], n_columns: int, data: Mapping[str, int]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bu_torch.run.budget import Plan
+from bu_torch.run.plan import Plan
 
 VERSION = 1  # of what `Tracker.state_dict` returns
 _TENSORS = (("predictions", torch.int64), ("best_contributions", torch.float64))

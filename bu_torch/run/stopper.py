@@ -13,13 +13,14 @@ from bu_torch.internal.logits import device_of, logits_at, packed_model
 from bu_torch.internal.printing import showing_progress
 from bu_torch.internal.replica import evaluation_copy, has_shards
 from bu_torch.perturbation.draws import keeps_integers
-from bu_torch.run.budget import count_operations, plan
+from bu_torch.run.engine import Engine, Results
 from bu_torch.run.history import describe_exception
+from bu_torch.run.plan import count_operations, plan
+from bu_torch.run.prepare import TrainingData
 from bu_torch.run.processes import TorchProcesses
 from bu_torch.run.settings import Settings, SettingsDict
-from bu_torch.run.tracker import KeptResults, Tracker
 from bu_torch.run.weights import BestWeights, load
-from bu_torch.samples.readings import ASKED_TO_READ, WITHOUT_READING
+from bu_torch.samples.readings import ASKED_TO_READ, WITHOUT_READING, may_be_read_again
 from bu_torch.samples.samples import Samples, whole_samples
 
 _FEW = 32  # samples
@@ -30,7 +31,7 @@ _CHECKS_ALONE = (
 )
 
 
-class BoundaryUncertaintyStopper(KeptResults):
+class BoundaryUncertaintyStopper(Results):
     """Stop a plain PyTorch loop when the decision boundary gets no better, and keep the best epoch's weights.
 
     It measures and decides for a loop of your own as `BoundaryUncertaintyStopping` does for a trainer, and leaves the
@@ -93,16 +94,15 @@ class BoundaryUncertaintyStopper(KeptResults):
     ) -> None:
         self.settings = Settings(**settings)
         self.inputs, self.labels, self.sample_weight = inputs, labels, sample_weight
-        self._keeps_integers = keeps_integers(self.settings.perturbation)
         self._samples = self._read()
         self.settings.refuse_too_few(len(self._samples.inputs), "`inputs`")
         if folder is not None and not isinstance(folder, str | Path):
             raise TypeError(f"`folder` must be a path or None, got {type(folder).__name__}.")
         self.folder = folder
         self.has_progress_bar = True
-        self._tracker = Tracker(self.settings)
+        self.engine = Engine(self.settings)
         if process_group is not None:
-            self._tracker.processes = TorchProcesses(process_group)
+            self.engine.processes = TorchProcesses(process_group)
         self._best = BestWeights()
         self.stopped_epoch: int | None = None
         self.stopping_reason = ""
@@ -113,11 +113,11 @@ class BoundaryUncertaintyStopper(KeptResults):
         if isinstance(samples := self.inputs, Samples):
             self.inputs = samples.inputs if samples.packing is None else samples.packing.unpack(samples.inputs)
             self.sample_weight = samples.weights
-            self._keeps_integers |= samples.is_random and not samples.inputs.is_floating_point()
             return samples
-        if self.settings.perturbation == "reading":
+        perturbation = self.settings.perturbation
+        if perturbation == "reading":
             raise ValueError(f"{ASKED_TO_READ}: tensors cannot be read again. {WITHOUT_READING}")
-        return whole_samples(self.inputs, self.labels, self.sample_weight, keep_integers=self._keeps_integers)
+        return whole_samples(self.inputs, self.labels, self.sample_weight, keep_integers=keeps_integers(perturbation))
 
     def check(self, model: Callable[[Tensor], Any], epoch: int | None = None, step: int | None = None) -> bool:
         """Measure the model, keep its weights if they are the best so far, and say whether to stop.
@@ -142,25 +142,25 @@ class BoundaryUncertaintyStopper(KeptResults):
                 is not larger than the last.
             TypeError: If the model does not give numbers, or `epoch` or `step` is no integer.
         """
-        tracker = self._tracker
+        engine = self.engine
         epoch, step = self._place(epoch, step)
         if self._is_concluded:
-            tracker.warn(
+            engine.warn(
                 "This stopper has ended a training, and continues it: its best epoch and its patience still count. For"
                 " another training, make another stopper."
             )
         self._is_by_steps, self._is_concluded = step is not None, False
-        if tracker.processes.on_first(lambda: tracker.inputs is None):
-            self._start(model)
+        if engine.prepared is None:
+            self._prepare(model)
         started = time.perf_counter()
-        check = tracker.check(model, partial(self._read_logits, tracker.inputs), epoch, step)
-        if check.is_kept:
-            self._best.keep(check.weights or tracker.state_to_keep(model), epoch, step)
-            tracker.history.mark_saved()
-        tracker.end_check(started)
-        self.stopping_reason = tracker.history.why_stopped(epoch, step)
-        self.stopped_epoch = epoch if tracker.history.verdict.should_stop else None
-        return tracker.history.verdict.should_stop
+        check = engine.check(model, self._read_logits, epoch, step)
+        if check.is_best:
+            self._best.keep(check.weights or engine.state_to_keep(model), epoch, step)
+            engine.history.keep(check.entry)
+        engine.end_check(check, started)
+        self.stopping_reason = engine.history.why_stopped(epoch, step)
+        self.stopped_epoch = epoch if engine.history.verdict.should_stop else None
+        return engine.history.verdict.should_stop
 
     def prepare(self, model: Callable[[Tensor], Any]) -> None:
         """Do before training what the first `check` would do, and read a few samples as it will.
@@ -168,24 +168,21 @@ class BoundaryUncertaintyStopper(KeptResults):
         Raises:
             ValueError: If the samples are not fit for the method, or the model for them.
         """
-        self._start(model)
-        tracker = self._tracker
+        self._prepare(model)
+        engine = self.engine
 
         def logits() -> Tensor:
-            few = next(iter(tracker.inputs.split(_FEW)))
+            few = next(iter(engine.inputs.split(_FEW)))
             try:
                 with evaluation_copy(model) as network:
-                    return self._read_logits(few, network)
+                    return self._read_logits(network, few)
             except Exception as error:  # the user's code may raise anything
                 raise ValueError(
                     f"A check of bu-torch calls the network with inputs of shape {tuple(few.shape)} as batches hold"
                     f" them, without labels and without gradient, and needs logits: {type(error).__name__}: {error}"
                 ) from error
 
-        def check(found: Tensor) -> None:
-            tracker.check_setup.signals.boundary.as_class_logits(found, has_all_rows=False)
-
-        tracker.processes.on_logits(logits, check)
+        engine.processes.on_logits(logits, engine.check_columns)
 
     def restore(self, model: nn.Module) -> None:
         """Load the kept epoch's weights into the model, or into the network that it wraps or is wrapped in.
@@ -197,7 +194,7 @@ class BoundaryUncertaintyStopper(KeptResults):
         try:
             if not self._best.weights:
                 lacking = "the kept model is no `torch.nn.Module`, or the loaded state holds no weights"
-                why = lacking if self._tracker.history.best else self._tracker.history.why_none_kept()
+                why = lacking if self.engine.history.kept else self.engine.history.why_none_kept()
                 raise RuntimeError(f"There are no weights to restore: {why}.")
             try:
                 load(model, self._best.weights, allow_missing=False)
@@ -228,10 +225,10 @@ class BoundaryUncertaintyStopper(KeptResults):
             return
         self._is_concluded = True
         self.stopping_reason = self.stopping_reason or "Training ended."
-        tracker, reason = self._tracker, self.stopping_reason
-        tracker.end(reason, kept_epoch=self.best_epoch, kept_step=self.best_step, stopped_epoch=self.stopped_epoch)
+        engine, reason = self.engine, self.stopping_reason
+        engine.end(reason, kept_epoch=self.best_epoch, kept_step=self.best_step, stopped_epoch=self.stopped_epoch)
         kept_how, is_open = None if self.best_epoch is None else how, self.stopped_epoch is None
-        tracker.log_summary(reason, kept_how, is_by_steps=self._is_by_steps, is_open=is_open)
+        engine.log_summary(reason, kept_how, is_by_steps=self._is_by_steps, is_open=is_open)
 
     def _place(self, epoch: int | None, step: int | None) -> tuple[int, int | None]:
         last = self.history[-1] if self.history else {"epoch": -1}
@@ -251,7 +248,7 @@ class BoundaryUncertaintyStopper(KeptResults):
 
     def state_dict(self) -> dict[str, Any]:
         """State for a resumed loop, with the kept weights, as plain data; with shards, all processes must call this."""
-        return {"checks": self._tracker.state_dict(), "keeper": self._best.state_dict()}
+        return {"checks": self.engine.state_dict(), "keeper": self._best.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a `state_dict`.
@@ -259,50 +256,51 @@ class BoundaryUncertaintyStopper(KeptResults):
         Patience and the best epoch start anew with other settings or samples, or if the state is damaged.
         """
         entries = state_dict if isinstance(state_dict, Mapping) else {}
-        self._tracker.load_state_dict(entries.get("checks"))
+        self.engine.load_state_dict(entries.get("checks"))
         self._best, self._is_concluded = BestWeights(), False
-        if self._tracker.history.best is not None:
+        if self.engine.history.kept is not None:
             try:
                 self._best.load_state_dict(entries.get("keeper"))
             except Exception as error:  # a damaged state may raise anything
-                self._tracker.warn(self._tracker.history.forget_best(error))
+                self.engine.warn(self.engine.history.forget_kept(error))
 
-    @property
-    def tracker(self) -> Tracker:
-        return self._tracker
-
-    def _read_logits(self, inputs: Any, network: Any) -> Tensor:
-        taker = packed_model(network, self._tracker.check_setup.packing)
+    def _read_logits(self, network: Any, inputs: Any) -> Tensor:
+        taker = packed_model(network, self._samples.packing)
         return logits_at(taker, inputs, output_key=self.settings.output_key).to(inputs.device)
 
-    def _start(self, model: object) -> None:
-        tracker, samples, started = self._tracker, self._samples, time.perf_counter()
+    def _prepare(self, model: object) -> None:
+        engine, samples, settings, started = self.engine, self._samples, self.settings, time.perf_counter()
         has_group = distributed.is_available() and distributed.is_initialized()
-        if has_group and tracker.processes.count < distributed.get_world_size():
-            tracker.warn(_CHECKS_ALONE)
-        tracker.processes.are_sharded = isinstance(model, nn.Module) and has_shards(model)
-        one, n_training, n_operations = samples.inputs[:1], samples.n_training, 0
-        one = one if self._keeps_integers or samples.packing is not None else as_floats(one)
-        if tracker.check_setup.plan is None and isinstance(model, nn.Module):
-            with evaluation_copy(model) as network:
-                taker = packed_model(network, samples.packing)
-                n_operations = count_operations(
-                    network, partial(logits_at, taker, one, output_key=self.settings.output_key)
-                )
+        if has_group and engine.processes.count < distributed.get_world_size():
+            engine.warn(_CHECKS_ALONE)
+        engine.processes.are_sharded = isinstance(model, nn.Module) and has_shards(model)
+        # Mostly some training precedes the first check, so the network's features are a space only on request.
+        module = model if isinstance(model, nn.Module) and settings.feature_extractor is not None else None
+
+        def read() -> TrainingData:
+            counts = samples.n_training, samples.n_training, self._count_operations(model), samples.inputs[:1].nbytes
+            holds_draws = samples.is_random and may_be_read_again(settings.perturbation)
+            return TrainingData(samples, plan(settings, *counts, holds_draws=holds_draws), module)
+
         with showing_progress(self.has_progress_bar):
-            is_the_same = tracker.start(
-                lambda: samples,
-                lambda _, n_bytes: plan(self.settings, n_training, n_training, n_operations, n_bytes),
-                device=device_of(model, samples.inputs),
-                # Mostly some training precedes the first check, so the network's features are a space only on request.
-                module=model if isinstance(model, nn.Module) and self.settings.feature_extractor is not None else None,
-            )
+            is_the_same = engine.prepare(read, device_of(model, samples.inputs))
         if not is_the_same:
             self._best = BestWeights()
-            tracker.warn(
+            engine.warn(
                 "The samples differ from those of the loaded state: scores cannot be compared with earlier checks, so"
                 " patience and the best epoch start anew."
             )
-        tracker.timer.begin(started)
-        if self.folder is not None and tracker.processes.rank == 0:
-            tracker.open_record(Path(self.folder), vars(self.settings))
+        engine.record.begin(started)
+        if self.folder is not None and engine.processes.rank == 0:
+            engine.open_record(Path(self.folder), vars(settings))
+
+    def _count_operations(self, model: object) -> int:
+        """Operations of a pass of one sample; 0 for a model that is no module."""
+        samples, key = self._samples, self.settings.output_key
+        if not isinstance(model, nn.Module):
+            return 0
+        keeps = samples.packing is not None or keeps_integers(self.settings.perturbation) or samples.is_random
+        sample = samples.inputs[:1] if keeps else as_floats(samples.inputs[:1])
+        with evaluation_copy(model) as network:
+            taker = packed_model(network, samples.packing)
+            return count_operations(network, partial(logits_at, taker, sample, output_key=key))

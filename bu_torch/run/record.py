@@ -18,32 +18,56 @@ FORMAT = 4  # raise it when the meaning of the lines changes
 _NAME = "boundary_uncertainty"
 
 
-class Record:
-    """A file of lines in JSON: the settings, each check before training continues, and the end.
+class RunRecord:
+    """The seconds of one training, and a file of lines in JSON: the settings, each check as it is made, and the end.
 
-    If the name is taken, it gets a version. A run that resumes may end an epoch a second time: the later of two checks
-    with the same epoch and step counts. If the file can no longer be written, a warning says so and training continues
-    without it.
+    If the file's name is taken, it gets a version. A run that resumes may end an epoch a second time: the later of two
+    checks with the same epoch and step counts. If the file can no longer be written, a warning says so and training
+    continues without it.
     """
 
-    def __init__(
-        self,
-        folder: Path | None = None,
-        header: Mapping[str, Any] | None = None,
-        checks: Iterable[Mapping[str, Any]] = (),
-    ) -> None:
+    def __init__(self) -> None:
         self.path: Path | None = None  # None if nothing is written
-        if folder is None:
-            return
+        self.setup_seconds = self.check_seconds = self.saving_seconds = 0.0
+        self._started = time.perf_counter()
+
+    def begin(self, started: float) -> None:
+        """Count the time since `started` (`time.perf_counter`) as preparation, and that from now on as training."""
+        self._started, self.setup_seconds = started, time.perf_counter() - started
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the preparation ended."""
+        return time.perf_counter() - self._started - self.setup_seconds
+
+    def costs(self) -> dict[str, float]:
+        training = self.seconds - self.check_seconds - self.saving_seconds
+        return {"saving_seconds": self.saving_seconds, "training_seconds": training}
+
+    def describe_cost(self) -> str:
+        """Say what this package cost on top of training, at least: a trainer's time on its hooks is not known here."""
+        spent = self.setup_seconds + self.check_seconds + self.saving_seconds
+        training = self.costs()["training_seconds"]
+        return f"bu-torch took at least {spent:.1f} s on top of {training:.1f} s of training."
+
+    @contextmanager
+    def counting(self, name: str) -> Iterator[None]:
+        """Add the time within to one of the sums."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            setattr(self, name, getattr(self, name) + time.perf_counter() - started)
+
+    def open(self, folder: Path, header: Mapping[str, Any], checks: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Begin a file in a folder with a header and the checks so far."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.path = _new_file(folder)
         except OSError as error:
             self._give_up(folder, error)
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        self.write(
-            {"kind": "header", "format": FORMAT, "versions": package_versions(), "started": started, **(header or {})}
-        )
+        self.write({"kind": "header", "format": FORMAT, "versions": package_versions(), "started": started, **header})
         for check in checks:
             self.write(check)
 
@@ -65,47 +89,6 @@ class Record:
             f"The record of the checks cannot be written to {path}: {error}. Training continues without it.",
             stacklevel=2,
         )
-
-
-class RunTimer:
-    """The seconds of one training so far, and its record, if there is one."""
-
-    def __init__(self) -> None:
-        self.setup_seconds = self.check_seconds = self.saving_seconds = 0.0
-        self._started = time.perf_counter()
-        self.record = Record()
-
-    def begin(self, started: float) -> None:
-        """Count the time since `started` (`time.perf_counter`) as preparation, and that from now on as training."""
-        self._started, self.setup_seconds = started, time.perf_counter() - started
-
-    @property
-    def path(self) -> str:
-        """The record on disk; "" if there is none."""
-        return "" if self.record.path is None else str(self.record.path)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the preparation ended."""
-        return time.perf_counter() - self._started - self.setup_seconds
-
-    @property
-    def training_seconds(self) -> float:
-        return self.seconds - self.check_seconds - self.saving_seconds
-
-    def describe_cost(self) -> str:
-        """Say what this package cost on top of training, at least: a trainer's time on its hooks is not known here."""
-        spent, seconds = self.setup_seconds + self.check_seconds + self.saving_seconds, self.training_seconds
-        return f"bu-torch took at least {spent:.1f} s on top of {seconds:.1f} s of training."
-
-    @contextmanager
-    def counting(self, name: str) -> Iterator[None]:
-        """Add the time within to one of the sums."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            setattr(self, name, getattr(self, name) + time.perf_counter() - started)
 
 
 def row(entry: Mapping[str, Any], *costs: float | None) -> dict[str, Any]:

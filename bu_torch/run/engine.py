@@ -1,0 +1,405 @@
+"""The engine of every training: prepare once; at each check measure, score, decide; in the end say what was kept."""
+
+import copy
+import itertools
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bu_torch.internal import printing
+from bu_torch.internal.logits import OutputReader, was_one_column
+from bu_torch.internal.printing import cleaned
+from bu_torch.internal.replica import evaluation_copy
+from bu_torch.rule.rules import STANDARD_ERROR
+from bu_torch.run.history import History, describe_worse_than_chance
+from bu_torch.run.judgement import judge, summary_of
+from bu_torch.run.prepare import Prepared, TrainingData, prepare
+from bu_torch.run.processes import Processes
+from bu_torch.run.record import RunRecord, plain, row
+from bu_torch.run.settings import Settings
+from bu_torch.run.state import VERSION, read_state
+from bu_torch.run.weights import WeightAverage, state_to_keep
+from bu_torch.samples.samples import IGNORED
+from bu_torch.signals.details import Measurement
+from bu_torch.signals.measuring import Signals
+from bu_torch.signals.metrics import THRESHOLD, as_metric
+
+# Scores can be compared only if these settings are the same.
+_COMPARED = ["metric", "start_from_epoch", "n_neighbors", "n_draws", "max_samples", "seed", "class_weight"]
+
+
+class UnfitLogitsError(ValueError):
+    """Logits do not fit the labels."""
+
+
+class Check(NamedTuple):
+    """A check, as its owner reads it."""
+
+    entry: dict[str, Any]
+    is_best: bool  # its weights are to be saved, and `history.keep` called
+    weights: dict[str, Any]  # `state_dict` of the network that was read, if it is the best and no shard
+
+
+class Engine:
+    """Measures each check of one training, keeps the history and the record, and says what to keep and when to stop.
+
+        engine = Engine(Settings(patience=10))
+        engine.prepare(lambda: TrainingData(samples, plan), device)
+        for epoch in range(500):
+            train_one_epoch(model)
+            check = engine.check(model, logits_at, epoch)
+            if check.is_best:
+                save(check.weights)
+                engine.history.keep(check.entry)
+            if engine.history.verdict.should_stop:
+                break
+        engine.end("Training ended.")
+
+    If several `processes` train, the first one prepares, reads and measures, and all add the same values to their
+    histories: all must call the same methods. With `decides=False`, nothing is kept and nothing stops.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        warn: Callable[[str], None] | None = None,
+        tell: Callable[[str], None] = printing.tell,
+    ) -> None:
+        self.settings = settings
+        self.warn: Callable[[str], None] = warn or partial(warnings.warn, stacklevel=2)
+        self.tell, self.detail = tell, tell if settings.verbose else printing.untold
+        self._outputs = OutputReader("The module", self.warn, self.detail)
+        self.processes = Processes()
+        self.history = History(settings)
+        self.average = None if settings.averaging is None else WeightAverage(settings.averaging)
+        self.record = RunRecord()
+        self.prepared: Prepared | None = None
+        self.before: dict[str, Any] = {}  # preparation of the run that this one resumes
+        self.inputs: Any = None  # perturbed samples, in the processes that read the network
+        self.is_over = False  # from `release` on
+        self.summary: dict[str, Any] = {}  # what was kept, and whether to trust it, once training has ended
+        self.remarks: list[str] = []  # what else is to say of it
+        self.doubt = ""  # a reason not to trust it
+        # A check is compared with the last one, by predictions (n_draws * N,), and with the best by expected accuracy,
+        # or metric, by contributions (N,), which may be another check than the one with the best score.
+        self._predictions: Tensor | None = None
+        self._best_contributions: Tensor | None = None
+        self.measured: Measurement | None = None  # of the last check, until `end_check`
+        self._n_columns = 0  # width of the last logits
+        self._has_warned = False  # a warning about predictions worse than chance is given once
+
+    def prepare(self, read: Callable[[], TrainingData], device: torch.device) -> bool:
+        """Prepare in the first process for checks on `device`; False if a run resumes at other samples than before.
+
+        Then no earlier check counts.
+        """
+        options: dict[str, Any] = {"has_checks": bool(self.history.entries), "warn": self.warn, "tell": self.tell}
+
+        def prepared() -> Prepared:
+            self.prepared = prepare(read(), self.settings, self.before, device, **options, detail=self.detail)
+            return self.prepared.for_others()
+
+        of_first, processes = self.processes.on_first(prepared), self.processes
+        if processes.rank:
+            self.prepared = of_first
+        self.inputs = None if processes.rank else self._signals.perturbed
+        if processes.are_sharded and processes.count > 1:
+            inputs: Any = processes.broadcast(None if processes.rank else copy.copy(self.inputs).to("cpu"))
+            self.inputs = inputs.to(device)
+        if of_first.is_restored or not self.history.entries:
+            return True
+        self.history.reset()
+        self._forget_checks()
+        return False
+
+    @property
+    def _signals(self) -> Signals:
+        if self.prepared is None or self.prepared.signals is None:
+            raise RuntimeError("This engine has no samples: call `prepare` first, and in the first process.")
+        return self.prepared.signals
+
+    def check_columns(self, logits: Tensor) -> None:
+        """Raise `UnfitLogitsError` unless a network's logits (n, J) have a column for each class."""
+        metric, n_classes = as_metric(self.settings.metric), self._signals.boundary.classes.n_classes
+        n_columns = 1 if n_classes > 2 and was_one_column(logits) else logits.shape[1]
+        if n_columns < n_classes and (n_columns, n_classes) != (1, 2):
+            raise UnfitLogitsError(
+                f"it gives logits in {n_columns} columns, but the labels have classes 0, ..., {n_classes - 1}. Let"
+                f" labels count from 0, and those of samples to ignore be {IGNORED}. A regression has no decision"
+                " boundary to measure."
+            )
+        if metric is not None and metric.n_classes not in (None, logits.shape[1]):
+            raise UnfitLogitsError(
+                f"`metric` must be of as many classes as it has columns, {logits.shape[1]}, got {metric.n_classes}."
+            )
+
+    def averages(self, model: object) -> dict[str, Tensor]:
+        """Averaged weights by name, which a check reads and keeps in place of the model's; empty without an average."""
+        return self.average.values() if self.average is not None and isinstance(model, nn.Module) else {}
+
+    def check(
+        self,
+        model: Any,
+        read: Callable[[Any, Any], Tensor],
+        epoch: int,
+        step: int | None = None,
+        *,
+        is_counted: bool = True,
+    ) -> Check:
+        """Measure a copy of a model, with averaged weights if there are any, and add the check.
+
+        `read` gives the logits of a network at inputs. Weights that are sharded are left to `state_to_keep`.
+        """
+        if self.average is not None and isinstance(model, nn.Module):
+            self.average.update(model, is_again=self.history.is_last(epoch, step))
+        values, are_sharded = self.averages(model), self.processes.are_sharded
+
+        def logits() -> Tensor:
+            with evaluation_copy(model, values, is_sharded=are_sharded) as network:
+                return self._outputs.read(partial(read, network, self.inputs))
+
+        measured = self.processes.on_logits(logits, self.measure)
+        entry, is_best = self.add(epoch, measured, step, is_counted=is_counted)
+        return Check(entry, is_best, self.state_to_keep(model) if is_best and not are_sharded else {})
+
+    def state_to_keep(self, model: object) -> dict[str, Any]:
+        """The `state_dict` of the weights that the last check has read; empty for a model that is no module."""
+        state, processes = state_to_keep(model, self.averages(model)), self.processes
+        if processes.count > 1 and not processes.are_sharded and isinstance(model, nn.Module):
+            names = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+            of_first = processes.broadcast({name: state[name].cpu() for name in names if name in state})
+            state |= of_first if processes.rank else {}
+        return state
+
+    def measure(self, logits: Tensor) -> dict[str, float]:
+        """Signals and `standard_error` of the network's logits at the perturbed inputs; waits for the device once."""
+        signals = self._signals
+        n_samples = len(signals.boundary.labels)
+        known = ((self._predictions, n_samples * signals.boundary.n_draws), (self._best_contributions, n_samples))
+        before, best = (None if of is None or len(of) != n_rows else of.to(logits.device) for of, n_rows in known)
+        self._n_columns = logits.shape[1]
+        try:
+            self.measured = signals.measure(logits, before, best)
+        except ValueError as error:
+            raise UnfitLogitsError(str(error)) from error
+        self._predictions = self.measured.predictions
+        values = {**self.measured.values, STANDARD_ERROR: self.measured.standard_error}
+        return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
+
+    def add(
+        self, epoch: int, values: Mapping[str, float], step: int | None = None, *, is_counted: bool = True
+    ) -> tuple[dict[str, Any], bool]:
+        """Add a check and decide; the new entry, which replaces one of the same epoch and step, and `Check.is_best`.
+
+        With `is_counted=False`, neither it nor any check before it counts for the patience or as best.
+        """
+        entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
+        if self.measured is not None and self.history.has_best_value(entry):
+            self._best_contributions = self.measured.contributions
+        is_best = self.history.add(entry, is_counted=is_counted)
+        if not is_counted:
+            self._forget_checks()
+        about = None if self.prepared is None else self.prepared.about
+        if about is not None and not self._has_warned:
+            line = describe_worse_than_chance(self.history.entries, self._n_columns, about["data"])
+            self._has_warned = bool(line)
+            if line:
+                self.warn(line)  # last, because filters may turn a warning into an error
+        return entry, is_best
+
+    def _forget_checks(self) -> None:
+        """Compare the next check with none before."""
+        self._predictions = self._best_contributions = None
+
+    def open_record(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        """Open a record with `settings` in `folder`."""
+        history, about = self.history, None if self.prepared is None else self.prepared.about
+        class_weight = self._signals.boundary.class_weight  # that of the loss, if the settings have none
+        named = {**settings, "class_weight": class_weight, "rule": None, **history.rule_settings()}
+        header = {
+            "settings": {name: plain(value) for name, value in named.items()},
+            "n_not_compared": history.n_not_compared,
+            **(about or {"data": {}, "classes": None}),
+            "setup_seconds": self.record.setup_seconds,
+        }
+        self.record.open(folder, header, map(row, history.entries))
+
+    def end_check(self, check: Check, started: float, train_loss: float | None = None) -> None:
+        """Count the time of the last check, and write it to the record."""
+        measured, self.measured = self.measured, None
+        details = None if measured is None or self.record.path is None else measured.details()
+        self.record.check_seconds += time.perf_counter() - started
+        if details is None or self.prepared is None or self.prepared.rows is None:
+            return
+        history, rows = self.history, self.prepared.rows
+        kept = (check.entry if check.is_best else history.kept) or {}
+        self.record.write(
+            {
+                **row(check.entry, self.record.seconds, self.record.check_seconds, train_loss),
+                "kept_epoch": kept.get("epoch"),
+                "kept_step": kept.get("step"),
+                "n_not_compared": history.n_not_compared,  # the header may be older, when all checks counted
+                "crossing": details.crossing._asdict(),
+                "meeting": details.meeting,
+                "doubtful": [[int(rows[sample.row]), *sample[1:]] for sample in details.doubtful],
+                "recalls": details.recalls,
+            }
+        )
+
+    def end(self, reason: str, **places: Any) -> None:
+        """Judge what was kept, and write the last line of the record."""
+        kept, history, prepared = self.history.kept, self.history, self.prepared
+        confidence, self.doubt, self.remarks = None, "", []
+        is_prepared = prepared is not None and prepared.signals is not None
+        if kept is not None and prepared is not None and is_prepared:
+            confidence, self.doubt, self.remarks = judge(kept, history, self._signals, prepared.about, self._n_columns)
+        if history.selection is not None:
+            judged = summary_of(confidence, as_metric(self.settings.metric))
+            score = None if kept is None else kept[history.score_name]
+            self.summary = {"reason": reason, "score_name": history.score_name, "score": score, **places, **judged}
+            if kept is not None and THRESHOLD in kept:
+                is_known = is_prepared and judged["word"] != "blind" and math.isfinite(kept[THRESHOLD])
+                thresholds = {name: kept[name] for name in kept if name.endswith(THRESHOLD)}
+                self.summary |= thresholds if is_known else thresholds | {THRESHOLD: None}
+        line = {"kind": "end", "reason": reason, "n_not_compared": history.n_not_compared, **places}
+        remarks = [remark for remark in (self.doubt, *self.remarks) if remark]
+        self.record.write(line | self.record.costs() | {"remarks": remarks})
+
+    def log_summary(
+        self, reason: str, how: str | None, *, is_by_steps: bool, is_open: bool, path: str = "", why: str = ""
+    ) -> None:
+        """Say what was kept, why training ended and what that cost, and doubts; with `verbose` all remarks, too.
+
+        Arguments are those of `History.describe_end`; `how` is None if nothing is kept, for the reason `why`.
+        """
+        if self.processes.rank != 0:
+            return
+        if how is None:
+            why = why or self.history.why_none_kept()
+            self.tell(f"bu-torch kept no epoch: {why}. {reason} The weights are those of training.")
+            return
+        options = {"is_averaged": self.average is not None, "is_by_steps": is_by_steps, "is_open": is_open}
+        kept, ended = self.history.describe_end(reason, how, path, **options)
+        for line in (kept, f"{ended} {self.record.describe_cost()}", *([self.doubt] if self.doubt else [])):
+            self.tell(line)
+        for line in self.remarks:
+            self.detail(line)
+
+    def release(self) -> None:
+        """Free what `prepare` computed, and the average, because training has ended; results stay."""
+        self.is_over = True
+        if self.prepared is not None:
+            self.prepared = self.prepared.for_others()
+        self.inputs = self.measured = None
+        self.processes = Processes()
+        if self.average is not None:
+            self.average.release()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed training needs, as plain numbers, strings and tensors on the CPU."""
+        predictions, best = self._predictions, self._best_contributions
+        if predictions is not None:  # in the smallest type that holds all classes
+            is_narrow = int(predictions.max()) <= torch.iinfo(torch.uint8).max
+            predictions = predictions.cpu().to(torch.uint8 if is_narrow else torch.int32)
+        before: dict[str, Any] = dict.fromkeys(("plan", "samples", "prepared", "space")) | self.before
+        before["plan"] = None if before["plan"] is None else tuple(before["plan"])
+        # Tables of numbers, one for each run of checks with the same entries: single numbers are slow to save.
+        as_numbers = partial(torch.tensor, dtype=torch.float64, device="cpu")
+        tables = [
+            {"names": list(names), "values": as_numbers([[*check.values()] for check in checks])}
+            for names, checks in itertools.groupby(self.history.entries, key=tuple)
+        ]
+        return {
+            **self.history.state_dict(),
+            "history": tables,
+            **(before if self.prepared is None else self.prepared.state_dict()),
+            "predictions": predictions,
+            "best_contributions": None if best is None else best.cpu(),
+            **({} if self.average is None else {"average": self.average.state_dict()}),
+            "version": VERSION,
+            "settings": self._compared_settings(),
+        }
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Continue from a `state_dict`; patience and the best epoch start anew if it is damaged, or settings differ."""
+        why = ""
+        try:
+            state, now = read_state(state_dict), self._compared_settings()
+            before = state["settings"] or now
+            changed = {name: value for name, value in now.items() if value != before.get(name)}
+            if changed:
+                was = ", ".join(f"{name}={before.get(name)!r:.100}" for name in changed)
+                is_now = ", ".join(f"{name}={value!r:.100}" for name, value in changed.items())
+                why = f"The run resumes with {is_now} instead of {was}: earlier scores cannot be compared"
+            self.history.load(state, is_compared=not changed)
+            if self.average is not None and state["average"] is not None:
+                self.average.load_state_dict(state["average"])
+            self.before = {name: state[name] for name in ("prepared", "space")}
+            self._predictions, self._best_contributions = state["predictions"], state["best_contributions"]
+            plan = state["plan"]
+            if not changed and plan is not None and plan.n_samples >= self.settings.n_neighbors:
+                self.before |= {"plan": plan, "samples": state["samples"]}
+        except Exception as error:  # a damaged state, or a rule of the user's, may raise anything
+            self.history.load({"history": []}, is_compared=False)
+            why = f"The state in the checkpoint cannot be read ({cleaned(f'{type(error).__name__}: {error}'[:200])})"
+        if why:
+            self._forget_checks()
+            self.warn(f"{why}.{' Patience and the best epoch start anew.' if self.settings.decides else ''}")
+
+    def _compared_settings(self) -> dict[str, int | float | str | None]:
+        """Settings that scores depend on, as plain data."""
+        named = {name: getattr(self.settings, name) for name in _COMPARED}
+        named["metric"] = str(as_metric(self.settings.metric) or "accuracy")
+        if isinstance(weights := named["class_weight"], dict | list):
+            named["class_weight"] = repr(weights)  # a state holds plain data
+        past = None if self.average is None else self.average.past
+        return {**self.history.rule_settings(), "averaging": past, **named}
+
+
+class Results:
+    """Results of an engine as attributes of a callback or of a plain loop's stopper."""
+
+    engine: Engine
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        return self.engine.history.entries
+
+    @property
+    def setup_seconds(self) -> float:
+        return self.engine.record.setup_seconds
+
+    @property
+    def check_seconds(self) -> float:
+        return self.engine.record.check_seconds
+
+    @property
+    def record_path(self) -> str:
+        return "" if self.engine.record.path is None else str(self.engine.record.path)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return self.engine.summary
+
+    @property
+    def score_name(self) -> str:
+        return self.engine.history.score_name
+
+    @property
+    def best_epoch(self) -> int | None:
+        return (self.engine.history.kept or {}).get("epoch")
+
+    @property
+    def best_step(self) -> int | None:
+        return (self.engine.history.kept or {}).get("step")
+
+    @property
+    def best_score(self) -> float | None:
+        return (self.engine.history.kept or {}).get(self.score_name)

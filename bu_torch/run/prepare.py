@@ -1,0 +1,216 @@
+"""What a check needs that does not depend on the network: chosen samples, and the signals fitted to them."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple, Self, get_args
+
+import torch
+from torch import Tensor, nn
+
+from bu_torch.estimators.space_choice import SpaceName
+from bu_torch.internal.inputs import as_labels
+from bu_torch.internal.logits import packed_model
+from bu_torch.internal.packing import Packing
+from bu_torch.perturbation.draws import kind_of
+from bu_torch.run.plan import Plan, describe_ignored
+from bu_torch.run.settings import Settings, settings_for
+from bu_torch.samples.balance import ClassWeight, class_shares, rare_class
+from bu_torch.samples.readings import with_readings
+from bu_torch.samples.samples import Samples, fewer_of
+from bu_torch.signals.measuring import Signals
+from bu_torch.signals.preparation import fit_with_progress
+
+_MOST_CLASSES_A_SAMPLE = 1 / 3
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The samples of all checks of a training; `signals`, `rows` and `about` only in the process that has prepared."""
+
+    plan: Plan
+    packing: Packing | None  # layout of several tensors a sample in one
+    takes_readings: bool  # perturbed samples are further readings
+    are_integers: bool  # samples are integers, before they are perturbed
+    fingerprint: str  # identifies the samples
+    is_restored: bool  # False if earlier checks of a resumed run were made at other samples
+    signals: Signals | None = None
+    rows: Tensor | None = None  # places of the samples in the dataset, (N,)
+    about: Mapping[str, Any] | None = None  # samples and classes in words, for the record
+    # A resumed run cannot repeat the choice of a space, because the network has changed. So a state holds the whole
+    # preparation if the space is the network's features, and otherwise the name of the space.
+    saved: Mapping[str, Any] | None = None
+    space: SpaceName | None = None
+
+    def for_others(self) -> Self:
+        """What other processes need of it."""
+        return replace(self, signals=None, rows=None, about=None)
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {"plan": tuple(self.plan), "samples": self.fingerprint}
+        return state | {"prepared": self.saved, "space": self.space}
+
+
+class TrainingData(NamedTuple):
+    """Samples to choose from, the plan of a check, and what the network says before training."""
+
+    samples: Samples
+    plan: Plan
+    module: nn.Module | None = None  # its features before training may be the space
+    class_weight: ClassWeight | None = None  # applies if the settings have none
+
+
+def prepare(
+    data: TrainingData,
+    settings: Settings,
+    before: Mapping[str, Any],
+    device: torch.device,
+    *,
+    has_checks: bool,
+    warn: Tell,
+    tell: Tell,
+    detail: Tell,
+) -> Prepared:
+    """Choose samples as a plan says, fit the signals to them for checks on `device`, and say how they are measured.
+
+    `before` is the `state_dict` of a resumed run, or empty; its plan counts, and its space, if it `has_checks`. Errors
+    are those of `Signals`.
+    """
+    samples, plan, module, class_weight = data
+    plan = before.get("plan") or plan
+    samples = fewer_of(samples, plan.n_samples, settings.seed)
+    detail(_describe_plan(samples, plan))
+    if line := describe_ignored(samples.n_ignored):
+        warn(line)
+    samples = with_readings(samples, plan.n_draws, settings.perturbation, warn)
+    _check_classes(samples, warn)
+    adapted, space = settings_for(settings, samples), before.get("space")
+    make_signals = partial(adapted.make_signals, plan.n_draws, class_weight=class_weight, known_space=space)
+    signals = make_signals(None if module is None else packed_model(module, samples.packing))
+    may_use_module = signals.boundary.may_use_module(samples.inputs)
+    saved = before.get("prepared") if has_checks and may_use_module else None
+    is_restored = True
+    if saved is not None:
+        try:
+            signals.restore(saved, samples.inputs, samples.labels, samples.weights)
+        except Exception:  # damaged, which may raise anything, or for other samples: the caller warns
+            saved, is_restored = None, False
+    if saved is None:
+        if has_checks and may_use_module and signals.boundary.feature_extractor is None and space is None:
+            # A network that has learnt the labels would leak them into the choice.
+            signals, may_use_module = make_signals(None), False
+        inputs = samples.inputs.to(_faster_device(samples, settings, device))
+        fit_with_progress(signals, inputs, samples.labels, samples.weights)
+        name: Any = signals.boundary.space_name_
+        space = name if may_use_module and name in get_args(SpaceName) else None
+        saved = signals.state() if may_use_module and space is None else None
+    prepared = Prepared(
+        plan,
+        samples.packing,
+        samples.readings is not None,
+        not samples.inputs.is_floating_point(),
+        signals.fingerprint,
+        is_restored and before.get("samples") in (None, signals.fingerprint),
+        signals.to(device),
+        samples.rows,
+        _describe(signals, samples),
+        saved,
+        space,
+    )
+    for line in _details(prepared):
+        detail(line)
+    for line in _doubts(signals, prepared.about):
+        tell(line)
+    return prepared
+
+
+def _describe_plan(samples: Samples, plan: Plan) -> str:
+    chosen = f"{len(samples.inputs)} samples"
+    if plan.n_samples < samples.n_training:
+        chosen = f"a random {len(samples.inputs)} of {samples.n_training} training samples"
+    return f"bu-torch measures at {chosen}, {'1 draw' if plan.n_draws == 1 else f'{plan.n_draws} draws'} each."
+
+
+def _check_classes(samples: Samples, warn: Tell) -> None:
+    """Warn if labels look like numbers to predict."""
+    n_samples, labels = len(samples.inputs), as_labels(samples.labels, len(samples.inputs))
+    n_present = len(torch.unique(labels))
+    if n_present > _MOST_CLASSES_A_SAMPLE * n_samples:
+        more = "" if n_samples == samples.n_training else " Use more of them (`max_samples`)."
+        warn(
+            f"The {n_samples} samples in use have {n_present} different labels, so neighbours say little about a"
+            f" label.{more} If the labels are numbers to predict, the task is a regression, which has no decision"
+            " boundary: this is for classifiers."
+        )
+
+
+def _faster_device(samples: Samples, settings: Settings, device: torch.device) -> torch.device:
+    """Device on which preparation is faster: that of the checks for images, else that of the samples."""
+    is_image = samples.packing is None and samples.inputs.ndim == 4
+    has_own_code = callable(settings.feature_extractor) or callable(settings.perturbation)
+    if device.type == "mps" or has_own_code or not is_image:  # MPS has no float64
+        return samples.inputs.device
+    return device
+
+
+def _describe(signals: Signals, samples: Samples) -> dict[str, Any]:
+    present, shares = class_shares(signals.boundary.labels, samples.weights)
+    skills = {name: round(skill, 4) for name, skill in signals.boundary.skills_.items()}
+    data = {
+        "n_samples": len(samples.inputs),
+        "n_draws": signals.boundary.n_draws,
+        "n_training": samples.n_training,
+        "n_classes": int(samples.labels.max()) + 1,
+        "n_present": len(present),
+        "smallest_class_share": round(float(shares.min()), 4),  # weighted as training draws samples
+        "largest_class_share": round(float(shares.max()), 4),
+        "sampling": "uniform" if samples.weights is None else "weighted",
+        "shape": list(samples.inputs.shape[1:]),
+        "space": signals.boundary.space_name_,
+        **({"space_skills": skills} if "metric" in skills else {}),
+        "perturbation": kind_of(signals.boundary.perturbation, samples.inputs),
+    }
+    left_out = {"votes": round(signals.vote_skill, 4), "regression": round(signals.regression_skill, 4)}
+    return {"data": data, "classes": samples.classes, "skills": left_out}
+
+
+def _details(prepared: Prepared) -> Iterator[str]:
+    """How samples are perturbed, in which space neighbours are found, and the prices of a metric."""
+    assert prepared.signals is not None  # noqa: S101  (made just now)
+    boundary, metric = prepared.signals.boundary, prepared.signals.metric
+    if prepared.takes_readings:
+        yield (
+            "A sample differs each time it is read (random augmentation), so bu-torch reads each sample"
+            f" {1 + boundary.n_draws} times: the first is its place among its neighbours, and further"
+            " ones are perturbed samples. To change it: `perturbation=` names a way to move it."
+        )
+    if boundary.skills_:
+        skills = ", ".join(f"{name} {skill:.2f}" for name, skill in boundary.skills_.items())
+        yield (
+            f"Neighbours are found in the space {boundary.space_name_!r}, where they predict left-out labels best"
+            f" (skill: {skills}). To change it: `feature_extractor`."
+        )
+    if metric is not None and metric.prices:
+        yield metric.prices
+
+
+def _doubts(signals: Signals, about: Any) -> Iterator[str]:
+    """A metric that may be of the wrong class, or tells networks apart badly; a class that hardly counts."""
+    boundary, metric = signals.boundary, signals.metric
+    if metric is None:
+        rare = rare_class(boundary.labels, boundary.weights) if boundary.class_weight is None else None
+        if rare is not None:
+            yield (
+                f"Class {rare[0]} makes up {rare[1]:.1%} of what training draws, and counts that much in expected"
+                " accuracy. To change it: another `metric`, such as 'balanced_accuracy'. A loss that weighs the"
+                " classes needs `class_weight=`."
+            )
+        return
+    share = float((boundary.labels == 1).double().mean())
+    if metric.is_of_one and boundary.classes.n_classes == 2 and share > 0.5:
+        whose = f"The {metric.title} is that of class 1, {share:.0%} of the labels."
+        yield f"{whose} Swap the labels if you mean class 0."
+    elif doubt := metric.doubt(about["data"]["n_present"]):
+        sentence = f"{doubt[0].upper()}{doubt[1:]}"
+        yield f"{sentence}, so the expected {metric.title} tells networks apart badly. Let accuracy decide."
