@@ -229,7 +229,7 @@ class BoundaryUncertaintyMonitor(Results, RefusesRemoved, Callback):
         engine.record.begin(started)
         if (folder := record_folder(trainer)) is not None:
             every = {"every_n_epochs": self.every_n_epochs, "every_n_train_steps": self.every_n_train_steps}
-            engine.open_record(folder, {**vars(self.settings), **self.source._asdict(), **every})
+            engine.open_record(folder, {**vars(engine.settings), **self.source._asdict(), **every})
         return is_the_same
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
