@@ -16,6 +16,7 @@ from bu_torch.callbacks.trainer import (
     Checkpoint,
     EarlyStopping,
     LightningModule,
+    ModelCheckpoint,
     StochasticWeightAveraging,
     Trainer,
     misconfigured,
@@ -164,13 +165,15 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     def _install(self, trainer: Trainer, pl_module: LightningModule) -> Keeper:
         """Put a keeper and an `Ending` into `trainer.callbacks`, in place of those of an earlier fit.
 
+        The keeper takes the place of the checkpoint that Lightning adds by default, too, or loggers would upload that.
+
         The list is replaced, because Lightning is iterating over it. The keeper stands before other checkpoints, so
         that `ckpt_path="best"` is its file, and behind each `EarlyStopping`, whose state of the same epoch it holds.
         """
-        present = [one for one in trainer.callbacks if not isinstance(one, InternalCallback)]
+        present = [one for one in trainer.callbacks if not (isinstance(one, InternalCallback) or _is_default(one))]
         options = {name: getattr(self, name) for name in ("dirpath", "filename", "save_weights_only")}
         keeper: Keeper
-        if any(isinstance(one, Checkpoint) and not isinstance(one, MemoryKeeper) for one in present):
+        if any(isinstance(one, Checkpoint) and not isinstance(one, MemoryKeeper) for one in trainer.callbacks):
             token = trainer.strategy.broadcast(secrets.token_hex(3))  # no other run in the folder has it
             keeper = FileKeeper(self, self._written, token, verbose=self.settings.verbose, **options)
         else:
@@ -247,7 +250,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         if history.kept is None and not trainer.current_epoch and not is_graceful:  # nothing to say
             return
         how = None if history.kept is None else "not "
-        if keeper is not None and how and is_graceful and self.restore_best_weights:
+        if keeper is not None and how and is_graceful and self.restore_best_weights and not engine.is_useless:
             how = restore(trainer, keeper)
         why, name = history.why_none_kept(), "every_n_train_steps" if self.is_by_steps else "every_n_epochs"
         if not self.history and (every := getattr(self, name)) > 1:
@@ -268,6 +271,14 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     @property
     def best_model_path(self) -> str:
         return "" if self._keeper is None else self._keeper.best_model_path
+
+
+def _is_default(callback: Any) -> bool:
+    """Whether this is the checkpoint callback that a trainer adds to a list without one."""
+    names = ("state_key", "dirpath", "filename", "save_top_k", "save_last", "save_weights_only")
+    default = ModelCheckpoint()
+    is_plain = type(callback) is ModelCheckpoint
+    return is_plain and all(getattr(callback, name) == getattr(default, name) for name in names)
 
 
 def _may_stop(trainer: Trainer) -> bool:

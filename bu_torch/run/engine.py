@@ -87,6 +87,7 @@ class Engine:
         self.summary: dict[str, Any] = {}  # what was kept, and whether to trust it, once training has ended
         self.remarks: list[str] = []  # what else is to say of it
         self.doubt = ""  # a reason not to trust it
+        self.is_useless = False  # no check is as good as the same prediction for all samples
         # A check is compared with the last one, by predictions (n_draws * N,), and with the best by expected accuracy,
         # or metric, by contributions (N,), which may be another check than the one with the best score.
         self._predictions: Tensor | None = None
@@ -260,6 +261,10 @@ class Engine:
         is_prepared = prepared is not None and prepared.signals is not None
         if kept is not None and prepared is not None and is_prepared:
             confidence, self.doubt, self.remarks = judge(kept, history, self._signals, prepared.about, self._n_columns)
+        values = [history.sign * check.get(history.value_name, math.nan) for check in history.compared]
+        self.is_useless = confidence is not None and all(
+            value < history.sign * confidence.uninformed for value in values if math.isfinite(value)
+        )
         if history.selection is not None:
             judged = summary_of(confidence, as_metric(self.settings.metric))
             score = None if kept is None else kept[history.score_name]

@@ -110,12 +110,12 @@ def judge(
     selection, metric = history.selection, signals.metric
     boundary, n_samples = signals.boundary, len(signals.boundary.labels)
     names, value, sign = class_names(boundary.labels, about["classes"]), history.value_name, history.sign
-    counted = [one for one in history.compared if selection is None or selection.score(one) is not None]
+    counted = [check for check in history.compared if selection is None or selection.score(check) is not None]
     column, alone = accuracy_alone(boundary.probabilities_of_present, n_samples, boundary.weights)
     if metric is not None:
         alone = metric.uninformed(signals.plain_probabilities(n_columns))
-    finite = [one[value] for one in counted if math.isfinite(one[value])]
-    best = max(finite, key=lambda one: sign * one, default=math.nan)
+    finite = [check[value] for check in counted if math.isfinite(check[value])]
+    best = sign * max((sign * number for number in finite), default=math.nan)
     skills = signals.vote_skill, signals.regression_skill
     blind, confidence = describe_blindness(best, alone, names[column], skills, metric), None
     rule = None if selection is None else selection.rule
