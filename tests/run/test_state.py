@@ -79,7 +79,9 @@ def test_whatever_stands_in_place_of_an_entry_training_goes_on(run, other):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             resumed.load_state_dict(put(state, place, other))
-        assert resumed.best_epoch is not None or "start" in str(caught[-1].message) or "lost" in str(caught[-1].message)
+        said = " ".join(str(line.message) for line in caught)
+        keeps_none = (place[-1:], other) == (("kept",), None)
+        assert keeps_none or resumed.best_epoch is not None or "start" in said or "lost" in said, place
         resumed.check(network)
         with suppress(RuntimeError):  # the only kind that is documented
             resumed.restore(network)
@@ -93,7 +95,7 @@ def test_a_state_as_it_was_written_is_taken_without_a_word(run, recwarn):
     resumed.check(network)
     assert len(resumed.history) == 4
     assert [str(one.message) for one in recwarn] == []
-    torch.testing.assert_close(state, before, rtol=0, atol=0)  # which has not changed
+    assert str(state) == str(before)  # which has not changed
 
 
 class Picky(Given):
