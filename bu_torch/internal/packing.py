@@ -122,7 +122,7 @@ def as_inputs(inputs: Any, name: str) -> Any:
         is_tuple = isinstance(inputs, tuple) and len(inputs) > 0 and all(isinstance(one, Tensor) for one in inputs)
         tree = inputs if is_tuple else as_tensor(inputs, name)
     tensors = pytree.tree_leaves(tree)
-    if not tensors or (tensors[0] is not tree and len({tensor.shape[:1] for tensor in tensors}) > 1):
+    if len({tensor.shape[:1] for tensor in tensors}) != 1 or not tensors[0].ndim:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "none"
         raise ValueError(f"`{name}` must be tensors of one length, got {shapes}.")
     return tree

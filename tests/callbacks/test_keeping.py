@@ -122,11 +122,10 @@ class TestFiles:
             """Sees what a logger that uploads checkpoints would see."""
 
             def after_save_checkpoint(self, one):
-                if one.monitor is not None:  # as that of the one that Lightning adds is
-                    path = one.best_model_path
-                    assert one.best_k_models == {path: one.current_score}
-                    assert (one.last_model_path, one.save_top_k, one.mode) == ("", 1, "max")
-                    saved.append((torch.load(path, weights_only=True)["epoch"], float(one.current_score)))
+                path = one.best_model_path
+                assert one.best_k_models == {path: one.current_score}
+                assert (one.last_model_path, one.save_top_k, one.mode) == ("", 1, "max")
+                saved.append((torch.load(path, weights_only=True)["epoch"], float(one.current_score)))
 
         class Stepped(Classifier):
             def configure_optimizers(self):
@@ -136,7 +135,7 @@ class TestFiles:
         saved, own = [], scripted([0.5, 0.9, 0.2, 0.95, 0.1])
         fit(tmp_path, own, module=Stepped(), max_epochs=5, logger=Listening(tmp_path))
         assert saved == [(0, 0.5), (1, 0.9), (3, 0.95)]
-        assert checkpoints(tmp_path) == [Path(own.best_model_path).name, "epoch=4-step=20.ckpt"]
+        assert checkpoints(tmp_path) == [Path(own.best_model_path).name]
         assert Path(own.best_model_path).name.startswith("boundary-epoch=3-step=16-")
         content = torch.load(own.best_model_path, weights_only=True)
         (scheduler,) = content["lr_schedulers"]
