@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from bu_torch.callbacks.logs import MetricLogger, record_folder, training_loss
-from bu_torch.callbacks.network import NetworkReader
+from bu_torch.callbacks.network import InputWatch, NetworkReader
 from bu_torch.callbacks.samples import Reference, Source, check_reference, explained, training_data
 from bu_torch.callbacks.trainer import (
     FITTING,
@@ -18,6 +17,7 @@ from bu_torch.callbacks.trainer import (
     Callback,
     LightningModule,
     LightningProcesses,
+    MetricLogger,
     MisconfigurationException,
     StochasticWeightAveraging,
     Trainer,
@@ -26,11 +26,12 @@ from bu_torch.callbacks.trainer import (
     go_on_from_raw_weights,
     lightning_average,
     misconfigured,
+    record_folder,
     set_batch_hooks,
     stand_behind_averaging,
     tell,
+    training_loss,
 )
-from bu_torch.callbacks.watch import InputWatch
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.global_state import seeded
 from bu_torch.internal.inputs import check_integer

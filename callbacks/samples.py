@@ -12,9 +12,8 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from bu_torch.callbacks.losses import loss_weights
 from bu_torch.callbacks.network import NetworkReader, can_be_passed
-from bu_torch.callbacks.trainer import LightningModule, MisconfigurationException, Trainer, misconfigured
+from bu_torch.callbacks.trainer import LightningModule, MisconfigurationException, Trainer, loss_weights, misconfigured
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.replica import copy_of
 from bu_torch.perturbation.draws import keeps_integers

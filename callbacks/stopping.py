@@ -7,8 +7,7 @@ from typing import Any, Self
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from bu_torch.callbacks.ending import Ending, restore, why_ended
-from bu_torch.callbacks.keeper import FileKeeper, InternalCallback, Keeper, MemoryKeeper
+from bu_torch.callbacks.keeper import Ending, FileKeeper, InternalCallback, Keeper, MemoryKeeper, restore
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.samples import Reference
 from bu_torch.callbacks.trainer import (
@@ -21,6 +20,7 @@ from bu_torch.callbacks.trainer import (
     Trainer,
     misconfigured,
     set_batch_hooks,
+    why_ended,
 )
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
@@ -247,6 +247,8 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
         places = {"kept_epoch": self.best_epoch, "kept_step": self.best_step, "stopped_epoch": self.stopped_epoch}
         engine.end(self.stopping_reason, **places, best_model_path=self.best_model_path)
+        if exception is None:  # after one, the other processes may not come here
+            engine.summary, engine.is_useless = engine.processes.broadcast((engine.summary, engine.is_useless))
         if history.kept is None and not trainer.current_epoch and not is_graceful:  # nothing to say
             return
         how = None if history.kept is None else "not "
@@ -260,8 +262,6 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         options: dict[str, Any] = {"is_by_steps": self.is_by_steps, "path": self.best_model_path}
         is_open = self.stopped_epoch is None and exception is None
         engine.log_summary(self.stopping_reason, how, why=why, is_open=is_open, **options)
-        if exception is None:  # after one, the other processes may not come here
-            engine.summary = engine.processes.broadcast(engine.summary)
 
     def take_check(self) -> Check | None:
         """The check of the running hook, once: its weights take as much memory as the network."""

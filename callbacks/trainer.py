@@ -1,24 +1,31 @@
-"""The Lightning in use, and the weights that its trainer trains, averages and saves.
+"""What is Lightning's: its classes, processes and loggers, and the weights that it trains, averages and saves.
 
 `lightning.pytorch` and `pytorch_lightning` have classes of their own. The namespace that was imported first is used, or
 else `lightning.pytorch`.
 """
 
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning_utilities.core.rank_zero import rank_zero_only, rank_zero_warn
+from torch import Tensor, nn
 
 from bu_torch.internal import printing
 from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import gathered
+from bu_torch.rule.rules import STANDARD_ERROR
+from bu_torch.run.history import describe_exception
 from bu_torch.run.processes import Processes, T
 from bu_torch.run.state import check_plain
 from bu_torch.run.weights import load
+from bu_torch.signals.catalogue import SIGNALS
 
 _TREES = ("lightning.pytorch", "pytorch_lightning")
 FITTING = "fit"  # `TrainerFn.FITTING`
@@ -125,6 +132,28 @@ def lightning_average(trainer: Trainer) -> Any:
     return next((average for average in found if average is not None), None)
 
 
+def why_ended(trainer: Trainer, exception: BaseException | None) -> str:
+    """Say why training ended, if no callback of this package stopped it."""
+    if exception is not None:
+        return describe_exception(exception)
+    timers = [one for one in trainer.callbacks if isinstance(one, library.callbacks.Timer)]
+    if any(left is not None and left <= 0 for left in (one.time_remaining() for one in timers)):
+        return "Training ran until `max_time`."
+    now = trainer.current_epoch - 1  # or later; a callback that stopped an earlier fit keeps its message
+    stopped = (one for one in trainer.callbacks if isinstance(one, EarlyStopping) and one.stopping_reason_message)
+    who = next((one for one in stopped if trainer.should_stop and one.stopped_epoch >= now), None)
+    if who is not None:
+        said = f"`{type(who).__name__}` stopped training in epoch {who.stopped_epoch}"
+        return f"{said}: {str(who.stopping_reason_message).removesuffix(' Signaling Trainer to stop.')}"
+    if 0 in (trainer.limit_train_batches, trainer.num_training_batches):
+        return "There was no training batch."
+    if trainer.max_epochs not in (None, -1) and trainer.current_epoch >= trainer.max_epochs:
+        return f"Training ran until `max_epochs={trainer.max_epochs}`."
+    if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
+        return f"Training ran until `max_steps={trainer.max_steps}`."
+    return "Other code stopped training (`trainer.should_stop`)."
+
+
 def stand_behind_averaging(trainer: Trainer, kind: type) -> None:
     """Move callbacks of a kind behind `WeightAveraging`, so that they measure the average that a checkpoint holds."""
     callbacks = trainer.callbacks
@@ -152,3 +181,94 @@ def go_on_from_raw_weights(pl_module: LightningModule, checkpoint: dict[str, Any
         own = state.get("average") if isinstance(state, dict) else None
         if isinstance(own, dict) and own.get("weights") == {}:  # the callback that saved the file has left it out
             own["weights"] = average
+
+
+LOSSES = ("train_loss", "training_loss", "train/loss", "loss/train", "loss")  # the first that is logged counts
+_LEFT_OUT = ("epoch", "step", STANDARD_ERROR)
+
+
+class MetricLogger:
+    """Shows the values of checks to loggers, the progress bar, and callbacks that read `callback_metrics`."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Tensor] = {}  # last check
+
+    def show(self, trainer: Trainer, check: dict[str, Any], *, is_by_steps: bool) -> None:
+        """Log a check at the step at which Lightning logs the last batch.
+
+        `log_dict` would be slow, skip steps within an epoch, and keep values in `callback_metrics` until its end.
+        """
+        if trainer.barebones:  # it logs nothing, and warns of attempts
+            return
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped - (not is_by_steps)  # counted after the batch's end
+        shown = {name: value for name, value in check.items() if name not in _LEFT_OUT}
+        for logger in trainer.loggers:
+            logger.log_metrics({**shown, "epoch": trainer.current_epoch}, step)
+            logger.save()
+        self._values = {name: torch.tensor(value, device="cpu") for name, value in shown.items()}
+        trainer.callback_metrics.update(self._values)
+        trainer.logged_metrics.update(self._values)
+        in_bar = {signal.name for signal in SIGNALS.values() if signal.is_in_progress_bar}
+        trainer.progress_bar_metrics.update({name: value for name, value in shown.items() if name in in_bar})
+
+    def withdraw(self, trainer: Trainer) -> None:
+        """Remove the last check's values from `callback_metrics`, because they do not describe the weights to come."""
+        for name in self._values:
+            trainer.callback_metrics.pop(name, None)
+
+    def show_again(self, trainer: Trainer) -> None:
+        """Undo `withdraw` for callbacks that read values when an epoch or the training ends."""
+        for name, value in self._values.items():
+            trainer.callback_metrics.setdefault(name, value)
+
+
+def record_folder(trainer: Trainer) -> Path | None:
+    """Folder of this run's checkpoints, or of its logs; None if it keeps nothing on this machine's disk."""
+    if trainer.fast_dev_run or trainer.barebones:
+        return None
+    folder = getattr(trainer.checkpoint_callback, "dirpath", None)
+    if folder is None and trainer.loggers:
+        folder = trainer.log_dir  # all processes must ask for it
+    return None if folder is None or "://" in str(folder) or not trainer.is_global_zero else Path(folder)
+
+
+def training_loss(trainer: Trainer, *, is_within_epoch: bool) -> float | None:
+    """The training loss that the module has logged; None if there is none.
+
+    It is the epoch's mean if the module logs that (`on_epoch=True`); otherwise, and within an epoch, the last batch's.
+    All processes must read it: it may be their mean. (`trainer.callback_metrics` also has older and validation values.)
+    """
+    results = trainer._results
+    if results is None:
+        return None
+    logged = dict(results.metrics(on_step=True)["callback"])
+    if not is_within_epoch:
+        logged |= results.metrics(on_step=False)["callback"]
+    return next((float(logged[name]) for name in LOSSES if name in logged), None)
+
+
+def loss_weights(module: nn.Module, n_classes: int) -> tuple[list[float] | None, str]:
+    """The weight of each class in the losses of a module, None if they cannot tell, and a line for the log, or ""."""
+    found: list[list[float]] = []
+    for part in module.modules():
+        if isinstance(part, nn.CrossEntropyLoss | nn.NLLLoss | nn.BCEWithLogitsLoss):
+            is_binary = isinstance(part, nn.BCEWithLogitsLoss)
+            weights: Any = part.pos_weight if is_binary else part.weight
+            listed = [] if weights is None else weights.flatten().tolist()
+            if is_binary and listed:
+                listed = [1.0, *listed] if len(listed) == 1 and n_classes == 2 else [math.nan, *listed]
+            found.append(listed if len(set(listed)) > 1 else [])
+    if not any(found):
+        return None, ""
+    first, *others = found
+    if any(other != first for other in others):
+        why = "the losses of the module weigh the classes differently"
+    elif len(first) < n_classes or not all(0 < weight < math.inf for weight in first):
+        why = "the loss of the module does not have one positive weight for each class"
+    else:
+        listed_weights = ", ".join(f"{weight:.4g}" for weight in first[:10]) + ", ..." * (len(first) > 10)
+        return first, (
+            f"bu-torch weighs the classes by {listed_weights}, as the loss of the module does. To change it:"
+            f" `class_weight=[1.0] * {len(first)}` counts all samples alike."
+        )
+    return None, f"bu-torch counts all classes alike: {why}. To weigh them in the score, too, pass `class_weight=`."

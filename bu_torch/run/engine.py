@@ -1,7 +1,6 @@
 """The engine of every training: prepare once; at each check measure, score, decide; in the end say what was kept."""
 
 import copy
-import itertools
 import math
 import time
 import warnings
@@ -24,7 +23,7 @@ from bu_torch.run.prepare import Prepared, TrainingData, prepare
 from bu_torch.run.processes import Processes
 from bu_torch.run.record import RunRecord, plain, row
 from bu_torch.run.settings import Settings
-from bu_torch.run.state import VERSION, read_state
+from bu_torch.run.state import VERSION, as_small, as_tables, read_state
 from bu_torch.run.weights import WeightAverage, state_to_keep
 from bu_torch.samples.samples import IGNORED
 from bu_torch.signals.details import Measurement
@@ -309,23 +308,13 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed training needs, as plain numbers, strings and tensors on the CPU."""
-        predictions, best = self._predictions, self._best_contributions
-        if predictions is not None:  # in the smallest type that holds all classes
-            is_narrow = int(predictions.max()) <= torch.iinfo(torch.uint8).max
-            predictions = predictions.cpu().to(torch.uint8 if is_narrow else torch.int32)
-        before: dict[str, Any] = dict.fromkeys(("plan", "samples", "prepared", "space")) | self.before
-        before["plan"] = None if before["plan"] is None else tuple(before["plan"])
-        # Tables of numbers, one for each run of checks with the same entries: single numbers are slow to save.
-        as_numbers = partial(torch.tensor, dtype=torch.float64, device="cpu")
-        tables = [
-            {"names": list(names), "values": as_numbers([[*check.values()] for check in checks])}
-            for names, checks in itertools.groupby(self.history.entries, key=tuple)
-        ]
+        before = dict.fromkeys(("plan", "samples", "prepared", "space")) | self.before
+        best = self._best_contributions
         return {
             **self.history.state_dict(),
-            "history": tables,
+            "history": as_tables(self.history.entries),
             **(before if self.prepared is None else self.prepared.state_dict()),
-            "predictions": predictions,
+            "predictions": None if self._predictions is None else as_small(self._predictions),
             "best_contributions": None if best is None else best.cpu(),
             **({} if self.average is None else {"average": self.average.state_dict()}),
             "version": VERSION,
@@ -350,7 +339,7 @@ class Engine:
             self._predictions, self._best_contributions = state["predictions"], state["best_contributions"]
             plan = state["plan"]
             if not changed and plan is not None and plan.n_samples >= self.settings.n_neighbors:
-                self.before |= {"plan": plan, "samples": state["samples"]}
+                self.before |= {"plan": tuple(plan), "samples": state["samples"]}
         except Exception as error:  # a damaged state, or a rule of the user's, may raise anything
             self.history.load({"history": []}, is_compared=False)
             why = f"The state in the checkpoint cannot be read ({cleaned(f'{type(error).__name__}: {error}'[:200])})"

@@ -78,7 +78,7 @@ def prepare(
     are those of `Signals`.
     """
     samples, plan, module, class_weight = data
-    plan = before.get("plan") or plan
+    plan = Plan(*before["plan"]) if before.get("plan") else plan
     samples = fewer_of(samples, plan.n_samples, settings.seed)
     detail(_describe_plan(samples, plan))
     if line := describe_ignored(samples.n_ignored):

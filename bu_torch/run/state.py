@@ -1,6 +1,8 @@
 """States in checkpoints, which may come from anywhere: plain data of one version."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -26,6 +28,18 @@ def check_plain(tree: Any) -> None:
             raise ValueError(f"a tensor of {tree.numel()} elements does not hold their values")
     elif not isinstance(tree, _PLAIN):
         raise TypeError(f"an object of {type(tree).__name__} is no plain data")
+
+
+def as_tables(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Checks as tables of numbers, one for each run of checks with the same names: single numbers are slow to save."""
+    tables = ((names, [[*check.values()] for check in checks]) for names, checks in groupby(entries, key=tuple))
+    as_numbers = partial(torch.tensor, dtype=torch.float64, device="cpu")
+    return [{"names": list(names), "values": as_numbers(rows)} for names, rows in tables]
+
+
+def as_small(classes: Tensor) -> Tensor:
+    """Classes on the CPU, in the smallest type that holds them all."""
+    return classes.cpu().to(torch.uint8 if int(classes.max()) <= torch.iinfo(torch.uint8).max else torch.int32)
 
 
 def integer(value: Any) -> int | None:
