@@ -10,6 +10,7 @@ from torch import Tensor
 
 _EXACT_INTEGER = 2**24  # float32 holds all integers up to this
 _MOST_CLASSES = 100_000
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch computes little with these
 _MOST_ROWS = 2**63  # the first integer beyond int64
 
 
@@ -136,12 +137,12 @@ def as_tensor(value: Any, name: str) -> Tensor:
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.is_nested or value.is_quantized or value.is_meta:
             raise TypeError(f"`{name}` must be a dense tensor of numbers, got {value.layout}, {value.dtype}.")
-        return value
+        return value.long() if value.dtype in _UNSIGNED else value
     is_list_of_arrays = isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], np.ndarray)
     try:
         if is_list_of_arrays or hasattr(value, "__array__"):
             value = _as_array(value)
-        return torch.as_tensor(value, device="cpu")
+        return as_tensor(torch.as_tensor(value, device="cpu"), name)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         kinds = dict(value.dtypes) if hasattr(value, "columns") else {}
         where = next((f" with the column {column!r}" for column in kinds if kinds[column].kind not in "biufc"), "")
@@ -164,7 +165,7 @@ def _as_array(value: Any) -> np.ndarray:
 
 def exceeds_float32(features: Tensor) -> bool:
     """Return True if these are float64, or if some of these integers are beyond the precision of float32."""
-    is_wide = features.dtype in (torch.int32, torch.int64, torch.uint32, torch.uint64)
+    is_wide = features.dtype in (torch.int32, torch.int64)
     return features.dtype == torch.float64 or (is_wide and bool((features.double().abs() > _EXACT_INTEGER).any()))
 
 

@@ -33,19 +33,23 @@ class Packing:
     def of(cls, tree: Any) -> "Packing":
         """Packing for tensors of one length, in a structure from `as_tree`."""
         paths, spec = pytree.tree_flatten_with_path(tree)
-        names, tensors = tuple(pytree.keystr(path) for path, _ in paths), [tensor for _, tensor in paths]
+        tensors = [tensor for _, tensor in paths]
         rows = {tensor.shape for tensor in tensors if _holds_integers(tensor) and tensor.ndim == 2}
-        dtypes = tuple(
-            tensor.dtype if _holds_integers(tensor) or (tensor.shape in rows and _is_mask(tensor)) else None
-            for tensor in tensors
+        are_indices = [_holds_integers(part) or (part.shape in rows and _is_mask(part)) for part in tensors]
+        form: Literal["rows", "channels", "columns"] = "columns"
+        dtype = torch.float64 if any(map(exceeds_float32, tensors)) else torch.float32
+        if all(are_indices) and all(tensor.ndim == 2 for tensor in tensors):
+            form, dtype = "rows", torch.int64
+        elif len({(tensor.dtype, *tensor.shape[2:]) for tensor in tensors}) == 1 and tensors[0].ndim == 4:
+            form, dtype = "channels", tensors[0].dtype
+        return cls(
+            names=tuple(pytree.keystr(path) for path, _ in paths),
+            shapes=tuple(tensor.shape[1:] for tensor in tensors),
+            dtypes=tuple(part.dtype if is_index else None for part, is_index in zip(tensors, are_indices, strict=True)),
+            form=form,
+            dtype=dtype,
+            spec=spec,
         )
-        shapes = tuple(tensor.shape[1:] for tensor in tensors)
-        if None not in dtypes and all(len(shape) == 1 for shape in shapes):
-            return cls(names, shapes, dtypes, "rows", torch.int64, spec)
-        if len({(tensor.dtype, *tensor.shape[2:]) for tensor in tensors}) == 1 and len(shapes[0]) == 3:
-            return cls(names, shapes, dtypes, "channels", tensors[0].dtype, spec)
-        is_double = any(map(exceeds_float32, tensors))
-        return cls(names, shapes, dtypes, "columns", torch.float64 if is_double else torch.float32, spec)
 
     def pack(self, tree: Any) -> Tensor:
         """Pack the tensors of `tree`, which have the packing's shapes and types, into one tensor (n, ...)."""
@@ -104,23 +108,18 @@ class Packing:
         return sorted(range(len(self.dtypes)), key=lambda k: self.dtypes[k] is not None)
 
 
-def as_tree(value: Any) -> Any:
-    """Mappings, as tokenizers give, as dicts, and lists of tensors as tuples; a list of one tensor as that tensor."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    is_list = isinstance(value, tuple | list)
-    if not is_list or not all(isinstance(tensor, Tensor) for tensor in pytree.tree_leaves(value)):
-        return value
-    return value[0] if len(value) == 1 else tuple(value)
-
-
 def as_inputs(inputs: Any, name: str) -> Any:
-    """All inputs as a tensor, or as a dict or a tuple of tensors of one length."""
+    """Inputs as a tensor, or as a dict or a tuple of tensors of one length, which may be nested.
+
+    Mappings, as tokenizers give, become dicts, and lists of tensors tuples; a list of one tensor is that tensor.
+    """
     if isinstance(inputs, Mapping):
-        tree: Any = {key: as_tensor(value, f"{name}[{key!r}]") for key, value in inputs.items()}
+        tree: Any = {key: as_inputs(value, f"{name}[{key!r}]") for key, value in inputs.items()}
+    elif isinstance(inputs, tuple | list) and all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(inputs)):
+        tree = tuple(as_inputs(value, name) for value in inputs)
+        tree = tree[0] if len(tree) == 1 else tree
     else:
-        is_tuple = isinstance(inputs, tuple) and len(inputs) > 0 and all(isinstance(one, Tensor) for one in inputs)
-        tree = inputs if is_tuple else as_tensor(inputs, name)
+        return as_tensor(inputs, name)
     tensors = pytree.tree_leaves(tree)
     if len({tensor.shape[:1] for tensor in tensors}) != 1 or not tensors[0].ndim:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "none"

@@ -3,17 +3,15 @@
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader
 
 from bu_torch.internal.inputs import as_tensor
-from bu_torch.internal.packing import as_inputs, as_tree, names_taken, of_one_length, takes
+from bu_torch.internal.packing import as_inputs, names_taken, of_one_length, takes
 from bu_torch.internal.printing import advance, progress
 from bu_torch.samples.samples import UnreadableError
 
@@ -32,24 +30,14 @@ NO_KEYS = Keys()
 _LABELS = ("labels", "label", "targets", "target", "y")
 _PADDED = " Pad all batches to one length; ids that come with a mask of 0 and 1 may be padded batch by batch."
 NO_SAMPLE = "there must be at least one sample, got none."
-WAY_OUT = "Pass a pair (inputs, labels) of tensors or arrays."
 
 
-def whole_pair(dataset: Any, keys: Keys = NO_KEYS) -> tuple[Any, Tensor] | None:
-    """All inputs and all labels if `dataset` is a dict or tuple of whole arrays; None if it holds single samples."""
-    if not isinstance(dataset, tuple | list | Mapping):
-        return None
-    parts = list(dataset.values()) if isinstance(dataset, Mapping) else dataset
-    if parts and isinstance(parts[0], DataLoader):
-        raise TypeError(f"`dataset` must be a single DataLoader, got a {type(dataset).__name__} of them. {WAY_OUT}")
-    is_pair = len(parts) == 2 and hasattr(parts[0], "__len__")
-    are_arrays = len(parts) > 0 and all(isinstance(part, Tensor | np.ndarray) for part in parts)
-    if not (is_pair or are_arrays or isinstance(dataset, Mapping)):
-        return None
-    inputs, labels = _entries(dataset, keys)
-    inputs, labels = as_inputs(inputs, "inputs"), as_tensor(labels, "labels")
-    _check_lengths(inputs, labels)
-    return inputs, labels
+def holds_arrays(dataset: Any) -> bool:
+    """Whether a dict or a tuple holds all inputs and all labels as arrays; else it holds single samples."""
+    if not isinstance(dataset, tuple | list):
+        return isinstance(dataset, Mapping)
+    is_pair = len(dataset) == 2 and hasattr(dataset[0], "__len__")
+    return is_pair or (len(dataset) > 0 and all(isinstance(part, Tensor | np.ndarray) for part in dataset))
 
 
 class TooManyBytesError(Exception):
@@ -114,9 +102,9 @@ def _joined(read: list[tuple[Any, Tensor]]) -> tuple[Any, Tensor]:
 def split_batch(batch: Any, keys: Keys) -> tuple[Any, Tensor]:
     """Inputs and labels of a batch, dense tensors of one length; raises `UnreadableError` and `TypeError`."""
     inputs, labels = _entries(batch, keys)
-    both = pytree.tree_map(partial(as_tensor, name="inputs"), as_tree(inputs)), as_tensor(labels, "labels")
-    _check_lengths(*both)
-    return both
+    inputs, labels = as_inputs(inputs, "inputs"), as_tensor(labels, "labels")
+    _check_lengths(inputs, labels)
+    return inputs, labels
 
 
 def _check_lengths(inputs: Any, labels: Tensor) -> None:

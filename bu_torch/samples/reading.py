@@ -27,7 +27,7 @@ from torch.utils.data import (
 from bu_torch.internal.global_state import preserved_random_state, seeded
 from bu_torch.internal.inputs import check_integer
 from bu_torch.samples.balance import stratified_rows
-from bu_torch.samples.batches import NO_KEYS, NO_SAMPLE, WAY_OUT, InputKey, Keys, concatenate, whole_pair
+from bu_torch.samples.batches import NO_KEYS, NO_SAMPLE, InputKey, Keys, concatenate, holds_arrays, split_batch
 from bu_torch.samples.readings import READ_BATCH, Reader
 from bu_torch.samples.samples import Samples, UnreadableError, choose_among, known_labels, samples_of, without_ignored
 from bu_torch.samples.worker import with_batches
@@ -70,8 +70,8 @@ def read_samples(
         with preserved_random_state():
             dataset = _training_loader(dataset)
     try:
-        if (pair := whole_pair(dataset, keys)) is not None:
-            return choose_among(*pair, how_many, seed)
+        if holds_arrays(dataset):
+            return choose_among(*split_batch(dataset, keys), how_many, seed)
         is_sequence = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
         if not is_sequence and not isinstance(dataset, DataLoader | IterableDataset):
             raise TypeError(
@@ -81,7 +81,7 @@ def read_samples(
         loader = dataset if isinstance(dataset, DataLoader) else DataLoader(dataset, batch_size=READ_BATCH)
         return read_loader(loader, how_many, seed=seed, keys=keys, stream_limit=max_samples)
     except UnreadableError as error:
-        raise ValueError(f"`dataset`: {error} {WAY_OUT}") from error
+        raise ValueError(f"`dataset`: {error} Pass a pair (inputs, labels) of tensors or arrays.") from error
 
 
 def _training_loader(datamodule: Any) -> Any:

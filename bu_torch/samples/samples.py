@@ -48,7 +48,6 @@ def samples_of(inputs: Any, labels: Tensor) -> Samples:
     """Samples of inputs from `as_inputs` and labels."""
     packing = None if isinstance(inputs, Tensor) else Packing.of(inputs)
     inputs = inputs if packing is None else packing.pack(inputs)
-    labels = labels if labels.is_floating_point() or labels.is_complex() else labels.long()
     return Samples(inputs, labels, torch.arange(len(inputs), device="cpu"), len(inputs), packing=packing)
 
 
@@ -85,7 +84,7 @@ def without_ignored(samples: Samples) -> Samples:
     labels = samples.labels
     if labels.is_complex() or labels.numel() != len(labels):
         return samples
-    is_ignored = labels.detach().reshape(-1) == IGNORED
+    is_ignored = labels.detach().reshape(-1).double() == IGNORED  # a byte of 156 is not -100
     n_ignored = int(is_ignored.sum())
     if n_ignored == len(labels):
         raise UnreadableError(f"there must be at least one sample, got {n_ignored} with the label {IGNORED} (ignored).")

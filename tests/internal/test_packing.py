@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from bu_torch.internal.logits import logits_of, packed_model
-from bu_torch.internal.packing import Packing, as_inputs, as_tree, call, of_one_length
+from bu_torch.internal.packing import Packing, as_inputs, call, of_one_length
 
 N = 6
 IDS = torch.arange(1, 1 + N * 4).reshape(N, 4)
@@ -99,10 +99,9 @@ def test_batches_that_are_padded_each_to_its_own_length_become_as_long_as_the_lo
     assert of_one_length(unmasked) is unmasked
 
 
-def test_trees_are_dicts_tuples_or_one_tensor():
-    assert as_tree([IDS]) is IDS
-    assert as_tree([IDS, MASK]) == (IDS, MASK)
-    assert as_tree(["a"]) == ["a"]
+def test_inputs_are_dicts_tuples_or_one_tensor():
+    assert as_inputs([IDS], "inputs") is IDS
+    assert as_inputs([IDS, {"a": MASK}], "inputs") == (IDS, {"a": MASK})
     assert as_inputs({"a": [[1.0], [2.0]]}, "inputs")["a"].shape == (2, 1)
 
 

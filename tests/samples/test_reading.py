@@ -143,7 +143,6 @@ def test_padding_is_no_augmentation():
 
 
 REFUSED = {
-    "inputs of other lengths": (collated(lambda x, y: ((x, x[1:]), y)), r"\(30, 4\), \(29, 4\)"),
     "other inputs in some batches": (collated(lambda x, y: ({f"{x[0]}": x}, y)), "same inputs"),
     "three tensors": (TensorDataset(X, Y, Y), "got a list of 3: .*`input_key=`.* and `label_key=`"),
     "dicts without names": (DICTS, "got a dict with 'id', 'image', 'target': name inputs and labels"),
@@ -166,10 +165,11 @@ def test_what_cannot_be_read_is_refused_with_the_way_out(case):
     [
         (3, TypeError, "`dataset` .*got int"),
         (iter(PAIRS), TypeError, "`dataset` .*got list_iterator"),
-        ([DataLoader(WHOLE)] * 2, TypeError, "single DataLoader, got a list"),
+        ([DataLoader(WHOLE)] * 2, TypeError, "got DataLoader"),
         ((X, Y[1:]), ValueError, r"got \(120, 4\), \(119,\)"),
         ((X, ["a"] * 120), TypeError, "`labels`"),
         (Made(lambda i: ("word", 0)), TypeError, "`inputs`"),
+        (collated(lambda x, y: ((x, x[1:]), y)), ValueError, r"`inputs` .*\(30, 4\), \(29, 4\)"),
     ],
 )
 def test_what_is_of_another_kind_is_refused_by_name(source, error, message):
