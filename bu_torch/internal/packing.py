@@ -119,7 +119,7 @@ def as_inputs(inputs: Any, name: str) -> Any:
         tree = tuple(as_inputs(value, name) for value in inputs)
         tree = tree[0] if len(tree) == 1 else tree
     else:
-        return as_tensor(inputs, name)
+        tree = as_tensor(inputs, name)
     tensors = pytree.tree_leaves(tree)
     if len({tensor.shape[:1] for tensor in tensors}) != 1 or not tensors[0].ndim:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "none"
