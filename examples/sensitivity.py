@@ -23,7 +23,7 @@ from sklearn.svm import SVC
 from svms import choose_c, fold_errors
 from torch import Tensor
 
-from bu_torch import ParzenUncertainty, PrototypeClassifier, functional, perturb
+from bu_torch import FeatureSpace, ParzenUncertainty, PrototypeClassifier, functional, perturb
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -56,9 +56,10 @@ def read(name: str, n_samples: int, seed: int) -> tuple[Tensor, Tensor]:
 
 def cubes(fitted: ParzenUncertainty, features: Tensor) -> Tensor:
     """As many draws as `fitted` has, each feature moved on its own by up to the distance to the nearest sample."""
-    points, generator = fitted.standardize(features), torch.Generator().manual_seed(0)
+    space, generator = FeatureSpace().fit(features), torch.Generator().manual_seed(0)
+    points = space.transform(features)
     moved = [perturb(points, fitted.nearest_distance, generator, law="uniform") for _ in range(fitted.n_draws)]
-    return (torch.stack(moved) * fitted.scale_ + fitted.mean_).to(features.dtype)
+    return (torch.stack(moved) * space.scale_ + space.mean_).to(features.dtype)
 
 
 def sweep(
@@ -67,7 +68,7 @@ def sweep(
     """Errors and U in all variants, one row for each gamma."""
     # The nearest 20 are among the 160.
     fitted = ParzenUncertainty(max(SIZES), n_draws=4, seed=seed).fit(features, labels)
-    standardized = fitted.standardize(features)
+    standardized = FeatureSpace().fit(features).transform(features)
     pairs = {k: PrototypeClassifier(k).fit(standardized, labels).top_pairs(standardized) for k in PROTOTYPES}
     new = ParzenUncertainty(n_draws=4).fit(*mixture(n_new, 1 + 1000 * seed)) if name == "GMM" else None
     places = torch.cat((features, fitted.perturbed_inputs.flatten(0, 1), cubes(fitted, features).flatten(0, 1)))

@@ -244,7 +244,6 @@ CALLS = {
 METHODS = {
     (bu_torch.BoundaryUncertainty, "score"): ({"model": lambda x: x[:, :2]}, {"model": (LogisticRegression(), None)}),
     (bu_torch.BoundaryUncertainty, "score_logits"): ({"logits": X[:, :2]}, {"logits": (X[:9, :2], X[:, :0], Y, None)}),
-    (bu_torch.BoundaryUncertainty, "standardize"): ({"inputs": X}, {"inputs": (X[:, :2], X / 0)}),
     (partial(bu_torch.Signals, n_draws=1), "measure"): (
         {"logits": X[:, :2]}, {"before": (torch.zeros(5).long(), torch.zeros(60), [0] * 60)}
     ),
@@ -326,7 +325,6 @@ def test_numbers_and_flags_of_numpy_are_taken_and_truth_values_are_no_numbers():
 
 
 UNFITTED = {
-    "standardize": lambda: bu_torch.BoundaryUncertainty().standardize(X),
     "score": lambda: bu_torch.BoundaryUncertainty().score(torch.clone),
     "state": lambda: bu_torch.Signals().state(),
     "measure": lambda: bu_torch.Signals().measure(X[:, :2]),

@@ -19,6 +19,7 @@ from bu_torch import (
     BoundaryUncertaintyMonitor,
     BoundaryUncertaintyStopper,
     BoundaryUncertaintyStopping,
+    FeatureSpace,
     NeighborGraph,
     PrototypeClassifier,
     Signals,

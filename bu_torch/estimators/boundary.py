@@ -64,7 +64,6 @@ class BoundaryUncertainty(PerturbedSamples):
             the nearest samples alone.
         trial_: The trial of the metric; None if it was no candidate.
         weights: Weight of each sample, (N,) float64 with mean 1; None if all count alike.
-        mean_, scale_: Mean and scale of each feature, (d,) float64; a constant feature has scale 1.
 
     Example:
         >>> import torch

@@ -11,7 +11,6 @@ from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.internal.inputs import (
     PresentClasses,
     as_features,
-    as_flat_features,
     check_fitted,
     check_integer,
     check_seed,
@@ -30,7 +29,7 @@ from bu_torch.perturbation.draws import (
 )
 from bu_torch.samples.balance import ClassWeight, check_class_weight, weights_of
 from bu_torch.samples.readings import ASKED_TO_READ, WITHOUT_READING
-from bu_torch.space.features import FeatureSpace, is_pooled, standardization, standardize
+from bu_torch.space.features import FeatureSpace, is_pooled, standardization
 from bu_torch.space.metric import LabelMetric
 from bu_torch.space.tokens import check_tokens
 
@@ -114,7 +113,6 @@ class PerturbedSamples:
         self.labels, self.neighbors, self.nearest_distance = labels, neighbors, nearest_distance
         self.classes = PresentClasses(labels)
         is_toward = kind_of(self.perturbation, inputs) in TOWARD_OTHERS
-        self._units = None if is_toward else torch.stack(standardization(inputs.flatten(1)))
         # A metric of trace d keeps the mean length of a step in a random direction.
         is_metric_of_inputs = self.space_name_ == "metric" and inputs.ndim == 2 and inputs.is_floating_point()
         self.perturbed = draw_perturbed(
@@ -124,7 +122,7 @@ class PerturbedSamples:
             self.seed,
             neighbors=neighbors,
             nearest_distance=nearest_distance,
-            units=self._units,
+            units=None if is_toward else standardization(inputs.flatten(1)),
             is_in_input_space=(self.space_name_ == "inputs" or is_metric_of_inputs) and not is_pooled(inputs),
         )
 
@@ -142,24 +140,6 @@ class PerturbedSamples:
         """Points at which a classifier is read, (n_draws, N, ...); made when they are read, and not kept."""
         check_fitted(self, "perturbed")
         return self.perturbed.whole().unflatten(0, (-1, len(self.labels)))
-
-    @property
-    def mean_(self) -> Tensor:
-        return self._in_units()[0]
-
-    @property
-    def scale_(self) -> Tensor:
-        return self._in_units()[1]
-
-    def _in_units(self) -> Tensor:
-        """Mean and scale of each feature, (2, d), kept only where random steps need them."""
-        check_fitted(self, "perturbed")
-        return torch.stack(standardization(self.perturbed.samples.flatten(1))) if self._units is None else self._units
-
-    def standardize(self, inputs: Any) -> Tensor:
-        """Inputs (n, ...) in the units in which they are perturbed, one standard deviation of each feature: (n, d)."""
-        mean, scale = self._in_units()
-        return standardize(as_flat_features(inputs, "inputs", len(mean)).to(mean.device), mean, scale)
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
         """Boundary uncertainty of a classifier, a scalar in [0, 1].

@@ -41,7 +41,7 @@ class ParzenUncertainty(PerturbedSamples):
         perturbed_inputs: Points at which a classifier is read, (n_draws, N, ...), in the units of the inputs. With
             `pairs_at="sample"` the samples themselves follow, and n_draws is one more here and below.
         bayes_pairs: Likely Bayes pairs, (N, 2) int64, ascending.
-        labels, neighbors, space_name_, skills_, weights, mean_, scale_: As in `BoundaryUncertainty`.
+        labels, neighbors, space_name_, skills_, weights: As in `BoundaryUncertainty`.
 
     Example:
         >>> import torch

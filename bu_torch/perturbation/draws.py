@@ -282,12 +282,12 @@ def draw_perturbed(
     *,
     neighbors: Tensor,
     nearest_distance: Tensor,
-    units: Tensor | None,
+    units: tuple[Tensor, Tensor] | None,
     is_in_input_space: bool,
 ) -> PerturbedInputs:
     """Draw independent perturbations of each input.
 
-    Random directions are drawn in the space of inputs standardised by their `units`, mean and scale (2, d);
+    Random directions are drawn in the space of inputs standardised by their `units`, mean and scale (d,);
     `is_in_input_space` says that `neighbors` (N, M) and `nearest_distance` (N,) belong to this space.
     """
     generator = torch.Generator().manual_seed(seed)

@@ -148,29 +148,22 @@ def describe_blindness(
     `best` is the best expected value of the checks, `alone` that of the class `name`, or of the best prediction that is
     the same for all samples; `skills` are those of the nearest samples and of a regression on all.
     """
-    nearest, regression = skills
     sign, title = (1.0, "accuracy") if metric is None else (metric.sign, metric.title)
-    room = 1 - alone if metric is None or metric.high == 1 else abs(alone)
-    has_gain = sign * (best - alone) > _LEAST_GAIN * room
-    if has_gain and max(skills) >= _LEAST_SKILL:
-        return ""
-    skill = f"skill {nearest:.2f} by the nearest samples, {regression:.2f} by regression; 1 is certain, 0 chance"
+    is_share = metric is None or (metric.is_larger_better and not metric.is_drawn)  # 1 is the largest value
+    has_gain = sign * (best - alone) > _LEAST_GAIN * (1 - alone if is_share else abs(alone))
+    skill = "skill {:.2f} by the nearest samples, {:.2f} by regression; 1 is certain, 0 chance".format(*skills)
     if max(skills) < _LEAST_SKILL:
         return (
             f"Expected {title} cannot tell these epochs apart: left-out labels can hardly be predicted ({skill})."
             " Choose the epoch by some held-out samples, or pass a `feature_extractor` in whose space near samples are"
             " alike."
         )
-    if metric is not None:
-        return (
-            f"No check is clearly better than the same prediction for all samples: the best expected {title} is"
-            f" {best:.4g}, and that scores {alone:.4g} ({skill}). Train longer."
-        )
-    return (
-        f"No check is clearly better than one class alone: the highest expected accuracy is {best:.3f}, and always"
-        f" predicting {name} scores {alone:.3f} ({skill}). Train longer; or pass `class_weight=` if the loss weighs the"
-        " classes, `class_weight='balanced'` if a rare one matters."
-    )
+    same, remedy = "the same prediction for all samples", ""
+    if metric is None:
+        same = f"always predicting {name}"
+        remedy = "; or pass `class_weight=` if the loss weighs the classes, `'balanced'` if a rare one matters"
+    numbers = f"the best expected {title} is {best:.4g}, and that scores {alone:.4g} ({skill})"
+    return "" if has_gain else f"No check is clearly better than {same}: {numbers}. Train longer{remedy}."
 
 
 def describe_few(labels: Tensor) -> str:

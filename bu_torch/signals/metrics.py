@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bu_torch.functional import metrics
+from bu_torch.functional import metrics as m
 from bu_torch.internal.inputs import as_tensor
 
 _Formula = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # logits, label probabilities, weights -> scalar
@@ -36,11 +36,10 @@ class ExpectedMetric:
     title: str  # name in words
     is_larger_better: bool  # False for losses and costs
     formula: _Formula = field(compare=False)  # from logits and label probabilities (N, J), and weights (N,) or None
-    high: float = 1.0  # largest value; the smallest is 0 for all that have a name
     is_of_sharp: bool = False  # it compares probabilities, and takes those as certain as left-out labels allow
     settings: Any = None  # what tells it from another one of this name, as plain data
     # Values, larger is better, from hits, false alarms, positives and negatives of two classes; None without threshold.
-    of_counts: metrics.OfCounts | None = field(default=None, compare=False)
+    of_counts: m.OfCounts | None = field(default=None, compare=False)
     threshold: float = 0.5  # of class 1 of two unless another is clearly better; 0.5, or the one that prices imply
     is_at_threshold: bool = False  # its value is that at the threshold of the check, in place of 0.5
     n_classes: int | None = None  # that it is of; None if it takes any number
@@ -73,19 +72,14 @@ class ExpectedMetric:
     @property
     def prices(self) -> str:
         """Costs of two classes in words; "" for another metric."""
-        if not self.is_at_threshold:
-            return ""
-        (of_rejection, of_alarm), (of_miss, of_hit) = self.settings
-        return (
-            f"A sample of class 0 costs {of_rejection:g} where 0 is predicted and {of_alarm:g} where 1 is, one of"
-            f" class 1 {of_miss:g} and {of_hit:g}."
-        )
+        words = "A sample of class 0 costs {:g} where 0 is predicted and {:g} where 1 is, one of class 1 {:g} and {:g}."
+        return words.format(*self.settings[0], *self.settings[1]) if self.is_at_threshold else ""
 
     def doubt(self, n_classes: int) -> str:
         """Reason why its expected value says little with so many classes, in words; "" if it tells networks apart."""
-        if not self.is_of_sharp or n_classes < _MANY_CLASSES:
-            return ""
-        return f"with {n_classes} classes, label probabilities are less certain than a good network"
+        is_doubtful = self.is_of_sharp and n_classes >= _MANY_CLASSES
+        said = f"with {n_classes} classes, label probabilities are less certain than a good network"
+        return said if is_doubtful else ""
 
     def uninformed(self, probabilities: Tensor) -> float:
         """Best expected value, by label probabilities (N, J), of the same prediction for all points.
@@ -94,7 +88,7 @@ class ExpectedMetric:
         """
         shares = probabilities.double().mean(dim=0)
         single = torch.eye(len(shares), dtype=torch.float64, device=shares.device)[shares.topk(min(20, len(shares)))[1]]
-        candidates = [shares.clamp(min=1e-12).log(), *(1e3 * single)] if not self.is_drawn else [*(1e3 * single)]
+        candidates = [*(1e3 * single), *([] if self.is_drawn else [shares.clamp(min=1e-12).log()])]
         values = [float(self.formula(one.expand_as(probabilities), probabilities, None)) for one in candidates]
         return self.sign * max((self.sign * value for value in values if math.isfinite(value)), default=math.nan)
 
@@ -108,22 +102,18 @@ def _f1(hits: Tensor, alarms: Tensor, positives: Tensor, negatives: Tensor) -> T
 
 
 METRICS = {
-    one.name: one
-    for one in (
+    metric.name: metric
+    for metric in (
         ExpectedMetric(
-            "balanced_accuracy", "balanced accuracy", True, metrics.expected_balanced_accuracy, of_counts=_balanced
+            "balanced_accuracy", "balanced accuracy", True, m.expected_balanced_accuracy, of_counts=_balanced
         ),
-        ExpectedMetric("auroc", "area under the ROC curve", True, metrics.expected_auroc),
-        ExpectedMetric(
-            "average_precision", "average precision", True, metrics.expected_average_precision, is_of_one=True
-        ),
-        ExpectedMetric("f1", "F1 score", True, metrics.expected_f1, of_counts=_f1, is_of_one=True),
-        ExpectedMetric("log_loss", "log loss", False, metrics.expected_log_loss, math.inf, is_of_sharp=True),
-        ExpectedMetric("brier_score", "Brier score", False, metrics.expected_brier_score, 2.0, is_of_sharp=True),
+        ExpectedMetric("auroc", "area under the ROC curve", True, m.expected_auroc),
+        ExpectedMetric("average_precision", "average precision", True, m.expected_average_precision, is_of_one=True),
+        ExpectedMetric("f1", "F1 score", True, m.expected_f1, of_counts=_f1, is_of_one=True),
+        ExpectedMetric("log_loss", "log loss", False, m.expected_log_loss, is_of_sharp=True),
+        ExpectedMetric("brier_score", "Brier score", False, m.expected_brier_score, is_of_sharp=True),
     )
 }
-
-
 METRIC_HELP = f"{', '.join(('accuracy', *METRICS))}, or costs such as '[[0, 10], [100, 10]]', a row for each true class"
 
 
@@ -167,36 +157,34 @@ def _of_costs(matrix: Any) -> ExpectedMetric:
         raise ValueError(f"`metric` must be a square matrix of costs, got the shape {tuple(costs.shape)}.")
     if not bool(costs.isfinite().all()) or bool((costs == costs[:, :1]).all()):
         raise ValueError(f"`metric` must have finite costs that depend on the prediction, got {costs.tolist()}.")
-    is_binary = len(costs) == 2
-    threshold = _implied_threshold(costs.tolist()) if is_binary else 0.5
+    prices, is_binary = costs.tolist(), len(costs) == 2
+    threshold = _implied_threshold(prices) if is_binary else 0.5
     return ExpectedMetric(
         "cost",
         "cost",
         False,
         partial(_cost, costs, threshold),
-        math.inf,
-        settings=costs.tolist(),
-        of_counts=partial(_negative_cost, costs.tolist()) if is_binary else None,
+        settings=prices,
+        of_counts=partial(_negative_cost, prices) if is_binary else None,
         threshold=threshold,
         is_at_threshold=is_binary,
         n_classes=len(costs),
     )
 
 
-def _implied_threshold(costs: list[list[float]]) -> float:
+def _implied_threshold(prices: list[list[float]]) -> float:
     """Threshold by which calibrated probabilities of two classes cost least (Elkan 2001, Eq. 2)."""
-    (of_rejection, of_alarm), (of_miss, of_hit) = costs
+    (of_rejection, of_alarm), (of_miss, of_hit) = prices
     lost, saved = of_alarm - of_rejection, of_miss - of_hit
     return lost / (lost + saved) if lost > 0 and saved > 0 else float(lost >= saved)
 
 
 def _negative_cost(
-    costs: list[list[float]], hits: Tensor, alarms: Tensor, positives: Tensor, negatives: Tensor
+    prices: list[list[float]], hits: Tensor, alarms: Tensor, positives: Tensor, negatives: Tensor
 ) -> Tensor:
-    (of_rejection, of_alarm), (of_miss, of_hit) = costs
-    missed, rejected = positives - hits, negatives - alarms
-    total = of_rejection * rejected + of_alarm * alarms + of_miss * missed + of_hit * hits
-    return -total / (positives + negatives)
+    (of_rejection, of_alarm), (of_miss, of_hit) = prices
+    of_class_0 = of_rejection * (negatives - alarms) + of_alarm * alarms
+    return -(of_class_0 + of_miss * (positives - hits) + of_hit * hits) / (positives + negatives)
 
 
 def _cost(costs: Tensor, threshold: float, logits: Tensor, probabilities: Tensor, weights: Tensor | None) -> Tensor:
@@ -204,9 +192,8 @@ def _cost(costs: Tensor, threshold: float, logits: Tensor, probabilities: Tensor
     if len(costs) != logits.shape[1]:
         wanted = f"each of the network's {logits.shape[1]} classes"
         raise MisfitError(f"`metric` must have a row and a column of costs for {wanted}, got {len(costs)}.")
-    if len(costs) == 2:
-        logits = metrics.decided_at(logits, threshold)
-    return metrics.expected_cost(logits, probabilities, costs.to(logits.device), weights)
+    logits = m.decided_at(logits, threshold) if len(costs) == 2 else logits
+    return m.expected_cost(logits, probabilities, costs.to(logits.device), weights)
 
 
 def _of_torchmetrics(metric: Any) -> ExpectedMetric:
@@ -227,7 +214,6 @@ def _of_torchmetrics(metric: Any) -> ExpectedMetric:
         words,
         metric.higher_is_better,
         partial(_drawn, _blank(metric, name), is_binary, n_classes),
-        math.inf,
         settings=repr({key: value for key, value in own.items() if isinstance(value, bool | int | float | str)}),
         n_classes=n_classes,
         is_drawn=True,
@@ -243,12 +229,8 @@ def _blank(metric: Any, name: str) -> Any:
         raise ValueError(f"`metric` ({name}) cannot be copied ({why}): pass a new one, which saw nothing.") from error
     blank.reset()
     for part in blank.modules():  # one process computes it, while others wait
-        part.distributed_available_fn = _never
+        part.distributed_available_fn = bool  # False
     return blank
-
-
-def _never() -> bool:
-    return False
 
 
 def _drawn(
@@ -258,18 +240,15 @@ def _drawn(
     if n_classes is not None and n_classes != logits.shape[1]:
         got = f"{type(metric).__name__} of {n_classes}"
         raise MisfitError(f"`metric` must be of the {logits.shape[1]} classes that the network has, got {got}.")
-    generator, n_samples = torch.Generator(device="cpu").manual_seed(0), len(logits)
+    generator = torch.Generator(device="cpu").manual_seed(0)
     predicted = logits.float().softmax(dim=1)
-    if is_binary:
-        predicted = predicted[:, 1]
-    limits, found = probabilities.double().cumsum(dim=1), []
+    predicted = predicted[:, 1] if is_binary else predicted
+    limits, values = probabilities.double().cumsum(dim=1), []
     for _draw in range(_N_DRAWS):
-        place = torch.rand(n_samples, 1, generator=generator, dtype=torch.float64, device="cpu").to(logits.device)
-        labels = (limits < place * limits[:, -1:]).sum(dim=1)
+        place = torch.rand(len(logits), 1, generator=generator, dtype=torch.float64, device="cpu").to(logits.device)
         fresh = copy.deepcopy(metric).to(logits.device)
-        fresh.update(predicted, labels)
-        found.append(fresh.compute())
-    values = [torch.as_tensor(value, dtype=torch.float64, device=logits.device) for value in found]
+        fresh.update(predicted, (limits < place * limits[:, -1:]).sum(dim=1))
+        values.append(torch.as_tensor(fresh.compute(), dtype=torch.float64, device=logits.device))
     return torch.stack(values).mean(dim=0)
 
 
@@ -278,10 +257,8 @@ def check_on(metric: ExpectedMetric, probabilities: Tensor) -> None:
 
     A metric of more classes is given columns of zeros: the network may have outputs that no label has.
     """
-    missing = (metric.n_classes or 0) - probabilities.shape[1]
-    if missing > 0:
-        probabilities = torch.nn.functional.pad(probabilities, (0, missing))
-    n_classes = probabilities.shape[1]
+    n_classes = max(metric.n_classes or 0, probabilities.shape[1])
+    probabilities = torch.nn.functional.pad(probabilities, (0, n_classes - probabilities.shape[1]))
     what = f"`metric` ({metric.title}) must compute a finite number from predictions and labels of {n_classes} classes"
     try:
         value = metric.formula(probabilities.clamp(min=1e-6).log(), probabilities, None)

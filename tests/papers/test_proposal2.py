@@ -5,7 +5,7 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from bu_torch import NeighborGraph, ParzenUncertainty, PrototypeClassifier, perturb
+from bu_torch import FeatureSpace, NeighborGraph, ParzenUncertainty, PrototypeClassifier, perturb
 
 
 def gaussians(n=400, d=3, distance=2.0, seed=0, dtype=torch.float32):
@@ -64,9 +64,10 @@ def test_pairs_read_at_the_samples_are_those_of_the_paper(space):
 def test_samples_move_by_the_law_of_the_text_where_it_is_asked_for():
     features, labels = gaussians(dtype=torch.float64)
     fitted = ParzenUncertainty(seed=3, perturbation="uniform").fit(10 * features, labels)
-    points, (inputs,) = fitted.standardize(10 * features), fitted.perturbed_inputs
+    space, (inputs,) = FeatureSpace().fit(10 * features), fitted.perturbed_inputs
+    points = space.transform(10 * features)
     expected = perturb(points, fitted.nearest_distance, torch.Generator().manual_seed(3), law="uniform")
-    torch.testing.assert_close(fitted.standardize(inputs), expected)
+    torch.testing.assert_close(space.transform(inputs), expected)
 
 
 @pytest.mark.parametrize("classifier", [LogisticRegression(), RandomForestClassifier(30, random_state=0)])

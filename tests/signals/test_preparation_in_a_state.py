@@ -32,7 +32,7 @@ def test_whatever_is_fitted_is_taken_back_to_the_bit(features, labels, settings)
     again = unfitted(**settings).restore(signals.state(), features, labels)
     for name in ("class_distances", "probabilities"):
         assert torch.equal(getattr(again, name), getattr(signals, name))
-    for name in ("perturbed_inputs", "votes", "labels", "neighbors", "nearest_distance", "mean_", "scale_"):
+    for name in ("perturbed_inputs", "votes", "labels", "neighbors", "nearest_distance"):
         found, expected = getattr(again.boundary, name), getattr(signals.boundary, name)
         assert found.dtype == expected.dtype
         assert torch.equal(found, expected)

@@ -40,6 +40,6 @@ def test_a_plain_loop_and_its_record_tell_of_a_network_that_predicts_one_class_a
         stopper.restore(model)
         assert stopper.summary["one_class_accuracy"] == pytest.approx(stopper.history[0]["expected_accuracy"])
     blind = caplog.records[-1].message
-    assert "always predicting class 0 scores" in blind
+    assert "better than always predicting class 0: " in blind
     (file,) = tmp_path.rglob("*.jsonl")
     assert json.loads(file.read_text().splitlines()[-1])["remarks"] == [blind]

@@ -6,7 +6,7 @@ import torch
 from problems import blobs
 from torch import nn
 
-from bu_torch import LabelRegression, LabelVotes, ParzenUncertainty, Signals
+from bu_torch import FeatureSpace, LabelRegression, LabelVotes, ParzenUncertainty, Signals
 from bu_torch.internal.printing import advance, shown_on, uncounted
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.preparation import n_comparisons
@@ -79,7 +79,7 @@ def test_more_columns_than_classes_are_empty_classes():
 def test_labels_that_the_others_or_the_nearest_do_not_tell_are_warned_of():
     signals = fitted()
     assert signals.vote_skill == LabelVotes().fit(Y, signals.boundary.neighbors).skill_ > 0.5
-    assert signals.regression_skill == LabelRegression(seed=3).fit(signals.boundary.standardize(X), Y).skill_ > 0.5
+    assert signals.regression_skill == LabelRegression(seed=3).fit(FeatureSpace().fit(X).transform(X), Y).skill_ > 0.5
     generator = torch.Generator().manual_seed(0)
     inputs, noise = torch.randn(500, 20, generator=generator), torch.randint(2, (500,), generator=generator)
     with pytest.warns(UserWarning, match="no better than chance"):

@@ -11,6 +11,7 @@ from bu_torch import (
     ParzenUncertainty,
     PrototypeClassifier,
 )
+from bu_torch.space.features import standardization, standardize
 
 
 def distances(points):
@@ -32,16 +33,18 @@ def test_neighbours_are_those_of_the_features_and_samples_move_in_input_space():
     graph = NeighborGraph(10).fit(points)
     assert torch.equal(found.neighbors, graph.neighbors)
     assert torch.equal(found.bayes_pairs, PrototypeClassifier().fit(points, labels).top_pairs(points))
-    step = (found.standardize(found.perturbed_inputs[0]) - found.standardize(inputs)).norm(dim=1)
-    among = distances(found.standardize(inputs))[torch.arange(120).unsqueeze(1), graph.neighbors[:, 1:]]
+    space = FeatureSpace().fit(inputs)
+    step = (space.transform(found.perturbed_inputs[0]) - space.transform(inputs)).norm(dim=1)
+    among = distances(space.transform(inputs))[torch.arange(120).unsqueeze(1), graph.neighbors[:, 1:]]
     torch.testing.assert_close(step, among.amin(dim=1), atol=1e-4, rtol=1e-4)
 
 
 def test_where_all_neighbours_are_duplicates_the_step_is_searched_among_all():
     inputs = torch.cat((torch.zeros(12, 3), torch.eye(3)))
     found = ParzenUncertainty(10, feature_extractor=lambda x: x[:, :2]).fit(inputs, torch.arange(15) % 2)
-    step = (found.standardize(found.perturbed_inputs[0]) - found.standardize(inputs)).norm(dim=1)
-    apart = distances(found.standardize(inputs))
+    space = FeatureSpace().fit(inputs)
+    step = (space.transform(found.perturbed_inputs[0]) - space.transform(inputs)).norm(dim=1)
+    apart = distances(space.transform(inputs))
     expected = torch.where(apart > 1e-6, apart, torch.inf).amin(dim=1)
     torch.testing.assert_close(step[:12], expected[:12], atol=1e-5, rtol=1e-5)
 
@@ -91,7 +94,8 @@ def test_large_images_have_the_points_of_their_pooled_copies_and_small_ones_stay
 def test_a_random_step_of_a_large_image_is_measured_in_its_own_pixels():
     labels = torch.arange(30) % 2
     uncertainty = BoundaryUncertainty(5, perturbation="random", feature_extractor="inputs").fit(IMAGES, labels)
-    points, moved = uncertainty.standardize(IMAGES), uncertainty.standardize(uncertainty.perturbed_inputs[0])
+    units = standardization(IMAGES.flatten(1))
+    points, moved = (standardize(images, *units) for images in (IMAGES, uncertainty.perturbed_inputs[0]))
     distances = torch.stack([points[uncertainty.neighbors[:, place]] - points for place in range(1, 5)]).norm(dim=2)
     torch.testing.assert_close((moved - points).norm(dim=1), distances.amin(dim=0), rtol=1e-3, atol=1e-3)
 
