@@ -250,7 +250,6 @@ METHODS = {
     (bu_torch.LabelProbabilities, "predict_proba"): ({"perturbed": X}, {"perturbed": (X[:59], X / 0)}),
     (bu_torch.LabelProbabilities, "score"): ({"perturbed": X, "predictions": Y}, {"predictions": (Y[1:],)}),
     (bu_torch.LabelRegression, "predict_proba"): ({"features": X}, {"features": (X[:, :1], X / 0)}),
-    (bu_torch.LabelVotes, "score"): ({"predictions": Y}, {"predictions": (Y[1:],)}),
     (bu_torch.TrustScore, "class_distances"): ({"features": X}, {"features": (X[:, :2],), "left_out": (Y + 59,)}),
     (bu_torch.TrustScore, "score"): ({"features": X, "predictions": Y}, {"predictions": (Y[1:],)}),
 }  # fmt: skip
@@ -331,7 +330,6 @@ UNFITTED = {
     "to": lambda: bu_torch.Signals().to("cpu"),
     "perturbed inputs": lambda: bu_torch.Signals().perturbed_inputs,
     "trust": lambda: bu_torch.TrustScore().score(X, Y),
-    "votes": lambda: bu_torch.LabelVotes().score(Y),
     "regression": lambda: bu_torch.LabelRegression().predict_proba(X),
     "probabilities": lambda: bu_torch.LabelProbabilities().predict_proba(X),
     "expected accuracy": lambda: bu_torch.LabelProbabilities().score(X, Y),

@@ -1,6 +1,6 @@
 """Class probabilities from the training labels: votes of the nearest samples, a kernel regression, their mixture."""
 
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from bu_torch.functional.probabilities import (
     skill,
     tangent_kernel,
 )
-from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, check_fitted, check_integer, check_seed
+from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_seed
 from bu_torch.internal.printing import advance
 from bu_torch.neighbors.graph import lloyd
 from bu_torch.samples.balance import stratified_rows, weights_of
@@ -65,23 +65,6 @@ class LabelVotes:
         self.skill_ = skill(self.left_out, labels, weights, n_voters)
         self.votes = functional.label_votes(labels, neighbors, self.decay_, weights=weights)
         return self
-
-    def score(self, predictions: Any) -> Tensor:
-        """Mean share (float64) of the votes that predictions (D * N,) got, draw after draw; 0 for an unseen class."""
-        check_fitted(self, "votes")
-        predictions = as_tensor(predictions, "predictions")
-        predictions = as_labels(predictions, predictions.shape[0] if predictions.ndim else 1, "predictions")
-        return functional.expected_accuracy(self.votes, predictions.to(self.votes.device), weights=self._weights)
-
-
-class HeldOutPredictions(NamedTuple):
-    """Class probabilities (n, C) of samples, from others alone, with what they are judged by."""
-
-    votes: Tensor
-    regression: Tensor
-    labels: Tensor
-    weights: Tensor | None
-    skills: tuple[float, float]  # the skill of the votes, then of the regression
 
 
 class LabelRegression:
@@ -183,10 +166,10 @@ class LabelRegression:
             into.copy_(as_probabilities(predicted))
         return probabilities
 
-    def held_out(self, votes: LabelVotes, labels: Tensor, weights: Tensor | None) -> HeldOutPredictions:
-        rows = self.rows_
-        given = None if weights is None else weights[rows]
-        return HeldOutPredictions(votes.left_out[rows], self.left_out, labels[rows], given, (votes.skill_, self.skill_))
+    def held_out(self, votes: LabelVotes, labels: Tensor, weights: Tensor | None) -> tuple[Any, ...]:
+        """Left-out predictions of votes and of this regression (n, C), their labels and weights (n,), and skills."""
+        rows, counted = self.rows_, None if weights is None else weights[self.rows_]
+        return votes.left_out[rows], self.left_out, labels[rows], counted, (votes.skill_, self.skill_)
 
     def _spanning_points(self, points: Tensor) -> Tensor:
         """Landmarks (L, d): all points (S, d), or centres of K-means, which start at random points."""
@@ -246,8 +229,7 @@ class LabelProbabilities:
         self._weights = weights_of(labels, None, sample_weight)
         self.votes.fit(labels, neighbors, self._weights)
         self.regression.fit(features, labels, self._weights)
-        held_out: HeldOutPredictions = self.regression.held_out(self.votes, labels, self._weights)
-        first, second, of_rows, weights, self.skills_ = held_out
+        first, second, of_rows, weights, self.skills_ = self.regression.held_out(self.votes, labels, self._weights)
         self.weight_ = float(mixing_weight(first, second, of_rows, weights))
         self.sharpness_ = best_sharpness(torch.lerp(first, second, self.weight_), of_rows, weights)
         self._fit_copies(as_flat_features(features).to(labels.device), labels, neighbors)

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from bu_torch.estimators.label_probabilities import DECAYS, HeldOutPredictions, LabelRegression, LabelVotes
+from bu_torch.estimators.label_probabilities import DECAYS, LabelRegression, LabelVotes
 from bu_torch.functional.probabilities import best_candidate, label_votes, mixing_weight, skill
 from bu_torch.functional.weights import mean_and_error
 from bu_torch.internal.printing import uncounted
@@ -159,17 +159,17 @@ class MetricRegression:
             return made(int(self.weight_))
         return torch.lerp(made(0), made(1), self.weight_)
 
-    def held_out(self, votes: LabelVotes, labels: Tensor, weights: Tensor | None) -> HeldOutPredictions:
+    def held_out(self, votes: LabelVotes, labels: Tensor, weights: Tensor | None) -> tuple[Any, ...]:
+        """As `LabelRegression.held_out`."""
         if self._untaught is None:
-            trial = self.trial
-            of_votes, judged, given = trial.votes[self.has_votes_in_metric], trial.labels, trial.weights
-            mixture = torch.lerp(*trial.regressions, self.weight_)
+            labels, counted, of_votes, regressions = self.trial
+            first, second = of_votes[self.has_votes_in_metric], torch.lerp(*regressions, self.weight_)
         else:
             rows = self.rows_[self._untaught]
-            of_votes, mixture, judged = votes.left_out[rows], self.left_out[self._untaught], labels[rows]
-            given = None if weights is None else weights_of(judged, None, weights[rows])
-        vote_skill = skill(of_votes, judged, given) if self.has_votes_in_metric else votes.skill_
-        return HeldOutPredictions(of_votes, mixture, judged, given, (vote_skill, skill(mixture, judged, given)))
+            first, second, labels = votes.left_out[rows], self.left_out[self._untaught], labels[rows]
+            counted = None if weights is None else weights_of(labels, None, weights[rows])
+        vote_skill = skill(first, labels, counted) if self.has_votes_in_metric else votes.skill_
+        return first, second, labels, counted, (vote_skill, skill(second, labels, counted))
 
 
 def may_use_module(feature_extractor: FeatureExtractor | None, module: nn.Module | None, inputs: Tensor) -> bool:

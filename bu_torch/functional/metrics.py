@@ -31,13 +31,28 @@ def expected_f1(logits: Tensor, probabilities: Tensor, weights: Tensor | None = 
 
 
 def expected_auroc(logits: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Area under the ROC curve of class 1 of two, or the mean over several classes against the rest, in [0, 1]."""
-    return _mean_over_classes(_area_under_roc, logits, probabilities, weights)
+    """Area under the ROC curve of class 1 of two, or the mean over several classes against the rest, in [0, 1].
+
+    It is the share of pairs of a positive and a negative whose positive has the larger score; ties count half.
+    """
+
+    def area(scores: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        order, below, until = _sorted(scores, negative)
+        mass = positive[order]
+        return _share(torch.dot(mass, (below + until) / 2), mass.sum() * until[-1])
+
+    return _mean_over_classes(area, logits, probabilities, weights)
 
 
 def expected_average_precision(logits: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Average precision of class 1 of two, or the mean over several classes against the rest, in [0, 1]."""
-    return _mean_over_classes(_average_precision, logits, probabilities, weights)
+    """Mean precision at the scores of the positives, of class 1 of two or on average over several, in [0, 1]."""
+
+    def precision(scores: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        order, _, until = _sorted(-scores, torch.stack((positive, negative), dim=1))
+        hits, alarms = until.unbind(dim=1)
+        return _share(torch.dot(positive[order], _share(hits, hits + alarms)), hits[-1])
+
+    return _mean_over_classes(precision, logits, probabilities, weights)
 
 
 def expected_log_loss(logits: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -48,8 +63,7 @@ def expected_log_loss(logits: Tensor, probabilities: Tensor, weights: Tensor | N
 def expected_brier_score(logits: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
     """Squared distance of the network's probabilities from the one-hot label, in [0, 2]; less is better."""
     predicted = logits.double().softmax(dim=1)
-    each = predicted.square().sum(dim=1) - 2 * (predicted * probabilities).sum(dim=1) + 1
-    return _mean(each, weights)
+    return _mean(predicted.square().sum(dim=1) - 2 * (predicted * probabilities).sum(dim=1) + 1, weights)
 
 
 def expected_cost(logits: Tensor, probabilities: Tensor, costs: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -68,8 +82,8 @@ def _mass(probabilities: Tensor, weights: Tensor | None) -> Tensor:
 
 def _counts(logits: Tensor, probabilities: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Expected numbers (J,) of hits, predictions and labels of each class."""
-    mass, predictions = _mass(probabilities, weights), logits.argmax(dim=1, keepdim=True)
-    is_predicted = torch.zeros_like(mass).scatter_(1, predictions, 1.0)
+    mass = _mass(probabilities, weights)
+    is_predicted = torch.zeros_like(mass).scatter_(1, logits.argmax(dim=1, keepdim=True), 1.0)
     return (is_predicted * mass).sum(dim=0), (is_predicted * mass.sum(dim=1, keepdim=True)).sum(dim=0), mass.sum(dim=0)
 
 
@@ -79,8 +93,7 @@ def _share(part: Tensor, whole: Tensor) -> Tensor:
 
 
 def _mean_of_present(values: Tensor, labelled: Tensor) -> Tensor:
-    is_present = labelled > 0
-    return torch.where(is_present, values, 0.0).sum() / is_present.sum()
+    return torch.where(labelled > 0, values, 0.0).sum() / (labelled > 0).sum()
 
 
 def _of_one_or_mean(values: Tensor, labelled: Tensor) -> Tensor:
@@ -90,30 +103,12 @@ def _of_one_or_mean(values: Tensor, labelled: Tensor) -> Tensor:
 
 def _mean_over_classes(of_one: _OfOneClass, logits: Tensor, probabilities: Tensor, weights: Tensor | None) -> Tensor:
     mass = _mass(probabilities, weights)
-    labelled = mass.sum(dim=0)
     others = mass.sum(dim=1, keepdim=True) - mass
     if logits.shape[1] == 2:
         return of_one(logits[:, 1].double() - logits[:, 0].double(), mass[:, 1], others[:, 1])
     # As precise as those of torchmetrics: equal ones tie on all devices.
-    scores = logits.double().softmax(dim=1).float()
-    values = torch.stack(
-        [of_one(*columns) for columns in zip(*(x.unbind(1) for x in (scores, mass, others)), strict=True)]
-    )
-    return _of_one_or_mean(values, labelled)
-
-
-def _area_under_roc(scores: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-    """Share of pairs of a positive and a negative whose positive has the larger score; ties count half."""
-    order, below, until = _sorted(scores, negative)
-    mass = positive[order]
-    return _share(torch.dot(mass, (below + until) / 2), mass.sum() * until[-1])
-
-
-def _average_precision(scores: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-    """Mean of the precision at the scores of the positives."""
-    order, _, until = _sorted(-scores, torch.stack((positive, negative), dim=1))
-    hits, alarms = until.unbind(dim=1)
-    return _share(torch.dot(positive[order], _share(hits, hits + alarms)), hits[-1])
+    columns = zip(logits.double().softmax(dim=1).float().T, mass.T, others.T, strict=True)
+    return _of_one_or_mean(torch.stack([of_one(*column) for column in columns]), mass.sum(dim=0))
 
 
 def _sorted(scores: Tensor, mass: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from bu_torch.functional.boundary import top_pairs
 from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import check_fitted, check_flag, check_integer, check_seed
-from bu_torch.neighbors.search import nearest
+from bu_torch.neighbors.graph import nearest
 from bu_torch.papers.anchors import AnchorEstimator, Anchors, Measure, class_uncertainty
 from bu_torch.space.features import standardize
 

@@ -240,7 +240,7 @@ def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_nei
     Takes the inputs x as `features` (n, d), finite, with Euclidean distances, and the number of other samples in a
     neighbourhood, >= 2 and < n. All else is as in `sigma_epsilon_of_replicates`.
     """
-    from bu_torch.neighbors.search import nearest  # all else needs torch alone
+    from bu_torch.neighbors.graph import nearest  # all else needs torch alone
 
     z = measurements(z)
     features = as_flat_features(features).to(z.device)

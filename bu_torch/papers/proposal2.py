@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
-from bu_torch.estimators.boundary import BoundaryUncertainty
-from bu_torch.estimators.perturbed import PerturbedSamples
+from bu_torch.estimators.boundary import BoundaryUncertainty, PerturbedSamples
 from bu_torch.functional.boundary import index_pairs, top_pairs
 from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import as_labels, check_fitted

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bu_torch.neighbors.search import nearest
+from bu_torch.neighbors.graph import nearest
 
 
 def kept_by(

@@ -42,12 +42,6 @@ class TestVotes:
         labels, others = torch.tensor([0, 0, 0, 1]), torch.tensor([[0, 3], [1, 3], [2, 3], [3, 0]])
         assert LabelVotes().fit(labels, others).skill_ == pytest.approx(1 - 2 / (2 * (1 - 0.75**2 - 0.25**2)))
 
-    def test_score_counts_the_votes_of_the_predicted_classes(self):
-        votes = LabelVotes().fit(torch.tensor([0, 0, 1, 1]), torch.tensor([[0, 1], [1, 2], [2, 1], [3, 2]]))
-        predictions = [0, 0, 1, 1, 1, 1, 1, 9]
-        expected = sum(float(votes.votes[i % 4, p]) for i, p in enumerate(predictions) if p < 2) / 8
-        assert float(votes.score(predictions)) == pytest.approx(expected)
-
 
 class TestRegression:
     @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["alike", "weighted"])

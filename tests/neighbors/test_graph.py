@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from oracles import proposal2
 
 from bu_torch import NeighborGraph
-from bu_torch.neighbors import search as implementation
+from bu_torch.neighbors import graph as implementation
 from bu_torch.neighbors.graph import nearest_of_groups
 
 

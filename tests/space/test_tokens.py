@@ -105,5 +105,3 @@ def test_tokens_or_the_network_are_chosen():
 def test_samples_that_are_no_tokens_are_refused():
     with pytest.raises(TypeError, match="`features` must be token ids"):
         ParzenUncertainty(10, perturbation="tokens").fit(torch.randn(30, 4), torch.arange(30) % 2)
-    with pytest.raises(ValueError, match="`feature_extractor='tokens'`"):
-        ParzenUncertainty(feature_extractor="tokens")
