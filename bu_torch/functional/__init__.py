@@ -6,11 +6,10 @@ Formulas that only the papers need are in `bu_torch.papers`, and are found here 
 from importlib import import_module
 from typing import Any
 
-from bu_torch.functional.accuracy import expected_accuracy
 from bu_torch.functional.boundary import boundary_uncertainty
 from bu_torch.functional.probabilities import label_votes
 from bu_torch.functional.score import Attainable as Attainable
-from bu_torch.functional.score import accuracy_uncertainty_trust, attainable
+from bu_torch.functional.score import accuracy_uncertainty_trust, attainable, expected_accuracy
 from bu_torch.functional.trust import mean_trust_score, trust_score
 
 _OF_PAPERS = {

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from bu_torch.functional.accuracy import predicted_probabilities
 from bu_torch.functional.checks import as_logits, check_tensor
 from bu_torch.functional.weights import relative_weights
 
@@ -52,6 +51,14 @@ def boundary_uncertainty(logits: Tensor, probabilities: Tensor, *, weights: Tens
     classes = top_two(logits)
     kernel = boundary_weights(half_gap(logits, classes), weights)
     return uncertainty_along_boundary(logits, uncertainty_between(probabilities, classes), kernel)
+
+
+def predicted_probabilities(probabilities: Tensor, predictions: Tensor) -> Tensor:
+    """Probability of each prediction (N,) or (N, D) by probabilities (N, J), float64; 0 for classes >= J."""
+    n_points, n_classes = probabilities.shape
+    columns = predictions.long().reshape(n_points, -1)
+    likely = probabilities.gather(1, columns.clamp(max=n_classes - 1))
+    return torch.where(columns < n_classes, likely, 0.0).double().view(predictions.shape)
 
 
 def uncertainty_between(probabilities: Tensor, classes: Tensor) -> Tensor:

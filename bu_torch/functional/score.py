@@ -1,18 +1,58 @@
-"""The score of a check: shares of the most that expected accuracy, boundary uncertainty and trust can reach."""
+"""Expected accuracy, and the score of a check: shares of the most that it, uncertainty and trust can reach."""
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from bu_torch.functional.accuracy import expected_accuracy
-from bu_torch.functional.boundary import boundary_weights, largest_uncertainty, uncertainty_along_boundary
-from bu_torch.functional.checks import check_not_negative
+from bu_torch.functional import boundary
+from bu_torch.functional.checks import check_not_negative, check_tensor
 from bu_torch.functional.trust import mean_trust_score, trust_score
-from bu_torch.functional.weights import relative_weights
+from bu_torch.functional.weights import mean_of, relative_weights
 
 _LEAST_LOG = 1e-6  # if the logarithm of the highest trust is smaller, distances differ by rounding alone
 _LEAST_UNCERTAINTY = 1e-6  # if the highest is smaller, all labels are certain
+
+
+def expected_accuracy(probabilities: Tensor, predictions: Tensor, *, weights: Tensor | None = None) -> Tensor:
+    """Mean probability of the predicted class: the accuracy to expect if the probabilities are right.
+
+    It needs no labels, so it can score points without labels, such as perturbed samples. This score is our own.
+
+    Args:
+        probabilities: Class probabilities at the points, shape (N, J), floating point, rows sum to 1.
+        predictions: Predicted classes at the points, shape (N,), or (D * N,) for D copies of the points, integer, >= 0;
+            a class >= J has probability 0.
+        weights: Relative weight of each point, shape (N,), > 0, floating point; None for equal weights.
+
+    Returns:
+        Scalar in [0, 1], float64.
+
+    Raises:
+        TypeError, ValueError: If an argument has the wrong dtype, shape, device or values, or there are no points.
+
+    Example:
+        >>> probabilities = torch.tensor([[0.75, 0.25], [0.5, 0.5], [0.5, 0.5]])
+        >>> expected_accuracy(probabilities, torch.tensor([0, 1, 2]))
+        tensor(0.4167, dtype=torch.float64)
+    """
+    check_tensor("probabilities", probabilities, ("N", "J"))
+    if probabilities.numel() == 0:
+        raise ValueError(f"`probabilities` must have shape (N, J) with N, J >= 1, got {tuple(probabilities.shape)}.")
+    check_tensor("predictions", predictions, ("D * N",), probabilities.device, below=math.inf)
+    n_points = len(probabilities)
+    if predictions.numel() == 0 or len(predictions) % n_points:
+        raise ValueError(f"`predictions` must hold a multiple of the {n_points} points, got {len(predictions)}.")
+    weights = relative_weights(weights, (n_points,), probabilities.device)
+    likely = boundary.predicted_probabilities(probabilities, predictions.view(-1, n_points).T)
+    return mean_of(likely, None if weights is None else weights.unsqueeze(1))
+
+
+def cost_of_memorising(probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Mean of the largest class probability less the mean of the others: what predicting a wrong label costs."""
+    largest = probabilities.amax(dim=1).double()
+    return mean_of(largest - (1 - largest) / max(1, probabilities.shape[1] - 1), weights)
 
 
 class Attainable(NamedTuple):
@@ -77,7 +117,7 @@ def attainable(probabilities: Tensor, class_distances: Tensor, weights: Tensor |
         TypeError, ValueError: If an argument has the wrong dtype, shape, device or values.
     """
     accuracy = expected_accuracy(probabilities, probabilities.argmax(dim=1), weights=weights)
-    local = largest_uncertainty(probabilities)
-    kernel = boundary_weights(-local, relative_weights(weights, (len(local),), local.device))
+    local = boundary.largest_uncertainty(probabilities)
+    kernel = boundary.boundary_weights(-local, relative_weights(weights, (len(local),), local.device))
     trust = mean_trust_score(trust_score(class_distances, class_distances.argmin(dim=1)), weights)
-    return Attainable(accuracy, uncertainty_along_boundary(probabilities, local, kernel), trust)
+    return Attainable(accuracy, boundary.uncertainty_along_boundary(probabilities, local, kernel), trust)

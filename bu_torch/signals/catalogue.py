@@ -11,10 +11,10 @@ from torch import Tensor
 
 from bu_torch import functional
 from bu_torch.estimators.boundary import BoundaryUncertainty
-from bu_torch.functional.accuracy import predicted_probabilities
 from bu_torch.functional.boundary import (
     boundary_weights,
     half_gap,
+    predicted_probabilities,
     top_two,
     uncertainty_along_boundary,
     uncertainty_between,

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bu_torch.functional.accuracy import predicted_probabilities
-from bu_torch.functional.boundary import index_pairs
+from bu_torch.functional.boundary import index_pairs, predicted_probabilities
 from bu_torch.functional.weights import sum_by_group
 from bu_torch.signals.catalogue import SignalInputs
 from bu_torch.signals.metrics import ExpectedMetric

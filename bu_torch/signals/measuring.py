@@ -13,10 +13,10 @@ from bu_torch import functional
 from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.estimators.trust import TrustScore
-from bu_torch.functional.accuracy import cost_of_memorising
 from bu_torch.functional.boundary import largest_uncertainty
 from bu_torch.functional.checks import check_tensor
 from bu_torch.functional.probabilities import as_probabilities, scale_to_shares, shares_of
+from bu_torch.functional.score import cost_of_memorising
 from bu_torch.functional.weights import mean_and_error
 from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.perturbation.draws import PerturbedInputs, Readings, are_rows
