@@ -19,7 +19,6 @@ from bu_torch import (
     BoundaryUncertaintyMonitor,
     BoundaryUncertaintyStopper,
     BoundaryUncertaintyStopping,
-    FeatureSpace,
     NeighborGraph,
     PrototypeClassifier,
     Signals,
