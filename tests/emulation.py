@@ -1,7 +1,7 @@
 """A device that is not the CPU, on any machine: tensors that say they are elsewhere and hold their numbers on the CPU.
 
-What mixes devices mostly fails as on a GPU, and so does NumPy; what comes back to the CPU is counted. The device is
-called `lazy`, for which every build of torch has a place; autograd knows it, and no driver is asked for.
+What mixes devices mostly fails as on a GPU, and so does NumPy. The device is called `lazy`, for which every build of
+torch has a place; autograd knows it, and no driver is asked for.
 """
 
 from contextlib import contextmanager
@@ -17,7 +17,6 @@ _COPIES = {_aten._to_copy.default, _aten.copy_.default}
 _INDEXED = {_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default, _aten._index_put_impl_.default}
 _NO_SCALARS = {_aten.stack.default, _aten.cat.default, _aten.index_select.default, _aten.gather.default}
 _tensor, _as_tensor = torch.tensor, torch.as_tensor
-came_back: list[int] = []  # numbers of elements, for each time that the CPU was given values
 
 
 class Elsewhere(Tensor):
@@ -40,7 +39,6 @@ class Elsewhere(Tensor):
         return _run(operation, args, kwargs or {})
 
     def tolist(self):
-        came_back.append(self.numel())
         return self.held.tolist()
 
     def new_tensor(self, data, *, dtype=None, device=DEVICE):
@@ -83,11 +81,6 @@ def _run(operation, args, kwargs):
         raise RuntimeError(f"Expected a generator of the same device: {operation}")
     if named is not None and goes_there:
         held_kwargs["device"] = torch.device("cpu")
-    comes_back = operation is _aten.copy_.default and not isinstance(args[0], Elsewhere)
-    if there and (
-        comes_back or not goes_there or operation in (_aten._local_scalar_dense.default, _aten.equal.default)
-    ):
-        came_back.append(there[0].numel())
     result = operation(*held_args, **held_kwargs)
     if operation is _aten.copy_.default or (goes_there and _is_in_place(operation)):
         return args[0]
@@ -140,5 +133,4 @@ def _made_of(data, dtype=None, device=None):
 def emulated():
     """Within, `DEVICE` is there."""
     with _Mode(), mock.patch.multiple(torch, tensor=_made, as_tensor=_made_of):
-        came_back.clear()
         yield DEVICE

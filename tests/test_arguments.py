@@ -59,11 +59,7 @@ STOPPING = {
 @cache
 def fitted(make):
     """An estimator that is fitted to the samples above."""
-    arguments = {
-        bu_torch.LabelVotes: (Y, RING),
-        bu_torch.LabelProbabilities: (X, Y, RING),
-        bu_torch.TrustScore: (X, Y),
-    }
+    arguments = {bu_torch.LabelVotes: (Y, RING), bu_torch.LabelProbabilities: (X, Y, RING), bu_torch.TrustScore: (X, Y)}
     return make().fit(*arguments.get(make, (X, Y)))
 
 
@@ -171,15 +167,9 @@ CALLS = {
         },
     ),
     evaluation.minimal_error_rate: ({"z": Z, "edges": EDGES, "sigma_epsilon": 1}, {"sigma_epsilon": (-1,)}),
-    evaluation.error_count: (
-        {"predictions": [0, 1], "z": Z, "edges": EDGES},
-        {"predictions": ([0, 2], [0], [0.5, 1])},
-    ),
+    evaluation.error_count: ({"predictions": [0, 1], "z": Z, "edges": EDGES}, {"predictions": ([0, 2], [0], [0.5, 1])}),
     evaluation.error_count_bounds: ({"count": 0.1, "data_error": 0}, {"count": (1.5,), "data_error": (None,)}),
-    evaluation.sigma_epsilon_of_replicates: (
-        {"z": Z, "groups": [0, 0], "sigma_delta": 0},
-        {"groups": ([0, 1],)},
-    ),
+    evaluation.sigma_epsilon_of_replicates: ({"z": Z, "groups": [0, 0], "sigma_delta": 0}, {"groups": ([0, 1],)}),
     evaluation.sigma_epsilon_of_residuals: (
         {"z": Z, "fitted": Z, "sigma_delta": 0},
         {"fitted": ([0.0],), "n_parameters": (2,)},
@@ -219,6 +209,10 @@ CALLS = {
         {},
         {**MEASURED, **RULE, "max_samples": (39,), "patience": (-1,), "min_delta": (NAN, -0.1), "verbose": ("no",)},
     ),
+    bu_torch.BoundaryUncertaintyStopper: (
+        {"inputs": X, "labels": Y},
+        {"folder": (3,), "process_group": ("gloo",), "sample_weight": (torch.ones(7),)},
+    ),
     bu_torch.BoundaryUncertaintyMonitor: ({}, CALLBACK),
     bu_torch.BoundaryUncertaintyStopping: ({}, CALLBACK | STOPPING),
     bu_torch.NeighborGraph(10).fit: ({"features": X}, {"features": (*NO_FEATURES, X[:9])}),
@@ -226,11 +220,7 @@ CALLS = {
     bu_torch.TrustScore().fit: ({"features": X, "labels": Y}, {"features": NO_FEATURES, "labels": NO_LABELS}),
     bu_torch.BoundaryUncertainty(10).fit: (
         {"features": X, "labels": Y},
-        {
-            "features": NO_FEATURES,
-            "labels": (*NO_LABELS, 0 * Y),
-            "sample_weight": (X[:, 0] - 9, Y[1:] + 1, Y > -1),
-        },
+        {"features": NO_FEATURES, "labels": (*NO_LABELS, 0 * Y), "sample_weight": (X[:, 0] - 9, Y[1:] + 1, Y > -1)},
     ),
     bu_torch.Signals(10, 1).fit: (
         {"features": X, "labels": Y},

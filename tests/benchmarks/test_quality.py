@@ -1,35 +1,12 @@
 """The rules that are compared, and the command."""
 
-import problems
 import pytest
-import torch
-from torch import nn
 
-from bu_torch import BoundaryUncertaintyStopper, Signals
+from bu_torch import Signals
 from bu_torch.rule.rules import STANDARD_ERROR
 
 SEED, EPOCHS = 3, 40
 ACCURACY = "averaged_expected_accuracy"
-
-
-def adam(parameters):
-    return torch.optim.Adam(parameters, lr=0.02)
-
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 3))
-
-
-@pytest.fixture(scope="module")
-def trained(quality):
-    """Samples with wrong labels, test samples, and the curves of a training."""
-    features, labels = problems.blobs(300)
-    train, test = (features[:150], labels[:150].clone()), (features[150:], labels[150:])
-    train[1][:30] = 0
-    stack, samples = quality.training.One(network()), (train[0], train[1].unsqueeze(0))
-    (columns,) = quality.training.run(stack, adam, samples, test, EPOCHS, SEED, watch={})
-    return train, test, columns
 
 
 def record(**columns):
@@ -73,34 +50,3 @@ def record(**columns):
 def test_what_each_rule_keeps(quality, rule, columns, expected):
     rows = {row["rule"]: row["test_error"] for row in quality.judge(record(**columns))}
     assert rows[rule] == expected
-
-
-@pytest.mark.parametrize(
-    ("rule", "settings"),
-    [
-        ("bu-torch", {}),
-        ("expected accuracy", {"rule": "expected_accuracy"}),
-        ("trust score", {"rule": "trust_score"}),
-        ("boundary uncertainty, no average", {"rule": "boundary_uncertainty", "averaging": None}),
-    ],
-)
-def test_a_rule_replayed_on_curves_is_the_shipped_stopper(quality, trained, rule, settings):
-    (features, labels), test, columns = trained
-    stopper = BoundaryUncertaintyStopper(features, labels, seed=SEED, **settings)
-    net = network()
-    torch.manual_seed(SEED)
-    steps = adam(net.parameters())
-    for epoch in range(EPOCHS):
-        for batch in torch.randperm(len(labels)).split(32):
-            steps.zero_grad()
-            nn.functional.cross_entropy(net(features[batch]), labels[batch]).backward()
-            steps.step()
-        if stopper.check(net, epoch):
-            break
-    stopper.restore(net)
-    error = float((net(test[0]).argmax(dim=1) != test[1]).double().mean())
-    assert quality.RULES[rule]({"all": columns}) == pytest.approx(error)
-    prefix = "" if "averaging" in settings else "averaged_"
-    for name in Signals.NAMES:
-        found = columns[prefix + name][: len(stopper.history)]
-        assert found == pytest.approx([check[name] for check in stopper.history], rel=1e-4), name

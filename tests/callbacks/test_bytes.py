@@ -4,11 +4,9 @@ import sys
 
 import pytest
 import torch
-from problems import Classifier, Made, fit
-from readable import Stream
-from torch.utils.data import DataLoader, TensorDataset
+from problems import Classifier
 
-from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper
+from bu_torch import BoundaryUncertaintyStopper
 from bu_torch.report import read_record
 
 pytestmark = pytest.mark.filterwarnings("ignore:The nearest neighbours predict", "ignore:The labels of the nearest")
@@ -21,34 +19,10 @@ IMAGES = torch.rand(N, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0)
 LABELS = torch.arange(N) % 2
 
 
-WAS_READ = []
-READ = Made(lambda index: WAS_READ.append(index) or (IMAGES[index], LABELS[index]), N)
-
-
 def bound_bytes(monkeypatch, n_bytes):
     for module in [module for name, module in sys.modules.items() if name.startswith("bu_torch")]:
         if "MAX_BYTES" in vars(module):
             monkeypatch.setattr(module, "MAX_BYTES", n_bytes)
-
-
-def monitored(tmp_path, data, **settings):
-    monitor = BoundaryUncertaintyMonitor(n_neighbors=10, feature_extractor="inputs", **settings)
-    fit(tmp_path, monitor, module=Classifier(d=3 * SIDE * SIDE), data=DataLoader(data, 50), max_epochs=1)
-    return monitor
-
-
-@pytest.mark.parametrize(
-    "data",
-    [READ, Stream(list(zip(IMAGES, LABELS, strict=True))), TensorDataset(IMAGES, LABELS)],
-    ids=["read", "stream", "held"],
-)
-def test_no_more_samples_are_looked_at_and_the_record_says_so(tmp_path, monkeypatch, data):
-    bound_bytes(monkeypatch, BOUND)
-    WAS_READ.clear()
-    monitor = monitored(tmp_path, data)
-    assert read_record(monitor.record_path).data["n_samples"] == FITTING
-    if data is READ:
-        assert len(WAS_READ) <= N + 50 + FITTING + 50  # training, the first batch, the samples, and a look for noise
 
 
 @pytest.mark.parametrize(

@@ -107,16 +107,6 @@ class TestFiles:
         kept = torch.load(own.best_model_path, weights_only=True)
         assert same(kept["state_dict"], weights[own.best_epoch])
 
-    @pytest.mark.parametrize("where", ["root", "logger", "dirpath"])
-    def test_a_relative_folder_is_as_good_as_an_absolute_one(self, tmp_path, monkeypatch, where):
-        monkeypatch.chdir(tmp_path)
-        own, module = scripted(dirpath="kept" if where == "dirpath" else None), Classifier()
-        fit("runs", own, module=module, logger=CSVLogger("logs") if where == "logger" else False)
-        assert same(torch.load(own.best_model_path, weights_only=True)["state_dict"], module.state_dict())
-        again = scripted((0.3,))
-        fit("runs", again, ckpt_path=own.best_model_path)
-        assert (again.best_epoch, again.best_model_path) == (1, own.best_model_path)
-
     def test_each_best_is_saved_once_with_all_that_resumes_and_loggers_are_told(self, tmp_path):
         class Listening(CSVLogger):
             """Sees what a logger that uploads checkpoints would see."""

@@ -2,9 +2,8 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from problems import Classifier, fit, loader, weights_of
+from problems import fit
 from readable import Endless
-from torch import nn
 from torch.utils.data import DataLoader
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
@@ -44,34 +43,3 @@ class TestFindingTheData:
         with pytest.warns(UserWarning, match="end before `max_steps=8`, and the only check comes after training"):
             fit(tmp_path, monitor, data=DataLoader(Endless(), batch_size=32), max_epochs=-1, max_steps=8)
         assert len(monitor.history) == 1
-
-
-class TestModels:
-    @pytest.mark.parametrize(
-        ("precision", "tolerance"),
-        [("64-true", 1e-4), ("bf16-true", 0.1), ("bf16-mixed", 0.1), gpu("16-mixed", 0.02), gpu("bf16-mixed", 0.1)],
-    )
-    def test_precisions(self, tmp_path, precision, tolerance, request):
-        class Frozen(Classifier):
-            def configure_optimizers(self):
-                return torch.optim.SGD(self.parameters(), lr=0.0)
-
-            def training_step(self, batch, batch_idx):
-                return nn.functional.cross_entropy(self(batch[0]).float(), batch[1])
-
-        module = Frozen(d=2)
-        for layer in module.net[:-1]:  # without which the first epoch would move their statistics
-            layer.momentum = 0.0
-        features = torch.randn(600, 2)
-        data = loader(features, (features[:, 0] + 2 * torch.randn(600) > 0).long())  # both mix along any boundary
-        device = {"accelerator": "cuda", "devices": 1} if "gpu" in request.node.callspec.id else {}
-        weights, entries = weights_of(module), []
-        for options in ({"precision": "32-true"}, {"precision": precision, **device}):
-            module.float().load_state_dict(weights)
-            monitor = BoundaryUncertaintyMonitor(n_draws=4)
-            fit(tmp_path, monitor, module=module, data=data, max_epochs=1, **options)
-            entries += monitor.history
-        expected, found = entries
-        assert 0.05 < expected["boundary_uncertainty"] < 1
-        for name in ("boundary_uncertainty", "label_agreement", "vote_agreement"):
-            assert found[name] == pytest.approx(expected[name], abs=tolerance), name

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, LambdaCallback, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Classifier, Given, blobs, fit, fit_again, loader, scripted, trainer
+from problems import Classifier, blobs, fit, loader, scripted, trainer
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-from bu_torch.report import read_record
 
 HIGHEST = {"monitor": "given", "mode": "max"}
 
@@ -88,27 +87,6 @@ class TestWhoSeesWhat:
         made = fit(tmp_path, scripted(expected, every_n_epochs=every), module=Scheduled(), max_epochs=5)
         assert seen == pytest.approx(expected)
         assert float(made.callback_metrics["given"]) == pytest.approx(expected[-1])  # also between checks
-
-
-@pytest.mark.parametrize(
-    ("how", "first"),
-    [
-        ({}, 0),
-        ({"update_starting_at_step": 10}, 2),
-        ({"update_every_n_steps": 0, "update_starting_at_epoch": 0}, 0),
-        ({"update_every_n_steps": 0, "update_starting_at_epoch": 2}, 2),
-        ({"update_starting_at_step": 10_000}, None),
-    ],
-)
-def test_nothing_counts_before_the_first_update_of_an_average_of_lightning_s(tmp_path, log, how, first):
-    falling = [1 - 0.1 * epoch for epoch in range(9)]  # the network before training is the best of all
-    own = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=1, rule=Given(falling), patience=2, averaging=None)
-    fit_again(tmp_path, EMAWeightAveraging(decay=0.5, **how), own)
-    assert (own.best_epoch, own.stopped_epoch) == (first, None if first is None else first + 2)
-    record = read_record(own.record_path)
-    assert (record.n_not_compared, record.kept) == (len(own.history) if first is None else first, first)
-    assert ("WeightAveraging" in log.text) == (first != 0)
-    assert bool(own.best_model_path) == (first is not None)
 
 
 @pytest.mark.parametrize("second", [BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping])

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from problems import Augmented, Classifier, Made, Plain, blobs, cut, fit, in_order
-from scenarios import tokens
 from torch import nn
 from torch.utils.data import DataLoader, default_collate
 
@@ -20,17 +19,6 @@ class Seeing(Classifier):
         if not self.training:
             SEEN.append(x.clone())
         return super().forward(x)
-
-
-class SeeingTokens(Seeing):
-    def __init__(self):
-        super().__init__(n_outputs=2)
-        self.words = nn.Embedding(60, 4)
-
-    def forward(self, x):
-        if not self.training:
-            SEEN.append(x.clone())
-        return self.net(self.words(x).mean(dim=1))
 
 
 def shifted(i):
@@ -64,17 +52,6 @@ def test_a_check_passes_what_the_dataset_gives(tmp_path, log, settings):
     assert log.text.count("To change it: `perturbation='reading'`") == (not is_read)
 
 
-@pytest.mark.parametrize("kind", ["reading", "tokens"])
-def test_token_ids_stay_ids(tmp_path, kind):
-    ids, labels = tokens()
-    data = Made(lambda i: (torch.where(torch.rand(12) < 0.1, 0, ids[i]), labels[i]))
-    monitored(tmp_path, data, SeeingTokens(), perturbation=kind)
-    assert {one.dtype for one in SEEN} == {torch.int64}
-    check = SEEN[-1][-240:].reshape(2, 120, 12)
-    is_own = (check == ids) | (check == 0)
-    assert bool(is_own.all()) == (kind == "reading")
-
-
 class Hooked(Seeing):
     """Augments on the device."""
 
@@ -88,24 +65,6 @@ def test_augmentation_in_a_hook_is_drawn_anew(tmp_path, log):
     check = SEEN[-1]
     assert are_shifted(check)
     assert not torch.equal(check[:120], check[120:240])
-
-
-def test_several_tensors_are_read_again(tmp_path):
-    class Two(Plain):
-        def forward(self, first, second):
-            SEEN.append(torch.cat((first, second), dim=1).clone())
-            return self.net(SEEN[-1])
-
-        def training_step(self, batch, batch_idx):
-            return nn.functional.cross_entropy(self(*batch[:2]), batch[2])
-
-    def item(i):
-        x, label = shifted(i)
-        return x[:1], x[1:], label
-
-    monitor = monitored(tmp_path, Made(item), Two())
-    assert are_shifted(torch.cat(SEEN))
-    assert read_record(monitor.record_path).data["perturbation"] == "reading"
 
 
 def test_a_resumed_run_has_the_same_readings(tmp_path, recwarn):

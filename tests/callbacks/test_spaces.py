@@ -8,7 +8,7 @@ from scenarios import images, tokens
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
+from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
 from bu_torch.report import read_record
 
 N_TOKENS = 60
@@ -103,17 +103,6 @@ def test_a_resumed_run_measures_in_the_space_that_was_chosen(tmp_path, module, s
 
 
 @pytest.mark.parametrize(
-    ("module", "space", "kind"),
-    [(Module, "module", "neighbors"), (OfTokens, "metric", "tokens"), (pretrained, "module", "tokens")],
-)
-def test_the_record_says_what_was_chosen(tmp_path, log, module, space, kind):
-    callback = fit(tmp_path, BoundaryUncertaintyMonitor(**KINDS[module][1]), module, epochs=1)
-    assert f"the space {space!r}" in log.text
-    data = read_record(callback.record_path).data
-    assert (data["space"], data["perturbation"]) == (space, kind)
-
-
-@pytest.mark.parametrize(
     ("samples", "module", "later", "settings"),
     [(images, Module, Plain, {**FEW, "feature_extractor": "module"}), (tokens, pretrained, pretrained, TOKENS)],
 )
@@ -125,25 +114,3 @@ def test_the_loop_goes_on_in_the_same_space(samples, module, later, settings):
     stopper.check(later())
     assert again.history == stopper.history
     assert again.best_epoch == stopper.best_epoch
-
-
-@pytest.mark.parametrize("kind", ["method", "function"])
-def test_an_extractor_that_calls_the_module_leaves_it_as_it_was(tmp_path, kind):
-    """In training mode, its batch norm would count the samples that are read."""
-
-    class Normed(Module):
-        def __init__(self):
-            super().__init__()
-            self.norm = nn.BatchNorm1d(36)
-
-        def features(self, x):
-            return self.norm(x.flatten(1))
-
-        def forward(self, x):
-            return self.net(self.body(self.features(x)))
-
-    module = Normed()
-    extractor = module.features if kind == "method" else lambda x: module.features(x)
-    monitor = BoundaryUncertaintyMonitor(n_neighbors=20, feature_extractor=extractor)
-    trainer(tmp_path, monitor, max_epochs=1).fit(module, batches())
-    assert int(module.norm.num_batches_tracked) == 4

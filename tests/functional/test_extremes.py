@@ -110,15 +110,6 @@ def test_parzen_uncertainty(problem, seed):
     np.testing.assert_allclose(local.numpy()[is_counted], np.asarray(u)[is_counted], atol=tolerance)
 
 
-@given(problems(), st.sampled_from([math.nan, math.inf, -math.inf]), SEEDS)
-def test_parzen_uncertainty_of_a_logit_that_is_not_finite(problem, bad, place):
-    logits, _, *samples = problem
-    logits.view(-1)[place % logits.numel()] = bad
-    assert parzen_uncertainty(logits, *samples).isnan()
-    counts = local_uncertainty(logits, *samples)[1]
-    assert torch.equal(counts.isnan(), (samples[1] == place % logits.numel() // logits.shape[1]).any(dim=1))
-
-
 @given(values(6, 2, 41))
 def test_silverman_bandwidth(problem):
     rows, exact, exponent = problem

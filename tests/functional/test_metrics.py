@@ -95,15 +95,6 @@ def test_no_threshold_is_better_than_the_best(has_ties):
     assert value >= max(at(threshold) for threshold in np.linspace(0, 1, 301)) - 1e-12
 
 
-def test_a_threshold_at_an_end_predicts_one_class_alone():
-    logits, probabilities, _ = problem(2)
-    never, _ = metrics.best_threshold(lambda hits, alarms, *_: -hits - alarms, logits, probabilities)
-    always, _ = metrics.best_threshold(lambda hits, alarms, *_: hits + alarms, logits, probabilities)
-    likely = logits.softmax(dim=1)[:, 1]
-    assert always < likely.min()
-    assert never > likely.max()
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("j", [2, 4])
 def test_the_influence_of_a_sample_is_the_metric_s_change_with_its_weight(name, j):

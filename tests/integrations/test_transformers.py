@@ -1,7 +1,6 @@
 """Hugging Face's own `Trainer`, with small networks that are made here."""
 
 import functools
-import math
 import pickle
 import re
 from pathlib import Path
@@ -173,11 +172,6 @@ class Table(nn.Module):
         return {"loss": loss, "logits": logits}
 
 
-class Pixels(Table):
-    def forward(self, pixel_values, target=None):
-        return super().forward(pixel_values, target=target)
-
-
 def broken():
     model = bert()
     model.register_forward_pre_hook(lambda *_: {}["heads"])
@@ -187,19 +181,6 @@ def broken():
 def rows(name="values"):
     generator = torch.Generator().manual_seed(0)
     return [{name: torch.randn(3, generator=generator) + i % 2, "target": i % 2} for i in range(80)]
-
-
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [({}, "pixel_values"), ({"input_key": "pixel_values"}, "pixel_values"), ({"input_key": ["values"]}, "values")],
-)
-def test_images_are_read_as_pixel_values_and_keys_may_be_the_user_s(tmp_path, settings, name):
-    model = Pixels() if name == "pixel_values" else Table()
-    ours = callback(label_key="target", folder=tmp_path / "record", **settings)
-    trainer(tmp_path, ours, model=model, samples=rows(name), collate=None, epochs=2, label_names=["target"]).train()
-    assert ours.stopper.inputs[name].shape == (80, 3)
-    assert all(math.isfinite(check["trust_score"]) for check in ours.stopper.history)
-    assert (tmp_path / "record" / "boundary_uncertainty.jsonl").is_file()
 
 
 class Stream(torch.utils.data.IterableDataset):

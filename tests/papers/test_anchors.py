@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 import torch
 from oracles import anchors as oracle
-from problems import same, weights_of
-from torch import nn
 
 from bu_torch import BisectionAnchorUncertainty, BoundaryUncertainty, GradientAnchorUncertainty
-from bu_torch.papers.bisection import _partners, divisive_clusters
+from bu_torch.papers.bisection import divisive_clusters
 
 BOTH = [BisectionAnchorUncertainty, GradientAnchorUncertainty]
 
@@ -59,24 +57,6 @@ def test_one_predicted_class_is_worst(estimator):
     assert len(fitted.anchors(lambda x: x[:, 0] + 1e3).points) == 0
 
 
-@pytest.mark.parametrize("estimator", BOTH)
-def test_a_module_is_left_as_it_was(estimator, random_states):
-    body = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 2)).train()
-    body[1].eval()
-    body[0].weight.grad = torch.ones(8, 2)
-    before, states = weights_of(body), random_states()
-    fitted = estimator().fit(*gaussians())
-    assert fitted.score(body) == fitted.score(body)
-    assert [m.training for m in body] == [True, False, True, True, True]
-    assert same(body.state_dict(), before)
-    assert torch.equal(body[0].weight.grad, torch.ones(8, 2))
-    assert body[4].weight.grad is None
-    assert random_states() == states
-    assert torch.is_grad_enabled()
-    with torch.inference_mode():
-        assert fitted.score(cut) > 0
-
-
 class TestBisection:
     @pytest.mark.parametrize("n", [500, 60])
     def test_agrees_with_the_thesis_over_the_same_clusters(self, n):
@@ -93,35 +73,6 @@ class TestBisection:
             fitted = BisectionAnchorUncertainty(measure, given is not None).fit(features, labels)
             expected = oracle.cluster_mean(repeats, labels.tolist(), first, second, 3, measure, priors=given)
             assert float(fitted.score(bayes)) == pytest.approx(expected, abs=1e-9)
-
-    def test_near_boundary_samples_are_those_nearest_to_the_anchors(self):
-        features, labels = gaussians(300, dtype=torch.float64)
-        fitted = BisectionAnchorUncertainty().fit(features, labels)
-        found = fitted.anchors(cut)
-        torch.testing.assert_close(found.points[:, 0], torch.ones(len(found.points)).double(), atol=1e-6, rtol=0)
-        distances = torch.cdist(found.points / fitted.scale_, features / fitted.scale_)
-        assert torch.equal(distances.argmin(dim=1), found.samples)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_partners_come_from_the_mirrored_list_or_the_next(seed):
-    """Algorithm 5 by its lists."""
-    g = torch.Generator().manual_seed(seed)
-    first = torch.randint(0, 4, (40,), generator=g)
-    second = (first + torch.randint(1, 4, (40,), generator=g)) % 4
-    first[:10], second[:10] = 0, 3  # of which the mirrored list is often empty
-    kept = (first != 3) | (second != 0)
-    first, second = first[kept], second[kept]
-    if seed == 3:
-        first, second = first[first < 2], torch.full_like(first[first < 2], 3)  # no class is anybody's second
-    starts = torch.arange(len(first)).repeat(50)
-    ends = _partners(first, second, starts, torch.rand(len(starts), generator=g).double())
-    for n in range(len(first)):
-        mirrored = (first == second[n]) & (second == first[n])
-        lists = [one.nonzero().flatten().tolist() for one in (mirrored, second == first[n], first != first[n])]
-        wanted, drawn = set(next(filter(None, lists))), set(ends[starts == n].tolist())
-        assert drawn <= wanted
-        assert len(drawn) >= min(3, len(wanted))
 
 
 def wanted(features, labels):

@@ -33,24 +33,6 @@ def test_the_supremum_is_that_of_all_patterns_also_where_a_draw_leaves_direction
     assert cud_supremum(x, y, counts) == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("is_rounded", [False, True])
-def test_the_supremum_depends_neither_on_order_nor_on_basis_nor_on_the_names_of_classes(is_rounded):
-    rng = np.random.default_rng(3)
-    for _ in range(4):
-        x, y, counts = sample(20, 3, rng, is_rounded=is_rounded)
-        x = x[:, :3] + 0.01 * (x == 0) * is_rounded  # no row of zeros, which has a class of its own
-        expected = cud_supremum(x, y, counts)
-        order = rng.permutation(20)
-        same = [
-            cud_supremum(x[order], y[order], counts[order]),
-            cud_supremum(x @ rng.normal(size=(3, 3)), y, counts),
-            cud_supremum(x * [1e-6, 1, -1e6], y, counts),
-            cud_supremum(np.hstack((x, x @ rng.normal(size=(3, 2)), np.zeros((20, 1)))), y, counts),
-            cud_supremum(x, 1 - y, counts),
-        ]
-        assert same == pytest.approx([expected] * 5, abs=1e-7)
-
-
 def test_the_set_is_the_training_error_and_the_quantile_of_suprema():
     rng = np.random.default_rng(0)
     x, y, _ = sample(15, 2, rng)

@@ -1,14 +1,12 @@
 """At how many samples a check looks, and at how many draws of each, as the record says."""
 
-import warnings
-
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from problems import Classifier, Made, blobs, fit, loader
+from problems import Classifier, blobs, fit, loader
 from scenarios import tokens
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper
 from bu_torch.report import read_record
@@ -134,32 +132,6 @@ def test_operations_count_not_weights(tmp_path, network, samples, settings, is_h
     module = network().eval()
     assert (plan_of(tmp_path, module, *samples(), **settings) < (700, 1)) == is_heavy
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
-
-
-class Told(Made):
-    """Tells no labels before it is read; sample i is i everywhere, and some have no label."""
-
-    def __init__(self, n=900):
-        labels = torch.where(torch.arange(n) < 7, -100, torch.arange(n) % 3)
-        super().__init__(lambda i: (torch.full((4,), float(i)), labels[i]), n)
-
-
-@pytest.mark.filterwarnings(r"ignore:\d samples have the label -100")
-@pytest.mark.parametrize("data", [TensorDataset(*blobs(900)), Told()], ids=["labels are known", "labels are read"])
-def test_a_resumed_run_looks_at_the_same_samples(tmp_path, data):
-    def run(**options):
-        monitor, batches = BoundaryUncertaintyMonitor(n_neighbors=20), DataLoader(data, batch_size=450, shuffle=True)
-        last = ModelCheckpoint(tmp_path, save_last=True)
-        fit(tmp_path, monitor, last, module=heavy(Classifier()), data=batches, **options)
-        return monitor
-
-    first = planned(run(max_epochs=1).record_path)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="The run resumes with different")
-        resumed = run(max_epochs=2, ckpt_path=tmp_path / "last.ckpt")
-    assert planned(resumed.record_path) == first
-    assert 490 <= first[0] <= 500  # of those that are read, some have no label
-    assert [check["epoch"] for check in resumed.history] == [0, 1]
 
 
 def test_a_resumed_run_keeps_its_plan_unless_asked_for_another(tmp_path):

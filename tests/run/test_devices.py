@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from emulation import came_back, emulated
 from problems import blobs
 from scenarios import tokens
 from torch import nn
@@ -57,31 +56,6 @@ def test_signals_agree(samples, settings, accelerator, generator):
         (one, other), before = zip(*on_each, strict=True)
         assert {value.device.type for value in other.values()} == {accelerator.type}
         assert {n: float(v) for n, v in other.items()} == pytest.approx({n: float(v) for n, v in one.items()}, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("labels", "shape", "settings"),
-    [
-        (VECTORS[1], (5,), {"class_weight": "balanced"}),
-        (torch.tensor([0, 4, 9])[VECTORS[1]], (10,), {}),  # classes without samples between them
-        (VECTORS[1].clamp(max=1), (), {}),
-        (VECTORS[1].clamp(max=1), (1,), {"class_weight": {0: 1.0, 1: 3.0}}),
-        (VECTORS[1].clamp(max=1), (2,), {"metric": "f1", "class_weight": {0: 1.0, 1: 3.0}}),
-        (VECTORS[1], (5,), {"metric": "log_loss"}),
-        (VECTORS[1], (5,), {"metric": "auroc"}),
-    ],
-)
-def test_nothing_of_a_check_comes_back_before_its_values_are_asked_for(labels, shape, settings):
-    with emulated() as device:
-        signals = fitted(VECTORS[0].to(device), labels.to(device), **settings)
-        logits = torch.randn(600, *shape).to(device)
-        first = signals.measure(logits)
-        came_back.clear()
-        second = signals.measure(logits, first.predictions, first.contributions)
-        assert came_back == []
-        second.details()
-        assert came_back
-        assert max(came_back) <= 100  # what it tells: a few samples and classes
 
 
 def test_tokens_agree(accelerator):

@@ -74,25 +74,6 @@ def test_any_callable_is_checked_and_outputs_with_logits_are_understood():
     assert [entry["epoch"] for entry in plain.history] == [0, 4, 5]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"folder": 3}, TypeError, "`folder`"),
-        (
-            {"process_group": "gloo"},
-            TypeError,
-            "`process_group` must be a group of `torch.distributed` or None, got str",
-        ),
-        ({"inputs": 1.5}, ValueError, "`inputs`"),
-        ({"sample_weight": torch.ones(7)}, ValueError, r"`sample_weight` must have one weight a sample, \(120,\)"),
-    ],
-)
-def test_bad_arguments_are_refused_by_name(arguments, error, message):
-    features, labels = blobs()
-    with pytest.raises(error, match=message):
-        BoundaryUncertaintyStopper(**{"inputs": features, "labels": labels, **arguments})
-
-
 def test_a_resumed_loop_compares_nothing_of_other_samples():
     model, first, others = nn.Linear(4, 3), stopper_of(*blobs()), stopper_of(*blobs(seed=1))
     first.check(model)
