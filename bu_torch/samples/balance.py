@@ -63,15 +63,12 @@ def weights_of(labels: Tensor, class_weight: ClassWeight | None, sample_weight: 
 
 
 def _listed(class_weight: dict[int, float] | list[float], present: list[int]) -> list[float]:
-    if isinstance(class_weight, dict):
-        if unknown := sorted(set(class_weight) - set(present)):
-            raise ValueError(f"`class_weight` names classes that have no sample: {str(unknown)[:100]}.")
-        return [class_weight.get(label, 1.0) for label in present]
-    if present[-1] >= len(class_weight):
-        raise ValueError(
-            f"`class_weight` must list one weight for each class 0, ..., {present[-1]}, got {len(class_weight)}."
-        )
-    return [class_weight[label] for label in present]
+    """Weights of the classes that have samples; a dict may lack some of these, and a list may have more."""
+    named = class_weight if isinstance(class_weight, dict) else dict(enumerate(class_weight))
+    unfit = named.keys() - set(present) if isinstance(class_weight, dict) else set(present) - named.keys()
+    if unfit:
+        raise ValueError(f"`class_weight` must fit the labels, which it does not for the classes {sorted(unfit)}.")
+    return [named.get(label, 1.0) for label in present]
 
 
 def class_shares(labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:

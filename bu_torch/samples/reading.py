@@ -112,25 +112,25 @@ def read_loader(
     where `read_samples` raises ValueError.
     """
     with seeded(seed):
-        dataset, classes = loader.dataset, _class_names(loader.dataset)
-        if is_stream := isinstance(dataset, IterableDataset):
-            order: dict[str, Any] = {"batch_size": loader.batch_size}
-            limits: tuple[int | None, int, int | None] = stream_limit, stream_limit or 0, max_bytes
-        else:
-            indices, are_lists, weights = _visited(loader, n_batches, seed)
-            order, limits = {"sampler": indices, "batch_size": None}, (None, 0, None)
-        if is_stream or (loader.batch_sampler is None and not are_lists):
+
+        def chosen_of(order: dict[str, Any], *limits: Any) -> Samples:
             read = with_batches(loader, order, seed, lambda batches: concatenate(batches, keys, transform, *limits))
-            return choose_among(*read, how_many, seed)._replace(classes=classes)
+            return choose_among(*read, how_many, seed)
+
+        if isinstance(loader.dataset, IterableDataset):
+            return chosen_of({"batch_size": loader.batch_size}, stream_limit, stream_limit or 0, max_bytes)
+        indices, are_lists, weights = _visited(loader, n_batches, seed)
+        if loader.batch_sampler is None and not are_lists:
+            return chosen_of({"sampler": indices, "batch_size": None})
         n_training, are_places = len(indices), isinstance(indices[0], int)
-        known = known_labels(dataset, keys.labels) if are_places else None
+        known = known_labels(loader.dataset, keys.labels) if are_places else None
         if (n_wanted := how_many(n_training)) < n_training:
             chosen = stratified_rows(n_training, n_wanted, seed, None if known is None else known[indices])
             indices = [indices[i] for i in chosen.tolist()]
             weights = None if weights is None else weights[chosen]
         reader = Reader(loader, seed, keys, transform)
         inputs, labels, is_random = reader.read_first(indices, max_bytes, looks_for_augmentation)
-        samples = samples_of(inputs, labels)._replace(n_training=n_training, classes=classes)
+        samples = samples_of(inputs, labels)._replace(n_training=n_training, classes=_class_names(loader.dataset))
         if len(labels) == len(indices):
             samples = samples._replace(weights=weights)
             if are_places:

@@ -100,8 +100,6 @@ def known_labels(dataset: Any, label_key: str | int | None = None) -> Tensor | N
             return None if known is None else known[torch.as_tensor(dataset.indices, device="cpu")]
         if isinstance(dataset, TensorDataset):
             labels = dataset.tensors[label_key if isinstance(label_key, int) else -1]
-        elif isinstance(dataset, list | tuple):
-            labels = [sample[1 if label_key is None else label_key] for sample in dataset]
         elif hasattr(dataset, "column_names"):  # of Hugging Face, whose collators take `label` for `labels`
             is_singular = label_key == "labels" and "labels" not in dataset.column_names
             labels = dataset["label" if is_singular else label_key][:]

@@ -58,8 +58,8 @@ class TestClassWeight:
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            ({0: 1.0, 7: 2.0}, r"`class_weight` names classes that have no sample: \[7\]"),
-            ([1.0, 2.0], "`class_weight` must list one weight for each class 0, ..., 2, got 2"),
+            ({0: 1.0, 7: 2.0}, r"`class_weight` .*\[7\]"),
+            ([1.0, 2.0], r"`class_weight` .*\[2\]"),
         ],
     )
     def test_those_that_do_not_fit_the_labels_are_refused(self, given, message):

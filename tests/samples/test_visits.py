@@ -172,7 +172,6 @@ class TestSubset:
             Subset(Named(), range(120)),
             Subset(Subset(WHOLE, range(119, -1, -1)), range(119, -1, -1)),
             TensorDataset(X, Y.float()),
-            list(zip(X, Y, strict=True)),
         ],
     )
     def test_labels_may_be_known_without_reading(self, dataset):
