@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from problems import Classifier, Weights, blobs, loader, same, scripted, weights_of
 from problems import fit as trained
 from torch import nn
+
+from bu_torch import BoundaryUncertaintyStopping
 
 
 def fit(folder, own, *callbacks, **options):
@@ -144,3 +146,40 @@ class TestWeightsOnly:
         made.test(dataloaders=loader(*blobs()), ckpt_path="best", verbose=False)
         with pytest.raises(KeyError):
             fit(tmp_path, scripted(), ckpt_path=own.best_model_path)
+
+
+class Wrong(Classifier):
+    """Unlearns: each step leads away from the labels."""
+
+    def training_step(self, batch, batch_idx):
+        return -super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("checkpoints", [True, False])
+@pytest.mark.filterwarnings("ignore:Expected accuracy is")
+def test_where_one_class_alone_is_better_than_each_check_the_weights_of_training_stay(tmp_path, log, checkpoints):
+    module, own = Wrong(), BoundaryUncertaintyStopping(n_neighbors=20)
+    _, weights = fit(tmp_path, own, module=module, max_epochs=4, enable_checkpointing=checkpoints)
+    assert own.best_epoch < 3
+    assert own.summary["word"] == "blind"
+    assert bool(own.best_model_path) == checkpoints
+    assert same(weights_of(module), weights[3])
+    assert "not in the model" in log.text
+
+
+def test_the_threshold_of_a_metric_is_in_the_checkpoint(tmp_path):
+    features, labels = blobs(n_classes=2)
+    own = BoundaryUncertaintyStopping(n_neighbors=20, metric="f1")
+    fit(tmp_path, own, module=Classifier(n_outputs=2), data=loader(features, labels))
+    (best,) = [check for check in own.history if check["epoch"] == own.best_epoch]
+    assert torch.load(own.best_model_path, weights_only=True)["threshold"] == best["threshold"]
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "names"),
+    [([], ["boundary"]), ([ModelCheckpoint(save_last=True)], ["boundary", "epoch", "last"])],
+    ids=["ours alone", "beside one of the user's"],
+)
+def test_lightning_s_own_checkpoint_gives_way_and_one_of_the_user_s_does_not(tmp_path, callbacks, names):
+    fit(tmp_path, scripted(), *callbacks)
+    assert [name.replace(".", "-").replace("=", "-").split("-")[0] for name in checkpoints(tmp_path)] == names
