@@ -14,6 +14,7 @@ from pathlib import Path
 
 import lightning as L
 import torch
+from sklearn.decomposition import PCA
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision import models
@@ -92,12 +93,11 @@ def detected(module: nn.Module, training: Dataset, test: Dataset) -> dict[str, f
     probabilities = torch.cat([module(batch).softmax(dim=1) for batch in at.split(500)])
     predictions = probabilities.argmax(dim=1)
     spaces = {"inputs": (x.flatten(1), at.flatten(1))}
-    for name, space in {
-        "logits": LayerFeatures(module, "logits"),
-        "penultimate": LayerFeatures(module),
-        "penultimate, 20 components": LayerFeatures(module, n_components=20),
-    }.items():
-        spaces[name] = (space.fit(x).transform(x), space.transform(at))
+    for name in ("logits", "penultimate"):
+        space = LayerFeatures(module, name)
+        spaces[name] = (space.transform(x), space.transform(at))
+    components = PCA(20, random_state=0).fit(spaces["penultimate"][0])
+    spaces["penultimate, 20 components"] = tuple(map(components.transform, spaces["penultimate"]))
     scores = {"confidence": probabilities.amax(dim=1)}
     scores |= {f"trust, {name}": TrustScore().fit(a, y).score(b, predictions) for name, (a, b) in spaces.items()}
     right = predictions == truth

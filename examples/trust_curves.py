@@ -23,6 +23,7 @@ import numpy as np
 import pandas as pd
 import torch
 from sklearn.datasets import load_digits
+from sklearn.decomposition import PCA
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
@@ -226,17 +227,12 @@ def by_layer(n_samples: int, n_epochs: int, seed: int) -> dict[str, float]:
         probabilities = network(x_test).softmax(dim=1)
     predictions = probabilities.argmax(dim=1)
     is_correct = predictions == torch.from_numpy(y_test)
-    spaces = {
-        "inputs": (x_train, x_test),
-        **{
-            name: (space.fit(x_train).transform(x_train), space.transform(x_test))
-            for name, space in (
-                ("logits", LayerFeatures(network, "logits")),
-                ("penultimate", LayerFeatures(network)),
-                ("penultimate, 20 components", LayerFeatures(network, n_components=20)),
-            )
-        },
-    }
+    spaces = {"inputs": (x_train, x_test)}
+    for name in ("logits", "penultimate"):
+        space = LayerFeatures(network, name)
+        spaces[name] = (space.transform(x_train), space.transform(x_test))
+    components = PCA(20, random_state=0).fit(spaces["penultimate"][0])
+    spaces["penultimate, 20 components"] = tuple(map(components.transform, spaces["penultimate"]))
     scores = {"model confidence": probabilities.amax(dim=1)}
     scores |= {f"trust score, {n}": TrustScore().fit(a, y_train).score(b, predictions) for n, (a, b) in spaces.items()}
     found = {name: at_accuracy(score, is_correct) for name, score in scores.items()}

@@ -186,9 +186,8 @@ CALLS = {
     bu_torch.TokenFeatures: ({}, {"n_components": SIZE, **SEED}),
     bu_torch.LayerFeatures: (
         {"model": nn.Linear(3, 2)},
-        {"model": (torch.clone,), "layer": ("tail",), "n_components": SIZE, "batch_size": SIZE},
+        {"model": (torch.clone,), "layer": ("tail",), "batch_size": SIZE},
     ),
-    bu_torch.LayerFeatures(nn.Linear(3, 2), "logits", n_components=2).fit: ({"inputs": X}, {"inputs": (X / 0,)}),
     bu_torch.PrototypeClassifier: ({}, {"n_prototypes": (0, "bic"), **SEED}),
     bu_torch.TrustScore: ({}, {"filtering": ("uncertainty",), "alpha": (1.0, -0.1, NAN, "0.1"), "n_neighbors": SIZE}),
     bu_torch.LabelRegression: ({}, {"n_landmarks": SIZE, "max_samples": SIZE, **SEED}),
@@ -326,7 +325,6 @@ UNFITTED = {
     "pairs": lambda: bu_torch.PrototypeClassifier().top_pairs(X),
     "patches": lambda: bu_torch.PatchFeatures().transform(torch.zeros(2, 3, 8, 8)),
     "tokens": lambda: bu_torch.TokenFeatures().transform(X.long()),
-    "layers": lambda: bu_torch.LayerFeatures(nn.Linear(4, 2), n_components=2).transform(X),
     "bisection": lambda: bu_torch.BisectionAnchorUncertainty().score(torch.clone),
     "gradient": lambda: bu_torch.GradientAnchorUncertainty().score(torch.clone),
 }

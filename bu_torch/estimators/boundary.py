@@ -26,7 +26,7 @@ from bu_torch.perturbation import draws
 from bu_torch.perturbation.draws import Perturbation, PerturbedInputs, Readings, kind_of
 from bu_torch.samples.balance import ClassWeight, check_class_weight, weights_of
 from bu_torch.samples.readings import ASKED_TO_READ, WITHOUT_READING
-from bu_torch.space.features import FeatureSpace, is_pooled, standardization
+from bu_torch.space.features import FeatureSpace
 from bu_torch.space.tokens import check_tokens
 
 MOST_ENTRIES = 2**28  # in an array with a column for each class: a gibibyte in float32; there are three such arrays
@@ -83,25 +83,11 @@ class PerturbedSamples:
         if self.perturbation == "reading":
             raise ValueError(f"{ASKED_TO_READ}: tensors cannot be read again. {WITHOUT_READING}")
         check_two_classes(labels)
-        kind = kind_of(self.perturbation, inputs)
-        is_of_tokens: bool | None = kind == "tokens"
-        if is_of_tokens:
+        if kind_of(self.perturbation, inputs) == "tokens":
             check_tokens(inputs, "features")
-        elif kind == "reading" and not inputs.is_floating_point() and inputs.ndim < 4:
-            is_of_tokens = None  # ids or numbers
         self.weights = weights_of(labels, self.class_weight, sample_weight)
-        self.space_name_, self.space, self.label_metric, points, self.skills_, self.trial_ = space_choice.choose_space(
-            inputs,
-            labels,
-            self.weights,
-            self.feature_extractor,
-            self.known_space,
-            seed=self.seed,
-            module=self.module,
-            takes_integers=draws.keeps_integers(self.perturbation),
-            learns_metric=self.learns_metric,
-            is_of_tokens=is_of_tokens,
-        )
+        chosen = space_choice.choose_space(self, inputs, labels)
+        self.space_name_, self.space, self.label_metric, points, self.skills_, self.trial_ = chosen
         graph = NeighborGraph(self.n_neighbors).fit(points)
         self.take_neighbors(inputs, labels, graph.neighbors, graph.nearest_distance)
         return points
@@ -110,19 +96,8 @@ class PerturbedSamples:
         """Take what was found or saved, and draw the perturbed inputs, which follow from it and the seed."""
         self.labels, self.neighbors, self.nearest_distance = labels, neighbors, nearest_distance
         self.classes = PresentClasses(labels)
-        is_toward = kind_of(self.perturbation, inputs) in draws.TOWARD_OTHERS
-        # A metric of trace d keeps the mean length of a step in a random direction.
-        is_metric_of_inputs = self.space_name_ == "metric" and inputs.ndim == 2 and inputs.is_floating_point()
-        self.perturbed = draws.draw_perturbed(
-            inputs,
-            self.perturbation,
-            self.n_draws,
-            self.seed,
-            neighbors=neighbors,
-            nearest_distance=nearest_distance,
-            units=None if is_toward else standardization(inputs.flatten(1)),
-            is_in_input_space=(self.space_name_ == "inputs" or is_metric_of_inputs) and not is_pooled(inputs),
-        )
+        in_space = neighbors, nearest_distance, self.space_name_
+        self.perturbed = draws.draw_perturbed(inputs, self.perturbation, self.n_draws, self.seed, *in_space)
 
     def may_use_module(self, inputs: Tensor) -> bool:
         """Whether the space of these inputs depends on `module`."""

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,14 @@ from bu_torch.estimators.label_probabilities import DECAYS, LabelRegression, Lab
 from bu_torch.functional.probabilities import best_candidate, label_votes, mixing_weight, skill
 from bu_torch.functional.weights import mean_and_error
 from bu_torch.internal.printing import uncounted
+from bu_torch.perturbation.draws import keeps_integers, kind_of
 from bu_torch.samples.balance import stratified_rows, weights_of
 from bu_torch.space.features import BaseSpace, FeatureSpace, MixedFeatures, name_of
 from bu_torch.space.layers import LayerFeatures
 from bu_torch.space.metric import LabelMetric
+
+if TYPE_CHECKING:
+    from bu_torch.estimators.boundary import PerturbedSamples
 
 SpaceName = Literal[BaseSpace, "metric"]  # spaces that follow from the samples alone
 FeatureExtractor = SpaceName | Literal["module"] | Callable[[Tensor], Any] | MixedFeatures
@@ -195,28 +199,19 @@ class ChosenSpace(NamedTuple):
     trial: MetricTrial | None
 
 
-def choose_space(
-    inputs: Tensor,
-    labels: Tensor,
-    weights: Tensor | None,
-    asked: FeatureExtractor | None,
-    known: SpaceName | None,
-    *,
-    seed: int,
-    module: nn.Module | None,
-    takes_integers: bool,
-    learns_metric: bool,
-    is_of_tokens: bool | None,
-) -> ChosenSpace:
-    """The space that is asked for or the best, or the `known` one that was chosen before.
+def choose_space(samples: "PerturbedSamples", inputs: Tensor, labels: Tensor) -> ChosenSpace:
+    """The space that is asked for or the best, or the known one that was chosen before.
 
-    With `learns_metric` a metric is put on it if it is clearly better; a trial says which. Where nobody says if
-    integers are token ids (`is_of_tokens` is None), they are tried as both.
+    With `learns_metric` a metric is put on it if it is clearly better; a trial says which. Integers that are read again
+    may be token ids or numbers, so they are tried as both.
     """
+    asked, known, module = samples.feature_extractor, samples.known_space, samples.module
+    weights, seed, kind = samples.weights, samples.seed, kind_of(samples.perturbation, inputs)
     is_image = inputs.ndim == 4 and inputs.is_floating_point() and inputs.shape[1] <= _MOST_CHANNELS
-    base: BaseSpace = "tokens" if is_of_tokens else "patches" if is_image else "inputs"
+    base: BaseSpace = "tokens" if kind == "tokens" else "patches" if is_image else "inputs"
     names: tuple[Any, ...] = ("inputs", "patches") if base == "patches" else (base,)
-    names = ("inputs", "tokens") if is_of_tokens is None else names
+    if kind == "reading" and not inputs.is_floating_point() and inputs.ndim < 4:
+        names = ("inputs", "tokens")
     known = known if known in ("metric", *names) else None  # samples of another kind may be given to a resumed run
     is_forced = "metric" in (known, asked)
     if asked == "module" and module is None:
@@ -230,7 +225,7 @@ def choose_space(
         candidates[name_of(asked)] = FeatureSpace(extractor, seed, module)
     is_open = asked is None and known is None and may_use_module(None, module, inputs)
     if module is not None and (is_open or asked == "module"):
-        takes_integers = takes_integers and not inputs.is_floating_point()
+        takes_integers = keeps_integers(samples.perturbation) and not inputs.is_floating_point()
         features = LayerFeatures(module, batch_size=_MODULE_BATCH, keep_integers=takes_integers)
         candidates["module"] = FeatureSpace(features.transform, seed)
     with uncounted():
@@ -241,7 +236,7 @@ def choose_space(
         points = space.fit_transform(inputs) if points is None else points
         may_be_better = name == "mixed" or (name == base and asked is None)
         trial = None
-        if learns_metric and (is_forced or may_be_better) and _is_worth_trying(points, labels):
+        if samples.learns_metric and (is_forced or may_be_better) and _is_worth_trying(points, labels):
             trial = MetricTrial.of(points, labels, weights, seed)
         is_better = trial is not None and trial.prefers_metric and known in (None, "metric")
         if not (is_forced or is_better):

@@ -11,7 +11,7 @@ from bu_torch.functional.checks import check_choice, check_tensor
 from bu_torch.internal.inputs import as_features, as_flat_features, as_floats, as_tensor, is_finite
 from bu_torch.internal.packing import takes
 from bu_torch.neighbors.graph import distance_among
-from bu_torch.space.features import standardize
+from bu_torch.space.features import is_pooled, standardization, standardize
 from bu_torch.space.tokens import check_tokens
 
 _NEAREST = 5  # neighbours to choose from
@@ -279,16 +279,14 @@ def draw_perturbed(
     perturbation: Perturbation | None,
     n_draws: int,
     seed: int,
-    *,
     neighbors: Tensor,
     nearest_distance: Tensor,
-    units: tuple[Tensor, Tensor] | None,
-    is_in_input_space: bool,
+    space: str,
 ) -> PerturbedInputs:
     """Draw independent perturbations of each input.
 
-    Random directions are drawn in the space of inputs standardised by their `units`, mean and scale (d,);
-    `is_in_input_space` says that `neighbors` (N, M) and `nearest_distance` (N,) belong to this space.
+    Neighbours (N, M) and the distance to the nearest (N,) are those in a `space`. Random directions are drawn in the
+    space of the standardised inputs.
     """
     generator = torch.Generator().manual_seed(seed)
     kind = kind_of(perturbation, inputs)
@@ -300,15 +298,18 @@ def draw_perturbed(
         return PerturbedInputs(inputs, choices, exchange_run if kind == "tokens" else mixture)
     if isinstance(perturbation, Readings):
         return PerturbedInputs(perturbation.inputs[:n_draws].to(inputs).flatten(0, 1))
-    if kind in ("random", "uniform") and units is not None:
+    if kind in ("random", "uniform"):
         law: Law = "sphere" if kind == "random" else "uniform"
         flat = as_floats(inputs.flatten(1))
-        points = standardize(flat, *units)
-        distance = nearest_distance if is_in_input_space else distance_among(points, neighbors)
-        scale = units[1].to(flat.dtype)
+        mean, scale = standardization(inputs.flatten(1))
+        points = standardize(flat, mean, scale)
+        # A metric of trace d keeps the mean length of a step in a random direction.
+        is_metric_of_inputs = space == "metric" and inputs.ndim == 2 and inputs.is_floating_point()
+        is_own_space = (space == "inputs" or is_metric_of_inputs) and not is_pooled(inputs)
+        distance = nearest_distance if is_own_space else distance_among(points, neighbors)
         # The step is added to the raw input, so a constant feature does not change by a bit.
-        steps = ((perturb(points, distance, generator, law=law) - points) * scale for _ in range(n_draws))
-        held = [check_perturbed(flat + step, flat).reshape(inputs.shape) for step in steps]
+        steps = (perturb(points, distance, generator, law=law) - points for _ in range(n_draws))
+        held = [check_perturbed(flat + step * scale.to(flat), flat).reshape(inputs.shape) for step in steps]
     else:
         assert callable(perturbation)  # noqa: S101  (`PerturbedSamples` refuses a name without readings)
         custom = (perturbation(inputs.clone(), nearest_distance, generator) for _ in range(n_draws))

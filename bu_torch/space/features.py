@@ -94,11 +94,6 @@ class FeatureSpace:
 
     Attributes:
         name: `"inputs"`, `"patches"`, `"tokens"`, `"mixed"` or `"custom"`.
-
-    Example:
-        >>> inputs = torch.randn(50, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-        >>> FeatureSpace().fit(inputs).transform(inputs).shape
-        torch.Size([50, 192])
     """
 
     mean_: Tensor

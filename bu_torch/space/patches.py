@@ -31,11 +31,6 @@ class PatchFeatures:
         size: Side of a patch in pixels, >= 1; cut to the size of smaller images.
         n_cells: Cells along each side, >= 1.
         seed: Seed of the choice of patches, 0 <= seed < 2**64.
-
-    Example:
-        >>> images = torch.rand(50, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-        >>> PatchFeatures(n_patches=10).fit(images).transform(images).shape
-        torch.Size([50, 80])
     """
 
     _filters: Tensor  # (n_patches, C, size, size), whitening included

@@ -24,11 +24,6 @@ class TokenFeatures:
     Args:
         n_components: Number of axes, >= 1; if there are no more tokens than axes, each token has its own axis.
         seed: Seed of the randomised decomposition, 0 <= seed < 2**64.
-
-    Example:
-        >>> tokens = torch.randint(30, (50, 8), generator=torch.Generator().manual_seed(0))
-        >>> TokenFeatures(n_components=10).fit(tokens).transform(tokens).shape
-        torch.Size([50, 10])
     """
 
     _known: Tensor  # ids, ascending, (V,) int64

@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from bu_torch.internal.global_state import _ROUNDING, full_precision
-from bu_torch.space.layers import LayerFeatures
 from bu_torch.space.patches import PatchFeatures
 
 IMAGES = torch.rand(60, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -31,7 +29,7 @@ class Products(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("precision", ["highest", "medium"])
-@pytest.mark.parametrize("features", [PatchFeatures(n_patches=10), LayerFeatures(nn.Flatten(), "logits", 5)])
+@pytest.mark.parametrize("features", [PatchFeatures(n_patches=10)])
 def test_no_factor_is_rounded_and_what_training_asked_for_is_put_back(features, precision):
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)

@@ -1,7 +1,6 @@
 import pytest
 import torch
 from problems import same, weights_of
-from sklearn.decomposition import PCA
 from torch import nn
 
 from bu_torch import LayerFeatures
@@ -46,25 +45,16 @@ def by_hand(model, inputs):
 def test_activations_are_those_of_the_layer(layer, device):
     model, inputs = network(), torch.randn(20, 4)
     expected = by_hand(model, inputs)[layer]
-    found = LayerFeatures(model.to(device), layer, batch_size=7).fit(inputs).transform(inputs)
+    found = LayerFeatures(model.to(device), layer, batch_size=7).transform(inputs)
     assert found.device == inputs.device
     torch.testing.assert_close(found, expected)
-
-
-def test_components_agree_with_scikit_learn(dtype):
-    model, inputs = network().to(dtype), torch.randn(60, 4, dtype=dtype)
-    hidden = by_hand(model, inputs)["penultimate"].double().numpy()
-    found = LayerFeatures(model, n_components=2).fit(inputs[:40]).transform(inputs)
-    assert found.dtype == dtype
-    expected = torch.from_numpy(PCA(2, svd_solver="full").fit(hidden[:40]).transform(hidden))
-    torch.testing.assert_close(found.double().abs(), expected.abs(), rtol=1e-4, atol=1e-5)
 
 
 def test_the_network_is_left_as_it_was(random_states):
     model, inputs, misfit = network(), torch.randn(20, 4), torch.randn(3, 5)
     model.head.eval()
     modes, weights, states = [module.training for module in model.modules()], weights_of(model), random_states()
-    LayerFeatures(model, n_components=2).fit(inputs).transform(inputs)
+    LayerFeatures(model).transform(inputs)
     with pytest.raises(RuntimeError):
         LayerFeatures(model).transform(misfit)
     assert [module.training for module in model.modules()] == modes
@@ -78,5 +68,3 @@ def test_a_layer_that_gives_no_row_a_sample_is_refused():
     for model, layer in rows:
         with pytest.raises((TypeError, ValueError), match=f"'{layer}'|one row per sample"):
             LayerFeatures(model, layer).transform(torch.randn(10, 4))
-    with pytest.raises(ValueError, match="`n_components`"):
-        LayerFeatures(network(), n_components=9).fit(torch.randn(10, 4))
