@@ -126,10 +126,6 @@ def label_votes(
 
     Raises:
         TypeError, ValueError: If an argument has the wrong dtype, shape, device or values.
-
-    Example:
-        >>> label_votes(torch.tensor([0, 1, 1]), torch.tensor([[0, 1], [1, 2], [2, 0]]), decay=0.0).tolist()
-        [[0.5, 0.5], [0.0, 1.0], [0.5, 0.5]]
     """
     check_tensor("labels", labels, ("N",), below=torch.inf if n_classes is None else n_classes)
     check_tensor("neighbors", neighbors, ("n", "M"), labels.device, below=len(labels))

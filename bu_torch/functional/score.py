@@ -31,11 +31,6 @@ def expected_accuracy(probabilities: Tensor, predictions: Tensor, *, weights: Te
 
     Raises:
         TypeError, ValueError: If an argument has the wrong dtype, shape, device or values, or there are no points.
-
-    Example:
-        >>> probabilities = torch.tensor([[0.75, 0.25], [0.5, 0.5], [0.5, 0.5]])
-        >>> expected_accuracy(probabilities, torch.tensor([0, 1, 2]))
-        tensor(0.4167, dtype=torch.float64)
     """
     check_tensor("probabilities", probabilities, ("N", "J"))
     if probabilities.numel() == 0:
@@ -86,11 +81,6 @@ def accuracy_uncertainty_trust(
 
     Raises:
         TypeError, ValueError: If `skill` is not a number >= 0.
-
-    Example:
-        >>> half, whole = torch.tensor(0.5), torch.tensor(1.0)
-        >>> accuracy_uncertainty_trust(half, half, torch.tensor(2.0), Attainable(half, whole, torch.tensor(4.0)))
-        tensor(0.6667, dtype=torch.float64)
     """
     check_not_negative("skill", skill)
     of_accuracy = accuracy.double() / attainable.accuracy.double()

@@ -49,10 +49,6 @@ def mean_trust_score(scores: Tensor, weights: Tensor | None = None) -> Tensor:
 
     Raises:
         TypeError, ValueError: If `scores` is empty, or an argument has the wrong dtype, shape or values.
-
-    Example:
-        >>> mean_trust_score(torch.tensor([4.0, 0.25]))
-        tensor(1., dtype=torch.float64)
     """
     check_tensor("scores", scores)
     if scores.numel() == 0:

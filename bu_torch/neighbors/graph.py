@@ -30,11 +30,9 @@ class NeighborGraph:
     """The cluster of each sample: the sample itself and its nearest other samples.
 
     Ha et al. (2021), Eq. 26. A sample is left out of its own list by index, never by distance, so duplicates count as
-    neighbours. FAISS on the CPU, and torch elsewhere, find candidates in float32, which are ranked by their distances
-    in float64. Ties are ordered by index, zero distances arbitrarily. Beyond 50,000 samples on a CPU, a sixteenth of
-    FAISS's inverted lists is searched, and a few neighbours may be missed.
-
-    Raises TypeError or ValueError for an argument of the wrong type, shape or values.
+    neighbours. Ties are ordered by index, zero distances arbitrarily. Beyond 50,000 samples on a CPU, a sixteenth of
+    FAISS's inverted lists is searched, and a few neighbours may be missed. Raises TypeError or ValueError for an
+    argument of the wrong type, shape or values.
 
     Args:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
@@ -42,21 +40,13 @@ class NeighborGraph:
     Attributes:
         neighbors: Clusters, (N, M) int64: row n is n, then its M - 1 nearest other samples, nearest first.
         nearest_distance: Smallest positive distance to a sample, (N,), dtype of the features; 0 if there is none.
-
-    Example:
-        >>> graph = NeighborGraph(n_neighbors=2).fit(torch.tensor([[0.0], [1.0], [3.0]]))
-        >>> graph.neighbors.tolist(), graph.nearest_distance.tolist()
-        ([[0, 1], [1, 0], [2, 1]], [1.0, 1.0, 2.0])
     """
 
     def __init__(self, n_neighbors: int = 40) -> None:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
 
     def fit(self, features: Any) -> Self:
-        """Find the clusters of features (N, d), N >= n_neighbors, tensor, array or frame of finite numbers.
-
-        Distances are Euclidean; features are not rescaled. The fitted tensors are on the device of the features.
-        """
+        """Find the Euclidean clusters of features (N, d), N >= n_neighbors: a tensor, array or frame, finite."""
         features = as_flat_features(features)
         n_samples = features.shape[0]
         if n_samples < self.n_neighbors:
@@ -102,11 +92,8 @@ def nearest_of_groups(points: Tensor, groups: Sequence[Tensor], left_out: Tensor
     """Distance of points (n, d) to the nearest member of each of G groups, (n, G) float64, each column contiguous.
 
     The nearest member is found by |y|^2 - 2 x.y in float64, and its distance is that of the difference. A visible
-    progress bar moves by points x members.
-
-    Groups hold at least one member (m, d) each, of the dtype and on the device of the points. `left_out` (n, k), int64,
-    are members that a point must not find, numbered through all groups, -1 for none; a group left without members is
-    infinitely far.
+    progress bar moves by points x members. Groups hold at least one member (m, d) each. `left_out` (n, k), int64, are
+    members that a point must not find, numbered through all groups, -1 for none; no member at all is infinitely far.
     """
     stacked = torch.cat(list(groups)).double()
     centre = stacked.median(dim=0).values
@@ -130,10 +117,9 @@ def nearest_of_groups(points: Tensor, groups: Sequence[Tensor], left_out: Tensor
 
 
 def lloyd(points: Tensor, centers: Tensor, n_steps: int) -> tuple[Tensor, float]:
-    """Move centres (K, d) to the means of the points (N, d) that are nearest to them, `n_steps` times; both float32.
+    """Move centres (K, d) to the means of the points (N, d) nearest to them, `n_steps` times; both float32, by FAISS.
 
-    Returns the centres, and the sum of squared distances to the nearest centre before the last step. FAISS computes
-    them, on the CPU.
+    Returns the centres, and the sum of squared distances to the nearest centre before the last step.
     """
     import faiss
 
@@ -154,11 +140,8 @@ def nearest(base: Tensor, queries: Tensor, k: int, *, exclude: Tensor | None = N
     """The k rows, 1 <= k <= B, of a base (B, d) nearest to queries (Q, d); both float32 or both float64, on one device.
 
     A search in float32 proposes some more than k candidates, which are ranked by their distances in float64; ties are
-    in order of the rows. If B x Q > 50,000^2 on a CPU, it looks into a sixteenth of FAISS's inverted lists. A visible
-    progress bar moves by B x Q.
-
-    `exclude` (Q,) is a row that each query must not find (itself), -1 for none; if fewer than k rows are left, the last
-    distances are inf.
+    in order of the rows. A visible progress bar moves by B x Q. `exclude` (Q,) is a row that each query must not find
+    (itself), -1 for none; if fewer than k rows are left, the last distances are inf.
     """
     n_candidates = min(k + min(_SPARE_CANDIDATES, k + 2), len(base))
     centre = base.median(dim=0).values.double()

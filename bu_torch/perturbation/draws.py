@@ -39,8 +39,8 @@ def perturb(
         The perturbed samples (N, d), float64 for float64 features and integers beyond 2^24, float32 for all others.
 
     Raises:
-        TypeError, ValueError: If an argument does not hold real numbers, shapes do not fit, a distance is negative or
-            not finite, `law` has no such name, or a perturbed sample would leave the range of its dtype.
+        TypeError, ValueError: If an argument has the wrong type, shape or values, or a perturbed sample would leave the
+            range of its dtype.
 
     Example:
         >>> features = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]])
@@ -71,18 +71,11 @@ def perturb_toward_neighbors(inputs: Any, neighbors: Any, generator: torch.Gener
 
     For images and signals, whose values depend on each other: a random direction would be white noise, unlike any
     sample, but a mixture of two near samples stays near the data. It is our own replacement for Algorithm 1 of Ha et
-    al. (2021), who leave the operation open for such inputs (section 4.2.2). Natekar and Sharma (2020) and Schiff et
-    al. (2021) also measure generalisation on mixtures of images.
+    al. (2021), who leave the operation open for such inputs (section 4.2.2).
 
     Takes finite samples (N, ...); clusters (N, M) with M >= 2, the sample itself first (`NeighborGraph.neighbors`); and
     the source of the choices, None for a CPU generator of seed 0. Gives perturbed samples (N, ...), float64 for float64
     inputs and integers beyond 2^24, float32 for all others. Raises TypeError or ValueError for other arguments.
-
-    Example:
-        >>> images = torch.arange(3.0).view(3, 1, 1, 1).expand(3, 1, 2, 2)
-        >>> clusters = torch.tensor([[0, 1], [1, 0], [2, 1]])
-        >>> perturb_toward_neighbors(images, clusters)[:, 0, 0, 0]
-        tensor([0.3528, 0.5770, 1.4464])
     """
     inputs = as_features(inputs, "inputs")
     return PerturbedInputs(inputs, _choose(inputs, neighbors, generator), mixture).whole()
@@ -91,20 +84,14 @@ def perturb_toward_neighbors(inputs: Any, neighbors: Any, generator: torch.Gener
 def exchange_tokens(tokens: Any, neighbors: Any, generator: torch.Generator | None = None) -> Tensor:
     """Replace some tokens of each text by those of one of its five nearest texts, whatever their classes.
 
-    A text takes a run of its neighbour's tokens, from the same places, so that phrases stay whole. Places where both
-    texts agree, such as padding, are skipped. Of the other places a share is exchanged, uniform between 0.3 and 0.7.
-    The run may begin anywhere; at the end it continues at the beginning. This crossover of genetic algorithms, also our
-    own, is to token ids what `perturb_toward_neighbors` is to images.
+    A text takes a run of its neighbour's tokens, from the same places, so that phrases stay whole. Of the places where
+    the texts differ, a share of 0.3 to 0.7 is exchanged. The run may begin anywhere; at the end it continues at the
+    beginning. This crossover of genetic algorithms, also our own, is to token ids what `perturb_toward_neighbors` is to
+    images.
 
     Takes token ids (N, L) or (N, ..., L), integers, and clusters and generator as `perturb_toward_neighbors` does. Rows
     beside the ids (N, 2, L), such as a mask, are exchanged in the same places. Gives texts of the shape and dtype of
     `tokens`. Raises TypeError or ValueError for other arguments.
-
-    Example:
-        >>> clusters = torch.tensor([[0, 1], [1, 0]])
-        >>> exchange_tokens(torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), clusters)
-        tensor([[1, 6, 3, 4],
-                [5, 6, 3, 8]])
     """
     tokens = as_features(tokens, "tokens", keep_integers=True)
     check_tokens(tokens)
@@ -176,17 +163,10 @@ _BATCH, _BATCH_ELEMENTS = 64, 2**24  # a batch has a multiple of 64 rows and abo
 
 def check_perturbation(perturbation: Any) -> Perturbation | None:
     """Refuse what is no name, callable, None, or one of this module's classes."""
-    if not (perturbation is None or callable(perturbation) or isinstance(perturbation, str | MixedMove | Readings)):
-        raise TypeError(
-            "`perturbation` must be 'random', 'neighbors', 'tokens', 'reading', 'uniform', a callable (inputs,"
-            f" nearest_distance, generator) -> perturbed inputs, or None, got {type(perturbation).__name__}."
-        )
-    if isinstance(perturbation, str):
+    if callable(perturbation) and not takes(perturbation, None, None, None):
+        raise TypeError("`perturbation` must take (inputs, nearest_distance, generator), got other arguments.")
+    if not (callable(perturbation) or isinstance(perturbation, MixedMove | Readings | None)):
         check_choice("perturbation", perturbation, get_args(PerturbationName))
-    elif callable(perturbation) and not takes(perturbation, None, None, None):
-        raise TypeError(
-            "`perturbation` must take (inputs, nearest_distance, generator), got a callable with other arguments."
-        )
     return perturbation
 
 
@@ -211,8 +191,8 @@ def are_rows(perturbation: Perturbation | None, inputs: Tensor) -> bool:
 class PerturbedInputs:
     """Inputs for the network, (n_draws * N, ...), draw after draw; the N unmoved samples may follow.
 
-    Only the samples and the random choices are held, and batches are computed from them when they are read. Without
-    choices, the inputs themselves are held.
+    Held are the samples and the random choices, from which batches are made when they are read, or without choices the
+    inputs themselves.
     """
 
     def __init__(
@@ -283,10 +263,9 @@ def draw_perturbed(
     nearest_distance: Tensor,
     space: str,
 ) -> PerturbedInputs:
-    """Draw independent perturbations of each input.
+    """Draw independent perturbations of each input, by neighbours (N, M) and nearest distances (N,) in a space.
 
-    Neighbours (N, M) and the distance to the nearest (N,) are those in a `space`. Random directions are drawn in the
-    space of the standardised inputs.
+    Random directions are drawn in the space of the standardised inputs.
     """
     generator = torch.Generator().manual_seed(seed)
     kind = kind_of(perturbation, inputs)
