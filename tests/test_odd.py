@@ -108,7 +108,7 @@ def test_labels_of_any_kind_are_the_same(tmp_path, way, kind, plain):
 
 @ways
 def test_logits_that_are_not_finite_have_no_score(tmp_path, way):
-    said = pytest.warns(UserWarning, match="No candidate has a finite score") if way is by_files else nullcontext()
+    said = pytest.warns(UserWarning, match="finite score") if way is by_files else nullcontext()
     with said:
         is_odd = torch.arange(120).unsqueeze(1) % 50 == 0
         assert np.isnan(way(tmp_path, X, Y, lambda z: torch.where(is_odd[: len(z)], -torch.inf, z))).any()

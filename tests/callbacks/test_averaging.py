@@ -55,23 +55,3 @@ def test_without_averaging_a_kept_file_still_resumes_from_the_weights_of_trainin
     epoch = torch.load(first.best_model_path, weights_only=True)["epoch"]
     assert list(weights.of_epoch) == list(range(epoch + 1, 6))
     assert all(same(one, whole.of_epoch[epoch]) for epoch, one in weights.of_epoch.items())
-
-
-# What others put into a kept checkpoint in place of the weights of training.
-WRONG = [
-    {"net.0.weight": 1.0},
-    [torch.ones(2)],
-    {"net.0.bias": torch.ones(1).expand(16)},
-    {"net.0.weight": torch.ones(2)},
-    {"net.9.weight": torch.ones(2)},
-]
-
-
-@pytest.mark.parametrize("wrong", WRONG, ids=["number", "list", "too small", "shape", "name"])
-def test_crafted_weights_are_not_used(tmp_path, wrong):
-    own = stopping()
-    fit(tmp_path, own, max_epochs=2)
-    content = torch.load(own.best_model_path, weights_only=True)
-    torch.save({**content, "raw_state_dict": wrong}, tmp_path / "crafted.ckpt")
-    with pytest.warns(UserWarning, match="do not fit .*: training continues from the average"):
-        fit(tmp_path, stopping(), ckpt_path=tmp_path / "crafted.ckpt")

@@ -47,7 +47,7 @@ def test_a_full_disk_costs_neither_the_run_nor_the_other_bests(tmp_path, values,
     assert same(saved["state_dict"], module.state_dict())
 
 
-def test_ctrl_c_while_the_best_file_is_written_leaves_the_earlier_one(tmp_path, log):
+def test_ctrl_c_while_the_best_file_is_written_leaves_the_earlier_one(tmp_path):
     def after(epoch, path):
         if epoch == 1:
             path.write_bytes(b"PK")
@@ -58,7 +58,6 @@ def test_ctrl_c_while_the_best_file_is_written_leaves_the_earlier_one(tmp_path, 
         run_of(tmp_path, own, module=module, max_epochs=3, plugins=[Disk(after=after)])
     assert own.best_epoch == 0
     assert same(module.state_dict(), torch.load(own.best_model_path, weights_only=True)["state_dict"])
-    assert "kept epoch 0" in log.text
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, RuntimeError])

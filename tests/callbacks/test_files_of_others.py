@@ -86,7 +86,7 @@ def test_the_best_of_an_earlier_process_is_left_where_it_is_and_named(tmp_path, 
     last, best = run(tmp_path)
     stopping, _ = resume(tmp_path, last, str(best), (0.1, 0.5, 0.9))
     assert stopping.best_epoch == 2  # a better one came
-    assert f"leaves the best checkpoint of an earlier run where it is: {best}" in log.text
+    assert str(best) in log.text
     assert {*best.parent.glob("boundary-*.ckpt")} == {best, Path(stopping.best_model_path)}
 
 

@@ -57,14 +57,13 @@ class TestWeightsLeftOut:
         assert same(weights_of(module), weights[1])
 
     @pytest.mark.parametrize(("kind", "strict"), [(LeavingOut, True), (LeavingOut, False), (Hiding, True)])
-    def test_one_that_training_changes_is_warned_of_by_name(self, tmp_path, log, kind, strict):
+    def test_one_that_training_changes_is_warned_of_by_name(self, tmp_path, kind, strict):
         module, own = kind("net.4", strict=strict), scripted()
         with pytest.warns(UserWarning, match=r"net\.4\.weight, net\.4\.bias") as said:
             _, weights = fit(tmp_path, own, module=module)
         assert any(own.best_model_path in str(one.message) for one in said)
         for name, value in weights_of(module).items():
             assert torch.equal(value, weights[2 if name.startswith("net.4") else 1][name]), name
-        assert "its weights are partly in the model" in log.text
 
 
 class Changing(Classifier):

@@ -69,25 +69,6 @@ class TestWhoSeesWhat:
         assert [(int(row["step"]), int(row["epoch"])) for row in rows] == [(2 * n + 1, n // 2) for n in range(6)]
         assert [float(row["given"]) for row in rows] == pytest.approx([0.5, 0.7, 0.3, 0.2, 0.2, 0.2])
 
-    @pytest.mark.parametrize(("every", "expected"), [(1, [0.1, 0.2, 0.3, 0.4, 0.5]), (2, [0.2, 0.4])])
-    def test_a_plateau_scheduler_of_that_frequency_sees_each_check_once(self, tmp_path, every, expected):
-        seen = []
-
-        class Plateau(torch.optim.lr_scheduler.ReduceLROnPlateau):
-            def step(self, metrics, epoch=None):
-                seen.append(float(metrics))
-                super().step(metrics)
-
-        class Scheduled(Classifier):
-            def configure_optimizers(self):
-                optimizer = super().configure_optimizers()
-                how = {"scheduler": Plateau(optimizer, mode="max"), "monitor": "given", "frequency": every}
-                return {"optimizer": optimizer, "lr_scheduler": how}
-
-        made = fit(tmp_path, scripted(expected, every_n_epochs=every), module=Scheduled(), max_epochs=5)
-        assert seen == pytest.approx(expected)
-        assert float(made.callback_metrics["given"]) == pytest.approx(expected[-1])  # also between checks
-
 
 @pytest.mark.parametrize("second", [BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping])
 def test_a_second_callback_in_one_trainer_is_refused(tmp_path, second):

@@ -11,7 +11,7 @@ from bu_torch.report import read_record
 
 X, Y = blobs()
 SEEN = []  # by networks in checks
-SAID = "A sample differs each time it is read (random augmentation)"
+SAID = "random augmentation"
 
 
 class Seeing(Classifier):
@@ -41,15 +41,13 @@ def are_shifted(seen):
 
 
 @pytest.mark.parametrize("settings", [{}, {"perturbation": "reading"}, {"perturbation": "random"}])
-def test_a_check_passes_what_the_dataset_gives(tmp_path, log, settings):
+def test_a_check_passes_what_the_dataset_gives(tmp_path, settings):
     monitor = monitored(tmp_path, **settings)
     kind = settings.get("perturbation", "reading")
     is_read = kind == "reading"
     assert are_shifted(torch.cat(SEEN)) == is_read
     record = read_record(monitor.record_path)
     assert record.data["perturbation"] == kind
-    assert log.text.count(SAID) == is_read
-    assert log.text.count("To change it: `perturbation='reading'`") == (not is_read)
 
 
 class Hooked(Seeing):
@@ -108,7 +106,6 @@ def test_samples_that_collate_fn_mixes_are_read_before_it(tmp_path, log):
     monitor = BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=2)
     data = DataLoader(Made(shifted), batch_size=30, collate_fn=mixed)
     fit(tmp_path, monitor, module=Plain(), data=data, max_epochs=2)
-    assert "`collate_fn` mixes labels (mixup, CutMix)" in log.text
     assert SAID in log.text
     data = read_record(monitor.record_path).data
     assert (data["n_samples"], data["n_classes"], data["perturbation"]) == (120, 3, "reading")

@@ -4,7 +4,6 @@ import itertools
 
 import lightning.pytorch as pl
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from lightning.pytorch.utilities import CombinedLoader
@@ -12,9 +11,9 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, Made, blobs, loader, trainer
 from readable import Stream
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader, default_collate
 
-from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
+from bu_torch.callbacks import BoundaryUncertaintyStopping
 
 X, Y = blobs()
 FINE, TOKENS = loader(X, Y), loader((X.abs() * 5).long(), Y)
@@ -167,20 +166,3 @@ HANDLED = {
 def test_what_is_odd_is_measured(tmp_path, odd):
     (entry,) = fit(tmp_path, **HANDLED[odd]).history
     assert np.isfinite(list(entry.values())).all()
-
-
-REFERENCES = {
-    "frames": (pd.DataFrame(X.numpy()), pd.Series(Y.numpy(), index=range(7, 127))),
-    "a loader": DataLoader(TensorDataset(X, Y), batch_size=50),
-    "a dataset": Made(lambda i: (X[i], Y[i])),
-}
-
-
-@pytest.mark.parametrize("reference", REFERENCES.values(), ids=REFERENCES)
-def test_a_reference_of_any_kind_is_the_same(tmp_path, reference):
-    histories = []
-    for given in (reference, (X, Y)):
-        pl.seed_everything(3, verbose=False)
-        callback = fit(tmp_path, loader(X[:60], Y[:60]), kind=BoundaryUncertaintyMonitor, max_epochs=2, reference=given)
-        histories.append(callback.history)
-    assert histories[0] == histories[1]

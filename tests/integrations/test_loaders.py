@@ -19,7 +19,7 @@ def test_augmented_samples_are_read_again(tmp_path, log):
     assert "random augmentation" not in log.text
     stopper = make_stopper(network, DataLoader(Augmented(), batch_size=30), OPTIONS | {"folder": tmp_path})
     stopper.check(network)
-    assert "A sample differs each time it is read (random augmentation)" in log.text
+    assert "random augmentation" in log.text
     assert read_record(tmp_path).data["perturbation"] == "reading"
     again = make_stopper(network, DataLoader(Augmented(), batch_size=30), OPTIONS)
     again.check(network)

@@ -87,7 +87,7 @@ def test_estimates_of_sigma_epsilon_agree_with_numpy():
     fitted = torch.from_numpy(design @ coefficients)
     expected = math.sqrt(rest[0] / 37 - 0.04)
     assert float(evaluation.sigma_epsilon_of_residuals(z, fitted, 0.2, n_parameters=3)) == pytest.approx(expected)
-    with pytest.raises(ValueError, match="`n_parameters` must be less than the number of samples, 40"):
+    with pytest.raises(ValueError, match="`n_parameters`"):
         evaluation.sigma_epsilon_of_residuals(z, fitted, 0.2, n_parameters=40)
     variances = []
     for n in range(40):
