@@ -1,6 +1,7 @@
 """Compare ways to stop a training, choose among checkpoints, and show a run."""
 
 import argparse
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -35,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warnings.simplefilter("default", UserWarning)
         try:
             options.run(options)
+        except BrokenPipeError:  # what reads the output, such as `head`, has ended
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
             _say_problem(error)
             return 1

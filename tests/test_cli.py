@@ -1,6 +1,10 @@
 """The command `bu-torch` itself, whatever it is asked to do."""
 
+import subprocess
+import sys
+
 import pytest
+from records import write_run
 
 from bu_torch import cli
 
@@ -12,3 +16,10 @@ def test_arguments_that_are_not_known_end_the_command(arguments, capsys):
     said = capsys.readouterr().err
     assert "bu-torch" in said
     assert "error: " in said
+
+
+def test_a_reader_that_ends_early_is_no_error(tmp_path):
+    write_run(tmp_path)
+    command = f"{sys.executable} -m bu_torch report {tmp_path} | true; echo ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (result.stdout, result.stderr) == ("0\n", "")

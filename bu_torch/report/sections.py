@@ -109,7 +109,7 @@ def _tiles(record: RunRecord) -> list[tuple[str, str, str]]:
     if training > 0 and math.isfinite(spent):
         since = ", since the run resumed" if math.isnan(record.values("seconds")[0]) else ""
         times = f"{duration(spent)} on top of {duration(training)} of training{since}"
-        tiles.append(("time of the checks", f"{spent / training:.0%}", times))
+        tiles.append(("cost in time", f"{spent / training:.0%}", times))
     if math.isfinite(record.setup_seconds):
         tiles.append(("preparation", duration(record.setup_seconds), "once, before the first epoch"))
     return tiles
