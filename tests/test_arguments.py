@@ -134,8 +134,6 @@ TAKEN = [
     (evaluation.data_error_rate, {"z": Z, "edges": EDGES, "sigma_delta": 1}),
     (evaluation.minimal_error_rate, {"z": Z, "edges": EDGES, "sigma_epsilon": 1}),
     (evaluation.error_count, {"predictions": Y, "z": Z, "edges": EDGES}),
-    (evaluation.error_count_bounds, {"count": 0.1, "data_error": 0}),
-    (evaluation.sigma_epsilon_of_replicates, {"z": Z, "groups": LABELS, "sigma_delta": 0}),
     (evaluation.sigma_epsilon_of_residuals, {"z": Z, "fitted": Z, "sigma_delta": 0}),
     (evaluation.sigma_epsilon_of_neighbors, {"z": Z, "features": X, "sigma_delta": 0, "n_neighbors": 2}),
     *((getattr(bu_torch, name), {}) for name in ("NeighborGraph", "BoundaryUncertainty", "Signals", "FeatureSpace")),

@@ -13,9 +13,7 @@ from bu_torch.papers.continuum import (
     squared_error_count,
     squared_error_rate,
 )
-from bu_torch.papers.continuum import error_count_bounds as error_count_bounds
 from bu_torch.papers.continuum import sigma_epsilon_of_neighbors as sigma_epsilon_of_neighbors
-from bu_torch.papers.continuum import sigma_epsilon_of_replicates as sigma_epsilon_of_replicates
 from bu_torch.papers.continuum import sigma_epsilon_of_residuals as sigma_epsilon_of_residuals
 from bu_torch.papers.trust_rates import select_alpha, suspicious_precision, trustworthy_precision
 

@@ -16,7 +16,7 @@ The estimators share these conventions:
 
 import math
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,13 +25,6 @@ from torch import Tensor
 from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, check_integer, check_number
 
 _FAR = 40.0  # standard deviations beyond which float64 holds no normal density
-
-
-class ErrorCountBounds(NamedTuple):
-    """Bounds of the share of objects whose true class is missed."""
-
-    lower: Tensor
-    upper: Tensor
 
 
 def data_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
@@ -60,32 +53,6 @@ def error_count(predictions: Any, z: Any, edges: Any) -> Tensor:
     """
     cut = _Cut(z, edges, predictions=predictions)
     return (cut.predicted != cut.own).double().mean()
-
-
-def error_count_bounds(count: Any, data_error: Any) -> ErrorCountBounds:
-    """Bounds of the true error count, which is unknown, from the apparent one.
-
-    Mevik (2003), Eq. 24: |count - d| <= true <= count + d for a share d of wrong labels. The lower bound is exact for
-    two classes. Here the upper bound is at most 1; the paper does not say so.
-
-    Args:
-        count: Apparent error count (`error_count`), in [0, 1].
-        data_error: Share d of wrong labels, in [0, 1]; `data_error_rate` estimates it.
-
-    Returns:
-        The bounds, float64 scalars on the device of `count`.
-
-    Raises:
-        TypeError, ValueError: If an argument is not a number in [0, 1].
-
-    Example:
-        >>> error_count_bounds(0.25, 0.125)
-        ErrorCountBounds(lower=tensor(0.1250, dtype=torch.float64), upper=tensor(0.3750, dtype=torch.float64))
-    """
-    device = count.device if isinstance(count, Tensor) else None
-    share, wrong = number("count", count, high=1), number("data_error", data_error, high=1)
-    lower, upper = torch.tensor([abs(share - wrong), min(share + wrong, 1.0)], dtype=torch.float64, device=device)
-    return ErrorCountBounds(lower, upper)
 
 
 def adjusted_error_count(predictions: Any, z: Any, edges: Any, sigma_delta: Any) -> Tensor:
@@ -183,41 +150,23 @@ def minimal_squared_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor
     return _Cut(z, edges, ("sigma_epsilon", sigma_epsilon)).expected_penalties().amin(dim=1).mean()
 
 
-def sigma_epsilon_of_replicates(z: Any, groups: Any, sigma_delta: Any) -> Tensor:
-    """Estimate sigma_epsilon from objects that share their inputs.
-
-    Mevik (2003), section 8.1: the variance of z within a group is that of epsilon + delta. Groups are pooled by their
-    degrees of freedom, which for groups of equal size gives the paper's average. A group of one object is not used.
-
-    Args:
-        z: Measurements, shape (n,), finite, one per object (repeated measurements of an object give sigma_delta).
-        groups: Group of each object, shape (n,), integers >= 0; objects of a group have the same inputs x.
-        sigma_delta: Standard deviation of the measurement error, >= 0, in units of z.
-
-    Returns:
-        Scalar >= 0, float64, on the device of z; 0 if the measurement error alone explains the spread.
-
-    Raises:
-        TypeError, ValueError: If an argument is not real or has the wrong shape or values, or no group has two objects.
-    """
-    z = measurements(z)
-    group = as_labels(groups, len(z), "groups", are_classes=False).to(z.device).unique(return_inverse=True)[1]
-    size = torch.bincount(group)
-    if len(size) == len(z):
-        raise ValueError("`groups` must hold at least one group of two objects or more, got none.")
-    mean = torch.zeros_like(size, dtype=torch.float64).index_add_(0, group, z) / size
-    variance = ((z - mean[group]) ** 2).sum() / (len(z) - len(size))
-    return _without_measurement_error(variance, sigma_delta)
-
-
 def sigma_epsilon_of_residuals(z: Any, fitted: Any, sigma_delta: Any, *, n_parameters: int = 0) -> Tensor:
     """Estimate sigma_epsilon from the residuals of a regression of z on x.
 
     Mevik (2003), section 8.1. A model that fits badly makes the estimate too large, one that overfits makes it too
     small. The paper does not say how to count the fitted parameters; here they lower the degrees of freedom.
 
-    Takes the regression's values for the objects, `fitted` (n,), finite, and the number of parameters fitted on them,
-    with the intercept, >= 0 and < n; 0 after cross-validation. All else is as in `sigma_epsilon_of_replicates`.
+    Args:
+        z: Measurements, shape (n,), finite, one per object (repeated measurements of an object give sigma_delta).
+        fitted: The regression's values for the objects, shape (n,), finite.
+        sigma_delta: Standard deviation of the measurement error, >= 0, in units of z.
+        n_parameters: Number of parameters fitted on them, with the intercept, >= 0 and < n; 0 after cross-validation.
+
+    Returns:
+        Scalar >= 0, float64, on the device of z; 0 if the measurement error alone explains the spread.
+
+    Raises:
+        TypeError, ValueError: If an argument is not real or has the wrong shape or values.
     """
     z = measurements(z)
     fitted = measurements(fitted, "fitted")
@@ -238,7 +187,7 @@ def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_nei
     variances are averaged. A slope of f makes the estimate too large, more so for larger neighbourhoods.
 
     Takes the inputs x as `features` (n, d), finite, with Euclidean distances, and the number of other samples in a
-    neighbourhood, >= 2 and < n. All else is as in `sigma_epsilon_of_replicates`.
+    neighbourhood, >= 2 and < n. All else is as in `sigma_epsilon_of_residuals`.
     """
     from bu_torch.neighbors.graph import nearest  # all else needs torch alone
 
@@ -349,14 +298,11 @@ def as_real(value: Any, name: str) -> Tensor:
     return value
 
 
-def number(name: str, value: Any, high: float = math.inf) -> float:
-    """`value`, a number or a tensor or array with one entry, as a float in [0, high]."""
+def number(name: str, value: Any) -> float:
+    """`value`, a number or a tensor or array with one entry, as a float >= 0."""
     with suppress(AttributeError, RuntimeError, ValueError):
         value = value.item()
-    value = check_number(name, value, 0)
-    if value > high:
-        raise ValueError(f"`{name}` must be a number in [0, {high}], got {value}.")
-    return value
+    return check_number(name, value, 0)
 
 
 def _below(t: Tensor) -> Tensor:
