@@ -58,6 +58,12 @@ def tokens(n=120):
     return torch.randint(0, 30, (n, 12), generator=g) + 30 * is_of_second, labels
 
 
+def halves():
+    """Two tensors a sample."""
+    features, labels = blobs()
+    return features[:, :2], features[:, 2:], labels
+
+
 # Modules.
 
 
@@ -88,6 +94,16 @@ def normed(n_outputs=3):
 
 def conv():
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
+
+
+class Halves(Model):
+    """Takes two tensors."""
+
+    def forward(self, first, second):
+        return self.net(torch.cat((first, second), dim=1))
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(self(*batch[:2]), batch[2])
 
 
 class OneLogit(Model):
@@ -488,6 +504,11 @@ SCENARIOS = {
     "no patience": Scenario(settings={"patience": 0, "rule": "trust_score"}, resumes=False),
     "every second epoch": Scenario(settings={"every_n_epochs": 2, "patience": 1}, **NO_LOOP),
     "checks within epochs": Scenario(settings={"every_n_train_steps": 2, "patience": 20}, **TRACELESS),
+    "several tensors": Scenario(halves, lambda: Halves(normed()), **OF_MODULE),
+    "another metric": Scenario(settings={"metric": "auroc", "patience": 50}),
+    "costs": Scenario(settings={"metric": [[0, 1, 2], [1, 0, 5], [1, 1, 0]]}),
+    "a space that labels teach": Scenario(settings={"feature_extractor": "metric"}),
+    "as published": Scenario(settings={"rule": "parzen_uncertainty", "averaging": None, "max_samples": 10**9}),
     "two optimisers": Scenario(module=lambda: TwoOptimizers(normed()), **NO_LOOP),
     "gradients of two batches": Scenario(options={"accumulate_grad_batches": 2}, **NO_LOOP),
     "a weighted loss": Scenario(

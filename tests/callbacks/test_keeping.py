@@ -1,6 +1,5 @@
 """What is saved of the kept epoch, under which name, and what is put back of it."""
 
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -64,28 +63,6 @@ class TestWeightsLeftOut:
         assert any(own.best_model_path in str(one.message) for one in said)
         for name, value in weights_of(module).items():
             assert torch.equal(value, weights[2 if name.startswith("net.4") else 1][name]), name
-
-
-class Changing(Classifier):
-    """Gets another network after the epoch that is kept."""
-
-    def on_train_epoch_start(self):
-        if self.current_epoch == 2:
-            self.net = self.change(self.net)
-
-
-@pytest.mark.parametrize("checkpoints", [True, False])
-@pytest.mark.parametrize("change", ["compiled", "smaller"])
-def test_a_network_that_changes_gets_its_weights_back_if_it_can(tmp_path, change, checkpoints):
-    module, look = Changing(), Weights()
-    smaller = nn.Sequential(nn.Linear(4, 7), nn.ReLU(), nn.Linear(7, 3))
-    module.change = lambda net: smaller if change == "smaller" else torch.compile(net, backend="eager")
-    is_refused = pytest.warns(UserWarning, match="net.0.weight")
-    with is_refused if change == "smaller" else nullcontext():
-        trained(tmp_path, scripted(), look, module=module, enable_checkpointing=checkpoints)
-    found, expected = weights_of(module), look.at_end if change == "smaller" else look.of_epoch[1]
-    assert len(found) == len(expected)
-    assert all(map(torch.equal, found.values(), expected.values()))
 
 
 class TestFiles:

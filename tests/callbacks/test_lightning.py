@@ -5,10 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Classifier
-
-from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 
 SCRIPT = """
 import sys
@@ -73,12 +69,3 @@ def test_a_trainer_of_pytorch_lightning_is_stopped_by_its_own_classes(tmp_path, 
     found = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path.cwd())
     assert found.returncode == 0, found.stderr
     assert found.stdout.strip().endswith("fine")
-
-
-@pytest.mark.parametrize("kind", [BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping])
-def test_a_trainer_of_the_other_tree_is_refused_with_the_way_out(tmp_path, kind):
-    theirs = pytest.importorskip("pytorch_lightning")
-    made = theirs.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path)
-    for stage in ("fit", "test"):
-        with pytest.raises(MisconfigurationException, match="pytorch_lightning"):
-            kind().setup(made, Classifier(), stage)

@@ -1,7 +1,6 @@
 """Scripted trainings: where each stops, what it keeps and why, as Lightning's own pair does, in one piece or in two."""
 
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -351,36 +350,6 @@ def test_a_check_ends_each_epoch_whenever_the_module_is_validated(tmp_path, opti
     fit(tmp_path, own, module=Validated(), max_epochs=10, **options)
     assert [entry["epoch"] for entry in own.history] == [0, 1, 2, 3]
     assert (own.best_epoch, own.stopped_epoch) == (1, 3)
-
-
-@pytest.mark.parametrize("by_steps", [False, True])
-def test_a_module_whose_steps_are_not_counted_is_kept_by_epochs_alone(tmp_path, by_steps):
-    class Own(Classifier):
-        automatic_optimization = False
-
-        def training_step(self, batch, batch_idx):
-            optimizer = self.optimizers(use_pl_optimizer=False)
-            optimizer.zero_grad()
-            super().training_step(batch, batch_idx).backward()
-            optimizer.step()
-
-    own, look, module = scripted(every_n_train_steps=1 if by_steps else None), Weights(), Own()
-    with pytest.warns(UserWarning, match="global_step") if by_steps else nullcontext():
-        fit(tmp_path, own, look, module=module)
-    assert own.best_epoch == (None if by_steps else 1)
-    assert by_steps or same(module.state_dict(), look.of_epoch[1])
-
-
-def test_accuracy_uncertainty_trust_of_averages_are_the_default(tmp_path):
-    own = BoundaryUncertaintyStopping(n_neighbors=20)
-    fit(tmp_path, own, data=loader(*blobs(n=140, seed=6)), max_epochs=200)
-    values = [entry["accuracy_uncertainty_trust"] for entry in own.history]
-    used = read_record(own.record_path).settings
-    assert (used["rule"], used["averaging"]) == ("accuracy_uncertainty_trust", 0.7)
-    assert (own.best_epoch, own.best_score) == (values.index(max(values)), max(values))
-    assert own.stopped_epoch == own.best_epoch + 20
-    expected = {"kept_epoch": own.best_epoch, "score": own.best_score, "reason": own.stopping_reason}
-    assert own.summary.items() >= (expected | {"word": "plateau", "n_checks": len(values)}).items()
 
 
 def test_as_published_the_largest_uncertainty_of_all_samples_and_of_the_weights_as_they_are_is_kept(tmp_path):
