@@ -26,8 +26,8 @@ from bu_torch.run.weights import WeightAverage
 from bu_torch.samples.reading import read_loader
 from bu_torch.samples.readings import READ_BATCH
 from bu_torch.samples.samples import choose_among
-from bu_torch.signals.catalogue import contributions_to
 from bu_torch.signals.details import accuracy_alone
+from bu_torch.signals.measure import contributions_to
 from bu_torch.signals.metrics import METRICS
 
 PATIENCE = 20  # epochs that a rule waits for a better one
@@ -165,7 +165,7 @@ class Watched:
         self.engine.prepare(lambda: TrainingData(chosen, made, module), inputs.device)
         self.signals: Signals = self.engine.prepared.signals
         self.perturbed = self.signals.perturbed_inputs
-        boundary, most = self.signals.boundary, self.signals.attainable
+        boundary, most = self.signals.boundary, self.signals.prepared.attainable
         self.about = {  # the same at each check
             "skill": self.signals.skill,
             "alone": accuracy_alone(boundary.probabilities_of_present, len(boundary.labels), boundary.weights)[1],

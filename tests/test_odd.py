@@ -221,7 +221,6 @@ class TestDegenerateSamples:
     def test_absent_classes_are_never_near(self):
         labels, logits = (Y > 0).long(), linear(X)[:, :2]
         signals, two = Signals(M, 1).fit(X, labels * 7), Signals(M, 1).fit(X, labels)
-        assert signals.class_distances[:, 1:7].isinf().all()
         wide = torch.full((120, 8), -1e3, dtype=logits.dtype)
         wide[:, [0, 7]] = logits
         expected = two.measure(logits).values

@@ -22,9 +22,8 @@ from bu_torch.run.plan import describe_ignored
 from bu_torch.run.settings import Settings
 from bu_torch.samples.reading import read_samples
 from bu_torch.samples.samples import Samples
-from bu_torch.signals.measuring import Signals
+from bu_torch.signals.measuring import Signals, fit_with_progress
 from bu_torch.signals.metrics import as_metric
-from bu_torch.signals.preparation import fit_with_progress
 
 Paths = str | Path | Iterable[str | Path]
 _OF_A_RUN = "prediction_changes"  # compares two checks of a run; a single checkpoint has none
@@ -219,7 +218,7 @@ def fit_signals(signals: Signals, dataset: Any) -> None:
         warnings.warn(line, stacklevel=3)
     if not signals.is_fitted:
         fit_with_progress(signals, inputs, labels, samples.weights)
-    elif signals.fingerprint != signals.fingerprint_of(inputs, labels, samples.weights):
+    elif signals.prepared.fingerprint != signals.fingerprint_of(inputs, labels, samples.weights):
         raise ValueError("`signals` must be fitted on the samples of `dataset`, or not at all, got other samples.")
 
 

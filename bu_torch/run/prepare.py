@@ -18,8 +18,7 @@ from bu_torch.run.settings import Settings, settings_for
 from bu_torch.samples.balance import ClassWeight, class_shares, rare_class
 from bu_torch.samples.readings import with_readings
 from bu_torch.samples.samples import Samples, fewer_of
-from bu_torch.signals.measuring import Signals
-from bu_torch.signals.preparation import fit_with_progress
+from bu_torch.signals.measuring import Signals, fit_with_progress
 
 _MOST_CLASSES_A_SAMPLE = 1 / 3
 Tell = Callable[[str], None]
@@ -110,8 +109,8 @@ def prepare(
         samples.packing,
         samples.readings is not None,
         not samples.inputs.is_floating_point(),
-        signals.fingerprint,
-        is_restored and before.get("samples") in (None, signals.fingerprint),
+        signals.prepared.fingerprint,
+        is_restored and before.get("samples") in (None, signals.prepared.fingerprint),
         signals.to(device),
         samples.rows,
         _describe(signals, samples),

@@ -1,7 +1,6 @@
-"""Catalogue of signals: a formula and an entry for each number that a check measures, and the values of a metric."""
+"""Catalogue of signals: a formula and an entry for each number that a check measures."""
 
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import attrgetter
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
-from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.functional.boundary import (
     boundary_weights,
     half_gap,
@@ -19,43 +17,20 @@ from bu_torch.functional.boundary import (
     uncertainty_along_boundary,
     uncertainty_between,
 )
-from bu_torch.functional.metrics import best_threshold, decided_at, influence, left_out_thresholds
-from bu_torch.functional.weights import mean_and_error, mean_of
-from bu_torch.signals.metrics import METRICS, THRESHOLD, ExpectedMetric, MisfitError
-
-OF_SHARP = [metric.signal for metric in METRICS.values() if metric.is_of_sharp]
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What checks read beside a fitted `BoundaryUncertainty`, for D draws of N samples and C classes with samples.
-
-    Arrays of classes have C columns, in ascending order.
-    """
-
-    distances: Tensor  # (D * N, C + 1) to each class, without samples it is made from, and inf
-    label_columns: Tensor  # (D * N,) columns of the labels
-    most_uncertainty: Tensor  # (D * N,) uncertainty between the two likeliest classes, float64
-    plain_probabilities: Tensor  # (D * N, C) class probabilities if each sample counts once, whatever its weight
-    sharp_probabilities: Tensor  # (D * N, C) these, as certain as left-out labels allow
-    attainable: functional.Attainable  # most that accuracy, uncertainty and trust reach
-    attainable_crossing: list[float]  # `Crossing.attainable`
-    skill: float  # skill of predicting left-out labels, in [0, 1]
-    are_rows: bool  # samples are rows of a table: no images, no texts
-    label_weight: Tensor  # weight of the agreement with the labels beside expected accuracy, a float64 scalar
+from bu_torch.functional.weights import mean_of
+from bu_torch.signals.metrics import METRICS, ExpectedMetric
+from bu_torch.signals.prepare import Prepared
 
 
 class SignalInputs:
     """Arguments of all formulas: what was prepared, the logits (D * N, J), and what several formulas share."""
 
-    def __init__(
-        self, boundary: BoundaryUncertainty, prepared: Prepared, logits: Tensor, predictions_before: Tensor | None
-    ) -> None:
-        self.boundary, self.prepared, self.logits = boundary, prepared, logits
+    def __init__(self, prepared: Prepared, logits: Tensor, predictions_before: Tensor | None) -> None:
+        self.prepared, self.boundary, self.logits = prepared, prepared.boundary, logits
         self.predictions_before = predictions_before  # (D * N,) at the last check; None at the first
         self.top = top_two(logits)  # (D * N, 2) classes of the two largest logits
         self.predictions = self.top[:, 0]
-        self.pairs = boundary.classes.columns(self.top)  # their columns; C or more for a class without samples
+        self.pairs = self.boundary.classes.columns(self.top)  # their columns; C or more for a class without samples
         self.columns = self.pairs[:, 0]
 
     @cached_property
@@ -138,7 +113,8 @@ def _accuracy_uncertainty_trust(inputs: SignalInputs) -> Tensor:
         agreed = prepared.label_weight * _label_agreement(inputs)
         return (inputs.accuracy + agreed) / (prepared.attainable.accuracy + prepared.label_weight)
     measured = (inputs.accuracy, inputs.uncertainty, inputs.mean_trust)
-    return functional.accuracy_uncertainty_trust(*measured, prepared.attainable, prepared.skill)
+    skill = min(max(inputs.boundary.vote_skill, inputs.boundary.regression_skill, 0.0), 1.0)
+    return functional.accuracy_uncertainty_trust(*measured, prepared.attainable, skill)
 
 
 def _label_agreement(inputs: SignalInputs) -> Tensor:
@@ -188,48 +164,3 @@ SIGNALS = {
         Signal("omission", "boundary left out (omission)", False, is_default=False, measured_in=_PROPOSAL_2),
     )
 }
-
-
-def metric_values(metric: ExpectedMetric, inputs: SignalInputs, *, has_threshold: bool) -> dict[str, Tensor]:
-    """Expected value, and for two classes the threshold and the value there, NaN if the network has more outputs.
-
-    A metric of the user's that fails in the midst of a training is NaN, with a warning.
-    """
-    nan = torch.full_like(inputs.accuracy, torch.nan)
-    try:
-        values = {metric.signal: inputs.expected(metric)}
-    except MisfitError:
-        raise
-    except Exception as error:  # the user's code may raise anything
-        what = f"{type(error).__name__}: {error}"
-        warnings.warn(f"The metric {metric.title} failed, so its value is NaN: {what}", stacklevel=2)
-        values = {metric.signal: nan}
-    if not has_threshold or metric.of_counts is None:
-        return values
-    if inputs.logits.shape[1] > 2:
-        return values | {THRESHOLD: nan, metric.at_threshold: nan}
-    # Another threshold counts only if it gains more than two standard errors where it was not chosen.
-    given = inputs.of_metric(metric), inputs.boundary.n_draws
-    threshold, best = best_threshold(metric.of_counts, inputs.logits, given[0])
-    crossed = decided_at(inputs.logits, left_out_thresholds(metric.of_counts, inputs.logits, *given))
-    there, here = (influence(metric.formula, logits, *given) for logits in (crossed, inputs.logits))
-    gain = metric.sign * (metric.formula(crossed, given[0], None) - values[metric.signal])
-    is_clear = gain > 2 * mean_and_error(there - here, None)[1]
-    return values | {
-        THRESHOLD: torch.where(is_clear, threshold, metric.threshold),
-        metric.at_threshold: torch.where(is_clear, metric.sign * best, values[metric.signal]),
-    }
-
-
-def contributions_to(
-    metric: ExpectedMetric | None, inputs: SignalInputs, values: Mapping[str, Tensor]
-) -> tuple[Tensor, Tensor | None]:
-    """Contribution of each of N samples to a metric, or accuracy, (N,), empty if unknown; and weights of samples."""
-    boundary = inputs.boundary
-    if metric is None:
-        likely = predicted_probabilities(boundary.probabilities_of_present, inputs.columns)
-        return likely.view(boundary.n_draws, -1).mean(dim=0), boundary.weights
-    if metric.is_drawn:
-        return inputs.accuracy.new_empty(0), None
-    logits = decided_at(inputs.logits, values[THRESHOLD]) if metric.is_at_threshold else inputs.logits
-    return influence(metric.formula, logits, inputs.of_metric(metric), boundary.n_draws), None

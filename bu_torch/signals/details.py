@@ -12,9 +12,9 @@ from bu_torch.functional.boundary import index_pairs, predicted_probabilities
 from bu_torch.functional.weights import sum_by_group
 from bu_torch.signals.catalogue import SignalInputs
 from bu_torch.signals.metrics import ExpectedMetric
+from bu_torch.signals.prepare import mean_by_rank
 
 MOST_CLASSES = 100
-_N_PARTS = 20
 _MOST_MEETINGS, _LEAST_LOSS = 3, 0.01
 _LEAST_GAIN = 0.01  # share of the accuracy that always predicting one class leaves to gain
 _LEAST_SKILL = 0.05
@@ -84,16 +84,6 @@ class Measurement:
         network = mean_by_rank(inputs.local_uncertainty, inputs.half_gap, inputs.boundary.repeated_weights)
         crossing = Crossing(network, inputs.prepared.attainable_crossing)
         return Details(crossing, _meeting(inputs), _doubtful(inputs, n_doubtful), _recalls(inputs))
-
-
-def mean_by_rank(local: Tensor, place: Tensor, weights: Tensor | None) -> list[float]:
-    """Mean of `local` (N,) in each of `_N_PARTS` equal parts of the samples, sorted by `place`; NaN if one is empty."""
-    order = place.argsort(stable=True)
-    drawn = torch.ones_like(local) if weights is None else weights[order]
-    rank = (drawn.cumsum(dim=0) - drawn / 2) / drawn.sum()
-    part = (rank * _N_PARTS).long().clamp(max=_N_PARTS - 1)
-    mass, mixed = (sum_by_group(values, part, _N_PARTS) for values in (drawn, drawn * local[order]))
-    return (mixed / mass).tolist()
 
 
 def _meeting(inputs: SignalInputs) -> list[Meeting]:

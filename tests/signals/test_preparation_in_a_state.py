@@ -30,8 +30,8 @@ KINDS = {
 def test_whatever_is_fitted_is_taken_back_to_the_bit(features, labels, settings):
     signals = unfitted(**settings).fit(features, labels)
     again = unfitted(**settings).restore(signals.state(), features, labels)
-    for name in ("class_distances", "probabilities"):
-        assert torch.equal(getattr(again, name), getattr(signals, name))
+    assert torch.equal(again.probabilities, signals.probabilities)
+    assert torch.equal(again.prepared.distances, signals.prepared.distances)
     for name in ("perturbed_inputs", "votes", "labels", "neighbors", "nearest_distance"):
         found, expected = getattr(again.boundary, name), getattr(signals.boundary, name)
         assert found.dtype == expected.dtype
@@ -66,7 +66,7 @@ def test_of_weighted_samples_it_is_taken_back(metric):
     assert signals.measure(logits).values == again.measure(logits).values
     assert torch.equal(signals.boundary.weights, again.boundary.weights)
     found = [signals.fingerprint_of(X, Y, weights) for weights in (WEIGHTS, WEIGHTS * 2.0**-7, None)]
-    assert [one == signals.fingerprint for one in found] == [True, True, False]
+    assert [one == signals.prepared.fingerprint for one in found] == [True, True, False]
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)

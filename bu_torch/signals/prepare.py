@@ -1,0 +1,196 @@
+"""All that signals need of the samples and that does not depend on the network: `prepare` and `Prepared`."""
+
+import hashlib
+import warnings
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bu_torch.estimators.boundary import BoundaryUncertainty
+from bu_torch.estimators.trust import TrustScore
+from bu_torch.functional.boundary import largest_uncertainty
+from bu_torch.functional.probabilities import as_probabilities, scale_to_shares
+from bu_torch.functional.score import Attainable, attainable, cost_of_memorising
+from bu_torch.functional.weights import sum_by_group
+from bu_torch.perturbation.draws import Readings, are_rows, kind_of
+from bu_torch.samples.samples import copies
+
+_FORMAT = 19  # raise it if the tensors of a state change, or the way in which they are computed
+_LEAST_SKILL = 0.01  # votes on 400 random labels or more seldom have a higher skill
+_MOST_COPIES = 0.5
+_N_PARTS = 20
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What checks read, for D draws of N samples and the C classes that have samples, in ascending order.
+
+    What follows from the fields is computed where it is first read.
+    """
+
+    boundary: BoundaryUncertainty  # fitted: samples, neighbours, perturbed inputs, label probabilities, weights
+    distances: Tensor  # (D * N, C + 1) to each class, without samples it is made from, and inf
+    are_rows: bool  # samples are rows of a table: no images, no texts
+    fingerprint: str  # digest of samples and settings, 64 hexadecimal digits
+    others: tuple[Any, ...] = ()  # what measures signals that have no formula (`Signal.measured_in`)
+
+    @cached_property
+    def label_columns(self) -> Tensor:
+        """Columns of the labels, (D * N,)."""
+        return self.boundary.classes.columns(self.boundary.labels).repeat(self.boundary.n_draws)
+
+    @cached_property
+    def most_uncertainty(self) -> Tensor:
+        """Uncertainty between the two likeliest classes, (D * N,) float64."""
+        return largest_uncertainty(self.boundary.probabilities_of_present)
+
+    @cached_property
+    def attainable_crossing(self) -> list[float]:
+        """`Crossing.attainable`; waits for the device."""
+        return mean_by_rank(self.most_uncertainty, -self.most_uncertainty, self.boundary.repeated_weights)
+
+    @cached_property
+    def attainable(self) -> Attainable:
+        """Most that accuracy, uncertainty and trust reach."""
+        boundary = self.boundary
+        return attainable(boundary.probabilities_of_present, self.distances[:, :-1], boundary.repeated_weights)
+
+    @cached_property
+    def label_weight(self) -> Tensor:
+        """Weight of the agreement with the labels beside expected accuracy, a float64 scalar."""
+        is_reading = isinstance(self.boundary.perturbation, Readings)  # there samples' own labels are left out
+        cost = cost_of_memorising(self.boundary.probabilities_of_present, self.boundary.repeated_weights)
+        return cost * (is_reading / 2)
+
+    @cached_property
+    def plain_probabilities(self) -> Tensor:
+        """Class probabilities (D * N, C) if each sample counts once, whatever its weight."""
+        return self._counting_once(self.boundary.probabilities_of_present)
+
+    @cached_property
+    def sharp_probabilities(self) -> Tensor:
+        """The same, as certain as left-out labels allow."""
+        if self.boundary.sharpness == 1:
+            return self.plain_probabilities
+        sharp = self.boundary.probabilities_of_present.double() ** self.boundary.sharpness
+        return self._counting_once(as_probabilities(sharp))
+
+    def _counting_once(self, probabilities: Tensor) -> Tensor:
+        if self.boundary.weights is None:
+            return probabilities
+        counts = sum_by_group(torch.ones_like(self.label_columns), self.label_columns, probabilities.shape[1])
+        return scale_to_shares(probabilities, counts / counts.sum())
+
+    def to(self, device: torch.device | str) -> "Prepared":
+        """The same on a device; `boundary` and `others` are moved in place."""
+        for part in (self.boundary, *self.others):
+            part.to(device)
+        return replace(self, distances=self.distances.to(device))
+
+
+def prepare(
+    boundary: BoundaryUncertainty,
+    inputs: Tensor,
+    labels: Tensor,
+    sample_weight: Any = None,
+    measured_in: Collection[str] = (),
+) -> Prepared:
+    """Fit `boundary` to checked samples, and compute all else that does not depend on the network.
+
+    `measured_in` names modules that bring signals of their own. Warns if labels cannot be predicted, or most samples
+    have copies.
+    """
+    points, perturbed = boundary.fit_inputs(inputs, labels, sample_weight)
+    # Near a sample that it was made from, a perturbed one would be trusted for having that sample's label.
+    sources = boundary.perturbed.sources
+    if sources is None:
+        sources = torch.arange(len(points), device=points.device).repeat(boundary.n_draws)
+    distances = TrustScore().fit(points, boundary.classes.columns(labels)).class_distances(perturbed, sources)
+    others = tuple(import_module(name).prepare(boundary, points) for name in measured_in)
+    if others:
+        boundary.perturbed = boundary.perturbed.followed_by(inputs)
+    return _prepared(boundary, inputs, distances, fingerprint_of(boundary, inputs, labels, boundary.weights), others)
+
+
+def state_of(prepared: Prepared) -> dict[str, Any]:
+    """What was prepared, as plain data on the CPU, for `restore`."""
+    distances = prepared.distances[:, :-1].cpu()
+    return {"fingerprint": prepared.fingerprint, "left_out_distances": distances, **prepared.boundary.state()}
+
+
+def restore(
+    boundary: BoundaryUncertainty, state: Mapping[str, Any], inputs: Tensor, labels: Tensor, weights: Tensor | None
+) -> Prepared:
+    """Take a `state_of` the same samples and settings in place of `prepare`; ValueError if it is of others."""
+    fingerprint = fingerprint_of(boundary, inputs, labels, weights)
+    if state["fingerprint"] != fingerprint:
+        raise ValueError("`state` must be of the same samples and settings.")
+    boundary.restore(state, inputs, weights)
+    return _prepared(boundary, inputs, state["left_out_distances"].to(inputs.device), fingerprint)
+
+
+def _prepared(
+    boundary: BoundaryUncertainty, inputs: Tensor, distances: Tensor, fingerprint: str, others: tuple[Any, ...] = ()
+) -> Prepared:
+    warn_of(boundary, inputs)
+    # In column-major memory the nearest class is found in a third of the time.
+    padded = torch.nn.functional.pad(distances.T.contiguous(), (0, 0, 0, 1), value=torch.inf).T
+    return Prepared(boundary, padded, are_rows(boundary.perturbation, inputs), fingerprint, others)
+
+
+def mean_by_rank(local: Tensor, place: Tensor, weights: Tensor | None) -> list[float]:
+    """Mean of `local` (N,) in each of `_N_PARTS` equal parts of the samples, sorted by `place`; NaN if one is empty."""
+    order = place.argsort(stable=True)
+    drawn = torch.ones_like(local) if weights is None else weights[order]
+    rank = (drawn.cumsum(dim=0) - drawn / 2) / drawn.sum()
+    part = (rank * _N_PARTS).long().clamp(max=_N_PARTS - 1)
+    mass, mixed = (sum_by_group(values, part, _N_PARTS) for values in (drawn, drawn * local[order]))
+    return (mixed / mass).tolist()
+
+
+def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> str:
+    """Digest of checked samples and of the settings of `boundary`, which need not be fitted; callables by name."""
+    settings = boundary.feature_extractor, boundary.perturbation
+    named = [getattr(option, "__qualname__", type(option)) if callable(option) else option for option in settings]
+    words = _FORMAT, boundary.n_neighbors, boundary.n_draws, boundary.seed, kind_of(boundary.perturbation, inputs)
+    readings = boundary.perturbation.inputs[: boundary.n_draws] if isinstance(boundary.perturbation, Readings) else None
+    named = [option for option in named if not isinstance(option, Readings)]
+    digest = hashlib.sha256(repr((*words, *named)).encode())
+    for tensor in (inputs, labels, weights, readings):
+        if tensor is not None:
+            digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
+            digest.update(tensor.cpu().contiguous().numpy().data.cast("B"))
+    return digest.hexdigest()
+
+
+def warn_of(boundary: BoundaryUncertainty, inputs: Tensor) -> None:
+    """Warn if most samples have an exact copy with the same label, or if neighbours predict labels like chance."""
+    labels = boundary.labels
+    is_copied = torch.zeros_like(labels, dtype=torch.bool)
+    for rows, others in copies(inputs, boundary.neighbors):
+        is_copied[rows] |= labels[others] == labels[rows]
+    share = float(is_copied.double().mean())
+    if share > _MOST_COPIES:
+        warnings.warn(
+            f"{share:.0%} of the samples have an exact copy with the same label among the others, so a network that"
+            " memorises labels looks better than it is: pass each sample once, to the callbacks as `reference`.",
+            stacklevel=4,
+        )
+    nearby, regression = boundary.vote_skill, boundary.regression_skill
+    if nearby < _LEAST_SKILL:
+        meaning = (
+            "rely on expected accuracy, not on boundary uncertainty, trust score and agreement with neighbours."
+            if regression >= _LEAST_SKILL
+            else "nearly all labels are noise, or distances between inputs mean nothing, so the scores say little. A"
+            " `feature_extractor` may give a space in which distances mean something."
+        )
+        warnings.warn(
+            "The nearest neighbours predict a sample's label no better than chance (Brier skill score"
+            f" {nearby:.2f}; a regression on all samples: {regression:.2f}): {meaning}",
+            stacklevel=4,
+        )
