@@ -112,6 +112,9 @@ def test_given_values_reach_all_names_and_views_of_a_weight():
         assert not copied.view.any()
     assert not torch.equal(module[1].weight, torch.ones(4, 4))
     assert module.view.any()
+    scripted = torch.jit.script(nn.Linear(4, 4))
+    with evaluation_copy(scripted, {"weight": torch.zeros(4, 4), "bias": torch.zeros(4)}) as network:
+        assert not network(X).any()
     with evaluation_copy(print) as function:
         assert function is print
 
