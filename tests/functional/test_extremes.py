@@ -92,19 +92,23 @@ def weights_of(n, seed):
     return None if seed is None else (4 * drawn - 2).exp()
 
 
-@given(problems(), WEIGHING)
-def test_parzen_uncertainty(problem, seed):
+@given(problems(), WEIGHING, st.booleans())
+def test_parzen_uncertainty(problem, seed, reads_samples):
+    """With the pairs of the perturbed samples, or with those that the network predicts at the samples themselves."""
     logits, exact, *samples = problem
     weights = weights_of(len(logits), seed)
     listed = [exact.tolist(), *(part.tolist() for part in samples)]
-    counted = None if weights is None else weights.tolist()
-    u, k = proposal2.local_uncertainty(*listed[:3], list(map(tuple, listed[3])), counted)
+    given, pairs = {"weights": None if weights is None else weights.tolist()}, {}
+    if reads_samples:
+        given["at_samples"] = exact.flip(0).tolist()
+        pairs["predicted_pairs"] = torch.tensor([proposal2.two_largest(row) for row in given["at_samples"]])
+    u, k = proposal2.local_uncertainty(*listed[:3], list(map(tuple, listed[3])), **given)
     assume(not any(1e-10 < count < 1e-3 for count in k))  # so near `min_weight` a pair may fall on either side of it
-    found = parzen_uncertainty(logits, *samples, weights=weights)
+    found = parzen_uncertainty(logits, *samples, weights=weights, **pairs)
     assert found.dtype == (torch.float64 if logits.dtype == torch.float64 else torch.float32)
     tolerance = TOLERANCE.get(logits.dtype, 2e-4 if weights is None else 1e-3)
-    assert float(found) == pytest.approx(proposal2.parzen_uncertainty(*listed, weights=counted), abs=tolerance)
-    local, counts = local_uncertainty(logits, *samples, weights=weights)
+    assert float(found) == pytest.approx(proposal2.parzen_uncertainty(*listed, **given), abs=tolerance)
+    local, counts = local_uncertainty(logits, *samples, weights=weights, **pairs)
     np.testing.assert_allclose(counts, k, rtol=tolerance, atol=tolerance)
     is_counted = np.asarray(k) > 1e-3
     np.testing.assert_allclose(local.numpy()[is_counted], np.asarray(u)[is_counted], atol=tolerance)
