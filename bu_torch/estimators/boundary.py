@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from bu_torch.estimators import space_choice
 from bu_torch.estimators.label_probabilities import LabelProbabilities, LabelRegression
-from bu_torch.estimators.space_choice import FeatureExtractor, LabelMetric, MetricRegression, MetricTrial, SpaceName
+from bu_torch.estimators.space_choice import FeatureExtractor, MetricRegression, MetricTrial, SpaceName
 from bu_torch.functional import boundary as formulas
 from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.internal.inputs import (
@@ -27,6 +27,7 @@ from bu_torch.perturbation.draws import Perturbation, PerturbedInputs, Readings,
 from bu_torch.samples.balance import ClassWeight, check_class_weight, weights_of
 from bu_torch.samples.readings import ASKED_TO_READ, WITHOUT_READING
 from bu_torch.space.features import FeatureSpace
+from bu_torch.space.metric import LabelMetric
 from bu_torch.space.tokens import check_tokens
 
 MOST_ENTRIES = 2**28  # in an array with a column for each class: a gibibyte in float32; there are three such arrays

@@ -114,7 +114,7 @@ def _recalls(inputs: SignalInputs) -> list[ClassRecall]:
     expected = predicted_probabilities(probabilities, inputs.columns) * counted
     predicted = inputs.columns.clamp(max=n_classes - 1)  # larger for a prediction of a class without samples
     labelled, hits = (sum_by_group(part, own, n_classes) for part in (counted, (inputs.columns == own) * counted))
-    mass = counted @ probabilities.double()
+    mass = (counted.to(probabilities) @ probabilities).double()
     recalls = (hits / labelled, sum_by_group(expected, predicted, n_classes) / mass)
     columns = (boundary.classes.classes, labelled / labelled.sum(), *recalls)
     rows = [ClassRecall(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]

@@ -179,8 +179,9 @@ def pooled(images: Tensor) -> Tensor:
     """
     if not is_pooled(images):
         return as_floats(images)
-    factor = (images.shape[2] * images.shape[3] / _POOLED) ** 0.5
-    size = [max(1, int(side / factor)) for side in images.shape[2:]]
+    height, width = images.shape[2:]
+    factor = (height * width / _POOLED) ** 0.5
+    size = max(1, int(height / factor)), max(1, int(width / factor))
     blocks = images.split(max(1, _BLOCK_ELEMENTS // images[0].numel()))
     return torch.cat([torch.nn.functional.adaptive_avg_pool2d(as_floats(block), size) for block in blocks])
 
