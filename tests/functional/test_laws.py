@@ -11,6 +11,7 @@ from oracles import boundary as oracle
 from bu_torch import functional as F
 from bu_torch.functional import metrics
 from bu_torch.functional.probabilities import brier_score, mixing_weight
+from bu_torch.functional.score import cost_of_memorising
 
 M, D = 5, 2
 SEEDS = st.integers(0, 2**32)
@@ -172,7 +173,7 @@ def test_the_score_and_its_parts_are_those_of_a_loop(seed, n, j, n_values, skill
     p = problem(seed, max(n, M), j, n_values=n_values)
     for w in ({}, {"weights": p["weights"]}):
         counted = p["weights"].tolist() if w else [1.0] * len(p["weights"])
-        logs = reached = accuracy = most = 0.0
+        logs = reached = accuracy = most = cost = 0.0
         rows = zip(p["probabilities"].tolist(), p["distances"].tolist(), p["logits"].tolist(), counted, strict=True)
         for likely, distances, logits, weight in rows:
             chosen, ordered = logits.index(max(logits)), sorted(distances)
@@ -180,6 +181,7 @@ def test_the_score_and_its_parts_are_those_of_a_loop(seed, n, j, n_values, skill
             logs += weight * math.log(other / distances[chosen])
             reached += weight * math.log(ordered[1] / ordered[0])
             accuracy, most = accuracy + weight * likely[chosen], most + weight * max(likely)
+            cost += weight * (max(likely) - (sum(likely) - max(likely)) / (j - 1))
         listed = p["probabilities"].tolist(), counted
         u, best = (
             oracle.boundary_uncertainty(p["logits"].tolist(), *listed),
@@ -189,6 +191,7 @@ def test_the_score_and_its_parts_are_those_of_a_loop(seed, n, j, n_values, skill
         assert (found.dtype, found.shape) == (torch.float64, ())
         assert float(found) == pytest.approx(u, abs=1e-12)
         assert float(OF_SAMPLES["expected accuracy"](p, w)) == pytest.approx(accuracy / sum(counted))
+        assert float(cost_of_memorising(p["probabilities"], relative(w))) == pytest.approx(cost / sum(counted))
         assert float(trust(p, w)) == pytest.approx(math.exp(logs / sum(counted)))
         expected = (accuracy / most + u / best + skill * logs / reached) / (2 + skill)
         assert float(score(p, w, skill)) == pytest.approx(expected, rel=1e-6)
