@@ -1,7 +1,7 @@
 """The table in README, from the saved results of `quality.py`.
 
-For each kind of data and labels: the mean test error of bu-torch over data sets, the share of the planned epochs that it
-trained, and how much larger the error of other methods is, with a 90 % bootstrap interval over data sets.
+For each kind of data and labels: the mean test error of bu-torch over data sets, the share of the planned epochs that
+it trained, and how much larger the error of other methods is, with a 90 % bootstrap interval over data sets.
 
     python benchmarks/errors.py
 """

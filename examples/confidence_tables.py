@@ -28,8 +28,13 @@ error rate lies there, and a set around a small training error loses its lower p
 loss; with the sum of its section 5 it comes to n^2. `--rate` takes others.
 
     python examples/confidence_tables.py
+
+The runs of `docs/papers.md`, in its order; the first two have `--repetitions 60 --draws 100` too:
+
+    python examples/confidence_tables.py --tables spambase ionosphere heart pima bupa magic mammographic
+    python examples/confidence_tables.py --tables donut outlier "three points" chi-squared banknote sonar
     python examples/confidence_tables.py --widths
-    python examples/confidence_tables.py --shrink
+    python examples/confidence_tables.py --shrink --repetitions 40 --draws 60
 """
 
 import argparse

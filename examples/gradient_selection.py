@@ -8,7 +8,10 @@ written in torch. `--ratio` takes so many samples of one class for each of the o
 has a table of 10 : 1). A choice is near if its L_val exceeds the least by no more than a tenth of the range of L_val.
 
     python examples/gradient_selection.py
-    python examples/gradient_selection.py --ratio 10 --samples 1000
+
+The run of `docs/papers.md` with a ratio has the options
+
+    --ratio 10 --samples 600 --folds 5 --data GMM banknote breast_cancer_wisconsin german ionosphere sonar spambase
 """
 
 import argparse

@@ -9,6 +9,7 @@ random direction. With several `--seeds`, each another draw of samples and moves
 chooses a gamma whose L_val is more than 0.01 above or below that of M = 40, and on how many the gamma is larger.
 
     python examples/sensitivity.py --data GMM wine_white3
+    python examples/sensitivity.py --seeds 0 1 2 3 --folds 5  # Figs. 11 to 13 of `docs/papers.md`
 """
 
 import argparse

@@ -6,7 +6,8 @@ set as its own reference. L_te is the error on that test set, L_HO on a quarter 
 cross-validation. `bis` is without the perturbation. The last panel moves all samples farther, up to three times the
 distance to the nearest one: how large is the gap |U_tr - U_te| then?
 
-    python examples/svm_panels.py
+    python examples/svm_panels.py --data GMM
+    python examples/svm_panels.py --data letter
 """
 
 import argparse

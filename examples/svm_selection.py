@@ -11,6 +11,16 @@ boundary in two parts, of which a stiff SVM leaves one out: the omission beside 
 
     python examples/svm_selection.py --data GMM GMM_separable GMM_inclusion sonar
 
+The runs of `docs/papers.md`, in its order, have the options
+
+    --samples 600 --folds 5 --seeds 0 1 2 3
+    --samples 1500
+    --samples 600 --step 4 --draws 1
+    --data GMM_inclusion GMM_separable --step 3 --seeds 0 1 2 3 4 5 6 7
+    --data GMM --samples 2200 --proposal-1 --seeds 0 1 2 3
+    --samples 600 --step 4 --proposal-1
+    --data GMM banknote german ionosphere sonar --samples 400 --folds 5 --step 4 --proposal-1
+
 `--proposal-1` adds anchors by bisection, with the prior correction of the sources and without; both take far longer.
 Section 6.4.2 says that Proposal 2 comes nearer to 1 and is sharper: the largest U, and the share of gammas whose U is
 in the highest tenth of its range.
