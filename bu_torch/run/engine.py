@@ -19,7 +19,7 @@ from bu_torch.internal.replica import evaluation_copy
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.history import History, describe_worse_than_chance
 from bu_torch.run.judgement import judge, summary_of
-from bu_torch.run.prepare import Prepared, TrainingData, prepare
+from bu_torch.run.prepare import Preparation, TrainingData, prepare
 from bu_torch.run.processes import Processes
 from bu_torch.run.record import RunRecord, plain, row
 from bu_torch.run.settings import Settings
@@ -79,7 +79,7 @@ class Engine:
         self.history = History(settings)
         self.average = None if settings.averaging is None else WeightAverage(settings.averaging)
         self.record = RunRecord()
-        self.prepared: Prepared | None = None
+        self.prepared: Preparation | None = None
         self.before: dict[str, Any] = {}  # preparation of the run that this one resumes
         self.inputs: Any = None  # perturbed samples, in the processes that read the network
         self.is_over = False  # from `release` on
@@ -102,7 +102,7 @@ class Engine:
         """
         options: dict[str, Any] = {"has_checks": bool(self.history.entries), "warn": self.warn, "tell": self.tell}
 
-        def prepared() -> Prepared:
+        def prepared() -> Preparation:
             self.prepared = prepare(read(), self.settings, self.before, device, **options, detail=self.detail)
             return self.prepared.for_others()
 

@@ -25,7 +25,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Preparation:
     """The samples of all checks of a training; `signals`, `rows` and `about` only in the process that has prepared."""
 
     plan: Plan
@@ -70,7 +70,7 @@ def prepare(
     warn: Tell,
     tell: Tell,
     detail: Tell,
-) -> Prepared:
+) -> Preparation:
     """Choose samples as a plan says, fit the signals to them for checks on `device`, and say how they are measured.
 
     `before` is the `state_dict` of a resumed run, or empty; its plan counts, and its space, if it `has_checks`. Errors
@@ -104,7 +104,7 @@ def prepare(
         name: Any = signals.boundary.space_name_
         space = name if may_use_module and name in get_args(SpaceName) else None
         saved = signals.state() if may_use_module and space is None else None
-    prepared = Prepared(
+    prepared = Preparation(
         plan,
         samples.packing,
         samples.readings is not None,
@@ -174,7 +174,7 @@ def _describe(signals: Signals, samples: Samples) -> dict[str, Any]:
     return {"data": data, "classes": samples.classes, "skills": left_out}
 
 
-def _details(prepared: Prepared) -> Iterator[str]:
+def _details(prepared: Preparation) -> Iterator[str]:
     """How samples are perturbed, in which space neighbours are found, and the prices of a metric."""
     assert prepared.signals is not None  # noqa: S101  (made just now)
     boundary, metric = prepared.signals.boundary, prepared.signals.metric
