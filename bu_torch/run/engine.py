@@ -21,7 +21,7 @@ from bu_torch.run.history import History, describe_worse_than_chance
 from bu_torch.run.judgement import judge, summary_of
 from bu_torch.run.prepare import Preparation, TrainingData, prepare
 from bu_torch.run.processes import Processes
-from bu_torch.run.record import RunRecord, plain, row
+from bu_torch.run.record import Record, plain, row
 from bu_torch.run.settings import Settings
 from bu_torch.run.state import VERSION, as_small, as_tables, read_state
 from bu_torch.run.weights import WeightAverage, state_to_keep
@@ -78,7 +78,7 @@ class Engine:
         self.processes = Processes()
         self.history = History(settings)
         self.average = None if settings.averaging is None else WeightAverage(settings.averaging)
-        self.record = RunRecord()
+        self.record = Record()
         self.prepared: Preparation | None = None
         self.before: dict[str, Any] = {}  # preparation of the run that this one resumes
         self.inputs: Any = None  # perturbed samples, in the processes that read the network

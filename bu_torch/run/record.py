@@ -18,7 +18,7 @@ FORMAT = 4  # raise it when the meaning of the lines changes
 _NAME = "boundary_uncertainty"
 
 
-class RunRecord:
+class Record:
     """The seconds of one training, and a file of lines in JSON: the settings, each check as it is made, and the end.
 
     If the file's name is taken, it gets a version. A run that resumes may end an epoch a second time: the later of two
