@@ -7,16 +7,15 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bu_torch.functional import metrics as m
+from bu_torch.functional import metrics as formulas
 from bu_torch.internal.inputs import as_tensor
 
 _Formula = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # logits, label probabilities, weights -> scalar
-MetricName = Literal["accuracy", "balanced_accuracy", "auroc", "average_precision", "f1", "log_loss", "brier_score"]
 # Rank correlation with the same on test data: 0.1 for log loss and 0.0 for the Brier score, and 0.9 with two classes.
 _MANY_CLASSES = 4
 _N_DRAWS = 5  # labels are drawn so often for a metric of torchmetrics
@@ -39,7 +38,7 @@ class ExpectedMetric:
     is_of_sharp: bool = False  # it compares probabilities, and takes those as certain as left-out labels allow
     settings: Any = None  # what tells it from another one of this name, as plain data
     # Values, larger is better, from hits, false alarms, positives and negatives of two classes; None without threshold.
-    of_counts: m.OfCounts | None = field(default=None, compare=False)
+    of_counts: formulas.OfCounts | None = field(default=None, compare=False)
     threshold: float = 0.5  # of class 1 of two unless another is clearly better; 0.5, or the one that prices imply
     is_at_threshold: bool = False  # its value is that at the threshold of the check, in place of 0.5
     n_classes: int | None = None  # that it is of; None if it takes any number
@@ -105,13 +104,15 @@ METRICS = {
     metric.name: metric
     for metric in (
         ExpectedMetric(
-            "balanced_accuracy", "balanced accuracy", True, m.expected_balanced_accuracy, of_counts=_balanced
+            "balanced_accuracy", "balanced accuracy", True, formulas.expected_balanced_accuracy, of_counts=_balanced
         ),
-        ExpectedMetric("auroc", "area under the ROC curve", True, m.expected_auroc),
-        ExpectedMetric("average_precision", "average precision", True, m.expected_average_precision, is_of_one=True),
-        ExpectedMetric("f1", "F1 score", True, m.expected_f1, of_counts=_f1, is_of_one=True),
-        ExpectedMetric("log_loss", "log loss", False, m.expected_log_loss, is_of_sharp=True),
-        ExpectedMetric("brier_score", "Brier score", False, m.expected_brier_score, is_of_sharp=True),
+        ExpectedMetric("auroc", "area under the ROC curve", True, formulas.expected_auroc),
+        ExpectedMetric(
+            "average_precision", "average precision", True, formulas.expected_average_precision, is_of_one=True
+        ),
+        ExpectedMetric("f1", "F1 score", True, formulas.expected_f1, of_counts=_f1, is_of_one=True),
+        ExpectedMetric("log_loss", "log loss", False, formulas.expected_log_loss, is_of_sharp=True),
+        ExpectedMetric("brier_score", "Brier score", False, formulas.expected_brier_score, is_of_sharp=True),
     )
 }
 METRIC_HELP = f"{', '.join(('accuracy', *METRICS))}, or costs such as '[[0, 10], [100, 10]]', a row for each true class"
@@ -192,8 +193,8 @@ def _cost(costs: Tensor, threshold: float, logits: Tensor, probabilities: Tensor
     if len(costs) != logits.shape[1]:
         wanted = f"each of the network's {logits.shape[1]} classes"
         raise MisfitError(f"`metric` must have a row and a column of costs for {wanted}, got {len(costs)}.")
-    logits = m.decided_at(logits, threshold) if len(costs) == 2 else logits
-    return m.expected_cost(logits, probabilities, costs.to(logits.device), weights)
+    logits = formulas.decided_at(logits, threshold) if len(costs) == 2 else logits
+    return formulas.expected_cost(logits, probabilities, costs.to(logits.device), weights)
 
 
 def _of_torchmetrics(metric: Any) -> ExpectedMetric:
