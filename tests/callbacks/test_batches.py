@@ -73,20 +73,6 @@ class TestHooks:
         hooked, _ = monitored(tmp_path, *given, max_epochs=2, **settings)
         assert_same_history(hooked, scaled(**settings))
 
-    def test_are_called_once_for_each_batch_that_is_read_and_never_in_a_check(self, tmp_path):
-        calls = []
-
-        class Counting(Classifier):
-            def on_after_batch_transfer(self, batch, dataloader_idx):
-                calls.append(len(batch[0]))
-                return batch
-
-        fit(tmp_path, Counting, loader(X, Y), max_epochs=2)
-        n_training, calls[:] = len(calls), []
-        monitored(tmp_path, Counting, loader(X, Y), max_epochs=2)
-        assert len(calls) - n_training == 5
-        assert calls[:5] == [30] * 4 + [30]  # before the first step; 30 samples once more, to see if they differ
-
     def test_reference_pairs_do_not_pass_them_and_datasets_do(self, tmp_path):
         scaled, _ = monitored(tmp_path, Classifier, loader(SCALED, Y))
         for reference in ((SCALED, Y), TensorDataset(BYTES, Y)):
