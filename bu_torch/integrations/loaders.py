@@ -50,12 +50,14 @@ def make_stopper(
 
 
 def conclude(stopper: BoundaryUncertaintyStopper, network: nn.Module | None, reason: str = "") -> None:
-    """Say what was kept, and load it into `network`, if any; a warning says if it does not fit.
+    """Say what was kept, and load it into `network`, if any and it is of use; a warning says if it does not fit.
 
     `reason` is why training ended if the stopper did not end it.
     """
     stopper.stopping_reason = stopper.stopping_reason or reason
-    if network is not None and stopper.best_epoch is not None:
+    stopper.judge()
+    is_useless = stopper.engine.processes.broadcast(stopper.engine.is_useless)
+    if network is not None and stopper.best_epoch is not None and not is_useless:
         try:
             stopper.restore(network)
         except RuntimeError as error:

@@ -106,7 +106,7 @@ class BoundaryUncertaintyStopper(Results):
         self._best = BestWeights()
         self.stopped_epoch: int | None = None
         self.stopping_reason = ""
-        self._is_by_steps = self._is_concluded = False
+        self._is_by_steps = self._is_judged = self._is_concluded = False
 
     def _read(self) -> Samples:
         """Samples to choose from; an integration has read them from a loader."""
@@ -149,7 +149,7 @@ class BoundaryUncertaintyStopper(Results):
                 "This stopper has ended a training, and continues it: its best epoch and its patience still count. For"
                 " another training, make another stopper."
             )
-        self._is_by_steps, self._is_concluded = step is not None, False
+        self._is_by_steps, self._is_judged, self._is_concluded = step is not None, False, False
         if engine.prepared is None:
             self._prepare(model)
         started = time.perf_counter()
@@ -223,12 +223,18 @@ class BoundaryUncertaintyStopper(Results):
         """Record and report the end, once; `how` is "" if the kept weights are in the model, else "not "."""
         if self._is_concluded:
             return
+        self.judge()
         self._is_concluded = True
-        self.stopping_reason = self.stopping_reason or "Training ended."
-        engine, reason = self.engine, self.stopping_reason
-        engine.end(reason, kept_epoch=self.best_epoch, kept_step=self.best_step, stopped_epoch=self.stopped_epoch)
         kept_how, is_open = None if self.best_epoch is None else how, self.stopped_epoch is None
-        engine.log_summary(reason, kept_how, is_by_steps=self._is_by_steps, is_open=is_open)
+        self.engine.log_summary(self.stopping_reason, kept_how, is_by_steps=self._is_by_steps, is_open=is_open)
+
+    def judge(self) -> None:
+        """Judge what was kept, and record the end, once."""
+        if not self._is_judged:
+            self._is_judged = True
+            self.stopping_reason = self.stopping_reason or "Training ended."
+            places = {"kept_epoch": self.best_epoch, "kept_step": self.best_step, "stopped_epoch": self.stopped_epoch}
+            self.engine.end(self.stopping_reason, **places)
 
     def _place(self, epoch: int | None, step: int | None) -> tuple[int, int | None]:
         last = self.history[-1] if self.history else {"epoch": -1}
@@ -257,7 +263,7 @@ class BoundaryUncertaintyStopper(Results):
         """
         entries = state_dict if isinstance(state_dict, Mapping) else {}
         self.engine.load_state_dict(entries.get("checks"))
-        self._best, self._is_concluded = BestWeights(), False
+        self._best, self._is_judged, self._is_concluded = BestWeights(), False, False
         if self.engine.history.kept is not None:
             try:
                 self._best.load_state_dict(entries.get("keeper"))

@@ -4,10 +4,12 @@ import importlib
 import sys
 
 import pytest
-from problems import Augmented, Plain, in_order
+import torch
+from problems import Augmented, Plain, blobs, in_order
+from torch import nn
 from torch.utils.data import DataLoader
 
-from bu_torch.integrations.loaders import make_stopper
+from bu_torch.integrations.loaders import conclude, make_stopper
 from bu_torch.report import read_record
 
 OPTIONS = {"seed": 0, "n_neighbors": 20, "perturbation": None}
@@ -28,6 +30,21 @@ def test_augmented_samples_are_read_again(tmp_path, log):
     resumed.load_state_dict(stopper.state_dict())
     resumed.check(network)  # without the warning that the samples differ
     assert len(resumed.history) == 2
+
+
+@pytest.mark.parametrize("is_useless", [False, True])
+def test_weights_that_predict_worse_than_one_class_alone_are_not_loaded(is_useless):
+    features, labels = blobs(n_classes=2)
+    network = nn.Linear(4, 2)
+    with torch.no_grad():
+        network.bias.zero_()
+        network.weight.copy_(torch.stack([features[labels == k].mean(dim=0) for k in (0, 1)]) * (-1) ** is_useless)
+        stopper = make_stopper(network, in_order(features, labels), OPTIONS)
+        stopper.check(network)
+        network.weight.zero_()
+    conclude(stopper, network)
+    assert network.weight.any() != is_useless
+    assert stopper.best_epoch == 0
 
 
 @pytest.mark.parametrize(
