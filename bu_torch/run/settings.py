@@ -72,39 +72,36 @@ class Settings(RefusesRemoved):
         min_delta: Least amount by which an improvement must exceed the best, >= 0. It does not change what is kept.
         start_from_epoch: First epoch that counts, >= 0. Earlier checks are measured and logged, but count neither for
             the patience nor as best.
-        rule: The score; the first check with the largest is kept. `"accuracy_uncertainty_trust"` is the mean of
-            three shares of what any classifier can reach: of expected accuracy, boundary uncertainty, and the logarithm
-            of trust (`bu_torch.functional.accuracy_uncertainty_trust`); on images and texts it is the first share
-            alone. Expected accuracy is the mean probability of the predicted class, and boundary uncertainty tells how
-            uncertain the labels are along the boundary. Their probabilities, `Signals.probabilities`, come once from
-            the training labels: votes of the nearest samples, mixed with a kernel regression on all. Or one signal
-            alone: `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`, or `"parzen_uncertainty"`, the
-            boundary uncertainty of Proposal 2, which is measured only then. Or a `bu_torch.Rule` of your own. With
-            another `metric` than accuracy, the default rule keeps the check of its best expected value.
+        rule: What decides. The check with the largest score is kept. `"accuracy_uncertainty_trust"` is the mean of
+            three shares of what any classifier can reach: of expected accuracy, of boundary uncertainty, and of the
+            logarithm of trust (`bu_torch.functional.accuracy_uncertainty_trust`). On images and texts it is the first
+            share alone. `"expected_accuracy"`, `"boundary_uncertainty"` and `"trust_score"` decide by one signal, and
+            `"parzen_uncertainty"` by the boundary uncertainty of Proposal 2, which is measured only then. A
+            `bu_torch.Rule` of your own may decide, too. With another `metric` than accuracy, the default rule keeps the
+            check of its best expected value.
         n_neighbors: Size M of a cluster of neighbours, the sample itself included, >= 2. Training data with fewer
             samples is refused.
         n_draws: Independent perturbations of each sample, >= 1; all numbers are means over them. More draws make them
             steadier and cost more forward passes. None chooses up to 4, more for smaller data.
-        max_samples: Measure at no more than this many training samples, >= `n_neighbors`: a subset drawn with `seed`,
-            stratified if labels are known without reading the samples. (Of an `IterableDataset` the first `max_samples`
-            are read, or 10,000.) None takes as many as fit into a GiB, as the dataset returns them (1783 images of 3 x
-            224 x 224 in float32), and into the price of a check in forward passes: 0.15 of the training samples that an
-            epoch visits, but no fewer than a cluster. To train on a sample costs two to three passes, so this is below
-            a tenth of an epoch. Small data has a floor: 6000 passes of a small network, fewer if a pass takes more than
-            60,000 floating-point operations, and 500 from 1,160,000 on. Passes are counted, not timed: runs repeat.
+        max_samples: Measure at no more than this many training samples, >= `n_neighbors`. They are drawn with `seed`,
+            stratified if labels are known without reading the samples; of an `IterableDataset` they are the first ones.
+            None takes as many as fit into a GiB and into the price of a check, but no fewer than a cluster, and no more
+            than the first 10,000 of an `IterableDataset`. The price is counted in forward passes, not timed, so that
+            runs repeat: 0.15 of the training samples that an epoch visits. Small data has a floor of 6000 passes of a
+            small network, fewer if a pass takes more than 60,000 floating-point operations, and 500 from 1,160,000 on.
         seed: Seed of all random choices, from 0 to 2**64 - 1. Global random numbers are left as they are.
-        feature_extractor: The space of distances between samples, which are perturbed in input space all the same.
-            `"inputs"`, standardised; `"patches"` for images, `bu_torch.PatchFeatures`; `"tokens"` for token ids,
-            `bu_torch.TokenFeatures`; `"metric"`, these in the metric that labels teach; `"module"`, the inputs of the
-            network's last `nn.Linear`, with the weights that it has before training; or a callable from inputs (n, ...)
-            to features (n, k), such as a frozen module; one that is trained with the network is used as it is before
-            training. None takes vectors (N, d) of numbers as they are, and otherwise the space that predicts left-out
-            labels best, or the metric if it is clearly better.
-        perturbation: Way to perturb samples: `"random"`, in a random direction by the distance to the nearest
-            neighbour; `"neighbors"`, a part of the way to a near sample; `"tokens"`, for token ids, by tokens of a near
-            text; `"reading"`, by reading it again, if random augmentation changes it each time; or a callable for
-            what else cannot be moved along a straight line, see `BoundaryUncertainty`. None takes readings where two of
-            them differ, else `"random"` for vectors (N, d) and `"neighbors"` for images and other inputs of more
+        feature_extractor: Space in which distances between samples are measured; they are perturbed in input space all
+            the same. `"inputs"` are the standardised inputs, `"patches"` are `bu_torch.PatchFeatures` of images,
+            `"tokens"` are `bu_torch.TokenFeatures` of token ids, and `"module"` are the inputs of the network's last
+            `nn.Linear`, with the weights that it has before training. `"metric"` is one of these in the metric that
+            labels teach. A callable from inputs (n, ...) to features (n, k), such as a frozen module, is used as it is
+            before training. None takes the space that predicts left-out labels best, for vectors (N, d) of numbers
+            their own, and its metric if that is clearly better.
+        perturbation: Way to perturb samples. `"random"` moves them in a random direction by the distance to the nearest
+            neighbour, and `"neighbors"` a part of the way to a near sample. `"tokens"` exchanges token ids for those of
+            a near text. `"reading"` reads a sample again, if random augmentation changes it each time. A callable may
+            perturb what cannot be moved along a straight line, see `BoundaryUncertainty`. None takes readings where two
+            of them differ, else `"random"` for vectors (N, d) and `"neighbors"` for images and other inputs of more
             dimensions.
         class_weight: Weight of each class in all signals but metrics, in scikit-learn's words: `"balanced"` for all
             classes alike, a dict of weights by class, or one weight for each class (as a loss has them). None takes
