@@ -10,11 +10,6 @@ from bu_torch.callbacks import BoundaryUncertaintyMonitor
 from bu_torch.report import read_record
 
 
-def gpu(*values):
-    marks = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"))
-    return pytest.param(*values, marks=marks, id=f"{values[0]}-gpu")
-
-
 def test_metrics_reach_logger_progress_bar_and_the_user_s_callbacks(tmp_path):
     bars = []
     look = LambdaCallback(on_train_epoch_start=lambda t, m: bars.append(set(t.progress_bar_metrics)))

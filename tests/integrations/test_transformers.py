@@ -1,6 +1,5 @@
 """Hugging Face's own `Trainer`, with small networks that are made here."""
 
-import functools
 import pickle
 import re
 from pathlib import Path
@@ -107,26 +106,6 @@ def test_schedule_free_weights_are_kept_where_an_evaluation_reads_them(tmp_path)
     assert same(run.model.state_dict(), kept)
     again = pickle.loads(pickle.dumps(ours))  # noqa: S301  (these are our own bytes)
     assert again.stopper.best_epoch == ours.stopper.best_epoch
-
-
-def test_the_model_gets_the_mask_with_its_ids_of_batches_that_are_padded_each_to_its_own_length(tmp_path, monkeypatch):
-    run = trainer(tmp_path, ours := callback(load_best_model_at_end=False), epochs=1)
-    run._train_batch_size = 1  # so that each text that is read has a length of its own
-    got, forward = [], type(run.model).forward
-
-    @functools.wraps(forward)
-    def listen(self, **kwargs):
-        got.append(kwargs)
-        return forward(self, **kwargs)
-
-    monkeypatch.setattr(type(run.model), "forward", listen)  # a copy of the model has no other class
-    run.train()
-    assert ours.stopper.inputs["input_ids"].shape == (120, LENGTH)
-    of_checks = [call for call in got if "labels" not in call]
-    assert sum(len(call["input_ids"]) for call in of_checks) >= 120
-    for call in of_checks:
-        assert call.keys() == {"input_ids", "attention_mask"}
-        assert torch.equal(call["attention_mask"], (call["input_ids"] != PAD).long())
 
 
 @pytest.mark.parametrize(

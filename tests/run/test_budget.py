@@ -1,5 +1,7 @@
 """At how many samples a check looks, and at how many draws of each, as the record says."""
 
+import sys
+
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -146,3 +148,23 @@ def test_a_resumed_run_keeps_its_plan_unless_asked_for_another(tmp_path):
         assert run(300) == (120, 4)
     with pytest.warns(UserWarning, match="n_draws=2"):
         assert run(300, n_draws=2) == (300, 2)
+
+
+@pytest.mark.parametrize(
+    ("bound", "settings", "expected"), [(1, {}, 20), (1, {"max_samples": 70}, 70), (60 * 784 * 4 + 9, {}, 60)]
+)
+def test_samples_that_are_held_are_bounded_unless_so_many_are_asked_for(
+    tmp_path, monkeypatch, bound, settings, expected
+):
+    for module in [module for name, module in sys.modules.items() if name.startswith("bu_torch")]:
+        if "MAX_BYTES" in vars(module):
+            monkeypatch.setattr(module, "MAX_BYTES", bound)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(784, 3))
+    assert plan_of(tmp_path, network, *images(300), feature_extractor="inputs", **settings)[0] == expected
+
+
+def test_a_network_gets_few_large_inputs_at_a_time():
+    n_rows, large = [], torch.rand(40, 3, 320, 320, generator=torch.Generator().manual_seed(0))
+    stopper = BoundaryUncertaintyStopper(large, torch.arange(40) % 2, n_neighbors=10, averaging=None)
+    stopper.check(lambda inputs: n_rows.append(len(inputs)) or inputs.flatten(1)[:, :2])
+    assert max(n_rows) <= 32
