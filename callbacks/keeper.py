@@ -15,7 +15,6 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.trainer import (
     FITTING,
     OUT_OF_REACH,
@@ -29,6 +28,7 @@ from bu_torch.callbacks.trainer import (
     ModelCheckpoint,
     Trainer,
     WeightAveraging,
+    has_callback,
     lightning_average,
     misconfigured,
     set_batch_hooks,
@@ -37,15 +37,17 @@ from bu_torch.internal.files import foreign_class, why_unreadable
 from bu_torch.internal.global_state import preserved_random_state
 from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import gathered, replaced_in_place
-from bu_torch.run.engine import Check
+from bu_torch.run.engine import Check, Engine
 from bu_torch.run.history import place_of
 from bu_torch.run.weights import (
-    BestWeights,
+    copied,
     few_names,
     load,
     named_weights,
     optimizers_in_eval_mode,
     optimizers_in_training,
+    state_of_kept,
+    weights_in,
 )
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.metrics import THRESHOLD
@@ -67,10 +69,10 @@ class Keeper(InternalCallback):
 
     best_model_path: str
 
-    def __init__(self, owner: BoundaryUncertaintyMonitor) -> None:
-        self.owner, self.engine = owner, owner.engine
-        set_batch_hooks(self, are_called=owner.is_by_steps)
-        self._why_lost: Exception | None = None  # why the best of a resumed run is not there
+    def __init__(self, engine: Engine, *, is_by_steps: bool) -> None:
+        self.engine = engine
+        set_batch_hooks(self, are_called=is_by_steps)
+        self.check: Check | None = None  # the best check, until its weights are kept
 
     @property
     def state_key(self) -> str:
@@ -93,18 +95,18 @@ class Keeper(InternalCallback):
             try:
                 self.load_best(state_dict)
             except Exception as error:  # a damaged state may raise anything
-                self._why_lost = error
+                rank_zero_warn(self.engine.history.forget_kept(error))
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == FITTING and self.engine.is_over:  # its owner has left the trainer, or would have made a new keeper
-            trainer.callbacks = [one for one in trainer.callbacks if one is not self]
+            trainer.callbacks = [callback for callback in trainer.callbacks if callback is not self]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         history = self.engine.history
         if not (history.kept is None or self.has_weights or self.engine.is_over):
-            rank_zero_warn(history.forget_kept(self._why_lost))
+            rank_zero_warn(history.forget_kept())
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         self._keep_check(trainer)
@@ -113,48 +115,49 @@ class Keeper(InternalCallback):
         self._keep_check(trainer)
 
     def _keep_check(self, trainer: Trainer) -> None:
-        check, history = self.owner.take_check(), self.engine.history
-        if check is None or not check.is_best or trainer.fast_dev_run:
+        history = self.engine.history
+        if self.check is None:
             return
-        before = history.keep(check.entry)  # the state in the file says so, too
+        before = history.keep(self.check.entry)  # the state in the file says so, too
         try:
             with self.engine.record.counting("saving_seconds"):
-                self.keep(trainer, check)
+                self.keep(trainer, self.check)
         except BaseException as error:  # Ctrl-C, or whatever a writer raises
             history.keep(before)
-            if (
-                not isinstance(error, OSError) or trainer.world_size > 1
-            ):  # the others wait for this one within Lightning
+            if not isinstance(error, OSError) or trainer.world_size > 1:  # other processes wait within Lightning
                 raise
             earlier = f"the best earlier one stays: {cleaned(self.best_model_path)}"
             rank_zero_warn(
                 f"The checkpoint of epoch {trainer.current_epoch} cannot be written: {error}. Training continues, and"
                 f" {earlier if self.best_model_path else 'no epoch is kept yet'}."
             )
+        finally:
+            self.check = None  # its weights take as much memory as the network
 
 
 class FileKeeper(Keeper, ModelCheckpoint):
     """Lightning's `ModelCheckpoint` by the score of each check, with one file under a name of its own."""
 
-    def __init__(self, owner: BoundaryUncertaintyMonitor, written: set[str], token: str, **options: Any) -> None:
-        filename = options["filename"]
+    def __init__(
+        self, engine: Engine, written: set[str], token: str, *, is_by_steps: bool, filename: str | None, **options: Any
+    ) -> None:
         ModelCheckpoint.__init__(
             self,
-            monitor=owner.score_name,
+            monitor=engine.history.score_name,
             mode="max",
             save_on_train_epoch_end=True,
-            **options | {"filename": f"{filename or 'boundary-{epoch}-{step}'}-{token}"},
+            filename=f"{filename or 'boundary-{epoch}-{step}'}-{token}",
+            **options,
         )
-        Keeper.__init__(self, owner)
+        Keeper.__init__(self, engine, is_by_steps=is_by_steps)
         places = dict.fromkeys(("epoch", "step"), torch.tensor(0))
         example = "'{epoch}-{expected_accuracy:.3f}'"
         before = f"`filename` must be a template as `ModelCheckpoint` takes, such as {example}, got {filename!r}: "
         with misconfigured(AttributeError, IndexError, KeyError, TypeError, ValueError, before=before):
             self.format_checkpoint_name(places | dict.fromkeys(SIGNALS, torch.tensor(0.5).double()))
         self.written = written  # files of this process, in all fits of the callback
+        # While a file is written, also the weights of training that those of the check replace in it.
         self.is_saving = False
-        # While a file is written: its check, and weights of training that those of the check replace in it.
-        self._check: Check | None = None
         self._raw: dict[str, Tensor] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -162,7 +165,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
         folder = str(self.dirpath).removeprefix("file://")
         if self.dirpath is not None and "://" not in folder:  # a logger or the user may give a relative one
             self.dirpath: Any = str(Path(folder).absolute())
-        if self.save_weights_only and any(isinstance(one, WeightAveraging) for one in trainer.callbacks):
+        if self.save_weights_only and has_callback(trainer, WeightAveraging):
             raise MisconfigurationException(
                 "`save_weights_only=True` cannot be used with WeightAveraging: such a checkpoint lacks the average,"
                 " which is measured."
@@ -177,7 +180,6 @@ class FileKeeper(Keeper, ModelCheckpoint):
         own = {name: value for name, value in check.entry.items() if name not in ("epoch", "step")}
         candidates |= {name: torch.tensor(value, dtype=torch.float64, device="cpu") for name, value in own.items()}
         before = {name: copy.copy(value) for name, value in vars(self).items() if name.startswith(_BEST)}
-        self._check = check
         try:
             # Past Lightning's comparison of step counts, which stand still if a module steps its own optimiser.
             self._update_best_and_save(candidates[self.monitor], trainer, candidates)
@@ -185,8 +187,6 @@ class FileKeeper(Keeper, ModelCheckpoint):
             for name, value in before.items():
                 setattr(self, name, value)
             raise
-        finally:
-            self._check = None
 
     def _get_metric_interpolated_filepath_name(
         self, monitor_candidates: dict[str, Tensor], trainer: Trainer, del_filepath: str | None = None
@@ -207,7 +207,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
         self.is_saving = True
         try:
             with own_weights, replaced_in_place(module, values) as own:
-                self._raw = {name: gathered(one) for name, one in own.items()}
+                self._raw = {name: gathered(value) for name, value in own.items()}
                 super()._save_checkpoint(trainer, filepath)
         finally:
             self.is_saving, self._raw = False, {}
@@ -217,19 +217,19 @@ class FileKeeper(Keeper, ModelCheckpoint):
         if not self.is_saving:
             return
         raw, measured, saved = self._raw, self._measured(trainer), checkpoint["state_dict"]
-        saved.update({name: measured[name] for name in saved if name in measured})  # others may have left out some
+        saved.update({name: measured[name] for name in saved if name in measured})  # a user's hook may leave out some
         if measured and (self.engine.average is not None or optimizers_in_training(trainer.optimizers)):
             # The weights of training lie beside the average.
-            frozen = {name for name, one in pl_module.named_parameters() if not one.requires_grad}
+            frozen = {name for name, weight in pl_module.named_parameters() if not weight.requires_grad}
             raw = {n: v.detach() for n, v in named_weights(pl_module).items() if n in saved and n not in frozen}
         if raw:
             checkpoint[RAW_WEIGHTS] = raw
-        if self._check is not None and THRESHOLD in self._check.entry:
-            checkpoint[THRESHOLD] = self._check.entry[THRESHOLD]
+        if self.check is not None and THRESHOLD in self.check.entry:
+            checkpoint[THRESHOLD] = self.check.entry[THRESHOLD]
 
     def _measured(self, trainer: Trainer) -> dict[str, Any]:
         """Weights that replace those of training in the file; an average of Lightning's is saved by its own hook."""
-        return {} if self._check is None or lightning_average(trainer) is not None else self._check.weights
+        return {} if self.check is None or lightning_average(trainer) is not None else self.check.weights
 
     def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         if filepath in self.written:
@@ -271,23 +271,20 @@ class MemoryKeeper(Keeper, Checkpoint):
 
     best_model_path = ""
 
-    def __init__(self, owner: BoundaryUncertaintyMonitor) -> None:
-        super().__init__(owner)
-        self.best = BestWeights()
+    weights: dict[str, Any] | None = None
 
     @property
     def has_weights(self) -> bool:
-        return self.best.epoch is not None
+        return self.weights is not None
 
     def keep(self, trainer: Trainer, check: Check) -> None:
-        weights = check.weights or self.engine.state_to_keep(trainer.lightning_module)
-        self.best.keep(weights, trainer.current_epoch, trainer.global_step)
+        self.weights = copied(check.weights or self.engine.state_to_keep(trainer.lightning_module))
 
     def state_dict(self) -> dict[str, Any]:
-        return self.best.state_dict()
+        return state_of_kept(self.weights or {}, self.engine.history.kept)
 
     def load_best(self, state_dict: dict[str, Any]) -> None:
-        self.best.load_state_dict(state_dict)
+        self.weights = weights_in(state_dict)
 
 
 class Ending(InternalCallback):
@@ -311,7 +308,7 @@ class Ending(InternalCallback):
 
 
 def restore(trainer: Trainer, keeper: Keeper) -> str:
-    """Put the weights of the kept check back; return how they are in the module: "", "partly " or "not ".
+    """Put the weights of the kept check into the module; return where they are: "in the model", partly or not.
 
     A failure is only a warning: the training is over, and has succeeded.
     """
@@ -320,13 +317,13 @@ def restore(trainer: Trainer, keeper: Keeper) -> str:
     is_read_by_all = name in SHARDED and isinstance(keeper, FileKeeper)  # collectively, so not after Ctrl-C
     if name in OUT_OF_REACH or (is_read_by_all and trainer.interrupted):
         rank_zero_warn(f"{name} shards the weights, so those of the kept epoch are not restored: they are in {path}.")
-        return "not "
+        return "not in the model"
     for optimizer in optimizers_in_training(trainer.optimizers):  # a later `eval` must not move what is put back
         optimizer.eval()
     before = {n: copy.deepcopy(value) for n, value in module.state_dict().items()} if is_read_by_all else {}
     try:
         if isinstance(keeper, MemoryKeeper):
-            return _load(trainer, keeper.best.weights, "", is_own=True)
+            return _load(trainer, keeper.weights or {}, "", is_own=True)
         assert isinstance(keeper, FileKeeper)  # noqa: S101  (there is no third kind)
         return _load_file(trainer, keeper, is_read_by_all=is_read_by_all)
     except Exception as error:  # a damaged or crafted file may raise anything, and must not end the fit
@@ -342,7 +339,7 @@ def restore(trainer: Trainer, keeper: Keeper) -> str:
             f"The weights of the kept epoch{f', {path},' if path else ''} cannot be put back:"
             f" {cleaned(why_unreadable(error))}. The weights stay as training left them.{remedy}"
         )
-        return "not "
+        return "not in the model"
 
 
 def _load_file(trainer: Trainer, keeper: FileKeeper, *, is_read_by_all: bool) -> str:
@@ -360,7 +357,7 @@ def _load_file(trainer: Trainer, keeper: FileKeeper, *, is_read_by_all: bool) ->
     trainer.lightning_module.on_load_checkpoint(checkpoint)
     if is_read_by_all:
         strategy.load_model_state_dict(checkpoint, strict=False)
-        return ""
+        return "in the model"
     return _load(trainer, checkpoint["state_dict"], path, is_own=is_own)
 
 
@@ -368,17 +365,17 @@ def _load(trainer: Trainer, saved: dict[str, Any], path: str, *, is_own: bool) -
     """Load weights; those that were not saved stay as they are in the module."""
     module = trainer.lightning_module
     try:
-        found = load(module, saved, allow_missing=is_own or not module.strict_loading)
+        unfit = load(module, saved, allow_missing=is_own or not module.strict_loading)
     except ValueError as error:
         raise ValueError(f"they do not fit: {error}") from error
     where = f" Its checkpoint is {cleaned(path)}." if path else ""
-    if found.missing:
+    if unfit.missing:
         rank_zero_warn(
-            f"The saved weights of the kept epoch leave out {len(found.missing)} that training changes:"
-            f" {few_names(found.missing)}. Those stay as the last epoch left them; all others are restored.{where}"
+            f"The saved weights of the kept epoch leave out {len(unfit.missing)} that training changes:"
+            f" {few_names(unfit.missing)}. Those stay as the last epoch left them; all others are restored.{where}"
         )
-    if found.unknown and module.strict_loading:
+    if unfit.unknown and module.strict_loading:
         rank_zero_warn(
-            f"The module has no place for saved weights of the kept epoch: {few_names(found.unknown)}.{where}"
+            f"The module has no place for saved weights of the kept epoch: {few_names(unfit.unknown)}.{where}"
         )
-    return "partly " if found.missing else ""
+    return "partly in the model" if unfit.missing else "in the model"

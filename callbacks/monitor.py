@@ -26,9 +26,9 @@ from bu_torch.callbacks.trainer import (
     go_on_from_raw_weights,
     lightning_average,
     misconfigured,
+    move_behind_averaging,
     record_folder,
     set_batch_hooks,
-    stand_behind_averaging,
     tell,
     training_loss,
 )
@@ -40,6 +40,7 @@ from bu_torch.internal.replica import has_lazy_layers
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.run.engine import Check, Engine, Results, UnfitLogitsError
 from bu_torch.run.history import describe_exception
+from bu_torch.run.prepare import TrainingData
 from bu_torch.run.settings import RefusesRemoved, Settings
 from bu_torch.run.weights import optimizers_in_eval_mode
 from bu_torch.samples.balance import ClassWeight
@@ -138,12 +139,12 @@ class BoundaryUncertaintyMonitor(Results, RefusesRemoved, Callback):
     ) -> None:
         self._take_arguments(locals() | {"decides": False})
 
-    def _take_arguments(self, given: dict[str, Any]) -> None:
+    def _take_arguments(self, arguments: dict[str, Any]) -> None:
         """Check the arguments and set them as attributes; those of `Settings` become one object."""
         Callback.__init__(self)
-        every_n_epochs, every_n_train_steps = given["every_n_epochs"], given["every_n_train_steps"]
+        every_n_epochs, every_n_train_steps = arguments["every_n_epochs"], arguments["every_n_train_steps"]
         with misconfigured(TypeError, ValueError):
-            self.settings = Settings(**{name: given[name] for name in _NAMES & given.keys()})
+            self.settings = Settings(**{name: arguments[name] for name in _NAMES & arguments.keys()})
             every_n_epochs = check_integer("every_n_epochs", every_n_epochs, 1)
             if every_n_train_steps is not None:
                 every_n_train_steps = check_integer("every_n_train_steps", every_n_train_steps, 1)
@@ -152,9 +153,9 @@ class BoundaryUncertaintyMonitor(Results, RefusesRemoved, Callback):
                         "`every_n_epochs` and `every_n_train_steps` exclude each other: leave `every_n_epochs` at 1 for"
                         f" checks by steps, got {every_n_epochs}."
                     )
-            check_reference(given["reference"])
+            check_reference(arguments["reference"])
         self.every_n_epochs, self.every_n_train_steps = every_n_epochs, every_n_train_steps
-        self.source = Source(given["reference"], given["input_key"], given["label_key"])
+        self.source = Source(arguments["reference"], arguments["input_key"], arguments["label_key"])
         self._begin(self.settings)
 
     def _begin(self, settings: Settings) -> None:
@@ -163,9 +164,7 @@ class BoundaryUncertaintyMonitor(Results, RefusesRemoved, Callback):
         self._reader = NetworkReader(settings)
         self._watch = InputWatch()
         self._logger = MetricLogger()
-        self._check: Check | None = None  # made in the running hook
-        self._step_before = 0  # `trainer.global_step` before the running batch
-        self._waits_for_average = False  # `WeightAveraging` had not updated its average at the last check
+        self._n_due = 0  # checks by steps that were due up to the last batch
 
     @property
     def is_by_steps(self) -> bool:
@@ -193,7 +192,7 @@ class BoundaryUncertaintyMonitor(Results, RefusesRemoved, Callback):
             return
         _refuse_a_second(trainer)
         set_batch_hooks(self, are_called=True)  # a failed fit may have left some skipped
-        stand_behind_averaging(trainer, BoundaryUncertaintyMonitor)
+        move_behind_averaging(trainer, BoundaryUncertaintyMonitor)
         why = _why_not_averaged(trainer) if self.settings.averaging is not None else ""
         self._begin(replace(self.settings, averaging=None) if why else self.settings)
         if why:
@@ -206,6 +205,7 @@ class BoundaryUncertaintyMonitor(Results, RefusesRemoved, Callback):
         """Prepare, and open the record; False if a run resumes at other samples, so that no earlier check counts."""
         started, engine = time.perf_counter(), self.engine
         engine.processes = LightningProcesses(trainer)
+        self._n_due = trainer.global_step // (self.every_n_train_steps or 1)
         if getattr(trainer.strategy, "zero_stage_3", False):
             raise MisconfigurationException("bu-torch cannot read weights that DeepSpeed stage 3 splits: use FSDP.")
         if trainer.reload_dataloaders_every_n_epochs and self.source.reference is None:
@@ -213,15 +213,24 @@ class BoundaryUncertaintyMonitor(Results, RefusesRemoved, Callback):
         if not self.is_by_steps and trainer.num_training_batches == math.inf and trainer.max_steps != -1:
             rank_zero_warn(
                 "The length of the training data is not known, so no epoch may end before"
-                f" `max_steps={trainer.max_steps}`, and the only check comes after training. To change it:"
-                " `every_n_train_steps=` checks within epochs."
+                f" `max_steps={trainer.max_steps}`, and the only check comes after training. Pass"
+                " `every_n_train_steps=...` to check within epochs."
             )
-        read = partial(training_data, trainer, pl_module, self.source, self.every_n_train_steps, engine, self._reader)
+
+        def read() -> TrainingData:
+            steps, reader = self.every_n_train_steps, self._reader
+            data = training_data(trainer, pl_module, self.source, steps, engine, reader)
+            if self.source.reference is None:
+                self._watch.remember(data.samples)
+            return data
+
         shows_progress = trainer.progress_bar_callback is not None
         # A `perturbation` draws the same in each preparation.
         with seeded(self.settings.seed), showing_progress(shows_progress), explained(self.source):
             is_the_same = engine.prepare(read, pl_module.device)
-        self._reader.adapt_to(engine.prepared)
+        if (prepared := engine.prepared) is not None:  # by this process or by another
+            kinds = {"are_integers": prepared.are_integers, "takes_readings": prepared.takes_readings}
+            self._reader.adapt(prepared.packing, **kinds)
         if not is_the_same:
             rank_zero_warn(
                 "The run resumes with different training samples, or with another version of bu_torch: scores cannot be"
@@ -242,31 +251,30 @@ class BoundaryUncertaintyMonitor(Results, RefusesRemoved, Callback):
         return self.is_by_steps or not self._reader.is_tried
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
-        self._check = None
         if self.is_by_steps:
-            self._step_before = trainer.global_step
             self._logger.withdraw(trainer)
         # Not in `on_train_start`: the module's own comes later and may set it up. Lazy layers need a first batch.
         if not (self._reader.is_tried or has_lazy_layers(pl_module)):
             with self.engine.record.counting("setup_seconds"):
                 self._reader.try_once(trainer, pl_module, self.engine)
-                examples, self._reader.examples = self._reader.examples, []
-                self._watch.begin(pl_module, examples)
+                self._watch.begin(pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
-        every, self._check = self.every_n_train_steps, None
         self._watch.end_batch()
-        # A batch makes no step while gradients accumulate, and several steps with several optimisers.
-        if every is not None and trainer.global_step // every > self._step_before // every:
-            self._make_check(trainer, pl_module)
+        check = None
+        if self.every_n_train_steps is not None:
+            # A batch makes no step while gradients accumulate, and several steps with several optimisers.
+            before, self._n_due = self._n_due, trainer.global_step // self.every_n_train_steps
+            check = self._make_check(trainer, pl_module) if self._n_due > before else None
+        # After the last batch of an epoch, `on_train_epoch_end` decides.
+        self._decide(trainer, check, may_wait=trainer.is_last_batch)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._check = None
         self._watch.end()
-        epoch = trainer.current_epoch
+        epoch, check = trainer.current_epoch, None
         if not self.is_by_steps:
             if (epoch + 1) % self.every_n_epochs == 0:
-                self._make_check(trainer, pl_module)
+                check = self._make_check(trainer, pl_module)
             else:
                 self._logger.withdraw(trainer)
         elif self.history and self.history[-1]["epoch"] == epoch:
@@ -274,26 +282,24 @@ class BoundaryUncertaintyMonitor(Results, RefusesRemoved, Callback):
         elif trainer.global_step == 0 and epoch == 0 and not trainer.fast_dev_run:
             rank_zero_warn(
                 "An epoch has ended and `trainer.global_step` is 0, so no check is made by steps. Lightning counts only"
-                " steps of `self.optimizers()`. To change it: `every_n_epochs=` counts no steps."
+                " steps of `self.optimizers()`. Pass `every_n_epochs=...` instead, which counts no steps."
             )
+        self._decide(trainer, check, may_wait=False)
 
-    def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        started, engine, average = time.perf_counter(), self.engine, lightning_average(trainer)
-        has_waited = self._waits_for_average
-        # Until its first update, the average is the network before training.
-        self._waits_for_average = average is not None and int(average.n_averaged) == 0
-        if self._waits_for_average and not has_waited:
-            engine.detail(
-                "bu-torch measures the average of WeightAveraging, as checkpoints hold it. Checks before"
-                " its first update do not count and are not kept."
-            )
-        module, place = average.module if average else pl_module, (trainer.current_epoch, trainer.global_step)
+    def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> Check:
+        """Make a check of the module, or of the average of a `WeightAveraging`, and log it."""
+        average = lightning_average(trainer)
+        options = {"is_counted": average is None or int(average.n_averaged) > 0}  # else it is the untrained network
+        loss = training_loss(trainer, is_within_epoch=self.is_by_steps)
         with optimizers_in_eval_mode(trainer.optimizers), misconfigured(UnfitLogitsError, before="`forward`: "):
-            read = partial(self._reader.read, trainer)
-            self._check = engine.check(module, read, *place, is_counted=not self._waits_for_average)
-        train_loss = training_loss(trainer, is_within_epoch=self.is_by_steps)
-        self._logger.show(trainer, self._check.entry, is_by_steps=self.is_by_steps)
-        engine.end_check(self._check, started, train_loss)
+            module, read = average.module if average else pl_module, partial(self._reader.read, trainer)
+            place = trainer.current_epoch, trainer.global_step
+            check = self.engine.check(module, read, *place, **options, train_loss=loss)
+        self._logger.show(trainer, check.entry, is_by_steps=self.is_by_steps)
+        return check
+
+    def _decide(self, trainer: Trainer, check: Check | None, *, may_wait: bool) -> None:
+        """Nothing here; the stopping callback acts on a check."""
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._logger.show_again(trainer)
@@ -308,7 +314,6 @@ class BoundaryUncertaintyMonitor(Results, RefusesRemoved, Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.engine.release()
         self._watch.end()
-        self._check = None
         set_batch_hooks(self, are_called=True)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -324,18 +329,18 @@ class BoundaryUncertaintyMonitor(Results, RefusesRemoved, Callback):
 
 
 def _refuse_a_second(trainer: Trainer) -> None:
-    own = [type(one).__name__ for one in trainer.callbacks if isinstance(one, BoundaryUncertaintyMonitor)]
-    if len(own) > 1:
+    names = [type(item).__name__ for item in trainer.callbacks if isinstance(item, BoundaryUncertaintyMonitor)]
+    if len(names) > 1:
         raise MisconfigurationException(
-            f"`callbacks` must hold one callback of bu-torch, got {len(own)}: {', '.join(own)}. To change it: give each"
-            " its own `Trainer`. The stopping callback logs all that the monitor does."
+            f"`callbacks` must hold one callback of bu-torch, got {len(names)}: {', '.join(names)}. The stopping"
+            " callback logs all that the monitor does. Give each its own `Trainer`."
         )
 
 
 def _why_not_averaged(trainer: Trainer) -> str:
     """Another callback averages the weights, or they are sharded; "" if neither is so."""
-    theirs = [one for one in trainer.callbacks if isinstance(one, WeightAveraging | StochasticWeightAveraging)]
     strategy = type(trainer.strategy).__name__
-    if theirs:
-        return f"{type(theirs[0]).__name__} does so"
+    for callback in trainer.callbacks:
+        if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
+            return f"{type(callback).__name__} does so"
     return f"{strategy} shards them" if strategy in OUT_OF_REACH else ""

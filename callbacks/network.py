@@ -2,7 +2,8 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -46,20 +47,11 @@ class NetworkReader:
         self._takes_integers = False  # samples are integers, before they are perturbed
         self._packing: Packing | None = None  # layout of several tensors a sample in one
         self.is_tried = False  # a batch was read as a check reads it
-        self.examples: list[Tensor] = []  # a tensor for each input: samples to compare the first batch with
 
-    def begin(self, samples: Samples, *, takes_readings: bool, is_watched: bool) -> None:
-        """Read from now on such samples; keep a few if the first batch is to be compared with them."""
-        self._packing, self._takes_integers = samples.packing, not samples.inputs.is_floating_point()
+    def adapt(self, packing: Packing | None, *, are_integers: bool, takes_readings: bool) -> None:
+        """Read such samples from now on."""
+        self._packing, self._takes_integers = packing, are_integers
         self._perturbation = "reading" if takes_readings else self._settings.perturbation
-        if is_watched:
-            some = samples.inputs[: max(1, _MOST_COMPARED // samples.inputs[0].numel())].cpu().clone()
-            self.examples = [some] if self._packing is None else pytree.tree_leaves(self._packing.unpack(some))
-
-    def adapt_to(self, prepared: Any) -> None:
-        """Read the samples that were prepared, in this process or in another."""
-        self._packing, self._takes_integers = prepared.packing, prepared.are_integers
-        self._perturbation = "reading" if prepared.takes_readings else self._settings.perturbation
 
     def try_once(self, trainer: Trainer, pl_module: LightningModule, engine: Engine) -> None:
         """Read one batch as a check will, to refuse a module before it trains."""
@@ -110,9 +102,8 @@ class NetworkReader:
             first = next(iter(inputs.split(n_rows)))
             what = f"inputs of shape {tuple(first.shape)} and dtype {dtype}" if packing is None else str(packing)
             raise MisconfigurationException(
-                f"A check of bu-torch passes {what} to `{type(pl_module).__name__}.forward` and needs logits:"
-                f" {type(error).__name__}: {str(error).removesuffix('.')}"
-                f"{self._remedy(error)}"
+                f"A check of bu-torch passes {what} to `{type(pl_module).__name__}.forward` without gradient and needs"
+                f" logits: {type(error).__name__}: {str(error).removesuffix('.')}. {self._remedy(error)}"
             ) from error
 
     def _batch_size(self, trainer: Trainer, inputs: Inputs) -> int:
@@ -120,17 +111,12 @@ class NetworkReader:
         return max(1, _BATCH_ELEMENTS // inputs.shape[1:].numel(), of_training)
 
     def _remedy(self, error: Exception) -> str:
-        said = str(error)
-        is_of_arguments = "positional argument" in said or "keyword argument" in said
-        if "does not require grad" in said:
-            return ". A check runs without gradient: wrap what needs one in `with torch.enable_grad():`."
-        if self._packing is not None or isinstance(error, AttributeError) or is_of_arguments:
-            return f". {SEVERAL_TENSORS}"
-        if "`output_key=` names" in said:
-            return "."
+        is_of_arguments = isinstance(error, AttributeError) or re.search(r"(positional|keyword) arg", str(error))
+        if self._packing is not None or is_of_arguments:
+            return SEVERAL_TENSORS
         if self._takes_integers and not keeps_integers(self._perturbation):
-            return ". The samples are integers: if they are token ids, pass `perturbation='tokens'`."
-        return f". {CHANGE_INPUTS}"
+            return "The samples are integers: if they are token ids, pass `perturbation='tokens'`."
+        return CHANGE_INPUTS
 
 
 def can_be_passed(trainer: Trainer, pl_module: LightningModule) -> bool:
@@ -162,27 +148,49 @@ _MOST_ROWS = 4096  # compared one by one
 
 
 class InputWatch:
-    """Compares what the network gets in the first training batch with samples that were read before training."""
+    """Compares what the network gets in the first training batch with samples that were read before training.
+
+    It is a hook of the module and its parts: the module may get the batch, or a part of it that `training_step` calls.
+    """
 
     def __init__(self) -> None:
+        self._module: nn.Module | None = None
+        self._samples: list[Tensor] = []  # a tensor (N, ...) for each input
+        self._received: list[Tensor] = []
         self._handles: list[Any] = []
-        self._samples: list[Tensor] = []
-        self._got: list[Tensor] = []
 
-    def begin(self, module: nn.Module, samples: list[Tensor]) -> None:
-        """Listen to a module and its parts, unless compiled; `samples` has a tensor (N, ...) for each input."""
-        self._samples, self._got = samples, []
-        listener = _Listener(self._got, module, samples)
-        parts = module.modules() if samples and not _is_compiled(module) else ()
-        self._handles = [part.register_forward_pre_hook(listener, with_kwargs=True, prepend=True) for part in parts]
+    def remember(self, samples: Samples) -> None:
+        """Keep a few samples to compare the batch with."""
+        few = samples.inputs[: max(1, _MOST_COMPARED // samples.inputs[0].numel())].cpu().clone()
+        self._samples = [few] if samples.packing is None else pytree.tree_leaves(samples.packing.unpack(few))
+
+    def begin(self, module: nn.Module) -> None:
+        """Listen to a module, unless a part of it is compiled."""
+        if self._samples and not _is_compiled(module):
+            self._module = module
+            parts = module.modules()
+            self._handles = [part.register_forward_pre_hook(self, with_kwargs=True, prepend=True) for part in parts]
+
+    def __call__(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Within a transform of `torch.func`, such as `vmap`, tensors hold no values that can be read.
+        if self._module is None or self._received or torch._C._functorch.peek_interpreter_stack() is not None:
+            return
+        # `forward` may take a dict. `DistributedDataParallel` calls the module with a batch and its number.
+        values = [*args, *kwargs.values()]
+        values = pytree.tree_leaves(values) if len(values) == 1 else values
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        shapes = {sample.shape[1:] for sample in self._samples}
+        if part is self._module or shapes <= {tensor.shape[1:] for tensor in tensors}:
+            self._received = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
 
     def end_batch(self) -> None:
         """Warn if the batch differed, and end."""
-        lines = [[difference_of(sample, tensor) for tensor in self._got] for sample in self._samples]
-        line, remedy = next((of_one[0] for of_one in lines if of_one and all(of_one)), ""), CHANGE_INPUTS
-        if 0 < len(self._got) < len(lines):
-            line, remedy = f"{len(self._got)} of the {len(lines)} tensors", "Name those that it takes: `input_key=`."
+        received, samples = self._received, self._samples
         self.end()
+        differences = [[difference_of(sample, tensor) for tensor in received] for sample in samples]
+        line, remedy = next((lines[0] for lines in differences if lines and all(lines)), ""), CHANGE_INPUTS
+        if 0 < len(received) < len(samples):
+            line, remedy = f"{len(received)} of the {len(samples)} tensors", "Name those that it takes: `input_key=`."
         if line:
             rank_zero_warn(
                 f"In the first batch the network gets {line} in the samples that bu-torch has read, so the scores do"
@@ -193,37 +201,19 @@ class InputWatch:
         """Listen no longer."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._samples, self._got = [], [], []
-
-
-class _Listener:
-    """Hook that keeps what a module gets first; or a part of it, if that is called first with tensors of its shapes."""
-
-    def __init__(self, got: list[Tensor], module: nn.Module | None = None, samples: Iterable[Tensor] = ()) -> None:
-        self._got, self._module, self._shapes = got, module, {sample.shape[1:] for sample in samples}
-
-    def __call__(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Within a transform of `torch.func`, such as `vmap`, tensors hold no values that can be read.
-        if self._got or torch._C._functorch.peek_interpreter_stack() is not None:
-            return
-        # `forward` may take a dict. `DistributedDataParallel` calls the module with a batch and its number.
-        values = [*args, *kwargs.values()]
-        values = pytree.tree_leaves(values) if len(values) == 1 else values
-        tensors = [value for value in values if isinstance(value, Tensor)]
-        if part is self._module or self._shapes <= {tensor.shape[1:] for tensor in tensors}:
-            self._got += [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+        self._module, self._samples, self._received, self._handles = None, [], [], []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Listener, ([torch.empty(0)],)  # copies of the module are not watched
+        return InputWatch, ()  # copies of the module are not watched
 
 
 def _is_compiled(module: nn.Module) -> bool:
     """Whether a part or a method is compiled, so that hooks could change how the module runs."""
     marks = ("_compiler_ctx", "_compiled_call_impl", "_orig_mod", "_torchdynamo_orig_callable")
     return any(
-        isinstance(part, torch.jit.ScriptModule) or any(getattr(one, mark, None) is not None for mark in marks)
+        isinstance(part, torch.jit.ScriptModule) or any(getattr(value, mark, None) is not None for mark in marks)
         for part in module.modules()
-        for one in (part, *vars(part).values(), *vars(type(part)).values())
+        for value in (part, *vars(part).values(), *vars(type(part)).values())
     )
 
 
@@ -236,10 +226,13 @@ def difference_of(expected: Tensor, got: Tensor) -> str:
     if are_indices or _share_rows(before.flatten(1)[:_MOST_ROWS], after.flatten(1)[:_MOST_ROWS]):
         return ""
     middle, mean = float(before.mean()), float(after.mean())
-    spread, found = float(before.std()), float(after.std())
-    is_shifted = abs(mean - middle) > _SHIFTED * max(spread, found)
-    if is_shifted or max(spread, found) > _STRETCHED * min(spread, found):
-        return f"values of mean {mean:.3g} and standard deviation {found:.3g} instead of {middle:.3g} and {spread:.3g}"
+    spread, spread_now = float(before.std()), float(after.std())
+    widest = max(spread, spread_now)
+    if abs(mean - middle) > _SHIFTED * widest or widest > _STRETCHED * min(spread, spread_now):
+        return (
+            f"values of mean {mean:.3g} and standard deviation {spread_now:.3g} instead of {middle:.3g} and"
+            f" {spread:.3g}"
+        )
     return ""
 
 

@@ -13,14 +13,19 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from bu_torch.callbacks.network import NetworkReader, can_be_passed
-from bu_torch.callbacks.trainer import LightningModule, MisconfigurationException, Trainer, loss_weights, misconfigured
+from bu_torch.callbacks.trainer import (
+    LightningModule,
+    MisconfigurationException,
+    Trainer,
+    class_weights_of,
+    misconfigured,
+)
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.replica import copy_of
 from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.engine import Engine
-from bu_torch.run.plan import Plan, count_operations, most_bytes, plan
+from bu_torch.run.plan import count_operations, most_bytes, plan, plan_for
 from bu_torch.run.prepare import TrainingData
-from bu_torch.run.settings import Settings
 from bu_torch.samples.batches import InputKey, Keys, TooManyBytesError
 from bu_torch.samples.reading import read_loader
 from bu_torch.samples.readings import READ_BATCH, may_be_read_again
@@ -57,62 +62,62 @@ def training_data(
     engine: Engine,
     reader: NetworkReader,
 ) -> TrainingData:
-    """Samples for checks every so many steps, or epochs; as many as these may use are read, and the network adapted."""
-    settings, (reference, input_key, _) = engine.settings, source
-    n_batches = _between_checks(trainer, every_n_train_steps)
+    """Samples for checks every so many steps, or epochs; as many as these may use are read, and `reader` adapted."""
+    settings, reference = engine.settings, source.reference
+    takes_all = settings.max_samples is None and _is_pair(reference)
     most = max(_TRIAL_SAMPLES, settings.n_neighbors) if trainer.fast_dev_run else sys.maxsize
-
-    def planned(n_operations: int, n_training: int, n_bytes: int = 0, *, holds_draws: bool = False) -> Plan:
-        takes_all = settings.max_samples is None and _is_pair(reference)
-        batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
-        # Distinct samples that all processes together train on between two checks.
-        n_visited = int(min(n_training, n_batches * batch_size * trainer.world_size))
-        counts = n_training, n_visited, n_operations, n_bytes
-        return plan(settings, *counts, n_training if takes_all else None, holds_draws=holds_draws)
+    n_between = _samples_between_checks(trainer, every_n_train_steps)
 
     def how_many(n_training: int) -> int:  # a bound by the weights alone, before a sample can be passed
-        return min(planned(count_operations(pl_module), n_training).n_samples, most)
+        counts = n_training, int(min(n_training, n_between)), count_operations(pl_module)
+        return min(plan(settings, *counts, max_samples=n_training if takes_all else None).n_samples, most)
 
     with explained(source, "" if _is_pair(reference) else f" {_WAY_OUT}"):
         if _is_pair(reference):
             samples = whole_samples(*reference, keep_integers=keeps_integers(settings.perturbation))
             samples = fewer_of(samples, how_many(len(samples.inputs)), settings.seed)
         else:
-            limit = min(settings.max_samples or most, most)
-            samples = _read(trainer, pl_module, settings, source, how_many, limit, engine.detail)
+            samples = _read(trainer, pl_module, source, engine, how_many, min(settings.max_samples or most, most))
         settings.refuse_too_few(len(samples.inputs), "it")
         n_classes = 1 + int(as_labels(samples.labels, len(samples.inputs)).max())
     takes_readings = samples.is_random and may_be_read_again(settings.perturbation)
-    reader.begin(samples, takes_readings=takes_readings, is_watched=reference is None)
-    if samples.packing is not None and input_key is None:
-        engine.detail(f"bu-torch takes these as inputs: {', '.join(samples.packing.names)}. To change it: `input_key`.")
+    are_integers = not samples.inputs.is_floating_point()
+    reader.adapt(samples.packing, are_integers=are_integers, takes_readings=takes_readings)
+    if samples.packing is not None and source.input_key is None:
+        engine.detail(
+            f"bu-torch takes these inputs from a batch: {', '.join(samples.packing.names)}. Pass `input_key=[...]` to"
+            " change this."
+        )
     class_weight = None
     if settings.class_weight is None and as_metric(settings.metric) is None:
-        class_weight, line = loss_weights(pl_module, n_classes)
+        class_weight, line = class_weights_of(pl_module, n_classes)
         if line:
             engine.tell(line)
     n_operations = reader.count_operations(trainer, pl_module, samples.inputs[:1])
-    # Features of a network that has already learnt these labels would leak them.
-    is_new = trainer.global_step == 0 or bool(engine.history.entries)
-    module = network_as_space(trainer, pl_module, is_asked_for=settings.feature_extractor == "module", is_new=is_new)
-    plan_of_check = planned(n_operations, samples.n_training, samples.inputs[:1].nbytes, holds_draws=takes_readings)
-    return TrainingData(samples, plan_of_check, module, class_weight)
+    n_training = samples.n_training
+    n_visited, max_samples = int(min(n_training, n_between)), n_training if takes_all else None
+    module = _network_as_space(trainer, pl_module, engine)
+    return TrainingData(
+        samples, plan_for(settings, samples, n_operations, n_visited, max_samples), module, class_weight
+    )
 
 
-def _between_checks(trainer: Trainer, every_n_train_steps: int | None) -> float:
-    """Number of batches that one process has between two checks."""
+def _samples_between_checks(trainer: Trainer, every_n_train_steps: int | None) -> float:
+    """Number of samples that all processes together train on between two checks."""
     n_batches = float(trainer.num_training_batches)
-    if every_n_train_steps is None:
-        return n_batches
-    steps_of_batch = len(trainer.optimizers) / trainer.accumulate_grad_batches  # one step of each optimiser
-    return min(n_batches, math.ceil(every_n_train_steps / max(steps_of_batch, 1e-9)))
+    if every_n_train_steps is not None:
+        steps_of_batch = len(trainer.optimizers) / trainer.accumulate_grad_batches  # one step of each optimiser
+        n_batches = min(n_batches, math.ceil(every_n_train_steps / max(steps_of_batch, 1e-9)))
+    batch_size = getattr(trainer.train_dataloader, "batch_size", None)
+    return n_batches * batch_size * trainer.world_size if batch_size else math.inf
 
 
-def network_as_space(
-    trainer: Trainer, pl_module: LightningModule, *, is_asked_for: bool, is_new: bool
-) -> LightningModule | None:
+def _network_as_space(trainer: Trainer, pl_module: LightningModule, engine: Engine) -> LightningModule | None:
     """The network, if its features may be a space: unless it is trained already, and no space of its was asked for."""
+    is_asked_for = engine.settings.feature_extractor == "module"
     if can_be_passed(trainer, pl_module):
+        # Features of a network that has already learnt these labels would leak them.
+        is_new = trainer.global_step == 0 or bool(engine.history.entries)
         return pl_module if is_new or is_asked_for else None
     if is_asked_for:
         raise MisconfigurationException(
@@ -125,14 +130,14 @@ def network_as_space(
 def _read(
     trainer: Trainer,
     pl_module: LightningModule,
-    settings: Settings,
     source: Source,
+    engine: Engine,
     how_many: Callable[[int], int],
     most: int,
-    detail: Callable[[str], None],
 ) -> Samples:
     """Read the trainer's training samples, or those of `reference`; only the first `most`, or 10,000, of a stream."""
     reference: Any = source.reference
+    settings, detail = engine.settings, engine.detail
     loader, n_batches, name = trainer.train_dataloader, float(trainer.num_training_batches), "Training data"
     if reference is not None:
         loader = reference if isinstance(reference, DataLoader) else DataLoader(reference, batch_size=READ_BATCH)
@@ -169,17 +174,16 @@ def _read(
             if unmixed.labels.ndim == 1 and unmixed.inputs.shape[1:] == samples.inputs.shape[1:]:
                 samples = unmixed
                 detail(
-                    f"{name}: `collate_fn` mixes labels (mixup, CutMix), so bu-torch reads the samples without it. To"
-                    " change it: `reference=(inputs, labels)`."
+                    f"{name}: `collate_fn` mixes labels (mixup, CutMix), so bu-torch reads the samples without it."
+                    " Pass `reference=(inputs, labels)` to change this."
                 )
     if isinstance(loader.dataset, IterableDataset) and samples.n_training >= limit:
-        more = "; `max_samples` sets another number" if limit == _STREAM_SAMPLES else ""
-        detail(f"bu-torch reads the first {limit} samples of {type(loader.dataset).__name__}{more}.")
+        more = " Pass `max_samples=...` for another number." if limit == _STREAM_SAMPLES else ""
+        detail(f"bu-torch reads the first {limit} samples of {type(loader.dataset).__name__}.{more}")
     if samples.is_random and not may_be_read_again(settings.perturbation):
         detail(
-            f"{name}: a sample differs each time it is read (random augmentation). bu-torch reads each"
-            " sample once and perturbs that draw. To change it: `perturbation='reading'` takes further readings, and"
-            " `reference=` other samples."
+            f"{name}: samples have random augmentation. bu-torch reads each once and perturbs it. Pass"
+            " `perturbation='reading'` to use further readings, or `reference=` for other samples."
         )
     return samples
 

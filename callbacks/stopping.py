@@ -18,8 +18,8 @@ from bu_torch.callbacks.trainer import (
     ModelCheckpoint,
     StochasticWeightAveraging,
     Trainer,
+    has_callback,
     misconfigured,
-    set_batch_hooks,
     why_ended,
 )
 from bu_torch.estimators.space_choice import FeatureExtractor
@@ -147,7 +147,6 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         """Begin with no result."""
         self.stopping_reason, self.stopped_epoch = "", None
         self._keeper: Keeper | None = None
-        self._is_concluded = False
         self._stop_is_due = False  # the verdict is to stop, and `min_epochs` or `min_steps` does not allow it yet
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -155,10 +154,10 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         if stage != FITTING:
             return
         self._reset()
-        if self.restore_best_weights and any(isinstance(one, StochasticWeightAveraging) for one in trainer.callbacks):
+        if self.restore_best_weights and has_callback(trainer, StochasticWeightAveraging):
             rank_zero_warn(
                 "StochasticWeightAveraging puts its average into the model when training ends, and the weights of"
-                " the kept epoch then replace it. To change it: `restore_best_weights=False` leaves the average."
+                " the kept epoch then replace it. Pass `restore_best_weights=False` to leave the average."
             )
         self._install(trainer, pl_module)
 
@@ -170,21 +169,25 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         The list is replaced, because Lightning is iterating over it. The keeper stands before other checkpoints, so
         that `ckpt_path="best"` is its file, and behind each `EarlyStopping`, whose state of the same epoch it holds.
         """
-        present = [one for one in trainer.callbacks if not (isinstance(one, InternalCallback) or _is_default(one))]
+        callbacks = [
+            callback
+            for callback in trainer.callbacks
+            if not (isinstance(callback, InternalCallback) or _is_default(callback))
+        ]
         options = {name: getattr(self, name) for name in ("dirpath", "filename", "save_weights_only")}
         keeper: Keeper
-        if any(isinstance(one, Checkpoint) and not isinstance(one, MemoryKeeper) for one in trainer.callbacks):
+        if any(not isinstance(callback, MemoryKeeper) for callback in trainer.checkpoint_callbacks):
             token = trainer.strategy.broadcast(secrets.token_hex(3))  # no other run in the folder has it
-            keeper = FileKeeper(self, self._written, token, verbose=self.settings.verbose, **options)
+            keeper = FileKeeper(self.engine, self._written, token, is_by_steps=self.is_by_steps, **options)
         else:
-            keeper = MemoryKeeper(self)
-            if given := [f"`{name}`" for name, value in options.items() if value]:
-                rank_zero_warn(f"The trainer writes no checkpoints: {', '.join(given)} has no effect.")
-        before = [n for n, one in enumerate(present) if one is self or isinstance(one, EarlyStopping)]
-        others = [n for n, one in enumerate(present) if isinstance(one, Checkpoint)]
-        present.insert(min([1 + max(before), *others]), keeper)
-        self._keeper, self._is_concluded = keeper, False
-        trainer.callbacks = [*present, Ending(self._conclude)]
+            keeper = MemoryKeeper(self.engine, is_by_steps=self.is_by_steps)
+            if unused := [f"`{name}`" for name, value in options.items() if value]:
+                rank_zero_warn(f"The trainer writes no checkpoints: {', '.join(unused)} has no effect.")
+        last = max(n for n, callback in enumerate(callbacks) if callback is self or isinstance(callback, EarlyStopping))
+        checkpoints = [n for n, callback in enumerate(callbacks) if isinstance(callback, Checkpoint)]
+        callbacks.insert(min([last + 1, *checkpoints]), keeper)
+        self._keeper = keeper
+        trainer.callbacks = [*callbacks, Ending(self._conclude)]
         keeper.setup(trainer, pl_module, FITTING)
         return keeper
 
@@ -201,25 +204,18 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             self._install(trainer, pl_module).on_train_start(trainer, pl_module)
         self._stop_is_due = self.engine.history.verdict.should_stop and not _may_stop(trainer)
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # A stop that is due may be allowed within the epoch.
-        set_batch_hooks(self, are_called=self._reads_batches or self._stop_is_due)
+    @property
+    def _reads_batches(self) -> bool:
+        return super()._reads_batches or self._stop_is_due  # a stop that is due may be allowed within the epoch
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
-        super().on_train_batch_end(trainer, pl_module)
-        # After the last batch of an epoch, `on_train_epoch_end` decides.
-        self._decide(trainer, may_wait=trainer.is_last_batch)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_epoch_end(trainer, pl_module)
-        self._decide(trainer, may_wait=False)
-
-    def _decide(self, trainer: Trainer, *, may_wait: bool) -> None:
-        """Stop training if the check of this hook says so, or if an earlier one did and a stop is allowed by now."""
+    def _decide(self, trainer: Trainer, check: Check | None, *, may_wait: bool) -> None:
+        """Stop training if this check says so, or if an earlier one did and a stop is allowed by now."""
         history = self.engine.history
-        if self._check is not None and history.last_score is not None and not trainer.fast_dev_run:
-            # All processes stop, or none.
-            self._stop_is_due = trainer.strategy.reduce_boolean_decision(history.verdict.should_stop, all=False)
+        if check is not None and not trainer.fast_dev_run:
+            if check.is_best and self._keeper is not None:
+                self._keeper.check = check
+            if history.last_score is not None:  # all processes stop, or none
+                self._stop_is_due = trainer.strategy.reduce_boolean_decision(history.verdict.should_stop, all=False)
         elif may_wait:
             return
         # Nothing resets `trainer.should_stop`, so it is not set before `min_epochs` and `min_steps` allow a stop: the
@@ -237,36 +233,25 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         self._watch.end()  # all else is for `Ending`
 
     def _conclude(self, trainer: Trainer, exception: BaseException | None) -> None:
-        """Restore the kept epoch, and say in a line what was kept and why training ended; once."""
-        engine, keeper, history = self.engine, self._keeper, self.engine.history
-        if trainer.state.fn != FITTING or trainer.fast_dev_run or self._is_concluded:
+        """Restore the kept epoch, and say what was kept and why training ended; once."""
+        engine, keeper, kept = self.engine, self._keeper, self.engine.history.kept
+        if trainer.state.fn != FITTING or trainer.fast_dev_run or self.summary:
             return
-        self._is_concluded = True
         if exception is not None or self.stopped_epoch is None:
             self.stopping_reason = why_ended(trainer, exception)
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
-        places = {"kept_epoch": self.best_epoch, "kept_step": self.best_step, "stopped_epoch": self.stopped_epoch}
-        engine.end(self.stopping_reason, **places, best_model_path=self.best_model_path)
+        engine.end(self.stopping_reason, self.stopped_epoch, best_model_path=self.best_model_path)
         if exception is None:  # after one, the other processes may not come here
-            engine.summary, engine.is_useless = engine.processes.broadcast((engine.summary, engine.is_useless))
-        if history.kept is None and not trainer.current_epoch and not is_graceful:  # nothing to say
+            engine.summary = engine.processes.broadcast(engine.summary)
+        if kept is None and not trainer.current_epoch and not is_graceful:  # nothing to say
             return
-        how = None if history.kept is None else "not "
-        if keeper is not None and how and is_graceful and self.restore_best_weights and not engine.is_useless:
-            how = restore(trainer, keeper)
-        why, name = history.why_none_kept(), "every_n_train_steps" if self.is_by_steps else "every_n_epochs"
+        place, may_restore = "not in the model", is_graceful and self.restore_best_weights and not engine.is_useless
+        if keeper is not None and kept is not None and may_restore:
+            place = restore(trainer, keeper)
+        why, name = engine.history.why_none_kept(), "every_n_train_steps" if self.is_by_steps else "every_n_epochs"
         if not self.history and (every := getattr(self, name)) > 1:
             why += f" (`{name}={every}`)"
-        if self._waits_for_average:
-            why += ": the average of WeightAveraging was not updated before it"
-        options: dict[str, Any] = {"is_by_steps": self.is_by_steps, "path": self.best_model_path}
-        is_open = self.stopped_epoch is None and exception is None
-        engine.log_summary(self.stopping_reason, how, why=why, is_open=is_open, **options)
-
-    def take_check(self) -> Check | None:
-        """The check of the running hook, once: its weights take as much memory as the network."""
-        check, self._check = self._check, None
-        return check
+        engine.log_summary(place, why)
 
     @property
     def best_model_path(self) -> str:

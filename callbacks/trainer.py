@@ -97,8 +97,8 @@ def check_trainer(trainer: Any) -> None:
     if isinstance(trainer, Trainer):
         return
     kind = f"{type(trainer).__module__}.{type(trainer).__qualname__}"
-    of = [cls.__module__ for cls in type(trainer).__mro__ if cls.__name__ == "Trainer"]
-    other = next((tree for tree in _TREES if any(one.startswith(f"{tree}.") for one in of)), None)
+    origins = [cls.__module__ for cls in type(trainer).__mro__ if cls.__name__ == "Trainer"]
+    other = next((tree for tree in _TREES if any(module.startswith(f"{tree}.") for module in origins)), None)
     way_out = "" if other is None else f" Import `{other}` before `bu_torch.callbacks`, and not `{TREE}`."
     raise MisconfigurationException(f"This callback works with a `Trainer` of `{TREE}`, got {kind}.{way_out}")
 
@@ -126,25 +126,29 @@ def set_batch_hooks(callback: Any, *, are_called: bool) -> None:
             setattr(callback, name, None)
 
 
+def has_callback(trainer: Trainer, kind: type) -> bool:
+    """Whether a trainer has a callback of a kind."""
+    return any(isinstance(callback, kind) for callback in trainer.callbacks)
+
+
 def lightning_average(trainer: Trainer) -> Any:
     """The `AveragedModel` of the first `WeightAveraging` that has one, as checkpoints hold it; None without one."""
-    found = (one._average_model for one in trainer.callbacks if isinstance(one, WeightAveraging))
-    return next((average for average in found if average is not None), None)
+    averages = (callback._average_model for callback in trainer.callbacks if isinstance(callback, WeightAveraging))
+    return next((average for average in averages if average is not None), None)
 
 
 def why_ended(trainer: Trainer, exception: BaseException | None) -> str:
     """Say why training ended, if no callback of this package stopped it."""
     if exception is not None:
         return describe_exception(exception)
-    timers = [one for one in trainer.callbacks if isinstance(one, library.callbacks.Timer)]
-    if any(left is not None and left <= 0 for left in (one.time_remaining() for one in timers)):
+    timers = [callback for callback in trainer.callbacks if isinstance(callback, library.callbacks.Timer)]
+    if any(left is not None and left <= 0 for left in (timer.time_remaining() for timer in timers)):
         return "Training ran until `max_time`."
     now = trainer.current_epoch - 1  # or later; a callback that stopped an earlier fit keeps its message
-    stopped = (one for one in trainer.callbacks if isinstance(one, EarlyStopping) and one.stopping_reason_message)
-    who = next((one for one in stopped if trainer.should_stop and one.stopped_epoch >= now), None)
-    if who is not None:
-        said = f"`{type(who).__name__}` stopped training in epoch {who.stopped_epoch}"
-        return f"{said}: {str(who.stopping_reason_message).removesuffix(' Signaling Trainer to stop.')}"
+    for callback in trainer.callbacks if trainer.should_stop else ():
+        if isinstance(callback, EarlyStopping) and callback.stopping_reason_message and callback.stopped_epoch >= now:
+            message = str(callback.stopping_reason_message).removesuffix(" Signaling Trainer to stop.")
+            return f"`{type(callback).__name__}` stopped training in epoch {callback.stopped_epoch}: {message}"
     if 0 in (trainer.limit_train_batches, trainer.num_training_batches):
         return "There was no training batch."
     if trainer.max_epochs not in (None, -1) and trainer.current_epoch >= trainer.max_epochs:
@@ -154,12 +158,11 @@ def why_ended(trainer: Trainer, exception: BaseException | None) -> str:
     return "Other code stopped training (`trainer.should_stop`)."
 
 
-def stand_behind_averaging(trainer: Trainer, kind: type) -> None:
+def move_behind_averaging(trainer: Trainer, kind: type) -> None:
     """Move callbacks of a kind behind `WeightAveraging`, so that they measure the average that a checkpoint holds."""
     callbacks = trainer.callbacks
-    end = max((n + 1 for n, one in enumerate(callbacks) if isinstance(one, WeightAveraging)), default=0)
-    if any(isinstance(one, kind) for one in callbacks[:end]):
-        trainer.callbacks = [*sorted(callbacks[:end], key=lambda one: isinstance(one, kind)), *callbacks[end:]]
+    end = max((n + 1 for n, callback in enumerate(callbacks) if isinstance(callback, WeightAveraging)), default=0)
+    trainer.callbacks = [*sorted(callbacks[:end], key=lambda callback: isinstance(callback, kind)), *callbacks[end:]]
 
 
 def go_on_from_raw_weights(pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -247,28 +250,31 @@ def training_loss(trainer: Trainer, *, is_within_epoch: bool) -> float | None:
     return next((float(logged[name]) for name in LOSSES if name in logged), None)
 
 
-def loss_weights(module: nn.Module, n_classes: int) -> tuple[list[float] | None, str]:
+def class_weights_of(module: nn.Module, n_classes: int) -> tuple[list[float] | None, str]:
     """The weight of each class in the losses of a module, None if they cannot tell, and a line for the log, or ""."""
-    found: list[list[float]] = []
-    for part in module.modules():
-        if isinstance(part, nn.CrossEntropyLoss | nn.NLLLoss | nn.BCEWithLogitsLoss):
-            is_binary = isinstance(part, nn.BCEWithLogitsLoss)
-            weights: Any = part.pos_weight if is_binary else part.weight
-            listed = [] if weights is None else weights.flatten().tolist()
-            if is_binary and listed:
-                listed = [1.0, *listed] if len(listed) == 1 and n_classes == 2 else [math.nan, *listed]
-            found.append(listed if len(set(listed)) > 1 else [])
-    if not any(found):
+    losses = (nn.CrossEntropyLoss, nn.NLLLoss, nn.BCEWithLogitsLoss)
+    weights = [_weights_in(part, n_classes) for part in module.modules() if isinstance(part, losses)]
+    if not any(weights):
         return None, ""
-    first, *others = found
-    if any(other != first for other in others):
+    first = weights[0]
+    if any(weight != first for weight in weights):
         why = "the losses of the module weigh the classes differently"
     elif len(first) < n_classes or not all(0 < weight < math.inf for weight in first):
         why = "the loss of the module does not have one positive weight for each class"
     else:
-        listed_weights = ", ".join(f"{weight:.4g}" for weight in first[:10]) + ", ..." * (len(first) > 10)
+        shown = ", ".join(f"{weight:.4g}" for weight in first[:10]) + ", ..." * (len(first) > 10)
         return first, (
-            f"bu-torch weighs the classes by {listed_weights}, as the loss of the module does. To change it:"
-            f" `class_weight=[1.0] * {len(first)}` counts all samples alike."
+            f"bu-torch weighs the classes by {shown}, as the loss of the module does. Pass"
+            f" `class_weight=[1.0] * {len(first)}` to count all samples alike."
         )
-    return None, f"bu-torch counts all classes alike: {why}. To weigh them in the score, too, pass `class_weight=`."
+    return None, f"bu-torch counts all classes alike: {why}. Pass `class_weight=...` to weigh them in the score, too."
+
+
+def _weights_in(loss: Any, n_classes: int) -> list[float]:
+    """Weight of each class in a loss; empty if all classes weigh the same."""
+    is_binary = isinstance(loss, nn.BCEWithLogitsLoss)
+    tensor = loss.pos_weight if is_binary else loss.weight
+    weights: list[float] = [] if tensor is None else tensor.flatten().tolist()
+    if is_binary and weights:
+        weights = [1.0, *weights] if len(weights) == 1 and n_classes == 2 else [math.nan, *weights]
+    return weights if len(set(weights)) > 1 else []

@@ -1,22 +1,19 @@
 """Stopper for the network and the loader of another framework."""
 
 import warnings
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch import nn
 from torch.utils.data import DataLoader
 
-from bu_torch.internal.logits import logits_at, packed_model
-from bu_torch.internal.replica import evaluation_copy
-from bu_torch.run.plan import count_operations, plan
+from bu_torch.run.plan import operations_of, plan_for
 from bu_torch.run.settings import Settings
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
 from bu_torch.samples.batches import NO_KEYS, Keys
 from bu_torch.samples.reading import read_loader
-from bu_torch.samples.readings import may_be_read_again
-from bu_torch.samples.samples import Samples, UnreadableError
+from bu_torch.samples.samples import UnreadableError
 
 
 def make_stopper(
@@ -29,23 +26,17 @@ def make_stopper(
     if not isinstance(loader, DataLoader):
         raise ValueError(f"Training data: pass a `torch.utils.data.DataLoader`, got {type(loader).__name__}.")
     settings = Settings(**{name: value for name, value in options.items() if name != "folder"})
-
-    def read(how_many: Callable[[int], int]) -> Samples:
-        try:
-            return read_loader(loader, how_many, seed=settings.seed, keys=keys, looks_for_augmentation=True)
-        except UnreadableError as error:
-            raise ValueError(f"Training data: {error}") from error
-
-    first = read(lambda n_training: 1)
-    with evaluation_copy(network) as copy:
-        taker = packed_model(copy, first.packing)
-        n_operations = count_operations(copy, partial(logits_at, taker, first.inputs, output_key=settings.output_key))
-    n_samples, reads_again = first.n_training, first.is_random and may_be_read_again(settings.perturbation)
-    made = plan(settings, n_samples, n_samples, n_operations, first.inputs.nbytes, holds_draws=reads_again)
-    samples = read(lambda n_training: made.n_samples)
-    are_tokens = samples.packing is None and samples.inputs.ndim == 2 and not samples.inputs.is_floating_point()
-    if are_tokens and not samples.is_random and settings.perturbation is None:
-        options = options | {"perturbation": "tokens"}
+    read = partial(read_loader, loader, seed=settings.seed, keys=keys, looks_for_augmentation=True)
+    try:
+        first = read(lambda n_training: 1)
+        are_tokens = first.packing is None and first.inputs.ndim == 2 and not first.inputs.is_floating_point()
+        if are_tokens and not first.is_random and settings.perturbation is None:
+            options = options | {"perturbation": "tokens"}
+            settings = replace(settings, perturbation="tokens")
+        n_samples = plan_for(settings, first, operations_of(network, first, settings)).n_samples
+        samples = read(lambda n_training: n_samples)
+    except UnreadableError as error:
+        raise ValueError(f"Training data: {error}") from error
     return BoundaryUncertaintyStopper(samples, samples.labels, **options)
 
 

@@ -18,7 +18,7 @@ try:
 except ImportError as error:
     raise missing("skorch", "skorch", error) from error
 
-_OPTIONS = {one.name: one.default for one in fields(Settings) if one.name != "decides"} | {"folder": None}
+_OPTIONS = {field.name: field.default for field in fields(Settings) if field.name != "decides"} | {"folder": None}
 
 
 class BoundaryUncertaintyEarlyStopping(Callback):

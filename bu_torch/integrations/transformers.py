@@ -139,8 +139,8 @@ class BoundaryUncertaintyCallback(TrainerCallback):
             reason = "Other code stopped training (`control.should_training_stop`)."
         elif args.max_steps > 0:
             reason = f"Training ran until `max_steps={args.max_steps}`."
-        for one in optimizers_in_training(_unwrapped(kwargs.get("optimizer"))):
-            one.eval()  # as `Trainer.evaluate` will, which must not move the weights that are loaded
+        for optimizer in optimizers_in_training(_unwrapped(kwargs.get("optimizer"))):
+            optimizer.eval()  # as `Trainer.evaluate` will, which must not move the weights that are loaded
         conclude(self.stopper, kwargs["model"] if self.load_best_model_at_end else None, reason)
 
 
@@ -153,7 +153,8 @@ def _with_names_alone(model: Any) -> Any:
     """Function with the named arguments of a model's `forward`: as for the `Trainer`, a `**kwargs` names no column."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     signature = inspect.signature(base.forward)
-    named = [one for one in signature.parameters.values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = [parameter for parameter in signature.parameters.values() if parameter.kind not in variadic]
     if not named:
         return model
 

@@ -17,18 +17,18 @@ from bu_torch.internal.logits import OutputReader, was_one_column
 from bu_torch.internal.printing import cleaned
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.rule.rules import STANDARD_ERROR
-from bu_torch.run.history import History, describe_worse_than_chance
+from bu_torch.run.history import History, describe_worse_than_chance, place_of
 from bu_torch.run.judgement import judge, summary_of
-from bu_torch.run.prepare import Preparation, TrainingData, prepare
+from bu_torch.run.prepare import Preparation, TrainingData, prepare_signals
 from bu_torch.run.processes import Processes
 from bu_torch.run.record import Record, plain, row
 from bu_torch.run.settings import Settings
 from bu_torch.run.state import VERSION, as_small, as_tables, read_state
-from bu_torch.run.weights import WeightAverage, state_to_keep
+from bu_torch.run.weights import WeightAverage, state_dict_with
 from bu_torch.samples.samples import IGNORED
 from bu_torch.signals.details import Measurement
 from bu_torch.signals.measuring import Signals
-from bu_torch.signals.metrics import THRESHOLD, as_metric
+from bu_torch.signals.metrics import as_metric
 
 # Scores can be compared only if these settings are the same.
 _COMPARED = ["metric", "start_from_epoch", "n_neighbors", "n_draws", "max_samples", "seed", "class_weight"]
@@ -49,7 +49,6 @@ class Check(NamedTuple):
 class Engine:
     """Measures each check of one training, keeps the history and the record, and says what to keep and when to stop.
 
-        engine = Engine(Settings(patience=10))
         engine.prepare(lambda: TrainingData(samples, plan), device)
         for epoch in range(500):
             train_one_epoch(model)
@@ -80,40 +79,36 @@ class Engine:
         self.average = None if settings.averaging is None else WeightAverage(settings.averaging)
         self.record = Record()
         self.prepared: Preparation | None = None
-        self.before: dict[str, Any] = {}  # preparation of the run that this one resumes
+        self.resumed: dict[str, Any] = {}  # preparation of the run that this one resumes
         self.inputs: Any = None  # perturbed samples, in the processes that read the network
         self.is_over = False  # from `release` on
         self.summary: dict[str, Any] = {}  # what was kept, and whether to trust it, once training has ended
-        self.remarks: list[str] = []  # what else is to say of it
-        self.doubt = ""  # a reason not to trust it
-        self.is_useless = False  # no check is as good as the same prediction for all samples
+        self._doubts: list[str] = []  # reasons not to trust it
+        self._remarks: list[str] = []  # what else is to say of it
         # A check is compared with the last one, by predictions (n_draws * N,), and with the best by expected accuracy,
         # or metric, by contributions (N,), which may be another check than the one with the best score.
         self._predictions: Tensor | None = None
         self._best_contributions: Tensor | None = None
-        self.measured: Measurement | None = None  # of the last check, until `end_check`
+        self.measured: Measurement | None = None  # of the last check, until it is in the record
         self._n_columns = 0  # width of the last logits
         self._has_warned = False  # a warning about predictions worse than chance is given once
 
     def prepare(self, read: Callable[[], TrainingData], device: torch.device) -> bool:
-        """Prepare in the first process for checks on `device`; False if a run resumes at other samples than before.
-
-        Then no earlier check counts.
-        """
+        """Prepare in the first process for checks on `device`; False if no earlier check counts: the samples differ."""
         options: dict[str, Any] = {"has_checks": bool(self.history.entries), "warn": self.warn, "tell": self.tell}
 
         def prepared() -> Preparation:
-            self.prepared = prepare(read(), self.settings, self.before, device, **options, detail=self.detail)
-            return self.prepared.for_others()
+            self.prepared = prepare_signals(read(), self.settings, self.resumed, device, **options, detail=self.detail)
+            return self.prepared.for_other_processes()
 
-        of_first, processes = self.processes.on_first(prepared), self.processes
+        first, processes = self.processes.on_first(prepared), self.processes
         if processes.rank:
-            self.prepared = of_first
+            self.prepared = first
         self.inputs = None if processes.rank else self._signals.perturbed
         if processes.are_sharded and processes.count > 1:
             inputs: Any = processes.broadcast(None if processes.rank else copy.copy(self.inputs).to("cpu"))
             self.inputs = inputs.to(device)
-        if of_first.is_restored or not self.history.entries:
+        if first.is_restored or not self.history.entries:
             return True
         self.history.reset()
         self._forget_checks()
@@ -152,11 +147,13 @@ class Engine:
         step: int | None = None,
         *,
         is_counted: bool = True,
+        train_loss: float | None = None,
     ) -> Check:
-        """Measure a copy of a model, with averaged weights if there are any, and add the check.
+        """Measure a copy of a model, with averaged weights if there are any, add the check and write it to the record.
 
         `read` gives the logits of a network at inputs. Weights that are sharded are left to `state_to_keep`.
         """
+        started, self.summary = time.perf_counter(), {}
         if self.average is not None and isinstance(model, nn.Module):
             self.average.update(model, is_again=self.history.is_last(epoch, step))
         values, are_sharded = self.averages(model), self.processes.are_sharded
@@ -167,15 +164,17 @@ class Engine:
 
         measured = self.processes.on_logits(logits, self.measure)
         entry, is_best = self.add(epoch, measured, step, is_counted=is_counted)
-        return Check(entry, is_best, self.state_to_keep(model) if is_best and not are_sharded else {})
+        check = Check(entry, is_best, self.state_to_keep(model) if is_best and not are_sharded else {})
+        self._write(check, started, train_loss)
+        return check
 
     def state_to_keep(self, model: object) -> dict[str, Any]:
         """The `state_dict` of the weights that the last check has read; empty for a model that is no module."""
-        state, processes = state_to_keep(model, self.averages(model)), self.processes
+        state, processes = state_dict_with(model, self.averages(model)), self.processes
         if processes.count > 1 and not processes.are_sharded and isinstance(model, nn.Module):
             names = {name for name, _ in model.named_buffers(remove_duplicate=False)}
-            of_first = processes.broadcast({name: state[name].cpu() for name in names if name in state})
-            state |= of_first if processes.rank else {}
+            first = processes.broadcast({name: state[name].cpu() for name in names if name in state})
+            state |= first if processes.rank else {}
         return state
 
     def measure(self, logits: Tensor) -> dict[str, float]:
@@ -231,8 +230,8 @@ class Engine:
         }
         self.record.open(folder, header, map(row, history.entries))
 
-    def end_check(self, check: Check, started: float, train_loss: float | None = None) -> None:
-        """Count the time of the last check, and write it to the record."""
+    def _write(self, check: Check, started: float, train_loss: float | None) -> None:
+        """Count the time of a check, and write it to the record."""
         measured, self.measured = self.measured, None
         details = None if measured is None or self.record.path is None else measured.details()
         self.record.check_seconds += time.perf_counter() - started
@@ -252,54 +251,55 @@ class Engine:
             }
         )
 
-    def end(self, reason: str, **places: Any) -> None:
+    def end(self, reason: str, stopped_epoch: int | None = None, **paths: str) -> None:
         """Judge what was kept, and write the last line of the record."""
-        kept, history, prepared = self.history.kept, self.history, self.prepared
-        confidence, self.doubt, self.remarks = None, "", []
-        is_prepared = prepared is not None and prepared.signals is not None
-        if kept is not None and prepared is not None and is_prepared:
-            confidence, self.doubt, self.remarks = judge(kept, history, self._signals, prepared.about, self._n_columns)
-        values = [history.sign * check.get(history.value_name, math.nan) for check in history.compared]
-        self.is_useless = confidence is not None and all(
-            value < history.sign * confidence.uninformed for value in values if math.isfinite(value)
-        )
+        history, prepared, confidence = self.history, self.prepared, None
+        kept, signals = history.kept, None if prepared is None else prepared.signals
+        self._doubts, self._remarks = [], []
+        if prepared is not None and prepared.about is not None and signals is not None:
+            about = prepared.about
+            confidence, self._doubts, self._remarks = judge(history, signals, about["classes"], self._n_columns)
+        line: dict[str, Any] = {"reason": reason}
         if history.selection is not None:
-            judged = summary_of(confidence, as_metric(self.settings.metric))
+            kept_epoch, kept_step = place_of(kept) if kept else (None, None)
+            line |= {"kept_epoch": kept_epoch, "kept_step": kept_step, "stopped_epoch": stopped_epoch, **paths}
+            judged = summary_of(confidence, as_metric(self.settings.metric), kept or {}, is_known=signals is not None)
             score = None if kept is None else kept[history.score_name]
-            self.summary = {"reason": reason, "score_name": history.score_name, "score": score, **places, **judged}
-            if kept is not None and THRESHOLD in kept:
-                is_known = is_prepared and judged["word"] != "blind" and math.isfinite(kept[THRESHOLD])
-                thresholds = {name: kept[name] for name in kept if name.endswith(THRESHOLD)}
-                self.summary |= thresholds if is_known else thresholds | {THRESHOLD: None}
-        line = {"kind": "end", "reason": reason, "n_not_compared": history.n_not_compared, **places}
-        remarks = [remark for remark in (self.doubt, *self.remarks) if remark]
-        self.record.write(line | self.record.costs() | {"remarks": remarks})
+            self.summary = {"reason": reason, "score_name": history.score_name, "score": score, **line, **judged}
+        line |= {"kind": "end", "n_not_compared": history.n_not_compared, "remarks": self._doubts + self._remarks}
+        self.record.write(line | self.record.costs())
 
-    def log_summary(
-        self, reason: str, how: str | None, *, is_by_steps: bool, is_open: bool, path: str = "", why: str = ""
-    ) -> None:
+    @property
+    def is_useless(self) -> bool:
+        """Whether no check is as good as the same prediction for all samples."""
+        history = self.history
+        uninformed = self.summary.get(history.value_name.replace("expected", "one_class", 1))
+        values = [history.sign * check.get(history.value_name, math.nan) for check in history.compared]
+        best = max(filter(math.isfinite, values), default=-math.inf)
+        return uninformed is not None and best < history.sign * uninformed
+
+    def log_summary(self, place: str = "not in the model", why: str = "") -> None:
         """Say what was kept, why training ended and what that cost, and doubts; with `verbose` all remarks, too.
 
-        Arguments are those of `History.describe_end`; `how` is None if nothing is kept, for the reason `why`.
+        `place` is where the kept weights are, "in the model" or not, and `why` the reason if nothing is kept.
         """
         if self.processes.rank != 0:
             return
-        if how is None:
+        if self.history.kept is None:
             why = why or self.history.why_none_kept()
-            self.tell(f"bu-torch kept no epoch: {why}. {reason} The weights are those of training.")
+            self.tell(f"bu-torch kept no epoch: {why}. {self.summary['reason']} The model has the weights of training.")
             return
-        options = {"is_averaged": self.average is not None, "is_by_steps": is_by_steps, "is_open": is_open}
-        kept, ended = self.history.describe_end(reason, how, path, **options)
-        for line in (kept, f"{ended} {self.record.describe_cost()}", *([self.doubt] if self.doubt else [])):
+        lines = self.history.describe_end(self.summary, place, is_averaged=self.average is not None)
+        for line in (*lines, self.record.describe_cost(), *self._doubts):
             self.tell(line)
-        for line in self.remarks:
+        for line in self._remarks:
             self.detail(line)
 
     def release(self) -> None:
         """Free what `prepare` computed, and the average, because training has ended; results stay."""
         self.is_over = True
         if self.prepared is not None:
-            self.prepared = self.prepared.for_others()
+            self.prepared = self.prepared.for_other_processes()
         self.inputs = self.measured = None
         self.processes = Processes()
         if self.average is not None:
@@ -307,7 +307,7 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed training needs, as plain numbers, strings and tensors on the CPU."""
-        before = dict.fromkeys(("plan", "samples", "prepared", "space")) | self.before
+        before = dict.fromkeys(("plan", "samples", "prepared", "space")) | self.resumed
         best = self._best_contributions
         return {
             **self.history.state_dict(),
@@ -322,7 +322,7 @@ class Engine:
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Continue from a `state_dict`; patience and the best epoch start anew if it is damaged, or settings differ."""
-        why = ""
+        why, self.summary = "", {}
         try:
             state, now = read_state(state_dict), self._compared_settings()
             before = state["settings"] or now
@@ -334,11 +334,11 @@ class Engine:
             self.history.load(state, is_compared=not changed)
             if self.average is not None and state["average"] is not None:
                 self.average.load_state_dict(state["average"])
-            self.before = {name: state[name] for name in ("prepared", "space")}
+            self.resumed = {name: state[name] for name in ("prepared", "space")}
             self._predictions, self._best_contributions = state["predictions"], state["best_contributions"]
             plan = state["plan"]
             if not changed and plan is not None and plan.n_samples >= self.settings.n_neighbors:
-                self.before |= {"plan": tuple(plan), "samples": state["samples"]}
+                self.resumed |= {"plan": tuple(plan), "samples": state["samples"]}
         except Exception as error:  # a damaged state, or a rule of the user's, may raise anything
             self.history.load({"history": []}, is_compared=False)
             why = f"The state in the checkpoint cannot be read ({cleaned(f'{type(error).__name__}: {error}'[:200])})"

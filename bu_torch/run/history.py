@@ -108,36 +108,32 @@ class History:
         by = f" by more than {settings.min_delta:g}" if settings.min_delta else ""
         return f"{start} did not improve{by} in the last {'check' if wait == 1 else f'{wait} checks'}{since}."
 
-    def describe_end(
-        self, reason: str, how: str, path: str, *, is_averaged: bool, is_by_steps: bool, is_open: bool
-    ) -> tuple[str, str]:
-        """Say what was kept and where it is; and why training ended, and whether longer training may help (`is_open`).
-
-        `how` is "", "partly " or "not ": how the kept weights are in the model.
-        """
-        best, selection = self.kept, self.selection
+    def describe_end(self, summary: Mapping[str, Any], place: str, *, is_averaged: bool) -> tuple[str, str]:
+        """Say what was kept and its `place`; and why training ended, and whether longer training may help."""
+        best, selection, path = self.kept, self.selection, summary.get("best_model_path")
         assert best is not None and selection is not None  # noqa: S101, PT018  (the caller has seen them)
         rule, score = selection.rule, best[selection.score_name]
-        place = f"step {best['step']} of " if is_by_steps and "step" in best else ""
-        where = f", its checkpoint is {cleaned(path)}" if path else ""
+        step = f", step {best['step']}" if "step" in best else ""
         kept = (
-            f"bu-torch kept {place}epoch {best['epoch']}"
-            f" ({rule.title}: {rule.shown(score):.4f}{rule.unit and f' {rule.unit}'}):"
-            f" its {'averaged ' if is_averaged else ''}weights are {how}in the model{where}."
+            f"bu-torch kept epoch {best['epoch']}{step}"
+            f" ({rule.title}: {rule.shown(score):.4f}{rule.unit and f' {rule.unit}'})."
+            f" Its {'averaged ' if is_averaged else ''}weights are {place}"
+            f"{f' and in {cleaned(path)}' if path else ''}."
         )
-        n_since, longer = next(n for n, entry in enumerate(reversed(self.entries)) if entry is best), ""
-        if is_open and n_since <= _LATE * len(self.entries):
+        n_since, ended = next(n for n, entry in enumerate(reversed(self.entries)) if entry is best), summary["reason"]
+        if summary["stopped_epoch"] is None and n_since <= _LATE * len(self.entries):
             which = f"Only {n_since} later checks followed" if n_since else "The kept check is the last"
-            lag = ", or try `averaging=None`, since the average lags" if is_averaged else ""
-            longer = f" {which}: train longer{lag}."
-        return kept, f"{reason.rstrip('.')}.{longer}"
+            lag = ", or pass `averaging=None`, because the average lags" if is_averaged else ""
+            ended = f"{ended.rstrip('.')}. {which}: train longer{lag}."
+        return kept, ended
 
     def why_none_kept(self) -> str:
         """Reason why no epoch is kept."""
         if not self.compared:
             return "no check counted" if self.entries else "no check was made"
         selection = self.selection
-        counted = [] if selection is None else [one for one in map(selection.score, self.compared) if one is not None]
+        scores = [] if selection is None else list(map(selection.score, self.compared))
+        counted = [score for score in scores if score is not None]
         if selection is not None and not counted:
             return f"all checks were of epochs before `start_from_epoch={selection.start_from_epoch}`"
         if any(map(math.isfinite, counted)):
@@ -198,22 +194,15 @@ def place_of(entry: Mapping[str, Any]) -> tuple[int, int | None]:
 def describe_worse_than_chance(checks: Sequence[Entry], n_columns: int, data: Mapping[str, int]) -> str:
     """Warning that the network, whose logits have `n_columns`, predicts worse than chance; "" if it does not."""
     last, n_present = [check["expected_accuracy"] for check in checks[-_SETTLED:]], data["n_present"]
-    is_rising = last[-1] > last[0]  # the network still learns
     is_too_wide = len(checks) == 1 and n_columns > data["n_classes"]
-    is_settled = len(checks) >= _SETTLED and not is_rising
-    if not (is_too_wide or is_settled) or not all(one < _BELOW_CHANCE / n_present for one in last):
+    is_settled = len(checks) >= _SETTLED and last[-1] <= last[0]  # else the network still learns
+    if not (is_too_wide or is_settled) or max(last) >= _BELOW_CHANCE / n_present:
         return ""
-    if is_too_wide:
-        return (
-            f"The network gives {n_columns} columns, and the labels have {n_present} classes. Expected"
-            f" accuracy is {last[-1]:.2f} at the first check, worse than chance. If `forward` returns an embedding,"
-            " let it return the logits, one for each class; `output_key=` names them in a tuple or a dict."
-        )
     return (
-        f"Expected accuracy is {last[-1]:.2f} after {len(checks)} checks, worse than chance with {n_present}"
-        " classes. Does `training_step` change the labels, or does `forward` give something other than one logit"
-        " for each class of the labels? If so, the scores do not describe the trained network. Change labels in the"
-        " dataset or in `on_after_batch_transfer`."
+        f"Expected accuracy is {last[-1]:.2f} at check {len(checks)}, worse than chance, and the network gives"
+        f" {n_columns} columns for {n_present} classes. The scores describe it only if `forward` gives one logit for"
+        " each class of the labels that it is trained on: no embedding (`output_key=` names the logits in a tuple or a"
+        " dict), and no labels that `training_step` changes (change them in the dataset or `on_after_batch_transfer`)."
     )
 
 

@@ -9,7 +9,7 @@ from bu_torch.rule.rules import MetricRule, RuleName
 from bu_torch.run.history import History
 from bu_torch.signals.details import accuracy_alone, class_names, describe_blindness, describe_few, describe_threshold
 from bu_torch.signals.measuring import Signals
-from bu_torch.signals.metrics import ExpectedMetric
+from bu_torch.signals.metrics import THRESHOLD, ExpectedMetric
 
 Word = Literal["clear", "plateau", "unsure", "blind"]
 
@@ -35,31 +35,42 @@ class Confidence(NamedTuple):
     doubts: list[str]  # why the choice is not clear, in words
 
     def line(self) -> str:
-        """Say it in two sentences."""
-        start = {
-            "clear": "The choice of the epoch is clear",
-            "plateau": f"The choice is unsure: {self.n_equals} checks score about as high",
-            "unsure": f"The choice is unsure: {' and '.join(self.doubts)}",
-            "blind": "The choice cannot be trusted",
+        """Say it in three sentences."""
+        verdict = {
+            "clear": "clear",
+            "plateau": "unsure: many checks score about as high",
+            "unsure": f"unsure: {' and '.join(self.doubts)}",
+            "blind": "not to be trusted",
         }[self.word]
         title, alone = "accuracy", "one class alone"
         if self.metric is not None:
             title, alone = self.metric.title, "the same prediction for all samples"
-        values = (self.first_value, self.value, self.uninformed)
-        first, value, uninformed = (f"{one:.2f}" if max(map(abs, values)) <= 1 else f"{one:.3g}" for one in values)
+        numbers = (self.first_value, self.value, self.uninformed)
+        style = ".2f" if max(map(abs, numbers)) <= 1 else ".3g"
+        first, value, uninformed = (format(number, style) for number in numbers)
         return (
-            f"{start}. Expected {title} went from {first} at the first check to {value} ({alone}: {uninformed});"
-            f" {self.n_equals} of {self.n_checks} checks come within a standard error of that. Left-out labels are"
-            f" predicted with skill {self.skill:.2f} (1 is certain, 0 chance)."
+            f"The choice of the epoch is {verdict}. Expected {title} went from {first} to {value} ({uninformed} for"
+            f" {alone}), and {self.n_equals} of {self.n_checks} checks tie within a standard error. Held-out label"
+            f" skill {self.skill:.2f} (0 chance, 1 perfect)."
         )
 
 
-def summary_of(confidence: Confidence | None, metric: ExpectedMetric | None) -> dict[str, Any]:
-    """Entries of a summary, with the name of the metric in place of `value`; all None without a confidence."""
+def summary_of(
+    confidence: Confidence | None, metric: ExpectedMetric | None, kept: Mapping[str, Any], *, is_known: bool
+) -> dict[str, Any]:
+    """Entries of a summary, with the name of the metric in place of `value`; all None without a confidence.
+
+    The threshold of the `kept` check is None if the choice is blind, or this process does not know (`is_known`).
+    """
     values = dict.fromkeys(Confidence._fields) if confidence is None else confidence._asdict()
     name = "accuracy" if metric is None else metric.name
     named = {"value": f"expected_{name}", "first_value": f"first_{name}", "uninformed": f"one_class_{name}"}
-    return {named.get(field, field): value for field, value in values.items() if field != "metric"}
+    summary = {named.get(field, field): value for field, value in values.items() if field != "metric"}
+    if THRESHOLD in kept:
+        summary |= {name: kept[name] for name in kept if name.endswith(THRESHOLD)}
+        if not (is_known and summary["word"] != "blind" and math.isfinite(kept[THRESHOLD])):
+            summary[THRESHOLD] = None
+    return summary
 
 
 def confidence_in(
@@ -101,33 +112,33 @@ def confidence_in(
 
 
 def judge(
-    kept: Mapping[str, Any], history: History, signals: Signals, about: Any, n_columns: int
-) -> tuple[Confidence | None, str, list[str]]:
-    """Judge the kept check; give the doubt about it, "" for none, and what else is to say.
+    history: History, signals: Signals, classes: list[str] | None, n_columns: int
+) -> tuple[Confidence | None, list[str], list[str]]:
+    """Judge the kept check: the confidence in it, doubts about it, and other remarks, in words.
 
-    `about` describes samples and classes; the network's logits have `n_columns`.
+    `classes` are names of the classes, if the dataset has them; the network's logits have `n_columns`.
     """
-    selection, metric = history.selection, signals.metric
-    boundary, n_samples = signals.boundary, len(signals.boundary.labels)
-    names, value, sign = class_names(boundary.labels, about["classes"]), history.value_name, history.sign
-    counted = [check for check in history.compared if selection is None or selection.score(check) is not None]
+    kept, selection, metric, boundary = history.kept, history.selection, signals.metric, signals.boundary
+    if kept is None or selection is None:
+        return None, [], []
+    n_samples, names, sign = len(boundary.labels), class_names(boundary.labels, classes), history.sign
+    counted = [check for check in history.compared if selection.score(check) is not None]
     column, alone = accuracy_alone(boundary.probabilities_of_present, n_samples, boundary.weights)
     if metric is not None:
         alone = metric.uninformed(signals.plain_probabilities(n_columns))
-    finite = [check[value] for check in counted if math.isfinite(check[value])]
-    best = sign * max((sign * number for number in finite), default=math.nan)
-    skills = signals.vote_skill, signals.regression_skill
-    blind, confidence = describe_blindness(best, alone, names[column], skills, metric), None
-    rule = None if selection is None else selection.rule
-    is_judged = rule is not None and metric is None and rule.name in _JUDGED_RULES
-    if is_judged or (isinstance(rule, MetricRule) and not rule.metric.is_drawn):
-        doubt = "" if metric is None else metric.doubt(len(names))
-        if metric is not None and not metric.is_of_sharp:
-            doubt = doubt or describe_few(boundary.labels)
-        numbers = signals.skill, n_samples, alone
-        confidence = confidence_in(kept, counted, *numbers, is_blind=bool(blind), metric=metric, doubt=doubt)
-    line = blind or ("" if confidence is None else confidence.line())
+    values = [sign * check[history.value_name] for check in counted]
+    best = sign * max(filter(math.isfinite, values), default=math.nan)
+    blind = describe_blindness(best, alone, names[column], (signals.vote_skill, signals.regression_skill), metric)
     threshold = "" if metric is None or blind else describe_threshold(kept, metric)
-    if confidence is not None and confidence.word == "clear":
-        return confidence, "", [remark for remark in (line, threshold) if remark]
-    return confidence, line, [threshold] if threshold else []
+    remarks, rule = [threshold] if threshold else [], selection.rule
+    is_of_metric = isinstance(rule, MetricRule) and not rule.metric.is_drawn
+    if not is_of_metric and (metric is not None or rule.name not in _JUDGED_RULES):
+        return None, [blind] if blind else [], remarks
+    doubt = "" if metric is None else metric.doubt(len(names))
+    if metric is not None and not metric.is_of_sharp:
+        doubt = doubt or describe_few(boundary.labels)
+    numbers = signals.skill, n_samples, alone
+    confidence = confidence_in(kept, counted, *numbers, is_blind=bool(blind), metric=metric, doubt=doubt)
+    if confidence.word == "clear":
+        return confidence, [], [confidence.line(), *remarks]
+    return confidence, [blind or confidence.line()], remarks

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +14,13 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode
 
+from bu_torch.internal.inputs import as_floats
+from bu_torch.internal.logits import logits_at, packed_model
+from bu_torch.internal.replica import evaluation_copy
+from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.settings import Settings
-from bu_torch.samples.samples import IGNORED
+from bu_torch.samples.readings import may_be_read_again
+from bu_torch.samples.samples import IGNORED, Samples
 from bu_torch.signals.catalogue import SIGNALS
 
 _log = logging.getLogger(__name__)
@@ -67,6 +73,20 @@ def plan(
     return Plan(min(n_samples, max(n_held // (1 + n_draws * holds_draws), least)), n_draws)
 
 
+def plan_for(
+    settings: Settings,
+    samples: Samples,
+    n_operations: int,
+    n_visited: int | None = None,
+    max_samples: int | None = None,
+) -> Plan:
+    """Plan of a check at samples that were read; as `plan`, but an epoch visits all samples if `n_visited` is None."""
+    n_training = samples.n_training
+    holds_draws = samples.is_random and may_be_read_again(settings.perturbation)
+    counts = n_training, n_training if n_visited is None else n_visited, n_operations, samples.inputs[:1].nbytes
+    return plan(settings, *counts, max_samples, holds_draws=holds_draws)
+
+
 def most_bytes(settings: Settings) -> int | None:
     """Bound on the bytes of the samples that are held; None if `max_samples` says how many they are."""
     return MAX_BYTES if settings.max_samples is None else None
@@ -76,6 +96,17 @@ def describe_ignored(n_ignored: int) -> str:
     """Warning about samples that are left out; "" if there are none."""
     line = f"{n_ignored} samples have the label {IGNORED}, which torch's losses ignore: they are left out."
     return line if n_ignored else ""
+
+
+def operations_of(model: object, samples: Samples, settings: Settings) -> int:
+    """Operations of a pass of one sample; 0 for a model that is no module."""
+    if not isinstance(model, nn.Module):
+        return 0
+    keeps_dtype = samples.packing is not None or keeps_integers(settings.perturbation) or samples.is_random
+    sample = samples.inputs[:1] if keeps_dtype else as_floats(samples.inputs[:1])
+    with evaluation_copy(model) as network:
+        taker = packed_model(network, samples.packing)
+        return count_operations(network, partial(logits_at, taker, sample, output_key=settings.output_key))
 
 
 def count_operations(module: nn.Module, forward: Callable[[], object] | None = None) -> int:
@@ -94,12 +125,12 @@ def count_operations(module: nn.Module, forward: Callable[[], object] | None = N
 
     def count_steps(layer: nn.RNNBase, args: tuple[Any, ...], output: object) -> None:
         inputs = args[0].data if isinstance(args[0], nn.utils.rnn.PackedSequence) else args[0]
-        recurrent.append(2 * inputs.numel() // layer.input_size * sum(one.numel() for one in layer.parameters()))
+        recurrent.append(2 * inputs.numel() // layer.input_size * sum(weight.numel() for weight in layer.parameters()))
 
     try:
         with ExitStack() as stack, warnings.catch_warnings(), counter:
             warnings.simplefilter("ignore")  # the counter's hooks warn
-            for layer in (one for one in module.modules() if isinstance(one, nn.RNNBase)):
+            for layer in (part for part in module.modules() if isinstance(part, nn.RNNBase)):
                 stack.enter_context(layer.register_forward_hook(count_steps))
             # The counter does not see into a transformer's fused kernel, so the separate layers run instead.
             stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())

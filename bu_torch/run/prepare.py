@@ -42,7 +42,7 @@ class Preparation:
     saved: Mapping[str, Any] | None = None
     space: SpaceName | None = None
 
-    def for_others(self) -> Self:
+    def for_other_processes(self) -> Self:
         """What other processes need of it."""
         return replace(self, signals=None, rows=None, about=None)
 
@@ -60,10 +60,10 @@ class TrainingData(NamedTuple):
     class_weight: ClassWeight | None = None  # applies if the settings have none
 
 
-def prepare(
+def prepare_signals(
     data: TrainingData,
     settings: Settings,
-    before: Mapping[str, Any],
+    resumed: Mapping[str, Any],
     device: torch.device,
     *,
     has_checks: bool,
@@ -73,22 +73,22 @@ def prepare(
 ) -> Preparation:
     """Choose samples as a plan says, fit the signals to them for checks on `device`, and say how they are measured.
 
-    `before` is the `state_dict` of a resumed run, or empty; its plan counts, and its space, if it `has_checks`. Errors
+    `resumed` is the `state_dict` of a resumed run, or empty; its plan counts, and its space, if it `has_checks`. Errors
     are those of `Signals`.
     """
     samples, plan, module, class_weight = data
-    plan = Plan(*before["plan"]) if before.get("plan") else plan
+    plan = Plan(*resumed["plan"]) if resumed.get("plan") else plan
     samples = fewer_of(samples, plan.n_samples, settings.seed)
     detail(_describe_plan(samples, plan))
     if line := describe_ignored(samples.n_ignored):
         warn(line)
     samples = with_readings(samples, plan.n_draws, settings.perturbation, warn)
     _check_classes(samples, warn)
-    adapted, space = settings_for(settings, samples), before.get("space")
+    adapted, space = settings_for(settings, samples), resumed.get("space")
     make_signals = partial(adapted.make_signals, plan.n_draws, class_weight=class_weight, known_space=space)
     signals = make_signals(None if module is None else packed_model(module, samples.packing))
     may_use_module = signals.boundary.may_use_module(samples.inputs)
-    saved = before.get("prepared") if has_checks and may_use_module else None
+    saved = resumed.get("prepared") if has_checks and may_use_module else None
     is_restored = True
     if saved is not None:
         try:
@@ -110,7 +110,7 @@ def prepare(
         samples.readings is not None,
         not samples.inputs.is_floating_point(),
         signals.prepared.fingerprint,
-        is_restored and before.get("samples") in (None, signals.prepared.fingerprint),
+        is_restored and resumed.get("samples") in (None, signals.prepared.fingerprint),
         signals.to(device),
         samples.rows,
         _describe(signals, samples),
@@ -176,19 +176,19 @@ def _describe(signals: Signals, samples: Samples) -> dict[str, Any]:
 
 def _details(prepared: Preparation) -> Iterator[str]:
     """How samples are perturbed, in which space neighbours are found, and the prices of a metric."""
-    assert prepared.signals is not None  # noqa: S101  (made just now)
+    assert prepared.signals is not None  # noqa: S101  (this process has prepared)
     boundary, metric = prepared.signals.boundary, prepared.signals.metric
     if prepared.takes_readings:
         yield (
-            "A sample differs each time it is read (random augmentation), so bu-torch reads each sample"
-            f" {1 + boundary.n_draws} times: the first is its place among its neighbours, and further"
-            " ones are perturbed samples. To change it: `perturbation=` names a way to move it."
+            f"Samples have random augmentation, so bu-torch reads each {1 + boundary.n_draws} times: the first reading"
+            " is its place among its neighbours, and further readings are perturbed samples. Pass `perturbation=...`"
+            " to change this."
         )
     if boundary.skills_:
         skills = ", ".join(f"{name} {skill:.2f}" for name, skill in boundary.skills_.items())
         yield (
             f"Neighbours are found in the space {boundary.space_name_!r}, where they predict left-out labels best"
-            f" (skill: {skills}). To change it: `feature_extractor`."
+            f" (skill: {skills}; 0 chance, 1 perfect). Pass `feature_extractor=...` to change this."
         )
     if metric is not None and metric.prices:
         yield metric.prices
@@ -202,8 +202,8 @@ def _doubts(signals: Signals, about: Any) -> Iterator[str]:
         if rare is not None:
             yield (
                 f"Class {rare[0]} makes up {rare[1]:.1%} of what training draws, and counts that much in expected"
-                " accuracy. To change it: another `metric`, such as 'balanced_accuracy'. A loss that weighs the"
-                " classes needs `class_weight=`."
+                " accuracy. Pass another `metric=...`, such as 'balanced_accuracy', to change this, or"
+                " `class_weight=...` if the loss weighs the classes."
             )
         return
     share = float((boundary.labels == 1).double().mean())

@@ -45,10 +45,10 @@ class Record:
         return {"saving_seconds": self.saving_seconds, "training_seconds": training}
 
     def describe_cost(self) -> str:
-        """Say what this package cost on top of training, at least: a trainer's time on its hooks is not known here."""
+        """Say what this package cost on top of training; a trainer's time on its hooks is not known here."""
         spent = self.setup_seconds + self.check_seconds + self.saving_seconds
         training = self.costs()["training_seconds"]
-        return f"bu-torch took at least {spent:.1f} s on top of {training:.1f} s of training."
+        return f"Overhead of bu-torch: at least {spent:.1f} s on top of {training:.1f} s of training."
 
     @contextmanager
     def counting(self, name: str) -> Iterator[None]:

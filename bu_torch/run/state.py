@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bu_torch.run.plan import Plan
 
-VERSION = 1  # of what `Tracker.state_dict` returns
+VERSION = 1  # of what `Engine.state_dict` returns
 _TENSORS = (("predictions", torch.int64), ("best_contributions", torch.float64))
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
@@ -20,8 +20,8 @@ def check_plain(tree: Any) -> None:
     if isinstance(tree, Mapping):
         tree = [*tree.keys(), *tree.values()]
     if isinstance(tree, list | tuple | set | frozenset):
-        for one in tree:
-            check_plain(one)
+        for value in tree:
+            check_plain(value)
     elif isinstance(tree, Tensor):
         is_plain = tree.layout == torch.strided and tree.device.type == "cpu" and not tree.requires_grad
         if not is_plain or tree.untyped_storage().nbytes() < tree.numel() * tree.element_size():
@@ -42,13 +42,8 @@ def as_small(classes: Tensor) -> Tensor:
     return classes.cpu().to(torch.uint8 if int(classes.max()) <= torch.iinfo(torch.uint8).max else torch.int32)
 
 
-def integer(value: Any) -> int | None:
-    """An epoch or a step of a state; None stays None."""
-    return None if value is None else int(value)
-
-
 def read_state(state: Any) -> dict[str, Any]:
-    """Entries of what `Tracker.state_dict` returned, as their owners take them.
+    """Entries of what `Engine.state_dict` returned, as their owners take them.
 
     Raises some exception if they are of another version or kind.
     """

@@ -2,25 +2,24 @@
 
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Self, Unpack
 
 from torch import Tensor, distributed, nn
 
-from bu_torch.internal.inputs import as_floats, check_integer
+from bu_torch.internal.inputs import check_integer
 from bu_torch.internal.logits import device_of, logits_at, packed_model
 from bu_torch.internal.printing import showing_progress
 from bu_torch.internal.replica import evaluation_copy, has_shards
 from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.engine import Engine, Results
 from bu_torch.run.history import describe_exception
-from bu_torch.run.plan import count_operations, plan
+from bu_torch.run.plan import operations_of, plan_for
 from bu_torch.run.prepare import TrainingData
 from bu_torch.run.processes import TorchProcesses
 from bu_torch.run.settings import Settings, SettingsDict
-from bu_torch.run.weights import BestWeights, load
-from bu_torch.samples.readings import ASKED_TO_READ, WITHOUT_READING, may_be_read_again
+from bu_torch.run.weights import copied, load, state_of_kept, weights_in
+from bu_torch.samples.readings import ASKED_TO_READ, WITHOUT_READING
 from bu_torch.samples.samples import Samples, whole_samples
 
 _FEW = 32  # samples
@@ -103,10 +102,10 @@ class BoundaryUncertaintyStopper(Results):
         self.engine = Engine(self.settings)
         if process_group is not None:
             self.engine.processes = TorchProcesses(process_group)
-        self._best = BestWeights()
+        self._weights: dict[str, Any] = {}  # of the kept check; empty if the model was no module
         self.stopped_epoch: int | None = None
         self.stopping_reason = ""
-        self._is_by_steps = self._is_judged = self._is_concluded = False
+        self._is_concluded = False
 
     def _read(self) -> Samples:
         """Samples to choose from; an integration has read them from a loader."""
@@ -144,20 +143,18 @@ class BoundaryUncertaintyStopper(Results):
         """
         engine = self.engine
         epoch, step = self._place(epoch, step)
-        if self._is_concluded:
+        if self.summary:
             engine.warn(
                 "This stopper has ended a training, and continues it: its best epoch and its patience still count. For"
                 " another training, make another stopper."
             )
-        self._is_by_steps, self._is_judged, self._is_concluded = step is not None, False, False
+        self._is_concluded = False
         if engine.prepared is None:
             self._prepare(model)
-        started = time.perf_counter()
         check = engine.check(model, self._read_logits, epoch, step)
         if check.is_best:
-            self._best.keep(check.weights or engine.state_to_keep(model), epoch, step)
+            self._weights = copied(check.weights or engine.state_to_keep(model))
             engine.history.keep(check.entry)
-        engine.end_check(check, started)
         self.stopping_reason = engine.history.why_stopped(epoch, step)
         self.stopped_epoch = epoch if engine.history.verdict.should_stop else None
         return engine.history.verdict.should_stop
@@ -190,51 +187,47 @@ class BoundaryUncertaintyStopper(Results):
         Raises:
             RuntimeError: If no epoch has been kept, the kept model was no module, or the weights do not fit `model`.
         """
-        how = "not "
+        place = "not in the model"
         try:
-            if not self._best.weights:
+            if not self._weights:
                 lacking = "the kept model is no `torch.nn.Module`, or the loaded state holds no weights"
                 why = lacking if self.engine.history.kept else self.engine.history.why_none_kept()
                 raise RuntimeError(f"There are no weights to restore: {why}.")
             try:
-                load(model, self._best.weights, allow_missing=False)
+                load(model, self._weights, allow_missing=False)
             except Exception as error:  # a network with a state of its own may raise anything
                 raise RuntimeError(
                     f"The kept weights, of epoch {self.best_epoch}, do not fit `model`: {error}. Pass the network that"
                     " was checked, as it was then."
                 ) from error
-            how = ""
+            place = "in the model"
         finally:
-            self._conclude(how)
+            self._conclude(place)
 
     def close(self) -> None:
         """Say what was kept and why training ended, unless that was said; `restore` and leaving a `with` do so too."""
-        self._conclude("not ")
+        self._conclude("not in the model")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, exception: BaseException | None, traceback: object) -> None:
-        if exception is not None and not self._is_concluded:
+        if exception is not None and not self.summary:
             self.stopping_reason = describe_exception(exception)
         self.close()
 
-    def _conclude(self, how: str) -> None:
-        """Record and report the end, once; `how` is "" if the kept weights are in the model, else "not "."""
-        if self._is_concluded:
-            return
-        self.judge()
-        self._is_concluded = True
-        kept_how, is_open = None if self.best_epoch is None else how, self.stopped_epoch is None
-        self.engine.log_summary(self.stopping_reason, kept_how, is_by_steps=self._is_by_steps, is_open=is_open)
+    def _conclude(self, place: str) -> None:
+        """Record and report the end, once; `place` is where the kept weights are."""
+        if not self._is_concluded:
+            self._is_concluded = True
+            self.judge()
+            self.engine.log_summary(place)
 
     def judge(self) -> None:
         """Judge what was kept, and record the end, once."""
-        if not self._is_judged:
-            self._is_judged = True
+        if not self.summary:
             self.stopping_reason = self.stopping_reason or "Training ended."
-            places = {"kept_epoch": self.best_epoch, "kept_step": self.best_step, "stopped_epoch": self.stopped_epoch}
-            self.engine.end(self.stopping_reason, **places)
+            self.engine.end(self.stopping_reason, self.stopped_epoch)
 
     def _place(self, epoch: int | None, step: int | None) -> tuple[int, int | None]:
         last = self.history[-1] if self.history else {"epoch": -1}
@@ -254,7 +247,7 @@ class BoundaryUncertaintyStopper(Results):
 
     def state_dict(self) -> dict[str, Any]:
         """State for a resumed loop, with the kept weights, as plain data; with shards, all processes must call this."""
-        return {"checks": self.engine.state_dict(), "keeper": self._best.state_dict()}
+        return {"checks": self.engine.state_dict(), "keeper": state_of_kept(self._weights, self.engine.history.kept)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a `state_dict`.
@@ -263,10 +256,10 @@ class BoundaryUncertaintyStopper(Results):
         """
         entries = state_dict if isinstance(state_dict, Mapping) else {}
         self.engine.load_state_dict(entries.get("checks"))
-        self._best, self._is_judged, self._is_concluded = BestWeights(), False, False
+        self._weights, self._is_concluded = {}, False
         if self.engine.history.kept is not None:
             try:
-                self._best.load_state_dict(entries.get("keeper"))
+                self._weights = weights_in(entries.get("keeper"))
             except Exception as error:  # a damaged state may raise anything
                 self.engine.warn(self.engine.history.forget_kept(error))
 
@@ -284,14 +277,12 @@ class BoundaryUncertaintyStopper(Results):
         module = model if isinstance(model, nn.Module) and settings.feature_extractor is not None else None
 
         def read() -> TrainingData:
-            counts = samples.n_training, samples.n_training, self._count_operations(model), samples.inputs[:1].nbytes
-            holds_draws = samples.is_random and may_be_read_again(settings.perturbation)
-            return TrainingData(samples, plan(settings, *counts, holds_draws=holds_draws), module)
+            return TrainingData(samples, plan_for(settings, samples, operations_of(model, samples, settings)), module)
 
         with showing_progress(self.has_progress_bar):
             is_the_same = engine.prepare(read, device_of(model, samples.inputs))
         if not is_the_same:
-            self._best = BestWeights()
+            self._weights = {}
             engine.warn(
                 "The samples differ from those of the loaded state: scores cannot be compared with earlier checks, so"
                 " patience and the best epoch start anew."
@@ -299,14 +290,3 @@ class BoundaryUncertaintyStopper(Results):
         engine.record.begin(started)
         if self.folder is not None and engine.processes.rank == 0:
             engine.open_record(Path(self.folder), vars(settings))
-
-    def _count_operations(self, model: object) -> int:
-        """Operations of a pass of one sample; 0 for a model that is no module."""
-        samples, key = self._samples, self.settings.output_key
-        if not isinstance(model, nn.Module):
-            return 0
-        keeps = samples.packing is not None or keeps_integers(self.settings.perturbation) or samples.is_random
-        sample = samples.inputs[:1] if keeps else as_floats(samples.inputs[:1])
-        with evaluation_copy(model) as network:
-            taker = packed_model(network, samples.packing)
-            return count_operations(network, partial(logits_at, taker, sample, output_key=key))

@@ -18,7 +18,7 @@ from bu_torch.internal.replica import (
     reshard,
     sharded_like,
 )
-from bu_torch.run.state import check_plain, integer
+from bu_torch.run.state import check_plain
 
 _WARM_UP = 10  # checks
 _MOST_NAMES = 5
@@ -60,35 +60,35 @@ class WeightAverage:
         Returns False if an averaged weight has become NaN or infinite: the average stays, and `values` are empty until
         the next check.
         """
-        found = {
+        weights = {
             name: weight.detach()
             for name, weight in named_weights(module).items()
             if name in self._averages or weight.requires_grad or name.rpartition(".")[2] in _STATISTICS
         }
-        finite = _are_finite(found)
-        self.is_current = all(finite[name] for name in found if name in self._averages)
+        finite = _finite_names(weights)
+        self.is_current = not any(name in self._averages and name not in finite for name in weights)
         if not self.is_current:
             return False
         averages: dict[str, Averaged] = {}
         shares: list[float] = []  # of the weights that enter
         with torch.inference_mode(False), torch.no_grad():
-            for name in (name for name in found if finite[name]):
-                weight, before = found[name], self._averages.get(name)
+            for name in finite:
+                weight, before = weights[name], self._averages.get(name)
                 if before is None or before.value.shape != weight.shape:
                     before = Averaged(weight.clone(), 0)
                 enters, n_checks = not (is_again and before.n_checks), before.n_checks
                 value = sharded_like(before.value, weight).to(weight.device, weight.dtype)
                 averages[name] = Averaged(value, n_checks + enters)
                 shares.append(1 - min(self.past, n_checks / (n_checks + _WARM_UP)) if enters else 0.0)
-            values = [local(one.value) for one in averages.values()]
+            values = [local(average.value) for average in averages.values()]
             if values:
-                torch._foreach_lerp_(values, [local(found[name]) for name in averages], shares)
+                torch._foreach_lerp_(values, [local(weights[name]) for name in averages], shares)
         self._averages = averages
         return True
 
     def values(self) -> dict[str, Tensor]:
         """Averages by name that replace the module's weights; empty if the last check was not added."""
-        return {name: one.value for name, one in self._averages.items()} if self.is_current else {}
+        return {name: average.value for name, average in self._averages.items()} if self.is_current else {}
 
     def release(self) -> None:
         """Free the average, because training has ended."""
@@ -98,8 +98,8 @@ class WeightAverage:
         """Averages by name, whole and on the CPU, and how many checks are in each."""
         return {
             "past": self.past,
-            "n_checks": {name: one.n_checks for name, one in self._averages.items()},
-            "weights": {name: gathered(one.value).cpu().clone() for name, one in self._averages.items()},
+            "n_checks": {name: average.n_checks for name, average in self._averages.items()},
+            "weights": {name: gathered(average.value).cpu().clone() for name, average in self._averages.items()},
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -113,70 +113,60 @@ class WeightAverage:
 def named_weights(module: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers that can be averaged, by name; tied ones have one name."""
     reshard(module)
-    named = ((name, one) for name, one in (*module.named_parameters(), *module.named_buffers()) if not is_lazy(one))
-    return {n: v for n, v in named if is_plain(local(v)) and (v.is_floating_point() or v.is_complex())}
+    tensors = dict((*module.named_parameters(), *module.named_buffers()))
+    loaded = {name: tensor for name, tensor in tensors.items() if not is_lazy(tensor) and is_plain(local(tensor))}
+    return {name: tensor for name, tensor in loaded.items() if tensor.is_floating_point() or tensor.is_complex()}
 
 
-def _are_finite(tensors: Mapping[str, Tensor]) -> dict[str, bool]:
-    """Whether each tensor is finite in all processes; waits for the device once."""
-    sums = [one.sum(dtype=torch.promote_types(one.dtype, torch.float32)) for one in tensors.values()]
-    sums = [one.full_tensor() if is_sharded(one) else one for one in sums]
-    flags = torch.stack([one.to(sums[0].device) for one in sums]).isfinite().tolist() if sums else []
-    return dict(zip(tensors, flags, strict=True))
+def _finite_names(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Names of the tensors that are finite in all processes; waits for the device once."""
+    sums = [tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32)) for tensor in tensors.values()]
+    sums = [total.full_tensor() if is_sharded(total) else total for total in sums]
+    flags = torch.stack([total.to(sums[0].device) for total in sums]).isfinite().tolist() if sums else []
+    return [name for name, is_finite in zip(tensors, flags, strict=True) if is_finite]
 
 
-class BestWeights:
-    """A copy of the weights at the kept check."""
-
-    def __init__(self) -> None:
-        self.epoch: int | None = None
-        self.step: int | None = None
-        # A `state_dict` on the CPU, with this process's shards; empty if the model was no module.
-        self.weights: dict[str, Any] = {}
-
-    def keep(self, state: Mapping[str, Any], epoch: int, step: int | None) -> None:
-        """Keep a copy of a `state_dict`."""
-        self.epoch, self.step = epoch, step
-        self.weights = {
-            name: value.detach().cpu().clone() if isinstance(value, Tensor) else value for name, value in state.items()
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Epoch, step and weights; shards are put together, so all processes must call this."""
-        weights = {name: gathered(value) for name, value in self.weights.items()}
-        return {"best_epoch": self.epoch, "best_step": self.step, "best_weights": weights}
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        """Continue from a `state_dict`; some exception, and no change, if it is none."""
-        epoch, step, weights = (state_dict[name] for name in ("best_epoch", "best_step", "best_weights"))
-        check_plain([one for one in weights.values() if isinstance(one, Tensor)])
-        self.epoch, self.step, self.weights = integer(epoch), integer(step), dict(weights)
+def copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a `state_dict` on the CPU, with this process's shards."""
+    return {
+        name: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else copy.deepcopy(value)
+        for name, value in state.items()
+    }
 
 
-class Loaded(NamedTuple):
+def state_of_kept(weights: Mapping[str, Any], kept: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The weights of the `kept` check for a checkpoint; shards are put together, so all processes must call this."""
+    epoch, step = (None, None) if kept is None else (kept["epoch"], kept.get("step"))
+    return {"best_epoch": epoch, "best_step": step, "best_weights": {n: gathered(v) for n, v in weights.items()}}
+
+
+def weights_in(state: Any) -> dict[str, Any]:
+    """Weights that `state_of_kept` has saved; some exception if there are none."""
+    weights = state["best_weights"]
+    check_plain([value for value in weights.values() if isinstance(value, Tensor)])
+    return dict(weights)
+
+
+class Unfit(NamedTuple):
     """What did not fit when weights were loaded."""
 
     missing: list[str]  # weights of the module that were not saved and that training changes
-    left_out: list[str]  # other weights that were not saved
     unknown: list[str]  # saved weights for which the module has no name
 
 
-def load(module: nn.Module, saved: Mapping[str, Any], *, allow_missing: bool) -> Loaded:
+def load(module: nn.Module, saved: Mapping[str, Any], *, allow_missing: bool) -> Unfit:
     """Load saved weights into a module, by name; `allow_missing`: some may be absent or extra.
 
     Raises an error if they do not fit; then the module is as it was.
     """
     now = module.state_dict()
     state = {name: sharded_like(value, now.get(name)) for name, value in with_names_of(now, saved).items()}
-    before = {
-        name: one.detach().to("cpu", copy=True) if isinstance(one, Tensor) else copy.deepcopy(one)
-        for name, one in now.items()
-    }
+    before = copied(now)
     try:
         answer = module.load_state_dict(state, strict=False)  # None from some that are overridden
         absent = getattr(answer, "missing_keys", [name for name in now if name not in state])
         unknown = getattr(answer, "unexpected_keys", [name for name in state if name not in now])
-        missing = changed_by_training(module, absent)
+        missing = _changed_by_training(module, absent)
         if missing and (unknown or not allow_missing):
             raise ValueError(f"they lack weights of the module: {few_names(missing)}")
         if unknown and not allow_missing:
@@ -186,7 +176,7 @@ def load(module: nn.Module, saved: Mapping[str, Any], *, allow_missing: bool) ->
     except Exception:
         module.load_state_dict(before, strict=False)
         raise
-    return Loaded(missing, [name for name in absent if name not in missing], unknown)
+    return Unfit(missing, unknown)
 
 
 def with_names_of(names: Iterable[str], saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,11 +193,11 @@ def _unwrapped(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "module"))
 
 
-def changed_by_training(module: nn.Module, names: Iterable[str]) -> list[str]:
+def _changed_by_training(module: nn.Module, names: Iterable[str]) -> list[str]:
     """Those of the names that are trainable parameters, but for tied ones of which another name is not among them."""
     absent, parameters = set(names), dict(module.named_parameters(remove_duplicate=False))
-    loaded = {id(one) for name, one in parameters.items() if name not in absent}
-    trained = {name for name, one in parameters.items() if one.requires_grad and id(one) not in loaded}
+    loaded = {id(parameter) for name, parameter in parameters.items() if name not in absent}
+    trained = {name for name, weight in parameters.items() if weight.requires_grad and id(weight) not in loaded}
     return [name for name in names if name in trained]
 
 
@@ -217,12 +207,12 @@ def few_names(names: list[str]) -> str:
     return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
 
 
-def state_to_keep(model: object, values: Mapping[str, Tensor]) -> dict[str, Any]:
+def state_dict_with(model: object, values: Mapping[str, Tensor]) -> dict[str, Any]:
     """`state_dict` of a module with `values` in place of its own, by name; empty if `model` is no module."""
     if not isinstance(model, nn.Module):
         return {}
     with replaced_in_place(model, values):
-        return {n: one.clone() if isinstance(one, Tensor) else one for n, one in model.state_dict().items()}
+        return {n: v.clone() if isinstance(v, Tensor) else v for n, v in model.state_dict().items()}
 
 
 def optimizers_in_training(optimizers: Iterable[Any]) -> list[Any]:
@@ -231,13 +221,13 @@ def optimizers_in_training(optimizers: Iterable[Any]) -> list[Any]:
     A Schedule-Free optimiser (Defazio et al. 2024, arXiv 2405.15682) steps at y, and `eval` puts the average x into the
     parameters. An optimiser with such modes is taken to be in that of training unless it says otherwise.
     """
-    found = []
+    training = []
     for optimizer in optimizers:
         if all(callable(getattr(optimizer, name, None)) for name in ("eval", "train")):
             modes = [group[_MODE] for group in optimizer.param_groups if _MODE in group]
             if any(modes) if modes else getattr(optimizer, _MODE, True):
-                found.append(optimizer)
-    return found
+                training.append(optimizer)
+    return training
 
 
 @contextmanager
@@ -247,8 +237,8 @@ def optimizers_in_eval_mode(optimizers: Iterable[Any]) -> Iterator[None]:
     `train` restores them only up to rounding, so they are copied before.
     """
     training = optimizers_in_training(optimizers)
-    groups = [group for one in training for group in one.param_groups]
-    values = [(one, one.detach().clone()) for group in groups for one in group["params"]]
+    groups = [group for optimizer in training for group in optimizer.param_groups]
+    values = [(parameter, parameter.detach().clone()) for group in groups for parameter in group["params"]]
     try:
         for optimizer in training:
             optimizer.eval()

@@ -149,7 +149,7 @@ HANDLED = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:The network gives [37] columns")
+@pytest.mark.filterwarnings("ignore:Expected accuracy is")
 @pytest.mark.parametrize("odd", HANDLED)
 def test_what_is_odd_is_measured(tmp_path, odd):
     (entry,) = fit(tmp_path, **HANDLED[odd]).history

@@ -11,7 +11,7 @@ from bu_torch.callbacks import BoundaryUncertaintyMonitor
 X, Y = blobs()
 W = torch.tensor([1.0, 4.0, 2.0])
 CE, NLL, BCE = nn.CrossEntropyLoss, nn.NLLLoss, nn.BCEWithLogitsLoss
-ASKS = "pass `class_weight=`"
+ASKS = "`class_weight=...`"
 LOSSES = {  # their number of classes, and their weights or what a line says
     "two that agree": ([CE(W), NLL(W)], 3, W.tolist()),
     "of one logit": ([BCE(pos_weight=torch.tensor([3.0]))], 2, [1.0, 3.0]),

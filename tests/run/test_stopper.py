@@ -249,10 +249,10 @@ def fixed(n_columns, n_right):
 @pytest.mark.parametrize(
     ("n_columns", "n_right", "said"),
     [
-        (3, (0, 0, 0), "after 3 checks"),
+        (3, (0, 0, 0), "at check 3"),
         (3, (0, 0, 9), ""),
         (3, (60, 90, 0), ""),
-        (3, (0, 10, 20, 0, 0), "after 4 checks"),
+        (3, (0, 10, 20, 0, 0), "at check 4"),
         (16, (0,), "16 columns"),
         (16, (60,), ""),
         (4, (0, 60), "4 columns"),
