@@ -119,3 +119,11 @@ def uncertainty_along_boundary(logits: Tensor, local: Tensor, kernel: Tensor) ->
     mean = torch.dot(kernel, local) / kernel.sum()
     is_finite = torch.stack(torch.aminmax(logits)).isfinite().all()  # NaN passes through
     return torch.where(is_finite, mean.clamp(0, 1), torch.nan)
+
+
+def index_pairs(pairs: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct pairs among the rows (N, 2), ascending (P, 2) int64, and the row of each among them (N,)."""
+    first, second = pairs.long().unbind(dim=1)
+    base = pairs.max().long() + 1  # first * base + second is one number for each pair
+    code, index = torch.unique(first * base + second, return_inverse=True)
+    return torch.stack((code // base, code % base), dim=1), index

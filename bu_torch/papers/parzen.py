@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bu_torch.functional.boundary import top_pairs
+from bu_torch.functional.boundary import index_pairs, top_pairs
 from bu_torch.functional.checks import as_logits, check_not_negative, check_tensor
 from bu_torch.functional.weights import mean_of, relative_weights, sum_by_group
 from bu_torch.papers.bandwidth import Bandwidth, boundary_kernel
@@ -90,14 +90,6 @@ def local_uncertainty(
     pairs = {"bayes_pairs": bayes_pairs, "predicted_pairs": predicted_pairs}
     logits, weights = _checked(logits, labels, neighbors, weights, **pairs)
     return _local_uncertainty(logits, labels, neighbors, bayes_pairs, predicted_pairs, bandwidth, weights)
-
-
-def index_pairs(pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct pairs among the rows (N, 2), ascending (P, 2) int64, and the row of each among them (N,)."""
-    first, second = pairs.long().unbind(dim=1)
-    base = pairs.max().long() + 1  # first * base + second is one number for each pair
-    code, index = torch.unique(first * base + second, return_inverse=True)
-    return torch.stack((code // base, code % base), dim=1), index
 
 
 class PairTerms(NamedTuple):

@@ -108,6 +108,9 @@ def crossing(record: RunRecord) -> Section | None:
         " The boundary runs where it should if the blue curve begins as high as the grey one, which no boundary can"
         " exceed. Boundary uncertainty is the mean of the blue curve on the left, where the nearest samples count most."
     )
+    for first, second, met, _ in details.meeting:
+        names = " and ".join(record.class_name(index)[:60] for index in (first, second))
+        reading += f" Classes {names} meet on {met:.0%} of the boundary, where other classes are likelier."
     title = f"Uncertainty near the boundary, at {record.axis} {place}"
     return _figure("crossing", title, reading, traces, layout, 340)
 

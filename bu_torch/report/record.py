@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bu_torch.run.record import FORMAT
-from bu_torch.signals.details import ClassRecall, Crossing, Details, Doubtful
+from bu_torch.signals.details import ClassRecall, Crossing, Details, Doubtful, Meeting
 
 _NAME = re.compile(r"boundary_uncertainty(-v\d+)?\.jsonl")
 _NO_VALUES = ("kind", "kept_epoch", "kept_step", "n_not_compared")  # entries of a check that are none of its values
@@ -178,6 +178,7 @@ _READERS = {"header": _read_header, "check": _read_check, "end": _read_end}
 def _details_of(check: dict[str, Any]) -> Details:
     return Details(
         crossing=Crossing(*([*map(_number, check["crossing"][name])] for name in Crossing._fields)),
+        meeting=[Meeting(*map(int, one[:2]), *map(_number, one[2:])) for one in check.get("meeting", [])],
         doubtful=[Doubtful._make([*map(int, one), _number(p)]) for *one, p in check["doubtful"]],
         recalls=[ClassRecall(int(label), *map(_number, shares)) for label, *shares in check["recalls"]],
     )

@@ -246,6 +246,7 @@ class Engine:
                 "kept_step": kept.get("step"),
                 "n_not_compared": history.n_not_compared,  # the header may be older, when all checks counted
                 "crossing": details.crossing._asdict(),
+                "meeting": details.meeting,
                 "doubtful": [[int(rows[sample.row]), *sample[1:]] for sample in details.doubtful],
                 "recalls": details.recalls,
             }

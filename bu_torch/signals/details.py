@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bu_torch.functional.boundary import predicted_probabilities
+from bu_torch.functional.boundary import index_pairs, predicted_probabilities
 from bu_torch.functional.weights import sum_by_group
 from bu_torch.signals.catalogue import SignalInputs
 from bu_torch.signals.metrics import ExpectedMetric
 from bu_torch.signals.prepare import mean_by_rank
 
 MOST_CLASSES = 100
+_MOST_MEETINGS, _LEAST_LOSS = 3, 0.01
 _LEAST_GAIN = 0.01  # share of the accuracy that always predicting one class leaves to gain
 _LEAST_SKILL = 0.05
 _LEAST_OF_A_CLASS = 50
@@ -37,6 +38,15 @@ class Doubtful(NamedTuple):
     probability: float  # of the label, mean of the draws
 
 
+class Meeting(NamedTuple):
+    """Two classes that meet where others are likelier."""
+
+    first: int
+    second: int
+    share: float  # of the boundary
+    loss: float  # part of the most that boundary uncertainty can reach there
+
+
 class ClassRecall(NamedTuple):
     """Recall of a class at the perturbed samples."""
 
@@ -50,6 +60,7 @@ class Details(NamedTuple):
     """Details of a check, by `Measurement.details`."""
 
     crossing: Crossing  # uncertainty of the labels against nearness to the boundary
+    meeting: list[Meeting]  # by what they lose, at most three
     doubtful: list[Doubtful]  # the least likely label first
     recalls: list[ClassRecall]  # sorted by `expected`, least first, at most 100 classes that have samples
 
@@ -72,7 +83,17 @@ class Measurement:
         inputs = self._inputs
         network = mean_by_rank(inputs.local_uncertainty, inputs.half_gap, inputs.boundary.repeated_weights)
         crossing = Crossing(network, inputs.prepared.attainable_crossing)
-        return Details(crossing, _doubtful(inputs, n_doubtful), _recalls(inputs))
+        return Details(crossing, _meeting(inputs), _doubtful(inputs, n_doubtful), _recalls(inputs))
+
+
+def _meeting(inputs: SignalInputs) -> list[Meeting]:
+    """Pairs of classes along the boundary whose uncertainty falls most below that of the two likeliest."""
+    pairs, group = index_pairs(inputs.top.sort(dim=1).values)
+    lost = inputs.kernel * (inputs.prepared.most_uncertainty - inputs.local_uncertainty)
+    shares, losses = (sum_by_group(one, group, len(pairs)) / inputs.kernel.sum() for one in (inputs.kernel, lost))
+    worst = losses.topk(min(_MOST_MEETINGS, len(losses))).indices
+    columns = (*pairs[worst].T.tolist(), shares[worst].tolist(), losses[worst].tolist())
+    return [Meeting(*row) for row in zip(*columns, strict=True) if row[-1] > _LEAST_LOSS]
 
 
 def _doubtful(inputs: SignalInputs, n_doubtful: int) -> list[Doubtful]:

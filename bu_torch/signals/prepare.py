@@ -45,10 +45,14 @@ class Prepared:
         return self.boundary.classes.columns(self.boundary.labels).repeat(self.boundary.n_draws)
 
     @cached_property
+    def most_uncertainty(self) -> Tensor:
+        """Uncertainty between the two likeliest classes, (D * N,) float64."""
+        return largest_uncertainty(self.boundary.probabilities_of_present)
+
+    @cached_property
     def attainable_crossing(self) -> list[float]:
         """`Crossing.attainable`; waits for the device."""
-        most = largest_uncertainty(self.boundary.probabilities_of_present)
-        return mean_by_rank(most, -most, self.boundary.repeated_weights)
+        return mean_by_rank(self.most_uncertainty, -self.most_uncertainty, self.boundary.repeated_weights)
 
     @cached_property
     def attainable(self) -> Attainable:

@@ -52,6 +52,20 @@ def test_doubtful_samples_are_those_whose_label_is_the_least_likely():
         assert (likeliest, probability) == (int(probabilities[row].argmax()), pytest.approx(of_label[row]))
 
 
+def test_classes_that_meet_where_others_are_likelier_are_named():
+    features, labels = samples()
+    signals = Signals(n_neighbors=20, n_draws=1).fit(features, labels)
+    likely = signals.probabilities.clamp(min=1e-6).log()
+    assert signals.measure(likely).details().meeting == []
+    wrong = likely.roll(1, dims=1)
+    details = signals.measure(wrong).details()
+    assert 0 < sum(one.share for one in details.meeting) <= 1 + 1e-9
+    gaps = [oracle.gap(row) for row in wrong.tolist()]
+    reachable = oracle.mean_along(gaps, [2 * sorted(row)[-2] for row in signals.probabilities.tolist()], [1.0] * 300)
+    lost = reachable - oracle.boundary_uncertainty(wrong.tolist(), signals.probabilities.tolist())
+    assert sum(one.loss for one in details.meeting) == pytest.approx(lost, abs=0.01)
+
+
 @pytest.mark.parametrize("is_weighted", [False, True])
 def test_recalls_are_those_of_a_slow_reference(is_weighted):
     g = torch.Generator().manual_seed(0)
