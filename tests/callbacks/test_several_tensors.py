@@ -18,7 +18,6 @@ MASK = (torch.arange(LENGTH) < LENGTHS.unsqueeze(1)).long()
 IDS = (torch.randint(1, 10, (N, LENGTH), generator=DRAW) + 10 * Y.unsqueeze(1)) * MASK
 NUMBERS = torch.randn(N, 2, generator=DRAW) + Y.unsqueeze(1)
 CATEGORIES = torch.stack((Y + torch.randint(0, 2, (N,), generator=DRAW), torch.randint(5, 30, (N,), generator=DRAW)), 1)
-IMAGES = torch.rand(N, 1, 6, 6, generator=DRAW) + 0.2 * Y.view(N, 1, 1, 1)
 
 GOT = []  # what networks were called with
 
@@ -152,21 +151,6 @@ def test_numbers_move_toward_a_neighbour_and_categories_are_taken_from_it(tmp_pa
     assert N / 2 < n_changed < 2 * N
 
 
-class Pictures(Module):
-    def __init__(self):
-        super().__init__()
-        self.out = nn.Linear(38, 3)
-
-    def forward(self, batch):
-        return self.out(torch.cat((batch["image"].flatten(1), batch["table"]), 1))
-
-    def training_step(self, batch, batch_idx):
-        return self.loss(self({name: batch[name] for name in ("image", "table")}), batch["y"])
-
-
-PICTURES = made(lambda i: {"image": IMAGES[i], "table": NUMBERS[i], "y": Y[i]})
-
-
 @pytest.mark.parametrize(
     ("module", "data", "settings", "message"),
     [
@@ -174,12 +158,6 @@ PICTURES = made(lambda i: {"image": IMAGES[i], "table": NUMBERS[i], "y": Y[i]})
         (Table, made(lambda i: {"a": NUMBERS[i], "b": CATEGORIES[i], "y": Y[i]}), {}, "name inputs and labels"),
         (Table, TensorDataset(NUMBERS, CATEGORIES, Y), {"perturbation": "random"}, "\\[1\\] hold integers"),
         (Table, made(lambda i: {"a": IDS[i], "idx": i, "labels": Y[i]}), {"perturbation": "tokens"}, "idx.*input_key"),
-        (
-            Pictures,
-            PICTURES,
-            {"input_key": ["image", "table"], "perturbation": lambda x, d, g: {"image": x["image"]}},
-            "`perturbation` must give tensors",
-        ),
     ],
 )
 def test_what_cannot_be_told_is_refused_with_the_way_out(tmp_path, module, data, settings, message):
