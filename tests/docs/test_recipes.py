@@ -150,6 +150,7 @@ class Learning(Classifier):
         return torch.optim.Adam(self.parameters(), lr=self.lr)
 
 
+@pytest.mark.filterwarnings("ignore:Expected accuracy is")  # of rates that are too small
 def test_optuna(tmp_path, monkeypatch):
     optuna = pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)
