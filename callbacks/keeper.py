@@ -259,7 +259,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
         self.best_k_models = {path: self.best_model_score}
 
     def _is_there(self, path: str) -> bool:
-        """Return True for a local file or folder of shards, or for a file in the remote store of this run."""
+        """Whether it is a local file or folder of shards, or a file in the remote store of this run."""
         store, _, _ = str(self.dirpath).rpartition("://")
         if store:
             return path.startswith(f"{store}://") and bool(self._fs.exists(path))

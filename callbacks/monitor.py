@@ -23,11 +23,11 @@ from bu_torch.callbacks.trainer import (
     Trainer,
     WeightAveraging,
     check_trainer,
-    go_on_from_raw_weights,
     lightning_average,
     misconfigured,
     move_behind_averaging,
     record_folder,
+    resume_raw_weights,
     set_batch_hooks,
     tell,
     training_loss,
@@ -196,7 +196,7 @@ class BoundaryUncertaintyMonitor(Results, RefusesRemoved, Callback):
         why = _why_not_averaged(trainer) if self.settings.averaging is not None else ""
         self._begin(replace(self.settings, averaging=None) if why else self.settings)
         if why:
-            self.engine.detail(f"bu-torch averages no weights: {why}.")
+            self.engine.detail(f"bu-torch does not average the weights: {why}.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._prepare(trainer, pl_module)
@@ -318,7 +318,7 @@ class BoundaryUncertaintyMonitor(Results, RefusesRemoved, Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn == FITTING and RAW_WEIGHTS in checkpoint:
-            go_on_from_raw_weights(pl_module, checkpoint)
+            resume_raw_weights(pl_module, checkpoint)
 
     def state_dict(self) -> dict[str, Any]:
         return self.engine.state_dict()

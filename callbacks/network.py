@@ -120,7 +120,7 @@ class NetworkReader:
 
 
 def can_be_passed(trainer: Trainer, pl_module: LightningModule) -> bool:
-    """Return True if the module can be run before training."""
+    """Whether the module can be run before training."""
     return type(trainer.strategy).__name__ not in SHARDED and not has_lazy_layers(pl_module)
 
 

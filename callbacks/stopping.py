@@ -194,7 +194,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         if isinstance(self._keeper, FileKeeper) and self._keeper.is_saving and "average" in state:
-            # The file's own weights are the average: `go_on_from_raw_weights` takes it from there.
+            # The file's own weights are the average: `resume_raw_weights` takes it from there.
             state["average"]["weights"] = {}
         return state
 
@@ -267,6 +267,6 @@ def _is_default(callback: Any) -> bool:
 
 
 def _may_stop(trainer: Trainer) -> bool:
-    """Return True if Lightning would act on `trainer.should_stop` now."""
+    """Whether Lightning would act on `trainer.should_stop` now."""
     n_epochs = trainer.fit_loop.epoch_progress.current.processed  # counts the epoch that is ending
     return n_epochs >= (trainer.min_epochs or 0) and trainer.global_step >= (trainer.min_steps or 0)

@@ -165,7 +165,7 @@ def move_behind_averaging(trainer: Trainer, kind: type) -> None:
     trainer.callbacks = [*sorted(callbacks[:end], key=lambda callback: isinstance(callback, kind)), *callbacks[end:]]
 
 
-def go_on_from_raw_weights(pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+def resume_raw_weights(pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
     """Resume from a checkpoint of an average: training continues from its own weights, the average from the others."""
     raw = checkpoint.pop(RAW_WEIGHTS)
     # Strategies that shard weights have loaded them already, and removed them from the checkpoint.

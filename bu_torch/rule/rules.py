@@ -183,7 +183,7 @@ class SelectionRule:
         return None if entry["epoch"] < self.start_from_epoch else entry[self.score_name]
 
     def is_better(self, entry: Mapping[str, Any], kept: Mapping[str, Any] | None) -> bool:
-        """True if a completed check counts and its score exceeds the score of `kept`."""
+        """Whether a completed check counts and its score exceeds the score of `kept`."""
         score = self.score(entry)
         if score is None or not math.isfinite(score):
             return False

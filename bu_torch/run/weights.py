@@ -54,11 +54,11 @@ class WeightAverage:
         self.is_current = False
         self._averages: dict[str, Averaged] = {}
 
-    def update(self, module: nn.Module, *, is_again: bool = False) -> bool:
+    def update(self, module: nn.Module, *, is_again: bool = False) -> None:
         """Add the weights of a check, unless they were added before a resume (`is_again`); waits for the device once.
 
-        Returns False if an averaged weight has become NaN or infinite: the average stays, and `values` are empty until
-        the next check.
+        If an averaged weight has become NaN or infinite, the average stays, and `values` are empty until the next
+        check.
         """
         weights = {
             name: weight.detach()
@@ -68,7 +68,7 @@ class WeightAverage:
         finite = _finite_names(weights)
         self.is_current = not any(name in self._averages and name not in finite for name in weights)
         if not self.is_current:
-            return False
+            return
         averages: dict[str, Averaged] = {}
         shares: list[float] = []  # of the weights that enter
         with torch.inference_mode(False), torch.no_grad():
@@ -84,7 +84,6 @@ class WeightAverage:
             if values:
                 torch._foreach_lerp_(values, [local(weights[name]) for name in averages], shares)
         self._averages = averages
-        return True
 
     def values(self) -> dict[str, Tensor]:
         """Averages by name that replace the module's weights; empty if the last check was not added."""
