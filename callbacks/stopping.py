@@ -174,6 +174,11 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             for callback in trainer.callbacks
             if not (isinstance(callback, InternalCallback) or _is_default(callback))
         ]
+        if any(_is_default(callback) for callback in trainer.callbacks):
+            self.engine.detail(
+                "bu-torch's checkpoint takes the place of Lightning's default one. To keep the last epoch, too, list"
+                " `ModelCheckpoint(save_last=True)`."
+            )
         options = {name: getattr(self, name) for name in ("dirpath", "filename", "save_weights_only")}
         keeper: Keeper
         if any(not isinstance(callback, MemoryKeeper) for callback in trainer.checkpoint_callbacks):
