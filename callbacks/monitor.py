@@ -295,7 +295,8 @@ class BoundaryUncertaintyMonitor(Results, RefusesRemoved, Callback):
             module, read = average.module if average else pl_module, partial(self._reader.read, trainer)
             place = trainer.current_epoch, trainer.global_step
             check = self.engine.check(module, read, *place, **options, train_loss=loss)
-        self._logger.show(trainer, check.entry, is_by_steps=self.is_by_steps)
+        with self.engine.record.counting("check_seconds"):
+            self._logger.show(trainer, check.entry, is_by_steps=self.is_by_steps)
         return check
 
     def _decide(self, trainer: Trainer, check: Check | None, *, may_wait: bool) -> None:
