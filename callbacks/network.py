@@ -103,7 +103,7 @@ class NetworkReader:
             what = f"inputs of shape {tuple(first.shape)} and dtype {dtype}" if packing is None else str(packing)
             raise MisconfigurationException(
                 f"A check of bu-torch passes {what} to `{type(pl_module).__name__}.forward` without gradient and needs"
-                f" logits: {type(error).__name__}: {str(error).removesuffix('.')}. {self._remedy(error)}"
+                f" logits: {type(error).__name__}: {str(error).removesuffix('.')}.{self._remedy(error)}"
             ) from error
 
     def _batch_size(self, trainer: Trainer, inputs: Inputs) -> int:
@@ -111,12 +111,17 @@ class NetworkReader:
         return max(1, _BATCH_ELEMENTS // inputs.shape[1:].numel(), of_training)
 
     def _remedy(self, error: Exception) -> str:
-        is_of_arguments = isinstance(error, AttributeError) or re.search(r"(positional|keyword) arg", str(error))
+        said = str(error)
+        if "does not require grad" in said:
+            return " Wrap what needs a gradient in `with torch.enable_grad():`."
+        if "`output_key=` names" in said:
+            return ""
+        is_of_arguments = isinstance(error, AttributeError) or re.search(r"(positional|keyword) arg", said)
         if self._packing is not None or is_of_arguments:
-            return SEVERAL_TENSORS
+            return f" {SEVERAL_TENSORS}"
         if self._takes_integers and not keeps_integers(self._perturbation):
-            return "The samples are integers: if they are token ids, pass `perturbation='tokens'`."
-        return CHANGE_INPUTS
+            return " The samples are integers: if they are token ids, pass `perturbation='tokens'`."
+        return f" {CHANGE_INPUTS}"
 
 
 def can_be_passed(trainer: Trainer, pl_module: LightningModule) -> bool:

@@ -44,7 +44,7 @@ def test_each_check_has_its_line_as_soon_as_it_is_measured(tmp_path):
         assert line["check_seconds"] < line["seconds"]
     assert [check["step"] for check in checks] == [4, 8, 12]
     assert (checks[-1]["kept_epoch"], checks[-1]["kept_step"]) == (stopping.best_epoch, stopping.best_step)
-    assert checks[-1]["check_seconds"] == pytest.approx(stopping.check_seconds)
+    assert checks[-1]["check_seconds"] <= stopping.check_seconds  # which has the time of the loggers, too
     assert (end["kind"], end["kept_epoch"]) == ("end", stopping.best_epoch)
     assert (end["best_model_path"], end["reason"]) == (stopping.best_model_path, stopping.stopping_reason)
 
