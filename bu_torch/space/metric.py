@@ -57,7 +57,7 @@ class LabelMetric:
         chosen = order[: self.n_landmarks].to(points.device)
         self.root_ = torch.eye(points.shape[1]).to(points)
         penalty = None  # the first iteration chooses it
-        for _ in range(_ITERATIONS):
+        for _ in range(_ITERATIONS if targets.numel() else 0):  # of one class alone there is nothing to learn
             moved = points @ self.root_
             landmarks = moved[chosen]
             distances = torch.cdist(moved, landmarks)

@@ -36,6 +36,14 @@ def test_weights_are_those_of_samples_that_are_repeated(monkeypatch):
     assert (weighted - repeated).norm() < 0.5 * (plain - repeated).norm()
 
 
+@pytest.mark.parametrize("rare", [0, 1])
+def test_a_class_of_one_sample_leaves_a_fold_of_one_class_which_teaches_no_metric(rare):
+    features, labels = halves(160)[0], torch.full((160,), 1 - rare)
+    assert torch.equal(LabelMetric().fit(features, labels).root_, torch.eye(12))
+    labels[7] = rare
+    assert 0 <= BoundaryUncertainty().fit(features, labels).score(lambda inputs: inputs[:, 0]) <= 1
+
+
 def test_more_samples_than_the_limit_teach_by_a_stratified_part():
     features, labels = halves(400)
     labels[:20] = 2
