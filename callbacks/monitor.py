@@ -232,9 +232,10 @@ class BoundaryUncertaintyMonitor(Results, RefusesRemoved, Callback):
             kinds = {"are_integers": prepared.are_integers, "takes_readings": prepared.takes_readings}
             self._reader.adapt(prepared.packing, **kinds)
         if not is_the_same:
+            outcome = ", so patience and the best epoch start anew" if self.settings.decides else ""
             rank_zero_warn(
                 "The run resumes with different training samples, or with another version of bu_torch: scores cannot be"
-                " compared with earlier checks."
+                f" compared with earlier checks{outcome}."
             )
         engine.record.begin(started)
         if (folder := record_folder(trainer)) is not None:
@@ -309,8 +310,13 @@ class BoundaryUncertaintyMonitor(Results, RefusesRemoved, Callback):
         self.engine.end("Training ended.")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._watch.end()
+        self._fail()
         self.engine.end(describe_exception(exception))
+
+    def _fail(self) -> None:
+        """Make no more checks, because of an exception, after which Lightning calls no `teardown`."""
+        self._watch.end()
+        self.engine.inputs = None
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.engine.release()

@@ -205,7 +205,6 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._prepare(trainer, pl_module):
-            rank_zero_warn("Patience and the best epoch start anew.")
             self._install(trainer, pl_module).on_train_start(trainer, pl_module)
         self._stop_is_due = self.engine.history.verdict.should_stop and not _may_stop(trainer)
 
@@ -235,7 +234,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         """Nothing here: `Ending` calls `_conclude`, when all other callbacks have had their turn."""
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._watch.end()  # all else is for `Ending`
+        self._fail()  # all else is for `Ending`
 
     def _conclude(self, trainer: Trainer, exception: BaseException | None) -> None:
         """Restore the kept epoch, and say what was kept and why training ended; once."""

@@ -71,6 +71,8 @@ class History:
         A resumed training may end an epoch a second time. Such a check replaces the last one, and stays kept if that
         one was kept, because its weights are saved.
         """
+        if self.selection is not None:
+            self.selection.complete([entry])  # first, because a rule of the user's may raise anything
         was_kept = False
         if self.is_last(*place_of(entry)):
             was_kept = self.kept is self.entries.pop()
@@ -78,7 +80,6 @@ class History:
             self.n_not_compared = min(self.n_not_compared, len(self.entries))
         self.entries.append(entry)
         if self.selection is not None:
-            self.selection.complete(self.compared)
             self._decide(entry)
         if was_kept:
             self.kept = entry

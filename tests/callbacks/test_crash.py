@@ -10,6 +10,8 @@ from lightning.pytorch.callbacks import LambdaCallback
 from problems import Plain, same, scripted
 from problems import fit_again as run_of
 
+from bu_torch import BoundaryUncertaintyStopping, Rule
+
 
 class Disk(TorchCheckpointIO):
     """Writes our checkpoints as these say that are called before and after."""
@@ -73,3 +75,32 @@ def test_an_exception_between_a_check_and_the_saving_of_its_weights_leaves_the_e
     assert len(own.history) == 3
     assert own.best_epoch == own.summary["kept_epoch"] == 1
     assert not has_files or torch.load(own.best_model_path, weights_only=True)["epoch"] == 1
+
+
+def test_an_error_of_a_rule_is_told_and_its_check_does_not_count(tmp_path):
+    class Broken(Rule):
+        name, signals = "broken", ("expected_accuracy",)
+        n_checks = 0
+
+        def score(self, values):
+            self.n_checks += 1
+            if self.n_checks == 3:
+                raise ZeroDivisionError("of the rule")
+            return self.n_checks
+
+    stopping = BoundaryUncertaintyStopping(rule=Broken(), n_neighbors=10)
+    with pytest.raises(ZeroDivisionError, match="of the rule"):
+        run_of(tmp_path, stopping, max_epochs=4)
+    assert [entry["broken"] for entry in stopping.history] == [1, 2]
+    assert (stopping.best_epoch, stopping.summary["score"]) == (1, 2)
+
+
+def test_settings_may_be_changed_after_ctrl_c(tmp_path):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    stopping = BoundaryUncertaintyStopping(n_neighbors=10)
+    with pytest.raises(SystemExit):
+        run_of(tmp_path, stopping, LambdaCallback(on_train_epoch_end=interrupt), max_epochs=2)
+    stopping.patience = 3
+    assert stopping.patience == 3
