@@ -1,0 +1,58 @@
+"""Checks of a training as plain numbers: which is kept if one is made again, is lost, or could not be saved."""
+
+import pytest
+
+from bu_torch.run.history import History
+from bu_torch.run.settings import Settings
+
+
+def check(epoch, score, step=None):
+    values = {"accuracy_uncertainty_trust": score, "expected_accuracy": score}
+    return {"epoch": epoch, **({} if step is None else {"step": step}), **values}
+
+
+def feed(history, scores):
+    """Add the scores of the next epochs, and keep those that are to be saved; their epochs."""
+    saved = []
+    for score in scores:
+        entry = check(len(history.entries), score)
+        if history.add(entry):
+            history.keep(entry)
+            saved.append(entry["epoch"])
+    return saved
+
+
+@pytest.mark.parametrize("again", [0.9, 0.4, 0.95])
+@pytest.mark.parametrize("was_kept", [True, False])
+def test_a_check_that_is_made_again_takes_the_place_of_the_last(again, was_kept):
+    history = History(Settings(patience=5))
+    first, best = check(0, 0.5, step=4), check(1, 0.9 if was_kept else 0.3, step=8)
+    for entry in (first, best):
+        if history.add(entry):
+            history.keep(entry)
+    entry = check(1, again, step=8)
+    is_new = history.add(entry)
+    assert len(history.entries) == 2
+    assert is_new == (not was_kept and again > 0.5)
+    assert history.kept is (entry if was_kept else first)
+    assert history.verdict.wait == (0 if again > 0.5 else 1)
+
+
+@pytest.mark.parametrize(("is_lost", "then", "saved"), [(False, [0.4, 0.6, 0.95], [4]), (True, [0.05, 0.5], [2, 3])])
+def test_a_kept_check_may_be_lost_and_a_state_says_so(is_lost, then, saved):
+    history, again = History(Settings(patience=9)), History(Settings(patience=9))
+    assert feed(history, [0.1, 0.9]) == [0, 1]
+    if is_lost:
+        history.forget_kept()
+    again.load(history.state_dict(), is_compared=True)
+    for both in (history, again):
+        assert (both.kept is None, both.verdict.wait, both.verdict.best) == (is_lost, 0, 0.9)
+        assert feed(both, then) == saved
+
+
+def test_a_check_whose_weights_could_not_be_saved_is_not_kept():
+    history = History(Settings())
+    feed(history, [0.5])
+    assert history.add(check(1, 0.9))
+    assert (history.kept["epoch"], history.verdict.best) == (0, 0.9)
+    assert feed(history, [0.7]) == [2]
