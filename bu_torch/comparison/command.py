@@ -42,7 +42,7 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
     add("--seeds", type=int, default=2, metavar="N", help="trainings of each table, on different halves (%(default)s)")
     add("--epochs", type=int, default=150, metavar="N", help="length of a whole training (%(default)s)")
     decides = f"what decides and is compared: {METRIC_HELP} (accuracy)"
-    add("--metric", type=metric_from, default="accuracy", metavar="METRIC", help=decides)
+    add("--metric", default="accuracy", metavar="METRIC", help=decides)
     add("--noise", type=float, default=0.0, metavar="P", help="share of training labels redrawn at random (0)")
     parser.set_defaults(run=_run)
 
@@ -51,7 +51,7 @@ def _run(options: argparse.Namespace) -> None:
     n_seeds = check_integer("--seeds", options.seeds, 1)
     n_epochs = check_integer("--epochs", options.epochs, 1)
     noise = check_number("--noise", options.noise, 0, below=1)
-    metric = as_metric(options.metric)
+    metric = as_metric(metric_from(options.metric))
     tables = _read(_files(options.tables))
     import pandas as pd  # reading the tables has shown that it is installed
 

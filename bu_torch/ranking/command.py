@@ -37,7 +37,7 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
     samples = "a Dataset, DataLoader, LightningDataModule or pair (inputs, labels), or what returns one if it is called"
     add("--data", required=True, metavar=_PLACE, help=f"the training samples: {samples}")
     add("--rule", choices=RULE_NAMES, default=DEFAULT_RULE, help="default: %(default)s")
-    add("--metric", type=metric_from, default="accuracy", metavar="METRIC", help=f"{METRIC_HELP} (%(default)s)")
+    add("--metric", default="accuracy", metavar="METRIC", help=f"{METRIC_HELP} (%(default)s)")
     add("--json", type=Path, metavar="FILE", help="write the ranking to this file")
     add("--max-samples", type=int, metavar="N", help="measure at a random subset of N samples")
     add("--seed", type=int, default=0, help="seed of all random choices (%(default)s)")
@@ -54,8 +54,9 @@ def _run(options: argparse.Namespace) -> None:
         data = data()
     if options.device is not None and isinstance(module, nn.Module):
         module.to(options.device)
-    settings = {name: getattr(options, name) for name in ("rule", "metric")}
-    signals = Signals(seed=options.seed, also=Settings(**settings).also, metric=options.metric)
+    metric = metric_from(options.metric)
+    settings = {"rule": options.rule, "metric": metric}
+    signals = Signals(seed=options.seed, also=Settings(**settings).also, metric=metric)
     settings |= {"signals": signals, "device": options.device, "weights_only": not options.no_weights_only}
     ranking = rank_checkpoints(files, module, read_samples(data, options.max_samples, options.seed), **settings)
     say(str(ranking))  # first: a file may fail

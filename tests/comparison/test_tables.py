@@ -112,6 +112,8 @@ def test_costs_are_compared_with_a_threshold_for_each_way(tmp_path, capsys):
     assert all(float(cell) <= 13 for cell in row[1:])  # at 0.5 each network costs 16, an offer to nobody
     assert main(["compare", str(tmp_path), "--metric", "costs"]) == 1
     assert "`metric` must be one of 'accuracy'" in capsys.readouterr().err
+    assert main(["compare", str(tmp_path), "--metric", "[[0, 1"]) == 1
+    assert "`metric` cannot be read as a matrix of costs" in capsys.readouterr().err
 
 
 def test_a_metric_needs_each_class_in_the_test_half():
