@@ -122,7 +122,8 @@ class History:
             f"{f' and in {cleaned(path)}' if path else ''}."
         )
         n_since, ended = next(n for n, entry in enumerate(reversed(self.entries)) if entry is best), summary["reason"]
-        if summary["stopped_epoch"] is None and n_since <= _LATE * len(self.entries):
+        is_open = summary["stopped_epoch"] is None and not ended.startswith("Training failed")
+        if is_open and n_since <= _LATE * len(self.entries):
             which = f"Only {n_since} later checks followed" if n_since else "The kept check is the last"
             lag = ", or pass `averaging=None`, because the average lags" if is_averaged else ""
             ended = f"{ended.rstrip('.')}. {which}: train longer{lag}."
