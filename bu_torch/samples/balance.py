@@ -67,7 +67,8 @@ def _listed(class_weight: dict[int, float] | list[float], present: list[int]) ->
     named = class_weight if isinstance(class_weight, dict) else dict(enumerate(class_weight))
     unfit = named.keys() - set(present) if isinstance(class_weight, dict) else set(present) - named.keys()
     if unfit:
-        raise ValueError(f"`class_weight` must fit the labels, which it does not for the classes {sorted(unfit)}.")
+        how = "names classes without a sample" if isinstance(class_weight, dict) else "has no weight for classes"
+        raise ValueError(f"`class_weight` must have a weight for each class of the labels, and {how}: {sorted(unfit)}.")
     return [named.get(label, 1.0) for label in present]
 
 
@@ -95,7 +96,7 @@ def as_weights(sample_weight: Any, n_samples: int) -> Tensor:
     if weights.shape != (n_samples,) or n_wrong:
         raise ValueError(
             f"`sample_weight` must have one weight a sample, ({n_samples},), positive and finite, got"
-            f" {tuple(weights.shape)} with {n_wrong} others."
+            f" {tuple(weights.shape)}, of which {n_wrong} are not: leave out samples that do not count."
         )
     return weights
 
