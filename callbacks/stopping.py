@@ -165,16 +165,12 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         """Put a keeper and an `Ending` into `trainer.callbacks`, in place of those of an earlier fit.
 
         The keeper takes the place of the checkpoint that Lightning adds by default, too, or loggers would upload that.
-
         The list is replaced, because Lightning is iterating over it. The keeper stands before other checkpoints, so
         that `ckpt_path="best"` is its file, and behind each `EarlyStopping`, whose state of the same epoch it holds.
         """
-        callbacks = [
-            callback
-            for callback in trainer.callbacks
-            if not (isinstance(callback, InternalCallback) or _is_default(callback))
-        ]
-        if any(_is_default(callback) for callback in trainer.callbacks):
+        callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, InternalCallback)]
+        if defaults := list(filter(_is_default, callbacks)):
+            callbacks = [callback for callback in callbacks if callback not in defaults]
             self.engine.detail(
                 "bu-torch's checkpoint takes the place of Lightning's default one. To keep the last epoch, too, list"
                 " `ModelCheckpoint(save_last=True)`."
