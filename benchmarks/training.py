@@ -23,8 +23,7 @@ from bu_torch.run.plan import count_operations, plan
 from bu_torch.run.prepare import TrainingData
 from bu_torch.run.settings import AVERAGING, Settings
 from bu_torch.run.weights import WeightAverage
-from bu_torch.samples.reading import read_loader
-from bu_torch.samples.readings import READ_BATCH
+from bu_torch.samples.reading import READ_BATCH, read_loader
 from bu_torch.samples.samples import choose_among
 from bu_torch.signals.details import accuracy_alone
 from bu_torch.signals.measure import contributions_to

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from bu_torch._version import __version__
-from bu_torch.internal.printing import cleaned, say
+from bu_torch.internal.output import cleaned, say
 
 _COMMANDS = {
     "compare": ("compare ways to stop a training, on tables of your own", "bu_torch.comparison.command:add_compare"),

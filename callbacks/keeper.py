@@ -33,9 +33,8 @@ from bu_torch.callbacks.trainer import (
     misconfigured,
     set_batch_hooks,
 )
-from bu_torch.internal.files import foreign_class, why_unreadable
 from bu_torch.internal.global_state import preserved_random_state
-from bu_torch.internal.printing import cleaned
+from bu_torch.internal.output import cleaned, foreign_class, why_unreadable
 from bu_torch.internal.replica import gathered, replaced_in_place
 from bu_torch.run.engine import Check, Engine
 from bu_torch.run.history import place_of

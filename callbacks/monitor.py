@@ -35,7 +35,7 @@ from bu_torch.callbacks.trainer import (
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.global_state import seeded
 from bu_torch.internal.inputs import check_integer
-from bu_torch.internal.printing import showing_progress
+from bu_torch.internal.output import showing_progress
 from bu_torch.internal.replica import has_lazy_layers
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.run.engine import Check, Engine, Results, UnfitLogitsError
@@ -43,8 +43,8 @@ from bu_torch.run.history import describe_exception
 from bu_torch.run.prepare import TrainingData
 from bu_torch.run.settings import RefusesRemoved, Settings
 from bu_torch.run.weights import optimizers_in_eval_mode
-from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.batches import InputKey
+from bu_torch.samples.samples import ClassWeight
 
 _NAMES = {field.name for field in fields(Settings)}
 

@@ -27,8 +27,7 @@ from bu_torch.run.engine import Engine
 from bu_torch.run.plan import count_operations, most_bytes, plan, plan_for
 from bu_torch.run.prepare import TrainingData
 from bu_torch.samples.batches import InputKey, Keys, TooManyBytesError
-from bu_torch.samples.reading import read_loader
-from bu_torch.samples.readings import READ_BATCH, may_be_read_again
+from bu_torch.samples.reading import READ_BATCH, may_be_read_again, read_loader
 from bu_torch.samples.samples import Samples, UnreadableError, fewer_of, whole_samples
 from bu_torch.signals.metrics import as_metric
 

@@ -28,8 +28,8 @@ from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.engine import Check
 from bu_torch.run.settings import AVERAGING
-from bu_torch.samples.balance import ClassWeight
 from bu_torch.samples.batches import InputKey
+from bu_torch.samples.samples import ClassWeight
 
 
 class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):

@@ -17,8 +17,8 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_only, rank_zero_warn
 from torch import Tensor, nn
 
-from bu_torch.internal import printing
-from bu_torch.internal.printing import cleaned
+from bu_torch.internal import output
+from bu_torch.internal.output import cleaned
 from bu_torch.internal.replica import gathered
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.history import describe_exception
@@ -80,7 +80,7 @@ RAW_WEIGHTS = "raw_state_dict"  # weights of training beside the measured ones i
 @rank_zero_only
 def tell(line: str) -> None:
     """Log a line in the first process."""
-    printing.tell(line)
+    output.tell(line)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch
 
 from bu_torch.comparison.tables import Comparison, Split, compare, read_table
 from bu_torch.internal.inputs import check_integer, check_number
-from bu_torch.internal.printing import cleaned, say
+from bu_torch.internal.output import cleaned, say
 from bu_torch.signals.metrics import METRIC_HELP, as_metric, metric_from
 
 _DESCRIPTION = """\

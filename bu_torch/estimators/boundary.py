@@ -24,8 +24,8 @@ from bu_torch.internal.logits import read_logits, was_one_column
 from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.perturbation import draws
 from bu_torch.perturbation.draws import Perturbation, PerturbedInputs, Readings, kind_of
-from bu_torch.samples.balance import ClassWeight, check_class_weight, weights_of
-from bu_torch.samples.readings import ASKED_TO_READ, WITHOUT_READING
+from bu_torch.samples.reading import ASKED_TO_READ, WITHOUT_READING
+from bu_torch.samples.samples import ClassWeight, check_class_weight, weights_of
 from bu_torch.space.features import FeatureSpace
 from bu_torch.space.metric import LabelMetric
 from bu_torch.space.tokens import check_tokens

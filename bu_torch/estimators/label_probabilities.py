@@ -19,10 +19,9 @@ from bu_torch.functional.probabilities import (
     tangent_kernel,
 )
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_seed
-from bu_torch.internal.printing import advance
+from bu_torch.internal.output import advance
 from bu_torch.neighbors.graph import lloyd
-from bu_torch.samples.balance import stratified_rows, weights_of
-from bu_torch.samples.samples import copies
+from bu_torch.samples.samples import copies, stratified_rows, weights_of
 from bu_torch.space.features import common_standardization, standardize
 
 DECAYS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)  # the votes choose among them

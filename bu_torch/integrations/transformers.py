@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from bu_torch.integrations.loaders import conclude, make_stopper, missing
-from bu_torch.internal.files import whole_file, why_unreadable
 from bu_torch.internal.inputs import check_integer
+from bu_torch.internal.output import whole_file, why_unreadable
 from bu_torch.run.processes import TorchProcesses
 from bu_torch.run.settings import Settings, SettingsDict
 from bu_torch.run.weights import optimizers_in_eval_mode, optimizers_in_training

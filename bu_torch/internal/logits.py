@@ -13,8 +13,8 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bu_torch.functional.checks import as_logits
+from bu_torch.internal.output import untold
 from bu_torch.internal.packing import Packing, call
-from bu_torch.internal.printing import untold
 from bu_torch.internal.replica import evaluation_copy
 
 _BATCH = 4096

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.internal.inputs import as_flat_features, check_integer
-from bu_torch.internal.printing import advance
+from bu_torch.internal.output import advance
 
 _Search = Callable[[Tensor, int], Tensor]  # float32 queries (q, d), number of candidates c -> rows (q, c), -1 for none
 

@@ -17,7 +17,7 @@ from bu_torch.internal.inputs import (
     check_seed,
     check_two_classes,
 )
-from bu_torch.internal.printing import uncounted
+from bu_torch.internal.output import uncounted
 from bu_torch.neighbors.graph import lloyd, nearest_of_groups
 
 _MAX_SAMPLES = 10_000  # for K-means of one class

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bu_torch.internal.files import foreign_class, why_unreadable
 from bu_torch.internal.global_state import preserved_random_state
+from bu_torch.internal.output import foreign_class, why_unreadable
 from bu_torch.internal.replica import copy_of
 from bu_torch.run.weights import with_names_of
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from bu_torch.internal.printing import say
+from bu_torch.internal.output import say
 from bu_torch.ranking.rank import find_checkpoints, rank_checkpoints
 from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES
 from bu_torch.run.settings import Settings

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from bu_torch.internal.files import whole_file
 from bu_torch.internal.inputs import as_labels, check_integer
 from bu_torch.internal.logits import read_logits
-from bu_torch.internal.printing import cleaned
+from bu_torch.internal.output import cleaned, whole_file
 from bu_torch.ranking.checkpoints import SUFFIXES, load_checkpoint, module_with_weights
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.plan import describe_ignored

@@ -10,8 +10,7 @@ from importlib import resources
 from os import PathLike
 from pathlib import Path
 
-from bu_torch.internal.files import whole_file
-from bu_torch.internal.printing import cleaned, say
+from bu_torch.internal.output import cleaned, say, whole_file
 from bu_torch.report.record import RunRecord, find_records, read_record
 from bu_torch.report.sections import content
 

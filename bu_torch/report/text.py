@@ -5,7 +5,7 @@ import math
 import re
 from typing import Any
 
-from bu_torch.internal.printing import cleaned
+from bu_torch.internal.output import cleaned
 
 _PATH = re.compile(r"(?<![\w.:/\\])(?:[A-Za-z]:)?[\\/](?:[^\s\\/'\"]+[\\/])+[^\s\\/'\"]+")
 

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bu_torch.internal import printing
 from bu_torch.internal.logits import OutputReader, was_one_column
-from bu_torch.internal.printing import cleaned
+from bu_torch.internal.output import cleaned, tell, untold
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.history import History, describe_worse_than_chance, place_of
@@ -68,11 +67,11 @@ class Engine:
         self,
         settings: Settings,
         warn: Callable[[str], None] | None = None,
-        tell: Callable[[str], None] = printing.tell,
+        tell: Callable[[str], None] = tell,
     ) -> None:
         self.settings = settings
         self.warn: Callable[[str], None] = warn or partial(warnings.warn, stacklevel=2)
-        self.tell, self.detail = tell, tell if settings.verbose else printing.untold
+        self.tell, self.detail = tell, tell if settings.verbose else untold
         self._outputs = OutputReader("The module", self.warn, self.detail)
         self.processes = Processes()
         self.history = History(settings)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bu_torch.internal.printing import cleaned
+from bu_torch.internal.output import cleaned
 from bu_torch.rule.rules import Reason, SelectionRule, Verdict, decide
 from bu_torch.run.settings import Settings
 from bu_torch.signals.metrics import as_metric

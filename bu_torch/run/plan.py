@@ -19,7 +19,7 @@ from bu_torch.internal.logits import logits_at, packed_model
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.settings import Settings
-from bu_torch.samples.readings import may_be_read_again
+from bu_torch.samples.reading import may_be_read_again
 from bu_torch.samples.samples import IGNORED, Samples
 from bu_torch.signals.catalogue import SIGNALS
 

@@ -15,9 +15,8 @@ from bu_torch.internal.packing import Packing
 from bu_torch.perturbation.draws import kind_of
 from bu_torch.run.plan import Plan, describe_ignored
 from bu_torch.run.settings import Settings, settings_for
-from bu_torch.samples.balance import ClassWeight, class_shares, rare_class
-from bu_torch.samples.readings import with_readings
-from bu_torch.samples.samples import Samples, fewer_of
+from bu_torch.samples.reading import with_readings
+from bu_torch.samples.samples import ClassWeight, Samples, class_shares, fewer_of, rare_class
 from bu_torch.signals.measuring import Signals, fit_with_progress
 
 _MOST_CLASSES_A_SAMPLE = 1 / 3

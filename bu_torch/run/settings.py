@@ -15,8 +15,7 @@ from bu_torch.internal.logits import as_taken
 from bu_torch.internal.packing import Packing
 from bu_torch.perturbation.draws import MixedMove, Perturbation, Readings
 from bu_torch.rule.rules import DEFAULT_RULE, MetricRule, Rule, RuleName, as_rule
-from bu_torch.samples.balance import ClassWeight, check_class_weight
-from bu_torch.samples.samples import Samples
+from bu_torch.samples.samples import ClassWeight, Samples, check_class_weight
 from bu_torch.signals.measuring import Signals
 from bu_torch.signals.metrics import as_metric
 from bu_torch.space.features import MixedFeatures

@@ -9,7 +9,7 @@ from torch import Tensor, distributed, nn
 
 from bu_torch.internal.inputs import check_integer
 from bu_torch.internal.logits import device_of, logits_at, packed_model
-from bu_torch.internal.printing import showing_progress
+from bu_torch.internal.output import showing_progress
 from bu_torch.internal.replica import evaluation_copy, has_shards
 from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.engine import Engine, Results
@@ -19,7 +19,7 @@ from bu_torch.run.prepare import TrainingData
 from bu_torch.run.processes import TorchProcesses
 from bu_torch.run.settings import Settings, SettingsDict
 from bu_torch.run.weights import copied, load, state_of_kept, weights_in
-from bu_torch.samples.readings import ASKED_TO_READ, WITHOUT_READING
+from bu_torch.samples.reading import ASKED_TO_READ, WITHOUT_READING
 from bu_torch.samples.samples import Samples, whole_samples
 
 _FEW = 32  # samples

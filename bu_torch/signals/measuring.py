@@ -11,9 +11,9 @@ from bu_torch.estimators.label_probabilities import LabelRegression
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.functional.checks import check_tensor
 from bu_torch.internal.inputs import as_labels, check_fitted
-from bu_torch.internal.printing import progress
+from bu_torch.internal.output import progress
 from bu_torch.perturbation.draws import PerturbedInputs
-from bu_torch.samples.balance import weights_of
+from bu_torch.samples.samples import weights_of
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.details import Measurement
 from bu_torch.signals.measure import measure

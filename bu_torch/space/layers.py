@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import as_features, as_floats, check_flag, check_integer
 from bu_torch.internal.logits import as_taken
-from bu_torch.internal.printing import advance
+from bu_torch.internal.output import advance
 from bu_torch.internal.replica import evaluation_copy
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from bu_torch.functional.probabilities import first_landmarks, left_out_predictions, shares_of
 from bu_torch.internal.global_state import full_precision
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_seed
-from bu_torch.internal.printing import advance
-from bu_torch.samples.balance import stratified_rows, weights_of
+from bu_torch.internal.output import advance
+from bu_torch.samples.samples import stratified_rows, weights_of
 
 _ITERATIONS = 2
 _PENALTIES = [1e-3, 1e-2, 0.1, 1.0, 10.0]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bu_torch.internal.global_state import full_precision
 from bu_torch.internal.inputs import check_fitted, check_integer, check_seed
-from bu_torch.internal.printing import advance
+from bu_torch.internal.output import advance
 
 _CONTRAST = 0.01  # added to the variance of a patch, relative to the variance of all pixels
 _WHITENING = 0.1  # added to the eigenvalues, relative to their mean

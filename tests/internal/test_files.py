@@ -2,7 +2,7 @@
 
 import pytest
 
-from bu_torch.internal.files import whole_file
+from bu_torch.internal.output import whole_file
 
 
 def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path):

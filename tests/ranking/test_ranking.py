@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from bu_torch import BoundaryUncertaintyStopping, SelectionRule, Signals, rank_checkpoints, read_samples
 from bu_torch.rule.rules import RULE_NAMES
-from bu_torch.samples.balance import stratified_rows
+from bu_torch.samples.samples import stratified_rows
 
 INPUTS, LABELS = DATA = problems.blobs(n=150)
 

@@ -10,7 +10,7 @@ from problems import blobs, weights_at_random
 from sklearn.utils.class_weight import compute_sample_weight
 
 from bu_torch import BoundaryUncertainty
-from bu_torch.samples.balance import as_weights, check_class_weight, rare_class, weights_of
+from bu_torch.samples.samples import as_weights, check_class_weight, rare_class, weights_of
 
 RARE = torch.tensor([0] * 30 + [1] * 9 + [2] * 21)
 

@@ -17,8 +17,8 @@ from torch.utils.data import (
     default_collate,
 )
 
-from bu_torch.samples.balance import stratified_rows
 from bu_torch.samples.reading import read_loader, read_samples
+from bu_torch.samples.samples import stratified_rows
 
 DICTS = [{"id": i, "image": X[i], "target": Y[i]} for i in range(120)]
 BY_NAME = {"input_key": "image", "label_key": "target"}

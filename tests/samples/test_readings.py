@@ -5,8 +5,7 @@ import torch
 from problems import Augmented, Made, blobs
 from torch.utils.data import DataLoader
 
-from bu_torch.samples.reading import read_loader
-from bu_torch.samples.readings import are_equal, read_again, with_readings
+from bu_torch.samples.reading import are_equal, read_again, read_loader, with_readings
 from bu_torch.samples.samples import fewer_of
 
 X, Y = blobs()

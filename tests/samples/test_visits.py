@@ -17,9 +17,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from bu_torch.samples.balance import stratified_rows
 from bu_torch.samples.reading import read_loader, read_samples
-from bu_torch.samples.samples import choose_among, fewer_of, whole_samples
+from bu_torch.samples.samples import choose_among, fewer_of, stratified_rows, whole_samples
 
 
 class FirstBatches(BatchSampler):

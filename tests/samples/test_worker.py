@@ -22,7 +22,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from bu_torch.samples import worker
+from bu_torch.samples import batches
 from bu_torch.samples.reading import read_loader
 
 X, Y = blobs(60)
@@ -181,7 +181,7 @@ class TestWithoutWorker:
                 os._exit(3) if fault == "dies" else lock.acquire()  # it is held while the worker begins
             return only_here(i)
 
-        monkeypatch.setattr(worker, "_PATIENCE", 1)
+        monkeypatch.setattr(batches, "_PATIENCE", 1)
         monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
         lock, dataset = threading.Lock(), Made(item, 60)
         with lock:
@@ -207,7 +207,7 @@ class TestWithoutWorker:
 
 
 def test_tensors_in_memory_are_indexed_here_and_copied(monkeypatch):
-    monkeypatch.setattr("bu_torch.samples.readings.with_batches", None)
+    monkeypatch.setattr("bu_torch.samples.reading.with_batches", None)
     x, rows = X.clone().requires_grad_(), torch.arange(59, -1, -1)
     dataset = TensorDataset(x, Y)
     for one in (Subset(Subset(dataset, range(60)), rows), Subset(dataset, rows.tolist())):

@@ -7,7 +7,7 @@ from problems import blobs
 from torch import nn
 
 from bu_torch import FeatureSpace, LabelRegression, LabelVotes, ParzenUncertainty, Signals
-from bu_torch.internal.printing import advance, shown_on, uncounted
+from bu_torch.internal.output import advance, shown_on, uncounted
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.measuring import n_comparisons
 

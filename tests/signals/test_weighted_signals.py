@@ -8,7 +8,7 @@ from problems import blobs, weights_at_random
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper, LabelProbabilities, LabelVotes, Signals, TrustScore, functional
-from bu_torch.samples.balance import weights_of
+from bu_torch.samples.samples import weights_of
 
 X, Y = blobs()
 LABELS = torch.where(torch.rand(120, generator=torch.Generator().manual_seed(7)) < 0.2, 0, Y)  # some are wrong

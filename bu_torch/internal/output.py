@@ -1,12 +1,15 @@
-"""Output that people read: lines of text, and the progress of a long computation."""
+"""What leaves the process: lines of text for people, progress, and files that are written whole or not at all."""
 
 import logging
+import re
+import secrets
 import sys
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
+from pathlib import Path
 from typing import Any, TextIO
 
 from tqdm.auto import tqdm
@@ -78,3 +81,35 @@ def advance(n: float = 0) -> None:
     """Move the bar by `n` units of work, 0 for uncounted work; does nothing without a bar."""
     if (bar := _bar.get()) is not None:
         bar.update(n if _is_counted.get() else 0)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yield the name of a new file to write in place of `path`, which it becomes on leaving without an exception.
+
+    It lies beside `path` under a name that nobody can foresee, so that processes that share the folder never write to
+    one file. Folders are made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name[:50]}.{secrets.token_hex(8)}.part")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def why_unreadable(error: Exception) -> str:
+    """Reason why `torch.load` or `load_state_dict` refused a file, in one line."""
+    said = re.sub(r"\s+", " ", str(error))
+    if foreign := foreign_class(error):
+        return f"it holds an object of {foreign}"
+    if "weights_only" in said or "Weights only" in said:
+        return f"it is a pickle that cannot be read without running code in it ({type(error).__name__})"
+    return f"{cleaned(said.split('. ')[0][:300])} ({type(error).__name__})"
+
+
+def foreign_class(error: Exception) -> str:
+    """Name of the class that torch refuses to unpickle; "" if there is none."""
+    found = re.search(r"GLOBAL (\S+) (?:was not an allowed|whose module)", re.sub(r"\s+", " ", str(error)))
+    return "" if found is None else cleaned(found[1])[:200]
