@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from bu_torch import Rule, Signals
-from bu_torch.functional.weights import mean_and_error
+from bu_torch.functional.checks import mean_and_error
 from bu_torch.internal.replica import copy_of
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.engine import Engine

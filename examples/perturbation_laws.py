@@ -39,8 +39,8 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
 from bu_torch import BoundaryUncertainty, ParzenUncertainty
-from bu_torch.functional.boundary import index_pairs, top_pairs
-from bu_torch.functional.weights import sum_by_group
+from bu_torch.functional.boundary import top_pairs
+from bu_torch.functional.checks import index_pairs, sum_by_group
 from bu_torch.papers.parzen import pair_terms
 
 matplotlib.use("Agg")

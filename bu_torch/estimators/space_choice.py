@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.estimators.label_probabilities import DECAYS, LabelRegression, LabelVotes
+from bu_torch.functional.checks import mean_and_error
 from bu_torch.functional.probabilities import best_candidate, label_votes, mixing_weight, skill
-from bu_torch.functional.weights import mean_and_error
 from bu_torch.internal.output import uncounted
 from bu_torch.perturbation.draws import keeps_integers, kind_of
 from bu_torch.samples.samples import stratified_rows, weights_of

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional.checks import check_choice
-from bu_torch.functional.trust import trust_score
+from bu_torch.functional.score import trust_score
 from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, check_fitted, check_integer, check_number
 from bu_torch.neighbors.graph import nearest_of_groups
 

@@ -9,8 +9,13 @@ from typing import Any
 from bu_torch.functional.boundary import boundary_uncertainty
 from bu_torch.functional.probabilities import label_votes
 from bu_torch.functional.score import Attainable as Attainable
-from bu_torch.functional.score import accuracy_uncertainty_trust, attainable, expected_accuracy
-from bu_torch.functional.trust import mean_trust_score, trust_score
+from bu_torch.functional.score import (
+    accuracy_uncertainty_trust,
+    attainable,
+    expected_accuracy,
+    mean_trust_score,
+    trust_score,
+)
 
 _OF_PAPERS = {
     "cvml_bandwidth": "bandwidth",

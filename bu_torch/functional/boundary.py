@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import as_logits, check_tensor
-from bu_torch.functional.weights import relative_weights
+from bu_torch.functional.checks import as_logits, check_tensor, relative_weights
 
 HALF_WIDTH = 0.3  # the kernel ends at this share of the samples
 
@@ -13,13 +12,11 @@ def boundary_uncertainty(logits: Tensor, probabilities: Tensor, *, weights: Tens
     """Boundary uncertainty U of a classifier: how uncertain the labels are along its decision boundary.
 
     The local uncertainty of Ha et al. (2021), Eq. 37 and 38, is u = 1 - |2p - 1|, for the share p of one of two classes
-    that meet. Here p is a label probability at the perturbed sample in place of a ratio of Parzen counts: u = 2
-    min(P_i, P_j) for the network's own pair {i, j}, its two largest logits. For more than two classes it is low where
-    other classes meet than those that are likely there, as Eq. 18 asks. U is the mean of u with weights of nearness to
-    the boundary: a triangular kernel over the rank of F (Eq. 12), the difference of the two largest logits, which ends
-    at 30 % of the samples. A rank does not depend on how certain the network is.
-    Departures from the paper: one mean over all samples in place of pairs of classes and clusters
-    (`parzen_uncertainty` is the paper's own estimate).
+    that meet. Here p is a label probability in place of a ratio of Parzen counts: u = 2 min(P_i, P_j) for the network's
+    own pair {i, j}, its two largest logits. For several classes it is low where the wrong ones meet, as Eq. 18 asks.
+    U is the mean of u with weights of nearness to the boundary, a triangular kernel over the rank of F (Eq. 12), the
+    difference of the two largest logits, which ends at 30 % of the samples. Samples with equal F share their mean rank.
+    `parzen_uncertainty` is the paper's own estimate, by pairs of classes and clusters.
 
     Args:
         logits: Classifier outputs at the perturbed samples, shape (N, J), floating point, of any scale. Shape (N, 1) or
@@ -29,7 +26,7 @@ def boundary_uncertainty(logits: Tensor, probabilities: Tensor, *, weights: Tens
         weights: Relative frequency of each sample in training, shape (N,), > 0, floating point; None for equal ones.
 
     Returns:
-        Scalar in [0, 1], float64; NaN if any logit is not finite. Samples with equal F share their mean rank.
+        Scalar in [0, 1], float64; NaN if any logit is not finite.
 
     Raises:
         TypeError, ValueError: If an argument has the wrong dtype, shape, device or values.
@@ -119,11 +116,3 @@ def uncertainty_along_boundary(logits: Tensor, local: Tensor, kernel: Tensor) ->
     mean = torch.dot(kernel, local) / kernel.sum()
     is_finite = torch.stack(torch.aminmax(logits)).isfinite().all()  # NaN passes through
     return torch.where(is_finite, mean.clamp(0, 1), torch.nan)
-
-
-def index_pairs(pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct pairs among the rows (N, 2), ascending (P, 2) int64, and the row of each among them (N,)."""
-    first, second = pairs.long().unbind(dim=1)
-    base = pairs.max().long() + 1  # first * base + second is one number for each pair
-    code, index = torch.unique(first * base + second, return_inverse=True)
-    return torch.stack((code // base, code % base), dim=1), index

@@ -1,4 +1,4 @@
-"""Argument checks of the functional core; each error names the argument, what was expected and what came."""
+"""What all formulas share: checks of their arguments, weights of samples, means and sums."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,8 +12,6 @@ _INDEX_DTYPES = (torch.int16, torch.int32, torch.int64, torch.uint8, torch.int8)
 def as_logits(logits: Tensor) -> Tensor:
     """Return logits of shape (N, J), J >= 2, in float32 or float64; one column z becomes the two classes [0, z]."""
     check_tensor("logits", logits)
-    if logits.layout != torch.strided:
-        raise TypeError(f"`logits` must be dense, got a tensor of layout {logits.layout}.")
     if logits.ndim == 1:
         logits = logits.unsqueeze(1)
     if logits.ndim != 2 or logits.numel() == 0:
@@ -33,15 +31,16 @@ def check_tensor(
     *,
     below: float | None = None,
 ) -> None:
-    """Raise unless `value` is a floating-point tensor, or with `below` one of integers in [0, below).
+    """Raise unless `value` is a dense floating-point tensor, or with `below` one of integers in [0, below).
 
     It has this shape, where a str stands for any length, and device; None allows all. On an accelerator, which would
     have to be waited for, the range is not checked.
     """
-    kind = "a floating-point" if below is None else "an integer"
-    is_tensor = isinstance(value, Tensor)
+    is_tensor = isinstance(value, Tensor) and value.layout == torch.strided
     if not is_tensor or not (value.is_floating_point() if below is None else value.dtype in _INDEX_DTYPES):
-        raise TypeError(f"`{name}` must be {kind} tensor, got {getattr(value, 'dtype', type(value).__name__)}.")
+        kind = "a dense floating-point" if below is None else "a dense integer"
+        got = (value.dtype, value.layout) if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"`{name}` must be {kind} tensor, got {got}.")
     if shape is not None:
         wanted = [have if isinstance(want, str) else want for have, want in zip(value.shape, shape, strict=False)]
         if len(shape) != value.ndim or list(value.shape) != wanted:
@@ -68,3 +67,57 @@ def check_choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
     if value not in choices:
         raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}.")
     return value
+
+
+def relative_weights(weights: Tensor | None, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
+    """Weights as float64 with mean 1; None if there are none, or if all are equal.
+
+    Raises TypeError or ValueError unless they are floating point, of this shape and device, positive and finite; on an
+    accelerator values are not looked at.
+    """
+    if weights is None:
+        return None
+    check_tensor("weights", weights, shape, device)
+    if weights.is_cpu:
+        low, high = (float(end) for end in torch.aminmax(weights))
+        if not 0 < low <= high < torch.inf:
+            raise ValueError(f"`weights` must be positive and finite, got values from {low} to {high}.")
+        if low == high:
+            return None
+    weights = weights.double() / weights.double().max()
+    return weights / weights.mean()
+
+
+def mean_of(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Mean of values (float64), weighted by weights of mean 1."""
+    return values.mean() if weights is None else (values * weights).mean()
+
+
+def mean_and_error(values: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Mean of values (N,) as by `mean_of`, and its standard error."""
+    mean = mean_of(values, weights)
+    deviations = values - mean if weights is None else (values - mean) * weights
+    return mean, deviations.square().sum().sqrt() / len(values)
+
+
+def sum_by_group(values: Tensor, group: Tensor, n_groups: int) -> Tensor:
+    """Sum of non-negative `values` (N,) in each group, (n_groups,) float64, the same for every order of the samples.
+
+    They are added as 62-bit fixed-point numbers, whose unit is a power of two for each group: integer addition does not
+    depend on the order.
+    """
+    values = values.double().nan_to_num(nan=0.0)
+    peak = torch.zeros(n_groups, dtype=torch.float64, device=values.device)
+    peak = peak.scatter_reduce(0, group, values, "amax")
+    exponent = torch.frexp(peak * values.shape[0]).exponent
+    unit = torch.exp2((exponent - 62).double().clamp(min=-1000.0))
+    fixed = (values / unit[group]).round().long()
+    return torch.zeros_like(peak, dtype=torch.int64).index_add_(0, group, fixed).double() * unit
+
+
+def index_pairs(pairs: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct pairs among the rows (N, 2), ascending (P, 2) int64, and the row of each among them (N,)."""
+    first, second = pairs.long().unbind(dim=1)
+    base = pairs.max().long() + 1  # first * base + second is one number for each pair
+    code, index = torch.unique(first * base + second, return_inverse=True)
+    return torch.stack((code // base, code % base), dim=1), index

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import check_not_negative, check_tensor
-from bu_torch.functional.weights import mean_of, relative_weights
+from bu_torch.functional.checks import check_not_negative, check_tensor, mean_of, relative_weights
 
 _SQUARED_ELEMENTS = 2**18  # entries of one temporary block, which a cache holds
 _COLUMNS = 128  # a product with several penalties has as many; fewer take about as long

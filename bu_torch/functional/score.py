@@ -1,4 +1,4 @@
-"""Expected accuracy, and the score of a check: shares of the most that it, uncertainty and trust can reach."""
+"""Expected accuracy, trust, and the score of a check: shares of the most that these and uncertainty can reach."""
 
 import math
 from typing import NamedTuple
@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional import boundary
-from bu_torch.functional.checks import check_not_negative, check_tensor
-from bu_torch.functional.trust import mean_trust_score, trust_score
-from bu_torch.functional.weights import mean_of, relative_weights
+from bu_torch.functional.checks import check_not_negative, check_tensor, mean_of, relative_weights
 
 _LEAST_LOG = 1e-6  # if the logarithm of the highest trust is smaller, distances differ by rounding alone
 _LEAST_UNCERTAINTY = 1e-6  # if the highest is smaller, all labels are certain
@@ -44,10 +42,54 @@ def expected_accuracy(probabilities: Tensor, predictions: Tensor, *, weights: Te
     return mean_of(likely, None if weights is None else weights.unsqueeze(1))
 
 
-def cost_of_memorising(probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Mean of the largest class probability less the mean of the others: what predicting a wrong label costs."""
-    largest = probabilities.amax(dim=1).double()
-    return mean_of(largest - (1 - largest) / max(1, probabilities.shape[1] - 1), weights)
+def trust_score(class_distances: Tensor, predictions: Tensor) -> Tensor:
+    """Trust score of each prediction: distance to the nearest other class over distance to the predicted class.
+
+    Jiang et al. (2018), Algorithm 2, looked up in `TrustScore.class_distances`, which do not depend on the classifier.
+    0 / 0 is 1. A class without samples is infinitely far, and predicting it scores 0.
+
+    Args:
+        class_distances: Distances from points to classes, shape (N, J), floating point, >= 0, inf for an empty class.
+        predictions: Predicted classes, shape (N,), integer, values in [0, J).
+
+    Returns:
+        The scores, shape (N,), in [0, inf]; above 1 if the predicted class is the nearest.
+
+    Raises:
+        TypeError, ValueError: If an argument has the wrong dtype, shape, device or values; distances below 0 pass.
+
+    Example:
+        >>> trust_score(torch.tensor([[1.0, 2.0, 4.0], [1.0, 2.0, 4.0]]), torch.tensor([0, 2]))
+        tensor([2.0000, 0.2500])
+    """
+    check_tensor("class_distances", class_distances, ("N", "J"))
+    shape, device = class_distances.shape, class_distances.device
+    check_tensor("predictions", predictions, (shape[0],), device, below=shape[1])
+    column = predictions.long().unsqueeze(1)
+    own = class_distances.gather(1, column).squeeze(1)
+    other = class_distances.clone().scatter_(1, column, torch.inf).amin(dim=1)  # a clone keeps the memory layout
+    score = torch.where((own == 0) & (other == 0), 1.0, other / own)
+    return torch.where(own.isinf(), 0.0, score)
+
+
+def mean_trust_score(scores: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Geometric mean of trust scores in float64, each clipped to [1e-3, 1e3], so that duplicates do not decide alone.
+
+    Args:
+        scores: Trust scores, floating point, any shape with at least one entry, in [0, inf].
+        weights: Relative weight of each score, of the shape of `scores`, > 0, floating point; None for equal weights.
+
+    Returns:
+        Scalar in [1e-3, 1e3], float64.
+
+    Raises:
+        TypeError, ValueError: If `scores` is empty, or an argument has the wrong dtype, shape or values.
+    """
+    check_tensor("scores", scores)
+    if scores.numel() == 0:
+        raise ValueError("`scores` must hold at least one trust score, got none.")
+    weights = relative_weights(weights, tuple(scores.shape), scores.device)
+    return mean_of(scores.double().clamp(1e-3, 1e3).log(), weights).exp()
 
 
 class Attainable(NamedTuple):
@@ -63,18 +105,18 @@ def accuracy_uncertainty_trust(
 ) -> Tensor:
     """Mean of three shares: of the expected accuracy, boundary uncertainty and log trust that can be reached.
 
-    The value is 1 if every prediction is both the most probable and the nearest class, and the boundary runs where the
-    labels are most uncertain, between the classes that are likely there. The first two shares have weight 1, and trust
-    the skill of predicting left-out labels, at most 1: the nearest class misleads if many labels are wrong. The share
-    of trust is negative if the predicted classes are farther away than others, and 0 if all are equally near. This
-    score is our own, for tables: on images and texts a check takes the share of expected accuracy alone.
+    It is 1 if every prediction is both the most probable and the nearest class, and the boundary runs where the labels
+    are most uncertain, between the classes that are likely there. The first two shares have weight 1, and trust the
+    skill: the nearest class misleads if many labels are wrong. The share of trust is negative if the predicted classes
+    are farther away than others, and 0 if all are equally near. This score is our own, for tables: on images and texts
+    a check takes the share of expected accuracy alone.
 
     Args:
         accuracy: Expected accuracy of the predictions (`expected_accuracy`), in [0, 1].
         uncertainty: Boundary uncertainty (`boundary_uncertainty`), in [0, 1].
         trust: Trust score of the predictions (`mean_trust_score`), > 0.
         attainable: Most that each of them reaches (`attainable`).
-        skill: Weight of the share of trust, >= 0.
+        skill: Skill of predicting left-out labels, the weight of trust, >= 0.
 
     Returns:
         Scalar, at most 1 up to rounding, float64. All tensors are floating-point scalars on one device.
@@ -85,9 +127,9 @@ def accuracy_uncertainty_trust(
     check_not_negative("skill", skill)
     of_accuracy = accuracy.double() / attainable.accuracy.double()
     most = attainable.uncertainty.double()
-    of_uncertainty = torch.where(most > _LEAST_UNCERTAINTY, uncertainty.double() / most, torch.ones_like(most))
+    of_uncertainty = torch.where(most > _LEAST_UNCERTAINTY, uncertainty.double() / most, 1.0)
     reachable = attainable.trust.double().log()
-    of_trust = torch.where(reachable > _LEAST_LOG, trust.double().log() / reachable, torch.zeros_like(reachable))
+    of_trust = torch.where(reachable > _LEAST_LOG, trust.double().log() / reachable, 0.0)
     return (of_accuracy + of_uncertainty + skill * of_trust) / (2 + skill)
 
 
@@ -111,3 +153,9 @@ def attainable(probabilities: Tensor, class_distances: Tensor, weights: Tensor |
     kernel = boundary.boundary_weights(-local, relative_weights(weights, (len(local),), local.device))
     trust = mean_trust_score(trust_score(class_distances, class_distances.argmin(dim=1)), weights)
     return Attainable(accuracy, boundary.uncertainty_along_boundary(probabilities, local, kernel), trust)
+
+
+def cost_of_memorising(probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Mean of the largest class probability less the mean of the others: what predicting a wrong label costs."""
+    largest = probabilities.amax(dim=1).double()
+    return mean_of(largest - (1 - largest) / max(1, probabilities.shape[1] - 1), weights)

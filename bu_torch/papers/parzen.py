@@ -10,9 +10,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bu_torch.functional.boundary import index_pairs, top_pairs
-from bu_torch.functional.checks import as_logits, check_not_negative, check_tensor
-from bu_torch.functional.weights import mean_of, relative_weights, sum_by_group
+from bu_torch.functional.boundary import top_pairs
+from bu_torch.functional.checks import (
+    as_logits,
+    check_not_negative,
+    check_tensor,
+    index_pairs,
+    mean_of,
+    relative_weights,
+    sum_by_group,
+)
 from bu_torch.papers.bandwidth import Bandwidth, boundary_kernel
 
 

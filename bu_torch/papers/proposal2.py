@@ -8,8 +8,8 @@ from torch import Tensor
 
 from bu_torch import functional
 from bu_torch.estimators.boundary import BoundaryUncertainty, PerturbedSamples
-from bu_torch.functional.boundary import index_pairs, top_pairs
-from bu_torch.functional.checks import check_choice
+from bu_torch.functional.boundary import top_pairs
+from bu_torch.functional.checks import check_choice, index_pairs
 from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.internal.logits import read_logits
 from bu_torch.papers.bandwidth import BANDWIDTHS, Bandwidth

@@ -17,7 +17,7 @@ from bu_torch.functional.boundary import (
     uncertainty_along_boundary,
     uncertainty_between,
 )
-from bu_torch.functional.weights import mean_of
+from bu_torch.functional.checks import mean_of
 from bu_torch.signals.metrics import METRICS, ExpectedMetric
 from bu_torch.signals.prepare import Prepared
 

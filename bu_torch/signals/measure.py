@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional.boundary import predicted_probabilities
+from bu_torch.functional.checks import mean_and_error
 from bu_torch.functional.metrics import best_threshold, decided_at, influence, left_out_thresholds
-from bu_torch.functional.weights import mean_and_error
 from bu_torch.signals.catalogue import SIGNALS, SignalInputs
 from bu_torch.signals.details import Measurement
 from bu_torch.signals.metrics import THRESHOLD, ExpectedMetric, MisfitError
