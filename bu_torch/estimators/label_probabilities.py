@@ -19,7 +19,6 @@ from bu_torch.functional.probabilities import (
     tangent_kernel,
 )
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_seed
-from bu_torch.internal.output import advance
 from bu_torch.neighbors.graph import lloyd
 from bu_torch.samples.samples import copies, stratified_rows, weights_of
 from bu_torch.space.features import common_standardization, standardize
@@ -180,7 +179,6 @@ class LabelRegression:
 
     def _kernel(self, points: Tensor) -> Tensor:
         """Kernel (S, L) of points (S, d) and landmarks."""
-        advance(len(points) * len(self._landmarks))
         return tangent_kernel(standardize(points.double(), self._center, self._scale), self._landmarks)
 
     def _blocks(self, rows: Tensor) -> tuple[Tensor, ...]:

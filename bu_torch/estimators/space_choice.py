@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from bu_torch.estimators.label_probabilities import DECAYS, LabelRegression, LabelVotes
 from bu_torch.functional.checks import mean_and_error
 from bu_torch.functional.probabilities import best_candidate, label_votes, mixing_weight, skill
-from bu_torch.internal.output import uncounted
 from bu_torch.perturbation.draws import keeps_integers, kind_of
 from bu_torch.samples.samples import stratified_rows, weights_of
 from bu_torch.space.features import BaseSpace, FeatureSpace, MixedFeatures, name_of
@@ -228,22 +227,21 @@ def choose_space(samples: "PerturbedSamples", inputs: Tensor, labels: Tensor) ->
         takes_integers = keeps_integers(samples.perturbation) and not inputs.is_floating_point()
         features = LayerFeatures(module, batch_size=_MODULE_BATCH, keep_integers=takes_integers)
         candidates["module"] = FeatureSpace(features.transform, seed)
-    with uncounted():
-        name, skills, points = next(iter(candidates)), dict[str, float](), None
-        if len(candidates) > 1:
-            name, skills, points = best_space(inputs, labels, candidates, weights=weights, seed=seed)
-        space = candidates[name]
-        points = space.fit_transform(inputs) if points is None else points
-        may_be_better = name == "mixed" or (name == base and asked is None)
-        trial = None
-        if samples.learns_metric and (is_forced or may_be_better) and _is_worth_trying(points, labels):
-            trial = MetricTrial.of(points, labels, weights, seed)
-        is_better = trial is not None and trial.prefers_metric and known in (None, "metric")
-        if not (is_forced or is_better):
-            return ChosenSpace(name, space, None, points, skills, trial)
-        metric = LabelMetric(seed=seed).fit(points, labels, weights)
-        skills = {} if trial is None else dict(zip((name, "metric"), trial.vote_skills, strict=True))
-        return ChosenSpace("metric", space, metric, metric.transform(points), skills, trial)
+    name, skills, points = next(iter(candidates)), dict[str, float](), None
+    if len(candidates) > 1:
+        name, skills, points = best_space(inputs, labels, candidates, weights=weights, seed=seed)
+    space = candidates[name]
+    points = space.fit_transform(inputs) if points is None else points
+    may_be_better = name == "mixed" or (name == base and asked is None)
+    trial = None
+    if samples.learns_metric and (is_forced or may_be_better) and _is_worth_trying(points, labels):
+        trial = MetricTrial.of(points, labels, weights, seed)
+    is_better = trial is not None and trial.prefers_metric and known in (None, "metric")
+    if not (is_forced or is_better):
+        return ChosenSpace(name, space, None, points, skills, trial)
+    metric = LabelMetric(seed=seed).fit(points, labels, weights)
+    skills = {} if trial is None else dict(zip((name, "metric"), trial.vote_skills, strict=True))
+    return ChosenSpace("metric", space, metric, metric.transform(points), skills, trial)
 
 
 def _is_worth_trying(points: Tensor, labels: Tensor) -> bool:

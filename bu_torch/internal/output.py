@@ -4,11 +4,11 @@ import logging
 import re
 import secrets
 import sys
+import threading
 import unicodedata
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 _log = logging.getLogger("bu_torch")
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode
 _JOINERS = "\u200c\u200d"  # belong to words of some scripts, and to emojis
-_BAR_DELAY = 3  # seconds of work before a progress bar is shown
+_BAR_DELAY, _TICK = 3, 1  # seconds of work before a bar is shown, and between two sights of the time
 
 
 def cleaned(value: Any) -> str:
@@ -49,38 +49,49 @@ def untold(line: str) -> None:
     """Drop a line."""
 
 
-_are_shown = ContextVar("are_shown", default=False)
-_bar: ContextVar[Any] = ContextVar("bar", default=None)
-_is_counted = ContextVar("is_counted", default=True)
+_shows_bars = ContextVar("shows_bars", default=False)
 
 
 @contextmanager
-def _having(variable: ContextVar[Any], value: Any) -> Iterator[None]:
-    token = variable.set(value)
+def showing_progress(shows_bars: bool) -> Iterator[None]:
+    """Let long work within show bars, or not."""
+    token = _shows_bars.set(shows_bars)
     try:
         yield
     finally:
-        variable.reset(token)
-
-
-showing_progress = partial(_having, _are_shown)  # lets `progress` show its bars within, if the argument is True
-shown_on = partial(_having, _bar)  # lets `advance` move a bar within, which has the `update` of tqdm's, or is None
-uncounted = partial(_having, _is_counted, False)  # lets `advance` refresh the bar within, without moving it
+        _shows_bars.reset(token)
 
 
 @contextmanager
-def progress(what: str, **options: Any) -> Iterator[None]:
-    """Show a bar of tqdm's for the work within, after a few seconds, if bars are shown; `advance` moves it."""
-    # A disabled bar would start tqdm's thread, too.
-    bar = tqdm(desc=what, delay=_BAR_DELAY, leave=False, **options) if _are_shown.get() else nullcontext()
-    with bar as shown, shown_on(shown):
-        yield
+def progress(what: str, **options: Any) -> Iterator[Any]:
+    """Give a bar of tqdm's, shown after a few seconds of work within; None if bars are not shown."""
+    if not _shows_bars.get():  # a disabled bar would start tqdm's thread, too
+        yield None
+        return
+    with tqdm(desc=what, delay=_BAR_DELAY, leave=False, **options) as bar:
+        yield bar
 
 
-def advance(n: float = 0) -> None:
-    """Move the bar by `n` units of work, 0 for uncounted work; does nothing without a bar."""
-    if (bar := _bar.get()) is not None:
-        bar.update(n if _is_counted.get() else 0)
+@contextmanager
+def elapsed_time(what: str) -> Iterator[None]:
+    """Show how long the work within has taken, if bars are shown; by a thread, so that the work need not know."""
+    with progress(what, bar_format="{desc}: {elapsed}") as bar:
+        if bar is None:
+            yield
+            return
+        is_done = threading.Event()
+
+        def tick() -> None:
+            while not is_done.wait(_TICK):
+                bar.update(0)
+
+        thread = threading.Thread(target=tick, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_done.set()
+            thread.join()
 
 
 @contextmanager

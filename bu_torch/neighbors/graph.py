@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from bu_torch.internal.inputs import as_flat_features, check_integer
-from bu_torch.internal.output import advance
 
 _Search = Callable[[Tensor, int], Tensor]  # float32 queries (q, d), number of candidates c -> rows (q, c), -1 for none
 
@@ -91,9 +90,9 @@ def first_positive(features: Tensor, distances: Tensor) -> Tensor:
 def nearest_of_groups(points: Tensor, groups: Sequence[Tensor], left_out: Tensor | None = None) -> Tensor:
     """Distance of points (n, d) to the nearest member of each of G groups, (n, G) float64, each column contiguous.
 
-    The nearest member is found by |y|^2 - 2 x.y in float64, and its distance is that of the difference. A visible
-    progress bar moves by points x members. Groups hold at least one member (m, d) each. `left_out` (n, k), int64, are
-    members that a point must not find, numbered through all groups, -1 for none; no member at all is infinitely far.
+    The nearest member is found by |y|^2 - 2 x.y in float64, and its distance is that of the difference. Groups hold at
+    least one member (m, d) each. `left_out` (n, k), int64, are members that a point must not find, numbered through all
+    groups, -1 for none; no member at all is infinitely far.
     """
     stacked = torch.cat(list(groups)).double()
     centre = stacked.median(dim=0).values
@@ -112,7 +111,6 @@ def nearest_of_groups(points: Tensor, groups: Sequence[Tensor], left_out: Tensor
             least, best = squared.min(dim=1)
             into[rows] = (members[best] - block).norm(dim=1).masked_fill_(least.isinf(), torch.inf)
             first += len(members)
-        advance(len(rows) * len(stacked))
     return distances.T
 
 
@@ -140,8 +138,8 @@ def nearest(base: Tensor, queries: Tensor, k: int, *, exclude: Tensor | None = N
     """The k rows, 1 <= k <= B, of a base (B, d) nearest to queries (Q, d); both float32 or both float64, on one device.
 
     A search in float32 proposes some more than k candidates, which are ranked by their distances in float64; ties are
-    in order of the rows. A visible progress bar moves by B x Q. `exclude` (Q,) is a row that each query must not find
-    (itself), -1 for none; if fewer than k rows are left, the last distances are inf.
+    in order of the rows. `exclude` (Q,) is a row that each query must not find (itself), -1 for none; if fewer than k
+    rows are left, the last distances are inf.
     """
     n_candidates = min(k + min(_SPARE_CANDIDATES, k + 2), len(base))
     centre = base.median(dim=0).values.double()
@@ -177,7 +175,6 @@ def nearest(base: Tensor, queries: Tensor, k: int, *, exclude: Tensor | None = N
         if search is not among_all and bool(is_short.any()):  # lists that hold few
             distances[is_short], rows[is_short] = rank(part[is_short], among_all(queries32[is_short], n_candidates))
         parts.append(Neighbors(distances, rows))
-        advance(len(part) * len(base))
     return Neighbors(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 

@@ -17,7 +17,6 @@ from bu_torch.internal.inputs import (
     check_seed,
     check_two_classes,
 )
-from bu_torch.internal.output import uncounted
 from bu_torch.neighbors.graph import lloyd, nearest_of_groups
 
 _MAX_SAMPLES = 10_000  # for K-means of one class
@@ -96,8 +95,7 @@ class PrototypeClassifier:
         check_fitted(self, "_present")
         features = as_flat_features(features, n_features=self._present[0].shape[1])
         groups = [prototypes.to(features) for prototypes in self._present]
-        with uncounted():
-            return nearest_of_groups(features, groups).to(features.dtype)
+        return nearest_of_groups(features, groups).to(features.dtype)
 
     def _fit_class(self, features: Tensor) -> Tensor:
         if len(features) > _MAX_SAMPLES:

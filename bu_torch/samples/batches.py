@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from bu_torch.internal.global_state import seeded, start_from
 from bu_torch.internal.inputs import as_tensor
-from bu_torch.internal.output import advance, progress
+from bu_torch.internal.output import progress
 from bu_torch.internal.packing import as_inputs, names_taken, of_one_length, takes
 from bu_torch.samples.samples import UnreadableError
 
@@ -162,7 +162,7 @@ def concatenate(
     """Inputs and labels of all batches, up to `limit` samples; raises if `n_expected` take more than `max_bytes`."""
     n_left, n_dropped = sys.maxsize if limit is None else limit, 0
     read: list[tuple[Any, Tensor]] = []
-    with progress("bu-torch reads", total=n_expected or None, unit=" samples"):
+    with progress("bu-torch reads", total=n_expected or None, unit=" samples") as bar:
         for batch in batches:
             if batch is None:  # a training step may skip it
                 n_dropped += 1
@@ -178,7 +178,8 @@ def concatenate(
             # Tensors of a worker lie in shared memory, of which there may be little, and hold an open file each.
             read.append(pytree.tree_map(lambda tensor, most=n_left: tensor[:most].detach().clone(), both))
             n_left -= len(read[-1][1])
-            advance(len(read[-1][1]))
+            if bar is not None:
+                bar.update(len(read[-1][1]))
             if not n_left:
                 break
     if n_dropped:

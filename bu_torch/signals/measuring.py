@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from bu_torch.estimators.boundary import BoundaryUncertainty
-from bu_torch.estimators.label_probabilities import LabelRegression
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.functional.checks import check_tensor
 from bu_torch.internal.inputs import as_labels, check_fitted
-from bu_torch.internal.output import progress
+from bu_torch.internal.output import elapsed_time
 from bu_torch.perturbation.draws import PerturbedInputs
 from bu_torch.samples.samples import weights_of
 from bu_torch.signals.catalogue import SIGNALS
@@ -19,8 +18,6 @@ from bu_torch.signals.details import Measurement
 from bu_torch.signals.measure import measure
 from bu_torch.signals.metrics import as_metric, check_on
 from bu_torch.signals.prepare import Prepared, fingerprint_of, prepare, restore, state_of
-
-_BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
 
 
 class Signals:
@@ -169,19 +166,12 @@ class Signals:
 
 
 def fit_with_progress(signals: Signals, inputs: Tensor, labels: Tensor, sample_weight: Tensor | None) -> None:
-    """Call `Signals.fit` with a progress bar, on the CPU if the memory of the device of `inputs` is too small."""
+    """Call `Signals.fit` showing that it goes on, on the CPU if the memory of the device of `inputs` is too small."""
     inputs = signals.boundary.as_inputs(inputs)
     try:
-        with progress("bu-torch prepares", total=n_comparisons(len(inputs), signals.boundary.n_draws), bar_format=_BAR):
+        with elapsed_time("bu-torch prepares"):
             signals.fit(inputs, labels, sample_weight)
     except torch.OutOfMemoryError:  # training may still fit on the device
         if inputs.is_cpu:
             raise
         fit_with_progress(signals, inputs.cpu(), labels, sample_weight)
-
-
-def n_comparisons(n_samples: int, n_draws: int) -> int:
-    """Length of the progress bar of `Signals.fit`: the pairs of N samples that it compares."""
-    regression = LabelRegression()
-    n_read = min(n_samples, regression.max_samples) + n_draws * n_samples
-    return (1 + n_draws) * n_samples**2 + n_read * min(n_samples, regression.n_landmarks)

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import as_features, as_floats, check_flag, check_integer
 from bu_torch.internal.logits import as_taken
-from bu_torch.internal.output import advance
 from bu_torch.internal.replica import evaluation_copy
 
 
@@ -56,7 +55,6 @@ class LayerFeatures:
                 outputs.clear()
                 network(as_taken(network, batch if self.keep_integers else as_floats(batch)))
                 rows.append(self._row(outputs, len(batch)).to(inputs.device))
-                advance()
         return torch.cat(rows)
 
     def _row(self, outputs: list[Any], n_samples: int) -> Tensor:

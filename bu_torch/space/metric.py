@@ -11,7 +11,6 @@ from torch import Tensor
 from bu_torch.functional.probabilities import first_landmarks, left_out_predictions, shares_of
 from bu_torch.internal.global_state import full_precision
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_seed
-from bu_torch.internal.output import advance
 from bu_torch.samples.samples import stratified_rows, weights_of
 
 _ITERATIONS = 2
@@ -70,7 +69,6 @@ class LabelMetric:
             inner = average_gradient_outer_product(moved, landmarks, distances, coefficients, width, weights)
             # A gradient with respect to the points is the root times the gradient with respect to the moved points.
             self.root_ = metric_root(self.root_ @ inner @ self.root_)
-            advance()
         return self
 
     @full_precision()

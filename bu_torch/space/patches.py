@@ -8,7 +8,6 @@ from torch import Tensor
 
 from bu_torch.internal.global_state import full_precision
 from bu_torch.internal.inputs import check_fitted, check_integer, check_seed
-from bu_torch.internal.output import advance
 
 _CONTRAST = 0.01  # added to the variance of a patch, relative to the variance of all pixels
 _WHITENING = 0.1  # added to the eigenvalues, relative to their mean
@@ -76,7 +75,6 @@ class PatchFeatures:
 
     @full_precision()
     def _of_block(self, images: Tensor) -> Tensor:
-        advance()
         n_pixels = self._filters[0].numel()
         box = torch.ones_like(self._filters[:1]) / n_pixels
         mean = torch.nn.functional.conv2d(images, box)

@@ -1,5 +1,4 @@
 import warnings
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -7,9 +6,7 @@ from problems import blobs
 from torch import nn
 
 from bu_torch import FeatureSpace, LabelRegression, LabelVotes, ParzenUncertainty, Signals
-from bu_torch.internal.output import advance, shown_on, uncounted
 from bu_torch.signals.catalogue import SIGNALS
-from bu_torch.signals.measuring import n_comparisons
 
 X, Y = blobs()
 
@@ -111,20 +108,3 @@ def test_samples_that_are_there_twice_are_warned_of(n_copied, offsets, said):
         Signals(n_draws=1).fit(*several)
     found = [str(warning.message) for warning in warned if "exact copy" in str(warning.message)]
     assert [message.split()[0] for message in found] == ([said] if said else [])
-
-
-def test_a_progress_bar_arrives_at_its_end_and_uncounted_work_does_not_move_it():
-    moves = []
-    bar = SimpleNamespace(update=lambda n=1: moves.append(n))
-    with shown_on(bar):
-        fitted()
-    fitted()
-    assert sum(moves) == n_comparisons(120, 2)
-    moves.clear()
-    with shown_on(bar):
-        advance(20)
-        with uncounted():
-            advance(7)
-        advance()
-    advance(5)
-    assert moves == [20, 0, 0]
