@@ -6,9 +6,8 @@ from typing import Any, NamedTuple, Self, get_args
 import torch
 from torch import Tensor, nn
 
-from bu_torch.estimators import space_choice
-from bu_torch.estimators.label_probabilities import LabelProbabilities, LabelRegression
-from bu_torch.estimators.space_choice import FeatureExtractor, MetricRegression, MetricTrial, SpaceName
+from bu_torch.estimators.label_probabilities import LabelProbabilities
+from bu_torch.estimators.space_choice import ChosenSpace, FeatureExtractor, MetricTrial, SpaceName, choose_space
 from bu_torch.functional import boundary as formulas
 from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.internal.inputs import (
@@ -31,14 +30,15 @@ from bu_torch.space.metric import LabelMetric
 from bu_torch.space.tokens import check_tokens
 
 MOST_ENTRIES = 2**28  # in an array with a column for each class: a gibibyte in float32; there are three such arrays
-_TENSORS = ("labels", "neighbors", "nearest_distance", "probabilities_of_present", "votes_of_present")
+_TENSORS = ("neighbors", "nearest_distance", "probabilities_of_present", "votes_of_present")
 _SKILLS = ("vote_skill", "regression_skill", "sharpness")
 
 
 class PerturbedSamples:
     """Labelled samples, each perturbed `n_draws` times: the base of estimators that are fitted once and score many.
 
-    A subclass defines `score_logits`, and calls `fit_points` in its `fit`; `BoundaryUncertainty` explains arguments.
+    A subclass defines `fit_checked`, which calls `perturb`, and `score_logits`; `BoundaryUncertainty` explains
+    arguments.
     """
 
     learns_metric = False  # True if the metric is one more space to choose where `feature_extractor` is None
@@ -71,27 +71,42 @@ class PerturbedSamples:
         self.weights: Tensor | None = None
         self.space_name_, self.skills_ = "", dict[str, float]()
 
-    def as_inputs(self, features: Any, name: str = "features") -> Tensor:
-        """Features as `fit` holds them: floating-point numbers, token ids, or images in bytes."""
-        kept = {
-            "keep_integers": draws.keeps_integers(self.perturbation),
-            "keep_bytes": not callable(self.feature_extractor),
-        }
-        return as_features(features, name, **kept)
+    def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
+        """Compute all that does not depend on the classifier.
 
-    def fit_points(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> Tensor:
-        """Find neighbours of checked samples, perturb them, and return them as points (N, k) of the space, not kept."""
+        Args:
+            features: Training inputs, shape (N, d) or (N, ...) with N >= n_neighbors, finite; a tensor, an array or a
+                frame of pandas. Integers beyond 2^24 are computed in float64, others and half precision in float32.
+            labels: Classes, shape (N,), integers >= 0 and below 100,000; at least two different ones.
+            sample_weight: Relative frequency of each sample in training, (N,), positive; `class_weight` multiplies it.
+        """
+        self.fit_checked(*self.as_samples(features, labels), sample_weight)
+        return self
+
+    def as_samples(self, features: Any, labels: Any, name: str = "features") -> tuple[Tensor, Tensor]:
+        """Features as floating-point numbers, token ids, or images in bytes; and labels, checked and on one device."""
+        keeps_integers, keeps_bytes = draws.keeps_integers(self.perturbation), not callable(self.feature_extractor)
+        inputs = as_features(features, name, keep_integers=keeps_integers, keep_bytes=keeps_bytes)
+        return inputs, as_labels(labels, len(inputs)).to(inputs.device)
+
+    def fit_checked(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> Any:
+        """`fit` to samples that `as_samples` has checked."""
+        raise NotImplementedError(f"{type(self).__name__} must define `fit_checked`.")
+
+    def perturb(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> ChosenSpace:
+        """Choose the space, find neighbours of checked samples there, and perturb the samples; gives the space."""
         if self.perturbation == "reading":
             raise ValueError(f"{ASKED_TO_READ}: tensors cannot be read again. {WITHOUT_READING}")
         check_two_classes(labels)
         if kind_of(self.perturbation, inputs) == "tokens":
             check_tokens(inputs, "features")
         self.weights = weights_of(labels, self.class_weight, sample_weight)
-        chosen = space_choice.choose_space(self, inputs, labels)
-        self.space_name_, self.space, self.label_metric, points, self.skills_, self.trial_ = chosen
-        graph = NeighborGraph(self.n_neighbors).fit(points)
+        chosen = choose_space(self, inputs, labels)
+        self.space_name_, self.space, self.label_metric = chosen.name, chosen.space, chosen.metric
+        self.skills_, self.trial_ = chosen.skills, chosen.trial
+        graph = NeighborGraph(self.n_neighbors).fit(chosen.points)
         self.take_neighbors(inputs, labels, graph.neighbors, graph.nearest_distance)
-        return points
+        return chosen
 
     def take_neighbors(self, inputs: Tensor, labels: Tensor, neighbors: Tensor, nearest_distance: Tensor) -> None:
         """Take what was found or saved, and draw the perturbed inputs, which follow from it and the seed."""
@@ -99,10 +114,6 @@ class PerturbedSamples:
         self.classes = PresentClasses(labels)
         in_space = neighbors, nearest_distance, self.space_name_
         self.perturbed = draws.draw_perturbed(inputs, self.perturbation, self.n_draws, self.seed, *in_space)
-
-    def may_use_module(self, inputs: Tensor) -> bool:
-        """Whether the space of these inputs depends on `module`."""
-        return space_choice.may_use_module(self.feature_extractor, self.module, inputs)
 
     @property
     def repeated_weights(self) -> Tensor | None:
@@ -209,65 +220,44 @@ class BoundaryUncertainty(PerturbedSamples):
 
     learns_metric = True
 
-    def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
-        """Compute all that does not depend on the classifier.
-
-        Args:
-            features: Training inputs, shape (N, d) or (N, ...) with N >= n_neighbors, finite; a tensor, an array or a
-                frame of pandas. Integers beyond 2^24 are computed in float64, others and half precision in float32.
-            labels: Classes, shape (N,), integers >= 0 and below 100,000; at least two different ones.
-            sample_weight: Relative frequency of each sample in training, (N,), positive; `class_weight` multiplies it.
-        """
-        inputs = self.as_inputs(features)
-        self.fit_inputs(inputs, as_labels(labels, inputs.shape[0]).to(inputs.device), sample_weight)
-        return self
-
-    def fit_inputs(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> tuple[Tensor, Tensor]:
+    def fit_checked(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> tuple[Tensor, Tensor]:
         """`fit` to checked samples; gives samples (N, k) and perturbed samples (n_draws * N, k) as points."""
-        expected, points, own, is_mixed = self.fit_probabilities(inputs, labels, sample_weight)
+        expected, chosen = self.fit_probabilities(inputs, labels, sample_weight)
         self.vote_skill, self.regression_skill = expected.skills_
         self.sharpness = expected.sharpness_
         features = torch.cat([self.space.transform(block) for block in self.perturbed.blocks()])
-        perturbed = features if self.label_metric is None else self.label_metric.transform(features)
         # The network is read at another reading of the sample itself, where its own label would reward memorising it.
-        left_out = own if isinstance(self.perturbation, Readings) else None
-        self.probabilities_of_present = expected.predict_proba(features if is_mixed else perturbed, left_out)
+        left_out = chosen.features if isinstance(self.perturbation, Readings) else None
+        self.probabilities_of_present = expected.predict_proba(features, left_out)
         self.votes_of_present = expected.votes.votes
-        return points, perturbed
+        return chosen.points, features if chosen.metric is None else chosen.metric.transform(features)
 
     def fit_probabilities(
         self, inputs: Tensor, labels: Tensor, sample_weight: Any
-    ) -> tuple[LabelProbabilities, Tensor, Tensor, bool]:
-        """Estimate of the label probabilities, samples as points, and as it takes them, and whether without metric."""
+    ) -> tuple[LabelProbabilities, ChosenSpace]:
+        """Perturb checked samples, and estimate label probabilities from features of the chosen space."""
         n_entries = self.n_draws * len(labels) * len(labels.unique())
         if n_entries > MOST_ENTRIES:
             raise ValueError(
                 f"{self.n_draws} draws of {len(labels)} samples of {len(labels.unique())} classes need arrays of more"
                 f" than {MOST_ENTRIES:.1e} numbers: pass fewer draws or samples (`n_draws`, `max_samples`)."
             )
-        points = own = self.fit_points(inputs, labels, sample_weight)
-        regression: LabelRegression | MetricRegression = LabelRegression(seed=self.seed)
-        is_mixed = self.trial_ is not None and (self.label_metric is not None or self.trial_.regression_weight > 0)
-        if is_mixed and self.trial_ is not None:
-            # Votes stay in the space of the neighbours; the regression mixes both spaces.
-            own = points if self.label_metric is None else self.space.transform(inputs)
-            regression = MetricRegression(self.trial_, self.label_metric, seed=self.seed)
-        expected = LabelProbabilities(regression).fit(own, self.classes.columns(labels), self.neighbors, self.weights)
-        return expected, points, own, is_mixed
+        chosen = self.perturb(inputs, labels, sample_weight)
+        columns, expected = self.classes.columns(labels), LabelProbabilities(chosen.regression(self.seed))
+        return expected.fit(chosen.features, columns, self.neighbors, self.weights), chosen
 
     def state(self) -> dict[str, Any]:
         """What was fitted, as plain data on the CPU, for `restore`."""
         tensors = {name: getattr(self, name).cpu() for name in _TENSORS}
         return tensors | {"skills": [getattr(self, name) for name in _SKILLS], "space": self.space_name_}
 
-    def restore(self, state: Mapping[str, Any], inputs: Tensor, weights: Tensor | None) -> None:
-        """Take what `state` gave, of these samples; draw the perturbed inputs again."""
-        self.weights, self.space_name_ = weights, state["space"]
+    def restore(self, state: Mapping[str, Any], inputs: Tensor, labels: Tensor, sample_weight: Any) -> None:
+        """Take what `state` gave, of these checked samples; draw the perturbed inputs again."""
+        self.weights, self.space_name_ = weights_of(labels, self.class_weight, sample_weight), state["space"]
         self.vote_skill, self.regression_skill, self.sharpness = state["skills"]
-        *found, self.probabilities_of_present, self.votes_of_present = (
-            state[name].to(inputs.device) for name in _TENSORS
-        )
-        self.take_neighbors(inputs, *found)
+        tensors = (state[name].to(inputs.device) for name in _TENSORS)
+        neighbors, nearest_distance, self.probabilities_of_present, self.votes_of_present = tensors
+        self.take_neighbors(inputs, labels, neighbors, nearest_distance)
 
     @property
     def probabilities(self) -> Tensor:
@@ -319,10 +309,9 @@ def doubtful_labels(features: Any, labels: Any, **settings: Any) -> DoubtfulLabe
         (7, 1)
     """
     samples = BoundaryUncertainty(**settings)
-    inputs = samples.as_inputs(features)
-    labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
-    expected, _, own, _ = samples.fit_probabilities(inputs, labels, None)
-    probabilities = expected.predict_proba(own, own)
+    inputs, labels = samples.as_samples(features, labels)
+    expected, chosen = samples.fit_probabilities(inputs, labels, None)
+    probabilities = expected.predict_proba(chosen.features, chosen.features)
     of_label = probabilities.gather(1, samples.classes.columns(labels).unsqueeze(1)).squeeze(1)
     rows = of_label.argsort(stable=True)
     return DoubtfulLabels(rows, of_label[rows], samples.classes.classes[probabilities.argmax(dim=1)][rows])

@@ -22,6 +22,7 @@ from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, 
 from bu_torch.neighbors.graph import lloyd
 from bu_torch.samples.samples import copies, stratified_rows, weights_of
 from bu_torch.space.features import common_standardization, standardize
+from bu_torch.space.metric import LabelMetric
 
 DECAYS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)  # the votes choose among them
 _PENALTIES = (30, 10, 3, 1, 0.3, 0.1, 3e-2, 1e-2, 3e-3, 1e-3)  # in units of the kernel's mean diagonal
@@ -79,6 +80,7 @@ class LabelRegression:
         n_landmarks: The largest number of points that span the solution, >= 1; time grows with its cube.
         max_samples: The largest number of samples to fit to, >= 1: of more, a random part with the share of each class.
         seed: Seed of the random choices, 0 <= seed < 2**64.
+        metric: Moves features before they are compared, fitted before; None for no metric.
 
     Attributes:
         penalty_: The chosen penalty.
@@ -88,17 +90,20 @@ class LabelRegression:
         skill_: Skill of `left_out`, by its Brier score: 1 is certain, and 0 the shares of the classes.
     """
 
-    def __init__(self, n_landmarks: int = 500, max_samples: int = 10_000, seed: int = 0) -> None:
+    def __init__(
+        self, n_landmarks: int = 500, max_samples: int = 10_000, seed: int = 0, metric: LabelMetric | None = None
+    ) -> None:
         self.n_landmarks = check_integer("n_landmarks", n_landmarks, 1)
         self.max_samples = check_integer("max_samples", max_samples, 1)
         self.seed = check_seed(seed)
+        self.metric = metric
 
     def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Choose the penalty and solve, for features (N, d) or (N, ...), finite, and labels (N,), integers >= 0.
 
         The squared error of a sample counts by `sample_weight` (N,), positive: how often training draws it.
         """
-        points = as_flat_features(features)
+        points = self._points(features)
         labels = as_labels(labels, points.shape[0]).to(points.device)
         weights = weights_of(labels, None, sample_weight)
         self.rows_ = torch.arange(len(points), device=points.device)
@@ -145,7 +150,8 @@ class LabelRegression:
         fit for its point: the leave-one-out prediction in closed form, at another place than the sample.
         """
         check_fitted(self, "_coefficients")
-        points = as_flat_features(features, n_features=len(self._center)).to(self._center.device)
+        points = self._points(features, len(self._center)).to(self._center.device)
+        own = None if own is None else self._points(own)
         # All blocks go into one tensor. Small tensors that outlive the large temporary ones would scatter the heap.
         probabilities = torch.empty(len(points), len(self._shares), device=points.device, dtype=torch.float32)
         start = 0
@@ -168,6 +174,10 @@ class LabelRegression:
         """Left-out predictions of votes and of this regression (n, C), their labels and weights (n,), and skills."""
         rows, counted = self.rows_, None if weights is None else weights[self.rows_]
         return votes.left_out[rows], self.left_out, labels[rows], counted, (votes.skill_, self.skill_)
+
+    def _points(self, features: Any, n_features: int | None = None) -> Tensor:
+        points = as_flat_features(features, n_features=n_features)
+        return points if self.metric is None else self.metric.transform(points)
 
     def _spanning_points(self, points: Tensor) -> Tensor:
         """Landmarks (L, d): all points (S, d), or centres of K-means, which start at random points."""

@@ -12,7 +12,7 @@ from bu_torch.functional.checks import mean_and_error
 from bu_torch.functional.probabilities import best_candidate, label_votes, mixing_weight, skill
 from bu_torch.perturbation.draws import keeps_integers, kind_of
 from bu_torch.samples.samples import stratified_rows, weights_of
-from bu_torch.space.features import BaseSpace, FeatureSpace, MixedFeatures, name_of
+from bu_torch.space.features import BaseSpace, FeatureSpace, MixedFeatures
 from bu_torch.space.layers import LayerFeatures
 from bu_torch.space.metric import LabelMetric
 
@@ -121,17 +121,17 @@ class MetricRegression:
     def __init__(self, trial: MetricTrial, metric: LabelMetric | None, *, seed: int = 0) -> None:
         self.trial, self.has_votes_in_metric = trial, metric is not None
         self.metric = LabelMetric(seed=seed) if metric is None else metric
-        self.parts = (LabelRegression(seed=seed), LabelRegression(seed=seed))
+        self.parts = (LabelRegression(seed=seed), LabelRegression(seed=seed, metric=self.metric))
 
     def fit(self, features: Tensor, labels: Tensor, sample_weight: Tensor | None = None) -> Self:
         """Fit to points (N, d) of the space, labels (N,) and weights (N,); a part of weight 0 is left out."""
         if not self.has_votes_in_metric:
             self.metric.fit(features, labels, sample_weight)
         self.weight_ = self.trial.regression_weight
-        used = [part for part, weight in enumerate((1 - self.weight_, self.weight_)) if weight > 0]
+        used = [part for part, weight in zip(self.parts, (1 - self.weight_, self.weight_), strict=True) if weight > 0]
         for part in used:
-            self.parts[part].fit(self._moved(features, part), labels, sample_weight)
-        self.rows_ = self.parts[used[0]].rows_
+            part.fit(features, labels, sample_weight)
+        self.rows_ = used[0].rows_
         untaught = ~torch.isin(self.rows_, self.metric.rows_)
         self._untaught = untaught if int(untaught.sum()) >= _LEAST_UNTAUGHT else None
         if self._untaught is not None and len(used) > 1:
@@ -139,28 +139,20 @@ class MetricRegression:
             weights = None if sample_weight is None else sample_weight[rows]
             first, second = (regression.left_out[untaught] for regression in self.parts)
             self.weight_ = float(mixing_weight(first, second, labels[rows], weights))
-        self.left_out = self._mixed(lambda part: self.parts[part].left_out)
+        self.left_out = self._mixed(lambda part: part.left_out)
         return self
 
     def predict_proba(
         self, features: Tensor, own: Tensor | None = None, labels: Tensor | None = None, weights: Tensor | None = None
     ) -> Tensor:
         """As `LabelRegression.predict_proba`, at points (P, d) of the space; the metric has seen all samples."""
+        return self._mixed(lambda part: part.predict_proba(features, own, labels, weights))
 
-        def of_part(part: int) -> Tensor:
-            left_out = None if own is None else self._moved(own, part)
-            return self.parts[part].predict_proba(self._moved(features, part), left_out, labels, weights)
-
-        return self._mixed(of_part)
-
-    def _moved(self, features: Tensor, part: int) -> Tensor:
-        return self.metric.transform(features) if part else features
-
-    def _mixed(self, made: Callable[[int], Tensor]) -> Tensor:
+    def _mixed(self, of_part: Callable[[LabelRegression], Tensor]) -> Tensor:
         """Mix the results of both parts; one of weight 0 is not computed."""
         if self.weight_ in (0, 1):
-            return made(int(self.weight_))
-        return torch.lerp(made(0), made(1), self.weight_)
+            return of_part(self.parts[int(self.weight_)])
+        return torch.lerp(of_part(self.parts[0]), of_part(self.parts[1]), self.weight_)
 
     def held_out(self, votes: LabelVotes, labels: Tensor, weights: Tensor | None) -> tuple[Any, ...]:
         """As `LabelRegression.held_out`."""
@@ -192,10 +184,17 @@ class ChosenSpace(NamedTuple):
 
     name: str
     space: FeatureSpace
-    metric: LabelMetric | None  # moves points of the space before they are compared
-    points: Tensor  # the samples (N, k)
+    metric: LabelMetric | None  # moves features of the space before they are compared
+    features: Tensor  # the samples (N, k) in the space
+    points: Tensor  # the same in the metric, if there is one
     skills: dict[str, float]  # of each candidate if there were several
     trial: MetricTrial | None
+
+    def regression(self, seed: int) -> LabelRegression | MetricRegression:
+        """Regression of the labels on the features, mixed with that in the metric if a trial says so."""
+        if self.trial is not None and (self.metric is not None or self.trial.regression_weight > 0):
+            return MetricRegression(self.trial, self.metric, seed=seed)
+        return LabelRegression(seed=seed, metric=self.metric)
 
 
 def choose_space(samples: "PerturbedSamples", inputs: Tensor, labels: Tensor) -> ChosenSpace:
@@ -220,13 +219,12 @@ def choose_space(samples: "PerturbedSamples", inputs: Tensor, labels: Tensor) ->
         tried = (base,) if is_forced else names if known is None else (known,)
         candidates = {name: FeatureSpace(name, seed) for name in tried}
     elif asked != "module":
-        extractor: Any = asked
-        candidates[name_of(asked)] = FeatureSpace(extractor, seed, module)
+        candidates[samples.space.name] = samples.space
     is_open = asked is None and known is None and may_use_module(None, module, inputs)
     if module is not None and (is_open or asked == "module"):
         takes_integers = keeps_integers(samples.perturbation) and not inputs.is_floating_point()
-        features = LayerFeatures(module, batch_size=_MODULE_BATCH, keep_integers=takes_integers)
-        candidates["module"] = FeatureSpace(features.transform, seed)
+        of_module = LayerFeatures(module, batch_size=_MODULE_BATCH, keep_integers=takes_integers)
+        candidates["module"] = FeatureSpace(of_module.transform, seed)
     name, skills, points = next(iter(candidates)), dict[str, float](), None
     if len(candidates) > 1:
         name, skills, points = best_space(inputs, labels, candidates, weights=weights, seed=seed)
@@ -238,10 +236,10 @@ def choose_space(samples: "PerturbedSamples", inputs: Tensor, labels: Tensor) ->
         trial = MetricTrial.of(points, labels, weights, seed)
     is_better = trial is not None and trial.prefers_metric and known in (None, "metric")
     if not (is_forced or is_better):
-        return ChosenSpace(name, space, None, points, skills, trial)
+        return ChosenSpace(name, space, None, points, points, skills, trial)
     metric = LabelMetric(seed=seed).fit(points, labels, weights)
     skills = {} if trial is None else dict(zip((name, "metric"), trial.vote_skills, strict=True))
-    return ChosenSpace("metric", space, metric, metric.transform(points), skills, trial)
+    return ChosenSpace("metric", space, metric, points, metric.transform(points), skills, trial)
 
 
 def _is_worth_trying(points: Tensor, labels: Tensor) -> bool:

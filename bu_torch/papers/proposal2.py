@@ -10,7 +10,7 @@ from bu_torch import functional
 from bu_torch.estimators.boundary import BoundaryUncertainty, PerturbedSamples
 from bu_torch.functional.boundary import top_pairs
 from bu_torch.functional.checks import check_choice, index_pairs
-from bu_torch.internal.inputs import as_labels, check_fitted
+from bu_torch.internal.inputs import check_fitted
 from bu_torch.internal.logits import read_logits
 from bu_torch.papers.bandwidth import BANDWIDTHS, Bandwidth
 from bu_torch.papers.parzen import cluster_counts, omission, omission_of_counts, pair_terms
@@ -66,16 +66,12 @@ class ParzenUncertainty(PerturbedSamples):
         self.pairs_at: PairsAt = check_choice("pairs_at", pairs_at, get_args(PairsAt))
         self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)
 
-    def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
-        """Compute all that does not depend on the classifier; arguments and errors as in `BoundaryUncertainty.fit`."""
-        inputs = self.as_inputs(features)
-        labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
-        points = self.fit_points(inputs, labels, sample_weight)
+    def fit_checked(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> None:
+        points = self.perturb(inputs, labels, sample_weight).points
         if self.pairs_at == "sample":
             self.perturbed = self.perturbed.followed_by(inputs)
         self.bayes_pairs = likely_bayes_pairs(points, labels, self.seed)
         self._pairs, self._pair_index = index_pairs(self.bayes_pairs)
-        return self
 
     def score_logits(self, logits: Tensor) -> Tensor:
         logits = self.as_class_logits(logits)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from bu_torch.internal.inputs import as_labels, check_integer
+from bu_torch.internal.inputs import check_integer
 from bu_torch.internal.logits import read_logits
 from bu_torch.internal.output import cleaned, whole_file
 from bu_torch.ranking.checkpoints import SUFFIXES, load_checkpoint, module_with_weights
@@ -211,8 +211,7 @@ def fit_signals(signals: Signals, dataset: Any) -> None:
     samples = dataset if isinstance(dataset, Samples) else read_samples(dataset, seed=signals.boundary.seed)
     if samples.packing is not None:
         raise ValueError(f"`dataset` must have one tensor of inputs a sample, got {samples.packing}.")
-    inputs = signals.boundary.as_inputs(samples.inputs, "dataset")
-    labels = as_labels(samples.labels, len(inputs)).to(inputs.device)
+    inputs, labels = signals.boundary.as_samples(samples.inputs, samples.labels, "dataset")
     if line := describe_ignored(samples.n_ignored):
         warnings.warn(line, stacklevel=3)
     if not signals.is_fitted:

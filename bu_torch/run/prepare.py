@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self, get_args
 import torch
 from torch import Tensor, nn
 
-from bu_torch.estimators.space_choice import SpaceName
+from bu_torch.estimators.space_choice import SpaceName, may_use_module
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.logits import packed_model
 from bu_torch.internal.packing import Packing
@@ -86,8 +86,8 @@ def prepare_signals(
     adapted, space = settings_for(settings, samples), resumed.get("space")
     make_signals = partial(adapted.make_signals, plan.n_draws, class_weight=class_weight, known_space=space)
     signals = make_signals(None if module is None else packed_model(module, samples.packing))
-    may_use_module = signals.boundary.may_use_module(samples.inputs)
-    saved = resumed.get("prepared") if has_checks and may_use_module else None
+    uses_module = may_use_module(signals.boundary.feature_extractor, signals.boundary.module, samples.inputs)
+    saved = resumed.get("prepared") if has_checks and uses_module else None
     is_restored = True
     if saved is not None:
         try:
@@ -95,14 +95,14 @@ def prepare_signals(
         except Exception:  # damaged, which may raise anything, or for other samples: the caller warns
             saved, is_restored = None, False
     if saved is None:
-        if has_checks and may_use_module and signals.boundary.feature_extractor is None and space is None:
+        if has_checks and uses_module and signals.boundary.feature_extractor is None and space is None:
             # A network that has learnt the labels would leak them into the choice.
-            signals, may_use_module = make_signals(None), False
+            signals, uses_module = make_signals(None), False
         inputs = samples.inputs.to(_faster_device(samples, settings, device))
         fit_with_progress(signals, inputs, samples.labels, samples.weights)
         name: Any = signals.boundary.space_name_
-        space = name if may_use_module and name in get_args(SpaceName) else None
-        saved = signals.state() if may_use_module and space is None else None
+        space = name if uses_module and name in get_args(SpaceName) else None
+        saved = signals.state() if uses_module and space is None else None
     prepared = Preparation(
         plan,
         samples.packing,

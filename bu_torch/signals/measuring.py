@@ -9,10 +9,9 @@ from torch import Tensor
 from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.functional.checks import check_tensor
-from bu_torch.internal.inputs import as_labels, check_fitted
+from bu_torch.internal.inputs import check_fitted
 from bu_torch.internal.output import elapsed_time
 from bu_torch.perturbation.draws import PerturbedInputs
-from bu_torch.samples.samples import weights_of
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.details import Measurement
 from bu_torch.signals.measure import measure
@@ -71,8 +70,8 @@ class Signals:
 
         Arguments and errors are those of `BoundaryUncertainty.fit`.
         """
-        inputs, labels, _ = self._read(features, labels, None)
-        return self._take(prepare(self.boundary, inputs, labels, sample_weight, self._measured_in))
+        samples = self.boundary.as_samples(features, labels)
+        return self._take(prepare(self.boundary, *samples, sample_weight, self._measured_in))
 
     def state(self) -> dict[str, Any]:
         """What `fit` computed, as plain data on the CPU, for the state of a run; `restore` takes it back."""
@@ -87,7 +86,8 @@ class Signals:
         """
         if self._measured_in:
             raise ValueError("`state` must be of signals that have a formula, not of those of the papers.")
-        return self._take(restore(self.boundary, state, *self._read(features, labels, sample_weight)))
+        samples = self.boundary.as_samples(features, labels)
+        return self._take(restore(self.boundary, state, *samples, sample_weight))
 
     def _take(self, prepared: Prepared) -> Self:
         self.prepared, metric, classes = prepared, self.metric, self.boundary.classes
@@ -131,12 +131,7 @@ class Signals:
 
     def fingerprint_of(self, features: Any, labels: Any, sample_weight: Any = None) -> str:
         """Fingerprint that `fit` with these arguments would give."""
-        return fingerprint_of(self.boundary, *self._read(features, labels, sample_weight))
-
-    def _read(self, features: Any, labels: Any, sample_weight: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        inputs = self.boundary.as_inputs(features)
-        labels = as_labels(labels, len(inputs)).to(inputs.device)
-        return inputs, labels, weights_of(labels, self.boundary.class_weight, sample_weight)
+        return fingerprint_of(self.boundary, *self.boundary.as_samples(features, labels), sample_weight)
 
     def measure(self, logits: Tensor, before: Tensor | None = None, best: Tensor | None = None) -> Measurement:
         """Measure all signals of logits at `perturbed_inputs`, without waiting for the device.
@@ -167,7 +162,6 @@ class Signals:
 
 def fit_with_progress(signals: Signals, inputs: Tensor, labels: Tensor, sample_weight: Tensor | None) -> None:
     """Call `Signals.fit` showing that it goes on, on the CPU if the memory of the device of `inputs` is too small."""
-    inputs = signals.boundary.as_inputs(inputs)
     try:
         with elapsed_time("bu-torch prepares"):
             signals.fit(inputs, labels, sample_weight)

@@ -18,7 +18,7 @@ from bu_torch.functional.checks import sum_by_group
 from bu_torch.functional.probabilities import as_probabilities, scale_to_shares
 from bu_torch.functional.score import Attainable, attainable, cost_of_memorising
 from bu_torch.perturbation.draws import Readings, are_rows, kind_of
-from bu_torch.samples.samples import copies
+from bu_torch.samples.samples import copies, weights_of
 
 _FORMAT = 19  # raise it if the tensors of a state change, or the way in which they are computed
 _LEAST_SKILL = 0.01  # votes on 400 random labels or more seldom have a higher skill
@@ -105,7 +105,7 @@ def prepare(
     `measured_in` names modules that bring signals of their own. Warns if labels cannot be predicted, or most samples
     have copies.
     """
-    points, perturbed = boundary.fit_inputs(inputs, labels, sample_weight)
+    points, perturbed = boundary.fit_checked(inputs, labels, sample_weight)
     # Near a sample that it was made from, a perturbed one would be trusted for having that sample's label.
     sources = boundary.perturbed.sources
     if sources is None:
@@ -114,7 +114,7 @@ def prepare(
     others = tuple(import_module(name).prepare(boundary, points) for name in measured_in)
     if others:
         boundary.perturbed = boundary.perturbed.followed_by(inputs)
-    return _prepared(boundary, inputs, distances, fingerprint_of(boundary, inputs, labels, boundary.weights), others)
+    return _prepared(boundary, inputs, distances, fingerprint_of(boundary, inputs, labels, sample_weight), others)
 
 
 def state_of(prepared: Prepared) -> dict[str, Any]:
@@ -124,13 +124,13 @@ def state_of(prepared: Prepared) -> dict[str, Any]:
 
 
 def restore(
-    boundary: BoundaryUncertainty, state: Mapping[str, Any], inputs: Tensor, labels: Tensor, weights: Tensor | None
+    boundary: BoundaryUncertainty, state: Mapping[str, Any], inputs: Tensor, labels: Tensor, sample_weight: Any
 ) -> Prepared:
     """Take a `state_of` the same samples and settings in place of `prepare`; ValueError if it is of others."""
-    fingerprint = fingerprint_of(boundary, inputs, labels, weights)
+    fingerprint = fingerprint_of(boundary, inputs, labels, sample_weight)
     if state["fingerprint"] != fingerprint:
         raise ValueError("`state` must be of the same samples and settings.")
-    boundary.restore(state, inputs, weights)
+    boundary.restore(state, inputs, labels, sample_weight)
     return _prepared(boundary, inputs, state["left_out_distances"].to(inputs.device), fingerprint)
 
 
@@ -153,7 +153,7 @@ def mean_by_rank(local: Tensor, place: Tensor, weights: Tensor | None) -> list[f
     return (mixed / mass).tolist()
 
 
-def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> str:
+def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor, sample_weight: Any) -> str:
     """Digest of checked samples and of the settings of `boundary`, which need not be fitted; callables by name."""
     settings = boundary.feature_extractor, boundary.perturbation
     named = [getattr(option, "__qualname__", type(option)) if callable(option) else option for option in settings]
@@ -161,6 +161,7 @@ def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor
     readings = boundary.perturbation.inputs[: boundary.n_draws] if isinstance(boundary.perturbation, Readings) else None
     named = [option for option in named if not isinstance(option, Readings)]
     digest = hashlib.sha256(repr((*words, *named)).encode())
+    weights = weights_of(labels, boundary.class_weight, sample_weight)
     for tensor in (inputs, labels, weights, readings):
         if tensor is not None:
             digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
