@@ -19,7 +19,7 @@ from gradient_selection import Svm, read
 
 from bu_torch import GradientAnchorUncertainty
 from bu_torch.functional.checks import as_logits
-from bu_torch.papers.anchors import near_boundary_ness
+from bu_torch.papers.gradient import near_boundary_ness
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

@@ -38,10 +38,9 @@ from sensitivity import cubes
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
-from bu_torch import BoundaryUncertainty, ParzenUncertainty
+from bu_torch import BoundaryUncertainty, ParzenUncertainty, functional
 from bu_torch.functional.boundary import top_pairs
 from bu_torch.functional.checks import index_pairs, sum_by_group
-from bu_torch.papers.parzen import pair_terms
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -86,16 +85,16 @@ class Watched:
             top = top_pairs(logits)
             for reading, read in {law: top, f"{law}, at x": top_at_x}.items():
                 if reading in READINGS:
-                    terms = pair_terms(logits, self.labels, self.neighbors, pairs, index, predicted_pairs=read)
-                    values[f"U, {reading}"] = float((terms.values * terms.shares).sum())
+                    given = logits, self.labels, self.neighbors, self.bayes_pairs
+                    values[f"U, {reading}"] = float(functional.parzen_uncertainty(*given, predicted_pairs=read))
             agrees = (top == self.bayes_pairs).all(dim=1).double()
             values[f"agrees, {law}"] = float(agrees.mean())
             values[f"contradicted, {law}"] = float(agrees[self.is_contradicted].mean())
             if law == "sphere":
-                printed = pair_terms(logits, self.labels, self.neighbors, *index_pairs(top))
-                parts = (printed.local * printed.counts, printed.counts)
-                sums = (sum_by_group(part, index, len(pairs)) for part in parts)
-                values["as printed"] = float((torch.div(*sums).nan_to_num(0) * terms.shares).sum())
+                local, counts = functional.local_uncertainty(logits, self.labels, self.neighbors, top)
+                sums = (sum_by_group(part, index, len(pairs)) for part in (local * counts, counts))
+                shares = index.bincount() / len(index)
+                values["as printed"] = float((torch.div(*sums).nan_to_num(0) * shares).sum())
         return values
 
 

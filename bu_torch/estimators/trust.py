@@ -61,7 +61,7 @@ class TrustScore:
         n_classes = int(labels.max()) + 1
         self.kept_ = torch.ones_like(labels, dtype=torch.bool)
         if self.filtering is not None:
-            from bu_torch.papers.trust_filters import kept_by
+            from bu_torch.papers.trust import kept_by
 
             self.kept_ = kept_by(self.filtering, features, labels, self.alpha, self.n_neighbors)
         rows_of_class = [torch.nonzero((labels == c) & self.kept_).flatten() for c in range(n_classes)]

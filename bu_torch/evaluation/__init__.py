@@ -15,7 +15,7 @@ from bu_torch.papers.continuum import (
 )
 from bu_torch.papers.continuum import sigma_epsilon_of_neighbors as sigma_epsilon_of_neighbors
 from bu_torch.papers.continuum import sigma_epsilon_of_residuals as sigma_epsilon_of_residuals
-from bu_torch.papers.trust_rates import select_alpha, suspicious_precision, trustworthy_precision
+from bu_torch.papers.trust import select_alpha, suspicious_precision, trustworthy_precision
 
 __all__ = [
     "adjusted_error_count",

@@ -53,9 +53,9 @@ class NeighborGraph:
                 f"`features` must hold at least n_neighbors={self.n_neighbors} samples, got {n_samples}:"
                 " pass a smaller `n_neighbors`."
             )
-        own = torch.arange(n_samples, device=features.device)
-        found = nearest(features, features, self.n_neighbors - 1, exclude=own)
-        self.neighbors = torch.cat((own.unsqueeze(1), found.rows), dim=1)
+        found = nearest_others(features, self.n_neighbors - 1)
+        own = torch.arange(n_samples, device=features.device).unsqueeze(1)
+        self.neighbors = torch.cat((own, found.rows), dim=1)
         self.nearest_distance = first_positive(features, found.distances).to(features.dtype)
         return self
 
@@ -176,6 +176,11 @@ def nearest(base: Tensor, queries: Tensor, k: int, *, exclude: Tensor | None = N
             distances[is_short], rows[is_short] = rank(part[is_short], among_all(queries32[is_short], n_candidates))
         parts.append(Neighbors(distances, rows))
     return Neighbors(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+
+def nearest_others(points: Tensor, k: int) -> Neighbors:
+    """The k nearest other points of each of N points (N, d), 1 <= k < N, as by `nearest`."""
+    return nearest(points, points, k, exclude=torch.arange(len(points), device=points.device))
 
 
 def _faiss_search(base32: Tensor, index: Any = None) -> _Search:

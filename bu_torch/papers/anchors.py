@@ -12,42 +12,11 @@ from typing import Any, Literal, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from bu_torch.functional.boundary import top_pairs
-from bu_torch.functional.checks import as_logits
 from bu_torch.internal.inputs import as_features, as_labels, check_fitted, check_two_classes
 from bu_torch.internal.logits import read_logits
-from bu_torch.papers.bandwidth import Bandwidth, boundary_kernel
 from bu_torch.space.features import standardization, standardize
 
 Measure = Literal["entropy", "triangle"]
-Gap = Literal["own", "pair"]
-
-
-def bisect_segments(
-    classify: Callable[[Tensor], Tensor], start: Tensor, end: Tensor, *, n_halvings: int = 30
-) -> tuple[Tensor, Tensor]:
-    """Points of the decision boundary on segments (n, d) whose ends are predicted differently, and the two classes.
-
-    The dichotomy of Algorithm 2 with the segment rule of Algorithm 4: if the middle is predicted like the start, the
-    start moves there, else the end does. The ends stay predicted differently, so the predicted class changes at the
-    point found (Ha et al. 2021, section 3.3). Algorithm 4 as printed always moves the end, even to a middle predicted
-    like the start; the segment may then hold no boundary. The classes (n, 2) are that of `start` and the one beyond.
-    """
-    first, second = classify(start), classify(end)
-    n_alike = int((first == second).sum())
-    if n_alike:
-        raise ValueError(f"`start` and `end` must have different predictions, got {n_alike} segments with equal ones.")
-    step = end - start
-    low = start.new_zeros(len(start), 1)
-    high = start.new_ones(len(start), 1)
-    for _ in range(n_halvings):
-        middle = (low + high) / 2
-        found = classify(start + middle * step)
-        is_first = found == first
-        low = torch.where(is_first.unsqueeze(1), middle, low)
-        high = torch.where(is_first.unsqueeze(1), high, middle)
-        second = torch.where(is_first, second, found)
-    return start + (low + high) / 2 * step, torch.stack((first, second), dim=1)
 
 
 def class_uncertainty(
@@ -73,63 +42,6 @@ def class_uncertainty(
     entropy = (torch.special.entr(share) + torch.special.entr(1 - share)) / math.log(2)
     value = 2 * share if measure == "triangle" else entropy
     return torch.where(is_beaten, torch.zeros_like(value), value)
-
-
-def anchor_uncertainty(
-    logits: Tensor,
-    labels: Tensor,
-    neighbors: Tensor,
-    *,
-    bandwidth: Bandwidth = "cvml",
-    measure: Measure = "triangle",
-    gap: Gap = "own",
-) -> Tensor:
-    """Local uncertainty (S,) of each anchor from a smooth count of the labels around it (section 4.5).
-
-    The classes i and j of an anchor are the two commonest labels of its M neighbours; of equally common ones, the
-    nearer. All neighbours are placed on one axis by their near-boundary-ness (section 4.3): the gap between their own
-    two largest logits, negative if the prediction is the label. Neighbours labelled j are mirrored (Fig. 4.5), so the
-    boundary is at zero. Each neighbour labelled i or j counts exp(-(gap / h)^2 / 2) for its label (Eq. 4.4), a count
-    and not a density, and the value is the measure of k_i / (k_i + k_j). U is the mean over the anchors (Eq. 4.5).
-
-    The thesis does not say where neighbours of a third class lie: here they are not mirrored, and they affect the
-    widths but not the counts. With many classes a neighbour's own gap may belong to another boundary; `gap="pair"`
-    takes g_j - g_i for all, as Ha et al. (2021) do in Eq. 27 (the same for two classes). Chapter 4 does not check that
-    the boundary runs between i and j, so a classifier that swaps two classes scores like the right one.
-
-    `neighbors` (S, M), M >= 2, holds the samples around each anchor, nearest first. The value is 0 if all of them
-    have one label, NaN if the logits (N, J) of one are NaN.
-    """
-    logits = as_logits(logits)
-    n_classes = logits.shape[1]
-    nearness = near_boundary_ness(logits, labels)
-    given = labels[neighbors]
-    represented = _representation(given, n_classes)
-    i = represented.argmax(dim=1, keepdim=True)
-    j = represented.scatter(1, i, -1).argmax(dim=1, keepdim=True)
-    if gap == "own":
-        axis = torch.where(given == j, -nearness[neighbors], nearness[neighbors])
-    else:
-        axis = logits[neighbors, j] - logits[neighbors, i]
-    kernel = boundary_kernel(axis, bandwidth)
-    counts = torch.cat([torch.where(given == own, kernel, 0).sum(dim=1, keepdim=True) for own in (i, j)], dim=1)
-    pair = torch.arange(2, device=i.device).expand_as(counts)
-    return class_uncertainty(counts, pair, measure=measure)
-
-
-def _representation(labels: Tensor, n_classes: int) -> Tensor:
-    """Rank of each class in rows of labels (n, M): larger for commoner ones; among equals, for the first to occur."""
-    n_members = labels.shape[1]
-    counts = labels.new_zeros(len(labels), n_classes).scatter_add_(1, labels, torch.ones_like(labels))
-    place = torch.arange(n_members, device=labels.device).expand_as(labels)
-    first = labels.new_full((len(labels), n_classes), n_members).scatter_reduce_(1, labels, place, "amin")
-    return counts * (n_members + 1) - first + n_members
-
-
-def near_boundary_ness(logits: Tensor, labels: Tensor) -> Tensor:
-    """Gap between the two largest logits (N, J), negative if the prediction is the label (N,): section 4.3."""
-    gap = logits.gather(1, top_pairs(logits)).diff(dim=1).abs().squeeze(1)
-    return torch.where(logits.argmax(dim=1) == labels, -gap, gap)
 
 
 class Anchors(NamedTuple):
@@ -188,4 +100,20 @@ class AnchorEstimator:
         return logits
 
     def _bisect(self, model: Callable[[Tensor], Any], start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-        return bisect_segments(lambda x: self._read(model, x).argmax(dim=1), start, end, n_halvings=self.n_halvings)
+        """Points of the boundary on segments (n, d) whose ends are predicted differently, and the two classes (n, 2).
+
+        The dichotomy of Algorithm 2: if the middle is predicted like the start, the start moves there, else the end
+        does. The ends stay predicted differently, so the predicted class changes at the point found (Ha et al. 2021,
+        section 3.3). Algorithm 4 as printed always moves the end, even to a middle predicted like the start; the
+        segment may then hold no boundary.
+        """
+        step = end - start
+        low, high = start.new_zeros(len(start), 1), start.new_ones(len(start), 1)
+        first, second = (self._read(model, points).argmax(dim=1) for points in (start, end))
+        for _ in range(self.n_halvings):
+            middle = (low + high) / 2
+            found = self._read(model, start + middle * step).argmax(dim=1)
+            is_first = (found == first).unsqueeze(1)
+            low, high = torch.where(is_first, middle, low), torch.where(is_first, high, middle)
+            second = torch.where(found == first, second, found)
+        return start + (low + high) / 2 * step, torch.stack((first, second), dim=1)

@@ -76,19 +76,11 @@ def adjusted_error_count(predictions: Any, z: Any, edges: Any, sigma_delta: Any)
 
 
 def error_rate(predictions: Any, z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
-    """Probability of misclassification, as if z were f(x).
+    """Probability of misclassification, as if z were f(x); Mevik (2003), Eq. 26.
 
-    Mevik (2003), Eq. 26. In the paper's simulation it is biased upwards and varies less than the error counts.
-
-    Args:
-        predictions: As in `adjusted_error_count`, as are `z` and `edges`.
-        sigma_epsilon: Standard deviation of y given x, >= 0, in units of z; 0 gives `error_count`.
-
-    Returns:
-        Scalar in [0, 1], float64, on the device of z.
-
-    Raises:
-        TypeError, ValueError: As `adjusted_error_count`.
+    In the paper's simulation it is biased upwards and varies less than the error counts. Arguments and errors are those
+    of `adjusted_error_count`, with `sigma_epsilon`, the standard deviation of y given x, in the place of `sigma_delta`.
+    Returns a scalar in [0, 1], float64, as z.
 
     Example:
         >>> error_rate(torch.tensor([0]), torch.tensor([0.0]), torch.tensor([1.0]), sigma_epsilon=1.0)
@@ -101,8 +93,8 @@ def error_rate(predictions: Any, z: Any, edges: Any, sigma_epsilon: Any) -> Tens
 def minimal_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
     """Lowest error rate of any classifier, as if z were f(x); Mevik (2003), Eq. 27.
 
-    With f(x) in place of z this is Eq. 7. Arguments and errors are those of `error_rate`. Returns a scalar in
-    [0, 1), float64, on the device of z.
+    With f(x) in place of z this is Eq. 7. Arguments and errors are those of `adjusted_error_count`, `sigma_epsilon` is
+    as in `error_rate`. Returns a scalar in [0, 1), float64, as z.
     """
     return _Cut(z, edges, ("sigma_epsilon", sigma_epsilon)).outside().amin(dim=1).mean()
 
@@ -120,10 +112,9 @@ def adjusted_squared_error_count(predictions: Any, z: Any, edges: Any, sigma_del
     """Squared error count minus the amount that the measurement error adds to each apparent error.
 
     Mevik (2003), Eq. 29. The value is not clipped at 0, which would bias it: it is slightly negative for a classifier
-    whose few errors all lie nearer to an edge than sigma_delta.
-
-    Arguments and errors are those of `adjusted_error_count`; a `sigma_delta` of 0 gives `squared_error_count`.
-    Returns a scalar >= -sigma_delta^2, in squared units of z; float64, on the device of z.
+    whose few errors all lie nearer to an edge than sigma_delta. Arguments and errors
+    are those of `adjusted_error_count`; 0 gives `squared_error_count`. Returns a scalar >= -sigma_delta^2, in squared
+    units of z.
     """
     sigma = number("sigma_delta", sigma_delta)
     return squared_error_count(predictions, z, edges) - sigma**2 * error_count(predictions, z, edges)
@@ -134,8 +125,8 @@ def squared_error_rate(predictions: Any, z: Any, edges: Any, sigma_epsilon: Any)
 
     Mevik (2003), Eq. 30 and 31. (Eq. 11 prints the class c of y where it means the predicted class j.)
 
-    Arguments and errors are those of `error_rate`; a `sigma_epsilon` of 0 gives `squared_error_count`. Returns a
-    scalar >= 0, in squared units of z.
+    Arguments and errors are those of `adjusted_error_count`, `sigma_epsilon` is as in `error_rate`; 0 gives
+    `squared_error_count`. Returns a scalar >= 0, in squared units of z.
     """
     cut = _Cut(z, edges, ("sigma_epsilon", sigma_epsilon), predictions)
     return cut.at_predicted(cut.expected_penalties()).mean()
@@ -144,8 +135,8 @@ def squared_error_rate(predictions: Any, z: Any, edges: Any, sigma_epsilon: Any)
 def minimal_squared_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
     """Lowest squared error rate of any classifier, as if z were f(x); Mevik (2003), Eq. 32.
 
-    With f(x) in place of z this is Eq. 12. Arguments and errors are those of `error_rate`. Returns a scalar >= 0,
-    in squared units of z.
+    With f(x) in place of z this is Eq. 12. Arguments and errors are those of `adjusted_error_count`, `sigma_epsilon` is
+    as in `error_rate`. Returns a scalar >= 0, in squared units of z.
     """
     return _Cut(z, edges, ("sigma_epsilon", sigma_epsilon)).expected_penalties().amin(dim=1).mean()
 
@@ -189,7 +180,7 @@ def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_nei
     Takes the inputs x as `features` (n, d), finite, with Euclidean distances, and the number of other samples in a
     neighbourhood, >= 2 and < n. All else is as in `sigma_epsilon_of_residuals`.
     """
-    from bu_torch.neighbors.graph import nearest  # all else needs torch alone
+    from bu_torch.neighbors.graph import nearest_others  # all else needs torch alone
 
     z = measurements(z)
     features = as_flat_features(features).to(z.device)
@@ -197,10 +188,9 @@ def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_nei
         raise ValueError(f"`features` must have one row per sample, {len(z)}, got {len(features)}.")
     if check_integer("n_neighbors", n_neighbors, 2) >= len(z):
         raise ValueError(f"`n_neighbors` must be less than the number of samples, {len(z)}, got {n_neighbors}.")
-    own = torch.arange(len(z), device=z.device)
-    found = nearest(features, features, n_neighbors, exclude=own)
-    rows = torch.cat((own.unsqueeze(1), found.rows), dim=1)
-    distances = torch.nn.functional.pad(found.distances.double(), (1, 0))
+    found = nearest_others(features, n_neighbors)
+    rows = torch.cat((torch.arange(len(z), device=z.device).unsqueeze(1), found.rows), dim=1)
+    distances = torch.nn.functional.pad(found.distances, (1, 0))
     nearest_other, farthest = distances[:, 1:2], distances[:, -1:]
     is_scaled = nearest_other < (1 - 1e-6) * farthest  # others that are all as far count alike
     relative = torch.where(is_scaled, distances / farthest, 0.0)

@@ -1,7 +1,7 @@
 """Anchors found by steps along the gradient."""
 
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -13,8 +13,10 @@ from bu_torch.internal.inputs import check_fitted, check_integer
 from bu_torch.internal.logits import as_taken, check_callable
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.neighbors.graph import NeighborGraph
-from bu_torch.papers.anchors import AnchorEstimator, Anchors, Gap, Measure, anchor_uncertainty, near_boundary_ness
-from bu_torch.papers.bandwidth import BANDWIDTHS, Bandwidth
+from bu_torch.papers.anchors import AnchorEstimator, Anchors, Measure, class_uncertainty
+from bu_torch.papers.bandwidth import BANDWIDTHS, Bandwidth, boundary_kernel
+
+Gap = Literal["own", "pair"]
 
 _BATCH = 4096
 _STEP_RANGE = (2.0**-10, 2.0**5)  # limits for the common step, in standard deviations
@@ -28,8 +30,8 @@ class GradientAnchorUncertainty(AnchorEstimator):
     Ha (2019), chapter 4. The number of anchors of a class is that of its samples in the bin at zero of the histogram of
     their near-boundary-ness (section 4.4.1; NumPy's `"auto"` bins). All samples of a class move by a common step along
     the gradient of g_D2 - g_D1; the step is bisected until that many samples cross the boundary, and an anchor lies on
-    the way of each (section 4.4.2). The value is a smooth count of the labels among the neighbours of the anchor's
-    sample (sections 4.5 and 4.6). Nothing is random. The model must be differentiable with respect to its inputs.
+    the way of each (section 4.4.2). The value comes from a smooth count of the labels among the neighbours of the
+    anchor's sample (sections 4.5, 4.6). Nothing is random. The model must be differentiable with respect to its inputs.
 
     Choices where the source is silent, and departures:
 
@@ -39,9 +41,9 @@ class GradientAnchorUncertainty(AnchorEstimator):
       the closest one is taken.
     - A class without errors has no bin at zero and gets no anchor. If this holds for all classes, each takes the bin
       nearest to zero: the thesis gives the worst value only if all samples are predicted alike.
-    - The anchor is found by bisection (`bisect_segments`). Its `pairs` are the classes predicted on its two sides. As
-      in the thesis, the value depends on the two commonest labels of its neighbours, so a classifier that swaps two
-      classes scores like the right one.
+    - The anchor is found by bisection. Its `pairs` are the classes predicted on its two sides. As in the thesis, the
+      value depends on the two commonest labels of its neighbours, so a classifier that swaps two classes scores like
+      the right one.
 
     Args:
         n_neighbors: Number M of neighbours around an anchor, its sample included, >= 2.
@@ -82,9 +84,8 @@ class GradientAnchorUncertainty(AnchorEstimator):
         logits, found = self._find_anchors(model)
         if not len(found.samples):
             return logits.new_zeros(())
-        options = {"bandwidth": self.bandwidth, "measure": self.measure, "gap": self.gap}
-        values = anchor_uncertainty(logits, self.labels, self.neighbors[found.samples], **options)
-        return values.double().mean().clamp(max=1).to(values.dtype)
+        values = self._local_uncertainty(logits, self.neighbors[found.samples])
+        return values.double().mean().clamp(max=1).to(values.dtype)  # Eq. 4.5
 
     def _prepare(self) -> None:
         self.neighbors = NeighborGraph(self.n_neighbors).fit(self._standardized).neighbors
@@ -153,6 +154,45 @@ class GradientAnchorUncertainty(AnchorEstimator):
             miss = torch.where(is_better, excess.abs().double(), miss)
             low, high = torch.where(excess > 0, low, middle), torch.where(excess > 0, middle, high)
         return best[self.labels].unsqueeze(1).to(flat.dtype)
+
+    def _local_uncertainty(self, logits: Tensor, neighbors: Tensor) -> Tensor:
+        """Local uncertainty (S,) of each anchor from a smooth count of the labels around it (section 4.5).
+
+        The classes i and j of an anchor are the two commonest labels of its neighbours (S, M), nearest first; of
+        equally common ones, the nearer. All neighbours are placed on one axis by their near-boundary-ness, and those
+        labelled j are mirrored (Fig. 4.5), so the boundary is at zero. Each neighbour labelled i or j counts
+        exp(-(gap / h)^2 / 2) for its label (Eq. 4.4), a count and not a density, and the value is the measure of
+        k_i / (k_i + k_j). The thesis does not say where neighbours of a third class lie: here they are not mirrored,
+        and they affect the widths but not the counts.
+        """
+        given = self.labels[neighbors]
+        represented = _representation(given, logits.shape[1])
+        i = represented.argmax(dim=1, keepdim=True)
+        j = represented.scatter(1, i, -1).argmax(dim=1, keepdim=True)
+        if self.gap == "own":
+            nearness = near_boundary_ness(logits, self.labels)[neighbors]
+            axis = torch.where(given == j, -nearness, nearness)
+        else:
+            axis = logits[neighbors, j] - logits[neighbors, i]
+        kernel = boundary_kernel(axis, self.bandwidth)
+        counts = torch.stack([torch.where(given == own, kernel, 0).sum(dim=1) for own in (i, j)], dim=1)
+        pair = torch.arange(2, device=i.device).expand_as(counts)
+        return class_uncertainty(counts, pair, measure=self.measure)
+
+
+def near_boundary_ness(logits: Tensor, labels: Tensor) -> Tensor:
+    """Gap between the two largest logits (N, J), negative if the prediction is the label (N,): section 4.3."""
+    gap = logits.gather(1, top_pairs(logits)).diff(dim=1).abs().squeeze(1)
+    return torch.where(logits.argmax(dim=1) == labels, -gap, gap)
+
+
+def _representation(labels: Tensor, n_classes: int) -> Tensor:
+    """Rank of each class in rows of labels (n, M): larger for commoner ones; among equals, for the first to occur."""
+    n_members = labels.shape[1]
+    counts = labels.new_zeros(len(labels), n_classes).scatter_add_(1, labels, torch.ones_like(labels))
+    place = torch.arange(n_members, device=labels.device).expand_as(labels)
+    first = labels.new_full((len(labels), n_classes), n_members).scatter_reduce_(1, labels, place, "amin")
+    return counts * (n_members + 1) - first + n_members
 
 
 def _histogram_at_zero(values: np.ndarray) -> int:

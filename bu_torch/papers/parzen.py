@@ -5,7 +5,6 @@ estimation for classifier evaluation", Journal of Signal Processing Systems, doi
 """
 
 import math
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,11 +68,10 @@ def parzen_uncertainty(
         >>> parzen_uncertainty(logits, torch.tensor([0, 0, 1, 1]), neighbors, torch.tensor([[0, 1]] * 4))
         tensor(0.9705)
     """
-    pairs = {"bayes_pairs": bayes_pairs, "predicted_pairs": predicted_pairs}
-    logits, weights = _checked(logits, labels, neighbors, weights, **pairs)
-    options: dict[str, Any] = {"predicted_pairs": predicted_pairs, "min_weight": min_weight, "bandwidth": bandwidth}
-    terms = pair_terms(logits, labels, neighbors, *index_pairs(bayes_pairs), weights=weights, **options)
-    return (terms.values * terms.shares).sum().to(logits.dtype)
+    logits, weights = _checked(logits, labels, neighbors, bayes_pairs, predicted_pairs, weights)
+    check_not_negative("min_weight", min_weight)
+    samples = labels, neighbors, *index_pairs(bayes_pairs)
+    return mean_of_pairs(logits, *samples, predicted_pairs, min_weight, bandwidth, weights).to(logits.dtype)
 
 
 def local_uncertainty(
@@ -94,39 +92,22 @@ def local_uncertainty(
     Arguments and errors are those of `parzen_uncertainty`. Returns u (N,) in [0, 1], and k (N,), a sum of weights of
     mean 1, in [0, M] without them; in the precision of the logits. k is NaN for a cluster with a non-finite logit.
     """
-    pairs = {"bayes_pairs": bayes_pairs, "predicted_pairs": predicted_pairs}
-    logits, weights = _checked(logits, labels, neighbors, weights, **pairs)
+    logits, weights = _checked(logits, labels, neighbors, bayes_pairs, predicted_pairs, weights)
     return _local_uncertainty(logits, labels, neighbors, bayes_pairs, predicted_pairs, bandwidth, weights)
 
 
-class PairTerms(NamedTuple):
-    """Parts of boundary uncertainty, by pair of classes and by sample."""
-
-    values: Tensor  # U_kl (P,), float64
-    shares: Tensor  # (P,) float64, shares of the samples
-    local: Tensor  # u of each sample (N,)
-    counts: Tensor  # k of each sample (N,)
-
-
-def pair_terms(
+def mean_of_pairs(
     logits: Tensor,
     labels: Tensor,
     neighbors: Tensor,
     pairs: Tensor,
     pair_index: Tensor,
-    *,
     predicted_pairs: Tensor | None = None,
     min_weight: float = 1e-6,
     bandwidth: Bandwidth = "silverman",
     weights: Tensor | None = None,
-) -> PairTerms:
-    """Boundary uncertainty U_kl of each pair of classes (Eq. 29, 39) and its parts; values are not checked.
-
-    `pairs` (P, 2) and `pair_index` (N,) come from `index_pairs`; `predicted_pairs` is as in `parzen_uncertainty`.
-    `weights` have mean 1. U_kl is NaN if any logit is not finite; the shares add up to 1.
-    """
-    check_not_negative("min_weight", min_weight)
-    logits = as_logits(logits)
+) -> Tensor:
+    """`parzen_uncertainty`, unchecked, float64; `pairs` and `pair_index` are from `index_pairs`, weights of mean 1."""
     own = pairs[pair_index]
     local, counts = _local_uncertainty(logits, labels, neighbors, own, predicted_pairs, bandwidth, weights)
     drawn = torch.ones_like(counts) if weights is None else weights
@@ -134,11 +115,10 @@ def pair_terms(
     parts = (drawn, drawn * counts, drawn * counts * local, is_wrong)
     size, weight, uncertain, wrong = (sum_by_group(part, pair_index, len(pairs)) for part in parts)
     is_separable = (weight < min_weight) | (weight == 0)
-    mixed = uncertain / torch.where(is_separable, torch.ones_like(weight), weight)
-    values = torch.where(is_separable, (wrong == 0).double(), mixed.clamp(max=1.0))
+    mixed = uncertain / torch.where(is_separable, 1.0, weight)
+    values = torch.where(is_separable, (wrong == 0).double(), mixed.clamp(max=1.0))  # U_kl, (P,)
     is_finite = torch.stack(torch.aminmax(logits)).isfinite().all()  # NaN passes through
-    values = torch.where(is_finite, values, torch.full_like(values, torch.nan))
-    return PairTerms(values, size / len(labels), local, counts)
+    return torch.where(is_finite, (values * (size / len(labels))).sum(), torch.nan)
 
 
 def _local_uncertainty(
@@ -172,19 +152,25 @@ def _local_uncertainty(
 
 
 def _checked(
-    logits: Tensor, labels: Tensor, neighbors: Tensor, weights: Tensor | None, **pairs: Tensor | None
+    logits: Tensor,
+    labels: Tensor,
+    neighbors: Tensor,
+    bayes_pairs: Tensor,
+    predicted_pairs: Tensor | None,
+    weights: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     """Logits in float32 or float64 and weights of mean 1, after checks of all arguments."""
     logits = as_logits(logits)
     n_samples, n_classes = logits.shape
-    given = {"labels": (labels, (n_samples,), n_classes), "neighbors": (neighbors, (n_samples, "M"), n_samples)}
-    given |= {name: (pair, (n_samples, 2), n_classes) for name, pair in pairs.items() if pair is not None}
-    for name, (value, shape, stop) in given.items():
-        check_tensor(name, value, shape, logits.device, below=stop)
-        if name in pairs and not bool((value[:, 0] < value[:, 1]).all()):
-            raise ValueError(f"`{name}` must hold two classes in ascending order in each row.")
+    check_tensor("labels", labels, (n_samples,), logits.device, below=n_classes)
+    check_tensor("neighbors", neighbors, (n_samples, "M"), logits.device, below=n_samples)
     if neighbors.shape[1] < 2:
         raise ValueError(f"`neighbors` must have shape (N, M) with M >= 2, got {tuple(neighbors.shape)}.")
+    for name, pairs in (("bayes_pairs", bayes_pairs), ("predicted_pairs", predicted_pairs)):
+        if pairs is not None:
+            check_tensor(name, pairs, (n_samples, 2), logits.device, below=n_classes)
+            if not bool((pairs[:, 0] < pairs[:, 1]).all()):
+                raise ValueError(f"`{name}` must hold two classes in ascending order in each row.")
     return logits, relative_weights(weights, (n_samples,), logits.device)
 
 

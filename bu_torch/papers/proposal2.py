@@ -13,7 +13,7 @@ from bu_torch.functional.checks import check_choice, index_pairs
 from bu_torch.internal.inputs import check_fitted
 from bu_torch.internal.logits import read_logits
 from bu_torch.papers.bandwidth import BANDWIDTHS, Bandwidth
-from bu_torch.papers.parzen import cluster_counts, omission, omission_of_counts, pair_terms
+from bu_torch.papers.parzen import cluster_counts, mean_of_pairs, omission, omission_of_counts
 from bu_torch.papers.prototypes import PrototypeClassifier
 
 PairsAt = Literal["perturbed", "sample"]
@@ -117,9 +117,8 @@ def mean_of_draws(
     if own is not None:
         logits = torch.where(own.isfinite().all(), logits, torch.nan)
         options["predicted_pairs"] = top_pairs(own)
-    draws = logits.split(len(samples.labels))
-    terms = (pair_terms(draw, samples.labels, samples.neighbors, pairs, pair_index, **options) for draw in draws)
-    return torch.stack([torch.dot(of_draw.values, of_draw.shares) for of_draw in terms]).mean()
+    given = samples.labels, samples.neighbors, pairs, pair_index
+    return torch.stack([mean_of_pairs(draw, *given, **options) for draw in logits.split(len(samples.labels))]).mean()
 
 
 class ProposalSignals:

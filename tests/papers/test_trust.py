@@ -51,7 +51,7 @@ def noisy_classes(n=400, seed=0):
 def test_alpha_is_the_best_of_a_loop_over_folds(filtering, monkeypatch):
     features, labels, predictions = noisy_classes()
     alphas = (0.0, 0.125, 0.25)
-    monkeypatch.setattr("bu_torch.papers.trust_rates._ALPHAS", alphas)
+    monkeypatch.setattr("bu_torch.papers.trust._ALPHAS", alphas)
     expected = []
     for alpha in alphas:
         hits = 0.0

@@ -1,5 +1,10 @@
-"""Precision of scores that tell right from wrong predictions, and the choice of the trust score's alpha by it."""
+"""What the paper of the trust score has beside it: filters of samples, precision curves, and the choice of alpha.
 
+Jiang et al. (2018), Algorithm 1, Remark 2 and section 5.
+"""
+
+import math
+import warnings
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -7,9 +12,55 @@ from torch import Tensor
 
 from bu_torch.estimators.trust import TrustScore
 from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, check_integer, scikit_learn_seed
+from bu_torch.neighbors.graph import nearest_others
 from bu_torch.papers.continuum import as_real
 
+Filtering = Literal["density", "disagreement"]
+
 _ALPHAS = (0.0, *(2.0**-power for power in range(7, 0, -1)))
+
+
+def kept_by(filtering: Filtering, features: Tensor, labels: Tensor, alpha: float, n_neighbors: int) -> Tensor:
+    """True for each sample that a filter of `TrustScore` keeps, (N,) bool."""
+    by = _kept_by_density if filtering == "density" else _kept_by_disagreement
+    return by(features, labels, alpha, n_neighbors)
+
+
+def _kept_by_density(features: Tensor, labels: Tensor, alpha: float, n_neighbors: int) -> Tensor:
+    """In each class, those with a k-NN radius up to the (1 - alpha)-quantile; a sample is its own first neighbour."""
+    kept = torch.ones_like(labels, dtype=torch.bool)
+    too_small = []
+    for label in labels.unique().tolist():
+        members = (labels == label).nonzero().squeeze(1)
+        if len(members) < n_neighbors:
+            too_small.append(label)
+        elif n_neighbors > 1:  # else every radius is 0
+            radius = nearest_others(features[members], n_neighbors - 1).distances[:, -1]
+            kept[members] = radius <= radius.sort().values[len(radius) - math.floor(alpha * len(radius)) - 1]
+    if too_small:
+        warnings.warn(
+            f"Classes {too_small} have fewer than n_neighbors={n_neighbors} samples: no density can be"
+            " estimated there, so all their samples are kept.",
+            stacklevel=4,
+        )
+    return kept
+
+
+def _kept_by_disagreement(features: Tensor, labels: Tensor, alpha: float, n_neighbors: int) -> Tensor:
+    """All but those with the largest share of other labels among their neighbours, then with the largest radius."""
+    if len(features) <= n_neighbors:
+        raise ValueError(
+            f"`features` must hold more than n_neighbors={n_neighbors} samples to filter by disagreement,"
+            f" got {len(features)}."
+        )
+    found = nearest_others(features, n_neighbors)
+    disagreement = (labels[found.rows] != labels.unsqueeze(1)).double().mean(dim=1)
+    order = found.distances[:, -1].argsort(stable=True)
+    order = order[disagreement[order].argsort(stable=True)]
+    n_removed = min(math.floor(alpha * len(labels)), int((disagreement > 0).sum()))
+    kept = torch.ones_like(labels, dtype=torch.bool)
+    kept[order[len(labels) - n_removed :]] = False
+    return kept
 
 
 class AlphaChoice(NamedTuple):
@@ -65,7 +116,7 @@ def select_alpha(
     labels: Any,
     predictions: Any,
     *,
-    filtering: Literal["density", "disagreement"] = "density",
+    filtering: Filtering = "density",
     n_neighbors: int = 10,
     n_folds: int = 5,
     seed: int = 0,
