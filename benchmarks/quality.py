@@ -71,9 +71,8 @@ from torch.multiprocessing import get_context
 from training import AVERAGE, LONG_AVERAGE, PATIENCE, Columns, first_largest
 
 from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES, STANDARD_ERROR, SelectionRule
-from bu_torch.run.judgement import confidence_in
+from bu_torch.run.judgement import confidence_in, describe_blindness
 from bu_torch.signals.catalogue import SIGNALS
-from bu_torch.signals.details import describe_blindness
 from bu_torch.signals.measuring import Signals
 
 HELD_OUT = {"quarter": 0.25, "tenth": 0.1}

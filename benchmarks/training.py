@@ -19,13 +19,13 @@ from bu_torch.functional.checks import mean_and_error
 from bu_torch.internal.replica import copy_of
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.engine import Engine
+from bu_torch.run.judgement import accuracy_alone
 from bu_torch.run.plan import count_operations, plan
 from bu_torch.run.prepare import TrainingData
 from bu_torch.run.settings import AVERAGING, Settings
 from bu_torch.run.weights import WeightAverage
 from bu_torch.samples.reading import READ_BATCH, read_loader
 from bu_torch.samples.samples import choose_among
-from bu_torch.signals.details import accuracy_alone
 from bu_torch.signals.measure import contributions_to
 from bu_torch.signals.metrics import METRICS
 

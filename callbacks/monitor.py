@@ -41,7 +41,7 @@ from bu_torch.perturbation.draws import Perturbation
 from bu_torch.run.engine import Check, Engine, Results, UnfitLogitsError
 from bu_torch.run.history import describe_exception
 from bu_torch.run.prepare import TrainingData
-from bu_torch.run.settings import RefusesRemoved, Settings
+from bu_torch.run.settings import Settings
 from bu_torch.run.weights import optimizers_in_eval_mode
 from bu_torch.samples.batches import InputKey
 from bu_torch.samples.samples import ClassWeight
@@ -49,7 +49,7 @@ from bu_torch.samples.samples import ClassWeight
 _NAMES = {field.name for field in fields(Settings)}
 
 
-class BoundaryUncertaintyMonitor(Results, RefusesRemoved, Callback):
+class BoundaryUncertaintyMonitor(Results, Callback):
     """Measure boundary uncertainty and trust score while a classifier trains, without validation data.
 
     Before training the callback reads the training samples, finds their nearest neighbours and perturbs each of them a

@@ -29,7 +29,7 @@ from bu_torch.run.prepare import TrainingData
 from bu_torch.samples.batches import InputKey, Keys, TooManyBytesError
 from bu_torch.samples.reading import READ_BATCH, may_be_read_again, read_loader
 from bu_torch.samples.samples import Samples, UnreadableError, fewer_of, whole_samples
-from bu_torch.signals.metrics import as_metric
+from bu_torch.signals.metrics import ACCURACY, as_metric
 
 Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
 _NO_DATASETS = (tuple, list, dict, str, bytes, Tensor, np.ndarray)
@@ -88,7 +88,7 @@ def training_data(
             " change this."
         )
     class_weight = None
-    if settings.class_weight is None and as_metric(settings.metric) is None:
+    if settings.class_weight is None and as_metric(settings.metric) == ACCURACY:
         class_weight, line = class_weights_of(pl_module, n_classes)
         if line:
             engine.tell(line)

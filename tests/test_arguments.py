@@ -13,7 +13,7 @@ from torch import nn
 
 import bu_torch
 from bu_torch import evaluation, functional
-from bu_torch.run.settings import REMOVED, Settings, SettingsDict
+from bu_torch.run.settings import Settings, SettingsDict
 
 NAN, INF = math.nan, math.inf
 X = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
@@ -194,17 +194,6 @@ def test_arguments_that_exclude_each_other_are_refused():
     for fit in (bu_torch.BoundaryUncertainty(10).fit, bu_torch.Signals(10).fit):
         with pytest.raises(ValueError, match="`labels`"):
             fit(X, 0 * Y)
-
-
-@pytest.mark.parametrize("name", REMOVED)
-def test_an_option_that_is_no_more_is_refused_with_what_to_do_instead(name):
-    callbacks = (bu_torch.BoundaryUncertaintyMonitor, bu_torch.BoundaryUncertaintyStopping)
-    for make in (*callbacks, partial(bu_torch.BoundaryUncertaintyStopper, X, Y)):
-        with pytest.raises(TypeError, match=f"`{name}`"):
-            make(**{name: None})
-    for kind in callbacks:
-        with pytest.raises(TypeError, match="monitor"):
-            kind(monitor="val_loss")
 
 
 def test_the_lists_of_settings_are_the_same():

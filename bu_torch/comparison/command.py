@@ -11,7 +11,7 @@ import torch
 from bu_torch.comparison.tables import Comparison, Split, compare, read_table
 from bu_torch.internal.inputs import check_integer, check_number
 from bu_torch.internal.output import cleaned, say
-from bu_torch.signals.metrics import METRIC_HELP, as_metric, metric_from
+from bu_torch.signals.metrics import ACCURACY, METRIC_HELP, as_metric, metric_from
 
 _DESCRIPTION = """\
 Compare ways to stop a training on tables of your own: test errors, and epochs trained.
@@ -70,7 +70,7 @@ def _run(options: argparse.Namespace) -> None:
                 say(f"Left out: {line}")
                 continue
             if not found:
-                say(_row("test error" if metric is None else metric.title, runs[0].results))
+                say(_row("test error" if metric == ACCURACY else metric.title, runs[0].results))
             name, results = path.name.partition(".csv")[0], pd.DataFrame([run.results for run in runs])
             means, spreads = results.mean(skipna=False), results.std(skipna=False)
             shown = [f"{means[way]:.3f}" + (f"±{spreads[way]:.3f}" if n_seeds > 1 else "") for way in results]

@@ -15,7 +15,7 @@ from bu_torch.internal.replica import copy_of
 from bu_torch.run.settings import AVERAGING
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
 from bu_torch.run.weights import WeightAverage
-from bu_torch.signals.metrics import ExpectedMetric
+from bu_torch.signals.metrics import ACCURACY, ExpectedMetric
 from bu_torch.space.features import standardization, standardize
 
 LEAST_ROWS = 80
@@ -68,14 +68,14 @@ def read_table(path: Path) -> Split:
 
 
 def compare(
-    table: Split, seed: int, n_epochs: int, noise: float = 0.0, metric: ExpectedMetric | None = None
+    table: Split, seed: int, n_epochs: int, noise: float = 0.0, metric: ExpectedMetric = ACCURACY
 ) -> Comparison:
     """Train on half of a table, at most 2500 rows, and test on the other half, at most 4000.
 
     The network has hidden layers of 128 and 64 units, and trains with AdamW in batches of 32. A share `noise` of the
     training labels is redrawn at random. A hold-out set is a part of the training half; the epoch with the best
     `metric` on it is kept, and the least loss among ties. "Refit" trains on all labels to the epoch that a fifth chose.
-    Without a metric, accuracy decides and errors are compared. With one that has a threshold, each way predicts with
+    With accuracy, errors are compared. With a metric that has a threshold, each way predicts with
     its own: that of the callback, or the best one on the hold-out set, or on the training rows where there is none.
     """
     from sklearn.ensemble import HistGradientBoostingClassifier
@@ -83,12 +83,11 @@ def compare(
 
     train, test = _split(table, seed, noise)
     n_classes, n_tested = len(table[1].unique()), len(test[1].unique())
-    if metric is not None and not metric.is_of_sharp and n_tested < n_classes:
+    if metric != ACCURACY and not metric.is_of_sharp and n_tested < n_classes:
         raise ValueError(f"the test half must have samples of all {n_classes} classes for {metric}, got {n_tested}.")
     scorer = _Scorer(metric, int(table[1].max()) + 1)
     quarter, fifth = (_hold_out(train, test, scorer, share, seed, n_epochs) for share in (0.25, 0.2))
-    given = "accuracy" if metric is None else metric
-    stopper = BoundaryUncertaintyStopper(*train, seed=seed, patience=_PATIENCE, metric=given)
+    stopper = BoundaryUncertaintyStopper(*train, seed=seed, patience=_PATIENCE, metric=metric)
     stopper.has_progress_bar = False
     average, n_ours = WeightAverage(AVERAGING), 0
     of_all, refit = [], math.nan
@@ -124,25 +123,25 @@ def compare(
 class _Scorer(NamedTuple):
     """Results of networks on labelled rows: errors, or a metric."""
 
-    metric: ExpectedMetric | None
+    metric: ExpectedMetric
     n_classes: int
 
     @property
     def is_larger_better(self) -> bool:
-        return self.metric is not None and self.metric.is_larger_better
+        return self.metric != ACCURACY and self.metric.is_larger_better
 
     def best(self, results: list[float]) -> float:
         return max(results) if self.is_larger_better else min(results)
 
     def threshold(self, net: _Net, rows: Split) -> float | None:
         """Threshold of class 1 that is best on these rows; None if the metric has none."""
-        if self.metric is None or self.metric.of_counts is None or self.n_classes != 2:
+        if self.metric.of_counts is None or self.n_classes != 2:
             return None
         return float(best_threshold(self.metric.of_counts, _logits(net, rows[0]), self._certain(rows[1]))[0])
 
     def result(self, net: _Net, rows: Split, threshold: float | None = None) -> float:
         logits, labels = _logits(net, rows[0]), rows[1]
-        if self.metric is None:
+        if self.metric == ACCURACY:
             return float((logits.argmax(dim=1) != labels).double().mean())
         if threshold is None or self.metric.of_counts is None:
             return float(self.metric.formula(logits, self._certain(labels), None))

@@ -184,7 +184,7 @@ def _checked(signals: Signals, rule: Rule, metric: Any) -> Signals:
     if not isinstance(signals, Signals):
         raise TypeError(f"`signals` must be a bu_torch.Signals or None, got {type(signals).__name__}.")
     own, wanted = signals.metric, as_metric(metric)
-    is_other = own is not None and wanted is not None and own.signal == wanted.signal and own != wanted
+    is_other = own.signal == wanted.signal and own != wanted
     if is_other or not set(rule.signals) <= set(signals.names):
         raise ValueError(f"`signals` must measure `metric={wanted}` and {rule.signals}: pass `Signals(also=...)`.")
     return signals

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from bu_torch.internal.inputs import check_integer
 from bu_torch.signals.catalogue import SIGNALS
-from bu_torch.signals.metrics import ExpectedMetric
+from bu_torch.signals.metrics import ACCURACY, ExpectedMetric
 
 RuleName = Literal[
     "accuracy_uncertainty_trust", "expected_accuracy", "boundary_uncertainty", "trust_score", "parzen_uncertainty"
@@ -103,7 +103,7 @@ class MetricRule(Rule):
         return {} if self.metric.settings is None else {"settings": repr(self.metric.settings)}
 
 
-def as_rule(rule: Any, metric: ExpectedMetric | None = None) -> Rule:
+def as_rule(rule: Any, metric: ExpectedMetric = ACCURACY) -> Rule:
     """Rule with a name, or the user's own rule after checks; it may read the values of a metric that is measured."""
     if isinstance(rule, MetricRule):
         return rule
@@ -120,7 +120,7 @@ def as_rule(rule: Any, metric: ExpectedMetric | None = None) -> Rule:
         raise ValueError(f"`rule.name` must be a string of letters, digits and underscores, got {name!r}.")
     if not isinstance(signals, tuple) or not signals:
         raise ValueError(f"`rule.signals` must be a tuple with at least one name, got {signals!r}.")
-    known = (*SIGNALS, *(() if metric is None else metric.entries))
+    known = (*SIGNALS, *metric.entries)
     if unknown := [signal for signal in signals if signal not in known]:
         raise ValueError(f"`rule.signals` must be names among {', '.join(known)}, got {unknown[0]!r}.")
     if type(rule).score is Rule.score:
@@ -156,7 +156,7 @@ class SelectionRule:
     def __init__(
         self, rule: RuleName | Rule = DEFAULT_RULE, *, start_from_epoch: int = 0, metric: ExpectedMetric | None = None
     ) -> None:
-        self.rule = as_rule(rule, metric)
+        self.rule = as_rule(rule, metric or ACCURACY)
         self.start_from_epoch = check_integer("start_from_epoch", start_from_epoch, 0)
 
     @property

@@ -16,7 +16,7 @@ from bu_torch.internal.logits import OutputReader, was_one_column
 from bu_torch.internal.output import cleaned, tell, untold
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.rule.rules import STANDARD_ERROR
-from bu_torch.run.history import History, describe_worse_than_chance, place_of
+from bu_torch.run.history import History, describe_worse_than_chance
 from bu_torch.run.judgement import judge, summary_of
 from bu_torch.run.prepare import Preparation, TrainingData, prepare_signals
 from bu_torch.run.processes import Processes
@@ -27,7 +27,6 @@ from bu_torch.run.weights import WeightAverage, state_dict_with
 from bu_torch.samples.samples import IGNORED
 from bu_torch.signals.details import Measurement
 from bu_torch.signals.measuring import Signals
-from bu_torch.signals.metrics import as_metric
 
 # Scores can be compared only if these settings are the same.
 _COMPARED = ["metric", "start_from_epoch", "n_neighbors", "n_draws", "max_samples", "seed", "class_weight"]
@@ -94,24 +93,25 @@ class Engine:
 
     def prepare(self, read: Callable[[], TrainingData], device: torch.device) -> bool:
         """Prepare in the first process for checks on `device`; False if no earlier check counts: the samples differ."""
-        options: dict[str, Any] = {"has_checks": bool(self.history.entries), "warn": self.warn, "tell": self.tell}
+        has_checks, processes = bool(self.history.entries), self.processes
+        lines = {"warn": self.warn, "tell": self.tell, "detail": self.detail}
 
         def prepared() -> Preparation:
-            self.prepared = prepare_signals(read(), self.settings, self.resumed, device, **options, detail=self.detail)
+            self.prepared = prepare_signals(read(), self.settings, self.resumed, device, has_checks=has_checks, **lines)
             return self.prepared.for_other_processes()
 
-        first, processes = self.processes.on_first(prepared), self.processes
-        if processes.rank:
-            self.prepared = first
-        self.inputs = None if processes.rank else self._signals.perturbed
+        shared = processes.on_first(prepared)
+        if processes.rank == 0:
+            self.inputs = self._signals.perturbed
+        else:
+            self.prepared, self.inputs = shared, None
         if processes.are_sharded and processes.count > 1:
             inputs: Any = processes.broadcast(None if processes.rank else copy.copy(self.inputs).to("cpu"))
             self.inputs = inputs.to(device)
-        if first.is_restored or not self.history.entries:
-            return True
-        self.history.reset()
-        self._forget_checks()
-        return False
+        is_the_same = shared.is_restored or not has_checks
+        if not is_the_same:
+            self._forget_checks()
+        return is_the_same
 
     @property
     def _signals(self) -> Signals:
@@ -121,7 +121,7 @@ class Engine:
 
     def check_columns(self, logits: Tensor) -> None:
         """Raise `UnfitLogitsError` unless a network's logits (n, J) have a column for each class."""
-        metric, n_classes = as_metric(self.settings.metric), self._signals.boundary.classes.n_classes
+        n_classes, of_metric = self._signals.boundary.classes.n_classes, self.history.metric.n_classes
         n_columns = 1 if n_classes > 2 and was_one_column(logits) else logits.shape[1]
         if n_columns < n_classes and (n_columns, n_classes) != (1, 2):
             raise UnfitLogitsError(
@@ -129,9 +129,9 @@ class Engine:
                 f" labels count from 0, and those of samples to ignore be {IGNORED}. A regression has no decision"
                 " boundary to measure."
             )
-        if metric is not None and metric.n_classes not in (None, logits.shape[1]):
+        if of_metric not in (None, logits.shape[1]):
             raise UnfitLogitsError(
-                f"`metric` must be of as many classes as it has columns, {logits.shape[1]}, got {metric.n_classes}."
+                f"`metric` must be of as many classes as it has columns, {logits.shape[1]}, got {of_metric}."
             )
 
     def averages(self, model: object) -> dict[str, Tensor]:
@@ -201,7 +201,7 @@ class Engine:
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
         if self.measured is not None and self.history.has_best_value(entry):
             self._best_contributions = self.measured.contributions
-        is_best = self.history.add(entry, is_counted=is_counted)
+        is_best = self.history.add(entry) and is_counted
         if not is_counted:
             self._forget_checks()
         about = None if self.prepared is None else self.prepared.about
@@ -214,6 +214,7 @@ class Engine:
 
     def _forget_checks(self) -> None:
         """Compare the next check with none before."""
+        self.history.reset()
         self._predictions = self._best_contributions = None
 
     def open_record(self, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -253,30 +254,28 @@ class Engine:
 
     def end(self, reason: str, stopped_epoch: int | None = None, **paths: str) -> None:
         """Judge what was kept, and write the last line of the record."""
-        history, prepared, confidence = self.history, self.prepared, None
-        kept, signals = history.kept, None if prepared is None else prepared.signals
+        history, prepared, kept, confidence = self.history, self.prepared, self.history.kept or {}, None
+        is_known = prepared is not None and prepared.signals is not None
         self._doubts, self._remarks = [], []
-        if prepared is not None and prepared.about is not None and signals is not None:
-            about = prepared.about
-            confidence, self._doubts, self._remarks = judge(history, signals, about["classes"], self._n_columns)
+        if prepared is not None and prepared.about is not None:
+            classes = prepared.about["classes"]
+            confidence, self._doubts, self._remarks = judge(history, self._signals, classes, self._n_columns)
         line: dict[str, Any] = {"reason": reason}
-        if history.selection is not None:
-            kept_epoch, kept_step = place_of(kept) if kept else (None, None)
-            line |= {"kept_epoch": kept_epoch, "kept_step": kept_step, "stopped_epoch": stopped_epoch, **paths}
-            judged = summary_of(confidence, as_metric(self.settings.metric), kept or {}, is_known=signals is not None)
-            score = None if kept is None else kept[history.score_name]
-            self.summary = {"reason": reason, "score_name": history.score_name, "score": score, **line, **judged}
+        if self.settings.decides:
+            places = {"kept_epoch": kept.get("epoch"), "kept_step": kept.get("step"), "stopped_epoch": stopped_epoch}
+            judged = summary_of(confidence, history.metric, kept, is_known=is_known)
+            line |= places | paths
+            score = {"score_name": history.score_name, "score": kept.get(history.score_name)}
+            self.summary = {"reason": reason, **score, **line, **judged}
         line |= {"kind": "end", "n_not_compared": history.n_not_compared, "remarks": self._doubts + self._remarks}
         self.record.write(line | self.record.costs())
 
     @property
     def is_useless(self) -> bool:
         """Whether no check is as good as the same prediction for all samples."""
-        history = self.history
-        uninformed = self.summary.get(history.value_name.replace("expected", "one_class", 1))
-        values = [history.sign * check.get(history.value_name, math.nan) for check in history.compared]
-        best = max(filter(math.isfinite, values), default=-math.inf)
-        return uninformed is not None and best < history.sign * uninformed
+        metric, values = self.history.metric, map(self.history.value_of, self.history.compared)
+        uninformed = self.summary.get(f"one_class_{metric.name}")
+        return uninformed is not None and max(values, default=-math.inf) < metric.sign * uninformed
 
     def log_summary(self, place: str = "not in the model", why: str = "") -> None:
         """Say what was kept, why training ended and what that cost, and doubts; with `verbose` all remarks, too.
@@ -285,11 +284,11 @@ class Engine:
         """
         if self.processes.rank != 0:
             return
-        if self.history.kept is None:
+        if (kept := self.history.kept) is None:
             why = why or self.history.why_none_kept()
             self.tell(f"bu-torch kept no epoch: {why}. {self.summary['reason']} The model has the weights of training.")
             return
-        lines = self.history.describe_end(self.summary, place, is_averaged=self.average is not None)
+        lines = self.history.describe_end(kept, self.summary, place, is_averaged=self.average is not None)
         for line in (*lines, self.record.describe_cost(), *self._doubts):
             self.tell(line)
         for line in self._remarks:
@@ -349,50 +348,28 @@ class Engine:
     def _compared_settings(self) -> dict[str, int | float | str | None]:
         """Settings that scores depend on, as plain data."""
         named = {name: getattr(self.settings, name) for name in _COMPARED}
-        named["metric"] = str(as_metric(self.settings.metric) or "accuracy")
+        named["metric"] = str(self.history.metric)
         if isinstance(weights := named["class_weight"], dict | list):
             named["class_weight"] = repr(weights)  # a state holds plain data
         past = None if self.average is None else self.average.past
         return {**self.history.rule_settings(), "averaging": past, **named}
 
 
+def _result(read: Callable[[Engine], Any]) -> Any:
+    return property(lambda owner: read(owner.engine))
+
+
 class Results:
-    """Results of an engine as attributes of a callback or of a plain loop's stopper."""
+    """Results of an engine as attributes of a callback or of a plain loop's stopper; none can be set."""
 
     engine: Engine
 
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        return self.engine.history.entries
-
-    @property
-    def setup_seconds(self) -> float:
-        return self.engine.record.setup_seconds
-
-    @property
-    def check_seconds(self) -> float:
-        return self.engine.record.check_seconds
-
-    @property
-    def record_path(self) -> str:
-        return "" if self.engine.record.path is None else str(self.engine.record.path)
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        return self.engine.summary
-
-    @property
-    def score_name(self) -> str:
-        return self.engine.history.score_name
-
-    @property
-    def best_epoch(self) -> int | None:
-        return (self.engine.history.kept or {}).get("epoch")
-
-    @property
-    def best_step(self) -> int | None:
-        return (self.engine.history.kept or {}).get("step")
-
-    @property
-    def best_score(self) -> float | None:
-        return (self.engine.history.kept or {}).get(self.score_name)
+    history: list[dict[str, Any]] = _result(lambda engine: engine.history.entries)
+    summary: dict[str, Any] = _result(lambda engine: engine.summary)
+    score_name: str = _result(lambda engine: engine.history.score_name)
+    best_epoch: int | None = _result(lambda engine: (engine.history.kept or {}).get("epoch"))
+    best_step: int | None = _result(lambda engine: (engine.history.kept or {}).get("step"))
+    best_score: float | None = _result(lambda engine: (engine.history.kept or {}).get(engine.history.score_name))
+    setup_seconds: float = _result(lambda engine: engine.record.setup_seconds)
+    check_seconds: float = _result(lambda engine: engine.record.check_seconds)
+    record_path: str = _result(lambda engine: str(engine.record.path or ""))

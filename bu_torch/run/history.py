@@ -19,22 +19,17 @@ _BELOW_CHANCE = 0.8
 class History:
     """Checks in order, and the decision after the last one, computed from plain numbers alone.
 
-    It alone knows the best check: `kept`, the best whose weights are saved.
+    It alone knows the best check: `kept`, the best whose weights are saved. Settings that do not decide keep none.
     """
 
     kept: Entry | None
     verdict: Verdict  # decision after the last check
     n_not_compared: int  # checks before the first that counts for the patience or as best
-    _before: Verdict  # decision before the last check, which may be made again
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.selection: SelectionRule | None = None
-        metric = as_metric(settings.metric)
-        if settings.decides:
-            first = settings.start_from_epoch
-            self.selection = SelectionRule(settings.deciding_rule, start_from_epoch=first, metric=metric)
-        self.value_name, self.sign = ("expected_accuracy", 1.0) if metric is None else (metric.signal, metric.sign)
+        self.settings, self.metric = settings, as_metric(settings.metric)
+        first = settings.start_from_epoch
+        self.selection = SelectionRule(settings.deciding_rule, start_from_epoch=first, metric=self.metric)
         self.entries: list[Entry] = []
         self.reset()
 
@@ -45,48 +40,47 @@ class History:
 
     @property
     def score_name(self) -> str:
-        """Entry of a check that holds its score; "" without a rule."""
-        return "" if self.selection is None else self.selection.score_name
+        """Entry of a check that holds its score; "" if nothing is decided."""
+        return self.selection.score_name if self.settings.decides else ""
 
     @property
     def last_score(self) -> float | None:
         """Score of the last check; None if it does not count."""
         compared = self.compared
-        return None if self.selection is None or not compared else self.selection.score(compared[-1])
+        return self.selection.score(compared[-1]) if compared else None
 
     def is_last(self, epoch: int, step: int | None = None) -> bool:
         return bool(self.entries) and place_of(self.entries[-1]) == (epoch, step)
 
-    def has_best_value(self, entry: Entry) -> bool:
-        """Whether `entry` counts and its expected accuracy, or metric, beats that of all other checks that count."""
-        first = 0 if self.selection is None else self.selection.start_from_epoch
-        value = self.sign * entry.get(self.value_name, math.nan)
-        before = [check for check in self.compared if check["epoch"] >= first and place_of(check) != place_of(entry)]
-        counts = entry["epoch"] >= first and math.isfinite(value)
-        return counts and not any(self.sign * check.get(self.value_name, math.nan) >= value for check in before)
+    def value_of(self, entry: Entry) -> float:
+        """Expected value of the metric, larger is better; -inf if it is not finite."""
+        value = self.metric.sign * entry.get(self.metric.signal, math.nan)
+        return value if math.isfinite(value) else -math.inf
 
-    def add(self, entry: Entry, *, is_counted: bool = True) -> bool:
+    def has_best_value(self, entry: Entry) -> bool:
+        """Whether `entry` counts and its expected value of the metric beats that of all other checks that count."""
+        first = self.settings.start_from_epoch
+        others = [check for check in self.compared if check["epoch"] >= first and place_of(check) != place_of(entry)]
+        return entry["epoch"] >= first and self.value_of(entry) > max(map(self.value_of, others), default=-math.inf)
+
+    def add(self, entry: Entry) -> bool:
         """Add a check with its score, decide, and return whether its weights are to be saved and `keep` called.
 
         A resumed training may end an epoch a second time. Such a check replaces the last one, and stays kept if that
         one was kept, because its weights are saved.
         """
-        if self.selection is not None:
+        if self.settings.decides:
             self.selection.complete([entry])  # first, because a rule of the user's may raise anything
         was_kept = False
         if self.is_last(*place_of(entry)):
             was_kept = self.kept is self.entries.pop()
-            self.verdict = self._before
             self.n_not_compared = min(self.n_not_compared, len(self.entries))
+            self._decide_anew()
         self.entries.append(entry)
-        if self.selection is not None:
-            self._decide(entry)
+        self._decide(entry)
         if was_kept:
             self.kept = entry
-        if not is_counted:
-            self.reset()
-            return False
-        return self.selection is not None and not was_kept and self.selection.is_better(entry, self.kept)
+        return self.settings.decides and self.selection.is_better(entry, self.kept)
 
     def keep(self, entry: Entry | None) -> Entry | None:
         """Keep a check, whose weights are saved, and return the one that was kept before."""
@@ -95,49 +89,45 @@ class History:
 
     def why_stopped(self, epoch: int, step: int | None = None) -> str:
         """Reason to stop after the last check, made at this epoch and step; "" if there is none."""
-        selection, settings, verdict, compared = self.selection, self.settings, self.verdict, self.compared
-        if selection is None or not verdict.should_stop:
+        verdict, compared = self.verdict, self.compared
+        if not verdict.should_stop:
             return ""
         where = f"in epoch {epoch}" if step is None else f"at step {step} of epoch {epoch}"
-        start = f"Stopped {where}: {selection.rule.title}"
+        start = f"Stopped {where}: {self.selection.rule.title}"
         if verdict.reason == Reason.NON_FINITE_METRIC:
             return f"{start} gave a score that is not finite ({self.last_score})."
-        wait = verdict.wait
+        wait, min_delta = verdict.wait, self.settings.min_delta
         now, unit = (epoch, "epoch") if step is None else (step, "step")
         then = compared[-1 - wait].get(unit) if wait < len(compared) else None
         since = f" ({now - then} {unit}s)" if then is not None and now - then > wait else ""
-        by = f" by more than {settings.min_delta:g}" if settings.min_delta else ""
+        by = f" by more than {min_delta:g}" if min_delta else ""
         return f"{start} did not improve{by} in the last {'check' if wait == 1 else f'{wait} checks'}{since}."
 
-    def describe_end(self, summary: Mapping[str, Any], place: str, *, is_averaged: bool) -> tuple[str, str]:
+    def describe_end(self, kept: Entry, summary: Mapping[str, Any], place: str, *, is_averaged: bool) -> list[str]:
         """Say what was kept and its `place`; and why training ended, and whether longer training may help."""
-        best, selection, path = self.kept, self.selection, summary.get("best_model_path")
-        assert best is not None and selection is not None  # noqa: S101, PT018  (the caller has seen them)
-        rule, score = selection.rule, best[selection.score_name]
-        step = f", step {best['step']}" if "step" in best else ""
-        kept = (
-            f"bu-torch kept epoch {best['epoch']}{step}"
-            f" ({rule.title}: {rule.shown(score):.4f}{rule.unit and f' {rule.unit}'})."
+        rule, path, ended = self.selection.rule, summary.get("best_model_path"), summary["reason"]
+        step = f", step {kept['step']}" if "step" in kept else ""
+        score = f"{rule.shown(kept[self.score_name]):.4f}{rule.unit and f' {rule.unit}'}"
+        line = (
+            f"bu-torch kept epoch {kept['epoch']}{step} ({rule.title}: {score})."
             f" Its {'averaged ' if is_averaged else ''}weights are {place}"
             f"{f' and in {cleaned(path)}' if path else ''}."
         )
-        n_since, ended = next(n for n, entry in enumerate(reversed(self.entries)) if entry is best), summary["reason"]
+        n_since = next(n for n, entry in enumerate(reversed(self.entries)) if entry is kept)
         is_open = summary["stopped_epoch"] is None and not ended.startswith("Training failed")
         if is_open and n_since <= _LATE * len(self.entries):
             which = f"Only {n_since} later checks followed" if n_since else "The kept check is the last"
             lag = ", or pass `averaging=None`, because the average lags" if is_averaged else ""
             ended = f"{ended.rstrip('.')}. {which}: train longer{lag}."
-        return kept, ended
+        return [line, ended]
 
     def why_none_kept(self) -> str:
         """Reason why no epoch is kept."""
         if not self.compared:
             return "no check counted" if self.entries else "no check was made"
-        selection = self.selection
-        scores = [] if selection is None else list(map(selection.score, self.compared))
-        counted = [score for score in scores if score is not None]
-        if selection is not None and not counted:
-            return f"all checks were of epochs before `start_from_epoch={selection.start_from_epoch}`"
+        counted = [score for score in map(self.selection.score, self.compared) if score is not None]
+        if not counted:
+            return f"all checks were of epochs before `start_from_epoch={self.settings.start_from_epoch}`"
         if any(map(math.isfinite, counted)):
             return "no weights could be saved"
         return "no finite check counted"
@@ -151,13 +141,12 @@ class History:
     def reset(self) -> None:
         """Compare later checks with none of those so far."""
         self.n_not_compared = len(self.entries)
-        self.kept, self.verdict, self._before = None, Verdict(), Verdict()
-        if self.selection is not None:
-            self.selection.rule.reset()
+        self.kept, self.verdict = None, Verdict()
+        self.selection.rule.reset()
 
     def rule_settings(self) -> dict[str, Any]:
-        """Name and settings of the rule, as states and records have them; empty without a rule."""
-        if self.selection is None:
+        """Name and settings of the rule, as states and records have them; empty if nothing is decided."""
+        if not self.settings.decides:
             return {}
         rule = self.selection.rule
         return {"rule": rule.name, **{f"rule.{name}": value for name, value in rule.settings().items()}}
@@ -166,26 +155,30 @@ class History:
         """Checks as plain numbers, and the state of the rule."""
         kept = next((n for n, entry in enumerate(self.entries) if entry is self.kept), None)
         state = {"history": self.entries, "n_not_compared": self.n_not_compared, "kept": kept}
-        return state if self.selection is None else state | {"rule": self.selection.rule.state_dict()}
+        return state | {"rule": self.selection.rule.state_dict()}
 
     def load(self, state: Mapping[str, Any], *, is_compared: bool) -> None:
         """Continue from a checked `state_dict`; with `is_compared=False`, no earlier check counts."""
         self.entries = list(state["history"])
         self.reset()
-        if not is_compared:
-            return
-        self.n_not_compared = state["n_not_compared"]
-        if self.selection is not None:
+        if is_compared:
+            self.n_not_compared = state["n_not_compared"]
             self.selection.rule.load_state_dict(dict(state.get("rule", {})))
-            for entry in self.compared:
-                self._decide(entry)
-        self.kept = None if state["kept"] is None else self.entries[state["kept"]]
+            self._decide_anew()
+            self.kept = None if state["kept"] is None else self.entries[state["kept"]]
 
     def _decide(self, entry: Entry) -> None:
-        self._before = self.verdict
-        selection, settings = self.selection, self.settings
-        if selection is not None and (score := selection.score(entry)) is not None:
-            self.verdict = decide(self.verdict, score, patience=settings.patience, min_delta=settings.min_delta)
+        if not self.settings.decides:
+            return
+        score = self.selection.score(entry)
+        if score is not None:
+            patience, min_delta = self.settings.patience, self.settings.min_delta
+            self.verdict = decide(self.verdict, score, patience=patience, min_delta=min_delta)
+
+    def _decide_anew(self) -> None:
+        self.verdict = Verdict()
+        for entry in self.compared:
+            self._decide(entry)
 
 
 def place_of(entry: Mapping[str, Any]) -> tuple[int, int | None]:

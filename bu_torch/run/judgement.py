@@ -5,24 +5,29 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
+import torch
+from torch import Tensor
+
 from bu_torch.rule.rules import MetricRule, RuleName
 from bu_torch.run.history import History
-from bu_torch.signals.details import accuracy_alone, class_names, describe_blindness, describe_few, describe_threshold
 from bu_torch.signals.measuring import Signals
-from bu_torch.signals.metrics import THRESHOLD, ExpectedMetric
+from bu_torch.signals.metrics import ACCURACY, THRESHOLD, ExpectedMetric
 
 Word = Literal["clear", "plateau", "unsure", "blind"]
 
 # Chosen on half of the trainings of `benchmarks/quality.py`, and judged on the others.
 _LEAST_ACCURACY, _LEAST_SAMPLES, _MOST_EQUALS = 0.7, 500, 20
+_LEAST_GAIN = 0.01  # share of the accuracy that always predicting one class leaves to gain
+_LEAST_SKILL = 0.05
+_LEAST_OF_A_CLASS = 50
 # Expected accuracy has the largest part in their score. No standard error is known of other scores but metrics.
 _JUDGED_RULES: tuple[RuleName, ...] = ("accuracy_uncertainty_trust", "expected_accuracy")
+_OF_ALL = "the same prediction for all samples"
 
 
 class Confidence(NamedTuple):
     """Confidence in the choice of a check by a metric, or by a score that is mostly expected accuracy."""
 
-    metric: ExpectedMetric | None  # None is accuracy
     word: Word
     skill: float  # skill of predicting left-out labels, by neighbours or by regression: 1 is certain, 0 chance
     value: float  # expected value of the metric
@@ -34,7 +39,7 @@ class Confidence(NamedTuple):
     n_samples: int
     doubts: list[str]  # why the choice is not clear, in words
 
-    def line(self) -> str:
+    def line(self, metric: ExpectedMetric) -> str:
         """Say it in three sentences."""
         verdict = {
             "clear": "clear",
@@ -42,35 +47,64 @@ class Confidence(NamedTuple):
             "unsure": f"unsure: {' and '.join(self.doubts)}",
             "blind": "not to be trusted",
         }[self.word]
-        title, alone = "accuracy", "one class alone"
-        if self.metric is not None:
-            title, alone = self.metric.title, "the same prediction for all samples"
         numbers = (self.first_value, self.value, self.uninformed)
         style = ".2f" if max(map(abs, numbers)) <= 1 else ".3g"
         first, value, uninformed = (format(number, style) for number in numbers)
+        alone = "one class alone" if metric == ACCURACY else _OF_ALL
         return (
-            f"The choice of the epoch is {verdict}. Expected {title} went from {first} to {value} ({uninformed} for"
-            f" {alone}), and {self.n_equals} of {self.n_checks} checks tie within a standard error. Held-out label"
+            f"The choice of the epoch is {verdict}. Expected {metric.title} went from {first} to {value} ({uninformed}"
+            f" for {alone}), and {self.n_equals} of {self.n_checks} checks tie within a standard error. Held-out label"
             f" skill {self.skill:.2f} (0 chance, 1 perfect)."
         )
 
 
 def summary_of(
-    confidence: Confidence | None, metric: ExpectedMetric | None, kept: Mapping[str, Any], *, is_known: bool
+    confidence: Confidence | None, metric: ExpectedMetric, kept: Mapping[str, Any], *, is_known: bool
 ) -> dict[str, Any]:
     """Entries of a summary, with the name of the metric in place of `value`; all None without a confidence.
 
     The threshold of the `kept` check is None if the choice is blind, or this process does not know (`is_known`).
     """
     values = dict.fromkeys(Confidence._fields) if confidence is None else confidence._asdict()
-    name = "accuracy" if metric is None else metric.name
-    named = {"value": f"expected_{name}", "first_value": f"first_{name}", "uninformed": f"one_class_{name}"}
-    summary = {named.get(field, field): value for field, value in values.items() if field != "metric"}
+    named = {"value": metric.signal, "first_value": f"first_{metric.name}", "uninformed": f"one_class_{metric.name}"}
+    summary = {named.get(field, field): value for field, value in values.items()}
     if THRESHOLD in kept:
         summary |= {name: kept[name] for name in kept if name.endswith(THRESHOLD)}
         if not (is_known and summary["word"] != "blind" and math.isfinite(kept[THRESHOLD])):
             summary[THRESHOLD] = None
     return summary
+
+
+def judge(
+    history: History, signals: Signals, classes: list[str] | None, n_columns: int
+) -> tuple[Confidence | None, list[str], list[str]]:
+    """Judge the kept check: the confidence in it, doubts about it, and other remarks, in words.
+
+    `classes` are names of the classes, if the dataset has them; the network's logits have `n_columns`.
+    """
+    kept, rule, metric, boundary = history.kept, history.selection.rule, history.metric, signals.boundary
+    if kept is None:
+        return None, [], []
+    counted = [check for check in history.compared if history.selection.score(check) is not None]
+    n_samples, names = len(boundary.labels), _class_names(boundary.labels, classes)
+    column, alone = accuracy_alone(boundary.probabilities_of_present, n_samples, boundary.weights)
+    doubt = metric.doubt(len(names))
+    if metric != ACCURACY:
+        alone = metric.uninformed(signals.plain_probabilities(n_columns))
+        doubt = doubt or ("" if metric.is_of_sharp else _describe_few(boundary.labels))
+    best = metric.sign * max(map(history.value_of, counted))
+    blind = describe_blindness(best, alone, names[column], (signals.vote_skill, signals.regression_skill), metric)
+    threshold = "" if blind else _describe_threshold(kept, metric)
+    remarks = [threshold] if threshold else []
+    is_of_metric = isinstance(rule, MetricRule) and not rule.metric.is_drawn
+    if not is_of_metric and (metric != ACCURACY or rule.name not in _JUDGED_RULES):
+        return None, [blind] if blind else [], remarks
+    numbers = signals.skill, n_samples, alone
+    confidence = confidence_in(kept, counted, *numbers, is_blind=bool(blind), metric=metric, doubt=doubt)
+    line = confidence.line(metric)
+    if confidence.word == "clear":
+        return confidence, [], [line, *remarks]
+    return confidence, [blind or line], remarks
 
 
 def confidence_in(
@@ -81,14 +115,14 @@ def confidence_in(
     uninformed: float,
     *,
     is_blind: bool,
-    metric: ExpectedMetric | None = None,
+    metric: ExpectedMetric = ACCURACY,
     doubt: str = "",
 ) -> Confidence:
     """Judge the choice of the `kept` check among those that count; a `doubt` of the metric makes it unsure.
 
     The standard error is the median over the checks; each is that of a gain over the best expected value before.
     """
-    name, sign = ("expected_accuracy", 1.0) if metric is None else (metric.signal, metric.sign)
+    name, sign = metric.signal, metric.sign
     errors = [error for check in checks if (error := check.get("standard_error", 0.0)) > 0]
     error, at_kept = median(errors) if errors else 0.0, kept[name]
     values = [value for check in checks if math.isfinite(value := check[name])]
@@ -98,7 +132,7 @@ def confidence_in(
     known = {
         doubt: bool(doubt),
         f"{n_samples} samples are fewer than {_LEAST_SAMPLES}": n_samples < _LEAST_SAMPLES,
-        f"expected accuracy is below {_LEAST_ACCURACY}": metric is None and at_kept < _LEAST_ACCURACY,
+        f"expected accuracy is below {_LEAST_ACCURACY}": metric == ACCURACY and at_kept < _LEAST_ACCURACY,
         f"{name.replace('_', ' ')} has not {change} by a standard error": not gain > 1,
     }
     doubts = [doubt for doubt, applies in known.items() if applies]
@@ -107,38 +141,67 @@ def confidence_in(
         word = "blind"
     elif doubts:
         word = "plateau" if n_equals > _MOST_EQUALS else "unsure"
-    n_checks = len(checks)
-    return Confidence(metric, word, skill, at_kept, values[0], uninformed, gain, n_equals, n_checks, n_samples, doubts)
+    return Confidence(word, skill, at_kept, values[0], uninformed, gain, n_equals, len(checks), n_samples, doubts)
 
 
-def judge(
-    history: History, signals: Signals, classes: list[str] | None, n_columns: int
-) -> tuple[Confidence | None, list[str], list[str]]:
-    """Judge the kept check: the confidence in it, doubts about it, and other remarks, in words.
+def accuracy_alone(probabilities: Tensor, n_samples: int, weights: Tensor | None) -> tuple[int, float]:
+    """Column of the class that scores most if it alone is predicted, and its expected accuracy."""
+    by_sample = probabilities.view(-1, n_samples, probabilities.shape[1]).mean(dim=0).double()
+    scores = by_sample.mean(dim=0) if weights is None else weights @ by_sample / n_samples
+    best = int(scores.argmax())
+    return best, float(scores[best])
 
-    `classes` are names of the classes, if the dataset has them; the network's logits have `n_columns`.
+
+def describe_blindness(
+    best: float, alone: float, name: str, skills: tuple[float, float], metric: ExpectedMetric = ACCURACY
+) -> str:
+    """Say that the expected value of a metric cannot tell checks apart, and what to do; "" if it can.
+
+    `best` is the best expected value of the checks, `alone` that of the class `name`, or of the best prediction that is
+    the same for all samples; `skills` are those of the nearest samples and of a regression on all.
     """
-    kept, selection, metric, boundary = history.kept, history.selection, signals.metric, signals.boundary
-    if kept is None or selection is None:
-        return None, [], []
-    n_samples, names, sign = len(boundary.labels), class_names(boundary.labels, classes), history.sign
-    counted = [check for check in history.compared if selection.score(check) is not None]
-    column, alone = accuracy_alone(boundary.probabilities_of_present, n_samples, boundary.weights)
-    if metric is not None:
-        alone = metric.uninformed(signals.plain_probabilities(n_columns))
-    values = [sign * check[history.value_name] for check in counted]
-    best = sign * max(filter(math.isfinite, values), default=math.nan)
-    blind = describe_blindness(best, alone, names[column], (signals.vote_skill, signals.regression_skill), metric)
-    threshold = "" if metric is None or blind else describe_threshold(kept, metric)
-    remarks, rule = [threshold] if threshold else [], selection.rule
-    is_of_metric = isinstance(rule, MetricRule) and not rule.metric.is_drawn
-    if not is_of_metric and (metric is not None or rule.name not in _JUDGED_RULES):
-        return None, [blind] if blind else [], remarks
-    doubt = "" if metric is None else metric.doubt(len(names))
-    if metric is not None and not metric.is_of_sharp:
-        doubt = doubt or describe_few(boundary.labels)
-    numbers = signals.skill, n_samples, alone
-    confidence = confidence_in(kept, counted, *numbers, is_blind=bool(blind), metric=metric, doubt=doubt)
-    if confidence.word == "clear":
-        return confidence, [], [confidence.line(), *remarks]
-    return confidence, [blind or confidence.line()], remarks
+    is_share = metric.is_larger_better and not metric.is_drawn  # 1 is the largest value
+    has_gain = metric.sign * (best - alone) > _LEAST_GAIN * (1 - alone if is_share else abs(alone))
+    skill = "skill {:.2f} by the nearest samples, {:.2f} by regression; 1 is certain, 0 chance".format(*skills)
+    if max(skills) < _LEAST_SKILL:
+        return (
+            f"Expected {metric.title} cannot tell these epochs apart: left-out labels can hardly be predicted"
+            f" ({skill}). Choose the epoch by some held-out samples, or pass a `feature_extractor` in whose space near"
+            " samples are alike."
+        )
+    same, remedy = _OF_ALL, ""
+    if metric == ACCURACY:
+        same = f"always predicting {name}"
+        remedy = "; or pass `class_weight=` if the loss weighs the classes, `'balanced'` if a rare one matters"
+    numbers = f"the best expected {metric.title} is {best:.4g}, and that scores {alone:.4g} ({skill})"
+    return "" if has_gain else f"No check is clearly better than {same}: {numbers}. Train longer{remedy}."
+
+
+def _describe_few(labels: Tensor) -> str:
+    """Say that the rarest class has few of the labels (N,) for a metric that looks at each class; "" if it has not."""
+    present, counts = torch.unique(labels, return_counts=True)
+    rarest = int(counts.argmin())
+    is_few = counts[rarest] < _LEAST_OF_A_CLASS
+    return f"class {int(present[rarest])} has {int(counts[rarest])} of the samples that are measured" if is_few else ""
+
+
+def _describe_threshold(check: Mapping[str, Any], metric: ExpectedMetric) -> str:
+    """Log line on the threshold of a check for a metric of two classes; "" if there is none."""
+    threshold, value = check.get(THRESHOLD, math.nan), check.get(metric.at_threshold, math.nan)
+    if not math.isfinite(threshold):
+        return ""
+    if threshold == metric.threshold:
+        if metric.is_at_threshold:
+            return f"The prices imply a threshold of {threshold:.3g}: predict class 1 from this probability on."
+        return f"No other threshold than 0.5 is clearly better for the {metric.title}."
+    at_half = "" if metric.is_at_threshold else f" in place of {check[metric.signal]:.4g}"
+    return (
+        f"The expected {metric.title} is best, {value:.4g}{at_half}, if class 1 is predicted where its probability is"
+        f" at least {threshold:.3f} in place of {metric.threshold:.3g} (`summary['threshold']`)."
+    )
+
+
+def _class_names(labels: Tensor, named: Sequence[str] | None) -> list[str]:
+    """Names of the classes that have samples, the dataset's if it has some."""
+    present = torch.unique(labels).tolist()
+    return [repr(named[c]) if named and present[-1] < len(named) else f"class {c}" for c in present]

@@ -18,6 +18,7 @@ from bu_torch.run.settings import Settings, settings_for
 from bu_torch.samples.reading import with_readings
 from bu_torch.samples.samples import ClassWeight, Samples, class_shares, fewer_of, rare_class
 from bu_torch.signals.measuring import Signals, fit_with_progress
+from bu_torch.signals.metrics import ACCURACY
 
 _MOST_CLASSES_A_SAMPLE = 1 / 3
 Tell = Callable[[str], None]
@@ -189,14 +190,14 @@ def _details(prepared: Preparation) -> Iterator[str]:
             f"Neighbours are found in the space {boundary.space_name_!r}, where they predict left-out labels best"
             f" (skill: {skills}; 0 chance, 1 perfect). Pass `feature_extractor=...` to change this."
         )
-    if metric is not None and metric.prices:
+    if metric.prices:
         yield metric.prices
 
 
 def _doubts(signals: Signals, about: Any) -> Iterator[str]:
     """A metric that may be of the wrong class, or tells networks apart badly; a class that hardly counts."""
     boundary, metric = signals.boundary, signals.metric
-    if metric is None:
+    if metric == ACCURACY:
         rare = rare_class(boundary.labels, boundary.weights) if boundary.class_weight is None else None
         if rare is not None:
             yield (

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self, TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -17,28 +17,10 @@ from bu_torch.perturbation.draws import MixedMove, Perturbation, Readings
 from bu_torch.rule.rules import DEFAULT_RULE, MetricRule, Rule, RuleName, as_rule
 from bu_torch.samples.samples import ClassWeight, Samples, check_class_weight
 from bu_torch.signals.measuring import Signals
-from bu_torch.signals.metrics import as_metric
+from bu_torch.signals.metrics import ACCURACY, as_metric
 from bu_torch.space.features import MixedFeatures
 
 AVERAGING = 0.7  # about the last three checks
-REMOVED = {
-    "averaging_device": "the average lies where the weights are, and `averaging=None` does without it",
-    "budget": "`max_samples` says how many samples a check uses, and `n_draws` how often it perturbs each",
-    "cache": "each run prepares anew, which takes seconds: leave it out",
-    "check_finite": "a score that is not finite always ends a training: leave it out",
-    "max_bytes": "`max_samples` says how many samples a check holds",
-    "stopping_threshold": "compare `history[-1]` with a threshold after each check, or list an `EarlyStopping`, whose"
-    " `monitor` may be any number of a check",
-}
-
-
-class RefusesRemoved:
-    """Raises a TypeError for an option of an earlier version, which says what to do instead."""
-
-    def __new__(cls, *_: Any, **options: Any) -> Self:
-        for name in REMOVED.keys() & options.keys():
-            raise TypeError(f"`{name}` is no option any more: {REMOVED[name]}.")
-        return super().__new__(cls)
 
 
 class SettingsDict(TypedDict, total=False):
@@ -62,7 +44,7 @@ class SettingsDict(TypedDict, total=False):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Settings(RefusesRemoved):
+class Settings:
     """How a check measures, and how its score decides.
 
     Args:
@@ -162,14 +144,15 @@ class Settings(RefusesRemoved):
     def also(self) -> tuple[str, ...]:
         """Signals to measure that no check measures unless a rule reads them."""
         metric = as_metric(self.metric)
-        measured = (*Signals.NAMES, *(() if metric is None else metric.entries))
+        measured = (*Signals.NAMES, *metric.entries)
         return tuple(name for name in as_rule(self.rule, metric).signals if name not in measured)
 
     @property
     def deciding_rule(self) -> Rule:
         """The rule, which is that of the metric if another metric than accuracy is asked for and no rule."""
         metric = as_metric(self.metric)
-        return as_rule(self.rule, metric) if metric is None or self.rule != DEFAULT_RULE else MetricRule(metric)
+        is_of_metric = metric != ACCURACY and self.rule == DEFAULT_RULE
+        return MetricRule(metric) if is_of_metric else as_rule(self.rule, metric)
 
     def refuse_too_few(self, n_samples: int, what: str) -> None:
         if n_samples < self.n_neighbors:

@@ -1,7 +1,6 @@
-"""Numbers of a check, and the details behind them: samples and classes; log lines when training ends."""
+"""Numbers of a check, and the details behind them: samples and classes."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,14 +10,10 @@ from torch import Tensor
 from bu_torch.functional.boundary import predicted_probabilities
 from bu_torch.functional.checks import index_pairs, sum_by_group
 from bu_torch.signals.catalogue import SignalInputs
-from bu_torch.signals.metrics import ExpectedMetric
 from bu_torch.signals.prepare import mean_by_rank
 
 MOST_CLASSES = 100
 _MOST_MEETINGS, _LEAST_LOSS = 3, 0.01
-_LEAST_GAIN = 0.01  # share of the accuracy that always predicting one class leaves to gain
-_LEAST_SKILL = 0.05
-_LEAST_OF_A_CLASS = 50
 
 
 class Crossing(NamedTuple):
@@ -119,67 +114,3 @@ def _recalls(inputs: SignalInputs) -> list[ClassRecall]:
     columns = (boundary.classes.classes, labelled / labelled.sum(), *recalls)
     rows = [ClassRecall(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
     return sorted(rows, key=lambda row: row.expected)[:MOST_CLASSES]
-
-
-def accuracy_alone(probabilities: Tensor, n_samples: int, weights: Tensor | None) -> tuple[int, float]:
-    """Column of the class that scores most if it alone is predicted, and its expected accuracy."""
-    by_sample = probabilities.view(-1, n_samples, probabilities.shape[1]).mean(dim=0).double()
-    scores = by_sample.mean(dim=0) if weights is None else weights @ by_sample / n_samples
-    best = int(scores.argmax())
-    return best, float(scores[best])
-
-
-def describe_blindness(
-    best: float, alone: float, name: str, skills: tuple[float, float], metric: ExpectedMetric | None = None
-) -> str:
-    """Say that expected accuracy, or a metric, cannot tell checks apart, and what to do; "" if it can.
-
-    `best` is the best expected value of the checks, `alone` that of the class `name`, or of the best prediction that is
-    the same for all samples; `skills` are those of the nearest samples and of a regression on all.
-    """
-    sign, title = (1.0, "accuracy") if metric is None else (metric.sign, metric.title)
-    is_share = metric is None or (metric.is_larger_better and not metric.is_drawn)  # 1 is the largest value
-    has_gain = sign * (best - alone) > _LEAST_GAIN * (1 - alone if is_share else abs(alone))
-    skill = "skill {:.2f} by the nearest samples, {:.2f} by regression; 1 is certain, 0 chance".format(*skills)
-    if max(skills) < _LEAST_SKILL:
-        return (
-            f"Expected {title} cannot tell these epochs apart: left-out labels can hardly be predicted ({skill})."
-            " Choose the epoch by some held-out samples, or pass a `feature_extractor` in whose space near samples are"
-            " alike."
-        )
-    same, remedy = "the same prediction for all samples", ""
-    if metric is None:
-        same = f"always predicting {name}"
-        remedy = "; or pass `class_weight=` if the loss weighs the classes, `'balanced'` if a rare one matters"
-    numbers = f"the best expected {title} is {best:.4g}, and that scores {alone:.4g} ({skill})"
-    return "" if has_gain else f"No check is clearly better than {same}: {numbers}. Train longer{remedy}."
-
-
-def describe_few(labels: Tensor) -> str:
-    """Say that the rarest class has few of the labels (N,) for a metric that looks at each class; "" if it has not."""
-    present, counts = torch.unique(labels, return_counts=True)
-    rarest = int(counts.argmin())
-    is_few = counts[rarest] < _LEAST_OF_A_CLASS
-    return f"class {int(present[rarest])} has {int(counts[rarest])} of the samples that are measured" if is_few else ""
-
-
-def describe_threshold(check: Mapping[str, Any], metric: ExpectedMetric) -> str:
-    """Log line on the threshold of a check for a metric of two classes; "" if there is none."""
-    threshold, value = check.get("threshold", math.nan), check.get(metric.at_threshold, math.nan)
-    if not math.isfinite(threshold):
-        return ""
-    if threshold == metric.threshold:
-        if metric.is_at_threshold:
-            return f"The prices imply a threshold of {threshold:.3g}: predict class 1 from this probability on."
-        return f"No other threshold than 0.5 is clearly better for the {metric.title}."
-    at_half = "" if metric.is_at_threshold else f" in place of {check[metric.signal]:.4g}"
-    return (
-        f"The expected {metric.title} is best, {value:.4g}{at_half}, if class 1 is predicted where its probability is"
-        f" at least {threshold:.3f} in place of {metric.threshold:.3g} (`summary['threshold']`)."
-    )
-
-
-def class_names(labels: Tensor, named: Sequence[str] | None) -> list[str]:
-    """Names of the classes that have samples, the dataset's if it has some."""
-    present = torch.unique(labels).tolist()
-    return [repr(named[c]) if named and present[-1] < len(named) else f"class {c}" for c in present]

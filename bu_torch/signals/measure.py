@@ -11,7 +11,7 @@ from bu_torch.functional.checks import mean_and_error
 from bu_torch.functional.metrics import best_threshold, decided_at, influence, left_out_thresholds
 from bu_torch.signals.catalogue import SIGNALS, SignalInputs
 from bu_torch.signals.details import Measurement
-from bu_torch.signals.metrics import THRESHOLD, ExpectedMetric, MisfitError
+from bu_torch.signals.metrics import ACCURACY, THRESHOLD, ExpectedMetric, MisfitError
 from bu_torch.signals.prepare import Prepared
 
 
@@ -22,7 +22,7 @@ def measure(
     best: Tensor | None = None,
     *,
     names: Sequence[str],
-    metric: ExpectedMetric | None = None,
+    metric: ExpectedMetric = ACCURACY,
 ) -> Measurement:
     """Measure signals by their names; arguments are those of `Signals.measure`, unchecked but for the logits."""
     boundary = prepared.boundary
@@ -33,7 +33,7 @@ def measure(
     is_finite = inputs.uncertainty.isfinite()
     formulas = {name: SIGNALS[name].formula for name in names if name in SIGNALS}
     values = {name: formula(inputs) for name, formula in formulas.items() if formula is not None}
-    if metric is not None:
+    if metric != ACCURACY:
         values = metric_values(metric, inputs, has_threshold=THRESHOLD in names) | values
     for other in prepared.others:
         is_finite = is_finite & own.isfinite().all()
@@ -78,11 +78,11 @@ def metric_values(metric: ExpectedMetric, inputs: SignalInputs, *, has_threshold
 
 
 def contributions_to(
-    metric: ExpectedMetric | None, inputs: SignalInputs, values: Mapping[str, Tensor]
+    metric: ExpectedMetric, inputs: SignalInputs, values: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor | None]:
-    """Contribution of each of N samples to a metric, or accuracy, (N,), empty if unknown; and weights of samples."""
+    """Contribution of each of N samples to a metric, (N,), empty if unknown; and weights of samples."""
     boundary = inputs.boundary
-    if metric is None:
+    if metric == ACCURACY:
         likely = predicted_probabilities(boundary.probabilities_of_present, inputs.columns)
         return likely.view(boundary.n_draws, -1).mean(dim=0), boundary.weights
     if metric.is_drawn:

@@ -15,7 +15,7 @@ from bu_torch.perturbation.draws import PerturbedInputs
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.details import Measurement
 from bu_torch.signals.measure import measure
-from bu_torch.signals.metrics import as_metric, check_on
+from bu_torch.signals.metrics import ACCURACY, as_metric, check_on
 from bu_torch.signals.prepare import Prepared, fingerprint_of, prepare, restore, state_of
 
 
@@ -59,8 +59,7 @@ class Signals:
             others = ", ".join(name for name in SIGNALS if name not in self.NAMES)
             raise ValueError(f"`also` must hold names among {others}, got {unknown[0]!r}.")
         self.metric = as_metric(metric)
-        named = () if self.metric is None else (self.metric.signal,)
-        self.names = tuple(dict.fromkeys((*self.NAMES, *also, *named)))
+        self.names = tuple(dict.fromkeys((*self.NAMES, *also, self.metric.signal)))
         self.boundary = BoundaryUncertainty(n_neighbors, n_draws, seed, **options)
         self.boundary.known_space = known_space
         self._measured_in = {SIGNALS[name].measured_in for name in also if SIGNALS[name].reads_samples}
@@ -92,10 +91,10 @@ class Signals:
     def _take(self, prepared: Prepared) -> Self:
         self.prepared, metric, classes = prepared, self.metric, self.boundary.classes
         self.vote_skill, self.regression_skill = self.boundary.vote_skill, self.boundary.regression_skill
-        if metric is not None:
+        if metric != ACCURACY:
             check_on(metric, classes.expand(prepared.plain_probabilities, 0.0))
-            if metric.of_counts is not None and classes.n_classes == 2:
-                self.names = tuple(dict.fromkeys((*self.names, *metric.entries)))
+        if metric.of_counts is not None and classes.n_classes == 2:
+            self.names = tuple(dict.fromkeys((*self.names, *metric.entries)))
         return self
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bu_torch.functional import expected_accuracy
 from bu_torch.functional import metrics as formulas
 from bu_torch.internal.inputs import as_tensor
 
@@ -92,6 +93,10 @@ class ExpectedMetric:
         return self.sign * max((self.sign * value for value in values if math.isfinite(value)), default=math.nan)
 
 
+def _accuracy(logits: Tensor, probabilities: Tensor, weights: Tensor | None) -> Tensor:
+    return expected_accuracy(probabilities, logits.argmax(dim=1), weights=weights)
+
+
 def _balanced(hits: Tensor, alarms: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
     return (hits / positives + 1 - alarms / negatives) / 2
 
@@ -115,20 +120,23 @@ METRICS = {
         ExpectedMetric("brier_score", "Brier score", False, formulas.expected_brier_score, is_of_sharp=True),
     )
 }
-METRIC_HELP = f"{', '.join(('accuracy', *METRICS))}, or costs such as '[[0, 10], [100, 10]]', a row for each true class"
+# Expected accuracy itself, in which samples count by their weights and those of their classes.
+ACCURACY = ExpectedMetric("accuracy", "accuracy", True, _accuracy)
+_NAMED = {"accuracy": ACCURACY, **METRICS}
+METRIC_HELP = f"{', '.join(_NAMED)}, or costs such as '[[0, 10], [100, 10]]', a row for each true class"
 
 
-def as_metric(metric: Any) -> ExpectedMetric | None:
-    """Metric to measure beside accuracy, after checks; None for accuracy itself.
+def as_metric(metric: Any) -> ExpectedMetric:
+    """Metric whose expected value is measured, after checks.
 
     Raises ValueError or TypeError unless it is a name, a square matrix of costs, or a `torchmetrics.Metric` of known
     direction.
     """
     if isinstance(metric, str):
-        if metric not in ("accuracy", *METRICS):
-            names = ", ".join(map(repr, ("accuracy", *METRICS)))
+        if metric not in _NAMED:
+            names = ", ".join(map(repr, _NAMED))
             raise ValueError(f"`metric` must be one of {names}, costs or a `torchmetrics.Metric`, got {metric!r}.")
-        return METRICS.get(metric)
+        return _NAMED[metric]
     if isinstance(metric, ExpectedMetric):
         return metric
     if hasattr(metric, "higher_is_better") and hasattr(metric, "update") and not isinstance(metric, type):
@@ -205,7 +213,7 @@ def _of_torchmetrics(metric: Any) -> ExpectedMetric:
             " wraps, counts or draws."
         )
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name).lower()
-    if words.replace(" ", "_") in ("accuracy", "cost", *METRICS):  # a class of the user's, named as one of ours
+    if words.replace(" ", "_") in ("cost", *_NAMED):  # a class of the user's, named as one of ours
         words = f"own {words}"
     is_binary = any(base.__name__.startswith("Binary") for base in type(metric).__mro__)
     n_classes = 2 if is_binary else getattr(metric, "num_classes", None)

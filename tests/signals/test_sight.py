@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper
-from bu_torch.signals.details import describe_blindness
+from bu_torch.run.judgement import describe_blindness
 
 
 def test_a_score_that_cannot_see_is_told_of():
