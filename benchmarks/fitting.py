@@ -71,7 +71,7 @@ class Curves(L.Callback):
         else:
             averaged = copy_of(pl_module, self.stopping.engine.averages(pl_module))
             row["averaged_test_error"] = test_error(averaged, self.test)
-            self.kept["space"] = self.stopping.engine.prepared.signals.boundary.space_name_
+            self.kept["space"] = self.stopping.engine.fitted.signals.boundary.space_name_
         pl_module.train()
         self.rows.append(row)
 

@@ -162,7 +162,7 @@ class Watched:
             loader = DataLoader(dataset(inputs, labels), READ_BATCH)
             chosen = read_loader(loader, lambda n: made.n_samples, seed=seed, looks_for_augmentation=True)
         self.engine.prepare(lambda: TrainingData(chosen, made, module), inputs.device)
-        self.signals: Signals = self.engine.prepared.signals
+        self.signals: Signals = self.engine.fitted.signals
         self.perturbed = self.signals.perturbed_inputs
         boundary, most = self.signals.boundary, self.signals.prepared.attainable
         self.about = {  # the same at each check

@@ -18,7 +18,7 @@ from bu_torch.internal.replica import evaluation_copy
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.history import History, describe_worse_than_chance
 from bu_torch.run.judgement import judge, summary_of
-from bu_torch.run.prepare import Preparation, TrainingData, prepare_signals
+from bu_torch.run.prepare import Fitted, Preparation, TrainingData, prepare_signals
 from bu_torch.run.processes import Processes
 from bu_torch.run.record import Record, plain, row
 from bu_torch.run.settings import Settings
@@ -114,10 +114,15 @@ class Engine:
         return is_the_same
 
     @property
+    def fitted(self) -> Fitted | None:
+        """What was prepared, in the first process until `release`."""
+        return None if self.prepared is None else self.prepared.fitted
+
+    @property
     def _signals(self) -> Signals:
-        if self.prepared is None or self.prepared.signals is None:
+        if self.fitted is None:
             raise RuntimeError("This engine has no samples: call `prepare` first, and in the first process.")
-        return self.prepared.signals
+        return self.fitted.signals
 
     def check_columns(self, logits: Tensor) -> None:
         """Raise `UnfitLogitsError` unless a network's logits (n, J) have a column for each class."""
@@ -204,9 +209,8 @@ class Engine:
         is_best = self.history.add(entry) and is_counted
         if not is_counted:
             self._forget_checks()
-        about = None if self.prepared is None else self.prepared.about
-        if about is not None and not self._has_warned:
-            line = describe_worse_than_chance(self.history.entries, self._n_columns, about["data"])
+        if self.fitted is not None and not self._has_warned:
+            line = describe_worse_than_chance(self.history.entries, self._n_columns, self.fitted.about["data"])
             self._has_warned = bool(line)
             if line:
                 self.warn(line)  # last, because filters may turn a warning into an error
@@ -219,13 +223,12 @@ class Engine:
 
     def open_record(self, folder: Path, settings: Mapping[str, Any]) -> None:
         """Open a record with `settings` in `folder`."""
-        history, about = self.history, None if self.prepared is None else self.prepared.about
-        class_weight = self._signals.boundary.class_weight  # that of the loss, if the settings have none
+        history, class_weight = self.history, self._signals.boundary.class_weight  # the loss's if settings have none
         named = {**settings, "class_weight": class_weight, "rule": None, **history.rule_settings()}
         header = {
             "settings": {name: plain(value) for name, value in named.items()},
             "n_not_compared": history.n_not_compared,
-            **(about or {"data": {}, "classes": None}),
+            **(self.fitted.about if self.fitted else {}),
             "setup_seconds": self.record.setup_seconds,
         }
         self.record.open(folder, header, map(row, history.entries))
@@ -235,9 +238,9 @@ class Engine:
         measured, self.measured = self.measured, None
         details = None if measured is None or self.record.path is None else measured.details()
         self.record.check_seconds += time.perf_counter() - started
-        if details is None or self.prepared is None or self.prepared.rows is None:
+        if details is None or self.fitted is None:
             return
-        history, rows = self.history, self.prepared.rows
+        history, rows = self.history, self.fitted.rows
         kept = (check.entry if check.is_best else history.kept) or {}
         self.record.write(
             {
@@ -254,16 +257,15 @@ class Engine:
 
     def end(self, reason: str, stopped_epoch: int | None = None, **paths: str) -> None:
         """Judge what was kept, and write the last line of the record."""
-        history, prepared, kept, confidence = self.history, self.prepared, self.history.kept or {}, None
-        is_known = prepared is not None and prepared.signals is not None
+        history, fitted, kept, confidence = self.history, self.fitted, self.history.kept or {}, None
         self._doubts, self._remarks = [], []
-        if prepared is not None and prepared.about is not None:
-            classes = prepared.about["classes"]
-            confidence, self._doubts, self._remarks = judge(history, self._signals, classes, self._n_columns)
+        if fitted is not None:
+            classes = fitted.about["classes"]
+            confidence, self._doubts, self._remarks = judge(history, fitted.signals, classes, self._n_columns)
         line: dict[str, Any] = {"reason": reason}
         if self.settings.decides:
             places = {"kept_epoch": kept.get("epoch"), "kept_step": kept.get("step"), "stopped_epoch": stopped_epoch}
-            judged = summary_of(confidence, history.metric, kept, is_known=is_known)
+            judged = summary_of(confidence, history.metric, kept, is_known=fitted is not None)
             line |= places | paths
             score = {"score_name": history.score_name, "score": kept.get(history.score_name)}
             self.summary = {"reason": reason, **score, **line, **judged}

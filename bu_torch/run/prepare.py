@@ -7,26 +7,36 @@ from typing import Any, NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from bu_torch.estimators.space_choice import SpaceName, may_use_module
-from bu_torch.internal.inputs import as_labels
-from bu_torch.internal.logits import packed_model
+from bu_torch.internal.inputs import as_features, as_labels
+from bu_torch.internal.logits import as_taken, packed_model
 from bu_torch.internal.packing import Packing
-from bu_torch.perturbation.draws import kind_of
+from bu_torch.perturbation.draws import MixedMove, Readings, kind_of
 from bu_torch.run.plan import Plan, describe_ignored
-from bu_torch.run.settings import Settings, settings_for
+from bu_torch.run.settings import Settings
 from bu_torch.samples.reading import with_readings
 from bu_torch.samples.samples import ClassWeight, Samples, class_shares, fewer_of, rare_class
 from bu_torch.signals.measuring import Signals, fit_with_progress
 from bu_torch.signals.metrics import ACCURACY
+from bu_torch.space.features import MixedFeatures
 
 _MOST_CLASSES_A_SAMPLE = 1 / 3
 Tell = Callable[[str], None]
 
 
+class Fitted(NamedTuple):
+    """What only the process has that has prepared."""
+
+    signals: Signals
+    rows: Tensor  # places of the samples in the dataset, (N,)
+    about: Mapping[str, Any]  # samples and classes in words, for the record
+
+
 @dataclass(frozen=True)
 class Preparation:
-    """The samples of all checks of a training; `signals`, `rows` and `about` only in the process that has prepared."""
+    """The samples of all checks of a training."""
 
     plan: Plan
     packing: Packing | None  # layout of several tensors a sample in one
@@ -34,17 +44,15 @@ class Preparation:
     are_integers: bool  # samples are integers, before they are perturbed
     fingerprint: str  # identifies the samples
     is_restored: bool  # False if earlier checks of a resumed run were made at other samples
-    signals: Signals | None = None
-    rows: Tensor | None = None  # places of the samples in the dataset, (N,)
-    about: Mapping[str, Any] | None = None  # samples and classes in words, for the record
     # A resumed run cannot repeat the choice of a space, because the network has changed. So a state holds the whole
     # preparation if the space is the network's features, and otherwise the name of the space.
-    saved: Mapping[str, Any] | None = None
-    space: SpaceName | None = None
+    saved: Mapping[str, Any] | None
+    space: SpaceName | None
+    fitted: Fitted | None
 
     def for_other_processes(self) -> Self:
         """What other processes need of it."""
-        return replace(self, signals=None, rows=None, about=None)
+        return replace(self, fitted=None)
 
     def state_dict(self) -> dict[str, Any]:
         state = {"plan": tuple(self.plan), "samples": self.fingerprint}
@@ -84,7 +92,7 @@ def prepare_signals(
         warn(line)
     samples = with_readings(samples, plan.n_draws, settings.perturbation, warn)
     _check_classes(samples, warn)
-    adapted, space = settings_for(settings, samples), resumed.get("space")
+    adapted, space = _settings_for(settings, samples), resumed.get("space")
     make_signals = partial(adapted.make_signals, plan.n_draws, class_weight=class_weight, known_space=space)
     signals = make_signals(None if module is None else packed_model(module, samples.packing))
     uses_module = may_use_module(signals.boundary.feature_extractor, signals.boundary.module, samples.inputs)
@@ -111,17 +119,68 @@ def prepare_signals(
         not samples.inputs.is_floating_point(),
         signals.prepared.fingerprint,
         is_restored and resumed.get("samples") in (None, signals.prepared.fingerprint),
-        signals.to(device),
-        samples.rows,
-        _describe(signals, samples),
         saved,
         space,
+        Fitted(signals.to(device), samples.rows, _describe(signals, samples)),
     )
-    for line in _details(prepared):
+    for line in _details(signals, takes_readings=prepared.takes_readings):
         detail(line)
-    for line in _doubts(signals, prepared.about):
-        tell(line)
+    if doubt := _doubt(signals):
+        tell(doubt)
     return prepared
+
+
+def _settings_for(settings: Settings, samples: Samples) -> Settings:
+    """Settings adapted to samples: further readings perturb them; the user's callables get tensors as training does."""
+    perturbation, extractor, packing = settings.perturbation, settings.feature_extractor, samples.packing
+    if samples.readings is not None:
+        flat = as_features(samples.readings.flatten(0, 1), "further readings", keep_integers=True)
+        perturbation = Readings(flat.unflatten(0, samples.readings.shape[:2]))
+    if packing is None:
+        return replace(settings, perturbation=perturbation)
+    if callable(perturbation):
+        perturbation = partial(_perturbed, perturbation, packing)
+    elif packing.has_indices and perturbation in ("random", "neighbors"):
+        names = [name for name, dtype in zip(packing.names, packing.dtypes, strict=True) if dtype is not None]
+        raise ValueError(
+            f"`perturbation={perturbation!r}` moves numbers along a line, but {', '.join(names)} hold integers: pass"
+            " None, or a callable (inputs, nearest_distance, generator) that takes these tensors as the network does."
+        )
+    elif perturbation == "tokens" and packing.form != "rows":
+        raise ValueError(
+            f"`perturbation='tokens'` exchanges tokens in rows of integers (n, L), got {packing}. Let `input_key=[...]`"
+            " name the rows alone: token ids and their mask."
+        )
+    elif perturbation is None and packing.has_indices:
+        mixed = MixedMove(packing.n_numbers, packing.n_rows_of_indices)
+        perturbation = "tokens" if packing.form == "rows" else mixed
+    elif perturbation is None and not packing.is_table:
+        perturbation = "neighbors"
+    if callable(extractor):
+        extractor = _Extractor(extractor, packing)
+    elif extractor is None and packing.form == "columns" and not packing.is_table:
+        extractor = MixedFeatures(packing)
+    return replace(settings, perturbation=perturbation, feature_extractor=extractor)
+
+
+def _perturbed(perturbation: Callable[..., Any], packing: Packing, inputs: Tensor, *args: Any) -> Tensor:
+    """Perturbed samples of a user's function that takes and returns several tensors."""
+    perturbed = perturbation(packing.unpack(inputs), *args)
+    shapes = [getattr(tensor, "shape", None) for tensor in pytree.tree_leaves(perturbed)]
+    expected = [torch.Size((len(inputs), *shape)) for shape in packing.shapes]
+    if shapes != expected:
+        raise ValueError(f"`perturbation` must give tensors of the shapes of the inputs, {expected}, got {shapes}.")
+    return packing.pack(perturbed)
+
+
+class _Extractor:
+    def __init__(self, extractor: Callable[..., Any], packing: Packing) -> None:
+        self._extractor, self._packing = extractor, packing
+        self.__self__ = extractor if isinstance(extractor, nn.Module) else getattr(extractor, "__self__", None)
+
+    def __call__(self, inputs: Tensor) -> Any:
+        tree = self._packing.unpack(inputs)
+        return self._extractor(pytree.tree_map(lambda tensor: as_taken(self.__self__, tensor), tree))
 
 
 def _describe_plan(samples: Samples, plan: Plan) -> str:
@@ -174,11 +233,10 @@ def _describe(signals: Signals, samples: Samples) -> dict[str, Any]:
     return {"data": data, "classes": samples.classes, "skills": left_out}
 
 
-def _details(prepared: Preparation) -> Iterator[str]:
+def _details(signals: Signals, *, takes_readings: bool) -> Iterator[str]:
     """How samples are perturbed, in which space neighbours are found, and the prices of a metric."""
-    assert prepared.signals is not None  # noqa: S101  (this process has prepared)
-    boundary, metric = prepared.signals.boundary, prepared.signals.metric
-    if prepared.takes_readings:
+    boundary, metric = signals.boundary, signals.metric
+    if takes_readings:
         yield (
             f"Samples have random augmentation, so bu-torch reads each {1 + boundary.n_draws} times: the first reading"
             " is its place among its neighbours, and further readings are perturbed samples. Pass `perturbation=...`"
@@ -194,22 +252,23 @@ def _details(prepared: Preparation) -> Iterator[str]:
         yield metric.prices
 
 
-def _doubts(signals: Signals, about: Any) -> Iterator[str]:
-    """A metric that may be of the wrong class, or tells networks apart badly; a class that hardly counts."""
+def _doubt(signals: Signals) -> str:
+    """Say that a metric may be of the wrong class, or tells networks apart badly, or that a class hardly counts."""
     boundary, metric = signals.boundary, signals.metric
     if metric == ACCURACY:
         rare = rare_class(boundary.labels, boundary.weights) if boundary.class_weight is None else None
-        if rare is not None:
-            yield (
-                f"Class {rare[0]} makes up {rare[1]:.1%} of what training draws, and counts that much in expected"
-                " accuracy. Pass another `metric=...`, such as 'balanced_accuracy', to change this, or"
-                " `class_weight=...` if the loss weighs the classes."
-            )
-        return
+        if rare is None:
+            return ""
+        return (
+            f"Class {rare[0]} makes up {rare[1]:.1%} of what training draws, and counts that much in expected accuracy."
+            " Pass another `metric=...`, such as 'balanced_accuracy', to change this, or `class_weight=...` if the"
+            " loss weighs the classes."
+        )
     share = float((boundary.labels == 1).double().mean())
     if metric.is_of_one and boundary.classes.n_classes == 2 and share > 0.5:
         whose = f"The {metric.title} is that of class 1, {share:.0%} of the labels."
-        yield f"{whose} Swap the labels if you mean class 0."
-    elif doubt := metric.doubt(about["data"]["n_present"]):
+        return f"{whose} Swap the labels if you mean class 0."
+    if doubt := metric.doubt(len(torch.unique(boundary.labels))):
         sentence = f"{doubt[0].upper()}{doubt[1:]}"
-        yield f"{sentence}, so the expected {metric.title} tells networks apart badly. Let accuracy decide."
+        return f"{sentence}, so the expected {metric.title} tells networks apart badly. Let accuracy decide."
+    return ""

@@ -1,24 +1,17 @@
-"""Settings that the callbacks and the plain loop's stopper share: their checks, and their adaptation to samples."""
+"""Settings that the callbacks and the plain loop's stopper share, and their checks."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, TypedDict
 
-import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from bu_torch.estimators.space_choice import FeatureExtractor, SpaceName
-from bu_torch.internal.inputs import as_features, check_flag, check_integer, check_number, check_seed
-from bu_torch.internal.logits import as_taken
-from bu_torch.internal.packing import Packing
-from bu_torch.perturbation.draws import MixedMove, Perturbation, Readings
+from bu_torch.internal.inputs import check_flag, check_integer, check_number, check_seed
+from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, MetricRule, Rule, RuleName, as_rule
-from bu_torch.samples.samples import ClassWeight, Samples, check_class_weight
+from bu_torch.samples.samples import ClassWeight, check_class_weight
 from bu_torch.signals.measuring import Signals
 from bu_torch.signals.metrics import ACCURACY, as_metric
-from bu_torch.space.features import MixedFeatures
 
 AVERAGING = 0.7  # about the last three checks
 
@@ -182,56 +175,3 @@ class Settings:
             module=module,
             known_space=known_space,
         )
-
-
-def settings_for(settings: Settings, samples: Samples) -> Settings:
-    """Settings adapted to samples: further readings perturb them; the user's callables get tensors as training does."""
-    perturbation, extractor, packing = settings.perturbation, settings.feature_extractor, samples.packing
-    if samples.readings is not None:
-        flat = as_features(samples.readings.flatten(0, 1), "further readings", keep_integers=True)
-        perturbation = Readings(flat.unflatten(0, samples.readings.shape[:2]))
-    if packing is None:
-        return replace(settings, perturbation=perturbation)
-    if callable(perturbation):
-        perturbation = partial(_perturbed, perturbation, packing)
-    elif packing.has_indices and perturbation in ("random", "neighbors"):
-        names = [name for name, dtype in zip(packing.names, packing.dtypes, strict=True) if dtype is not None]
-        raise ValueError(
-            f"`perturbation={perturbation!r}` moves numbers along a line, but {', '.join(names)} hold integers: pass"
-            " None, or a callable (inputs, nearest_distance, generator) that takes these tensors as the network does."
-        )
-    elif perturbation == "tokens" and packing.form != "rows":
-        raise ValueError(
-            f"`perturbation='tokens'` exchanges tokens in rows of integers (n, L), got {packing}. Let `input_key=[...]`"
-            " name the rows alone: token ids and their mask."
-        )
-    elif perturbation is None and packing.has_indices:
-        mixed = MixedMove(packing.n_numbers, packing.n_rows_of_indices)
-        perturbation = "tokens" if packing.form == "rows" else mixed
-    elif perturbation is None and not packing.is_table:
-        perturbation = "neighbors"
-    if callable(extractor):
-        extractor = _Extractor(extractor, packing)
-    elif extractor is None and packing.form == "columns" and not packing.is_table:
-        extractor = MixedFeatures(packing)
-    return replace(settings, perturbation=perturbation, feature_extractor=extractor)
-
-
-def _perturbed(perturbation: Callable[..., Any], packing: Packing, inputs: Tensor, *args: Any) -> Tensor:
-    """Perturbed samples of a user's function that takes and returns several tensors."""
-    perturbed = perturbation(packing.unpack(inputs), *args)
-    shapes = [getattr(tensor, "shape", None) for tensor in pytree.tree_leaves(perturbed)]
-    expected = [torch.Size((len(inputs), *shape)) for shape in packing.shapes]
-    if shapes != expected:
-        raise ValueError(f"`perturbation` must give tensors of the shapes of the inputs, {expected}, got {shapes}.")
-    return packing.pack(perturbed)
-
-
-class _Extractor:
-    def __init__(self, extractor: Callable[..., Any], packing: Packing) -> None:
-        self._extractor, self._packing = extractor, packing
-        self.__self__ = extractor if isinstance(extractor, nn.Module) else getattr(extractor, "__self__", None)
-
-    def __call__(self, inputs: Tensor) -> Any:
-        tree = self._packing.unpack(inputs)
-        return self._extractor(pytree.tree_map(lambda tensor: as_taken(self.__self__, tensor), tree))
