@@ -65,7 +65,7 @@ test-oldest: .venv-oldest/test
 
 # The frameworks that have an integration, in an environment of its own; a test that is skipped there fails.
 test-integrations: .venv-integrations/installed
-	OMP_NUM_THREADS=1 .venv-integrations/bin/python -m pytest --no-skips -rs tests/integrations $(INTEGRATED)
+	OMP_NUM_THREADS=1 .venv-integrations/bin/python -m pytest --no-skips -rs tests/integrations tests/test_odd.py $(INTEGRATED)
 
 INTEGRATED := $(addprefix tests/docs/test_recipes.py::test_,skorch_callback huggingface_trainer optuna ray)
 

@@ -20,12 +20,15 @@ X = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
 LABELS = torch.arange(60) % 3
 LOGITS, UNCERTAIN = torch.eye(3)[LABELS], torch.full((60, 3), 1 / 3)
+IDS = (X.abs() * 5).long()
 NEIGHBORS = (torch.arange(60).unsqueeze(1) + torch.arange(5)) % 60
 PAIRS = torch.tensor([[0, 1]] * 60)
 Z, EDGES = torch.linspace(0, 1, 60), torch.tensor([0.5])
 W = torch.rand(60, generator=torch.Generator().manual_seed(0)) + 0.1
 
-NUMBERS, SIZES = (NAN, INF, "1", None, True), (0, 1.5, True, "2")
+CHOICES = ("rule", "also", "perturbation", "filtering", "measure", "gap", "prior_correction", "method", "bandwidth")
+SIZES = ("n_neighbors", "max_samples", "n_prototypes", "every_n_epochs", "n_draws", "n_patches", "size", "n_cells")
+SIZES += ("n_components", "batch_size", "n_landmarks", "max_anchors", "n_repeats", "n_bootstrap")
 NO_FEATURES = (X[0], X / 0, X[:, :0], "a", X * 1j, X.to_sparse())
 NO_LABELS = (Y[1:], Y - 1, Y + 0.5, ["a"] * 60, torch.eye(2)[Y])
 NO_LOGITS = (LOGITS.long(), [[0.0]], LOGITS[:0])
@@ -48,58 +51,32 @@ REFUSED = {
     "shares": (LOGITS[0], LOGITS[:, :1], LOGITS / 0),
     "scores": ([], W * NAN),
     "values": (LOGITS[0], LOGITS[:, :1], LOGITS.long()),
-    "decay": (-1.0, NAN, "1"),
-    "significance": ("2", 25.0),
-    "min_weight": (-1.0, "0"),
-    "bandwidth": ("scott",),
     "before": (torch.zeros(5).long(), torch.zeros(60), [0] * 60),
     "left_out": (Y + 59,),
-    "model": (3, None),
-    "layer": ("tail",),
-    "seed": (-1, 1.5, np.float64(1), 2**64),
-    "patience": (-1, 1.5),
-    "min_delta": (NAN, -0.1),
-    "averaging": (-0.1, 1.0, "x", NAN),
-    "start_from_epoch": (-1,),
-    "rule": ("accuracy",),
-    "also": (["accuracy"],),
-    "n_neighbors": (0, 2.5, "2"),
-    "max_samples": (0, 1.5),
-    "n_tested": (NAN, 0),
-    "perturbation": ("noise",),
-    "feature_extractor": (3, "nowhere"),
-    "filtering": ("uncertainty",),
-    "alpha": (1.0, -0.1, NAN, "0.1"),
-    "measure": ("gini",),
-    "gap": ("all",),
-    "prior_correction": ("no",),
-    "max_size": (7,),
-    "n_prototypes": (0, "bic"),
-    "method": ("cv",),
-    "confidence": (1.0, "0.9"),
-    "n_folds": (1,),
     "counts": (Y, [2, -1] * 30),
     "percentiles": ([100], 5),
     "is_correct": (Y[:2] > 0,),
     "z": ("a", Z > 0, Z[:0], Z / 0),
     "edges": (EDGES[:0], [1.0, 1.0], [NAN]),
-    "sigma_delta": (-1, *NUMBERS),
-    "sigma_epsilon": (-1,),
     "fitted": ([0.0],),
+    "sigma_delta": (-1, NAN, INF, "1", None, True),
+    "significance": ("2", 25.0),
+    "n_tested": (NAN, 0),
+    "n_folds": (1,),
     "n_parameters": (60,),
+    "max_size": (7,),
+    "confidence": (1.0, "0.9"),
+    "alpha": (1.0, -0.1, NAN, "0.1"),
+    "averaging": (-0.1, 1.0, "x", NAN),
+    "decay": (-1.0, NAN, "1"),
     "output_key": (1.5, True),
-    "every_n_epochs": (0,),
-    "every_n_train_steps": (2.5,),
-    "reference": (X,),
-    "verbose": ("yes",),
-    "restore_best_weights": (1,),
-    "save_weights_only": (1,),
-    "dirpath": (3,),
-    "filename": (0,),
-    "folder": (3,),
-    "process_group": ("gloo",),
-    **dict.fromkeys(("n_draws", "n_patches", "size", "n_cells", "n_components", "batch_size", "n_landmarks"), SIZES),
-    **dict.fromkeys(("max_anchors", "n_repeats", "n_bootstrap"), SIZES),
+    "seed": (-1, 1.5, np.float64(1), 2**64),
+    **dict.fromkeys(("model", "feature_extractor", "process_group", "dirpath", "folder"), (3,)),
+    **dict.fromkeys(("min_delta", "sigma_epsilon", "min_weight"), (-1.0, NAN, "0")),
+    **dict.fromkeys(("patience", "start_from_epoch"), (-1, 1.5, True, "2")),
+    **dict.fromkeys(SIZES, (0, 1.5, True, "2")),
+    **dict.fromkeys(("restore_best_weights", "save_weights_only", "filename"), (1,)),
+    **dict.fromkeys((*CHOICES, "layer"), ("none of them",)),
 }
 
 
@@ -111,6 +88,9 @@ def fitted(make):
 
 SAMPLES = {"features": X, "labels": Y}
 SIGNALS = partial(bu_torch.Signals, n_draws=1)
+CONSTRUCTED = ("NeighborGraph", "BoundaryUncertainty", "Signals", "FeatureSpace", "PatchFeatures", "TokenFeatures")
+CONSTRUCTED += ("PrototypeClassifier", "TrustScore", "LabelRegression", "SelectionRule", "BoundaryUncertaintyMonitor")
+CONSTRUCTED += ("BisectionAnchorUncertainty", "GradientAnchorUncertainty", "BoundaryUncertaintyStopping")
 # Entry points, and arguments that they take.
 TAKEN = [
     (functional.boundary_uncertainty, {"logits": LOGITS, "probabilities": UNCERTAIN}),
@@ -133,15 +113,8 @@ TAKEN = [
     (evaluation.error_count, {"predictions": Y, "z": Z, "edges": EDGES}),
     (evaluation.sigma_epsilon_of_residuals, {"z": Z, "fitted": Z, "sigma_delta": 0}),
     (evaluation.sigma_epsilon_of_neighbors, {"z": Z, "features": X, "sigma_delta": 0, "n_neighbors": 2}),
-    *((getattr(bu_torch, name), {}) for name in ("NeighborGraph", "BoundaryUncertainty", "Signals", "FeatureSpace")),
-    *(
-        (getattr(bu_torch, name), {})
-        for name in ("PatchFeatures", "TokenFeatures", "PrototypeClassifier", "TrustScore")
-    ),
-    *((getattr(bu_torch, name), {}) for name in ("LabelRegression", "SelectionRule", "BoundaryUncertaintyMonitor")),
-    *((getattr(bu_torch, name), {}) for name in ("BisectionAnchorUncertainty", "GradientAnchorUncertainty")),
+    *((getattr(bu_torch, name), {}) for name in CONSTRUCTED),
     (Settings, {}),
-    (bu_torch.BoundaryUncertaintyStopping, {}),
     (bu_torch.BoundaryUncertaintyStopper, {"inputs": X, "labels": Y}),
     (bu_torch.LayerFeatures, {"model": nn.Linear(3, 2)}),
     (bu_torch.NeighborGraph(10).fit, {"features": X}),
@@ -221,7 +194,7 @@ UNFITTED = [
     (bu_torch.LabelProbabilities().score, X, Y),
     (bu_torch.PrototypeClassifier().top_pairs, X),
     (bu_torch.PatchFeatures().transform, torch.zeros(2, 3, 8, 8)),
-    (bu_torch.TokenFeatures().transform, X.long()),
+    (bu_torch.TokenFeatures().transform, IDS),
     (bu_torch.BisectionAnchorUncertainty().score, torch.clone),
     (bu_torch.GradientAnchorUncertainty().score, torch.clone),
 ]
@@ -231,3 +204,28 @@ UNFITTED = [
 def test_before_a_fit_nothing_is_said_but_that(call):
     with pytest.raises(RuntimeError, match="not fitted yet"):
         call[0](*call[1:])
+
+
+TEXTS = torch.randint(300, (400, 20), generator=torch.Generator().manual_seed(0))  # more words than axes
+# What takes a seed, and what comes out.
+SEEDED = {
+    "BoundaryUncertainty": (bu_torch.BoundaryUncertainty, lambda made: made.fit(X, Y).perturbed_inputs),
+    "Signals": (bu_torch.Signals, lambda made: made.fit(X, Y).probabilities),
+    "PrototypeClassifier": (bu_torch.PrototypeClassifier, lambda made: made.fit(X, Y).class_distances(X)),
+    "FeatureSpace": (partial(bu_torch.FeatureSpace, "tokens"), lambda made: made.fit(TEXTS).transform(TEXTS)),
+    "TokenFeatures": (partial(bu_torch.TokenFeatures, 2), lambda made: made.fit(IDS).transform(IDS)),
+    "LabelRegression": (bu_torch.LabelRegression, lambda made: made.fit(X, Y).left_out),
+    "Bisection": (bu_torch.BisectionAnchorUncertainty, lambda made: made.fit(X, Y).score(lambda x: x[:, :2])),
+    "interval": (partial(evaluation.generalization_interval, X, Y, method="yang", n_bootstrap=5), torch.tensor),
+    "select_alpha": (partial(evaluation.select_alpha, X, Y, 1 - Y), lambda made: made.precisions),
+}
+
+
+@pytest.mark.parametrize(("take", "find"), SEEDED.values(), ids=SEEDED)
+@pytest.mark.parametrize("seed", [2**32 - 1, 2**32, np.uint64(2**64 - 1)])
+def test_a_seed_in_range_says_what_comes_out_and_global_random_states_stay(take, find, seed, random_states):
+    before = random_states()
+    first, second = (find(take(seed=seed)) for _ in range(2))
+    assert random_states() == before
+    assert bool(first.isfinite().all())
+    assert torch.equal(first, second)

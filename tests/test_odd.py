@@ -1,18 +1,19 @@
-"""Odd samples and outputs, by every way in that needs no other framework than Lightning."""
+"""Odd samples, outputs and loaders, by every way in: measured, or refused before the first step."""
 
-from contextlib import nullcontext
+import itertools
 from functools import cache
 
 import lightning.pytorch as pl
 import numpy as np
-import odd
 import pandas as pd
 import pytest
 import torch
+from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from odd import FEW, Network, Rows, X, Y, unchanged
-from problems import trainer
-from torch.utils.data import DataLoader
+from problems import Made, blobs, loader, trainer
+from readable import Stream
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from bu_torch import (
     BoundaryUncertainty,
@@ -26,59 +27,131 @@ from bu_torch import (
 )
 from bu_torch.internal.inputs import as_features, as_labels
 
+X, Y = blobs()
+M, FEW = 10, {"n_neighbors": 10, "n_draws": 1}
 
-class Module(pl.LightningModule):
-    """Trains by its inputs alone, so that labels of all kinds come so far."""
+
+def unchanged(logits):
+    return logits
+
+
+class Network(pl.LightningModule):
+    """The same weights each time; trains by them alone, so that what comes is what is said of samples and outputs."""
 
     def __init__(self, output=unchanged):
         super().__init__()
-        self.network = Network(output)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.layers = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 8))
+        self.output = output
 
     def forward(self, x):
-        return self.network(x)
+        return self.output(self.layers(x.reshape(len(x), -1).float())[:, :3])
 
     def training_step(self, batch, batch_idx):
-        return self.network.layers(batch[0]).square().mean()
+        return self.layers[0].weight.square().sum()
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def numbers(values):
-    return [float(value) for value in values.values()]
+class Rows(Dataset):
+    """Samples one by one, in pairs or under names."""
+
+    def __init__(self, inputs, labels, *names):
+        self.inputs, self.labels, self.names = inputs, labels, names
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, i):
+        pair = self.inputs[i], self.labels[i]
+        return dict(zip(self.names, pair, strict=True)) if self.names else pair
+
+
+def fit(folder, data, module=None, **settings):
+    callback = BoundaryUncertaintyStopping(**FEW, **settings)
+    trainer(folder, callback, max_epochs=1).fit(module or Network(), data)
+    return callback.history
 
 
 def by_stopping(folder, x, y, output):
-    data = DataLoader(Rows(x, y), batch_size=30)
-    trainer(folder, callback := BoundaryUncertaintyStopping(**FEW), max_epochs=1).fit(Module(output), data)
-    return numbers(callback.history[-1]) if callback.history else None
+    return fit(folder, DataLoader(Rows(x, y), batch_size=30), Network(output))
 
 
 def by_stopper(folder, x, y, output):
     stopper = BoundaryUncertaintyStopper(x, y, **FEW)
     stopper.check(Network(output))
-    return numbers(stopper.history[-1])
+    return stopper.history
 
 
 def by_signals(folder, x, y, output):
-    signals = Signals(10, 1).fit(x, y)
-    return numbers(signals.measure(Network(output)(signals.perturbed_inputs)).values)
+    signals = Signals(**FEW).fit(x, y)
+    return [signals.measure(Network(output)(signals.perturbed_inputs)).values]
 
 
 def by_files(folder, x, y, output):
     torch.save(Network().state_dict(), folder / "one.pt")
-    return numbers(rank_checkpoints(folder, Network(output), Rows(x, y), signals=Signals(10, 1)).best.signals)
+    return [rank_checkpoints(folder, Network(output), Rows(x, y), signals=Signals(**FEW)).best.signals]
 
 
-ways = pytest.mark.parametrize("way", [by_stopping, by_stopper, by_signals, by_files])
+def by_transformers(folder, x, y, output):
+    pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers")
+    from bu_torch.integrations.transformers import BoundaryUncertaintyCallback
+
+    class Trainer(transformers.Trainer):
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            return model.training_step(inputs, 0)
+
+    how = {"num_train_epochs": 1, "save_strategy": "no", "remove_unused_columns": False, "report_to": "none"}
+    arguments = transformers.TrainingArguments(str(folder), use_cpu=True, disable_tqdm=True, **how)
+    data = {"train_dataset": Rows(x, y, "x", "labels"), "data_collator": default_collate}
+    Trainer(Network(output), arguments, callbacks=[ours := BoundaryUncertaintyCallback(**FEW)], **data).train()
+    return ours.stopper.history
 
 
-@pytest.mark.parametrize("what", odd.REFUSED)
+def by_skorch(folder, x, y, output):
+    skorch = pytest.importorskip("skorch")
+    from bu_torch.integrations.skorch import BoundaryUncertaintyEarlyStopping
+
+    class Net(skorch.NeuralNet):
+        def get_loss(self, *args, **kwargs):
+            return self.module_.training_step(args, 0)
+
+    how = {"train_split": None, "max_epochs": 1, "verbose": 0, "criterion": nn.CrossEntropyLoss}
+    made = Net(Network(output), callbacks=[("ours", BoundaryUncertaintyEarlyStopping(**FEW))], **how)
+    return dict(made.fit(Rows(x, y), None).callbacks_)["ours"].stopper_.history
+
+
+ways = pytest.mark.parametrize("way", [by_stopping, by_stopper, by_signals, by_files, by_transformers, by_skorch])
+
+
+def numbers(way, folder, x=X, y=Y, output=unchanged):
+    """All that the one check of a way measures."""
+    (entry,) = way(folder, x, y, output)
+    return [float(value) for value in entry.values()]
+
+
+# By what is odd: what is said, inputs, labels, and what becomes of the logits.
+SAMPLES = {
+    "NaN": ("must be finite", torch.where(torch.arange(120)[:, None] == 3, torch.nan, X), Y, unchanged),
+    "no samples": ("at least one (value a )?sample|num_samples=0", X[:0], Y[:0], unchanged),
+    "too few samples": ("n_neighbors=10", X[:9], Y[:9], unchanged),
+    "one class": ("`labels` must hold at least two classes", X, 0 * Y + 2, unchanged),
+    "fractions": ("`labels` must hold integer classes", X, Y + 0.5, unchanged),
+    "negative": ("`labels` must hold integer classes", X, Y - 1, unchanged),
+    "strings": ("labels.*must be a tensor", X.numpy(), np.array(list("abc") * 40), unchanged),
+    "few columns": ("logits in 2 columns|at least 3 columns, .*got 2", X, Y, lambda z: z[:, :2]),
+}
+
+
+@pytest.mark.parametrize("what", SAMPLES)
 @ways
 def test_samples_that_cannot_be_measured_are_refused(tmp_path, way, what):
-    message, *samples = odd.REFUSED[what]
+    message, *samples = SAMPLES[what]
     if what == "no samples" and way is by_stopping:  # Lightning then trains nothing
-        assert way(tmp_path, *samples) is None
+        assert way(tmp_path, *samples) == []
         return
     with pytest.raises((TypeError, ValueError, MisconfigurationException), match=message):
         way(tmp_path, *samples)
@@ -86,36 +159,121 @@ def test_samples_that_cannot_be_measured_are_refused(tmp_path, way, what):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    return cache(lambda way: way(tmp_path_factory.mktemp("plain"), X, Y, unchanged))
+    return cache(lambda way: numbers(way, tmp_path_factory.mktemp("plain")))
 
 
-@pytest.mark.parametrize("kind", odd.LABELS)
+@pytest.mark.parametrize("labels", [Y.byte(), Y.to(torch.uint16), Y.numpy().astype("u4"), Y.double()])
 @ways
-def test_labels_of_any_kind_are_the_same(tmp_path, way, kind, plain):
+def test_labels_of_any_kind_are_the_same(tmp_path, way, labels, plain):
     assert np.isfinite(plain(way)).all()
-    assert way(tmp_path, X, odd.LABELS[kind], unchanged) == plain(way)
+    assert numbers(way, tmp_path, y=labels) == plain(way)
 
 
+@pytest.mark.filterwarnings("ignore:.*finite score")
 @ways
 def test_logits_that_are_not_finite_have_no_score(tmp_path, way):
-    said = pytest.warns(UserWarning, match="finite score") if way is by_files else nullcontext()
-    with said:
-        is_odd = torch.arange(120).unsqueeze(1) % 50 == 0
-        assert np.isnan(way(tmp_path, X, Y, lambda z: torch.where(is_odd[: len(z)], -torch.inf, z))).any()
+    is_odd = torch.arange(120).unsqueeze(1) % 50 == 0
+    assert np.isnan(numbers(way, tmp_path, output=lambda z: torch.where(is_odd[: len(z)], -torch.inf, z))).any()
 
 
-M = 10
+FINE, TOKENS = loader(X, Y), loader((X.abs() * 5).long(), Y)
 
 
+class Masked(Network):
+    def forward(self, x, mask):
+        return super().forward(x * mask)
+
+
+class Words(Network):
+    def forward(self, x):
+        return super().forward(nn.functional.embedding(x, torch.eye(50, 4)).mean(dim=1))
+
+
+def of(item, **kwargs):
+    return DataLoader(Made(item), batch_size=30, **kwargs)
+
+
+def changed_labels():
+    """A loader of samples whose labels are others when they are read again."""
+    numbers = itertools.count()
+    return of(lambda i: (X[i], (Y[i] + (next(numbers) >= 120)) % 3))
+
+
+def mixed(samples):
+    x, y = default_collate(samples)
+    return (x + x.flip(0)) / 2, (y + y.flip(0)) / 2
+
+
+def swapped(inputs, nearest_distance, generator):
+    return torch.where(torch.rand(inputs.shape, generator=generator) < 0.3, inputs.roll(1, dims=0), inputs)
+
+
+AGAIN = "`perturbation='reading'` needs"
+# By what is wrong: what is said, and what is not the usual: the data, the output, the module and settings.
+REFUSED = {
+    "pictures": ("Made cannot be read .*`reference=", {"data": of(lambda i: (object(), 0))}),
+    "a list of loaders": ("DataLoader`, got list", {"data": [FINE, FINE]}),
+    "loaders in turn": ("got list", {"data": CombinedLoader([FINE, FINE], "sequential")}),
+    "mixed labels": ("`labels`.*`reference=", {"data": of(lambda i: (X[i], torch.eye(3)[Y[i]]), collate_fn=mixed)}),
+    "token ids": ("`perturbation='tokens'`", {"data": TOKENS, "make": Words}),
+    "numbers as tokens": ("token ids", {"perturbation": "tokens"}),
+    "a forward of two tensors": ("Masked|tensors", {"make": Masked}),
+    "a short reference": ("`reference`", {"reference": (X[:7], Y[:7])}),
+    "a narrow reference": ("shape", {"reference": (X[:, :3], Y)}),
+    "no such place": ("`output_key=7`", {"output": lambda z: (z, "words"), "output_key": 7}),
+    "no such name": ("`output_key='scores'`", {"output": lambda z: (z, "words"), "output_key": "scores"}),
+    "a name in a tensor": ("`output_key=`", {"output_key": "scores"}),
+    "one reading of tensors": (AGAIN, {"perturbation": "reading"}),
+    "readings of other samples": (AGAIN, {"data": changed_labels(), "perturbation": "reading"}),
+    "class weights of two": ("`class_weight`", {"class_weight": [1.0, 2.0]}),
+    "costs of four": ("`metric`", {"metric": (1 - torch.eye(4)).tolist()}),
+    "no such place of labels": ("`label_key=3`", {"input_key": 0, "label_key": 3}),
+    "names in a tuple": ("`input_key='image'`", {"input_key": "image", "label_key": "target"}),
+    "a name that is no template": ("`filename`", {"filename": "{epoch"}),
+}
+
+
+@pytest.mark.parametrize("wrong", REFUSED)
+def test_what_cannot_be_measured_is_refused_before_it_trains(tmp_path, wrong):
+    message, settings = REFUSED[wrong]
+    settings = {"data": FINE, "make": Network, "output": unchanged, **settings}
+    module = settings.pop("make")(settings.pop("output"))
+    with pytest.raises(MisconfigurationException, match=message):
+        fit(tmp_path, module=module, **settings)
+    assert module.trainer.global_step == 0
+
+
+# By what is odd: the data, the module and settings, as far as they are not the usual.
+HANDLED = {
+    "pictures of bytes": {"data": loader((X * 20 + 100).clamp(0, 255).byte().reshape(120, 1, 2, 2), Y)},
+    "absent classes": {"data": loader(X, 2 * (Y > 0).long())},
+    "a stream of a wrong length": {"data": DataLoader(Stream(length=1000), batch_size=32)},
+    "one loader in a combined one": {"data": CombinedLoader(loader(X, Y), "min_size")},
+    "token ids, exchanged": {"data": TOKENS, "module": Words(), "perturbation": swapped},
+    "half precision": {"module": Network(lambda z: z.half())},
+    "more columns than labels": {"module": Network(lambda z: nn.functional.pad(z, (0, 4)))},
+    "logits in a tuple": {"module": Network(lambda z: (z.sum(), z)), "output_key": 1},
+    "logits in a dict": {"module": Network(lambda z: {"first": z.sum(), "second": z}), "output_key": "second"},
+    "logits as scores": {"module": Network(lambda z: type("Output", (), {"scores": z})()), "output_key": "scores"},
+}
+
+
+@pytest.mark.filterwarnings("ignore:Expected accuracy is")
+@pytest.mark.parametrize("odd", HANDLED)
+def test_what_is_odd_is_measured(tmp_path, odd):
+    (entry,) = fit(tmp_path, **{"data": FINE, **HANDLED[odd]})
+    assert np.isfinite(list(entry.values())).all()
+
+
+# Of samples of any scale: three classes, of a linear network.
 def linear(x):
-    """Three classes, of inputs of any scale."""
     x = torch.as_tensor(x).flatten(1).double()
     return (x[:, :3] - x[:, :3].mean()) / x.abs().max()
 
 
 def signals_of(x, y):
     signals = Signals(M, 2).fit(x, y)
-    return numbers(signals.measure(linear(signals.perturbed_inputs)).values)
+    return [float(value) for value in signals.measure(linear(signals.perturbed_inputs)).values.values()]
 
 
 OF_SAMPLES = {
@@ -131,6 +289,27 @@ OF_FEATURES = {
 
 def estimators(these):
     return pytest.mark.parametrize("way", these.values(), ids=these)
+
+
+@estimators(OF_SAMPLES | OF_FEATURES)
+@pytest.mark.parametrize(("exponent", "dtype"), [(100, torch.float32), (-90, torch.float32), (-300, torch.float64)])
+def test_a_power_of_two_as_the_unit_changes_nothing_to_the_bit(way, exponent, dtype):
+    assert way(X.to(dtype) * 2.0**exponent, Y) == way(X.to(dtype), Y)
+
+
+CONSTANT = torch.cat((X, torch.full((120, 1), 0.1)), dim=1)
+
+
+@pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
+@pytest.mark.parametrize("x", [torch.ones(120, 4), torch.eye(3)[Y], CONSTANT], ids=["all", "a class", "a feature"])
+@estimators(OF_SAMPLES)
+def test_equal_samples_and_a_constant_feature_are_measured(way, x):
+    assert np.isfinite(way(x, Y)).all()
+
+
+@estimators(OF_SAMPLES | OF_FEATURES)
+def test_a_class_of_one_sample_is_measured(way):
+    assert len(way(X, torch.where(torch.arange(120) == 5, 2, Y % 2))) > 0
 
 
 KINDS_OF_THE_SAME = {
@@ -178,49 +357,13 @@ def test_what_is_no_numbers_is_refused(values):
         as_labels(values, 120)
 
 
-@estimators(OF_SAMPLES | OF_FEATURES)
-@pytest.mark.parametrize(("exponent", "dtype"), [(100, torch.float32), (-90, torch.float32), (-300, torch.float64)])
-def test_a_power_of_two_as_the_unit_changes_nothing_to_the_bit(way, exponent, dtype):
-    assert way(X.to(dtype) * 2.0**exponent, Y) == way(X.to(dtype), Y)
+NO_LOGITS = [lambda z: z[:, :, None, None], lambda z: z[:, 0], lambda z: z[:, :0], lambda z: z.sum()]
+NO_LOGITS += [lambda z: torch.cat((z, z)), lambda z: z.argmax(dim=1), lambda z: z.to(torch.complex64)]
+NO_LOGITS += [lambda z: z.to_sparse(), lambda z: None, lambda z: {"out": z}, lambda z: (z, z)]
 
 
-CONSTANT = torch.cat((X, torch.full((120, 1), 0.1)), dim=1)
-
-
-@pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
-class TestDegenerateSamples:
-    @pytest.mark.parametrize("x", [torch.ones(120, 4), torch.eye(3)[Y], CONSTANT], ids=["all", "a class", "a feature"])
-    @estimators(OF_SAMPLES)
-    def test_equal_samples_and_a_constant_feature_are_measured(self, way, x):
-        assert np.isfinite(way(x, Y)).all()
-
-    @estimators(OF_SAMPLES | OF_FEATURES)
-    def test_a_class_of_one_sample(self, way):
-        assert len(way(X, torch.where(torch.arange(120) == 5, 2, Y % 2))) > 0
-
-
-class TestOutputs:
-    """What a network gives."""
-
-    fitted = BoundaryUncertainty(M, 2).fit(X, Y)
-
-    @pytest.mark.parametrize(
-        "output",
-        [
-            lambda z: z[:, :, None, None],
-            lambda z: z[:, 0],
-            lambda z: z[:, :0],
-            lambda z: z.sum(),
-            lambda z: torch.cat((z, z)),
-            lambda z: z.argmax(dim=1),
-            lambda z: z.to(torch.complex64),
-            lambda z: z.to_sparse(),
-            lambda z: None,
-            lambda z: {"out": z},
-            lambda z: (z, z),
-        ],
-    )
-    def test_what_is_no_logits_is_refused(self, output):
-        for call in (self.fitted.score, BoundaryUncertaintyStopper(X, Y, **FEW).check):
-            with pytest.raises((TypeError, ValueError), match=r"`(logits|model)` must"):
-                call(lambda x: output(linear(x)))
+@pytest.mark.parametrize("output", NO_LOGITS)
+def test_what_is_no_logits_is_refused(output):
+    for call in (BoundaryUncertainty(M, 2).fit(X, Y).score, BoundaryUncertaintyStopper(X, Y, **FEW).check):
+        with pytest.raises((TypeError, ValueError), match=r"`(logits|model)` must"):
+            call(lambda x: output(linear(x)))
