@@ -1,10 +1,18 @@
-"""`bu-torch compare`: ways to stop a training, on the user's own tables."""
+"""Compare ways to stop a training on tables of your own: test errors, and epochs trained.
+
+    bu-torch compare FOLDER
+
+Each CSV file holds numbers and a column that is called `label`, with classes. Half of its rows (at most 2500) train a
+small network, the rest (at most 4000) tests it. Columns are standardised. Wrong labels raise all test errors: compare
+their differences.
+"""
 
 import argparse
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,15 +21,6 @@ from bu_torch.internal.inputs import check_integer, check_number
 from bu_torch.internal.output import cleaned, say
 from bu_torch.signals.metrics import ACCURACY, METRIC_HELP, as_metric, metric_from
 
-_DESCRIPTION = """\
-Compare ways to stop a training on tables of your own: test errors, and epochs trained.
-
-    bu-torch compare FOLDER
-
-Each CSV file holds numbers and a column that is called `label`, with classes. Half of its rows (at most 2500) train a
-small network, the rest (at most 4000) tests it. Columns are standardised. Wrong labels raise all test errors: compare
-their differences.
-"""
 _NOTE = """\
 hold-out 25 %: trains on three quarters and keeps the epoch with the best accuracy or metric on the rest, no average.
 refit 20 %: a fifth chooses the epoch, then all labels are used to train up to it. averaged: the last epoch, with the
@@ -33,21 +32,18 @@ the rows that it was trained on.
 ±: standard deviation over the trainings of a table; in the last lines, standard error."""
 
 
-def add_compare(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    parser.description = _DESCRIPTION
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    add = parser.add_argument
+def add_options(add: Callable[..., Any]) -> None:
+    """Add what the command takes."""
     add("tables", nargs="+", type=Path, metavar="CSV", help="a file, or a folder of them")
     add("--seeds", type=int, default=2, metavar="N", help="trainings of each table, on different halves (%(default)s)")
     add("--epochs", type=int, default=150, metavar="N", help="length of a whole training (%(default)s)")
     decides = f"what decides and is compared: {METRIC_HELP} (accuracy)"
     add("--metric", default="accuracy", metavar="METRIC", help=decides)
     add("--noise", type=float, default=0.0, metavar="P", help="share of training labels redrawn at random (0)")
-    parser.set_defaults(run=_run)
 
 
-def _run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
+    """Print a row of results for each table."""
     n_seeds = check_integer("--seeds", options.seeds, 1)
     n_epochs = check_integer("--epochs", options.epochs, 1)
     noise = check_number("--noise", options.noise, 0, below=1)

@@ -1,8 +1,14 @@
-"""`bu-torch rank`: checkpoints from the best to the worst."""
+"""Rank checkpoints by the measurements of the stopping callback, on training samples alone, without validation data.
+
+    bu-torch rank --module my_project.model:Net --data my_project.data:training checkpoints/
+
+The best comes first.
+"""
 
 import argparse
 import inspect
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -19,18 +25,10 @@ from bu_torch.signals.measuring import Signals
 from bu_torch.signals.metrics import METRIC_HELP, metric_from
 
 _PLACE = "PKG.MOD:NAME"
-_DESCRIPTION = """\
-Rank checkpoints by the measurements of the stopping callback, on training samples alone, without validation data.
-
-    bu-torch rank --module my_project.model:Net --data my_project.data:training checkpoints/
-"""
 
 
-def add_rank(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    parser.description = _DESCRIPTION
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    add = parser.add_argument
+def add_options(add: Callable[..., Any]) -> None:
+    """Add what the command takes."""
     add("checkpoints", nargs="+", type=Path, metavar="CKPT", help="a file, or a folder of them")
     a_module = "a module, a class of them, or a function that returns one"
     add("--module", required=True, metavar=_PLACE, help=a_module)
@@ -44,10 +42,10 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
     add("--device", help="device to run the module on, such as cuda (its own)")
     unpickle = "unpickle everything in the checkpoints, which can run any code: only for files you trust"
     add("--no-weights-only", action="store_true", help=unpickle)
-    parser.set_defaults(run=_run)
 
 
-def _run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
+    """Print the ranking, and write it if asked to."""
     files = find_checkpoints(options.checkpoints)
     module, data = _find("--module", options.module), _find("--data", options.data)
     if inspect.isclass(data) or inspect.isroutine(data):

@@ -1,4 +1,4 @@
-"""Pages in one file, with figures, style and scripts, that fetch nothing; and `bu-torch report`."""
+"""Write one self-contained page that shows what a run measured, what was kept and why."""
 
 import argparse
 import base64
@@ -6,9 +6,11 @@ import functools
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from importlib import resources
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from bu_torch.internal.output import cleaned, say, whole_file
 from bu_torch.report.record import RunRecord, find_records, read_record
@@ -54,16 +56,14 @@ def resource(name: str) -> str:
     return resources.files("bu_torch.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def add_report(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `bu-torch report`."""
-    parser.description = "Write one self-contained page that shows what a run measured, what was kept and why."
-    add = parser.add_argument
+def add_options(add: Callable[..., Any]) -> None:
+    """Add what `bu-torch report` takes."""
     add("folder", metavar="RUN_DIR", type=Path, help="a record, or any folder above it")
     add("-o", "--output", metavar="FILE", type=Path, help="(default: beside the record, with its name)")
-    parser.set_defaults(run=_report)
 
 
-def _report(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
+    """Write the page of the newest record in a folder."""
     record = read_record(options.folder)
     path = write_report(record, options.output or record.path.with_suffix(".html"))
     say(f"Wrote {cleaned(path)}, the page of {cleaned(record.path)}.")
