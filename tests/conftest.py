@@ -4,6 +4,7 @@ import logging
 import multiprocessing
 import random
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -90,20 +91,22 @@ def generator():
 
 
 @pytest.fixture
-def load():
-    """Import a file by its path; afterwards it is forgotten."""
-    names = []
+def load(monkeypatch):
+    """Import a script by its path, as when it is run: it finds those beside it. Afterwards all are forgotten."""
+    folders = set()
 
     def load(path):
+        monkeypatch.syspath_prepend(path.parent)
+        folders.add(path.parent)
         spec = importlib.util.spec_from_file_location(f"loaded_{path.stem}", path)
-        names.append(spec.name)
         sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module
 
     yield load
-    for name in names:
-        sys.modules.pop(name, None)
+    for name, module in list(sys.modules.items()):
+        if Path(getattr(module, "__file__", None) or "/").parent in folders:
+            del sys.modules[name]
 
 
 @pytest.fixture

@@ -29,10 +29,8 @@ def test_workflows_pin_their_actions_and_call_the_makefile(file):
         assert (command, target in targets) == ("make", True), step
 
 
-def test_there_are_workflows_and_forms():
-    assert [file.stem for file in WORKFLOWS] == ["release", "tests"]
+def test_forms_have_fields_of_text():
     forms = {file.stem: yaml.safe_load(file.read_text()) for file in FORMS}
-    assert list(forms) == ["bug", "config", "idea", "result"]
     assert all(field["type"] == "textarea" for form in forms.values() for field in form.get("body", ()))
 
 

@@ -54,7 +54,6 @@ def run(options: argparse.Namespace) -> None:
     log, n_threads, started = logging.getLogger("bu_torch"), torch.get_num_threads(), time.perf_counter()
     level = log.level
     found: list[Comparison] = []
-    line = ""
     try:
         log.setLevel(logging.WARNING)  # hides the messages of each training
         torch.set_num_threads(1)  # enough for a small network
@@ -62,8 +61,7 @@ def run(options: argparse.Namespace) -> None:
             try:
                 runs = [compare(table, seed, n_epochs, noise, metric) for seed in range(n_seeds)]
             except ValueError as error:  # too few samples of a class, for one of the ways
-                line = f"`{path}`: {cleaned(error)}"
-                say(f"Left out: {line}")
+                say(f"Left out: `{path}`: {cleaned(error)}")
                 continue
             if not found:
                 say(_row("test error" if metric == ACCURACY else metric.title, runs[0].results))
@@ -76,7 +74,7 @@ def run(options: argparse.Namespace) -> None:
         log.setLevel(level)
         torch.set_num_threads(n_threads)
     if not found:
-        raise ValueError(line)
+        raise ValueError("No table is left to compare.")
     results = pd.DataFrame([run.results for run in found])
     say(_row("mean", results.mean(skipna=False)))
     if len(found) > 1:

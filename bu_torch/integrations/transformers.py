@@ -70,8 +70,8 @@ class BoundaryUncertaintyCallback(TrainerCallback):
                 "`Trainer` must have unsharded weights (no FSDP, no DeepSpeed) and a dataset with a length,"
                 " no `IterableDataset`."
             )
-        named = [self.input_key] if isinstance(self.input_key, str) else self.input_key
-        keys = Keys(named, self.label_key, _with_names_alone(model))
+        inputs, names = [self.input_key] if isinstance(self.input_key, str) else self.input_key, _NamesAlone(model)
+        keys = Keys(inputs, self.label_key, names if names.named else model)
         own = getattr(loader, "base_dataloader", loader)
         if own is not loader and args.world_size > 1:  # its batches are only one process's
             sampler, collate = loader.get_sampler(), loader.collate_fn
@@ -149,23 +149,15 @@ def _unwrapped(optimizer: Any) -> list[Any]:
     return [] if optimizer is None else [getattr(optimizer, "optimizer", optimizer)]
 
 
-def _with_names_alone(model: Any) -> Any:
+class _NamesAlone:
     """Function with the named arguments of a model's `forward`: as for the `Trainer`, a `**kwargs` names no column."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    signature = inspect.signature(base.forward)
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    named = [parameter for parameter in signature.parameters.values() if parameter.kind not in variadic]
-    if not named:
-        return model
 
-    return _Signature(signature.replace(parameters=named))
-
-
-class _Signature:
-    """Function of a signature; unlike a function within another, it can be pickled."""
-
-    def __init__(self, signature: inspect.Signature) -> None:
-        self.__signature__ = signature
+    def __init__(self, model: Any) -> None:
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        signature = inspect.signature(base.forward)
+        kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        self.named = [one for one in signature.parameters.values() if one.kind not in kinds]
+        self.__signature__ = signature.replace(parameters=self.named)
 
     def __call__(self) -> None: ...
 

@@ -3,6 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,7 +53,7 @@ def load_checkpoint(path: str | Path, *, weights_only: bool = True) -> Checkpoin
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"There is no checkpoint `{path}`.")
-    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read(path, weights_only)
+    content = _read(path, weights_only)
     if isinstance(content, nn.Module):  # `torch.save(module)` wrote it
         content = content.state_dict()
     if not isinstance(content, Mapping):
@@ -90,10 +91,18 @@ def module_with_weights(
 
 
 def _read(path: Path, weights_only: bool) -> Any:
+    kind = "a file of `torch.save`"
+    load = partial(torch.load, map_location="cpu", weights_only=weights_only)
+    if path.suffix == ".safetensors":
+        kind = "a safetensors file"
+        try:
+            load = import_module("safetensors.torch").load_file
+        except ImportError as error:
+            raise ImportError(f"`{path}` needs the package safetensors: pip install safetensors.") from error
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of a file before it refuses it
-            return torch.load(path, map_location="cpu", weights_only=weights_only)
+            return load(path)
     except Exception as error:  # a damaged or crafted file may raise any error, even an OSError of torch
         if isinstance(error, OSError) and error.filename is not None:
             raise
@@ -102,21 +111,8 @@ def _read(path: Path, weights_only: bool) -> Any:
                 f"`{path}` holds an object of {foreign}, which can run any code. If you trust the file, pass"
                 " `weights_only=False` (`--no-weights-only`); if the class, `torch.serialization.add_safe_globals`."
             ) from error
-        what = f"`{path}` was not written by `torch.save`, or is damaged, or holds more than weights"
+        what = f"`{path}` is not {kind}, or is damaged, or holds more than weights"
         raise ValueError(f"{what}: {why_unreadable(error)}.") from error
-
-
-def _read_safetensors(path: Path) -> Any:
-    try:
-        load_file = import_module("safetensors.torch").load_file
-    except ImportError as error:
-        raise ImportError(f"`{path}` needs the package safetensors: pip install safetensors.") from error
-    try:
-        return load_file(path)
-    except OSError:
-        raise
-    except Exception as error:
-        raise ValueError(f"`{path}` is not a safetensors file, or is damaged: {error}.") from error
 
 
 def _build(build: Callable[..., Any], checkpoint: Checkpoint) -> Any:

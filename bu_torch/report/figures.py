@@ -85,6 +85,8 @@ def curves(record: RunRecord) -> Section | None:
     reading += " Each axis shows the best values: early ones far from them are cut off."
     if record.settings.get("averaging"):
         reading += " All values but the loss are measured on averaged weights."
+    if "train_loss" in shown and record.is_resumed:
+        reading += " Training losses before the run resumed are in the record of the earlier run."
     return _figure("curves", "Curves", reading.lstrip(), traces, layout, 90 + _PANEL_HEIGHT * len(shown))
 
 

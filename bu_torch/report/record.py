@@ -5,6 +5,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -14,7 +15,6 @@ from bu_torch.signals.details import ClassRecall, Crossing, Details, Doubtful, M
 
 _NAME = re.compile(r"boundary_uncertainty(-v\d+)?\.jsonl")
 _NO_VALUES = ("kind", "kept_epoch", "kept_step", "n_not_compared")  # entries of a check that are none of its values
-
 
 _Checks = dict[tuple[int, int], tuple[dict[str, Any], Details | None]]  # by epoch and step, -1 if unknown
 
@@ -74,6 +74,11 @@ class RunRecord:
         return (0.0 if math.isnan(self.setup_seconds) else self.setup_seconds) + checks + saving, training
 
     @property
+    def is_resumed(self) -> bool:
+        """Whether the first checks are of an earlier run, whose record has their seconds and training losses."""
+        return bool(self.checks) and math.isnan(self.values("seconds")[0])
+
+    @property
     def weighting(self) -> str:
         """Reason for unequal weights of the samples; "" if all have the same weight."""
         class_weight, is_sampled = self.settings.get("class_weight"), self.data.get("sampling") == "weighted"
@@ -118,14 +123,16 @@ def read_record(path: str | PathLike[str]) -> RunRecord:
     record = RunRecord(path, [], datetime.fromtimestamp(path.stat().st_mtime, UTC))
     checks: _Checks = {}
     kept: dict[str, Any] = {}
+    read: dict[str, Any] = {"header": partial(_read_header, record), "end": partial(_read_end, record)}
+    read["check"] = partial(_read_check, checks)
     *lines, rest = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line, parse_constant=lambda _: None)  # for NaN and Infinity, which JSON does not have
             if (number == 1) != (entry["kind"] == "header"):
                 raise ValueError("the first line, and no other, is of kind 'header'")
-            if read := _READERS.get(entry["kind"]):
-                read(record, entry, checks)
+            if entry["kind"] in read:
+                read[entry["kind"]](entry)
             if entry["kind"] == "end" or "crossing" in entry:  # not a check before a resume
                 kept = entry
             # The number only grows during a run, so the largest is the latest.
@@ -144,7 +151,7 @@ def read_record(path: str | PathLike[str]) -> RunRecord:
     return record
 
 
-def _read_header(record: RunRecord, entry: dict[str, Any], _: _Checks) -> None:
+def _read_header(record: RunRecord, entry: dict[str, Any]) -> None:
     if entry["format"] != FORMAT:
         raise ValueError(f"format must be {FORMAT}, got {entry['format']!r}; another version of bu-torch may read it")
     record.settings, record.versions, record.data = (
@@ -157,7 +164,7 @@ def _read_header(record: RunRecord, entry: dict[str, Any], _: _Checks) -> None:
     record.started = str(entry.get("started") or "")
 
 
-def _read_check(_: RunRecord, check: dict[str, Any], checks: _Checks) -> None:
+def _read_check(checks: _Checks, check: dict[str, Any]) -> None:
     epoch, step = int(check["epoch"]), _place(check, "step")
     values = {name: one for name, one in check.items() if name not in _NO_VALUES and not isinstance(one, dict | list)}
     numbers = {name: _number(one) for name, one in values.items()}
@@ -165,14 +172,11 @@ def _read_check(_: RunRecord, check: dict[str, Any], checks: _Checks) -> None:
     checks[epoch, -1 if step is None else step] = numbers | {"epoch": epoch}, details
 
 
-def _read_end(record: RunRecord, entry: dict[str, Any], _: _Checks) -> None:
+def _read_end(record: RunRecord, entry: dict[str, Any]) -> None:
     reason, best = (str(entry.get(name) or "") for name in ("reason", "best_model_path"))
     seconds = (_number(entry.get(f"{name}_seconds")) for name in ("saving", "training"))
     record.end = End(_place(entry, "stopped_epoch"), reason, best, *seconds)
     record.notes += map(str, entry.get("remarks", []))
-
-
-_READERS = {"header": _read_header, "check": _read_check, "end": _read_end}
 
 
 def _details_of(check: dict[str, Any]) -> Details:

@@ -107,7 +107,7 @@ def _tiles(record: RunRecord) -> list[tuple[str, str, str]]:
     tiles.append(("checks", str(len(record.checks)), f"last: {axis} {last[axis]}"))
     spent, training = record.costs
     if training > 0 and math.isfinite(spent):
-        since = ", since the run resumed" if math.isnan(record.values("seconds")[0]) else ""
+        since = ", since the run resumed" if record.is_resumed else ""
         times = f"{duration(spent)} on top of {duration(training)} of training{since}"
         tiles.append(("cost in time", f"{spent / training:.0%}", times))
     if math.isfinite(record.setup_seconds):

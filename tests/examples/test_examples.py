@@ -8,13 +8,6 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "examples"
 
 
-@pytest.fixture
-def load(load, monkeypatch):
-    """Import an example by its name, with what it shares with others beside it."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return lambda name: load(FOLDER / f"{name}.py")
-
-
 def continuum(tables):
     yield np.allclose(tables["published"]["true"], tables["published"]["published"], rtol=0.12)
     yield tables["large"]["minimal error rate"].idxmin() == 8  # where both errors are largest
@@ -103,7 +96,7 @@ EXAMPLES = [
 def test_an_example_finds_what_is_claimed(load, tmp_path, capsys, row):
     name, drawn, claims, *options = row
     where = ["--plot", f"{tmp_path}/figure.png"] if "figure.png" in drawn else ["--plots", f"{tmp_path}"]
-    found = load(name).main(["--smoke", *options, *(where if drawn else [])])
+    found = load(FOLDER / f"{name}.py").main(["--smoke", *options, *(where if drawn else [])])
     assert capsys.readouterr().out
     figures = sorted(tmp_path.glob("*.png"))
     assert [figure.name for figure in figures] == list(drawn)
@@ -113,7 +106,7 @@ def test_an_example_finds_what_is_claimed(load, tmp_path, capsys, row):
 
 
 def test_choose_checkpoint_ranks_what_a_run_saved(load):
-    table = load("choose_checkpoint").main(["--smoke"])
+    table = load(FOLDER / "choose_checkpoint.py").main(["--smoke"])
     errors = table.attrs["errors"]
     assert len(errors) == 4 == len(table)
     assert table["test error"].tolist() == [errors[epoch] for epoch in table["epoch"]]
@@ -123,7 +116,7 @@ def test_choose_checkpoint_ranks_what_a_run_saved(load):
 @pytest.mark.parametrize("options", [[], ["--backbone", "resnet18"]], ids=["plain", "backbone"])
 def test_fashion_mnist_stops_on_images(load, capsys, monkeypatch, options):
     pytest.importorskip("torchvision")
-    example = load("fashion_mnist")
+    example = load(FOLDER / "fashion_mnist.py")
     made_up = example.FakeData
     monkeypatch.setattr(example, "FakeData", lambda n, *rest, **others: made_up(n // 3, *rest, **others))
     stopping = example.main(["--smoke", *options])
@@ -134,7 +127,7 @@ def test_fashion_mnist_stops_on_images(load, capsys, monkeypatch, options):
 
 @pytest.mark.parametrize("seed", ["0", "1"])
 def test_two_gaussians_are_best_cut_where_they_meet_and_uncertainty_does_not_tell_what_is_left_out(load, seed):
-    cuts, stripes = load("two_gaussians").main(["--smoke", "--seed", seed])
+    cuts, stripes = load(FOLDER / "two_gaussians.py").main(["--smoke", "--seed", seed])
     for name in ("U", "share", "Parzen U", "EA"):
         values = [row[name] for row in cuts.values()]  # from x_0 = -1 to 3
         assert values[:3] == sorted(values[:3])
