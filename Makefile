@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-front-door test-no-extras readme dist check-tag test-slow test-oldest test-integrations lint bench-quality bench-images bench-text bench-finetune bench-check bench-why bench-speed docs clean
+.PHONY: demo test test-front-door test-no-extras readme dist check-tag test-slow test-oldest test-integrations lint bench-quality bench-images bench-text bench-finetune bench-check bench-why golden bench-speed docs clean
 
 demo: .venv/demo
 	$(BIN)/python examples/label_noise.py
@@ -121,6 +121,12 @@ bench-finetune: .venv-integrations/installed
 # The quick form of the first above, beside the results that are committed.
 bench-check: .venv/demo
 	$(BIN)/python benchmarks/check.py
+
+# The trainings of tests/scenarios.py with the code of COMMIT and with today's: same epochs, same scores?
+COMMIT ?= HEAD
+
+golden: .venv/test
+	OMP_NUM_THREADS=1 $(BIN)/python tests/golden.py $(COMMIT)
 
 bench-why: .venv/demo
 	$(BIN)/python benchmarks/why.py

@@ -87,11 +87,6 @@ def test_readme_is_short_and_begins_with_a_comparison_and_a_short_script():
     assert (len(TEXTS[README].splitlines()) <= 125, len(script.splitlines()) <= 45) == (True, True)
 
 
-def test_readme_has_the_table_that_the_benchmarks_print(load, capsys):
-    load(ROOT / "benchmarks" / "errors.py").main()
-    assert capsys.readouterr().out in TEXTS[README]
-
-
 def test_pictures_are_drawn(load, tmp_path):
     values = load(DOCS / "pictures.py").main(["--smoke", "--folder", str(tmp_path)])
     assert max(values.values()) == list(values.values())[1]  # neither the smooth boundary nor the one by heart
