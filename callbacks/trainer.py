@@ -23,7 +23,7 @@ from bu_torch.internal.replica import gathered
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.history import describe_exception
 from bu_torch.run.processes import Processes, T
-from bu_torch.run.state import check_plain
+from bu_torch.run.record import check_plain
 from bu_torch.run.weights import load
 from bu_torch.signals.catalogue import SIGNALS
 

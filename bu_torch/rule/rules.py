@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -105,7 +104,7 @@ class MetricRule(Rule):
 
 def as_rule(rule: Any, metric: ExpectedMetric = ACCURACY) -> Rule:
     """Rule with a name, or the user's own rule after checks; it may read the values of a metric that is measured."""
-    if isinstance(rule, MetricRule):
+    if type(rule) in (SignalRule, MetricRule):  # ours
         return rule
     if isinstance(rule, str):
         if rule not in RULE_NAMES:
@@ -125,7 +124,7 @@ def as_rule(rule: Any, metric: ExpectedMetric = ACCURACY) -> Rule:
         raise ValueError(f"`rule.signals` must be names among {', '.join(known)}, got {unknown[0]!r}.")
     if type(rule).score is Rule.score:
         raise TypeError(f"`rule` must define `score`, which {type(rule).__name__} does not.")
-    if name in (*SIGNALS, *_RESERVED) and type(rule) is not SignalRule:
+    if name in (*SIGNALS, *_RESERVED):
         raise ValueError(f"`rule.name` must not be the name of a signal, a rule or another column, got {name!r}.")
     return rule
 
@@ -212,24 +211,12 @@ class SelectionRule:
         return float(score)
 
 
-class Reason(StrEnum):
-    """Reason to stop, with the names of Lightning's `EarlyStoppingReason`."""
-
-    NOT_STOPPED = "not_stopped"
-    PATIENCE_EXHAUSTED = "patience_exhausted"
-    NON_FINITE_METRIC = "non_finite_metric"
-
-
 class Verdict(NamedTuple):
     """Decision after a check, with the state that the next decision needs."""
 
     best: float = -math.inf  # score to exceed
     wait: int = 0  # checks in a row without improvement
-    reason: Reason = Reason.NOT_STOPPED
-
-    @property
-    def should_stop(self) -> bool:
-        return self.reason != Reason.NOT_STOPPED
+    should_stop: bool = False  # because of the patience, or of a score that is not finite
 
 
 def decide(before: Verdict, score: float, *, patience: int, min_delta: float = 0.0) -> Verdict:
@@ -238,8 +225,8 @@ def decide(before: Verdict, score: float, *, patience: int, min_delta: float = 0
     `before` is the verdict of the previous check. `patience` 0 means the same as 1.
     """
     if not math.isfinite(score):
-        return before._replace(reason=Reason.NON_FINITE_METRIC)
+        return before._replace(should_stop=True)
     if score - min_delta > before.best:
         return Verdict(score)
     wait = before.wait + 1
-    return Verdict(before.best, wait, Reason.PATIENCE_EXHAUSTED if wait >= patience else Reason.NOT_STOPPED)
+    return Verdict(before.best, wait, wait >= patience)

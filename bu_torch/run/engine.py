@@ -20,9 +20,8 @@ from bu_torch.run.history import History, describe_worse_than_chance
 from bu_torch.run.judgement import judge, summary_of
 from bu_torch.run.prepare import Fitted, Preparation, TrainingData, prepare_signals
 from bu_torch.run.processes import Processes
-from bu_torch.run.record import Record, plain, row
+from bu_torch.run.record import VERSION, Record, as_small, as_tables, plain, read_state, row
 from bu_torch.run.settings import Settings
-from bu_torch.run.state import VERSION, as_small, as_tables, read_state
 from bu_torch.run.weights import WeightAverage, state_dict_with
 from bu_torch.samples.samples import IGNORED
 from bu_torch.signals.details import Measurement
@@ -98,7 +97,7 @@ class Engine:
 
         def prepared() -> Preparation:
             self.prepared = prepare_signals(read(), self.settings, self.resumed, device, has_checks=has_checks, **lines)
-            return self.prepared.for_other_processes()
+            return self.prepared._replace(fitted=None)
 
         shared = processes.on_first(prepared)
         if processes.rank == 0:
@@ -257,15 +256,12 @@ class Engine:
 
     def end(self, reason: str, stopped_epoch: int | None = None, **paths: str) -> None:
         """Judge what was kept, and write the last line of the record."""
-        history, fitted, kept, confidence = self.history, self.fitted, self.history.kept or {}, None
-        self._doubts, self._remarks = [], []
-        if fitted is not None:
-            classes = fitted.about["classes"]
-            confidence, self._doubts, self._remarks = judge(history, fitted.signals, classes, self._n_columns)
+        history, kept = self.history, self.history.kept or {}
+        confidence, self._doubts, self._remarks = judge(history, self.fitted, self._n_columns)
         line: dict[str, Any] = {"reason": reason}
         if self.settings.decides:
             places = {"kept_epoch": kept.get("epoch"), "kept_step": kept.get("step"), "stopped_epoch": stopped_epoch}
-            judged = summary_of(confidence, history.metric, kept, is_known=fitted is not None)
+            judged = summary_of(confidence, history.metric, kept, is_known=self.fitted is not None)
             line |= places | paths
             score = {"score_name": history.score_name, "score": kept.get(history.score_name)}
             self.summary = {"reason": reason, **score, **line, **judged}
@@ -300,7 +296,7 @@ class Engine:
         """Free what `prepare` computed, and the average, because training has ended; results stay."""
         self.is_over = True
         if self.prepared is not None:
-            self.prepared = self.prepared.for_other_processes()
+            self.prepared = self.prepared._replace(fitted=None)
         self.inputs = self.measured = None
         self.processes = Processes()
         if self.average is not None:
@@ -308,13 +304,13 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed training needs, as plain numbers, strings and tensors on the CPU."""
-        before = dict.fromkeys(("plan", "samples", "prepared", "space")) | self.resumed
-        best = self._best_contributions
+        resumed = dict.fromkeys(("plan", "samples", "prepared", "space")) | self.resumed
+        predictions, best = self._predictions, self._best_contributions
         return {
             **self.history.state_dict(),
             "history": as_tables(self.history.entries),
-            **(before if self.prepared is None else self.prepared.state_dict()),
-            "predictions": None if self._predictions is None else as_small(self._predictions),
+            **(resumed if self.prepared is None else self.prepared.state_dict()),
+            "predictions": None if predictions is None else as_small(predictions),
             "best_contributions": None if best is None else best.cpu(),
             **({} if self.average is None else {"average": self.average.state_dict()}),
             "version": VERSION,

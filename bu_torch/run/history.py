@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bu_torch.internal.output import cleaned
-from bu_torch.rule.rules import Reason, SelectionRule, Verdict, decide
+from bu_torch.rule.rules import SelectionRule, Verdict, decide
 from bu_torch.run.settings import Settings
 from bu_torch.signals.metrics import as_metric
 
@@ -94,7 +94,7 @@ class History:
             return ""
         where = f"in epoch {epoch}" if step is None else f"at step {step} of epoch {epoch}"
         start = f"Stopped {where}: {self.selection.rule.title}"
-        if verdict.reason == Reason.NON_FINITE_METRIC:
+        if self.last_score is not None and not math.isfinite(self.last_score):
             return f"{start} gave a score that is not finite ({self.last_score})."
         wait, min_delta = verdict.wait, self.settings.min_delta
         now, unit = (epoch, "epoch") if step is None else (step, "step")

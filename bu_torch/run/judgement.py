@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bu_torch.rule.rules import MetricRule, RuleName
 from bu_torch.run.history import History
-from bu_torch.signals.measuring import Signals
+from bu_torch.run.prepare import Fitted
 from bu_torch.signals.metrics import ACCURACY, THRESHOLD, ExpectedMetric
 
 Word = Literal["clear", "plateau", "unsure", "blind"]
@@ -75,18 +75,17 @@ def summary_of(
     return summary
 
 
-def judge(
-    history: History, signals: Signals, classes: list[str] | None, n_columns: int
-) -> tuple[Confidence | None, list[str], list[str]]:
+def judge(history: History, fitted: Fitted | None, n_columns: int) -> tuple[Confidence | None, list[str], list[str]]:
     """Judge the kept check: the confidence in it, doubts about it, and other remarks, in words.
 
-    `classes` are names of the classes, if the dataset has them; the network's logits have `n_columns`.
+    The network's logits have `n_columns`. Other processes than the first, which have nothing fitted, do not know.
     """
-    kept, rule, metric, boundary = history.kept, history.selection.rule, history.metric, signals.boundary
-    if kept is None:
+    kept, rule, metric = history.kept, history.selection.rule, history.metric
+    if kept is None or fitted is None:
         return None, [], []
+    signals, boundary = fitted.signals, fitted.signals.boundary
     counted = [check for check in history.compared if history.selection.score(check) is not None]
-    n_samples, names = len(boundary.labels), _class_names(boundary.labels, classes)
+    n_samples, names = len(boundary.labels), _class_names(boundary.labels, fitted.about["classes"])
     column, alone = accuracy_alone(boundary.probabilities_of_present, n_samples, boundary.weights)
     doubt = metric.doubt(len(names))
     if metric != ACCURACY:

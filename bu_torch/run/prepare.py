@@ -1,9 +1,9 @@
 """What a check needs that does not depend on the network: chosen samples, and the signals fitted to them."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Self, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +34,7 @@ class Fitted(NamedTuple):
     about: Mapping[str, Any]  # samples and classes in words, for the record
 
 
-@dataclass(frozen=True)
-class Preparation:
+class Preparation(NamedTuple):
     """The samples of all checks of a training."""
 
     plan: Plan
@@ -48,15 +47,10 @@ class Preparation:
     # preparation if the space is the network's features, and otherwise the name of the space.
     saved: Mapping[str, Any] | None
     space: SpaceName | None
-    fitted: Fitted | None
-
-    def for_other_processes(self) -> Self:
-        """What other processes need of it."""
-        return replace(self, fitted=None)
+    fitted: Fitted | None  # None in other processes, and when training has ended
 
     def state_dict(self) -> dict[str, Any]:
-        state = {"plan": tuple(self.plan), "samples": self.fingerprint}
-        return state | {"prepared": self.saved, "space": self.space}
+        return {"plan": tuple(self.plan), "samples": self.fingerprint, "prepared": self.saved, "space": self.space}
 
 
 class TrainingData(NamedTuple):

@@ -18,7 +18,7 @@ from bu_torch.internal.replica import (
     reshard,
     sharded_like,
 )
-from bu_torch.run.state import check_plain
+from bu_torch.run.record import check_plain
 
 _WARM_UP = 10  # checks
 _MOST_NAMES = 5

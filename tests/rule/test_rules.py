@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from problems import Gain, Product
 
 from bu_torch import Rule, SelectionRule
-from bu_torch.rule.rules import RULE_NAMES, Reason, Verdict, as_rule, decide
+from bu_torch.rule.rules import RULE_NAMES, Verdict, as_rule, decide
 from bu_torch.signals.catalogue import SIGNALS
 
 
@@ -120,8 +120,7 @@ def by_lightning(scores, **settings):
     stopping = EarlyStopping("score", mode="max", **settings)
     for score in scores:
         should_stop, _ = stopping._evaluate_stopping_criteria(torch.tensor(score, dtype=torch.float64))
-        reason = stopping.stopping_reason.name.lower() if should_stop else Reason.NOT_STOPPED
-        yield bool(should_stop), stopping.wait_count, float(stopping.best_score), reason
+        yield bool(should_stop), stopping.wait_count, float(stopping.best_score)
 
 
 scores = st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.25, 0.3, 1.0, -1.0, NAN, INF, -INF]), max_size=12)
@@ -135,4 +134,4 @@ scores = st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.25, 0.3, 1.0, -1.0, NAN, INF
 def test_each_verdict_is_lightning_s(scores, patience, min_delta):
     settings = {"patience": patience, "min_delta": min_delta}
     own, theirs = stepwise(scores, **settings), by_lightning(scores, **settings)
-    assert [(one.should_stop, one.wait, one.best, one.reason) for one in own] == list(theirs)
+    assert [(one.should_stop, one.wait, one.best) for one in own] == list(theirs)
