@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bu_torch.functional.checks import as_logits
-from bu_torch.internal.output import untold
+from bu_torch.internal.output import outline, untold
 from bu_torch.internal.packing import Packing, call
 from bu_torch.internal.replica import evaluation_copy
 
@@ -82,8 +82,8 @@ def logits_of(output: Any, n_inputs: int, name: str = "`model`", key: str | int 
         found = found if isinstance(found, Tensor) else torch.as_tensor(found, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"{name} must give a tensor or an array of logits (n, J), or an output with `logits`, got {_kind(output)}."
-            " `output_key=`, if that is an argument, names the logits in a tuple or a dict."
+            f"{name} must give a tensor or an array of logits (n, J), or an output with `logits`, got"
+            f" {outline(output)}. `output_key=`, if that is an argument, names the logits in a tuple or a dict."
         ) from error
     logits = as_logits(found.reshape(1, -1) if n_inputs == 1 and found.ndim < 2 else found)
     if len(logits) != n_inputs:
@@ -97,14 +97,9 @@ def entry_of(output: Any, key: str | int, name: str) -> Any:
         return getattr(output, key) if isinstance(key, str) and hasattr(output, key) else output[key]
     except (KeyError, IndexError, TypeError) as error:
         raise ValueError(
-            f"{name} must give an output with `output_key={key!r}`, got {_kind(output)}."
+            f"{name} must give an output with `output_key={key!r}`, got {outline(output)}."
             " `output_key=` names the logits in a tuple or a dict."
         ) from error
-
-
-def _kind(output: Any) -> str:
-    entries = f" with {list(output)[:20]}" if isinstance(output, Mapping) else ""
-    return type(output).__name__ + (f" of {len(output)}" if isinstance(output, tuple | list) else entries)
 
 
 def check_callable(model: object) -> None:

@@ -6,7 +6,7 @@ import secrets
 import sys
 import threading
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -24,6 +24,14 @@ def cleaned(value: Any) -> str:
     """Text of `value` in one line, without control characters, text reversal or surrogates."""
     text = str(value).replace("\n", " ").replace("\t", " ")
     return "".join("\ufffd" if unicodedata.category(c) in _UNSEEN and c not in _JOINERS else c for c in text)
+
+
+def outline(value: Any) -> str:
+    """Type of a value, and the names or the number of its entries, for a message."""
+    kind = type(value).__name__
+    if isinstance(value, Mapping):
+        return f"{kind} with {', '.join(map(repr, list(value)[:20]))}"
+    return f"{kind} of {len(value)}" if isinstance(value, tuple | list) else kind
 
 
 def say(text: str, stream: TextIO | None = None) -> None:

@@ -6,8 +6,8 @@ import multiprocessing
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,10 +19,15 @@ from torch.utils.data import DataLoader
 
 from bu_torch.internal.global_state import seeded, start_from
 from bu_torch.internal.inputs import as_tensor
-from bu_torch.internal.output import progress
+from bu_torch.internal.output import outline, progress
 from bu_torch.internal.packing import as_inputs, names_taken, of_one_length, takes
 from bu_torch.samples.samples import UnreadableError
 
+InputKey = str | int | Sequence[str | int] | None
+
+NO_SAMPLE = "there must be at least one sample, got none."
+_LABELS = ("labels", "label", "targets", "target", "y")
+_PADDED = " Pad all batches to one length; ids that come with a mask of 0 and 1 may be padded batch by batch."
 _PATIENCE = 60  # seconds for a batch: a dataset with threads or locks may wait forever in a forked process
 _Result = TypeVar("_Result")
 
@@ -49,27 +54,26 @@ def with_batches(
             "timeout": 0 if loader.num_workers else _PATIENCE,
         }
         try:
-            return _used(loader.dataset, use, collate_fn=loader.collate_fn, **order, **in_worker)
+            with closing(_batches(loader.dataset, collate_fn=loader.collate_fn, **order, **in_worker)) as batches:
+                return use(batches)
         except DatasetError:  # tensors on a GPU, connections, locks and threads do not work in a forked process
             if loader.num_workers:
                 raise
     with seeded(seed):
         dataset, collate_fn = _copied(loader)
-        return _used(dataset, use, collate_fn=collate_fn, **order)
+        with closing(_batches(dataset, collate_fn=collate_fn, **order)) as batches:
+            return use(batches)
 
 
-def _used(dataset: Any, use: Callable[[Iterator[Any]], _Result], **options: Any) -> _Result:
+def _batches(dataset: Any, **options: Any) -> Generator[Any]:
+    """Batches of a `DataLoader` with these options, whose worker ends with them."""
     iterator: Any = None
-
-    def batches() -> Iterator[Any]:
-        nonlocal iterator
-        with _explained(dataset):
-            with torch.device("cpu"):  # another default device refuses the generator, and a forked worker
-                iterator = iter(DataLoader(dataset, generator=torch.Generator(), **options))
-            yield from iterator
-
     try:
-        return use(batches())
+        with torch.device("cpu"):  # another default device refuses the generator, and a forked worker
+            iterator = iter(DataLoader(dataset, generator=torch.Generator(), **options))
+        yield from iterator
+    except Exception as error:  # a user's class may raise anything
+        raise DatasetError(f"{type(dataset).__name__} cannot be read ({described(error)}).") from error
     finally:
         if hasattr(iterator, "_shutdown_workers"):  # at once, also if an error keeps the iterator alive
             iterator._shutdown_workers()
@@ -103,23 +107,12 @@ def _copied(loader: DataLoader[Any]) -> tuple[Any, Any]:
         return both
 
 
-@contextmanager
-def _explained(dataset: Any) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # a user's class may raise anything
-        raise DatasetError(f"{type(dataset).__name__} cannot be read ({described(error)}).") from error
-
-
 def described(error: Exception) -> str:
     """Type and text of an exception, in one line, without the traceback that torch adds to a worker's."""
     said = f"{type(error).__name__}: {error}"
     if "Original Traceback" in said:
         said = said.rstrip().splitlines()[-1]
     return textwrap.shorten(said, 300, placeholder=" [...]").rstrip(".: ")
-
-
-InputKey = str | int | Sequence[str | int] | None
 
 
 class Keys(NamedTuple):
@@ -131,9 +124,6 @@ class Keys(NamedTuple):
 
 
 NO_KEYS = Keys()
-_LABELS = ("labels", "label", "targets", "target", "y")
-_PADDED = " Pad all batches to one length; ids that come with a mask of 0 and 1 may be padded batch by batch."
-NO_SAMPLE = "there must be at least one sample, got none."
 
 
 def holds_arrays(dataset: Any) -> bool:
@@ -208,50 +198,44 @@ def split_batch(batch: Any, keys: Keys) -> tuple[Any, Tensor]:
     """Inputs and labels of a batch, dense tensors of one length; raises `UnreadableError` and `TypeError`."""
     inputs, labels = _entries(batch, keys)
     inputs, labels = as_inputs(inputs, "inputs"), as_tensor(labels, "labels")
-    _check_lengths(inputs, labels)
-    return inputs, labels
-
-
-def _check_lengths(inputs: Any, labels: Tensor) -> None:
     shapes = [tuple(tensor.shape) for tensor in (*pytree.tree_leaves(inputs), labels)]
     if not all(shapes) or len({shape[0] for shape in shapes}) > 1:
         raise UnreadableError(f"inputs and labels must be equally long, got {', '.join(map(str, shapes))}.")
+    return inputs, labels
 
 
 def _entries(batch: Any, keys: Keys) -> tuple[Any, Any]:
     """The entries of a batch that are inputs and labels."""
     if not isinstance(batch, Mapping | tuple | list):
         raise UnreadableError(f"batches must be pairs (inputs, labels), tuples or dicts, got {type(batch).__name__}.")
-    is_dict = isinstance(batch, Mapping)
-    has = f"a {type(batch).__name__} " + (f"with {', '.join(map(repr, batch))}" if is_dict else f"of {len(batch)}")
-    if keys.inputs is None or keys.labels is None:
-        keys = _guessed_keys(batch, keys) if isinstance(batch, Mapping) else _guessed_places(batch, keys)
-    input_key, label_key, _ = keys
+    input_key, label_key = _guessed_keys(batch, keys) if isinstance(batch, Mapping) else _guessed_places(batch, keys)
+    has = outline(batch)
     if input_key is None or label_key is None:
         raise UnreadableError(
-            f"a batch must be a pair (inputs, labels), got {has}: name inputs and labels by both `input_key=`, which"
+            f"a batch must be a pair (inputs, labels), got a {has}: name inputs and labels by both `input_key=`, which"
             " may be a list, and `label_key=`, keys or places."
         )
-    several = [input_key] if isinstance(input_key, str) or not isinstance(input_key, Sequence) else input_key
-    places: list[Any] = [*several, label_key]
-    if not is_dict:  # a command line gives places as strings
+    is_one = isinstance(input_key, str) or not isinstance(input_key, Sequence)
+    input_keys: Any = [input_key] if is_one else input_key
+    places = [*input_keys, label_key]
+    if not isinstance(batch, Mapping):  # a command line gives places as strings
         places = [int(place) if str(place).isdecimal() else place for place in places]
     try:
         *inputs, labels = (batch[place] for place in places)
     except (KeyError, IndexError, TypeError) as error:
         raise UnreadableError(
-            f"`input_key={input_key!r}` and `label_key={label_key!r}` must be in a batch, which is {has}."
+            f"`input_key={input_key!r}` and `label_key={label_key!r}` must be in a batch, which is a {has}."
         ) from error
-    if several is not input_key:
+    if is_one:
         return inputs[0], labels
-    return dict(zip(several, inputs, strict=True)) if is_dict else tuple(inputs), labels
+    return dict(zip(input_keys, inputs, strict=True)) if isinstance(batch, Mapping) else tuple(inputs), labels
 
 
-def _guessed_keys(batch: Mapping[Any, Any], keys: Keys) -> Keys:
-    """Keys in a dict, the missing ones guessed from their names and from what the network takes, if it is known."""
+def _guessed_keys(batch: Mapping[Any, Any], keys: Keys) -> tuple[InputKey, str | int | None]:
+    """Keys of inputs and labels; missing ones are guessed from names and what the network takes, if it is known."""
     input_key, label_key, network = keys
     if network is None:
-        return keys
+        return input_key, label_key
     if label_key is None:
         guesses = [name for name in _LABELS if name in batch]
         label_key = guesses[0] if len(guesses) == 1 else None
@@ -260,20 +244,20 @@ def _guessed_keys(batch: Mapping[Any, Any], keys: Keys) -> Keys:
         input_key = names_taken(network, others) or (others[0] if len(others) == 1 else None)
         if input_key is None and others and takes(network, batch):  # `forward` takes the dict itself
             input_key = others
-    return Keys(input_key, label_key)
+    return input_key, label_key
 
 
-def _guessed_places(batch: Sequence[Any], keys: Keys) -> Keys:
-    """Places in a tuple that is a pair, or what the network takes and then the only entry that may be labels."""
-    if keys.inputs is not None or keys.labels is not None:  # they go together
-        return keys
+def _guessed_places(batch: Sequence[Any], keys: Keys) -> tuple[InputKey, str | int | None]:
+    """Places that are named, of a pair, or of what the network takes and then the only entry that may be labels."""
+    input_key, label_key, network = keys
+    if input_key is not None or label_key is not None:  # they go together
+        return input_key, label_key
     if len(batch) == 2:
-        return Keys(0, 1)
-    network = keys.network
+        return 0, 1
     if network is None or len(batch) < 2 or not all(isinstance(value, Tensor) for value in batch):
-        return keys
+        return None, None
     may_be_labels = [value.ndim == 1 and not value.is_floating_point() for value in batch]
     is_clear = not any(may_be_labels[:-1]) or not takes(network, *batch[:-2])
     if may_be_labels[-1] and is_clear and takes(network, *batch[:-1]):
-        return Keys(range(len(batch) - 1), -1)
-    return keys
+        return range(len(batch) - 1), -1
+    return None, None

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,7 +51,11 @@ from bu_torch.samples.samples import (
     without_ignored,
 )
 
+READ_BATCH = 256
+ASKED_TO_READ = "`perturbation='reading'` needs a dataset or a loader whose samples differ each time they are read"
+WITHOUT_READING = "Pass `perturbation=None`."
 _MOST_INDICES = 100_000_000  # of a sampler without an end
+_READ_TWICE = 32  # samples, to see whether they are augmented at random
 
 
 def read_samples(
@@ -148,13 +152,18 @@ def read_loader(
             indices = [indices[i] for i in chosen.tolist()]
             weights = None if weights is None else weights[chosen]
         reader = Reader(loader, seed, keys, transform)
-        inputs, labels, is_random = reader.read_first(indices, max_bytes, looks_for_augmentation)
-        samples = samples_of(inputs, labels)._replace(n_training=n_training, classes=_class_names(loader.dataset))
-        if len(labels) == len(indices):
+        samples = samples_of(*reader.read(indices, max_bytes=max_bytes))
+        samples = samples._replace(n_training=n_training, classes=_class_names(loader.dataset))
+        n_read, n_asked = len(samples.labels), len(indices)
+        if n_read < n_asked:
+            said = f"The loader's batches hold {n_read} of the {n_asked} samples that were read: only those are used."
+            warnings.warn(said, stacklevel=2)
+        if n_read == n_asked:
             samples = samples._replace(weights=weights)
-            if are_places:
-                rows = torch.as_tensor(indices, device="cpu")
-                samples = samples._replace(rows=rows, is_random=is_random, again=reader.read)
+        if n_read == n_asked and are_places:
+            is_random = looks_for_augmentation and reader.sees_augmentation(indices)
+            rows = torch.as_tensor(indices, device="cpu")
+            samples = samples._replace(rows=rows, is_random=is_random, again=reader.read)
         return without_ignored(samples)
 
 
@@ -225,89 +234,49 @@ def _plain(entries: Iterable[Any]) -> list[Any]:
     return [entry.tolist() if hasattr(entry, "tolist") else entry for entry in entries]
 
 
-READ_BATCH = 256
-ASKED_TO_READ = "`perturbation='reading'` needs a dataset or a loader whose samples differ each time they are read"
-WITHOUT_READING = "Pass `perturbation=None`."
-_READ_TWICE = 32  # samples, to see whether they are augmented at random
-_Result = TypeVar("_Result")
-
-
 class Reader(NamedTuple):
-    """Reads samples of a loader in batches as it makes them.
-
-    Random numbers start from `seed` in each call, so that calls repeat. In one call they move on from one reading to
-    the next, also those of generators that the dataset holds, because one process reads all.
-    """
+    """Reads samples of a loader in batches as it makes them."""
 
     loader: DataLoader[Any]
     seed: int
     keys: Keys
     transform: Callable[[Any], Any] | None
 
-    def read(self, indices: list[Any], n_times: int) -> tuple[Any, Tensor]:
-        """Inputs and labels of all samples, `n_times` one after another."""
-        batches, n_expected = self._lists(indices) * n_times, len(indices) * n_times
-        with seeded(self.seed):
-            return self._use(batches, lambda read: concatenate(read, self.keys, self.transform, None, n_expected))
+    def read(self, indices: list[Any], n_times: int = 1, max_bytes: float | None = None) -> tuple[Any, Tensor]:
+        """Inputs and labels of all samples, `n_times` one after another.
 
-    def read_first(
-        self, indices: list[Any], max_bytes: int | None, looks_for_augmentation: bool
-    ) -> tuple[Any, Tensor, bool]:
-        """Inputs and labels of all samples, and whether a second reading of a few gives other inputs and these labels.
-
-        Nothing is read twice unless it `looks_for_augmentation`.
+        Random numbers start from `seed`, so that calls repeat. In one call they move on from one reading to the next,
+        also those of generators that the dataset holds, because one process reads all.
         """
-        n_samples, first = len(indices), self._lists(indices)
-        # Some classes alone may be augmented, so these lie apart.
-        few = slice(None, n_samples if looks_for_augmentation else 0, math.ceil(n_samples / _READ_TWICE))
+        loader, is_in_memory = self.loader, _is_in_memory(self.loader)
+        takes_more = is_in_memory and self.transform is None
+        size = READ_BATCH if takes_more else loader.batch_size or READ_BATCH
+        lists = [indices[start : start + size] for start in range(0, len(indices), size)] * n_times
 
-        def read_twice(batches: Iterator[Any]) -> tuple[tuple[Any, Tensor], tuple[Any, Tensor] | None]:
-            part = itertools.islice(batches, len(first))
-            read = concatenate(part, self.keys, self.transform, None, n_samples, max_bytes)
-            with suppress(Exception):  # the user's code may raise anything
-                return read, concatenate(batches, self.keys, self.transform)
-            return read, None
+        def use(batches: Iterator[Any]) -> tuple[Any, Tensor]:
+            return concatenate(batches, self.keys, self.transform, None, n_times * len(indices), max_bytes)
 
-        # By the same worker: its generators move on.
-        (inputs, labels), second = self._use(first + self._lists(indices[few]), read_twice)
-        if len(labels) < n_samples:
-            warnings.warn(
-                f"The loader's batches hold {len(labels)} of the {n_samples} samples that were read: only those are"
-                " used.",
-                stacklevel=2,
-            )
-            return inputs, labels, False
-        before = pytree.tree_map(lambda tensor: tensor[few], (inputs, labels))
-        return inputs, labels, second is not None and is_augmentation(before, second)
+        with seeded(self.seed):
+            if is_in_memory:  # indexing runs no code of the user's
+                return use(list(loader.dataset[places]) for places in lists)
+            order = {"sampler": lists, "batch_size": None} if loader.batch_sampler is None else {"batch_sampler": lists}
+            return with_batches(loader, order, self.seed, use)
 
-    def _lists(self, indices: list[Any]) -> list[list[Any]]:
-        size = self.loader.batch_size or READ_BATCH
-        if self.transform is None and self._is_in_memory():
-            size = READ_BATCH
-        return [indices[start : start + size] for start in range(0, len(indices), size)]
-
-    def _use(self, lists: list[list[Any]], use: Callable[[Iterator[Any]], _Result]) -> _Result:
-        loader = self.loader
-        if self._is_in_memory():  # indexing runs no code of the user's
-            return use(list(loader.dataset[places]) for places in lists)
-        order = {"sampler": lists, "batch_size": None} if loader.batch_sampler is None else {"batch_sampler": lists}
-        return with_batches(loader, order, self.seed, use)
-
-    def _is_in_memory(self) -> bool:
-        """Whether batches are rows of a `TensorDataset`, or of subsets of one."""
-        dataset: Any = self.loader.dataset
-        while type(dataset) is Subset:
-            dataset = dataset.dataset
-        return type(dataset) is TensorDataset and self.loader.collate_fn is default_collate
+    def sees_augmentation(self, indices: list[Any]) -> bool:
+        """Whether a second reading of a few of these samples gives other inputs and the same labels."""
+        few = indices[:: math.ceil(len(indices) / _READ_TWICE)]  # they lie apart: some classes alone may be augmented
+        with suppress(Exception):  # the user's code may raise anything
+            *inputs, labels = (tensor.tensor_split(2) for tensor in pytree.tree_leaves(self.read(few, 2)))
+            return are_equal(*labels) and not all(itertools.starmap(are_equal, inputs))
+        return False
 
 
-def is_augmentation(first: tuple[Any, Tensor], second: tuple[Any, Tensor]) -> bool:
-    """Whether two readings of the same samples have other inputs and the same labels."""
-    with suppress(UnreadableError):  # they have other shapes
-        both = concatenate([first, second], NO_KEYS, None)  # joined, they are padded alike
-        *inputs, labels = (tensor.tensor_split(2) for tensor in pytree.tree_leaves(both))
-        return are_equal(*labels) and not all(itertools.starmap(are_equal, inputs))
-    return False
+def _is_in_memory(loader: DataLoader[Any]) -> bool:
+    """Whether batches are rows of a `TensorDataset`, or of subsets of one."""
+    dataset: Any = loader.dataset
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return type(dataset) is TensorDataset and loader.collate_fn is default_collate
 
 
 def may_be_read_again(perturbation: Any) -> bool:
@@ -348,4 +317,4 @@ def read_again(samples: Samples, n_further: int) -> Samples:
 
 def are_equal(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors hold the same values, or NaN in the same places."""
-    return first.shape == second.shape and bool(((first == second) | ((first != first) & (second != second))).all())
+    return first.shape == second.shape and torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)

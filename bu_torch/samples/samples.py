@@ -14,8 +14,12 @@ from bu_torch.functional.probabilities import shares_of
 from bu_torch.internal.inputs import as_features, as_labels, as_tensor
 from bu_torch.internal.packing import Packing, as_inputs
 
+# As in scikit-learn: "balanced" makes all classes weigh the same, a dict names them. A list is a loss's `weight`.
+ClassWeight = Literal["balanced"] | dict[int, float] | list[float]
+
 IGNORED = -100  # default `ignore_index` of torch's losses
 _BLOCK_ELEMENTS = 2**22  # compared at once
+_RARE = 0.5  # part of an equal share; the kept check recognised rarer classes clearly less often
 
 
 class Samples(NamedTuple):
@@ -135,12 +139,6 @@ def copies(features: Tensor, neighbors: Tensor) -> Iterator[tuple[Tensor, Tensor
         yield rows, others[rows].long()
 
 
-# As in scikit-learn: "balanced" makes all classes weigh the same, a dict names them. A list is a loss's `weight`.
-ClassWeight = Literal["balanced"] | dict[int, float] | list[float]
-
-_RARE = 0.5  # part of an equal share; the kept check recognised rarer classes clearly less often
-
-
 def check_class_weight(class_weight: Any) -> ClassWeight | None:
     """Class weights as `"balanced"`, a dict in the order of its classes, a list, or None; refuses all others."""
     if class_weight is None or (isinstance(class_weight, str) and class_weight == "balanced"):
@@ -188,11 +186,13 @@ def weights_of(labels: Tensor, class_weight: ClassWeight | None, sample_weight: 
 
 def _listed(class_weight: dict[int, float] | list[float], present: list[int]) -> list[float]:
     """Weights of the classes that have samples; a dict may lack some of these, and a list may have more."""
-    named = class_weight if isinstance(class_weight, dict) else dict(enumerate(class_weight))
-    unfit = named.keys() - set(present) if isinstance(class_weight, dict) else set(present) - named.keys()
+    if isinstance(class_weight, dict):
+        named, unfit, fault = class_weight, class_weight.keys() - set(present), "names classes without a sample"
+    else:
+        named = dict(enumerate(class_weight))
+        unfit, fault = set(present) - named.keys(), "has no weight for classes"
     if unfit:
-        how = "names classes without a sample" if isinstance(class_weight, dict) else "has no weight for classes"
-        raise ValueError(f"`class_weight` must have a weight for each class of the labels, and {how}: {sorted(unfit)}.")
+        raise ValueError(f"`class_weight` must fit the classes of the labels, and {fault}: {sorted(unfit)}.")
     return [named.get(label, 1.0) for label in present]
 
 
