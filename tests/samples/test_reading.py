@@ -1,24 +1,28 @@
-"""The reader of samples: every kind of dataset, loader and batch, without a trainer."""
+"""The reader of samples: every kind of dataset, sampler and batch, without a trainer."""
 
 import random
 
 import numpy as np
 import pytest
 import torch
-from readable import BATCHES, PAIRS, WHOLE, Endless, Made, Stream, X, Y, equal
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+from readable import BATCHES, PAIRS, WHOLE, Endless, Made, Own, Stream, X, Y, equal, everything
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
     DataLoader,
+    DistributedSampler,
     RandomSampler,
+    SequentialSampler,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
+    WeightedRandomSampler,
     default_collate,
 )
 
 from bu_torch.samples.reading import read_loader, read_samples
-from bu_torch.samples.samples import stratified_rows
+from bu_torch.samples.samples import choose_among, fewer_of, stratified_rows, whole_samples
 
 DICTS = [{"id": i, "image": X[i], "target": Y[i]} for i in range(120)]
 BY_NAME = {"input_key": "image", "label_key": "target"}
@@ -113,6 +117,118 @@ def test_a_subset_is_chosen_among_those_read(loader, n_read):
     assert equal(samples, samples.rows)
 
 
+class FirstBatches(BatchSampler):
+    def __iter__(self):
+        return iter([list(range(50)), list(range(50, 100))])
+
+
+def in_batches(sampler):
+    return BatchSampler(sampler, 30, drop_last=False)
+
+
+OF_PLACE = 1.0 + torch.arange(120, dtype=torch.float64)
+CHOSEN, IN_ORDER = SubsetRandomSampler(range(5, 95)), in_batches(SequentialSampler(WHOLE))
+OTHER_PROCESS = DistributedSamplerWrapper(CHOSEN, num_replicas=2, rank=0)
+VISITED = {
+    "at random": ({"sampler": RandomSampler(WHOLE, num_samples=30), "batch_size": 30}, range(120)),
+    "in order, the rest dropped": ({"batch_size": 50, "drop_last": True}, range(100)),
+    "a share of several processes": ({"sampler": DistributedSampler(WHOLE, 2, 1), "batch_size": 30}, range(120)),
+    "a part in batches": ({"batch_sampler": in_batches(CHOSEN)}, range(5, 95)),
+    "a part in lists": ({"sampler": in_batches(CHOSEN), "batch_size": None}, range(5, 95)),
+    "a part, distributed by Lightning": ({"sampler": OTHER_PROCESS, "batch_size": 30}, range(5, 95)),
+    "its batches": ({"batch_sampler": in_batches(OTHER_PROCESS)}, range(5, 95)),
+    "an array": ({"sampler": np.arange(94, 4, -1), "batch_size": 30}, range(5, 95)),
+    "a batch sampler that leaves out": ({"batch_sampler": FirstBatches(range(120), 30, False)}, range(100)),
+    "each drawn once": (
+        {"sampler": WeightedRandomSampler(OF_PLACE, 120, False), "batch_size": 30},
+        range(120),
+    ),
+    "weights, some 0": ({"sampler": WeightedRandomSampler([1.0] * 70 + [0.0] * 50, 99), "batch_size": 30}, range(70)),
+    "batches that overlap": ({"batch_sampler": Own([(7, 3, 6), torch.tensor([3, 8]), np.array([9])])}, [3, 6, 7, 8, 9]),
+    "a sampler of tensors": ({"sampler": Own([torch.tensor([2, 1]), torch.tensor([0])]), "batch_size": None}, range(3)),
+}
+
+
+@pytest.mark.parametrize("dataset", [WHOLE, Made()], ids=["at once", "one by one"])
+@pytest.mark.parametrize(("options", "rows"), VISITED.values(), ids=VISITED)
+def test_only_samples_that_the_loader_visits_are_read(dataset, options, rows):
+    if options.get("batch_size", 0) is None and dataset is not WHOLE:
+        dataset = Made(lambda rows: (X[rows], Y[rows]))
+    samples = read_samples(DataLoader(dataset, **options))
+    assert equal(samples, rows)
+    assert samples.rows.tolist() == list(rows)
+    assert (samples.n_training, samples.weights) == (len(rows), None)
+
+
+@pytest.mark.parametrize(
+    ("loader", "rows"),
+    [
+        (DataLoader(WHOLE, batch_size=30), range(60)),
+        (DataLoader(WHOLE, sampler=IN_ORDER, batch_size=None), range(60)),
+        (DataLoader(WHOLE, batch_size=30, shuffle=True), range(120)),
+        (DataLoader(WHOLE, sampler=CHOSEN, batch_size=30), range(5, 95)),
+        (DataLoader(Stream(), batch_size=30), range(120)),
+    ],
+)
+def test_a_limit_on_batches_leaves_out_what_no_epoch_visits(loader, rows):
+    assert equal(read_loader(loader, everything, n_batches=2), rows)
+
+
+def test_indices_need_not_be_numbers():
+    by_name = {f"image {i:03d}": PAIRS[i] for i in range(120)}
+    samples = read_samples(DataLoader(Made(by_name.__getitem__), sampler=sorted(by_name, reverse=True), batch_size=30))
+    assert equal(samples, range(120))
+    few = read_samples(DataLoader(by_name, sampler=sorted(by_name)[50:70], batch_size=30), 5)
+    assert (len(few.inputs), few.rows.tolist(), few.n_training) == (5, list(range(5)), 20)
+
+
+@pytest.mark.parametrize("max_samples", [None, 40])
+@pytest.mark.parametrize("dataset", [WHOLE, PAIRS], ids=["at once", "a list"])
+def test_weights_are_those_of_the_sampler_and_stay_with_their_samples(dataset, max_samples):
+    sampler = WeightedRandomSampler(OF_PLACE, 50)
+    for options in ({"sampler": sampler, "batch_size": 30}, {"batch_sampler": in_batches(sampler)}):
+        samples = read_samples(DataLoader(dataset, **options), max_samples, 3)
+        assert torch.equal(samples.inputs, X[samples.rows])
+        assert torch.equal(samples.weights, OF_PLACE[samples.rows])
+
+
+MARKED = torch.where(torch.arange(120) % 5 == 2, -100, Y)
+KEPT = torch.arange(120)[MARKED >= 0]
+
+
+class TestIgnoredLabels:
+    @pytest.mark.parametrize(
+        "source",
+        [
+            TensorDataset(X, MARKED),
+            Made(lambda i: (X[i], MARKED[i])),
+            DataLoader(Stream(list(zip(X, MARKED, strict=True))), batch_size=32),
+            (X, MARKED.unsqueeze(1)),
+            (X, MARKED.bfloat16()),
+        ],
+        ids=["at once", "one by one", "a stream", "a column", "bfloat16"],
+    )
+    def test_are_left_out_and_counted(self, source):
+        samples = read_samples(source)
+        assert samples.n_ignored == 24
+        assert torch.equal(samples.inputs, X[KEPT])
+        assert torch.equal(samples.labels.flatten().long(), Y[KEPT])
+        assert torch.equal(samples.rows, KEPT)
+
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.bool])
+    def test_labels_without_a_sign_have_none(self, dtype):
+        labels = (torch.arange(120) % 2 * (1 if dtype is torch.bool else 156)).to(dtype)  # -100 as a byte
+        few = choose_among(X, labels, lambda n: 50, 0)
+        assert few.n_ignored == 0
+        assert torch.equal(few.labels.long(), labels.long()[few.rows])
+
+    def test_of_what_a_user_gives_the_places_are_the_users(self):
+        few = fewer_of(whole_samples(X.numpy(), MARKED.numpy(), OF_PLACE.numpy()), 50, 1)
+        assert torch.equal(few.inputs, X[few.rows])
+        assert torch.equal(few.weights, OF_PLACE[few.rows])
+        assert torch.equal(few.labels, Y[few.rows])
+
+
 def with_first(x):
     return bool((x == X[0]).all(dim=1).any())
 
@@ -138,46 +254,26 @@ def test_batches_of_a_stream_that_are_none_are_counted():
         assert equal(read_samples(DataLoader(Stream(batches), batch_size=None)), range(120))
 
 
-def test_padding_is_no_augmentation():
-    def collate(samples):
-        longest = max(i for i, _ in samples) + 1
-        mask = torch.arange(longest) <= torch.tensor([[i] for i, _ in samples])
-        return {"ids": mask * 7, "mask": mask.long()}, torch.tensor([label for _, label in samples])
-
-    loader = DataLoader(Made(lambda i: (i, int(Y[i]))), 7, collate_fn=collate)
-    assert not read_loader(loader, lambda n: n, looks_for_augmentation=True).is_random
-
-
+WAY_OUT = r".*Pass a pair \(inputs, labels\)"
 REFUSED = {
-    "other inputs in some batches": (collated(lambda x, y: ({f"{x[0]}": x}, y)), "same inputs"),
-    "three tensors": (TensorDataset(X, Y, Y), "got a list of 3: .*`input_key=`.* and `label_key=`"),
-    "dicts without names": (DICTS, "got a dict with 'id', 'image', 'target': name inputs and labels"),
-    "shapes": (DataLoader(Made(lambda i: (X[i, : 2 + i // 60], 0)), batch_size=30), r"one shape, got \(2,\), \(3,\)"),
-    "nothing": (DataLoader(WHOLE, sampler=SubsetRandomSampler([])), "at least one sample"),
-    "no such input": (DICTS, "`input_key='x'`", "x", "target"),
-    "one place": (WHOLE, "both `input_key=`.* and `label_key=`", 1),
+    "other inputs in some batches": (collated(lambda x, y: ({f"{x[0]}": x}, y)), {}, f"same inputs{WAY_OUT}"),
+    "three tensors": (TensorDataset(X, Y, Y), {}, f"list of 3: .*`input_key=`.* and `label_key=`{WAY_OUT}"),
+    "dicts without names": (DICTS, {}, f"'id', 'image', 'target'.*`input_key=`.* and `label_key=`{WAY_OUT}"),
+    "shapes": (DataLoader(Made(lambda i: (X[i, : 2 + i // 60], 0)), 30), {}, rf"\(2,\), \(3,\){WAY_OUT}"),
+    "nothing": (DataLoader(WHOLE, sampler=SubsetRandomSampler([])), {}, f"at least one sample{WAY_OUT}"),
+    "no such input": (DICTS, {"input_key": "x", "label_key": "target"}, f"`input_key='x'`{WAY_OUT}"),
+    "one place": (WHOLE, {"input_key": 1}, f"`input_key=`.* and `label_key=`{WAY_OUT}"),
+    "other lengths": ((X, Y[1:]), {}, rf"\(120, 4\), \(119,\){WAY_OUT}"),
+    "a number": (3, {}, "`dataset` .*int"),
+    "an iterator": (iter(PAIRS), {}, "`dataset` .*list_iterator"),
+    "loaders": ([DataLoader(WHOLE)] * 2, {}, "DataLoader"),
+    "words as labels": ((X, ["a"] * 120), {}, "`labels`"),
+    "words as inputs": (Made(lambda i: ("word", 0)), {}, "`inputs`"),
+    "inputs of other lengths": (collated(lambda x, y: ((x, x[1:]), y)), {}, r"`inputs` .*\(30, 4\), \(29, 4\)"),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_read_is_refused_with_the_way_out(case):
-    source, message, *keys = case
-    with pytest.raises(ValueError, match=rf"^`dataset`: .*{message}.*Pass a pair \(inputs, labels\)"):
-        read_samples(source, **dict(zip(("input_key", "label_key"), keys, strict=False)))
-
-
-@pytest.mark.parametrize(
-    ("source", "error", "message"),
-    [
-        (3, TypeError, "`dataset` .*got int"),
-        (iter(PAIRS), TypeError, "`dataset` .*got list_iterator"),
-        ([DataLoader(WHOLE)] * 2, TypeError, "got DataLoader"),
-        ((X, Y[1:]), ValueError, r"got \(120, 4\), \(119,\)"),
-        ((X, ["a"] * 120), TypeError, "`labels`"),
-        (Made(lambda i: ("word", 0)), TypeError, "`inputs`"),
-        (collated(lambda x, y: ((x, x[1:]), y)), ValueError, r"`inputs` .*\(30, 4\), \(29, 4\)"),
-    ],
-)
-def test_what_is_of_another_kind_is_refused_by_name(source, error, message):
-    with pytest.raises(error, match=message):
-        read_samples(source)
+@pytest.mark.parametrize(("source", "keys", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_read_is_refused_by_name(source, keys, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        read_samples(source, **keys)

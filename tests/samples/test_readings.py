@@ -92,13 +92,29 @@ def test_what_comes_later_is_told_too(change):
     assert "a further reading" in said[0]
 
 
-def test_augmentation_of_the_last_class_alone_is_seen():
-    assert read(Counted(lambda i, times: (X[i] + times * (i >= 110), Y[i]))).is_random
+def padded(samples):
+    longest = max(i for i, _ in samples) + 1
+    mask = torch.arange(longest) <= torch.tensor([[i] for i, _ in samples])
+    return {"ids": mask * 7, "mask": mask.long()}, torch.tensor([label for _, label in samples])
 
 
-def test_the_same_samples_are_not_random_though_they_hold_nan():
-    broken = torch.where(torch.arange(4) == 2, torch.nan, X)
-    assert not read(Made(lambda i: (broken[i], Y[i]))).is_random
-    assert are_equal(broken, broken.clone())
-    assert not are_equal(broken, X)
-    assert not are_equal(broken, broken + 1)
+BROKEN = torch.where(torch.arange(4) == 2, torch.nan, X)
+
+
+@pytest.mark.parametrize(
+    ("item", "collate_fn", "is_random"),
+    [
+        (lambda i, times: (X[i] + times * (i >= 110), Y[i]), None, True),  # the last class alone
+        (lambda i, times: (BROKEN[i], Y[i]), None, False),
+        (lambda i, times: (i, int(Y[i])), padded, False),
+    ],
+    ids=["some", "NaN", "padding"],
+)
+def test_augmentation_is_seen_where_it_is(item, collate_fn, is_random):
+    assert read(Counted(item), collate_fn=collate_fn).is_random == is_random
+
+
+def test_equal_tensors_may_hold_nan():
+    assert are_equal(BROKEN, BROKEN.clone())
+    assert not are_equal(BROKEN, X)
+    assert not are_equal(BROKEN, BROKEN + 1)
