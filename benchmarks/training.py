@@ -26,7 +26,7 @@ from bu_torch.run.settings import AVERAGING, Settings
 from bu_torch.run.weights import WeightAverage
 from bu_torch.samples.reading import READ_BATCH, read_loader
 from bu_torch.samples.samples import choose_among
-from bu_torch.signals.measure import contributions_to
+from bu_torch.signals.measuring import contributions_to
 from bu_torch.signals.metrics import METRICS
 
 PATIENCE = 20  # epochs that a rule waits for a better one
@@ -171,7 +171,7 @@ class Watched:
             "n_measured": len(boundary.labels),
             **{f"most_{name}": float(value) for name, value in most._asdict().items()},
             **{
-                f"alone_{name}": metric.uninformed(self.signals.plain_probabilities(2))
+                f"alone_{name}": metric.uninformed(self.signals.prepared.counting_once(2))
                 for name, metric in METRICS.items()
                 if metric.signal in self.signals.names
             },

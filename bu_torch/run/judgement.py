@@ -89,7 +89,7 @@ def judge(history: History, fitted: Fitted | None, n_columns: int) -> tuple[Conf
     column, alone = accuracy_alone(boundary.probabilities_of_present, n_samples, boundary.weights)
     doubt = metric.doubt(len(names))
     if metric != ACCURACY:
-        alone = metric.uninformed(signals.plain_probabilities(n_columns))
+        alone = metric.uninformed(signals.prepared.counting_once(max(n_columns, boundary.classes.n_classes)))
         doubt = doubt or ("" if metric.is_of_sharp else _describe_few(boundary.labels))
     best = metric.sign * max(map(history.value_of, counted))
     blind = describe_blindness(best, alone, names[column], (signals.vote_skill, signals.regression_skill), metric)

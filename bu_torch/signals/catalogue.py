@@ -69,17 +69,13 @@ class SignalInputs:
         """Weighted mean of values (D * N,), or (N,)."""
         return mean_of(values.double().view(-1, len(self.boundary.labels)), self.boundary.weights)
 
-    def of_metric(self, metric: ExpectedMetric) -> Tensor:
+    def labels_for(self, metric: ExpectedMetric) -> Tensor:
         """Label probabilities that a metric takes, with a column for each of the network's outputs."""
-        prepared, classes = self.prepared, self.boundary.classes.classes
-        probabilities = prepared.sharp_probabilities if metric.is_of_sharp else prepared.plain_probabilities
-        if self.logits.shape[1] == len(classes):
-            return probabilities
-        return probabilities.new_zeros(self.logits.shape).index_copy_(1, classes, probabilities)
+        return self.prepared.counting_once(self.logits.shape[1], is_sharp=metric.is_of_sharp)
 
     def expected(self, metric: ExpectedMetric) -> Tensor:
         """Expected value of a metric, in which each sample counts once."""
-        return metric.formula(self.logits, self.of_metric(metric), None)
+        return metric.formula(self.logits, self.labels_for(metric), None)
 
 
 @dataclass(frozen=True)

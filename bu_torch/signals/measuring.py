@@ -1,5 +1,6 @@
 """Signals of a check, from one pass of logits: U, trust, expected accuracy, and agreement with neighbours."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -8,14 +9,15 @@ from torch import Tensor
 
 from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.estimators.space_choice import SpaceName
-from bu_torch.functional.checks import check_tensor
+from bu_torch.functional.boundary import predicted_probabilities
+from bu_torch.functional.checks import check_tensor, mean_and_error
+from bu_torch.functional.metrics import best_threshold, decided_at, influence, left_out_thresholds
 from bu_torch.internal.inputs import check_fitted
 from bu_torch.internal.output import elapsed_time
 from bu_torch.perturbation.draws import PerturbedInputs
-from bu_torch.signals.catalogue import SIGNALS
+from bu_torch.signals.catalogue import SIGNALS, SignalInputs
 from bu_torch.signals.details import Measurement
-from bu_torch.signals.measure import measure
-from bu_torch.signals.metrics import ACCURACY, as_metric, check_on
+from bu_torch.signals.metrics import ACCURACY, THRESHOLD, ExpectedMetric, as_metric, check_on
 from bu_torch.signals.prepare import Prepared, fingerprint_of, prepare, restore, state_of
 
 
@@ -89,12 +91,13 @@ class Signals:
         return self._take(restore(self.boundary, state, *samples, sample_weight))
 
     def _take(self, prepared: Prepared) -> Self:
-        self.prepared, metric, classes = prepared, self.metric, self.boundary.classes
+        self.prepared, n_classes = prepared, self.boundary.classes.n_classes
         self.vote_skill, self.regression_skill = self.boundary.vote_skill, self.boundary.regression_skill
-        if metric != ACCURACY:
-            check_on(metric, classes.expand(prepared.plain_probabilities, 0.0))
-        if metric.of_counts is not None and classes.n_classes == 2:
-            self.names = tuple(dict.fromkeys((*self.names, *metric.entries)))
+        if self.metric != ACCURACY:
+            # The network may have outputs that no label has.
+            check_on(self.metric, prepared.counting_once(max(n_classes, self.metric.n_classes or 0)))
+        if self.metric.of_counts is not None and n_classes == 2:
+            self.names = tuple(dict.fromkeys((*self.names, *self.metric.entries)))
         return self
 
     @property
@@ -106,11 +109,6 @@ class Signals:
     def probabilities(self) -> Tensor:
         """Class probabilities at each perturbed sample, (n_draws * N, J), float32 (`LabelProbabilities`)."""
         return self.boundary.probabilities.flatten(0, 1)
-
-    def plain_probabilities(self, n_columns: int) -> Tensor:
-        """The same if each sample counts once, with `n_columns` >= J columns, as metrics take them."""
-        plain = self.boundary.classes.expand(self.prepared.plain_probabilities, 0.0)
-        return torch.nn.functional.pad(plain, (0, max(0, n_columns - plain.shape[1])))
 
     @property
     def perturbed_inputs(self) -> Tensor:
@@ -145,18 +143,79 @@ class Signals:
             The measurement; its values are NaN if any logit is not finite, `prediction_changes` 1 without `before`.
         """
         check_fitted(self, "prepared")
-        labels = self.boundary.labels
+        n_samples, metric = len(self.boundary.labels), self.metric
+        n_perturbed = self.boundary.n_draws * n_samples
         if before is not None:
-            check_tensor("before", before, (self.boundary.n_draws * len(labels),), labels.device, below=torch.inf)
+            check_tensor("before", before, (n_perturbed,), self.boundary.labels.device, below=torch.inf)
         if best is not None:
-            check_tensor("best", best, (len(labels),))
-        return measure(self.prepared, logits, before, best, names=self.names, metric=self.metric)
+            check_tensor("best", best, (n_samples,))
+        logits = self.boundary.as_class_logits(logits)
+        metric.check_columns(logits.shape[1])
+        inputs, own = SignalInputs(self.prepared, logits[:n_perturbed], before), logits[n_perturbed:]
+        formulas = {name: SIGNALS[name].formula for name in self.names if name in SIGNALS}
+        values = {name: formula(inputs) for name, formula in formulas.items() if formula is not None}
+        if metric.signal not in values:
+            values[metric.signal] = _value_of_own(metric, inputs)
+        if THRESHOLD in self.names:
+            values |= _values_at_threshold(metric, inputs, values[metric.signal])
+        for other in self.prepared.others:
+            values |= other.measure(inputs.logits, own)
+        is_finite = inputs.uncertainty.isfinite() & own.isfinite().all()
+        values = {name: torch.where(is_finite, values[name], torch.nan) for name in self.names}
+        contributions, weights = contributions_to(metric, inputs, values)
+        error = torch.zeros_like(inputs.accuracy)
+        if best is not None and len(contributions):
+            error = mean_and_error(contributions - best, weights)[1]
+        return Measurement(values, inputs.predictions, contributions, torch.where(is_finite, error, torch.nan), inputs)
 
     def to(self, device: torch.device | str) -> Self:
         """Move what `fit` computed to `device`, in place."""
         check_fitted(self, "prepared")
         self.prepared = self.prepared.to(device)
         return self
+
+
+def _value_of_own(metric: ExpectedMetric, inputs: SignalInputs) -> Tensor:
+    """Expected value of a metric of the user's; NaN, with a warning, if it fails in the midst of a training."""
+    try:
+        return inputs.expected(metric)
+    except Exception as error:  # the user's code may raise anything
+        what = f"{type(error).__name__}: {error}"
+        warnings.warn(f"The metric {metric.title} failed, so its value is NaN: {what}", stacklevel=3)
+        return torch.full_like(inputs.accuracy, torch.nan)
+
+
+def _values_at_threshold(metric: ExpectedMetric, inputs: SignalInputs, value: Tensor) -> dict[str, Tensor]:
+    """Threshold of class 1 of two, and the metric there; NaN if the network has more outputs.
+
+    Another threshold counts only if it gains more than two standard errors where it was not chosen.
+    """
+    if metric.of_counts is None or inputs.logits.shape[1] > 2:
+        return dict.fromkeys((THRESHOLD, metric.at_threshold), torch.full_like(value, torch.nan))
+    given = inputs.labels_for(metric), inputs.boundary.n_draws
+    threshold, best = best_threshold(metric.of_counts, inputs.logits, given[0])
+    crossed = decided_at(inputs.logits, left_out_thresholds(metric.of_counts, inputs.logits, *given))
+    there, here = (influence(metric.formula, logits, *given) for logits in (crossed, inputs.logits))
+    gain = metric.sign * (metric.formula(crossed, given[0], None) - value)
+    is_clear = gain > 2 * mean_and_error(there - here, None)[1]
+    return {
+        THRESHOLD: torch.where(is_clear, threshold, metric.threshold),
+        metric.at_threshold: torch.where(is_clear, metric.sign * best, value),
+    }
+
+
+def contributions_to(
+    metric: ExpectedMetric, inputs: SignalInputs, values: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor | None]:
+    """Contribution of each of N samples to a metric, (N,), empty if unknown; and weights of samples."""
+    boundary = inputs.boundary
+    if metric == ACCURACY:
+        likely = predicted_probabilities(boundary.probabilities_of_present, inputs.columns)
+        return likely.view(boundary.n_draws, -1).mean(dim=0), boundary.weights
+    if metric.is_drawn:
+        return inputs.accuracy.new_empty(0), None
+    logits = decided_at(inputs.logits, values[THRESHOLD]) if metric.is_at_threshold else inputs.logits
+    return influence(metric.formula, logits, inputs.labels_for(metric), boundary.n_draws), None
 
 
 def fit_with_progress(signals: Signals, inputs: Tensor, labels: Tensor, sample_weight: Tensor | None) -> None:

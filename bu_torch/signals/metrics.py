@@ -24,10 +24,6 @@ _PREFIX = "expected_"
 THRESHOLD = "threshold"  # entry of a check: threshold of class 1 of two, from which it is to be predicted
 
 
-class MisfitError(ValueError):
-    """A metric is not of as many classes as the network has outputs."""
-
-
 @dataclass(frozen=True)
 class ExpectedMetric:
     """A metric of predictions and labels, in expectation over the label probabilities."""
@@ -74,6 +70,11 @@ class ExpectedMetric:
         """Costs of two classes in words; "" for another metric."""
         words = "A sample of class 0 costs {:g} where 0 is predicted and {:g} where 1 is, one of class 1 {:g} and {:g}."
         return words.format(*self.settings[0], *self.settings[1]) if self.is_at_threshold else ""
+
+    def check_columns(self, n_columns: int) -> None:
+        """Raise ValueError unless it takes so many columns of logits, one a class."""
+        if self.n_classes not in (None, n_columns):
+            raise ValueError(f"`metric` must be of the {n_columns} classes that there are, got {self.n_classes}.")
 
     def doubt(self, n_classes: int) -> str:
         """Reason why its expected value says little with so many classes, in words; "" if it tells networks apart."""
@@ -198,9 +199,6 @@ def _negative_cost(
 
 def _cost(costs: Tensor, threshold: float, logits: Tensor, probabilities: Tensor, weights: Tensor | None) -> Tensor:
     """Cost of the predictions; of two classes by the threshold that the prices imply."""
-    if len(costs) != logits.shape[1]:
-        wanted = f"each of the network's {logits.shape[1]} classes"
-        raise MisfitError(f"`metric` must have a row and a column of costs for {wanted}, got {len(costs)}.")
     logits = formulas.decided_at(logits, threshold) if len(costs) == 2 else logits
     return formulas.expected_cost(logits, probabilities, costs.to(logits.device), weights)
 
@@ -222,7 +220,7 @@ def _of_torchmetrics(metric: Any) -> ExpectedMetric:
         words.replace(" ", "_"),
         words,
         metric.higher_is_better,
-        partial(_drawn, _blank(metric, name), is_binary, n_classes),
+        partial(_drawn, _blank(metric, name), is_binary),
         settings=repr({key: value for key, value in own.items() if isinstance(value, bool | int | float | str)}),
         n_classes=n_classes,
         is_drawn=True,
@@ -242,13 +240,8 @@ def _blank(metric: Any, name: str) -> Any:
     return blank
 
 
-def _drawn(
-    metric: Any, is_binary: bool, n_classes: int | None, logits: Tensor, probabilities: Tensor, _: Tensor | None
-) -> Tensor:
+def _drawn(metric: Any, is_binary: bool, logits: Tensor, probabilities: Tensor, _: Tensor | None) -> Tensor:
     """Mean of a metric over labels that are drawn from the probabilities, the same at each check."""
-    if n_classes is not None and n_classes != logits.shape[1]:
-        got = f"{type(metric).__name__} of {n_classes}"
-        raise MisfitError(f"`metric` must be of the {logits.shape[1]} classes that the network has, got {got}.")
     generator = torch.Generator(device="cpu").manual_seed(0)
     predicted = logits.float().softmax(dim=1)
     predicted = predicted[:, 1] if is_binary else predicted
@@ -262,17 +255,12 @@ def _drawn(
 
 
 def check_on(metric: ExpectedMetric, probabilities: Tensor) -> None:
-    """Raise ValueError unless a metric gives a finite number for the label probabilities (N, J) as predictions.
-
-    A metric of more classes is given columns of zeros: the network may have outputs that no label has.
-    """
-    n_classes = max(metric.n_classes or 0, probabilities.shape[1])
-    probabilities = torch.nn.functional.pad(probabilities, (0, n_classes - probabilities.shape[1]))
+    """Raise ValueError unless a metric gives a finite number for label probabilities (N, J) as predictions."""
+    n_classes = probabilities.shape[1]
+    metric.check_columns(n_classes)
     what = f"`metric` ({metric.title}) must compute a finite number from predictions and labels of {n_classes} classes"
     try:
         value = metric.formula(probabilities.clamp(min=1e-6).log(), probabilities, None)
-    except MisfitError:
-        raise
     except Exception as error:  # the user's code may raise anything
         raise ValueError(f"{what}; it raised {type(error).__name__}: {error}") from error
     if value.ndim or not bool(value.isfinite()):

@@ -67,20 +67,30 @@ class Prepared:
         cost = cost_of_memorising(self.boundary.probabilities_of_present, self.boundary.repeated_weights)
         return cost * (is_reading / 2)
 
-    @cached_property
-    def plain_probabilities(self) -> Tensor:
-        """Class probabilities (D * N, C) if each sample counts once, whatever its weight."""
-        return self._counting_once(self.boundary.probabilities_of_present)
+    def counting_once(self, n_columns: int, *, is_sharp: bool = False) -> Tensor:
+        """Label probabilities as metrics take them: each sample counts once, whatever its weight.
+
+        They have `n_columns`, (D * N, n_columns), at least the largest label + 1. Sharp ones are as certain as left-out
+        labels allow.
+        """
+        probabilities, classes = self._sharp if is_sharp else self._plain, self.boundary.classes.classes
+        if n_columns == len(classes):
+            return probabilities
+        return probabilities.new_zeros(len(probabilities), n_columns).index_copy_(1, classes, probabilities)
 
     @cached_property
-    def sharp_probabilities(self) -> Tensor:
-        """The same, as certain as left-out labels allow."""
+    def _plain(self) -> Tensor:
+        return self._scaled(self.boundary.probabilities_of_present)
+
+    @cached_property
+    def _sharp(self) -> Tensor:
         if self.boundary.sharpness == 1:
-            return self.plain_probabilities
+            return self._plain
         sharp = self.boundary.probabilities_of_present.double() ** self.boundary.sharpness
-        return self._counting_once(as_probabilities(sharp))
+        return self._scaled(as_probabilities(sharp))
 
-    def _counting_once(self, probabilities: Tensor) -> Tensor:
+    def _scaled(self, probabilities: Tensor) -> Tensor:
+        """Probabilities (D * N, C), each class with the mass of its samples if these count once."""
         if self.boundary.weights is None:
             return probabilities
         counts = sum_by_group(torch.ones_like(self.label_columns), self.label_columns, probabilities.shape[1])
