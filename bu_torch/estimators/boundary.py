@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.estimators.label_probabilities import LabelProbabilities
-from bu_torch.estimators.space_choice import ChosenSpace, FeatureExtractor, MetricTrial, SpaceName, choose_space
+from bu_torch.estimators.space_choice import ChosenSpace, FeatureExtractor, SpaceName, choose_space
 from bu_torch.functional import boundary as formulas
 from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.internal.inputs import (
@@ -26,7 +26,6 @@ from bu_torch.perturbation.draws import Perturbation, PerturbedInputs, Readings,
 from bu_torch.samples.reading import ASKED_TO_READ, WITHOUT_READING
 from bu_torch.samples.samples import ClassWeight, check_class_weight, weights_of
 from bu_torch.space.features import FeatureSpace
-from bu_torch.space.metric import LabelMetric
 from bu_torch.space.tokens import check_tokens
 
 MOST_ENTRIES = 2**28  # in an array with a column for each class: a gibibyte in float32; there are three such arrays
@@ -66,8 +65,6 @@ class PerturbedSamples:
         self.space = FeatureSpace(extractor, seed, module)
         self.module = module
         self.known_space: SpaceName | None = None  # chosen before a run was resumed
-        self.label_metric: LabelMetric | None = None  # moves points of the space before they are compared
-        self.trial_: MetricTrial | None = None
         self.weights: Tensor | None = None
         self.space_name_, self.skills_ = "", dict[str, float]()
 
@@ -102,8 +99,7 @@ class PerturbedSamples:
             check_tokens(inputs, "features")
         self.weights = weights_of(labels, self.class_weight, sample_weight)
         chosen = choose_space(self, inputs, labels)
-        self.space_name_, self.space, self.label_metric = chosen.name, chosen.space, chosen.metric
-        self.skills_, self.trial_ = chosen.skills, chosen.trial
+        self.space, self.space_name_, self.skills_ = chosen.space, chosen.name, chosen.skills
         graph = NeighborGraph(self.n_neighbors).fit(chosen.points)
         self.take_neighbors(inputs, labels, graph.neighbors, graph.nearest_distance)
         return chosen
@@ -154,16 +150,16 @@ class PerturbedSamples:
                 setattr(self, name, value.to(device))
         return self
 
-    def as_class_logits(self, logits: Tensor, *, has_all_rows: bool = True) -> Tensor:
-        """Logits in float32 or float64 with a column for each class; with `has_all_rows`, a row for each input."""
+    def as_class_logits(self, logits: Tensor) -> Tensor:
+        """Logits in float32 or float64 with a row for each perturbed input and a column for each class."""
         check_fitted(self, "perturbed")
         logits, n_classes = as_logits(logits).detach(), self.classes.n_classes
         if logits.shape[1] < n_classes:
             n_columns = 1 if was_one_column(logits) else logits.shape[1]  # waits for the device
             raise ValueError(f"`logits` must have at least {n_classes} columns, one a class, got {n_columns}.")
-        n_rows = len(self.perturbed)
-        if has_all_rows and len(logits) != n_rows:
-            raise ValueError(f"`logits` must have one row for each of {n_rows} perturbed inputs, got {len(logits)}.")
+        if len(logits) != len(self.perturbed):
+            rows = f"one row for each of {len(self.perturbed)} perturbed inputs"
+            raise ValueError(f"`logits` must have {rows}, got {len(logits)}.")
         return logits
 
 
@@ -205,7 +201,6 @@ class BoundaryUncertainty(PerturbedSamples):
             `"custom"`.
         skills_: Skill of predicting left-out labels in each space that was compared; if `"metric"` is among them, by
             the nearest samples alone.
-        trial_: The trial of the metric; None if it was no candidate.
         weights: Weight of each sample, (N,) float64 with mean 1; None if all count alike.
 
     Example:

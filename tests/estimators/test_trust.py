@@ -7,37 +7,25 @@ from oracles import proposal2
 from bu_torch import TrustScore
 
 
-def test_distances_and_scores_agree_with_loops(dtype):
+@pytest.mark.parametrize("is_left_out", [False, True])
+def test_distances_and_scores_agree_with_loops(dtype, is_left_out):
     g = torch.Generator().manual_seed(0)
-    features = torch.randn(80, 3, generator=g).to(dtype)
-    labels = torch.randint(0, 4, (80,), generator=g)
-    points = torch.cat((torch.randn(40, 3, generator=g).to(dtype), features[:10]))
-    predictions = torch.randint(0, 4, (50,), generator=g)
-    trust = TrustScore().fit(features, labels)
-    samples = list(zip(features.tolist(), labels.tolist(), strict=True))
-    expected = [[min(math.dist(p, f) for f, y in samples if y == c) for c in range(4)] for p in points.tolist()]
-    tolerance = {"atol": 1e-6, "rtol": 1e-6}
-    distances = trust.class_distances(points)
-    assert distances.dtype == dtype
-    torch.testing.assert_close(distances.double(), torch.tensor(expected, dtype=torch.float64), **tolerance)
-    scores = [proposal2.trust_score(d, p) for d, p in zip(distances.tolist(), predictions.tolist(), strict=True)]
-    assert trust.score(points.numpy(), predictions.numpy()).tolist() == pytest.approx(scores, rel=1e-6)
-
-
-def test_a_sample_left_out_is_not_found():
-    g = torch.Generator().manual_seed(0)
-    features = torch.randn(40, 2, generator=g, dtype=torch.float64)
-    labels = torch.tensor([0] * 25 + [1] * 14 + [2])
+    features, labels = torch.randn(40, 3, generator=g).to(dtype), torch.tensor([0] * 25 + [1] * 14 + [2])
+    points = features if is_left_out else torch.cat((torch.randn(30, 3, generator=g).to(dtype), features[:10]))
+    predictions = torch.randint(0, 3, (40,), generator=g)
     trust = TrustScore().fit(features, labels)
 
     def nearest(n, c):
-        others = [m for m in range(40) if labels[m] == c and m != n]
-        return min((math.dist(features[n], features[m]) for m in others), default=math.inf)
+        members = [m for m in range(40) if labels[m] == c and not (is_left_out and m == n)]
+        return min((math.dist(points[n], features[m]) for m in members), default=math.inf)
 
-    expected = [[nearest(n, c) for c in range(3)] for n in range(40)]
-    found = trust.class_distances(features, left_out=torch.arange(40))
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
-    assert (trust.class_distances(features).gather(1, labels.unsqueeze(1)) == 0).all()
+    expected = torch.tensor([[nearest(n, c) for c in range(3)] for n in range(40)], dtype=torch.float64)
+    distances = trust.class_distances(points, torch.arange(40) if is_left_out else None)
+    assert distances.dtype == dtype
+    torch.testing.assert_close(distances.double(), expected, atol=1e-6, rtol=1e-6)
+    if not is_left_out:
+        scores = [proposal2.trust_score(d, p) for d, p in zip(distances.tolist(), predictions.tolist(), strict=True)]
+        assert trust.score(points.numpy(), predictions.numpy()).tolist() == pytest.approx(scores, rel=1e-6)
 
 
 def test_absent_and_unseen_classes_are_infinitely_far():
