@@ -43,10 +43,8 @@ if TYPE_CHECKING:
     from bu_torch.samples.reading import read_samples
     from bu_torch.signals.details import Measurement as Measurement
     from bu_torch.signals.measuring import Signals
+    from bu_torch.space.extractors import LayerFeatures, PatchFeatures, TokenFeatures
     from bu_torch.space.features import FeatureSpace as FeatureSpace
-    from bu_torch.space.layers import LayerFeatures
-    from bu_torch.space.patches import PatchFeatures
-    from bu_torch.space.tokens import TokenFeatures
 
 __all__ = [
     "BisectionAnchorUncertainty",
@@ -87,17 +85,15 @@ _MODULES = {
     "ranking.checkpoints": ("Checkpoint", "load_checkpoint"),
     "neighbors.graph": ("NeighborGraph",),
     "estimators.label_probabilities": ("LabelProbabilities", "LabelRegression", "LabelVotes"),
-    "space.layers": ("LayerFeatures",),
     "rule.rules": ("Rule", "SelectionRule"),
     "run.stopper": ("BoundaryUncertaintyStopper",),
-    "space.patches": ("PatchFeatures",),
     "perturbation.draws": ("exchange_tokens", "perturb", "perturb_toward_neighbors"),
     "ranking.rank": ("Candidate", "Ranking", "rank_checkpoints"),
     "signals.details": ("Measurement",),
     "signals.measuring": ("Signals",),
     "samples.reading": ("read_samples",),
+    "space.extractors": ("LayerFeatures", "PatchFeatures", "TokenFeatures"),
     "space.features": ("FeatureSpace",),
-    "space.tokens": ("TokenFeatures",),
     "estimators.trust": ("TrustScore",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

@@ -44,13 +44,16 @@ REFUSED = {
     "predictions": (LABELS.float() + 0.5, LABELS[:5], LABELS - 1),
     "predicted_pairs": (PAIRS[:5], PAIRS.float(), PAIRS.flip(1), 3 * PAIRS),
     "bayes_pairs": (0 * PAIRS, 3 * PAIRS),
-    "neighbors": (NEIGHBORS[:, :1], NEIGHBORS + 60),
+    "neighbors": (NEIGHBORS[:, :1], NEIGHBORS + 60, NEIGHBORS[:, 0]),
     "weights": NO_WEIGHTS,
     "sample_weight": (W - 9, W[1:]),
     "class_distances": (LOGITS[0],),
     "shares": (LOGITS[0], LOGITS[:, :1], LOGITS / 0),
     "scores": ([], W * NAN),
     "values": (LOGITS[0], LOGITS[:, :1], LOGITS.long()),
+    "nearest_distance": (W[1:], -W, W / 0, "far"),
+    "generator": (42,),
+    "tokens": (X, Y),
     "before": (torch.zeros(5).long(), torch.zeros(60), [0] * 60),
     "left_out": (Y + 59,),
     "counts": (Y, [2, -1] * 30),
@@ -72,11 +75,11 @@ REFUSED = {
     "output_key": (1.5, True),
     "seed": (-1, 1.5, np.float64(1), 2**64),
     **dict.fromkeys(("model", "feature_extractor", "process_group", "dirpath", "folder"), (3,)),
-    **dict.fromkeys(("min_delta", "sigma_epsilon", "min_weight"), (-1.0, NAN, "0")),
+    **dict.fromkeys(("min_delta", "sigma_epsilon", "min_weight", "skill"), (-1.0, NAN, "0")),
     **dict.fromkeys(("patience", "start_from_epoch"), (-1, 1.5, True, "2")),
     **dict.fromkeys(SIZES, (0, 1.5, True, "2")),
     **dict.fromkeys(("restore_best_weights", "save_weights_only", "filename"), (1,)),
-    **dict.fromkeys((*CHOICES, "layer"), ("none of them",)),
+    **dict.fromkeys((*CHOICES, "layer", "law"), ("none of them",)),
 }
 
 
@@ -87,6 +90,8 @@ def fitted(make):
 
 
 SAMPLES = {"features": X, "labels": Y}
+ONE = torch.ones(())
+REACHED = dict.fromkeys(("accuracy", "uncertainty", "trust"), ONE)
 SIGNALS = partial(bu_torch.Signals, n_draws=1)
 CONSTRUCTED = ("NeighborGraph", "BoundaryUncertainty", "Signals", "FeatureSpace", "PatchFeatures", "TokenFeatures")
 CONSTRUCTED += ("PrototypeClassifier", "TrustScore", "LabelRegression", "SelectionRule", "BoundaryUncertaintyMonitor")
@@ -104,6 +109,10 @@ TAKEN = [
         {"logits": LOGITS, "labels": LABELS, "neighbors": NEIGHBORS, "bayes_pairs": PAIRS},
     ),
     (functional.silverman_bandwidth, {"values": LOGITS}),
+    (functional.accuracy_uncertainty_trust, {**REACHED, "attainable": functional.Attainable(ONE, ONE, ONE)}),
+    (bu_torch.perturb, {"features": X, "nearest_distance": W}),
+    (bu_torch.perturb_toward_neighbors, {"inputs": X, "neighbors": NEIGHBORS}),
+    (bu_torch.exchange_tokens, {"tokens": NEIGHBORS, "neighbors": NEIGHBORS}),
     (evaluation.generalization_interval, {**SAMPLES, "n_bootstrap": 3}),
     (evaluation.cud_supremum, {**SAMPLES, "counts": [1] * 60}),
     (evaluation.trustworthy_precision, {"scores": W, "is_correct": Y > 0}),

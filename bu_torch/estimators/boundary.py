@@ -25,8 +25,8 @@ from bu_torch.perturbation import draws
 from bu_torch.perturbation.draws import Perturbation, PerturbedInputs, Readings, kind_of
 from bu_torch.samples.reading import ASKED_TO_READ, WITHOUT_READING
 from bu_torch.samples.samples import ClassWeight, check_class_weight, weights_of
+from bu_torch.space.extractors import check_tokens
 from bu_torch.space.features import FeatureSpace
-from bu_torch.space.tokens import check_tokens
 
 MOST_ENTRIES = 2**28  # in an array with a column for each class: a gibibyte in float32; there are three such arrays
 _TENSORS = ("neighbors", "nearest_distance", "probabilities_of_present", "votes_of_present")

@@ -12,8 +12,8 @@ from bu_torch.functional.checks import mean_and_error
 from bu_torch.functional.probabilities import best_candidate, label_votes, mixing_weight, skill
 from bu_torch.perturbation.draws import keeps_integers, kind_of
 from bu_torch.samples.samples import stratified_rows, weights_of
-from bu_torch.space.features import BaseSpace, FeatureSpace, MixedFeatures
-from bu_torch.space.layers import LayerFeatures
+from bu_torch.space.extractors import LayerFeatures, MixedFeatures
+from bu_torch.space.features import BaseSpace, FeatureSpace
 from bu_torch.space.metric import LabelMetric
 
 if TYPE_CHECKING:

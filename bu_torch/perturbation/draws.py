@@ -1,6 +1,6 @@
 """Perturbed samples: moved a little at random, moved toward a near sample, mixed with it, or read again."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
@@ -11,8 +11,8 @@ from bu_torch.functional.checks import check_choice, check_tensor
 from bu_torch.internal.inputs import as_features, as_flat_features, as_floats, as_tensor, is_finite
 from bu_torch.internal.packing import takes
 from bu_torch.neighbors.graph import distance_among
-from bu_torch.space.features import is_pooled, standardization, standardize
-from bu_torch.space.tokens import check_tokens
+from bu_torch.space.extractors import check_tokens, is_pooled
+from bu_torch.space.features import standardization, standardize
 
 _NEAREST = 5  # neighbours to choose from
 _LOW, _HIGH = 0.3, 0.7  # range of the fraction of the way to the chosen one
@@ -191,15 +191,15 @@ def are_rows(perturbation: Perturbation | None, inputs: Tensor) -> bool:
 class PerturbedInputs:
     """Inputs for the network, (n_draws * N, ...), draw after draw; the N unmoved samples may follow.
 
-    Held are the samples and the random choices, from which batches are made when they are read, or without choices the
-    inputs themselves.
+    Held are the samples and the choices (`_choose`), from which batches are made when they are read, or without choices
+    the inputs themselves.
     """
 
     def __init__(
-        self, samples: Tensor, choices: dict[str, Tensor] | None = None, move: Callable[..., Tensor] = mixture
+        self, samples: Tensor, choices: tuple[Tensor, ...] = (), move: Callable[..., Tensor] = mixture
     ) -> None:
-        self.samples, self._choices, self._move = samples, choices or {}, move
-        self.shape = torch.Size((len(self._choices.get("target", samples)), *samples.shape[1:]))
+        self.samples, self._choices, self._move = samples, choices, move
+        self.shape = torch.Size((len(choices[0] if choices else samples), *samples.shape[1:]))
         self.dtype = self.rows(0, 1).dtype
 
     def __len__(self) -> int:
@@ -212,7 +212,7 @@ class PerturbedInputs:
     @property
     def sources(self) -> Tensor | None:
         """The samples, (n_draws * N, 2), that each input was made from; None if none was moved toward another."""
-        return torch.stack((self._choices["own"], self._choices["target"]), dim=1) if self._choices else None
+        return torch.stack(self._choices[:2], dim=1) if self._choices else None
 
     def is_floating_point(self) -> bool:
         return self.dtype.is_floating_point
@@ -221,7 +221,7 @@ class PerturbedInputs:
         """Inputs from row `start` to row `stop`, without the latter."""
         if not self._choices:
             return self.samples[start:stop]
-        own, target, *how = (choice[start:stop] for choice in self._choices.values())
+        own, target, *how = (choice[start:stop] for choice in self._choices)
         return self._move(self.samples[own], self.samples[target], *how)
 
     def split(self, n_rows: int) -> Iterator[Tensor]:
@@ -242,15 +242,13 @@ class PerturbedInputs:
         if not self._choices:
             return PerturbedInputs(torch.cat((self.samples, samples.to(self.samples))))
         own = torch.arange(len(samples), device=samples.device)
-        unmoved = {name: torch.zeros_like(choice[: len(own)]) for name, choice in self._choices.items()}
-        unmoved |= {"own": own, "target": own}
-        choices = {name: torch.cat((choice, unmoved[name])) for name, choice in self._choices.items()}
-        return PerturbedInputs(self.samples, choices, self._move)
+        unmoved = (own, own, *(torch.zeros_like(how[: len(own)]) for how in self._choices[2:]))
+        return PerturbedInputs(self.samples, _joined([self._choices, unmoved]), self._move)
 
     def to(self, device: torch.device | str) -> Self:
         """Move what is held to `device`, in place."""
         self.samples = self.samples.to(device)
-        self._choices = {name: choice.to(device) for name, choice in self._choices.items()}
+        self._choices = tuple(choice.to(device) for choice in self._choices)
         return self
 
 
@@ -271,10 +269,9 @@ def draw_perturbed(
     kind = kind_of(perturbation, inputs)
     if kind in TOWARD_OTHERS:
         draws = [_choose(inputs, neighbors, generator, has_run=kind != "neighbors") for _ in range(n_draws)]
-        choices = {name: torch.cat([draw[name] for draw in draws]) for name in draws[0]}
         if isinstance(perturbation, MixedMove):
-            return PerturbedInputs(inputs, choices, perturbation.between)
-        return PerturbedInputs(inputs, choices, exchange_run if kind == "tokens" else mixture)
+            return PerturbedInputs(inputs, _joined(draws), perturbation.between)
+        return PerturbedInputs(inputs, _joined(draws), exchange_run if kind == "tokens" else mixture)
     if isinstance(perturbation, Readings):
         return PerturbedInputs(perturbation.inputs[:n_draws].to(inputs).flatten(0, 1))
     if kind in ("random", "uniform"):
@@ -306,8 +303,8 @@ def _generator_or_default(generator: Any) -> torch.Generator:
 
 def _choose(
     inputs: Tensor, neighbors: Any, generator: torch.Generator | None, *, has_run: bool = False
-) -> dict[str, Tensor]:
-    """Choose a neighbour and a fraction of the way for each sample, and the beginning of a run if it `has_run`."""
+) -> tuple[Tensor, ...]:
+    """Each sample (N,), one of its neighbours, a fraction of the way, and where a run begins if it `has_run`."""
     neighbors = as_tensor(neighbors, "neighbors").to(inputs.device)
     check_tensor("neighbors", neighbors, (len(inputs), "M"), inputs.device, below=len(inputs))
     if neighbors.shape[1] < 2:
@@ -317,8 +314,13 @@ def _choose(
     places = 1 + torch.randint(min(_NEAREST, neighbors.shape[1] - 1), (len(inputs),), **options).to(inputs.device)
     target = neighbors.long().gather(1, places.unsqueeze(1)).squeeze(1)
     part = _LOW + (_HIGH - _LOW) * torch.rand(len(inputs), **options).to(as_floats(inputs[:1]))
-    choices = {"own": torch.arange(len(inputs), device=inputs.device), "target": target, "part": part}
-    return choices | ({"begin": torch.rand(len(inputs), **options).to(inputs.device)} if has_run else {})
+    choices = torch.arange(len(inputs), device=inputs.device), target, part
+    return (*choices, torch.rand(len(inputs), **options).to(inputs.device)) if has_run else choices
+
+
+def _joined(draws: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """The choices of one draw after those of another."""
+    return tuple(torch.cat(parts) for parts in zip(*draws, strict=True))
 
 
 def _check_custom(perturbed: Any, inputs: Tensor) -> Tensor:

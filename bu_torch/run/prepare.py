@@ -20,7 +20,7 @@ from bu_torch.samples.reading import with_readings
 from bu_torch.samples.samples import ClassWeight, Samples, class_shares, fewer_of, rare_class
 from bu_torch.signals.measuring import Signals, fit_with_progress
 from bu_torch.signals.metrics import ACCURACY
-from bu_torch.space.features import MixedFeatures
+from bu_torch.space.extractors import MixedFeatures
 
 _MOST_CLASSES_A_SAMPLE = 1 / 3
 Tell = Callable[[str], None]

@@ -9,72 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.functional.checks import check_choice
-from bu_torch.internal.inputs import as_flat_features, as_floats, as_tensor, check_seed
+from bu_torch.internal.inputs import as_flat_features, as_tensor, check_seed
 from bu_torch.internal.logits import as_taken
-from bu_torch.internal.packing import Packing
 from bu_torch.internal.replica import evaluated_in_place, evaluation_copy
-from bu_torch.space.patches import PatchFeatures
-from bu_torch.space.tokens import TokenFeatures
+from bu_torch.space.extractors import MixedFeatures, PatchFeatures, TokenFeatures, pooled
 
 BaseSpace = Literal["inputs", "patches", "tokens"]  # needs no network and no labels
 
 _BATCH, _LEAST_BATCH, _BATCH_ELEMENTS = 1024, 64, 2**22  # samples that an extractor copies and takes at once
 _BLOCK_ELEMENTS = 2**20  # float64 temporaries of 8 MB, which a cache holds, for any N
-_LARGE, _POOLED = 64 * 64, 32 * 32  # pixels: images with more than the first number are pooled to about the second
-_MOST_CATEGORIES = 100  # for each place, the most frequent ones
-_MOST_PLACES = 50  # a longer row of indices is a text
-
-
-class MixedFeatures:
-    """Features of mixed samples: numbers, pooled images, and an indicator for each category.
-
-    All places count the same, as in Gower (1971): the indicators of a place together have a variance of 1, like a
-    number. A long row of indices is a text (`TokenFeatures`), which counts as much as all numbers together.
-    """
-
-    def __init__(self, packing: Packing) -> None:
-        self.packing = packing
-        self._texts: TokenFeatures | None = None
-        self._categories: list[Tensor] = []  # the most frequent ones of each place
-
-    def __repr__(self) -> str:  # part of fingerprints
-        return f"MixedFeatures({self.packing})"
-
-    def fit(self, inputs: Tensor) -> Self:
-        rows = self._rows(inputs)
-        self._texts = TokenFeatures().fit(rows) if rows.shape[1] > _MOST_PLACES else None
-        self._categories = []
-        for column in rows.T if self._texts is None else ():
-            values, counts = column.unique(return_counts=True)
-            self._categories.append(values[counts.argsort(descending=True, stable=True)[:_MOST_CATEGORIES]])
-        return self
-
-    def transform(self, inputs: Tensor) -> Tensor:
-        """Features (n, k) of packed inputs (n, D), of their dtype."""
-        return torch.cat(self._parts(inputs), dim=1)
-
-    def common_scale(self, inputs: Tensor, scale: Tensor) -> Tensor:
-        """Scale (k,) of each feature, common to a place or a text, from the standard deviations (k,)."""
-        numbers, *others = scale.split([part.shape[1] for part in self._parts(inputs[:1])])
-        unit = 1.0 if self._texts is None else max(1, len(numbers)) ** 0.5
-        return torch.cat((numbers, *(part.norm().expand(len(part)) / unit for part in others)))
-
-    def _parts(self, inputs: Tensor) -> list[Tensor]:
-        """Features of all numbers, then of each place or of the text."""
-        shapes, rows = self.packing.shapes_of_numbers, self._rows(inputs)
-        columns = inputs[:, : self.packing.n_numbers].split([shape.numel() for shape in shapes], dim=1)
-        numbers = [
-            pooled(part.reshape(-1, *shape)).flatten(1) if len(shape) == 3 else part
-            for part, shape in zip(columns, shapes, strict=True)
-        ]
-        of_places = [column.unsqueeze(1) == known for column, known in zip(rows.T, self._categories, strict=False)]
-        texts = of_places if self._texts is None else [self._texts.transform(rows)]
-        return [torch.cat([inputs[:, :0], *numbers], dim=1), *(part.to(inputs.dtype) for part in texts)]
-
-    def _rows(self, inputs: Tensor) -> Tensor:
-        """Indices; if they form several rows, such as ids and their mask, only the first."""
-        indices = inputs[:, self.packing.n_numbers :].long()
-        return indices[:, : indices.shape[1] // self.packing.n_rows_of_indices]
 
 
 class FeatureSpace:
@@ -106,21 +49,21 @@ class FeatureSpace:
         seed: int = 0,
         module: nn.Module | None = None,
     ) -> None:
+        self.seed, self.module = check_seed(seed), module
+        self.name, self.feature_extractor = "inputs", None
         if isinstance(feature_extractor, str):
-            check_choice("feature_extractor", feature_extractor, get_args(BaseSpace))
-        elif not (callable(feature_extractor) or isinstance(feature_extractor, MixedFeatures | None)):
+            self.name = check_choice("feature_extractor", feature_extractor, get_args(BaseSpace))
+            if self.name != "inputs":
+                self._features = (PatchFeatures if self.name == "patches" else TokenFeatures)(seed=self.seed)
+        elif isinstance(feature_extractor, MixedFeatures):
+            self.name, self._features = "mixed", feature_extractor
+        elif callable(feature_extractor):
+            self.name, self.feature_extractor = "custom", feature_extractor
+        elif feature_extractor is not None:
             raise TypeError(
                 "`feature_extractor` must be callable, (n, ...) -> (n, k), the name of a space, or None,"
                 f" got {type(feature_extractor).__name__}."
             )
-        self.name = name_of(feature_extractor)
-        self.feature_extractor = feature_extractor if callable(feature_extractor) else None
-        self.seed = check_seed(seed)
-        if isinstance(feature_extractor, MixedFeatures):
-            self._features = feature_extractor
-        elif self.name in ("patches", "tokens"):
-            self._features = (PatchFeatures if self.name == "patches" else TokenFeatures)(seed=self.seed)
-        self.module = module
 
     def fit(self, inputs: Tensor) -> Self:
         """Find mean and scale of the features of `inputs` (N, ...), a row of real, finite ones for each sample."""
@@ -165,34 +108,6 @@ class FeatureSpace:
                 f"`feature_extractor` must give one row per sample, got {len(features)} for {len(inputs)} samples."
             )
         return features
-
-
-def is_pooled(inputs: Tensor) -> bool:
-    """Whether these are images (N, C, H, W) that are pooled before distances are measured."""
-    return inputs.ndim == 4 and inputs.shape[2] * inputs.shape[3] > _LARGE
-
-
-def pooled(images: Tensor) -> Tensor:
-    """Mean-pool images of more than 64 x 64 pixels to about 32 x 32, keeping their aspect ratio; as floats.
-
-    Distances separate classes as well at this size as at full size.
-    """
-    if not is_pooled(images):
-        return as_floats(images)
-    height, width = images.shape[2:]
-    factor = (height * width / _POOLED) ** 0.5
-    size = max(1, int(height / factor)), max(1, int(width / factor))
-    blocks = images.split(max(1, _BLOCK_ELEMENTS // images[0].numel()))
-    return torch.cat([torch.nn.functional.adaptive_avg_pool2d(as_floats(block), size) for block in blocks])
-
-
-def name_of(feature_extractor: object) -> str:
-    """Name of the space of an extractor."""
-    if isinstance(feature_extractor, str):
-        return feature_extractor
-    if isinstance(feature_extractor, MixedFeatures):
-        return "mixed"
-    return "inputs" if feature_extractor is None else "custom"
 
 
 def standardization(flat: Tensor) -> tuple[Tensor, Tensor]:

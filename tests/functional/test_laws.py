@@ -150,14 +150,6 @@ def test_copies_of_a_sample_are_a_weight(name, seed, n_values):
     torch.testing.assert_close(FORMULAS[name](copies, {}), weighted, rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", OF_CLUSTERS)
-def test_two_copies_of_all_samples_are_as_one(name):
-    p = problem()
-    twice = {key: torch.cat((value, value)) for key, value in p.items()}
-    twice["neighbors"] = torch.cat((p["neighbors"], p["neighbors"] + 40))
-    torch.testing.assert_close(FORMULAS[name](twice, {}), FORMULAS[name](p, {}))
-
-
 @formulas
 def test_device_and_dtype_change_no_digit_that_counts(name, device, dtype):
     exact, p = problem(), {key: value.to(device) for key, value in problem(dtype=dtype).items()}
@@ -183,10 +175,8 @@ def test_the_score_and_its_parts_are_those_of_a_loop(seed, n, j, n_values, skill
             accuracy, most = accuracy + weight * likely[chosen], most + weight * max(likely)
             cost += weight * (max(likely) - (sum(likely) - max(likely)) / (j - 1))
         listed = p["probabilities"].tolist(), counted
-        u, best = (
-            oracle.boundary_uncertainty(p["logits"].tolist(), *listed),
-            oracle.largest_boundary_uncertainty(*listed),
-        )
+        u = oracle.boundary_uncertainty(p["logits"].tolist(), *listed)
+        best = oracle.largest_boundary_uncertainty(*listed)
         found = OF_SAMPLES["boundary uncertainty"](p, w)
         assert (found.dtype, found.shape) == (torch.float64, ())
         assert float(found) == pytest.approx(u, abs=1e-12)
@@ -211,16 +201,6 @@ def test_one_logit_stands_for_two_classes_and_classes_that_are_never_likely_chan
         assert F.boundary_uncertainty(same, likely) == expected
     flipped = F.boundary_uncertainty(logits, likely.flip(1))  # Eq. 38 knows the doubt alone
     assert float(flipped) == pytest.approx(float(expected), abs=1e-12)
-
-
-@pytest.mark.parametrize("shift", [1, 2])
-def test_all_parts_are_lower_where_the_wrong_classes_meet(shift):
-    p = problem(n=200)
-    p |= {"logits": p["probabilities"], "distances": 1.1 - p["probabilities"]}
-    wrong = p | {"logits": p["probabilities"].roll(shift, dims=1)}
-    for name in ("boundary uncertainty", "expected accuracy", "trust", "score"):
-        assert float(OF_SAMPLES[name](wrong, {})) < 0.8 * float(OF_SAMPLES[name](p, {}))
-    assert 0.9 < float(score(p, {})) <= 1
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -252,27 +232,14 @@ def test_where_nothing_can_be_reached_a_part_adds_nothing():
     assert float(F.accuracy_uncertainty_trust(one, torch.zeros(()), one, most, 0.0)) == 1
 
 
-@pytest.mark.parametrize("skill", [-1.0, math.nan, "1"])
-def test_a_skill_below_zero_is_refused_by_name(skill):
-    one = torch.ones(())
-    with pytest.raises((TypeError, ValueError), match="`skill`"):
-        F.accuracy_uncertainty_trust(one, one, one, F.Attainable(one, one, one), skill)
-
-
 def test_trust_is_the_mean_of_clipped_logarithms():
     scores = torch.tensor([0.0, math.inf, 1.0, 8.0])
     assert float(F.mean_trust_score(scores)) == pytest.approx((1e-3 * 1e3 * 1 * 8) ** 0.25, rel=1e-6)
 
 
-def test_any_integers_are_taken_and_gradients_pass():
+def test_any_integers_are_taken():
     p = problem()
     predictions = p["logits"].argmax(dim=1)
     expected = F.expected_accuracy(p["probabilities"], predictions)
     for kind in (torch.uint8, torch.int8, torch.int16, torch.int32):
         assert F.expected_accuracy(p["probabilities"], predictions.to(kind)) == expected
-    p["probabilities"].requires_grad_()
-    for name in ("expected accuracy", "Brier score"):
-        formula = OF_SAMPLES[name]
-        assert torch.autograd.gradcheck(
-            lambda q, formula=formula: formula({**p, "probabilities": q}, {"weights": p["weights"]}), p["probabilities"]
-        )

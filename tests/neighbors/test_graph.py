@@ -1,17 +1,22 @@
+import warnings
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import proposal2
+from sklearn.cluster import KMeans
 
 from bu_torch import NeighborGraph
 from bu_torch.neighbors import graph as implementation
-from bu_torch.neighbors.graph import nearest_of_groups
+from bu_torch.neighbors.graph import lloyd, nearest_of_groups
 
 
 def check_against_sorting(features, size, device="cpu"):
     """Distances must be those of the oracle, and so are samples, except those that are as far."""
-    graph = NeighborGraph(size).fit(features.to(device))
+    given = features.to(device).clone()
+    graph = NeighborGraph(size).fit(given)
+    assert torch.equal(given.cpu(), features)
     clusters, nearest = proposal2.neighbors_of(features.tolist(), size)
     values = features.double()
     for n, (found, expected) in enumerate(zip(graph.neighbors.tolist(), clusters, strict=True)):
@@ -74,13 +79,6 @@ def test_block_size_does_not_matter(monkeypatch, name, device):
     assert torch.equal(graph.nearest_distance.cpu(), whole.nearest_distance)
 
 
-def test_features_are_left_as_they_were():
-    features = torch.randn(50, 3)
-    copy = features.clone()
-    NeighborGraph(5).fit(features)
-    assert torch.equal(features, copy)
-
-
 class TestLists:
     """A search of very many samples."""
 
@@ -124,36 +122,46 @@ class TestLists:
             torch.set_default_dtype(torch.float32)
 
 
-def members_and_points(dtype=torch.float64, offset=0.0):
-    """Groups of other sizes than the blocks, and points of which some are copies of members, or nearly so."""
+@pytest.mark.parametrize("kind", ["near", "far from the origin", "a group far away", "single precision"])
+def test_distances_to_groups_are_those_of_all_differences(kind, device):
+    """To groups of other sizes than the blocks; some points are copies of members, or nearly so."""
     generator = torch.Generator().manual_seed(0)
+    offset = 1e4 if kind == "far from the origin" else 0.0
     groups = [offset + torch.randn(size, 5, generator=generator, dtype=torch.float64) for size in (700, 1, 40, 600)]
     copies = torch.cat(groups)[::50]
     near = copies + 1e-6 * torch.randn(copies.shape, generator=generator, dtype=torch.float64)
-    others = offset + torch.randn(300, 5, generator=generator, dtype=torch.float64)
-    return torch.cat((copies, near, others)).to(dtype), [group.to(dtype) for group in groups]
-
-
-def by_differences(points, groups):
-    return torch.stack([(points.unsqueeze(1) - group).double().norm(dim=2).amin(dim=1) for group in groups], dim=1)
-
-
-@pytest.mark.parametrize("offset", [0.0, 1e4])
-def test_distances_are_those_of_all_differences(device, offset):
-    points, groups = members_and_points(offset=offset)
+    points = torch.cat((copies, near, offset + torch.randn(300, 5, generator=generator, dtype=torch.float64)))
+    if kind == "a group far away":
+        groups[1] += 1e9
+    if kind == "single precision":
+        points[-1] = 1e20  # its square is none of float32
+        points, groups = points.float(), [group.float() for group in groups]
     found = nearest_of_groups(points.to(device), [group.to(device) for group in groups])
     assert found.dtype == torch.float64
-    torch.testing.assert_close(found.cpu(), by_differences(points, groups), rtol=1e-7, atol=0)
+    expected = [(points.double().unsqueeze(1) - group.double()).norm(dim=2).amin(dim=1) for group in groups]
+    torch.testing.assert_close(found.cpu(), torch.stack(expected, dim=1), rtol=1e-7, atol=0)
 
 
-def test_single_precision_loses_no_small_distance():
-    points, groups = members_and_points(torch.float32)
-    points[-1] = 1e20  # its square is none of float32
-    expected = by_differences(points.double(), [group.double() for group in groups])
-    torch.testing.assert_close(nearest_of_groups(points, groups), expected, rtol=1e-7, atol=0)
+def near_four_places(n=200, d=3):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(n, d, generator=generator) + 4 * torch.randint(0, 4, (n, 1), generator=generator)
 
 
-def test_a_member_far_away_blurs_no_distance():
-    points, groups = members_and_points()
-    groups[1] += 1e9
-    torch.testing.assert_close(nearest_of_groups(points, groups), by_differences(points, groups), rtol=1e-7, atol=0)
+@pytest.mark.parametrize("n_steps", [1, 3, 50])
+def test_centres_are_those_of_another_library(n_steps, device):
+    samples = near_four_places()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns of convergence
+        theirs = KMeans(7, init=samples[:7].numpy(), n_init=1, max_iter=n_steps, tol=0).fit(samples.numpy())
+    centers, error = lloyd(samples.to(device), samples[:7].to(device), n_steps)
+    assert centers.dtype == torch.float32
+    torch.testing.assert_close(centers.cpu(), torch.from_numpy(theirs.cluster_centers_), atol=1e-4, rtol=0)
+    if n_steps == 50:
+        assert error == pytest.approx(theirs.inertia_, rel=1e-4)
+
+
+def test_a_centre_without_points_is_moved_to_some(device):
+    samples = torch.tensor([[0.0], [0.1], [5.0], [5.1], [90.0]], device=device)
+    centers, _ = lloyd(samples, samples[torch.tensor([0, 2, 2, 2])], 20)
+    assert centers.flatten().sort().values.tolist()[-1] == pytest.approx(90)
+    assert len(set(centers.flatten().tolist())) == 4

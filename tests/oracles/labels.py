@@ -1,10 +1,24 @@
 """Class probabilities from labels: votes by a loop, regression by one system of equations a fit."""
 
+import math
 from functools import partial
 
 import torch
 
-from bu_torch.functional.probabilities import as_probabilities, tangent_kernel
+
+def tangent_kernel(first, second):
+    """Arora et al. (2019), section 3.1, for one hidden layer, of points with a constant feature of 1."""
+    first, second = (torch.nn.functional.pad(points.double(), (0, 1), value=1.0) for points in (first, second))
+    norms = first.norm(dim=1).unsqueeze(1) * second.norm(dim=1)
+    cosine = (first @ second.T / norms).clamp(-1, 1)
+    cosine = torch.where(torch.cdist(first, second, compute_mode="donot_use_mm_for_euclid_dist") == 0, 1.0, cosine)
+    slopes = 2 * cosine * (math.pi - cosine.arccos())
+    return norms * (slopes + (1 - cosine**2).sqrt()) / (math.pi * first.shape[1])
+
+
+def as_probabilities(predictions):
+    positive = predictions.clamp(min=0)
+    return positive / positive.sum(dim=1, keepdim=True)
 
 
 def votes(labels, neighbors, decay, n_classes, first=0, weights=None):

@@ -1,9 +1,145 @@
-"""Perturbed inputs that are made batch by batch are those that would be held."""
-
 import pytest
+import scenarios
 import torch
 
-from bu_torch import ParzenUncertainty, exchange_tokens, perturb_toward_neighbors
+from bu_torch import BoundaryUncertainty, ParzenUncertainty, exchange_tokens, perturb, perturb_toward_neighbors
+from bu_torch.perturbation import draws
+
+
+def test_each_sample_moves_by_exactly_its_distance_and_a_constant_feature_stays(dtype):
+    features = torch.randn(300, 16, dtype=dtype)
+    features[:, 2] = 7.0
+    distance = torch.rand(300, dtype=dtype)
+    moved = perturb(features, distance)
+    assert (moved.dtype, moved.shape) == (dtype, features.shape)
+    assert (moved[:, 2] == 7.0).all()
+    torch.testing.assert_close((moved - features).norm(dim=1), distance)
+    assert torch.equal(perturb(features, torch.zeros(300)), features)
+    assert torch.equal(perturb(torch.ones(5, 3), torch.ones(5)), torch.ones(5, 3))
+
+
+@pytest.mark.parametrize("law", ["sphere", "uniform"])
+def test_each_coordinate_of_a_direction_is_uniform(generator, law):
+    """By Archimedes so is that of a uniform direction in three dimensions; its coordinates depend on each other."""
+    features = torch.randn(20_000, 3, dtype=torch.float64, generator=generator)
+    distance = torch.rand(20_000, generator=generator) + 0.1
+    step = (perturb(features, distance, generator, law=law) - features) / distance.unsqueeze(1)
+    for coordinate in step.unbind(1):
+        uniform = torch.linspace(-1, 1, 20_000, dtype=torch.float64)
+        assert float((coordinate.sort().values - uniform).abs().max()) / 2 < 1.63 / 20_000**0.5  # Kolmogorov-Smirnov
+    assert abs(float(step[:, 0] @ step[:, 1])) / 20_000 < 0.01
+    squares = step.square()
+    assert (float(((squares[:, 0] - 1 / 3) * (squares[:, 1] - 1 / 3)).mean()) < -0.02) == (law == "sphere")
+
+
+def test_one_seed_gives_one_result_for_every_dtype_and_global_random_state_is_left_alone(random_states):
+    features = torch.randn(40, 3)
+    before = random_states()
+    single, again = (perturb(features, torch.ones(40), torch.Generator().manual_seed(4)) for _ in range(2))
+    double = perturb(features.double(), torch.ones(40), torch.Generator().manual_seed(4))
+    assert torch.equal(single, again)
+    torch.testing.assert_close(single.double(), double, atol=1e-6, rtol=1e-6)
+    assert not torch.equal(single, perturb(features, torch.ones(40), torch.Generator().manual_seed(5)))
+    assert torch.equal(perturb(features, torch.ones(40)), perturb(features, torch.ones(40)))
+    assert random_states() == before
+
+
+def test_each_sample_goes_a_part_of_the_way_to_one_of_its_nearest(generator):
+    inputs = torch.randn(300, 2, 3)
+    clusters = (torch.arange(300).unsqueeze(1) + 7 * torch.arange(8)) % 300
+    moved = perturb_toward_neighbors(inputs, clusters, generator)
+    steps = (moved - inputs).flatten(1).unsqueeze(1)
+    ways = inputs[clusters[:, 1:6]].flatten(2) - inputs.flatten(1).unsqueeze(1)
+    parts = (steps * ways).sum(dim=2) / ways.square().sum(dim=2)
+    is_target = (steps - parts.unsqueeze(2) * ways).norm(dim=2) < 1e-4
+    assert is_target.any(dim=1).all()
+    assert is_target.sum(dim=0).min() > 40
+    assert 0.3 - 1e-5 < parts[is_target].min() < 0.32
+    assert 0.68 < parts[is_target].max() < 0.7 + 1e-5
+
+
+def of_text(moved):
+    """Which text each token is of, where text n holds n * 100 + place."""
+    return moved // 100
+
+
+def numbered(n_texts=60, length=10):
+    return torch.arange(n_texts).unsqueeze(1) * 100 + torch.arange(length)
+
+
+def ring(n_texts=60, n_neighbors=8):
+    return (torch.arange(n_texts).unsqueeze(1) + torch.arange(n_neighbors)) % n_texts
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.5, 5), (0.0, 0), (1.0, 10), (0.34, 3)])
+def test_so_many_tokens_are_those_of_a_near_text(share, expected, monkeypatch):
+    monkeypatch.setattr(draws, "_LOW", share)
+    monkeypatch.setattr(draws, "_HIGH", share)
+    tokens = numbered()
+    moved = exchange_tokens(tokens, ring())
+    assert torch.equal(moved % 100, tokens % 100)  # in their places
+    assert ((moved != tokens).sum(dim=1) == expected).all()
+    step = (of_text(moved) - torch.arange(60).unsqueeze(1)) % 60
+    assert (step <= 5).all()
+    assert all(len(set(row.tolist()) - {0}) <= 1 for row in step)  # of one neighbour
+
+
+def test_a_run_of_tokens_is_exchanged_wherever_it_begins():
+    tokens = numbered(4000)
+    is_moved = exchange_tokens(tokens, ring(4000)) != tokens
+    n_ends = (is_moved != is_moved.roll(1, dims=1)).sum(dim=1)
+    assert (n_ends == 2).all()
+    assert [int(end) for end in is_moved.sum(dim=1).aminmax()] == [3, 7]
+    assert float((is_moved.double().mean(dim=0) - 0.5).abs().max()) < 0.04  # four standard errors
+
+
+def test_one_seed_exchanges_the_same_tokens_for_every_type(random_states):
+    before = random_states()
+    tokens, seed = numbered(), torch.Generator().manual_seed(3)
+    moved = exchange_tokens(tokens, ring(), seed)
+    for dtype in (torch.int32, torch.int16):
+        again = exchange_tokens(tokens.to(dtype), ring(), torch.Generator().manual_seed(3))
+        assert again.dtype == dtype
+        assert torch.equal(again.long(), moved)
+    assert not torch.equal(exchange_tokens(tokens, ring(), seed), moved)
+    assert torch.equal(exchange_tokens(tokens, ring()), exchange_tokens(tokens, ring()))
+    assert torch.equal(exchange_tokens(tokens.numpy(), ring().numpy()), exchange_tokens(tokens, ring()))
+    assert random_states() == before
+    assert torch.equal(tokens, numbered())
+
+
+def test_what_stands_beside_tokens_moves_with_them():
+    both = exchange_tokens(torch.stack((numbered(), numbered() + 50), dim=1), ring())
+    assert torch.equal(both[:, 0], exchange_tokens(numbered(), ring()))
+    assert torch.equal(both[:, 1], both[:, 0] + 50)
+
+
+@pytest.mark.parametrize("sides", [(0, 30), (30, 0), (7, 50)])
+def test_padding_changes_nothing(sides):
+    tokens = numbered() + 1
+    padded = torch.nn.functional.pad(tokens, sides)
+    expected = torch.nn.functional.pad(exchange_tokens(tokens, ring()), sides)
+    assert torch.equal(exchange_tokens(padded, ring()), expected)
+
+
+def test_one_s_own_gets_a_copy_each_time_and_the_next_numbers_of_the_generator():
+    def drop_one(tokens, nearest_distance, generator):
+        return tokens.scatter_(1, torch.randint(12, (len(tokens), 1), generator=generator), 999)
+
+    tokens, labels = scenarios.tokens(240)
+    moved = BoundaryUncertainty(20, n_draws=2, perturbation=drop_one).fit(tokens, labels).perturbed_inputs
+    assert moved.dtype == torch.int64
+    assert ((moved != tokens).sum(dim=2) == 1).all()
+    assert not torch.equal(*moved)
+
+
+@pytest.mark.parametrize("move", [lambda x, d, g: x[:, :2], lambda x, d, g: None, lambda x, d, g: x * torch.nan])
+def test_what_one_s_own_must_give(move):
+    with pytest.raises(ValueError, match="`perturbation` must give"):
+        BoundaryUncertainty(20, perturbation=move).fit(*scenarios.tokens(240))
+
+
+# Perturbed inputs that are made batch by batch are those that would be held.
 
 GENERATOR = torch.Generator().manual_seed(0)
 IMAGES = torch.rand(60, 2, 7, 5, generator=GENERATOR)

@@ -7,9 +7,8 @@ from torch import nn
 
 from bu_torch import ParzenUncertainty, Signals
 from bu_torch.estimators.space_choice import best_space
+from bu_torch.space.extractors import LayerFeatures, PatchFeatures
 from bu_torch.space.features import FeatureSpace
-from bu_torch.space.layers import LayerFeatures
-from bu_torch.space.patches import PatchFeatures
 
 
 def textures(n=240, size=20, channels=1):
@@ -54,7 +53,7 @@ def test_each_feature_is_what_the_loops_give_whatever_the_block(monkeypatch, cha
     found, expected = patches.transform(images), slow_features(patches, images, 2)
     assert found.shape == (20, 5 * 2 * 4)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-    monkeypatch.setattr("bu_torch.space.patches._BLOCK_ELEMENTS", 1)
+    monkeypatch.setattr("bu_torch.space.extractors._BLOCK_ELEMENTS", 1)
     torch.testing.assert_close(patches.transform(images), found, atol=1e-6, rtol=1e-6)
 
 
