@@ -75,8 +75,8 @@ def compare(
     The network has hidden layers of 128 and 64 units, and trains with AdamW in batches of 32. A share `noise` of the
     training labels is redrawn at random. A hold-out set is a part of the training half; the epoch with the best
     `metric` on it is kept, and the least loss among ties. "Refit" trains on all labels to the epoch that a fifth chose.
-    With accuracy, errors are compared. With a metric that has a threshold, each way predicts with
-    its own: that of the callback, or the best one on the hold-out set, or on the training rows where there is none.
+    With accuracy, errors are compared. With a metric that has a threshold, each way predicts with its own: that of the
+    callback, or the best one on the hold-out set, or on the training rows where there is none.
     """
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression
@@ -85,7 +85,7 @@ def compare(
     n_classes, n_tested = len(table[1].unique()), len(test[1].unique())
     if metric != ACCURACY and not metric.is_of_sharp and n_tested < n_classes:
         raise ValueError(f"the test half must have samples of all {n_classes} classes for {metric}, got {n_tested}.")
-    scorer = _Scorer(metric, int(table[1].max()) + 1)
+    scorer = _Scorer(_ERROR if metric == ACCURACY else metric, int(table[1].max()) + 1)
     quarter, fifth = (_hold_out(train, test, scorer, share, seed, n_epochs) for share in (0.25, 0.2))
     stopper = BoundaryUncertaintyStopper(*train, seed=seed, patience=_PATIENCE, metric=metric)
     stopper.has_progress_bar = False
@@ -120,18 +120,21 @@ def compare(
     return Comparison(results, ran | dict.fromkeys(("last epoch", "averaged", "best epoch"), n_epochs))
 
 
+def _error(logits: Tensor, certain: Tensor, _: Tensor | None) -> Tensor:
+    return (logits.argmax(dim=1) != certain.argmax(dim=1)).double().mean()
+
+
+_ERROR = ExpectedMetric("error", "test error", False, _error)
+
+
 class _Scorer(NamedTuple):
-    """Results of networks on labelled rows: errors, or a metric."""
+    """Results of networks on labelled rows, by a metric."""
 
     metric: ExpectedMetric
     n_classes: int
 
-    @property
-    def is_larger_better(self) -> bool:
-        return self.metric != ACCURACY and self.metric.is_larger_better
-
     def best(self, results: list[float]) -> float:
-        return max(results) if self.is_larger_better else min(results)
+        return max(results) if self.metric.is_larger_better else min(results)
 
     def threshold(self, net: _Net, rows: Split) -> float | None:
         """Threshold of class 1 that is best on these rows; None if the metric has none."""
@@ -141,8 +144,6 @@ class _Scorer(NamedTuple):
 
     def result(self, net: _Net, rows: Split, threshold: float | None = None) -> float:
         logits, labels = _logits(net, rows[0]), rows[1]
-        if self.metric == ACCURACY:
-            return float((logits.argmax(dim=1) != labels).double().mean())
         if threshold is None or self.metric.of_counts is None:
             return float(self.metric.formula(logits, self._certain(labels), None))
         found, positive = logits.softmax(dim=1)[:, 1] >= threshold, labels == 1
@@ -169,7 +170,7 @@ def _hold_out(train: Split, test: Split, scorer: _Scorer, share: float, seed: in
         threshold = scorer.threshold(net, held_out)
         result = scorer.result(net, held_out, threshold)
         loss = float(nn.functional.cross_entropy(_logits(net, held_out[0]), held_out[1]))
-        score = (result if scorer.is_larger_better else -result, -loss)
+        score = (scorer.metric.sign * result, -loss)
         if score > best:
             best, found = score, _HeldOut(scorer.result(net, test, threshold), epoch, 0, threshold)
         elif epoch - found.epoch >= _PATIENCE:
