@@ -52,9 +52,6 @@ class Elsewhere(Tensor):
     def __repr__(self):
         return f"{self.held!r} elsewhere"
 
-    def __format__(self, specification):
-        return format(self.held, specification)
-
 
 class _Mode(TorchDispatchMode):
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
@@ -84,8 +81,6 @@ def _run(operation, args, kwargs):
     result = operation(*held_args, **held_kwargs)
     if operation is _aten.copy_.default or (goes_there and _is_in_place(operation)):
         return args[0]
-    if operation is _aten._to_copy.default and result is held_args[0]:
-        result = result.clone()
     if "out" in kwargs:
         return kwargs["out"]
     return _mapped(_placed, result) if goes_there else result
@@ -124,8 +119,6 @@ def _made(data, *, dtype=None, device=None, **kwargs):
 
 def _made_of(data, dtype=None, device=None):
     """`torch.as_tensor`, likewise."""
-    if isinstance(data, Tensor):
-        return data.to(data.device if device is None else device, data.dtype if dtype is None else dtype)
     return _made(_as_tensor(data, dtype=dtype, device="cpu"), device=device)
 
 

@@ -189,6 +189,18 @@ class Words(Network):
         return super().forward(nn.functional.embedding(x, torch.eye(50, 4)).mean(dim=1))
 
 
+class Fixed(Network):
+    """Has no parameters, and so nothing to train."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Identity()
+
+    def training_step(self, *_): ...
+
+    def configure_optimizers(self): ...
+
+
 def of(item, **kwargs):
     return DataLoader(Made(item), batch_size=30, **kwargs)
 
@@ -254,6 +266,7 @@ HANDLED = {
     "more columns than labels": {"module": Network(lambda z: nn.functional.pad(z, (0, 4)))},
     "logits in a tuple": {"module": Network(lambda z: (z.sum(), z)), "output_key": 1},
     "logits in a dict": {"module": Network(lambda z: {"first": z.sum(), "second": z}), "output_key": "second"},
+    "no parameters": {"module": Fixed()},
     "logits as scores": {"module": Network(lambda z: type("Output", (), {"scores": z})()), "output_key": "scores"},
 }
 

@@ -1,8 +1,8 @@
 """Stopper for the network and the loader of another framework."""
 
 import warnings
-from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -17,7 +17,7 @@ from bu_torch.samples.samples import UnreadableError
 
 
 def make_stopper(
-    network: nn.Module, loader: DataLoader[Any], options: dict[str, Any], keys: Keys = NO_KEYS
+    network: nn.Module, loader: DataLoader[Any], keys: Keys = NO_KEYS, folder: str | Path | None = None, **options: Any
 ) -> BoundaryUncertaintyStopper:
     """Stopper on the samples that a loader visits; only those that a check uses are read, and one more.
 
@@ -25,19 +25,19 @@ def make_stopper(
     """
     if not isinstance(loader, DataLoader):
         raise ValueError(f"Training data: pass a `torch.utils.data.DataLoader`, got {type(loader).__name__}.")
-    settings = Settings(**{name: value for name, value in options.items() if name != "folder"})
+    settings = Settings(**options)
     read = partial(read_loader, loader, seed=settings.seed, keys=keys, looks_for_augmentation=True)
     try:
         first = read(lambda n_training: 1)
         are_tokens = first.packing is None and first.inputs.ndim == 2 and not first.inputs.is_floating_point()
         if are_tokens and not first.is_random and settings.perturbation is None:
-            options = options | {"perturbation": "tokens"}
-            settings = replace(settings, perturbation="tokens")
+            options["perturbation"] = "tokens"
+            settings = Settings(**options)
         n_samples = plan_for(settings, first, operations_of(network, first, settings)).n_samples
         samples = read(lambda n_training: n_samples)
     except UnreadableError as error:
         raise ValueError(f"Training data: {error}") from error
-    return BoundaryUncertaintyStopper(samples, samples.labels, **options)
+    return BoundaryUncertaintyStopper(samples, samples.labels, folder=folder, **options)
 
 
 def conclude(stopper: BoundaryUncertaintyStopper, network: nn.Module | None, reason: str = "") -> None:

@@ -58,7 +58,7 @@ class BoundaryUncertaintyEarlyStopping(Callback):
             # Other nets of skorch give such a loss what the module gives: logarithms.
             gives_probabilities = isinstance(net, NeuralNetClassifier) and isinstance(net.criterion_, nn.NLLLoss)
             self.network_ = CalledNetwork(net.module_, gives_probabilities, self.output_key)
-            self.stopper_ = make_stopper(self.network_, net.get_iterator(dataset_train, training=True), options)
+            self.stopper_ = make_stopper(self.network_, net.get_iterator(dataset_train, training=True), **options)
             self.stopper_.prepare(self.network_)
 
     def on_epoch_end(self, net: Any, dataset_train: Any = None, dataset_valid: Any = None, **kwargs: Any) -> None:

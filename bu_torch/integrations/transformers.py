@@ -76,7 +76,7 @@ class BoundaryUncertaintyCallback(TrainerCallback):
         if own is not loader and args.world_size > 1:  # its batches are only one process's
             sampler, collate = loader.get_sampler(), loader.collate_fn
             own = DataLoader(dataset, args.eval_batch_size, sampler=sampler, collate_fn=collate)
-        self.stopper = make_stopper(model, own, self.options, keys)
+        self.stopper = make_stopper(model, own, keys, **self.options)
         self.stopper.has_progress_bar = not args.disable_tqdm
         if args.world_size > 1:
             self.stopper.engine.processes = TorchProcesses()

@@ -5,16 +5,30 @@ import base64
 import functools
 import hashlib
 import json
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from bu_torch._version import __version__
 from bu_torch.internal.output import cleaned, say, whole_file
+from bu_torch.report import figures
+from bu_torch.report.figures import Json, Section, score_name, scores_that_count, title_of
 from bu_torch.report.record import RunRecord, find_records, read_record
-from bu_torch.report.sections import content
+from bu_torch.report.text import duration, escaped, last_parts, shown_number, without_folders
+from bu_torch.signals.catalogue import SIGNALS
+from bu_torch.signals.details import MOST_CLASSES
+
+_TILES = {
+    "expected_accuracy": "at the perturbed samples",
+    "boundary_uncertainty": "1: the labels are uncertain along the boundary",
+    "trust_score": "above 1: agrees with the nearest class",
+    "threshold": "predict class 1 from this probability on",
+}
+_AT_HALF = " Here class 1 is predicted from a probability of 0.5 on."
 
 
 def render(record: RunRecord) -> str:
@@ -69,3 +83,169 @@ def run(options: argparse.Namespace) -> None:
     say(f"Wrote {cleaned(path)}, the page of {cleaned(record.path)}.")
     if options.folder.is_dir() and (n_records := len(find_records(options.folder))) > 1:
         say(f"The newest of {n_records} records in {cleaned(options.folder)} is shown.")
+
+
+class Content(NamedTuple):
+    """Content of a page, without the scripts that draw it."""
+
+    title: str  # escaped title of the window
+    main: str  # HTML
+    drawings: list[Json]  # figures, for the script
+
+
+def content(record: RunRecord) -> Content:
+    """Content of the page of a record, from its headline to its sources."""
+    parts = {  # in the order of the page, by their names in the table of contents
+        "Curves": figures.curves(record),
+        "Near the boundary": figures.crossing(record),
+        "Recall": _recalls(record),
+        "Doubtful samples": _doubtful(record),
+        "Settings": _settings(record),
+    }
+    title, text = _headline(record)
+    shown = {link: part for link, part in parts.items() if part is not None}
+    links = "".join(f'<a href="#section-{part.name}">{link}</a>' for link, part in shown.items())
+    main = (
+        f'<header><p class="kind">Boundary uncertainty report</p><h1>{escaped(title)}</h1><p>{_prose(text)}</p>'
+        f'</header><nav aria-label="On this page">{links}</nav>{_above(record)}'
+    )
+    for part in shown.values():
+        reading = f"<p>{escaped(part.reading)}</p>" if part.reading else ""
+        main += f'<section id="section-{part.name}"><h2>{escaped(part.title)}</h2>{reading}{part.body}</section>'
+    drawings = [part.drawing for part in shown.values() if part.drawing is not None]
+    return Content(f"{escaped(title)} – boundary uncertainty", main, drawings)  # noqa: RUF001
+
+
+def _headline(record: RunRecord) -> tuple[str, str]:
+    """The kept check and the end of the run, in words."""
+    ending, axis = _ending(record), record.axis
+    if not record.checks:
+        return f"No check {'yet' if record.end is None else 'was made'}", ending
+    if not record.settings.get("rule"):
+        return f"{len(record.checks)} checks", f"The callback only measured. {ending}"
+    if record.kept is None:
+        return f"No {axis} was kept", f"No finite check counted. {ending}"
+    scores, end, more = scores_that_count(record), record.end, ""
+    if scores.get(record.kept, math.inf) < max(scores.values(), default=-math.inf):
+        more = f" It is below the highest score, in {axis} {max(scores, key=scores.__getitem__)}."
+    elif end and end.stopped_epoch is None and record.kept == record.places[-1]:
+        more = "" if end.reason.startswith("Training failed") else " That was the last check: longer training may help."
+    is_kept = "was kept" if end else "is kept so far"
+    return f"{axis.capitalize()} {record.kept} {is_kept}", f"{ending}{more}"
+
+
+def _ending(record: RunRecord) -> str:
+    """The end of the run in words, with titles of signals instead of their names."""
+    last = f" The last check is of {record.axis} {record.places[-1]}." if record.checks else ""
+    if record.end is None:
+        return f"The run is still going, or it was killed.{last}"
+    reason = re.sub(r"\w+", lambda found: title_of(found[0]) if found[0] in SIGNALS else found[0], record.end.reason)
+    return without_folders(reason) or f"The run has ended.{last}"
+
+
+def _above(record: RunRecord) -> str:
+    """Notes on missing content, and tiles with the most important numbers."""
+    notes, n_checks = [*record.notes], len(record.checks)
+    if n_bad := sum(not math.isfinite(value) for value in record.values("boundary_uncertainty")):
+        notes.append(f"Boundary uncertainty is not finite in {n_bad} of {n_checks} checks: gaps in the curve.")
+    listed = "".join(f"<li>{_prose(note)}</li>" for note in notes)
+    tiles = "".join(
+        f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd><dd>{escaped(note)}</dd></div>"
+        for name, value, note in (_tiles(record) if record.checks else ())
+    )
+    return (f'<ul class="notes">{listed}</ul>' if notes else "") + (f'<dl class="tiles">{tiles}</dl>' if tiles else "")
+
+
+def _tiles(record: RunRecord) -> list[tuple[str, str, str]]:
+    """Name, value and note of each tile."""
+    check, last, axis = record.check_at(record.kept), record.checks[-1], record.axis
+    tiles = []
+    if check is not None:
+        within = f" (epoch {check['epoch']})" if axis == "step" else ""
+        tiles.append((f"kept {axis}", str(check[axis]), f"of {record.places[0]} to {last[axis]}{within}"))
+        decided = f"it decided{f', {record.weighting}' if record.weighting else ''}"
+        for name, note in {score_name(record): decided, **_TILES}.items():
+            if math.isfinite(value := check.get(name, math.nan)):
+                tiles.append((title_of(name), shown_number(value), note))
+    tiles.append(("checks", str(len(record.checks)), f"last: {axis} {last[axis]}"))
+    spent, training = record.costs
+    if training > 0 and math.isfinite(spent):
+        since = ", since the run resumed" if record.is_resumed else ""
+        times = f"{duration(spent)} on top of {duration(training)} of training{since}"
+        tiles.append(("cost in time", f"{spent / training:.0%}", times))
+    if math.isfinite(record.setup_seconds):
+        tiles.append(("preparation", duration(record.setup_seconds), "once, before the first epoch"))
+    return tiles
+
+
+def _recalls(record: RunRecord) -> Section | None:
+    shown = record.shown_details
+    if shown is None or not shown[1].recalls:
+        return None
+    place, recalls = shown[0], shown[1].recalls
+    rows = [[escaped(record.class_name(one.label), 60), *map(shown_number, one[1:])] for one in recalls]
+    reading = (
+        "Recall is the share of the perturbed samples with this label that the network predicts as labelled. Expected"
+        " recall is the same by the labels nearby, which memorising cannot raise. The least recognised class is first."
+    )
+    reading += f" At most {MOST_CLASSES} classes are listed." if len(recalls) == MOST_CLASSES else ""
+    reading += _AT_HALF if "threshold" in record.checks[-1] else ""
+    body = _table(("class", "share", "recall", "expected recall"), rows, numbers=(1, 2, 3), is_tall=True)
+    return Section("recall", f"Recall by class, at {record.axis} {place}", reading, body)
+
+
+def _doubtful(record: RunRecord) -> Section | None:
+    shown = record.shown_details
+    if shown is None or not shown[1].doubtful:
+        return None
+    place, doubtful = shown[0], shown[1].doubtful[:100]
+    rows = [
+        [str(row), *(escaped(record.class_name(index), 60) for index in classes), shown_number(probability)]
+        for row, *classes, probability in doubtful
+    ]
+    suspects = ", ".join(str(doubt.row) for doubt in doubtful if doubt.label != doubt.likeliest)
+    indices = f"<p>Indices of samples of which another class is likelier than their label:</p><pre>[{suspects}]</pre>"
+    head = ("index", "label", "prediction", "likeliest class", "probability of the label")
+    button = '<button type="button" data-file="doubtful-samples.csv">Save as CSV</button>'
+    reading = f"The {len(rows)} samples whose labels are the least likely by all labels. Common in rare classes too."
+    reading += _AT_HALF if "threshold" in record.checks[-1] else ""
+    body = f"{button}{_table(head, rows, numbers=(0, 4), is_tall=True)}{indices if suspects else ''}"
+    return Section("doubtful", f"Doubtful labels, at {record.axis} {place}", reading, body)
+
+
+def _settings(record: RunRecord) -> Section:
+    sources = {
+        "record": last_parts(record.path),
+        "started": record.started,
+        "last written": record.last_written.strftime("%Y-%m-%d %H:%M:%S UTC"),
+        "checkpoint": last_parts(record.end.best_model_path) if record.end else "",
+        "how to read it": f"docs/watching.md of bu-torch {__version__}",
+    }
+    groups = {"Settings": record.settings, "Data": record.data, "Versions": record.versions, "Sources": sources}
+    tables = []
+    for title, group in groups.items():
+        values = {name: without_folders(str(value)) for name, value in group.items() if value != ""}
+        rows = [[escaped(name, 80), escaped(value, 300)] for name, value in values.items()]
+        if rows:
+            tables.append(f"<div><h3>{title}</h3>{_table((), rows)}</div>")
+    return Section("settings", "Settings and sources", "", f'<div class="groups">{"".join(tables)}</div>')
+
+
+def _table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), is_tall: bool = False
+) -> str:
+    """A table of cells in HTML; if it is too wide, its rows become blocks. `numbers` are right-aligned columns."""
+    kinds = [' class="number"' if place in numbers else "" for place in range(len(head) or 2)]
+    named = [f'{kind} data-name="{name}"' for kind, name in zip(kinds, head, strict=False)] or kinds
+
+    def line(tag: str, attributes: Sequence[str], cells: Sequence[str]) -> str:
+        return f"<tr>{''.join(f'<{tag}{a}>{cell}</{tag}>' for a, cell in zip(attributes, cells, strict=True))}</tr>"
+
+    top = f"<thead>{line('th', kinds, head)}</thead>" if head else ""
+    body = "".join(line("td", named, row) for row in rows)
+    return f'<div class="scroll{" tall" if is_tall else ""}"><table>{top}<tbody>{body}</tbody></table></div>'
+
+
+def _prose(text: str) -> str:
+    """A line of the log, escaped, without its marks of code."""
+    return escaped(text).replace("`", "")

@@ -17,16 +17,16 @@ OPTIONS = {"seed": 0, "n_neighbors": 20, "perturbation": None}
 
 def test_augmented_samples_are_read_again(tmp_path, log):
     network = Plain()
-    make_stopper(network, in_order(), OPTIONS).check(network)
+    make_stopper(network, in_order(), **OPTIONS).check(network)
     assert "random augmentation" not in log.text
-    stopper = make_stopper(network, DataLoader(Augmented(), batch_size=30), OPTIONS | {"folder": tmp_path})
+    stopper = make_stopper(network, DataLoader(Augmented(), batch_size=30), folder=tmp_path, **OPTIONS)
     stopper.check(network)
     assert "random augmentation" in log.text
     assert read_record(tmp_path).data["perturbation"] == "reading"
-    again = make_stopper(network, DataLoader(Augmented(), batch_size=30), OPTIONS)
+    again = make_stopper(network, DataLoader(Augmented(), batch_size=30), **OPTIONS)
     again.check(network)
     assert again.history[0] == stopper.history[0]
-    resumed = make_stopper(network, DataLoader(Augmented(), batch_size=30), OPTIONS)
+    resumed = make_stopper(network, DataLoader(Augmented(), batch_size=30), **OPTIONS)
     resumed.load_state_dict(stopper.state_dict())
     resumed.check(network)  # without the warning that the samples differ
     assert len(resumed.history) == 2
@@ -39,7 +39,7 @@ def test_weights_that_predict_worse_than_one_class_alone_are_not_loaded(is_usele
     with torch.no_grad():
         network.bias.zero_()
         network.weight.copy_(torch.stack([features[labels == k].mean(dim=0) for k in (0, 1)]) * (-1) ** is_useless)
-        stopper = make_stopper(network, in_order(features, labels), OPTIONS)
+        stopper = make_stopper(network, in_order(features, labels), **OPTIONS)
         stopper.check(network)
         network.weight.zero_()
     conclude(stopper, network)

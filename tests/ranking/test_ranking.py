@@ -110,6 +110,8 @@ def test_weights_that_are_not_finite_rank_last(run, rank, tmp_path):
         assert all(math.isfinite(c.score) for c in ranking[:-1])
     ranking.to_json(tmp_path / "ranking.json")
     assert json.loads((tmp_path / "ranking.json").read_text())["candidates"][-1]["score"] is None
+    with pytest.warns(UserWarning, match="finite score"):
+        rank(tmp_path / "diverged.pt")
 
 
 def test_table_json_and_csv_tell_the_same(run, rank, tmp_path):
