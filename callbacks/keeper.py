@@ -6,8 +6,8 @@ share a state key with the user's own, and forget the best score when a resumed 
 
 import copy
 import os
+import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,11 @@ from bu_torch.callbacks.trainer import (
     Callback,
     Checkpoint,
     LightningModule,
-    MisconfigurationException,
     ModelCheckpoint,
     Trainer,
-    WeightAveraging,
-    has_callback,
     lightning_average,
     misconfigured,
-    set_batch_hooks,
+    skip_empty_hooks,
 )
 from bu_torch.internal.global_state import preserved_random_state
 from bu_torch.internal.output import cleaned, foreign_class, why_unreadable
@@ -43,7 +40,6 @@ from bu_torch.run.weights import (
     few_names,
     load,
     named_weights,
-    optimizers_in_eval_mode,
     optimizers_in_training,
     state_of_kept,
     weights_in,
@@ -51,16 +47,12 @@ from bu_torch.run.weights import (
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.metrics import THRESHOLD
 
-_BEST = ("best_", "kth_", "current_")  # prefixes of the attributes of `ModelCheckpoint` that describe the best file
-
 
 class InternalCallback(Callback):
-    """Base of the callbacks that a stopping callback puts beside itself for one fit.
+    """Base of the callbacks that a stopping callback puts beside itself for one fit."""
 
-    Lightning skips hooks that are None, which is cheaper in each batch than calling an empty one.
-    """
-
-    on_before_zero_grad = on_before_backward = on_after_backward = on_before_optimizer_step = None
+    def __init__(self) -> None:
+        skip_empty_hooks(self)
 
 
 class Keeper(InternalCallback):
@@ -69,8 +61,10 @@ class Keeper(InternalCallback):
     best_model_path: str
 
     def __init__(self, engine: Engine, *, is_by_steps: bool) -> None:
+        super().__init__()
         self.engine = engine
-        set_batch_hooks(self, are_called=is_by_steps)
+        if not is_by_steps:
+            self.__dict__["on_train_batch_end"] = None  # Lightning does not call it
         self.check: Check | None = None  # the best check, until its weights are kept
 
     @property
@@ -87,6 +81,10 @@ class Keeper(InternalCallback):
 
     def load_best(self, state_dict: dict[str, Any]) -> None:
         """Take over the best of a run that resumes; raises, and changes nothing, if it is not there."""
+        raise NotImplementedError
+
+    def restore(self, trainer: Trainer) -> str:
+        """Put the kept weights into the module; "in the model" or "partly in the model"; raises if they do not fit."""
         raise NotImplementedError
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -155,95 +153,72 @@ class FileKeeper(Keeper, ModelCheckpoint):
         with misconfigured(AttributeError, IndexError, KeyError, TypeError, ValueError, before=before):
             self.format_checkpoint_name(places | dict.fromkeys(SIGNALS, torch.tensor(0.5).double()))
         self.written = written  # files of this process, in all fits of the callback
-        # While a file is written, also the weights of training that those of the check replace in it.
         self.is_saving = False
-        self._raw: dict[str, Tensor] = {}
+        self._raw: dict[str, Tensor] = {}  # weights of training, while averaged shards are in their place
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         folder = str(self.dirpath).removeprefix("file://")
         if self.dirpath is not None and "://" not in folder:  # a logger or the user may give a relative one
             self.dirpath: Any = str(Path(folder).absolute())
-        if self.save_weights_only and has_callback(trainer, WeightAveraging):
-            raise MisconfigurationException(
-                "`save_weights_only=True` cannot be used with WeightAveraging: such a checkpoint lacks the average,"
-                " which is measured."
-            )
 
     @property
     def has_weights(self) -> bool:
         return bool(self.best_model_path)
 
+    def _set_best(self, path: str, score: Tensor | None) -> None:
+        self.best_model_path = self.kth_best_model_path = path
+        self.best_model_score = self.kth_value = self.current_score = score
+        self.best_k_models = {} if score is None else {path: score}
+
     def keep(self, trainer: Trainer, check: Check) -> None:
-        candidates = self._monitor_candidates(trainer)
-        own = {name: value for name, value in check.entry.items() if name not in ("epoch", "step")}
-        candidates |= {name: torch.tensor(value, dtype=torch.float64, device="cpu") for name, value in own.items()}
-        before = {name: copy.copy(value) for name, value in vars(self).items() if name.startswith(_BEST)}
+        values = {name: _on_cpu(value) for name, value in check.entry.items() if name not in ("epoch", "step")}
+        path: str = self._get_metric_interpolated_filepath_name(self._monitor_candidates(trainer) | values, trainer)
+        earlier, earlier_score = self.best_model_path, self.best_model_score
+        self._set_best(path, values[self.monitor])
         try:
-            # Past Lightning's comparison of step counts, which stand still if a module steps its own optimiser.
-            self._update_best_and_save(candidates[self.monitor], trainer, candidates)
-        except BaseException:
-            for name, value in before.items():
-                setattr(self, name, value)
+            self._save(trainer, path, {} if check.weights else self.engine.averages(trainer.lightning_module))
+            for logger in trainer.loggers if trainer.is_global_zero else ():
+                logger.after_save_checkpoint(weakref.proxy(self))
+            if earlier in self.written and self._should_remove_checkpoint(trainer, earlier, path):
+                trainer.strategy.remove_checkpoint(earlier)
+            elif earlier:
+                left = cleaned(earlier)
+                self.engine.detail(f"bu-torch leaves the best checkpoint of an earlier run where it is: {left}")
+        except BaseException:  # Ctrl-C, or whatever a writer raises
+            self._set_best(earlier, earlier_score)
             raise
 
-    def _get_metric_interpolated_filepath_name(
-        self, monitor_candidates: dict[str, Tensor], trainer: Trainer, del_filepath: str | None = None
-    ) -> str:
-        # Without the name of the earlier best file, which Lightning would write over if the template gives it again.
-        return str(super()._get_metric_interpolated_filepath_name(monitor_candidates, trainer))
-
-    @preserved_random_state()  # the module's `on_save_checkpoint` may draw random numbers
-    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        """Have Lightning write a file, into which `on_save_checkpoint` puts the measured weights.
-
-        For a file of weights alone, or of shards, they are put into the module meanwhile.
-        """
-        module = trainer.lightning_module
-        is_in_place = self.save_weights_only or not self._measured(trainer)  # Lightning calls no hook for weights alone
-        values = self.engine.averages(module) if is_in_place else {}
-        own_weights = optimizers_in_eval_mode(trainer.optimizers) if self.save_weights_only else nullcontext()
+    def _save(self, trainer: Trainer, path: str, shards: dict[str, Tensor]) -> None:
+        """Have Lightning write a file, for which averaged shards are in the module."""
         self.is_saving = True
         try:
-            with own_weights, replaced_in_place(module, values) as own:
+            # The module's `on_save_checkpoint` may draw random numbers.
+            with preserved_random_state(), replaced_in_place(trainer.lightning_module, shards) as own:
                 self._raw = {name: gathered(value) for name, value in own.items()}
-                super()._save_checkpoint(trainer, filepath)
+                trainer.save_checkpoint(path, weights_only=False)
         finally:
             self.is_saving, self._raw = False, {}
-        self.written.add(filepath)
+        self.written.add(path)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if not self.is_saving:
+        """Put the measured weights into the own file, and beside them those of training."""
+        if not self.is_saving or self.check is None:
             return
-        raw, measured, saved = self._raw, self._measured(trainer), checkpoint["state_dict"]
+        # An average of Lightning's is put in by its own hook.
+        raw, measured = self._raw, {} if lightning_average(trainer) is not None else self.check.weights
+        saved = checkpoint["state_dict"]
         saved.update({name: measured[name] for name in saved if name in measured})  # a user's hook may leave out some
         if measured and (self.engine.average is not None or optimizers_in_training(trainer.optimizers)):
-            # The weights of training lie beside the average.
             frozen = {name for name, weight in pl_module.named_parameters() if not weight.requires_grad}
             raw = {n: v.detach() for n, v in named_weights(pl_module).items() if n in saved and n not in frozen}
-        if raw:
+        if self.save_weights_only:
+            for name in ("callbacks", "optimizer_states", "lr_schedulers", type(trainer.precision_plugin).__qualname__):
+                checkpoint.pop(name, None)
+        elif raw:
             checkpoint[RAW_WEIGHTS] = raw
-        if self.check is not None and THRESHOLD in self.check.entry:
+        if THRESHOLD in self.check.entry:
             checkpoint[THRESHOLD] = self.check.entry[THRESHOLD]
-
-    def _measured(self, trainer: Trainer) -> dict[str, Any]:
-        """Weights that replace those of training in the file; an average of Lightning's is saved by its own hook."""
-        return {} if self.check is None or lightning_average(trainer) is not None else self.check.weights
-
-    def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        if filepath in self.written:
-            super()._remove_checkpoint(trainer, filepath)
-        else:
-            left = cleaned(filepath)
-            self.engine.detail(f"bu-torch leaves the best checkpoint of an earlier run where it is: {left}")
-
-    def check_is_kept(self, checkpoint: dict[str, Any]) -> None:
-        """Raise unless what was read from the best file is the kept check of this run."""
-        epoch, step, best = checkpoint.get("epoch"), checkpoint.get("global_step"), self.engine.history.kept
-        state = (checkpoint.get("callbacks") or {}).get(self.state_key, {})
-        is_own = state.get("best_model_path", self.best_model_path) == self.best_model_path
-        if best is None or (epoch, step) != place_of(best) or not is_own:
-            raise ValueError(f"it is of epoch {epoch} and step {step} of another run, or not those that are kept")
 
     def load_best(self, state_dict: dict[str, Any]) -> None:
         path, score = str(state_dict["best_model_path"]), state_dict["best_model_score"]
@@ -253,9 +228,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
             raise FileNotFoundError(f"there is no file {path}")
         # A resumed run usually writes to a new folder; the best so far stays the one to beat. Nothing else in the state
         # is needed or trusted.
-        self.best_model_score = self.kth_value = torch.tensor(float(score), dtype=torch.float64, device="cpu")
-        self.best_model_path = self.kth_best_model_path = path
-        self.best_k_models = {path: self.best_model_score}
+        self._set_best(path, _on_cpu(score))
 
     def _is_there(self, path: str) -> bool:
         """Whether it is a local file or folder of shards, or a file in the remote store of this run."""
@@ -263,6 +236,30 @@ class FileKeeper(Keeper, ModelCheckpoint):
         if store:
             return path.startswith(f"{store}://") and bool(self._fs.exists(path))
         return Path(path).is_absolute() and (Path(path).is_file() or Path(path).is_dir())
+
+    def restore(self, trainer: Trainer) -> str:
+        """Put them back; a file of an earlier process is read only as plain data."""
+        path, is_own, strategy = self.best_model_path, self.best_model_path in self.written, trainer.strategy
+        module, are_shards = trainer.lightning_module, type(strategy).__name__ in SHARDED
+        if Path(path).is_dir() and not (is_own or Path(trainer.ckpt_path or os.devnull).is_dir()):
+            raise ValueError("the list of shards in a folder may run code, and training did not resume from a folder")
+        optimizers, strategy.optimizers = strategy.optimizers, []  # sharding strategies would load their states, too
+        try:
+            checkpoint = strategy.load_checkpoint(path, weights_only=not is_own)
+        finally:
+            strategy.optimizers = optimizers
+        place, kept = (checkpoint.get("epoch"), checkpoint.get("global_step")), self.engine.history.kept
+        if not are_shards and (kept is None or place != place_of(kept)):
+            raise ValueError(f"it is of epoch {place[0]} and step {place[1]} of another run")
+        module.on_load_checkpoint(checkpoint)
+        if are_shards:
+            strategy.load_model_state_dict(checkpoint, strict=False)
+            return "in the model"
+        return _load(module, checkpoint["state_dict"], path, allow_missing=is_own or not module.strict_loading)
+
+
+def _on_cpu(value: Any) -> Tensor:
+    return torch.tensor(float(value), dtype=torch.float64, device="cpu")
 
 
 class MemoryKeeper(Keeper, Checkpoint):
@@ -285,13 +282,15 @@ class MemoryKeeper(Keeper, Checkpoint):
     def load_best(self, state_dict: dict[str, Any]) -> None:
         self.weights = weights_in(state_dict)
 
+    def restore(self, trainer: Trainer) -> str:
+        return _load(trainer.lightning_module, self.weights or {}, "", allow_missing=True)
+
 
 class Ending(InternalCallback):
     """Calls `conclude(trainer, exception)` after all other callbacks, so that they save the training weights."""
 
-    on_train_batch_start = on_train_batch_end = None
-
     def __init__(self, conclude: Callable[[Trainer, BaseException | None], None]) -> None:
+        super().__init__()
         self._conclude = conclude
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -321,10 +320,7 @@ def restore(trainer: Trainer, keeper: Keeper) -> str:
         optimizer.eval()
     before = {n: copy.deepcopy(value) for n, value in module.state_dict().items()} if is_read_by_all else {}
     try:
-        if isinstance(keeper, MemoryKeeper):
-            return _load(trainer, keeper.weights or {}, "", is_own=True)
-        assert isinstance(keeper, FileKeeper)  # noqa: S101  (there is no third kind)
-        return _load_file(trainer, keeper, is_read_by_all=is_read_by_all)
+        return keeper.restore(trainer)
     except Exception as error:  # a damaged or crafted file may raise anything, and must not end the fit
         if before:
             module.load_state_dict(before, strict=False)
@@ -341,30 +337,10 @@ def restore(trainer: Trainer, keeper: Keeper) -> str:
         return "not in the model"
 
 
-def _load_file(trainer: Trainer, keeper: FileKeeper, *, is_read_by_all: bool) -> str:
-    """Load the weights of a file; a file of an earlier process only as plain data."""
-    path, is_own, strategy = keeper.best_model_path, keeper.best_model_path in keeper.written, trainer.strategy
-    if Path(path).is_dir() and not (is_own or Path(trainer.ckpt_path or os.devnull).is_dir()):
-        raise ValueError("the list of shards in a folder may run code, and training did not resume from a folder")
-    optimizers, strategy.optimizers = strategy.optimizers, []  # sharding strategies would load their states, too
-    try:
-        checkpoint = strategy.load_checkpoint(path, weights_only=not is_own)
-    finally:
-        strategy.optimizers = optimizers
-    if not is_read_by_all:
-        keeper.check_is_kept(checkpoint)
-    trainer.lightning_module.on_load_checkpoint(checkpoint)
-    if is_read_by_all:
-        strategy.load_model_state_dict(checkpoint, strict=False)
-        return "in the model"
-    return _load(trainer, checkpoint["state_dict"], path, is_own=is_own)
-
-
-def _load(trainer: Trainer, saved: dict[str, Any], path: str, *, is_own: bool) -> str:
+def _load(module: LightningModule, saved: dict[str, Any], path: str, *, allow_missing: bool) -> str:
     """Load weights; those that were not saved stay as they are in the module."""
-    module = trainer.lightning_module
     try:
-        unfit = load(module, saved, allow_missing=is_own or not module.strict_loading)
+        unfit = load(module, saved, allow_missing=allow_missing)
     except ValueError as error:
         raise ValueError(f"they do not fit: {error}") from error
     where = f" Its checkpoint is {cleaned(path)}." if path else ""

@@ -3,13 +3,11 @@
 import math
 import time
 from dataclasses import fields, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from bu_torch.callbacks.network import InputWatch, NetworkReader
-from bu_torch.callbacks.samples import Reference, Source, check_reference, explained, training_data
+from bu_torch.callbacks.samples import InputWatch, Reference, Source, check_reference, explained, training_data
 from bu_torch.callbacks.trainer import (
     FITTING,
     OUT_OF_REACH,
@@ -21,6 +19,7 @@ from bu_torch.callbacks.trainer import (
     MisconfigurationException,
     StochasticWeightAveraging,
     Trainer,
+    TrainerReader,
     WeightAveraging,
     check_trainer,
     lightning_average,
@@ -28,7 +27,7 @@ from bu_torch.callbacks.trainer import (
     move_behind_averaging,
     record_folder,
     resume_raw_weights,
-    set_batch_hooks,
+    skip_empty_hooks,
     tell,
     training_loss,
 )
@@ -140,11 +139,12 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         self._take_arguments(locals() | {"decides": False})
 
     def _take_arguments(self, arguments: dict[str, Any]) -> None:
-        """Check the arguments and set them as attributes; those of `Settings` become one object."""
+        """Check the arguments, and set them as attributes."""
         Callback.__init__(self)
+        skip_empty_hooks(self)
         every_n_epochs, every_n_train_steps = arguments["every_n_epochs"], arguments["every_n_train_steps"]
         with misconfigured(TypeError, ValueError):
-            self.settings = Settings(**{name: arguments[name] for name in _NAMES & arguments.keys()})
+            settings = Settings(**{name: arguments[name] for name in _NAMES & arguments.keys()})
             every_n_epochs = check_integer("every_n_epochs", every_n_epochs, 1)
             if every_n_train_steps is not None:
                 every_n_train_steps = check_integer("every_n_train_steps", every_n_train_steps, 1)
@@ -154,47 +154,33 @@ class BoundaryUncertaintyMonitor(Results, Callback):
                         f" checks by steps, got {every_n_epochs}."
                     )
             check_reference(arguments["reference"])
+        self.__dict__.update(vars(settings))
         self.every_n_epochs, self.every_n_train_steps = every_n_epochs, every_n_train_steps
         self.source = Source(arguments["reference"], arguments["input_key"], arguments["label_key"])
-        self._begin(self.settings)
+        self._begin(settings)
 
     def _begin(self, settings: Settings) -> None:
         """Begin a training without results."""
         self.engine = Engine(settings, rank_zero_warn, tell)
-        self._reader = NetworkReader(settings)
         self._watch = InputWatch()
         self._logger = MetricLogger()
+        self._is_tried = False  # a few samples were read as a check reads them
         self._n_due = 0  # checks by steps that were due up to the last batch
 
     @property
     def is_by_steps(self) -> bool:
         return self.every_n_train_steps is not None
 
-    if not TYPE_CHECKING:  # settings are attributes, too
-
-        def __getattr__(self, name: str) -> Any:
-            if name in _NAMES:
-                return getattr(self.settings, name)
-            raise AttributeError(f"`{type(self).__name__}` has no attribute {name!r}.")
-
-        def __setattr__(self, name: str, value: Any) -> None:
-            if name not in _NAMES:
-                super().__setattr__(name, value)
-            elif self.engine.inputs is not None:
-                raise AttributeError(f"`{name}` cannot be set while training runs: set it before `fit`.")
-            else:
-                with misconfigured(TypeError, ValueError):
-                    self.settings = replace(self.settings, **{name: value})
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         check_trainer(trainer)
         if stage != FITTING:
             return
         _refuse_a_second(trainer)
-        set_batch_hooks(self, are_called=True)  # a failed fit may have left some skipped
         move_behind_averaging(trainer, BoundaryUncertaintyMonitor)
-        why = _why_not_averaged(trainer) if self.settings.averaging is not None else ""
-        self._begin(replace(self.settings, averaging=None) if why else self.settings)
+        with misconfigured(TypeError, ValueError):
+            settings = Settings(**{name: getattr(self, name) for name in _NAMES})  # which may have been set since
+        why = _why_not_averaged(trainer) if settings.averaging is not None else ""
+        self._begin(replace(settings, averaging=None) if why else settings)
         if why:
             self.engine.detail(f"bu-torch does not average the weights: {why}.")
 
@@ -218,21 +204,17 @@ class BoundaryUncertaintyMonitor(Results, Callback):
             )
 
         def read() -> TrainingData:
-            steps, reader = self.every_n_train_steps, self._reader
-            data = training_data(trainer, pl_module, self.source, steps, engine, reader)
+            data = training_data(trainer, pl_module, self.source, self.every_n_train_steps, engine)
             if self.source.reference is None:
-                self._watch.remember(data.samples)
+                self._watch = InputWatch(data.samples)
             return data
 
         shows_progress = trainer.progress_bar_callback is not None
         # A `perturbation` draws the same in each preparation.
-        with seeded(self.settings.seed), showing_progress(shows_progress), explained(self.source):
+        with seeded(engine.settings.seed), showing_progress(shows_progress), explained(self.source):
             is_the_same = engine.prepare(read, pl_module.device)
-        if (prepared := engine.prepared) is not None:  # by this process or by another
-            kinds = {"are_integers": prepared.are_integers, "takes_readings": prepared.takes_readings}
-            self._reader.adapt(prepared.packing, **kinds)
         if not is_the_same:
-            outcome = ", so patience and the best epoch start anew" if self.settings.decides else ""
+            outcome = ", so patience and the best epoch start anew" if engine.settings.decides else ""
             rank_zero_warn(
                 "The run resumes with different training samples, or with another version of bu_torch: scores cannot be"
                 f" compared with earlier checks{outcome}."
@@ -243,49 +225,41 @@ class BoundaryUncertaintyMonitor(Results, Callback):
             engine.open_record(folder, {**vars(engine.settings), **self.source._asdict(), **every})
         return is_the_same
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        set_batch_hooks(self, are_called=self._reads_batches)
-
-    @property
-    def _reads_batches(self) -> bool:
-        """Whether batch hooks have something to do: in the first epoch, and if checks go by steps."""
-        return self.is_by_steps or not self._reader.is_tried
+    def _reader(self, trainer: Trainer) -> TrainerReader:
+        prepared = self.engine.prepared
+        return TrainerReader(trainer, self.engine, None if prepared is None else prepared.packing)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         if self.is_by_steps:
             self._logger.withdraw(trainer)
         # Not in `on_train_start`: the module's own comes later and may set it up. Lazy layers need a first batch.
-        if not (self._reader.is_tried or has_lazy_layers(pl_module)):
+        if not (self._is_tried or has_lazy_layers(pl_module)):
             with self.engine.record.counting("setup_seconds"):
-                self._reader.try_once(trainer, pl_module, self.engine)
-                self._watch.begin(pl_module)
+                self._reader(trainer).try_few(pl_module, self.engine)
+            self._is_tried = True
+            self._watch.begin(pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
-        self._watch.end_batch()
-        check = None
+        self._watch.end()
         if self.every_n_train_steps is not None:
             # A batch makes no step while gradients accumulate, and several steps with several optimisers.
             before, self._n_due = self._n_due, trainer.global_step // self.every_n_train_steps
-            check = self._make_check(trainer, pl_module) if self._n_due > before else None
-        # After the last batch of an epoch, `on_train_epoch_end` decides.
-        self._decide(trainer, check, may_wait=trainer.is_last_batch)
+            if self._n_due > before:
+                self._make_check(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._watch.end()
-        epoch, check = trainer.current_epoch, None
         if not self.is_by_steps:
-            if (epoch + 1) % self.every_n_epochs == 0:
-                check = self._make_check(trainer, pl_module)
+            if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
+                self._make_check(trainer, pl_module)
             else:
                 self._logger.withdraw(trainer)
-        elif self.history and self.history[-1]["epoch"] == epoch:
+        elif self.history and self.history[-1]["epoch"] == trainer.current_epoch:
             self._logger.show_again(trainer)
-        elif trainer.global_step == 0 and epoch == 0 and not trainer.fast_dev_run:
+        elif trainer.global_step == 0 and trainer.current_epoch == 0 and not trainer.fast_dev_run:
             rank_zero_warn(
                 "An epoch has ended and `trainer.global_step` is 0, so no check is made by steps. Lightning counts only"
                 " steps of `self.optimizers()`. Pass `every_n_epochs=...` instead, which counts no steps."
             )
-        self._decide(trainer, check, may_wait=False)
 
     def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> Check:
         """Make a check of the module, or of the average of a `WeightAveraging`, and log it."""
@@ -293,35 +267,31 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         options = {"is_counted": average is None or int(average.n_averaged) > 0}  # else it is the untrained network
         loss = training_loss(trainer, is_within_epoch=self.is_by_steps)
         with optimizers_in_eval_mode(trainer.optimizers), misconfigured(UnfitLogitsError, before="`forward`: "):
-            module, read = average.module if average else pl_module, partial(self._reader.read, trainer)
+            module, read = average.module if average else pl_module, self._reader(trainer).read
             place = trainer.current_epoch, trainer.global_step
             check = self.engine.check(module, read, *place, **options, train_loss=loss)
         with self.engine.record.counting("check_seconds"):
             self._logger.show(trainer, check.entry, is_by_steps=self.is_by_steps)
         return check
 
-    def _decide(self, trainer: Trainer, check: Check | None, *, may_wait: bool) -> None:
-        """Nothing here; the stopping callback acts on a check."""
-
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._logger.show_again(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.engine.end("Training ended.")
+        self._end("Training ended.")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._fail()
-        self.engine.end(describe_exception(exception))
-
-    def _fail(self) -> None:
-        """Make no more checks, because of an exception, after which Lightning calls no `teardown`."""
+        # After an exception Lightning calls no `teardown`.
         self._watch.end()
         self.engine.inputs = None
+        self._end(describe_exception(exception))
+
+    def _end(self, reason: str) -> None:
+        self.engine.end(reason)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.engine.release()
         self._watch.end()
-        set_batch_hooks(self, are_called=True)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn == FITTING and RAW_WEIGHTS in checkpoint:

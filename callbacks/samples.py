@@ -1,4 +1,4 @@
-"""Samples to choose those of the checks from, read without touching the trainer's loader."""
+"""Samples to choose those of the checks from, read without touching the trainer's loader; do they fit training?"""
 
 import copy
 import math
@@ -9,14 +9,19 @@ from functools import partial
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
-from torch import Tensor
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from bu_torch.callbacks.network import NetworkReader, can_be_passed
 from bu_torch.callbacks.trainer import (
+    CHANGE_INPUTS,
     LightningModule,
     MisconfigurationException,
     Trainer,
+    TrainerReader,
+    can_be_passed,
     class_weights_of,
     misconfigured,
 )
@@ -24,8 +29,9 @@ from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.replica import copy_of
 from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.engine import Engine
-from bu_torch.run.plan import count_operations, most_bytes, plan, plan_for
+from bu_torch.run.plan import most_bytes, plan, plan_for
 from bu_torch.run.prepare import TrainingData
+from bu_torch.run.reader import count_operations
 from bu_torch.samples.batches import InputKey, Keys, TooManyBytesError
 from bu_torch.samples.reading import READ_BATCH, may_be_read_again, read_loader
 from bu_torch.samples.samples import Samples, UnreadableError, fewer_of, whole_samples
@@ -37,6 +43,12 @@ _BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_afte
 _WAY_OUT = "The training samples can also be passed as `reference=(inputs, labels)`."
 _STREAM_SAMPLES = 10_000  # read from a stream of unknown length unless `max_samples` says otherwise
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
+# To tell whether training gets other inputs than were read.
+_MOST_COMPARED = 2**22  # numbers, 16 MB
+_MOST_ROWS = 4096  # compared one by one
+_CLOSE = 1e-3  # share of the spread of the values, to allow for the rounding of autocast
+_SHIFTED = 0.5  # standard deviations
+_STRETCHED = 2.0
 
 
 class Source(NamedTuple):
@@ -59,9 +71,8 @@ def training_data(
     source: Source,
     every_n_train_steps: int | None,
     engine: Engine,
-    reader: NetworkReader,
 ) -> TrainingData:
-    """Samples for checks every so many steps, or epochs; as many as these may use are read, and `reader` adapted."""
+    """Samples for checks every so many steps, or epochs; as many as these may use are read."""
     settings, reference = engine.settings, source.reference
     takes_all = settings.max_samples is None and _is_pair(reference)
     most = max(_TRIAL_SAMPLES, settings.n_neighbors) if trainer.fast_dev_run else sys.maxsize
@@ -79,9 +90,6 @@ def training_data(
             samples = _read(trainer, pl_module, source, engine, how_many, min(settings.max_samples or most, most))
         settings.refuse_too_few(len(samples.inputs), "it")
         n_classes = 1 + int(as_labels(samples.labels, len(samples.inputs)).max())
-    takes_readings = samples.is_random and may_be_read_again(settings.perturbation)
-    are_integers = not samples.inputs.is_floating_point()
-    reader.adapt(samples.packing, are_integers=are_integers, takes_readings=takes_readings)
     if samples.packing is not None and source.input_key is None:
         engine.detail(
             f"bu-torch takes these inputs from a batch: {', '.join(samples.packing.names)}. Pass `input_key=[...]` to"
@@ -92,7 +100,7 @@ def training_data(
         class_weight, line = class_weights_of(pl_module, n_classes)
         if line:
             engine.tell(line)
-    n_operations = reader.count_operations(trainer, pl_module, samples.inputs[:1])
+    n_operations = TrainerReader(trainer, engine, samples.packing).operations_of(pl_module, samples)
     n_training = samples.n_training
     n_visited, max_samples = int(min(n_training, n_between)), n_training if takes_all else None
     module = _network_as_space(trainer, pl_module, engine)
@@ -225,3 +233,97 @@ def check_reference(value: Any) -> None:
         raise TypeError(
             f"`reference` must be a pair (inputs, labels), a Dataset or a DataLoader, got {type(value).__name__}."
         )
+
+
+class InputWatch:
+    """Warns once if the network gets other inputs in training than the samples that were read before it.
+
+    It is a hook of the module and its parts in the first batch: the module may get that, or a part of it that
+    `training_step` calls.
+    """
+
+    def __init__(self, samples: Samples | None = None) -> None:
+        self._samples: list[Tensor] = []  # a few, a tensor (n, ...) for each input
+        self._module: nn.Module | None = None
+        self._handles: list[Any] = []
+        if samples is not None:
+            few = samples.inputs[: max(1, _MOST_COMPARED // samples.inputs[0].numel())].cpu().clone()
+            self._samples = [few] if samples.packing is None else pytree.tree_leaves(samples.packing.unpack(few))
+
+    def begin(self, module: nn.Module) -> None:
+        """Listen to a module, unless a part of it is compiled."""
+        if self._samples and not _is_compiled(module):
+            self._module = module
+            parts = module.modules()
+            self._handles = [part.register_forward_pre_hook(self, with_kwargs=True, prepend=True) for part in parts]
+
+    def end(self) -> None:
+        """Listen no longer."""
+        for handle in self._handles:
+            handle.remove()
+        self._samples, self._module, self._handles = [], None, []
+
+    def __call__(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Within a transform of `torch.func`, such as `vmap`, tensors hold no values that can be read.
+        if self._module is None or torch._C._functorch.peek_interpreter_stack() is not None:
+            return
+        # `forward` may take a dict. `DistributedDataParallel` calls the module with a batch and its number.
+        values = [*args, *kwargs.values()]
+        values = pytree.tree_leaves(values) if len(values) == 1 else values
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        shapes = {sample.shape[1:] for sample in self._samples}
+        if part is self._module or shapes <= {tensor.shape[1:] for tensor in tensors}:
+            samples = self._samples
+            self.end()
+            _warn_of_differences(samples, [tensor.detach().cpu() for tensor in tensors])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return InputWatch, ()  # copies of the module are not watched
+
+
+def _warn_of_differences(samples: list[Tensor], received: list[Tensor]) -> None:
+    differences = [[_difference(sample, tensor) for tensor in received] for sample in samples]
+    line, remedy = next((lines[0] for lines in differences if lines and all(lines)), ""), CHANGE_INPUTS
+    if 0 < len(received) < len(samples):
+        line, remedy = f"{len(received)} of the {len(samples)} tensors", "Name those that it takes: `input_key=`."
+    if line:
+        rank_zero_warn(
+            f"In the first batch the network gets {line} in the samples that bu-torch has read, so the scores do not"
+            f" describe the trained network. {remedy}"
+        )
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether a part or a method is compiled, so that hooks could change how the module runs."""
+    marks = ("_compiler_ctx", "_compiled_call_impl", "_orig_mod", "_torchdynamo_orig_callable")
+    return any(
+        isinstance(part, torch.jit.ScriptModule) or any(getattr(value, mark, None) is not None for mark in marks)
+        for part in module.modules()
+        for value in (part, *vars(part).values(), *vars(type(part)).values())
+    )
+
+
+def _difference(expected: Tensor, got: Tensor) -> str:
+    """Say how inputs differ in shape, mean or spread; "" if they do not, or if some rows of both are the same."""
+    if expected.shape[1:] != got.shape[1:]:
+        return f"inputs of shape {tuple(got.shape[1:])} instead of {tuple(expected.shape[1:])}"
+    before, after = expected.double(), got.double()
+    are_indices = not (expected.is_floating_point() or got.is_floating_point())  # they have no units
+    if are_indices or _share_rows(before.flatten(1)[:_MOST_ROWS], after.flatten(1)[:_MOST_ROWS]):
+        return ""
+    middle, mean = float(before.mean()), float(after.mean())
+    spread, spread_now = float(before.std()), float(after.std())
+    widest = max(spread, spread_now)
+    if abs(mean - middle) > _SHIFTED * widest or widest > _STRETCHED * min(spread, spread_now):
+        return (
+            f"values of mean {mean:.3g} and standard deviation {spread_now:.3g} instead of {middle:.3g} and"
+            f" {spread:.3g}"
+        )
+    return ""
+
+
+def _share_rows(first: Tensor, second: Tensor) -> bool:
+    """Whether both have a row in common that is not constant."""
+    rows = second[second.amax(dim=1) > second.amin(dim=1)] if second.shape[1] > 1 else second
+    reach = _CLOSE * float(first.std()) * math.sqrt(first.shape[1])
+    return bool((torch.cdist(rows, first) <= reach).any())

@@ -27,7 +27,7 @@ from bu_torch.internal.inputs import check_flag
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.engine import Check
-from bu_torch.run.settings import AVERAGING
+from bu_torch.run.settings import AVERAGING, Settings
 from bu_torch.samples.batches import InputKey
 from bu_torch.samples.samples import ClassWeight
 
@@ -59,8 +59,9 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             token, as in `epoch=3-expected_accuracy=0.912-7f3a2b.ckpt`, so that no two runs write to one file. A
             resumed run does not delete the best file of the run that it resumes.
         save_weights_only: Leave out of the checkpoint the states of optimisers, schedulers and callbacks:
-            `fit(ckpt_path=...)` refuses such a file. Refused with `WeightAveraging`, whose average it would lack.
-        **settings: `bu_torch.run.settings.Settings` explains all but `every_n_epochs`, `every_n_train_steps`,
+            `fit(ckpt_path=...)` refuses such a file.
+        **settings: Attributes, too, which may be set between fits; in a fit that has no effect.
+            `bu_torch.run.settings.Settings` explains all but `every_n_epochs`, `every_n_train_steps`,
             `reference`, `input_key` and `label_key`, which `BoundaryUncertaintyMonitor` explains.
 
     Attributes:
@@ -122,7 +123,6 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
                 raise TypeError(f"`filename` must be a str or None, got {filename!r}.")
         self.dirpath, self.filename = dirpath, filename
         self._written: set[str] = set()  # best files of this process
-        self._reset()
 
     @classmethod
     def as_published(cls, **overrides: Any) -> Self:
@@ -143,17 +143,15 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         published |= {"max_samples": sys.maxsize, "feature_extractor": "inputs", "perturbation": "random"}
         return cls(**published | {"patience": sys.maxsize} | overrides)
 
-    def _reset(self) -> None:
-        """Begin with no result."""
+    def _begin(self, settings: Settings) -> None:
+        super()._begin(settings)
         self.stopping_reason, self.stopped_epoch = "", None
         self._keeper: Keeper | None = None
-        self._stop_is_due = False  # the verdict is to stop, and `min_epochs` or `min_steps` does not allow it yet
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage != FITTING:
             return
-        self._reset()
         if self.restore_best_weights and has_callback(trainer, StochasticWeightAveraging):
             rank_zero_warn(
                 "StochasticWeightAveraging puts its average into the model when training ends, and the weights of"
@@ -202,35 +200,26 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._prepare(trainer, pl_module):
             self._install(trainer, pl_module).on_train_start(trainer, pl_module)
-        self._stop_is_due = self.engine.history.verdict.should_stop and not _may_stop(trainer)
 
-    @property
-    def _reads_batches(self) -> bool:
-        return super()._reads_batches or self._stop_is_due  # a stop that is due may be allowed within the epoch
-
-    def _decide(self, trainer: Trainer, check: Check | None, *, may_wait: bool) -> None:
-        """Stop training if this check says so, or if an earlier one did and a stop is allowed by now."""
-        history = self.engine.history
-        if check is not None and not trainer.fast_dev_run:
-            if check.is_best and self._keeper is not None:
-                self._keeper.check = check
-            if history.last_score is not None:  # all processes stop, or none
-                self._stop_is_due = trainer.strategy.reduce_boolean_decision(history.verdict.should_stop, all=False)
-        elif may_wait:
-            return
+    def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> Check:
+        """Make a check; have its weights kept if it is the best, and stop training if it says so."""
+        check, history = super()._make_check(trainer, pl_module), self.engine.history
+        if trainer.fast_dev_run:
+            return check
+        if check.is_best and self._keeper is not None:
+            self._keeper.check = check
+        should_stop = trainer.strategy.reduce_boolean_decision(history.verdict.should_stop, all=False)  # all, or none
         # Nothing resets `trainer.should_stop`, so it is not set before `min_epochs` and `min_steps` allow a stop: the
         # score may recover by then.
-        if self._stop_is_due and _may_stop(trainer):
-            trainer.should_stop, self._stop_is_due = True, False
+        if should_stop and _may_stop(trainer):
+            trainer.should_stop = True
             self.stopped_epoch = trainer.current_epoch
             step = trainer.global_step if self.is_by_steps else None
             self.stopping_reason = history.why_stopped(trainer.current_epoch, step)
+        return check
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _end(self, reason: str) -> None:
         """Nothing here: `Ending` calls `_conclude`, when all other callbacks have had their turn."""
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._fail()  # all else is for `Ending`
 
     def _conclude(self, trainer: Trainer, exception: BaseException | None) -> None:
         """Restore the kept epoch, and say what was kept and why training ended; once."""

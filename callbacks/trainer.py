@@ -4,7 +4,9 @@
 else `lightning.pytorch`.
 """
 
+import copy
 import math
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,13 +20,18 @@ from lightning_utilities.core.rank_zero import rank_zero_only, rank_zero_warn
 from torch import Tensor, nn
 
 from bu_torch.internal import output
+from bu_torch.internal.logits import rows_at_once
 from bu_torch.internal.output import cleaned
-from bu_torch.internal.replica import gathered
+from bu_torch.internal.packing import Packing, call
+from bu_torch.internal.replica import gathered, has_lazy_layers, prepare_copy
 from bu_torch.rule.rules import STANDARD_ERROR
+from bu_torch.run.engine import Engine, UnfitLogitsError
 from bu_torch.run.history import describe_exception
 from bu_torch.run.processes import Processes, T
+from bu_torch.run.reader import NetworkReader, count_operations
 from bu_torch.run.record import check_plain
 from bu_torch.run.weights import load
+from bu_torch.samples.samples import Samples
 from bu_torch.signals.catalogue import SIGNALS
 
 _TREES = ("lightning.pytorch", "pytorch_lightning")
@@ -49,28 +56,31 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule as LightningModule
     from lightning.pytorch import Trainer as Trainer
     from lightning.pytorch.callbacks import Checkpoint as Checkpoint
-    from lightning.pytorch.callbacks import EarlyStopping as EarlyStopping
     from lightning.pytorch.callbacks import ModelCheckpoint as ModelCheckpoint
-    from lightning.pytorch.callbacks import StochasticWeightAveraging as StochasticWeightAveraging
-    from lightning.pytorch.callbacks import WeightAveraging as WeightAveraging
-    from lightning.pytorch.plugins.io import AsyncCheckpointIO as AsyncCheckpointIO
-    from lightning.pytorch.utilities.exceptions import MisconfigurationException as MisconfigurationException
 else:
     pl = import_module(TREE)
     Callback, LightningModule, Trainer = pl.Callback, pl.LightningModule, pl.Trainer
     Checkpoint, ModelCheckpoint = pl.callbacks.Checkpoint, pl.callbacks.ModelCheckpoint
-    EarlyStopping = pl.callbacks.EarlyStopping
-    StochasticWeightAveraging = pl.callbacks.StochasticWeightAveraging
-    WeightAveraging = pl.callbacks.WeightAveraging
-    AsyncCheckpointIO = pl.plugins.io.AsyncCheckpointIO
-    MisconfigurationException = import_module(f"{TREE}.utilities.exceptions").MisconfigurationException
 
 library: Any = pl  # for names that mypy does not find there
+EarlyStopping, WeightAveraging = library.callbacks.EarlyStopping, library.callbacks.WeightAveraging
+StochasticWeightAveraging = library.callbacks.StochasticWeightAveraging
+AsyncCheckpointIO = library.plugins.io.AsyncCheckpointIO
+MisconfigurationException: Any = import_module(f"{TREE}.utilities.exceptions").MisconfigurationException
 _BATCH_HOOKS = (
     *("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad"),
     *("on_before_backward", "on_after_backward", "on_before_optimizer_step"),
 )
 
+_BATCH_ELEMENTS = 2**16  # input values of one batch of a check, so that small inputs go through in few batches
+CHANGE_INPUTS = (
+    "Move the preparation of inputs from `training_step` into `forward`, or into `on_after_batch_transfer`; or pass"
+    " samples as the network takes them: `reference=(inputs, labels)`."
+)
+SEVERAL_TENSORS = (
+    "Name the tensors of a batch that `forward` takes, and no others, in its order: `input_key=[...]`, their keys or"
+    " places. If batches lack one, pass `reference=(inputs, labels)`, with inputs in a dict or a tuple of tensors."
+)
 WRAPPING = ("FSDPStrategy", "DeepSpeedStrategy")
 OUT_OF_REACH = (*WRAPPING, "XLAFSDPStrategy")  # their shards do not show which weights they hold
 SHARDED = (*OUT_OF_REACH, "ModelParallelStrategy")  # where no process has the whole network
@@ -114,16 +124,74 @@ class LightningProcesses(Processes):
         return self._strategy.broadcast(value)
 
 
-def set_batch_hooks(callback: Any, *, are_called: bool) -> None:
-    """Have Lightning call or skip the batch hooks that a callback has from this package; those of a subclass stay.
-
-    Lightning skips a hook that is None. Calls of idle hooks take a few percent of an epoch of a small network.
-    """
-    base = next(kind for kind in type(callback).__mro__ if kind.__module__.startswith("bu_torch."))
+def skip_empty_hooks(callback: Callback) -> None:
+    """Have Lightning skip the hooks of each batch that nobody has overridden: it does not call those that are None."""
     for name in _BATCH_HOOKS:
-        vars(callback).pop(name, None)
-        if not are_called and getattr(type(callback), name) is getattr(base, name):
+        if getattr(type(callback), name) is getattr(Callback, name):
             setattr(callback, name, None)
+
+
+class TrainerReader(NetworkReader):
+    """Reads a network in the precision of its trainer, and through the wrapper that gathers sharded weights."""
+
+    name, error = "`forward`", MisconfigurationException
+
+    def __init__(self, trainer: Trainer, engine: Engine, packing: Packing | None) -> None:
+        super().__init__(engine.settings, packing)
+        self.trainer = trainer
+
+    def read(self, network: Any, inputs: Any) -> Tensor:
+        with self.trainer.precision_plugin.forward_context():
+            return super().read(network, inputs)
+
+    def forward(self, network: Any, taken: Any) -> Any:
+        trainer = self.trainer
+        is_wrapped = type(trainer.strategy).__name__ in WRAPPING and network is trainer.lightning_module
+        forward: Any = trainer.model if is_wrapped else network
+        return call(forward, trainer.precision_plugin.convert_input(taken), of=network)
+
+    def n_rows(self, inputs: Any) -> int:
+        of_training: int = getattr(self.trainer.train_dataloader, "batch_size", None) or 1
+        return min(rows_at_once(inputs), max(1, _BATCH_ELEMENTS // inputs.shape[1:].numel(), of_training))
+
+    def try_few(self, model: Any, engine: Engine) -> None:
+        with misconfigured(UnfitLogitsError, before="`forward`: "):
+            super().try_few(model, engine)
+        embeds = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in model.modules())
+        if embeds and self.moves_integers(engine):  # its `forward` must round them
+            rank_zero_warn(
+                "The samples are integers, and the network has an `nn.Embedding`. If they are token ids, pass"
+                " `perturbation='tokens'`: otherwise they are moved like numbers, to ids of unrelated tokens."
+            )
+
+    def remedy(self, error: Exception, engine: Engine) -> str:
+        if "`output_key=` names" in str(error):
+            return ""
+        if isinstance(error, AttributeError) or re.search(r"(positional|keyword) arg", str(error)):
+            return f" {SEVERAL_TENSORS}"
+        return super().remedy(error, engine) or f" {CHANGE_INPUTS if self.packing is None else SEVERAL_TENSORS}"
+
+    def operations_of(self, model: Any, samples: Samples) -> int:
+        can_run = can_be_passed(self.trainer, model)
+        return super().operations_of(model, samples) if can_run else count_operations(model)
+
+
+def can_be_passed(trainer: Trainer, pl_module: LightningModule) -> bool:
+    """Whether the module can be run before training."""
+    return type(trainer.strategy).__name__ not in SHARDED and not has_lazy_layers(pl_module)
+
+
+@prepare_copy.register
+def _ignore_logs(copied: LightningModule, module: nn.Module) -> None:
+    """Let a copy ignore what it logs: it would enter the epoch's mean, or be refused in the hook of a check."""
+    vars(copied)["log"] = _log_nothing
+    if (trainer := vars(module)["_trainer"]) is not None:
+        copied._trainer = silent = copy.copy(trainer)
+        silent.loggers = [library.loggers.logger.DummyLogger() for _ in silent.loggers]
+
+
+def _log_nothing(*_: object, **__: object) -> None:  # no lambda, because a callback that holds a copy may be pickled
+    pass
 
 
 def has_callback(trainer: Trainer, kind: type) -> bool:

@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader
 
-from bu_torch.run.plan import operations_of, plan_for
+from bu_torch.run.plan import plan_for
+from bu_torch.run.reader import NetworkReader
 from bu_torch.run.settings import Settings
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
 from bu_torch.samples.batches import NO_KEYS, Keys
@@ -33,7 +34,8 @@ def make_stopper(
         if are_tokens and not first.is_random and settings.perturbation is None:
             options["perturbation"] = "tokens"
             settings = Settings(**options)
-        n_samples = plan_for(settings, first, operations_of(network, first, settings)).n_samples
+        n_operations = NetworkReader(settings, first.packing).operations_of(network, first)
+        n_samples = plan_for(settings, first, n_operations).n_samples
         samples = read(lambda n_training: n_samples)
     except UnreadableError as error:
         raise ValueError(f"Training data: {error}") from error

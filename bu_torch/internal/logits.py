@@ -46,14 +46,17 @@ def read_logits(
     return logits
 
 
-def logits_at(
-    network: Callable[[Tensor], Any], inputs: Any, batch_size: int = _BATCH, *, output_key: str | int | None = None
-) -> Tensor:
+def logits_at(network: Callable[[Tensor], Any], inputs: Any, batch_size: int = _BATCH) -> Tensor:
     """Logits (n, J) at `inputs` (n, ...), in batches, of a copy from `evaluation_copy`, which a pass may change."""
     check_callable(network)
+    batch_size = min(batch_size, rows_at_once(inputs))
+    return in_batches(lambda batch: network(as_taken(network, batch)), inputs, batch_size)
+
+
+def rows_at_once(inputs: Any) -> int:
+    """Rows of a batch that a network gets at once: fewer if they are large."""
     n_values = _BATCH_ELEMENTS if inputs.is_floating_point() else _BATCH_TOKENS
-    batch_size = min(batch_size, max(_LEAST_BATCH, n_values // max(1, inputs.shape[1:].numel())))
-    return in_batches(lambda batch: network(as_taken(network, batch)), inputs, batch_size, key=output_key)
+    return min(_BATCH, max(_LEAST_BATCH, n_values // max(1, inputs.shape[1:].numel())))
 
 
 def in_batches(

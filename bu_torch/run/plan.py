@@ -1,29 +1,13 @@
 """Number of samples that a check uses, by its price in forward passes; not timed, so that runs repeat."""
 
-import logging
 import math
 import sys
-import warnings
-from collections.abc import Callable
-from contextlib import ExitStack
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
-from torch import nn
-from torch.nn.parameter import is_lazy
-from torch.utils.flop_counter import FlopCounterMode
-
-from bu_torch.internal.inputs import as_floats
-from bu_torch.internal.logits import logits_at, packed_model
-from bu_torch.internal.replica import evaluation_copy
-from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.settings import Settings
 from bu_torch.samples.reading import may_be_read_again
 from bu_torch.samples.samples import IGNORED, Samples
 from bu_torch.signals.catalogue import SIGNALS
-
-_log = logging.getLogger(__name__)
 
 MAX_DRAWS = 4  # more do not help (docs/limits.md)
 AUTO_SHARE = 0.15  # share of an epoch's samples; the floor below may exceed it
@@ -96,47 +80,3 @@ def describe_ignored(n_ignored: int) -> str:
     """Warning about samples that are left out; "" if there are none."""
     line = f"{n_ignored} samples have the label {IGNORED}, which torch's losses ignore: they are left out."
     return line if n_ignored else ""
-
-
-def operations_of(model: object, samples: Samples, settings: Settings) -> int:
-    """Operations of a pass of one sample; 0 for a model that is no module."""
-    if not isinstance(model, nn.Module):
-        return 0
-    keeps_dtype = samples.packing is not None or keeps_integers(settings.perturbation) or samples.is_random
-    sample = samples.inputs[:1] if keeps_dtype else as_floats(samples.inputs[:1])
-    with evaluation_copy(model) as network:
-        taker = packed_model(network, samples.packing)
-        return count_operations(network, partial(logits_at, taker, sample, output_key=settings.output_key))
-
-
-def count_operations(module: nn.Module, forward: Callable[[], object] | None = None) -> int:
-    """Count floating-point operations of a forward pass of one sample: at least two for each weight.
-
-    A convolution uses each weight many times, an embedding only a few of its rows. A recurrent layer uses each weight
-    once a step of the sequence, and torch cannot count it on every device. `forward` passes one sample through
-    `module`, whose layers get hooks, so it must be a copy.
-    """
-    multiplied = [layer for layer in module.modules() if not isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
-    weights = {id(weight): weight for layer in multiplied for weight in layer.parameters(recurse=False)}
-    of_weights = 2 * sum(weight.numel() for weight in weights.values() if not is_lazy(weight))
-    if forward is None:
-        return of_weights
-    counter, recurrent = FlopCounterMode(display=False), [0]
-
-    def count_steps(layer: nn.RNNBase, args: tuple[Any, ...], output: object) -> None:
-        inputs = args[0].data if isinstance(args[0], nn.utils.rnn.PackedSequence) else args[0]
-        recurrent.append(2 * inputs.numel() // layer.input_size * sum(weight.numel() for weight in layer.parameters()))
-
-    try:
-        with ExitStack() as stack, warnings.catch_warnings(), counter:
-            warnings.simplefilter("ignore")  # the counter's hooks warn
-            for layer in (part for part in module.modules() if isinstance(part, nn.RNNBase)):
-                stack.enter_context(layer.register_forward_hook(count_steps))
-            # The counter does not see into a transformer's fused kernel, so the separate layers run instead.
-            stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
-            torch.backends.mha.set_fastpath_enabled(False)
-            forward()
-    except Exception as error:  # the user's code may raise anything; a check will raise it again
-        _log.debug("Operations are not counted: %s: %s", type(error).__name__, error)
-        return of_weights
-    return max(of_weights, counter.get_total_flops(), sum(recurrent))

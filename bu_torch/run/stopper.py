@@ -8,21 +8,21 @@ from typing import Any, Self, Unpack
 from torch import Tensor, distributed, nn
 
 from bu_torch.internal.inputs import check_integer
-from bu_torch.internal.logits import device_of, logits_at, packed_model
+from bu_torch.internal.logits import device_of
 from bu_torch.internal.output import showing_progress
-from bu_torch.internal.replica import evaluation_copy, has_shards
+from bu_torch.internal.replica import has_shards
 from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.engine import Engine, Results
 from bu_torch.run.history import describe_exception
-from bu_torch.run.plan import operations_of, plan_for
+from bu_torch.run.plan import plan_for
 from bu_torch.run.prepare import TrainingData
 from bu_torch.run.processes import TorchProcesses
+from bu_torch.run.reader import NetworkReader
 from bu_torch.run.settings import Settings, SettingsDict
 from bu_torch.run.weights import copied, load, state_of_kept, weights_in
 from bu_torch.samples.reading import ASKED_TO_READ, WITHOUT_READING
 from bu_torch.samples.samples import Samples, whole_samples
 
-_FEW = 32  # samples
 _CHECKS_ALONE = (
     "This process checks alone, of several that train. Buffers of BatchNorm differ among them, so that others may keep"
     " other weights, or go on and wait for this one for ever. Pass `process_group=torch.distributed.group.WORLD` in all"
@@ -98,6 +98,7 @@ class BoundaryUncertaintyStopper(Results):
         if folder is not None and not isinstance(folder, str | Path):
             raise TypeError(f"`folder` must be a path or None, got {type(folder).__name__}.")
         self.folder = folder
+        self._reader = NetworkReader(self.settings, self._samples.packing)
         self.has_progress_bar = True
         self.engine = Engine(self.settings)
         if process_group is not None:
@@ -151,7 +152,7 @@ class BoundaryUncertaintyStopper(Results):
         self._is_concluded = False
         if engine.prepared is None:
             self._prepare(model)
-        check = engine.check(model, self._read_logits, epoch, step)
+        check = engine.check(model, self._reader.read, epoch, step)
         if check.is_best:
             self._weights = copied(check.weights or engine.state_to_keep(model))
             engine.history.keep(check.entry)
@@ -166,20 +167,7 @@ class BoundaryUncertaintyStopper(Results):
             ValueError: If the samples are not fit for the method, or the model for them.
         """
         self._prepare(model)
-        engine = self.engine
-
-        def logits() -> Tensor:
-            few = next(iter(engine.inputs.split(_FEW)))
-            try:
-                with evaluation_copy(model) as network:
-                    return self._read_logits(network, few)
-            except Exception as error:  # the user's code may raise anything
-                raise ValueError(
-                    f"A check of bu-torch calls the network with inputs of shape {tuple(few.shape)} as batches hold"
-                    f" them, without labels and without gradient, and needs logits: {type(error).__name__}: {error}"
-                ) from error
-
-        engine.processes.on_logits(logits, engine.check_columns)
+        self._reader.try_few(model, self.engine)
 
     def restore(self, model: nn.Module) -> None:
         """Load the kept epoch's weights into the model, or into the network that it wraps or is wrapped in.
@@ -263,10 +251,6 @@ class BoundaryUncertaintyStopper(Results):
             except Exception as error:  # a damaged state may raise anything
                 self.engine.warn(self.engine.history.forget_kept(error))
 
-    def _read_logits(self, network: Any, inputs: Any) -> Tensor:
-        taker = packed_model(network, self._samples.packing)
-        return logits_at(taker, inputs, output_key=self.settings.output_key).to(inputs.device)
-
     def _prepare(self, model: object) -> None:
         engine, samples, settings, started = self.engine, self._samples, self.settings, time.perf_counter()
         has_group = distributed.is_available() and distributed.is_initialized()
@@ -277,7 +261,8 @@ class BoundaryUncertaintyStopper(Results):
         module = model if isinstance(model, nn.Module) and settings.feature_extractor is not None else None
 
         def read() -> TrainingData:
-            return TrainingData(samples, plan_for(settings, samples, operations_of(model, samples, settings)), module)
+            n_operations = self._reader.operations_of(model, samples)
+            return TrainingData(samples, plan_for(settings, samples, n_operations), module)
 
         with showing_progress(self.has_progress_bar):
             is_the_same = engine.prepare(read, device_of(model, samples.inputs))

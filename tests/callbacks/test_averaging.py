@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from problems import Plain, Weights, averages_of, blobs, close, cut, in_order, same
+from problems import Plain, Weights, averages_of, blobs, close, in_order, same
 from problems import fit_again as fit
 from torch import nn
 
@@ -31,18 +31,14 @@ def test_the_file_holds_the_average_and_loads_as_any_other(tmp_path, is_of_weigh
     raw = saved.get("raw_state_dict", {})
     assert close(raw, {name: weights.of_epoch[own.best_epoch][name] for name in raw})
     assert is_of_weights_alone or raw.keys() == {n for n, v in saved["state_dict"].items() if v.is_floating_point()}
+    assert is_of_weights_alone != bool({"callbacks", "optimizer_states", "lr_schedulers"} & saved.keys())
     assert same(Plain.load_from_checkpoint(own.best_model_path).state_dict(), saved["state_dict"])
     (tested,) = made.test(module, in_order(), ckpt_path="best", verbose=False)
     logits = module.eval()(blobs()[0])
     assert tested["test_loss"] == pytest.approx(float(nn.functional.cross_entropy(logits, blobs()[1])), abs=1e-5)
-
-
-@pytest.mark.parametrize("averaging", [PAST, None])
-def test_a_checkpoint_of_the_users_holds_the_weights_of_training(tmp_path, averaging):
-    own, weights = stopping(averaging=averaging, restore_best_weights=False), Weights()
-    content = torch.load(cut(tmp_path, own, weights, again=True, max_epochs=6), weights_only=True)
-    assert same(content["state_dict"], weights.of_epoch[5])
-    assert "raw_state_dict" not in content
+    if is_of_weights_alone:
+        with pytest.raises(KeyError):
+            fit(tmp_path, stopping(), ckpt_path=own.best_model_path)
 
 
 @pytest.mark.filterwarnings("ignore:The run resumes with averaging=None", "ignore:Patience and the best epoch")

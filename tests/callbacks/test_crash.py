@@ -93,14 +93,3 @@ def test_an_error_of_a_rule_is_told_and_its_check_does_not_count(tmp_path):
         run_of(tmp_path, stopping, max_epochs=4)
     assert [entry["broken"] for entry in stopping.history] == [1, 2]
     assert (stopping.best_epoch, stopping.summary["score"]) == (1, 2)
-
-
-def test_settings_may_be_changed_after_ctrl_c(tmp_path):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    stopping = BoundaryUncertaintyStopping(n_neighbors=10)
-    with pytest.raises(SystemExit):
-        run_of(tmp_path, stopping, LambdaCallback(on_train_epoch_end=interrupt), max_epochs=2)
-    stopping.patience = 3
-    assert stopping.patience == 3

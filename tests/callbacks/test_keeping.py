@@ -111,19 +111,6 @@ class TestFiles:
         assert content["optimizer_states"][0]["param_groups"][0]["lr"] == scheduler["_last_lr"][0]
 
 
-class TestWeightsOnly:
-    def test_the_file_is_put_back_and_tested_but_not_resumed_from(self, tmp_path):
-        own, module = scripted(save_weights_only=True), Classifier()
-        made, weights = fit(tmp_path, own, module=module)
-        content = torch.load(own.best_model_path, weights_only=True)
-        assert not {"callbacks", "optimizer_states", "lr_schedulers"} & content.keys()
-        assert content["epoch"] == own.best_epoch == 1
-        assert same(weights_of(module), weights[1])
-        made.test(dataloaders=loader(*blobs()), ckpt_path="best", verbose=False)
-        with pytest.raises(KeyError):
-            fit(tmp_path, scripted(), ckpt_path=own.best_model_path)
-
-
 class Wrong(Classifier):
     """Unlearns: each step leads away from the labels."""
 

@@ -44,6 +44,17 @@ class Resumable:
         self.place = state_dict["place"]
 
 
+class Validated(Plain):
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", torch.nn.functional.cross_entropy(self(batch[0]), batch[1]))
+
+    def val_dataloader(self):
+        return loader(*blobs(seed=1))
+
+    def predict_step(self, batch, batch_idx):
+        return self(batch[0])
+
+
 @dataclass(frozen=True)
 class Row:
     """Scores of the checks, and what becomes of the training: steps of kept check and end; four are an epoch."""
@@ -77,14 +88,13 @@ ROWS = {
     "to the end": Row([0.1, 0.3, 0.2, 0.4, 0.3], 16, 24, UNTIL),
     "min_delta": Row([0.5, 0.55, 0.6, 0.62], 12, 12, settings={"patience": 2, "min_delta": 0.2}),
     "min_steps long over": Row([0.9, 0.1], 4, 8, settings=AT_ONCE, options={"min_steps": 8}),
-    "min_steps within an epoch": Row([0.9, 0.1], 4, 10, settings=AT_ONCE, options={"min_steps": 10}, checks=(4, 8, 10)),
+    "min_steps within an epoch": Row([0.9, 0.1], 4, 12, settings=AT_ONCE, options={"min_steps": 10}, **OWN),
     "min_steps at its end": Row([0.9, 0.1], 4, 12, settings=AT_ONCE, options={"min_steps": 12}),
-    "min_steps after it": Row([0.9, 0.1], 4, 14, settings=AT_ONCE, options={"min_steps": 14}, checks=(4, 8, 12, 14)),
     "min_epochs": Row([0.9, 0.1], 4, 16, settings=AT_ONCE, options={"min_epochs": 4}),
     "recovers before min_steps": Row([0.5, 0.1, 0.9, 0.1], 12, 16, settings=AT_ONCE, options={"min_steps": 12}, **OWN),
     "recovers before min_epochs": Row([0.1, NAN, 0.2], 12, 24, UNTIL, options={"min_epochs": 4}, **OWN),
     "every second epoch": Row(
-        [0.5, 0.5], 8, 20, settings=AT_ONCE | {"every_n_epochs": 2}, options={"min_steps": 20}, checks=(8, 16), **OWN
+        [0.5, 0.5], 8, 24, "given", AT_ONCE | {"every_n_epochs": 2}, {"min_steps": 20}, (8, 16, 24), **OWN
     ),
     "each step": Row([0.1, 0.3, 0.2, 0.9, 0.5], 4, 8, UNTIL_TWO, BY_STEPS, TWO, tuple(range(1, 9)), **OWN),
     "steps across epochs": Row(
@@ -100,6 +110,15 @@ ROWS = {
         [0.1, 0.9, 0.5], 6, 8, "`max_epochs=1`", {"every_n_train_steps": 3}, {"max_epochs": 1}, (4, 6), **OWN,
         module=lambda: TwoOptimizers(normed()),
     ),
+    **{
+        f"validated, {name}": Row([0.5, 0.9, 0.1], 8, 12, "given", AT_ONCE, when, **OWN, module=Validated)
+        for name, when in (
+            ("within epochs", {"val_check_interval": 0.5}),
+            ("every third epoch", {"check_val_every_n_epoch": 3}),
+            ("never", {"limit_val_batches": 0}),
+            ("across epochs", {"val_check_interval": 3, "check_val_every_n_epoch": None}),
+        )
+    },
     "patience of steps": Row(
         [0.1, 0.5, 0.4], 4, 10, "step 10", {"every_n_train_steps": 2, "patience": 3}, {}, (2, 4, 6, 8, 10), **OWN
     ),
@@ -230,17 +249,6 @@ class TestResume:
         assert same(module.state_dict(), look.of_epoch[1])
 
 
-class Validated(Classifier):
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", torch.nn.functional.cross_entropy(self(batch[0]), batch[1]))
-
-    def val_dataloader(self):
-        return loader(*blobs(seed=1))
-
-    def predict_step(self, batch, batch_idx):
-        return self(batch[0])
-
-
 class TestEnds:
     """The kept weights are back however training ends, and the reason is said."""
 
@@ -338,18 +346,6 @@ class TestOutsideAFit:
             made.predict(module, data, ckpt_path=path)
         assert state() == before
         assert same(module.state_dict(), weights)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"val_check_interval": 0.5}, {"check_val_every_n_epoch": 3}, {"limit_val_batches": 0},
-     {"val_check_interval": 3, "check_val_every_n_epoch": None}],
-)  # fmt: skip
-def test_a_check_ends_each_epoch_whenever_the_module_is_validated(tmp_path, options):
-    own = scripted([0.5, 0.9, 0.1], patience=2)
-    fit(tmp_path, own, module=Validated(), max_epochs=10, **options)
-    assert [entry["epoch"] for entry in own.history] == [0, 1, 2, 3]
-    assert (own.best_epoch, own.stopped_epoch) == (1, 3)
 
 
 def test_as_published_the_largest_uncertainty_of_all_samples_and_of_the_weights_as_they_are_is_kept(tmp_path):

@@ -72,7 +72,7 @@ RECIPES = {
                       lambda shown: {"boundary_uncertainty", "trust_score", "vote_agreement"} <= set(shown)),
     "mlflow_local": (("mlflow",), {"epochs": 2}, lambda found: all(0 <= value <= 1 for value in found)),
     "frozen_backbone": (("torchvision",), {"epochs": 2}, lambda one: one.history[-1]["vote_agreement"] > 0.45
-                        and type(one.settings.feature_extractor.fc) is torch.nn.Identity),
+                        and type(one.feature_extractor.fc) is torch.nn.Identity),
     "fine_tuning": ((), {"runs": 1}, lambda errors: errors["kept"] <= errors["last"] + 0.02),
     "text_tokens": ((), {}, lambda errors: errors["kept"] < 0.25 and errors["kept"] <= errors["last"] + 0.02),
     "text_embeddings": (("transformers",), {"epochs": 60}, lambda found: found[0]["kept"] < 0.1),
@@ -121,10 +121,9 @@ def test_lightning_cli(recipe, tmp_path):
     options += [f"--trainer.callbacks.{name}={value}" for name, value in given.items()]
     run = recipe("lightning_cli").main(["fit", f"--config={config}", *options])
     stopping = run.trainer.callbacks[0]
-    settings = stopping.settings
     assert type(stopping) is bu_torch.BoundaryUncertaintyStopping
-    assert (settings.patience, settings.rule, len(stopping.history)) == (15, "expected_accuracy", 3)
-    assert (settings.n_neighbors, settings.n_draws, stopping.save_weights_only) == (20, None, True)
+    assert (stopping.patience, stopping.rule, len(stopping.history)) == (15, "expected_accuracy", 3)
+    assert (stopping.n_neighbors, stopping.n_draws, stopping.save_weights_only) == (20, None, True)
     assert stopping.best_model_path.startswith(str(tmp_path / "mine" / f"epoch={stopping.best_epoch}-"))
     assert "class_path: bu_torch.callbacks.BoundaryUncertaintyStopping" in (tmp_path / "config.yaml").read_text()
 

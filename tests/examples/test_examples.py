@@ -122,7 +122,7 @@ def test_fashion_mnist_stops_on_images(load, capsys, monkeypatch, options):
     stopping = example.main(["--smoke", *options])
     said = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines() if ": " in line)
     assert said["kept epoch"] == str(stopping.best_epoch)
-    assert (stopping.settings.feature_extractor is not None) == bool(options)
+    assert (stopping.feature_extractor is not None) == bool(options)
 
 
 @pytest.mark.parametrize("seed", ["0", "1"])
