@@ -1,4 +1,4 @@
-"""The weights of the best check, in a file of this run's own or in memory, and how they are put back.
+"""The weights of the best check in a file of this run's own, and how they are put back.
 
 `FileKeeper` is a subclass of Lightning's `ModelCheckpoint`, which by itself would read stale values between checks,
 share a state key with the user's own, and forget the best score when a resumed run writes to a new folder.
@@ -22,7 +22,6 @@ from bu_torch.callbacks.trainer import (
     SHARDED,
     AsyncCheckpointIO,
     Callback,
-    Checkpoint,
     LightningModule,
     ModelCheckpoint,
     Trainer,
@@ -36,13 +35,10 @@ from bu_torch.internal.replica import gathered, replaced_in_place
 from bu_torch.run.engine import Check, Engine
 from bu_torch.run.history import place_of
 from bu_torch.run.weights import (
-    copied,
     few_names,
     load,
     named_weights,
     optimizers_in_training,
-    state_of_kept,
-    weights_in,
 )
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.metrics import THRESHOLD
@@ -55,55 +51,45 @@ class InternalCallback(Callback):
         skip_empty_hooks(self)
 
 
-class Keeper(InternalCallback):
-    """Base of both keepers: the hooks in which they keep weights, and the state of a run that resumes."""
+class FileKeeper(InternalCallback, ModelCheckpoint):
+    """Lightning's `ModelCheckpoint` by the score of each check, with one file under a name of its own."""
 
-    best_model_path: str
-
-    def __init__(self, engine: Engine, *, is_by_steps: bool) -> None:
-        super().__init__()
-        self.engine = engine
+    def __init__(
+        self, engine: Engine, written: set[str], token: str, *, is_by_steps: bool, filename: str | None, **options: Any
+    ) -> None:
+        ModelCheckpoint.__init__(
+            self,
+            monitor=engine.history.score_name,
+            mode="max",
+            save_on_train_epoch_end=True,
+            filename=f"{filename or 'boundary-{epoch}-{step}'}-{token}",
+            **options,
+        )
+        InternalCallback.__init__(self)
         if not is_by_steps:
             self.__dict__["on_train_batch_end"] = None  # Lightning does not call it
+        self.engine = engine
         self.check: Check | None = None  # the best check, until its weights are kept
+        places = dict.fromkeys(("epoch", "step"), torch.tensor(0))
+        example = "'{epoch}-{expected_accuracy:.3f}'"
+        before = f"`filename` must be a template as `ModelCheckpoint` takes, such as {example}, got {filename!r}: "
+        with misconfigured(AttributeError, IndexError, KeyError, TypeError, ValueError, before=before):
+            self.format_checkpoint_name(places | dict.fromkeys(SIGNALS, torch.tensor(0.5).double()))
+        self.written = written  # files of this process, in all fits of the callback
+        self.is_saving = False
+        self._raw: dict[str, Tensor] = {}  # weights of training, while averaged shards are in their place
 
     @property
     def state_key(self) -> str:
         return type(self).__qualname__
 
-    @property
-    def has_weights(self) -> bool:
-        raise NotImplementedError
-
-    def keep(self, trainer: Trainer, check: Check) -> None:
-        """Keep the weights of the check that was made in this hook."""
-        raise NotImplementedError
-
-    def load_best(self, state_dict: dict[str, Any]) -> None:
-        """Take over the best of a run that resumes; raises, and changes nothing, if it is not there."""
-        raise NotImplementedError
-
-    def restore(self, trainer: Trainer) -> str:
-        """Put the kept weights into the module; "in the model" or "partly in the model"; raises if they do not fit."""
-        raise NotImplementedError
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self.engine.history.kept is not None and not self.engine.is_over:
-            try:
-                self.load_best(state_dict)
-            except Exception as error:  # a damaged state may raise anything
-                rank_zero_warn(self.engine.history.forget_kept(error))
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == FITTING and self.engine.is_over:  # its owner has left the trainer, or would have made a new keeper
             trainer.callbacks = [callback for callback in trainer.callbacks if callback is not self]
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_start(trainer, pl_module)
-        history = self.engine.history
-        if not (history.kept is None or self.has_weights or self.engine.is_over):
-            rank_zero_warn(history.forget_kept())
+        folder = str(self.dirpath).removeprefix("file://")
+        if self.dirpath is not None and "://" not in folder:  # a logger or the user may give a relative one
+            self.dirpath: Any = str(Path(folder).absolute())
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         self._keep_check(trainer)
@@ -118,7 +104,7 @@ class Keeper(InternalCallback):
         before = history.keep(self.check.entry)  # the state in the file says so, too
         try:
             with self.engine.record.counting("saving_seconds"):
-                self.keep(trainer, self.check)
+                self._keep(trainer, self.check)
         except BaseException as error:  # Ctrl-C, or whatever a writer raises
             history.keep(before)
             if not isinstance(error, OSError) or trainer.world_size > 1:  # other processes wait within Lightning
@@ -131,51 +117,17 @@ class Keeper(InternalCallback):
         finally:
             self.check = None  # its weights take as much memory as the network
 
-
-class FileKeeper(Keeper, ModelCheckpoint):
-    """Lightning's `ModelCheckpoint` by the score of each check, with one file under a name of its own."""
-
-    def __init__(
-        self, engine: Engine, written: set[str], token: str, *, is_by_steps: bool, filename: str | None, **options: Any
-    ) -> None:
-        ModelCheckpoint.__init__(
-            self,
-            monitor=engine.history.score_name,
-            mode="max",
-            save_on_train_epoch_end=True,
-            filename=f"{filename or 'boundary-{epoch}-{step}'}-{token}",
-            **options,
-        )
-        Keeper.__init__(self, engine, is_by_steps=is_by_steps)
-        places = dict.fromkeys(("epoch", "step"), torch.tensor(0))
-        example = "'{epoch}-{expected_accuracy:.3f}'"
-        before = f"`filename` must be a template as `ModelCheckpoint` takes, such as {example}, got {filename!r}: "
-        with misconfigured(AttributeError, IndexError, KeyError, TypeError, ValueError, before=before):
-            self.format_checkpoint_name(places | dict.fromkeys(SIGNALS, torch.tensor(0.5).double()))
-        self.written = written  # files of this process, in all fits of the callback
-        self.is_saving = False
-        self._raw: dict[str, Tensor] = {}  # weights of training, while averaged shards are in their place
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        folder = str(self.dirpath).removeprefix("file://")
-        if self.dirpath is not None and "://" not in folder:  # a logger or the user may give a relative one
-            self.dirpath: Any = str(Path(folder).absolute())
-
-    @property
-    def has_weights(self) -> bool:
-        return bool(self.best_model_path)
-
-    def _set_best(self, path: str, score: Tensor | None) -> None:
+    def set_best(self, path: str, score: Tensor | None) -> None:
+        """Name the best file; "" if there is none."""
         self.best_model_path = self.kth_best_model_path = path
         self.best_model_score = self.kth_value = self.current_score = score
         self.best_k_models = {} if score is None else {path: score}
 
-    def keep(self, trainer: Trainer, check: Check) -> None:
+    def _keep(self, trainer: Trainer, check: Check) -> None:
         values = {name: _on_cpu(value) for name, value in check.entry.items() if name not in ("epoch", "step")}
         path: str = self._get_metric_interpolated_filepath_name(self._monitor_candidates(trainer) | values, trainer)
         earlier, earlier_score = self.best_model_path, self.best_model_score
-        self._set_best(path, values[self.monitor])
+        self.set_best(path, values[self.monitor])
         try:
             self._save(trainer, path, {} if check.weights else self.engine.averages(trainer.lightning_module))
             for logger in trainer.loggers if trainer.is_global_zero else ():
@@ -186,7 +138,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
                 left = cleaned(earlier)
                 self.engine.detail(f"bu-torch leaves the best checkpoint of an earlier run where it is: {left}")
         except BaseException:  # Ctrl-C, or whatever a writer raises
-            self._set_best(earlier, earlier_score)
+            self.set_best(earlier, earlier_score)
             raise
 
     def _save(self, trainer: Trainer, path: str, shards: dict[str, Tensor]) -> None:
@@ -220,15 +172,18 @@ class FileKeeper(Keeper, ModelCheckpoint):
         if THRESHOLD in self.check.entry:
             checkpoint[THRESHOLD] = self.check.entry[THRESHOLD]
 
-    def load_best(self, state_dict: dict[str, Any]) -> None:
-        path, score = str(state_dict["best_model_path"]), state_dict["best_model_score"]
-        if not path or score is None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the best file of a run that resumes; nothing else in the state is needed or trusted."""
+        history = self.engine.history
+        if history.kept is None or self.engine.is_over:
             return
-        if not self._is_there(path):
-            raise FileNotFoundError(f"there is no file {path}")
-        # A resumed run usually writes to a new folder; the best so far stays the one to beat. Nothing else in the state
-        # is needed or trusted.
-        self._set_best(path, _on_cpu(score))
+        try:
+            path, score = str(state_dict["best_model_path"]), state_dict["best_model_score"]
+            if path and not self._is_there(path):
+                raise FileNotFoundError(f"there is no file {path}")
+            self.set_best(path, _on_cpu(score))
+        except Exception as error:  # a damaged state may raise anything
+            rank_zero_warn(history.forget_kept(error))
 
     def _is_there(self, path: str) -> bool:
         """Whether it is a local file or folder of shards, or a file in the remote store of this run."""
@@ -238,7 +193,7 @@ class FileKeeper(Keeper, ModelCheckpoint):
         return Path(path).is_absolute() and (Path(path).is_file() or Path(path).is_dir())
 
     def restore(self, trainer: Trainer) -> str:
-        """Put them back; a file of an earlier process is read only as plain data."""
+        """Put the kept weights into the module, as `load_kept` does; a file of others is read as plain data alone."""
         path, is_own, strategy = self.best_model_path, self.best_model_path in self.written, trainer.strategy
         module, are_shards = trainer.lightning_module, type(strategy).__name__ in SHARDED
         if Path(path).is_dir() and not (is_own or Path(trainer.ckpt_path or os.devnull).is_dir()):
@@ -255,35 +210,11 @@ class FileKeeper(Keeper, ModelCheckpoint):
         if are_shards:
             strategy.load_model_state_dict(checkpoint, strict=False)
             return "in the model"
-        return _load(module, checkpoint["state_dict"], path, allow_missing=is_own or not module.strict_loading)
+        return load_kept(module, checkpoint["state_dict"], path, allow_missing=is_own or not module.strict_loading)
 
 
 def _on_cpu(value: Any) -> Tensor:
     return torch.tensor(float(value), dtype=torch.float64, device="cpu")
-
-
-class MemoryKeeper(Keeper, Checkpoint):
-    """Keeps the best weights in memory, for a trainer that writes no checkpoints."""
-
-    best_model_path = ""
-
-    weights: dict[str, Any] | None = None
-
-    @property
-    def has_weights(self) -> bool:
-        return self.weights is not None
-
-    def keep(self, trainer: Trainer, check: Check) -> None:
-        self.weights = copied(check.weights or self.engine.state_to_keep(trainer.lightning_module))
-
-    def state_dict(self) -> dict[str, Any]:
-        return state_of_kept(self.weights or {}, self.engine.history.kept)
-
-    def load_best(self, state_dict: dict[str, Any]) -> None:
-        self.weights = weights_in(state_dict)
-
-    def restore(self, trainer: Trainer) -> str:
-        return _load(trainer.lightning_module, self.weights or {}, "", allow_missing=True)
 
 
 class Ending(InternalCallback):
@@ -305,14 +236,14 @@ class Ending(InternalCallback):
         self._conclude(trainer, exception)
 
 
-def restore(trainer: Trainer, keeper: Keeper) -> str:
-    """Put the weights of the kept check into the module; return where they are: "in the model", partly or not.
+def restore(trainer: Trainer, keeper: FileKeeper | None, weights: dict[str, Any]) -> str:
+    """Put the kept weights into the module, from a file or from memory; return where they are: "in the model" or not.
 
     A failure is only a warning: the training is over, and has succeeded.
     """
     module, name = trainer.lightning_module, type(trainer.strategy).__name__
-    path = cleaned(keeper.best_model_path)
-    is_read_by_all = name in SHARDED and isinstance(keeper, FileKeeper)  # collectively, so not after Ctrl-C
+    path = "" if keeper is None else cleaned(keeper.best_model_path)
+    is_read_by_all = name in SHARDED and keeper is not None  # collectively, so not after Ctrl-C
     if name in OUT_OF_REACH or (is_read_by_all and trainer.interrupted):
         rank_zero_warn(f"{name} shards the weights, so those of the kept epoch are not restored: they are in {path}.")
         return "not in the model"
@@ -320,7 +251,7 @@ def restore(trainer: Trainer, keeper: Keeper) -> str:
         optimizer.eval()
     before = {n: copy.deepcopy(value) for n, value in module.state_dict().items()} if is_read_by_all else {}
     try:
-        return keeper.restore(trainer)
+        return keeper.restore(trainer) if keeper else load_kept(module, weights, "", allow_missing=True)
     except Exception as error:  # a damaged or crafted file may raise anything, and must not end the fit
         if before:
             module.load_state_dict(before, strict=False)
@@ -337,8 +268,8 @@ def restore(trainer: Trainer, keeper: Keeper) -> str:
         return "not in the model"
 
 
-def _load(module: LightningModule, saved: dict[str, Any], path: str, *, allow_missing: bool) -> str:
-    """Load weights; those that were not saved stay as they are in the module."""
+def load_kept(module: LightningModule, saved: dict[str, Any], path: str, *, allow_missing: bool) -> str:
+    """Load weights; those that were not saved stay as they are: then these are "partly in the model"."""
     try:
         unfit = load(module, saved, allow_missing=allow_missing)
     except ValueError as error:

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from bu_torch.callbacks.keeper import Ending, FileKeeper, InternalCallback, Keeper, MemoryKeeper, restore
+from bu_torch.callbacks.keeper import Ending, FileKeeper, InternalCallback, restore
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.samples import Reference
 from bu_torch.callbacks.trainer import (
@@ -28,6 +28,7 @@ from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.engine import Check
 from bu_torch.run.settings import AVERAGING, Settings
+from bu_torch.run.stopper import KeptWeights
 from bu_torch.samples.batches import InputKey
 from bu_torch.samples.samples import ClassWeight
 
@@ -146,7 +147,8 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     def _begin(self, settings: Settings) -> None:
         super()._begin(settings)
         self.stopping_reason, self.stopped_epoch = "", None
-        self._keeper: Keeper | None = None
+        self._keeper: FileKeeper | None = None  # None if the trainer writes no files
+        self._kept = KeptWeights(self.engine)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -159,7 +161,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             )
         self._install(trainer, pl_module)
 
-    def _install(self, trainer: Trainer, pl_module: LightningModule) -> Keeper:
+    def _install(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put a keeper and an `Ending` into `trainer.callbacks`, in place of those of an earlier fit.
 
         The keeper takes the place of the checkpoint that Lightning adds by default, too, or loggers would upload that.
@@ -174,32 +176,42 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
                 " `ModelCheckpoint(save_last=True)`."
             )
         options = {name: getattr(self, name) for name in ("dirpath", "filename", "save_weights_only")}
-        keeper: Keeper
-        if any(not isinstance(callback, MemoryKeeper) for callback in trainer.checkpoint_callbacks):
+        if trainer.checkpoint_callbacks:
             token = trainer.strategy.broadcast(secrets.token_hex(3))  # no other run in the folder has it
             keeper = FileKeeper(self.engine, self._written, token, is_by_steps=self.is_by_steps, **options)
-        else:
-            keeper = MemoryKeeper(self.engine, is_by_steps=self.is_by_steps)
-            if unused := [f"`{name}`" for name, value in options.items() if value]:
-                rank_zero_warn(f"The trainer writes no checkpoints: {', '.join(unused)} has no effect.")
-        last = max(n for n, callback in enumerate(callbacks) if callback is self or isinstance(callback, EarlyStopping))
-        checkpoints = [n for n, callback in enumerate(callbacks) if isinstance(callback, Checkpoint)]
-        callbacks.insert(min([last + 1, *checkpoints]), keeper)
-        self._keeper = keeper
+            places = range(len(callbacks))
+            last = max(n for n in places if callbacks[n] is self or isinstance(callbacks[n], EarlyStopping))
+            callbacks.insert(min([last + 1, *(n for n in places if isinstance(callbacks[n], Checkpoint))]), keeper)
+            self._keeper = keeper
+        elif unused := [f"`{name}`" for name, value in options.items() if value]:
+            rank_zero_warn(f"The trainer writes no checkpoints: {', '.join(unused)} has no effect.")
         trainer.callbacks = [*callbacks, Ending(self._conclude)]
-        keeper.setup(trainer, pl_module, FITTING)
-        return keeper
+        if self._keeper is not None:
+            self._keeper.setup(trainer, pl_module, FITTING)
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
-        if isinstance(self._keeper, FileKeeper) and self._keeper.is_saving and "average" in state:
+        if self._keeper is None:
+            state["weights"] = self._kept.state_dict()
+        elif self._keeper.is_saving and "average" in state:
             # The file's own weights are the average: `resume_raw_weights` takes it from there.
             state["average"]["weights"] = {}
         return state
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        weights = state_dict.pop("weights", None) if isinstance(state_dict, dict) else None
+        super().load_state_dict(state_dict)
+        if self._keeper is None and not self.engine.is_over:
+            self._kept.load_state_dict(weights)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        history, keeper = self.engine.history, self._keeper
         if not self._prepare(trainer, pl_module):
-            self._install(trainer, pl_module).on_train_start(trainer, pl_module)
+            self._kept.values = {}
+            if keeper is not None:
+                keeper.set_best("", None)
+        elif keeper is not None and history.kept is not None and not keeper.best_model_path:
+            rank_zero_warn(history.forget_kept())
 
     def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> Check:
         """Make a check; have its weights kept if it is the best, and stop training if it says so."""
@@ -207,7 +219,10 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         if trainer.fast_dev_run:
             return check
         if check.is_best and self._keeper is not None:
-            self._keeper.check = check
+            self._keeper.check = check  # which it keeps when other callbacks and the module have had this hook
+        elif check.is_best:
+            with self.engine.record.counting("saving_seconds"):
+                self._kept.keep(check, pl_module)
         should_stop = trainer.strategy.reduce_boolean_decision(history.verdict.should_stop, all=False)  # all, or none
         # Nothing resets `trainer.should_stop`, so it is not set before `min_epochs` and `min_steps` allow a stop: the
         # score may recover by then.
@@ -223,7 +238,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
 
     def _conclude(self, trainer: Trainer, exception: BaseException | None) -> None:
         """Restore the kept epoch, and say what was kept and why training ended; once."""
-        engine, keeper, kept = self.engine, self._keeper, self.engine.history.kept
+        engine, kept = self.engine, self.engine.history.kept
         if trainer.state.fn != FITTING or trainer.fast_dev_run or self.summary:
             return
         if exception is not None or self.stopped_epoch is None:
@@ -235,8 +250,8 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         if kept is None and not trainer.current_epoch and not is_graceful:  # nothing to say
             return
         place, may_restore = "not in the model", is_graceful and self.restore_best_weights and not engine.is_useless
-        if keeper is not None and kept is not None and may_restore:
-            place = restore(trainer, keeper)
+        if kept is not None and may_restore:
+            place = restore(trainer, self._keeper, self._kept.values)
         why, name = engine.history.why_none_kept(), "every_n_train_steps" if self.is_by_steps else "every_n_epochs"
         if not self.history and (every := getattr(self, name)) > 1:
             why += f" (`{name}={every}`)"

@@ -18,7 +18,6 @@ from bu_torch.internal.replica import (
     reshard,
     sharded_like,
 )
-from bu_torch.run.record import check_plain
 
 _WARM_UP = 10  # checks
 _MOST_NAMES = 5
@@ -131,19 +130,6 @@ def copied(state: Mapping[str, Any]) -> dict[str, Any]:
         name: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else copy.deepcopy(value)
         for name, value in state.items()
     }
-
-
-def state_of_kept(weights: Mapping[str, Any], kept: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The weights of the `kept` check for a checkpoint; shards are put together, so all processes must call this."""
-    epoch, step = (None, None) if kept is None else (kept["epoch"], kept.get("step"))
-    return {"best_epoch": epoch, "best_step": step, "best_weights": {n: gathered(v) for n, v in weights.items()}}
-
-
-def weights_in(state: Any) -> dict[str, Any]:
-    """Weights that `state_of_kept` has saved; some exception if there are none."""
-    weights = state["best_weights"]
-    check_plain([value for value in weights.values() if isinstance(value, Tensor)])
-    return dict(weights)
 
 
 class Unfit(NamedTuple):
