@@ -306,11 +306,10 @@ class BoundaryUncertaintyMonitor(Results, Callback):
 
 
 def _refuse_a_second(trainer: Trainer) -> None:
-    names = [type(item).__name__ for item in trainer.callbacks if isinstance(item, BoundaryUncertaintyMonitor)]
-    if len(names) > 1:
+    if sum(isinstance(callback, BoundaryUncertaintyMonitor) for callback in trainer.callbacks) > 1:
         raise MisconfigurationException(
-            f"`callbacks` must hold one callback of bu-torch, got {len(names)}: {', '.join(names)}. The stopping"
-            " callback logs all that the monitor does. Give each its own `Trainer`."
+            "`callbacks` must hold one callback of bu-torch. The stopping callback logs all that the monitor does. Give"
+            " each its own `Trainer`."
         )
 
 

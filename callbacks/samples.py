@@ -205,7 +205,10 @@ def _batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any]
     modules = [str(getattr(owner, name).__module__) for owner, name in zip(owners, _BATCH_HOOKS, strict=False)]
     if all(module.split(".")[0] in ("lightning", "pytorch_lightning") for module in modules):
         return None
-    copies = {id(owner): _copied(owner) for owner in owners}
+    copies = {id(owner): owner for owner in owners}
+    for owner in owners:
+        with suppress(Exception):  # the user's classes may raise anything
+            copies[id(owner)] = copy_of(owner)
     before, move, after = (getattr(copies[id(owner)], name) for owner, name in zip(owners, _BATCH_HOOKS, strict=True))
 
     def transform(batch: Any) -> Any:
@@ -213,13 +216,6 @@ def _batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any]
         return after(move(batch, trainer.strategy.root_device, 0), 0)
 
     return transform
-
-
-def _copied(owner: Any) -> Any:
-    try:
-        return copy_of(owner)
-    except Exception:  # the user's classes may raise anything
-        return owner
 
 
 def _is_pair(value: Any) -> TypeGuard[tuple[Any, Any]]:
@@ -272,7 +268,7 @@ class InputWatch:
         values = pytree.tree_leaves(values) if len(values) == 1 else values
         tensors = [value for value in values if isinstance(value, Tensor)]
         shapes = {sample.shape[1:] for sample in self._samples}
-        if part is self._module or shapes <= {tensor.shape[1:] for tensor in tensors}:
+        if tensors and (part is self._module or shapes <= {tensor.shape[1:] for tensor in tensors}):
             samples = self._samples
             self.end()
             _warn_of_differences(samples, [tensor.detach().cpu() for tensor in tensors])
@@ -283,8 +279,8 @@ class InputWatch:
 
 def _warn_of_differences(samples: list[Tensor], received: list[Tensor]) -> None:
     differences = [[_difference(sample, tensor) for tensor in received] for sample in samples]
-    line, remedy = next((lines[0] for lines in differences if lines and all(lines)), ""), CHANGE_INPUTS
-    if 0 < len(received) < len(samples):
+    line, remedy = next((lines[0] for lines in differences if all(lines)), ""), CHANGE_INPUTS
+    if len(received) < len(samples):
         line, remedy = f"{len(received)} of the {len(samples)} tensors", "Name those that it takes: `input_key=`."
     if line:
         rank_zero_warn(

@@ -18,7 +18,6 @@ from bu_torch.callbacks.trainer import (
     ModelCheckpoint,
     StochasticWeightAveraging,
     Trainer,
-    has_callback,
     misconfigured,
     why_ended,
 )
@@ -154,7 +153,8 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         super().setup(trainer, pl_module, stage)
         if stage != FITTING:
             return
-        if self.restore_best_weights and has_callback(trainer, StochasticWeightAveraging):
+        is_averaged = any(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks)
+        if self.restore_best_weights and is_averaged:
             rank_zero_warn(
                 "StochasticWeightAveraging puts its average into the model when training ends, and the weights of"
                 " the kept epoch then replace it. Pass `restore_best_weights=False` to leave the average."

@@ -89,7 +89,7 @@ RAW_WEIGHTS = "raw_state_dict"  # weights of training beside the measured ones i
 
 @rank_zero_only
 def tell(line: str) -> None:
-    """Log a line in the first process."""
+    """Log a line in the first process; a function with a name, because a callback may be pickled."""
     output.tell(line)
 
 
@@ -192,11 +192,6 @@ def _ignore_logs(copied: LightningModule, module: nn.Module) -> None:
 
 def _log_nothing(*_: object, **__: object) -> None:  # no lambda, because a callback that holds a copy may be pickled
     pass
-
-
-def has_callback(trainer: Trainer, kind: type) -> bool:
-    """Whether a trainer has a callback of a kind."""
-    return any(isinstance(callback, kind) for callback in trainer.callbacks)
 
 
 def lightning_average(trainer: Trainer) -> Any:
