@@ -201,7 +201,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         weights = state_dict.pop("weights", None) if isinstance(state_dict, dict) else None
         super().load_state_dict(state_dict)
-        if self._keeper is None and not self.engine.is_over:
+        if weights is not None and self._keeper is None and not self.engine.is_over:
             self._kept.load_state_dict(weights)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -210,7 +210,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             self._kept.values = {}
             if keeper is not None:
                 keeper.set_best("", None)
-        elif keeper is not None and history.kept is not None and not keeper.best_model_path:
+        elif history.kept is not None and not (self.best_model_path or self._kept.values):
             rank_zero_warn(history.forget_kept())
 
     def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> Check:

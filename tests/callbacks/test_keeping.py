@@ -47,22 +47,18 @@ class Hiding(LeavingOut):
         return {name: value for name, value in state.items() if not name.startswith(self.left_out)}
 
 
-class TestWeightsLeftOut:
-    @pytest.mark.parametrize("strict", [True, False])
-    @pytest.mark.parametrize("checkpoints", [True, False])
-    def test_frozen_ones_stay_and_all_others_are_put_back(self, tmp_path, strict, checkpoints):
-        module, own = (LeavingOut if checkpoints else Hiding)(strict=strict), scripted()
-        _, weights = fit(tmp_path, own, module=module, enable_checkpointing=checkpoints)
-        assert same(weights_of(module), weights[1])
-
-    @pytest.mark.parametrize(("kind", "strict"), [(LeavingOut, True), (LeavingOut, False), (Hiding, True)])
-    def test_one_that_training_changes_is_warned_of_by_name(self, tmp_path, kind, strict):
-        module, own = kind("net.4", strict=strict), scripted()
-        with pytest.warns(UserWarning, match=r"net\.4\.weight, net\.4\.bias") as said:
-            _, weights = fit(tmp_path, own, module=module)
-        assert any(own.best_model_path in str(one.message) for one in said)
-        for name, value in weights_of(module).items():
-            assert torch.equal(value, weights[2 if name.startswith("net.4") else 1][name]), name
+@pytest.mark.parametrize("kind", [LeavingOut, Hiding])
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("left_out", ["backbone", "net.4"])
+def test_weights_that_are_left_out_stay_with_a_warning_if_training_changes_them(
+    tmp_path, recwarn, kind, strict, left_out
+):
+    module, own, is_trained = kind(left_out, strict=strict), scripted(), left_out != "backbone"
+    _, weights = fit(tmp_path, own, module=module, enable_checkpointing=kind is LeavingOut or is_trained)
+    lines = [str(one.message) for one in recwarn if "net.4.weight, net.4.bias" in str(one.message)]
+    assert [own.best_model_path in line for line in lines] == [True] * is_trained
+    for name, value in weights_of(module).items():
+        assert torch.equal(value, weights[2 if is_trained and name.startswith(left_out) else 1][name]), name
 
 
 class TestFiles:
@@ -136,6 +132,17 @@ def test_the_threshold_of_a_metric_is_in_the_checkpoint(tmp_path):
     fit(tmp_path, own, module=Classifier(n_outputs=2), data=loader(features, labels))
     (best,) = [check for check in own.history if check["epoch"] == own.best_epoch]
     assert torch.load(own.best_model_path, weights_only=True)["threshold"] == best["threshold"]
+
+
+@pytest.mark.parametrize("has_files", [False, True])
+def test_a_run_without_files_resumes_with_the_best_weights_in_any_checkpoint(tmp_path, recwarn, has_files):
+    first, again, module = scripted((0.1, 0.9)), scripted((0.1, 0.9, 0.2, 0.3)), Classifier()
+    made, weights = fit(tmp_path, first, max_epochs=2, enable_checkpointing=False)
+    made.save_checkpoint(tmp_path / "user.ckpt")
+    fit(tmp_path, again, module=module, max_epochs=4, ckpt_path=tmp_path / "user.ckpt", enable_checkpointing=has_files)
+    assert any("is lost" in str(one.message) for one in recwarn) == has_files
+    assert again.best_epoch == (3 if has_files else 1)
+    assert has_files or same(weights_of(module), weights[1])
 
 
 @pytest.mark.parametrize(

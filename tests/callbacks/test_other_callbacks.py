@@ -15,25 +15,24 @@ from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 HIGHEST = {"monitor": "given", "mode": "max"}
 
 
-class TestEarlyStoppingOfTheUsers:
-    @pytest.mark.parametrize("ours_first", [True, False])
-    @pytest.mark.parametrize(("patience", "stops"), [(2, True), (9, False)])
-    def test_whichever_stops_first_ends_each_training(self, tmp_path, ours_first, patience, stops):
-        class Bringing(Classifier):
-            def configure_callbacks(self):
-                self.theirs = EarlyStopping(**HIGHEST, patience=4, strict=False)
-                return [self.theirs]
+@pytest.mark.parametrize("ours_first", [True, False])
+@pytest.mark.parametrize(("patience", "stops"), [(2, True), (9, False)])
+def test_whichever_stops_first_ends_each_training(tmp_path, ours_first, patience, stops):
+    class Bringing(Classifier):
+        def configure_callbacks(self):
+            self.theirs = EarlyStopping(**HIGHEST, patience=4, strict=False)
+            return [self.theirs]
 
-        own, module, others = scripted([0.9, 0.1], patience=patience), Bringing(), [LambdaCallback()]
-        made = trainer(tmp_path, *([own, *others] if ours_first else [*others, own]), max_epochs=10)
-        for _ in range(3):
-            made.should_stop = False
-            made.fit_loop.epoch_progress.reset()
-            made.fit(module, loader(*blobs()))
-            assert made.current_epoch == (3 if stops else 5)
-            assert (own.best_epoch, own.stopped_epoch) == (0, 2 if stops else None)
-            assert module.theirs.stopped_epoch == (0 if stops else 4)
-            assert ("`EarlyStopping`" in own.stopping_reason) != stops
+    own, module, others = scripted([0.9, 0.1], patience=patience), Bringing(), [LambdaCallback()]
+    made = trainer(tmp_path, *([own, *others] if ours_first else [*others, own]), max_epochs=10)
+    for _ in range(3):
+        made.should_stop = False
+        made.fit_loop.epoch_progress.reset()
+        made.fit(module, loader(*blobs()))
+        assert made.current_epoch == (3 if stops else 5)
+        assert (own.best_epoch, own.stopped_epoch) == (0, 2 if stops else None)
+        assert module.theirs.stopped_epoch == (0 if stops else 4)
+        assert ("`EarlyStopping`" in own.stopping_reason) != stops
 
 
 class TestWhoSeesWhat:
@@ -76,24 +75,32 @@ def test_a_second_callback_in_one_trainer_is_refused(tmp_path, second):
         fit(tmp_path, BoundaryUncertaintyStopping(), second())
 
 
-class TestSeveralFits:
-    def test_a_second_is_as_good_as_the_first_though_that_failed(self, tmp_path):
-        class Failing(Classifier):
-            def on_train_epoch_start(self):
-                if self.trainer.current_epoch == 1:
-                    raise ValueError("boom")
+def test_a_second_is_as_good_as_the_first_though_that_failed(tmp_path):
+    class Failing(Classifier):
+        def on_train_epoch_start(self):
+            if self.trainer.current_epoch == 1:
+                raise ValueError("boom")
 
-        own = scripted()
-        made = trainer(tmp_path, own, max_epochs=2)
-        with pytest.raises(ValueError, match="boom"):
-            made.fit(Failing(), loader(*blobs()))
-        made.fit_loop.max_epochs = 4
-        for epochs in ([1, 2, 3], [4]):
-            made.fit(Classifier(), loader(*blobs()))
-            made.fit_loop.max_epochs += 1
-            assert [entry["epoch"] for entry in own.history] == epochs
-            assert own.history[0]["given"] == 0.1  # the rule has no memory
-            assert torch.load(own.best_model_path, weights_only=True)["epoch"] == own.best_epoch
-        made.callbacks.remove(own)
+    own = scripted()
+    made = trainer(tmp_path, own, max_epochs=2)
+    with pytest.raises(ValueError, match="boom"):
+        made.fit(Failing(), loader(*blobs()))
+    made.fit_loop.max_epochs = 4
+    for epochs in ([1, 2, 3], [4]):
         made.fit(Classifier(), loader(*blobs()))
-        assert not any("bu_torch" in type(one).__module__ for one in made.checkpoint_callbacks)
+        made.fit_loop.max_epochs += 1
+        assert [entry["epoch"] for entry in own.history] == epochs
+        assert own.history[0]["given"] == 0.1  # the rule has no memory
+        assert torch.load(own.best_model_path, weights_only=True)["epoch"] == own.best_epoch
+    made.callbacks.remove(own)
+    made.fit(Classifier(), loader(*blobs()))
+    assert not any("bu_torch" in type(one).__module__ for one in made.checkpoint_callbacks)
+
+
+def test_settings_may_be_set_between_fits(tmp_path):
+    own = scripted([0.9, 0.1])
+    for own.patience in (1, 2):
+        assert fit(tmp_path, own, max_epochs=9).current_epoch == own.patience + 1
+    own.patience = -1
+    with pytest.raises(MisconfigurationException, match="`patience`"):
+        fit(tmp_path, own)
