@@ -1,4 +1,5 @@
 import pytest
+import scenarios
 import torch
 from problems import blobs, same, weights_of
 from torch import nn
@@ -10,7 +11,9 @@ from bu_torch import (
     NeighborGraph,
     ParzenUncertainty,
     PrototypeClassifier,
+    Signals,
 )
+from bu_torch.estimators.space_choice import best_space
 from bu_torch.space.features import standardization, standardize
 
 
@@ -141,3 +144,103 @@ def test_of_several_tensors_ids_stay_as_they_are(dtype):
     stopper = BoundaryUncertaintyStopper(both, LABELS, n_neighbors=10, feature_extractor=extract)
     stopper.check(network)
     assert set(range(LARGE, LARGE + 5)) == SEEN
+
+
+# Which space is chosen.
+
+
+def textures(n=240, size=20):
+    """Noise that is smooth down or across: patches tell the two apart, distances between pixels do not."""
+    g = torch.Generator().manual_seed(0)
+    labels = torch.arange(n) % 2
+    smooth = torch.randn(n, size, size + 1, generator=g).unfold(2, 2, 1).mean(dim=3)
+    images = torch.where(labels.view(-1, 1, 1) == 0, smooth, smooth.transpose(1, 2))
+    return images.unsqueeze(1), labels
+
+
+X, Y = textures()
+TEXTS, SUBJECTS = scenarios.tokens(200)
+
+
+class Spread(nn.Module):
+    """How much pixels change down and across, before its last layer: all that tells these textures apart."""
+
+    def __init__(self, is_useful=True):
+        super().__init__()
+        self.is_useful, self.last = is_useful, nn.Linear(2, 2)
+
+    def forward(self, x):
+        spread = torch.stack((x.diff(dim=2).flatten(1).std(dim=1), x.diff(dim=3).flatten(1).std(dim=1)), dim=1)
+        return self.last(spread if self.is_useful else torch.sin(1e4 * spread))
+
+
+def of_subjects(is_useful=False):
+    """Into the last layer of a useful one goes the subject."""
+    embedding = nn.EmbeddingBag(60, 4)
+    if is_useful:
+        with torch.no_grad():
+            embedding.weight.zero_()
+            embedding.weight[60 // 2 :, 0] = 1.0
+    return nn.Sequential(embedding, nn.Linear(4, 2))
+
+
+def test_the_space_that_tells_most_of_the_labels_is_chosen():
+    candidates = {"inputs": FeatureSpace(), "patches": FeatureSpace("patches")}
+    name, skills, points = best_space(X, Y, candidates)
+    assert name == "patches"
+    assert torch.equal(points, FeatureSpace("patches").fit_transform(X))
+    assert skills["patches"] > skills["inputs"]
+    for is_useful, expected in ((True, "module"), (False, "patches")):
+        fitted = ParzenUncertainty(20, module=Spread(is_useful)).fit(X, Y)
+        assert fitted.space_name_ == expected
+        assert list(fitted.skills_) == ["inputs", "patches", "module"]
+    asked = ParzenUncertainty(20, feature_extractor="patches", module=Spread()).fit(X, Y)
+    assert (asked.space_name_, asked.skills_) == ("patches", {})
+
+
+def test_a_state_is_of_the_space_that_it_was_made_in_whatever_was_chosen_since():
+    written, read = Signals(20, n_draws=1), Signals(20, n_draws=1)
+    written.boundary.known_space = "inputs"
+    written.fit(X, Y)
+    assert Signals(20, n_draws=1).fit(X, Y).boundary.space_name_ == "patches"
+    assert read.restore(written.state(), X, Y).boundary.space_name_ == "inputs"
+
+
+def test_random_labels_are_told_by_no_space():
+    """Each sample counts once, however few there are: a copy would tell its own label."""
+    labels = torch.randint(3, (240,), generator=torch.Generator().manual_seed(0))
+    _, skills, _ = best_space(X, labels, {"inputs": FeatureSpace(), "patches": FeatureSpace("patches")})
+    assert max(skills.values()) < 0.1
+
+
+def test_a_network_whose_features_cannot_be_read_is_no_candidate():
+    without_linear = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    rows_are_no_samples = nn.Sequential(nn.Flatten(0, 2), nn.Linear(20, 2), nn.Flatten(0), nn.Unflatten(0, (-1, 40)))
+    for net in (without_linear, rows_are_no_samples, nn.Module()):  # the last has no `forward`
+        assert list(ParzenUncertainty(20, module=net).fit(*textures(120)).skills_) == ["inputs", "patches"]
+
+
+def test_tokens_or_the_network_are_chosen():
+    for is_useful, expected in ((False, "tokens"), (True, "module")):
+        fitted = ParzenUncertainty(20, perturbation="tokens", module=of_subjects(is_useful)).fit(TEXTS, SUBJECTS)
+        assert fitted.space_name_ == expected
+        assert list(fitted.skills_) == ["tokens", "module"]
+    alone = ParzenUncertainty(20, perturbation="tokens").fit(TEXTS, SUBJECTS)
+    assert (alone.space_name_, alone.skills_) == ("tokens", {})
+
+
+def test_the_space_has_one_scale_for_all_axes():
+    space = FeatureSpace("tokens")
+    points = space.fit_transform(TEXTS)
+    torch.testing.assert_close(space.transform(TEXTS), points)
+    assert float(points.square().mean()) == pytest.approx(1, abs=1e-5)
+    deviations = points.std(dim=0)
+    assert float(deviations.max() / deviations.min()) > 1.1
+    assert space.name == "tokens"
+
+
+def test_samples_that_a_space_cannot_take_are_refused():
+    with pytest.raises(TypeError, match="`features` must be token ids"):
+        ParzenUncertainty(10, perturbation="tokens").fit(torch.randn(30, 4), torch.arange(30) % 2)
+    with pytest.raises(ValueError, match="`module`"):
+        ParzenUncertainty(feature_extractor="module").fit(X, Y)

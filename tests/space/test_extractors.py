@@ -1,0 +1,183 @@
+"""Features of images, of texts and of a network's layer."""
+
+import numpy as np
+import pytest
+import scenarios
+import torch
+from problems import same, weights_of
+from sklearn.feature_extraction.text import TfidfTransformer
+from torch import nn
+
+from bu_torch import LayerFeatures, PatchFeatures, TokenFeatures
+
+N_TOKENS, LENGTH = 60, 12
+TEXTS = scenarios.tokens(200)[0]
+
+
+def slow_features(patches, images, n_cells):
+    """Each filter at each place by hand, from the fitted filters."""
+    filters, offsets = patches._filters.double().numpy(), patches._offsets.double().numpy()
+    size = filters.shape[-1]
+    rows = []
+    for image in (images.double().numpy() - patches._center) / patches._scale:
+        places = image.shape[1] - size + 1
+        maps = np.zeros((len(filters), places, places))
+        for i in range(places):
+            for j in range(places):
+                patch = image[:, i : i + size, j : j + size]
+                patch = (patch - patch.mean()) / np.sqrt(patch.var() + 0.01)
+                maps[:, i, j] = (filters * patch).sum(axis=(1, 2, 3)) - offsets
+        features = []
+        for sign in (1, -1):
+            halves = np.maximum(sign * maps - 0.25, 0)
+            edges = [(places * c // n_cells, -(-places * (c + 1) // n_cells)) for c in range(n_cells)]
+            features += [halves[f, a:b, c:d].mean() for f in range(len(filters)) for a, b in edges for c, d in edges]
+        rows.append(features)
+    return torch.tensor(np.array(rows), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_each_feature_is_what_the_loops_give_whatever_the_block(monkeypatch, channels, generator):
+    """Of bright images: the mean of a patch is taken off within the filters."""
+    images = torch.randn(20, channels, 9, 9, generator=generator) + 3
+    patches = PatchFeatures(n_patches=5, size=4).fit(images)
+    found, expected = patches.transform(images), slow_features(patches, images, 2)
+    assert found.shape == (20, 5 * 2 * 4)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    monkeypatch.setattr("bu_torch.space.extractors._BLOCK_ELEMENTS", 1)
+    torch.testing.assert_close(patches.transform(images), found, atol=1e-6, rtol=1e-6)
+
+
+def test_brightness_and_contrast_change_little_and_the_seed_decides(generator):
+    def features(images, **kwargs):
+        return PatchFeatures(n_patches=8, **kwargs).fit(images).transform(images)
+
+    images = torch.randn(60, 1, 20, 20, generator=generator)
+    found = features(images)
+    torch.testing.assert_close(features(images), found)
+    for changed in (images + 5, images * 9):
+        torch.testing.assert_close(features(changed), found, atol=1e-3, rtol=1e-3)
+    assert not torch.equal(features(images, seed=1), found)
+    for odd in (torch.zeros(9, 1, 7, 7), images[:, :, :4, :3]):
+        assert torch.isfinite(features(odd)).all()
+
+
+def test_without_reduction_they_are_weighted_counts():
+    """Scikit-learn's transformer, of log counts and without its smoothing, which adds 1 to each weight."""
+    counts = nn.functional.one_hot(TEXTS, N_TOKENS).sum(dim=1)
+    n_texts = (counts > 0).sum(dim=0)
+    weights = (len(TEXTS) / n_texts.double()).log()
+    expected = torch.log1p(counts.double()) * weights
+    expected /= expected.norm(dim=1, keepdim=True)
+    found = TokenFeatures(n_components=N_TOKENS).fit(TEXTS).transform(TEXTS)
+    torch.testing.assert_close(found, expected.float(), atol=1e-6, rtol=0)
+    theirs = TfidfTransformer(smooth_idf=False).fit(counts.numpy()).idf_
+    torch.testing.assert_close(weights, torch.as_tensor(theirs) - 1)
+
+
+def test_the_axes_keep_the_angles_that_there_are():
+    """Texts of two kinds without a common token lie on two axes."""
+    tokens = torch.tensor([[1, 2, 3, 9], [1, 2, 3, 9], [1, 3, 2, 9], [5, 6, 7, 9], [5, 6, 7, 9], [7, 6, 5, 9]])
+    found = TokenFeatures(n_components=2).fit(tokens).transform(tokens)
+    cosines = found @ found.T
+    expected = torch.block_diag(torch.ones(3, 3), torch.ones(3, 3))
+    torch.testing.assert_close(cosines, expected, atol=1e-6, rtol=0)
+
+
+def test_neither_the_order_nor_the_names_of_tokens_matter():
+    names = torch.randperm(1000)[:N_TOKENS]
+    fitted = TokenFeatures(10, seed=3).fit(TEXTS)
+    found = fitted.transform(TEXTS)
+    shuffled = TEXTS[:, torch.randperm(LENGTH)]
+    torch.testing.assert_close(fitted.transform(shuffled), found)
+    torch.testing.assert_close(TokenFeatures(10, seed=3).fit(shuffled).transform(TEXTS), found)
+    whole, renamed = (TokenFeatures(N_TOKENS).fit(given).transform(given) for given in (TEXTS, names[TEXTS]))
+    torch.testing.assert_close(renamed @ renamed.T, whole @ whole.T)
+    order = torch.randperm(len(TEXTS))
+    torch.testing.assert_close(fitted.transform(TEXTS[order]), found[order])
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int16", "uint8", "uint16", "uint32", "uint64", "array"])
+def test_the_type_of_integers_does_not_matter(dtype):
+    given = TEXTS.numpy() if dtype == "array" else TEXTS.to(getattr(torch, dtype))
+    found = TokenFeatures(10).fit(given).transform(given)
+    assert torch.equal(found, TokenFeatures(10).fit(TEXTS).transform(TEXTS))
+    assert found.dtype == torch.float32
+
+
+def test_tokens_that_tell_nothing_are_left_out():
+    tokens = torch.arange(40).view(10, 4)
+    tokens[:, 0] = 7
+    assert torch.equal(TokenFeatures().fit(tokens).transform(tokens), torch.zeros(10, 1))
+    fitted = TokenFeatures(10).fit(TEXTS)
+    assert torch.equal(fitted.transform(TEXTS + N_TOKENS), torch.zeros(len(TEXTS), 10))
+
+
+class Network(nn.Module):
+    """A body, a head, and a linear layer that is listed last but runs first."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5))
+        self.head = nn.Linear(8, 3)
+        self.first = nn.Linear(4, 6)
+        self.unused = nn.Linear(2, 2)
+        self.pairs = nn.Identity()
+
+    def forward(self, x):
+        hidden = self.body(self.first(x.flatten(1)))
+        self.pairs((hidden, hidden))
+        return self.head(hidden)
+
+
+def network():
+    torch.manual_seed(1)
+    model = Network()
+    model(torch.randn(50, 4))  # moves the running means
+    return model
+
+
+def by_hand(model, inputs):
+    model.eval()
+    with torch.no_grad():
+        first = model.first(inputs)
+        hidden = model.body(first)
+        normed = model.body[1](model.body[0](first))
+        found = {"logits": model.head(hidden), "penultimate": hidden, "first": first, "body.1": normed}
+    model.train()
+    return found
+
+
+@pytest.mark.parametrize("layer", ["logits", "penultimate", "first", "body.1"])
+def test_activations_are_those_of_the_layer(layer, device):
+    model, inputs = network(), torch.randn(20, 4)
+    expected = by_hand(model, inputs)[layer]
+    found = LayerFeatures(model.to(device), layer, batch_size=7).transform(inputs)
+    assert found.device == inputs.device
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_network_is_left_as_it_was(random_states):
+    model, inputs, misfit = network(), torch.randn(20, 4), torch.randn(3, 5)
+    model.head.eval()
+    modes, weights, states = [module.training for module in model.modules()], weights_of(model), random_states()
+    LayerFeatures(model).transform(inputs)
+    with pytest.raises(RuntimeError):
+        LayerFeatures(model).transform(misfit)
+    assert [module.training for module in model.modules()] == modes
+    assert same(model.state_dict(), weights)
+    assert random_states() == states
+    assert not [module for module in model.modules() if module._forward_hooks]
+
+
+def test_a_layer_that_gives_no_row_a_sample_is_refused():
+    rows = ((network(), "unused"), (network(), "pairs"), (nn.ReLU(), "penultimate"), (nn.Flatten(0), "logits"))
+    for model, layer in rows:
+        with pytest.raises((TypeError, ValueError), match=f"'{layer}'|one row per sample"):
+            LayerFeatures(model, layer).transform(torch.randn(10, 4))
+
+
+def test_integers_reach_a_network_that_takes_them():
+    net = nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 2))
+    tokens = torch.randint(9, (6, 5))
+    torch.testing.assert_close(LayerFeatures(net, keep_integers=True).transform(tokens), net[0](tokens))
