@@ -9,7 +9,6 @@ from torch import Tensor
 
 from bu_torch.functional.boundary import top_pairs
 from bu_torch.internal.inputs import (
-    PresentClasses,
     as_flat_features,
     as_labels,
     check_fitted,
@@ -62,40 +61,35 @@ class PrototypeClassifier:
         features = as_flat_features(features)
         labels = as_labels(labels, features.shape[0]).to(features.device)
         check_two_classes(labels)
-        self._classes = PresentClasses(labels)
-        self._present = [self._fit_class(features[labels == c]) for c in self._classes.classes.tolist()]
-        counts = torch.tensor([[len(prototypes) for prototypes in self._present]], device=features.device)
-        self.n_prototypes_ = self._classes.expand(counts, 0).squeeze(0)
+        self.prototypes_ = [features[:0]] * (int(labels.max()) + 1)
+        for label in labels.unique().tolist():
+            self.prototypes_[label] = self._fit_class(features[labels == label])
+        self.n_prototypes_ = torch.tensor([len(found) for found in self.prototypes_], device=features.device)
         return self
-
-    @property
-    def prototypes_(self) -> list[Tensor]:
-        """One tensor (n_prototypes_[j], d) a class."""
-        none = self._present[0][:0]
-        of_class = dict(zip(self._classes.classes.tolist(), self._present, strict=True))
-        return [of_class.get(label, none) for label in range(self._classes.n_classes)]
 
     def class_distances(self, features: Any) -> Tensor:
         """Distance of samples (n, d), with the d of `fit`, to the nearest prototype of each class.
 
         Shape (n, J), inf for a class without samples; dtype and device of the features.
         """
-        return self._classes.expand(self._present_distances(features), math.inf)
+        present, distances = self._distances(features)
+        return distances.new_full((len(distances), len(self.prototypes_)), math.inf).index_copy_(1, present, distances)
 
     def top_pairs(self, features: Any) -> Tensor:
         """Likely Bayes pair of samples (n, d), with the d of `fit`: the two classes with the nearest prototypes.
 
         Shape (n, 2), int64, ascending; ties go to the lowest class.
         """
-        columns = top_pairs(-self._present_distances(features))
-        return self._classes.classes.to(columns.device)[columns]
+        present, distances = self._distances(features)
+        return present[top_pairs(-distances)]
 
-    def _present_distances(self, features: Any) -> Tensor:
-        """Distances to the C classes that have samples, (n, C)."""
-        check_fitted(self, "_present")
-        features = as_flat_features(features, n_features=self._present[0].shape[1])
-        groups = [prototypes.to(features) for prototypes in self._present]
-        return nearest_of_groups(features, groups).to(features.dtype)
+    def _distances(self, features: Any) -> tuple[Tensor, Tensor]:
+        """The C classes that have samples (C,), and the distances to them (n, C)."""
+        check_fitted(self, "n_prototypes_")
+        features = as_flat_features(features, n_features=self.prototypes_[0].shape[1])
+        present = self.n_prototypes_.nonzero().squeeze(1)
+        groups = [self.prototypes_[label].to(features) for label in present.tolist()]
+        return present.to(features.device), nearest_of_groups(features, groups).to(features.dtype)
 
     def _fit_class(self, features: Tensor) -> Tensor:
         if len(features) > _MAX_SAMPLES:
