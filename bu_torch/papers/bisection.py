@@ -6,7 +6,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from bu_torch.functional.boundary import top_pairs
+from bu_torch.functional.boundary import top_pairs, top_two
 from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import check_fitted, check_flag, check_integer, check_seed
 from bu_torch.neighbors.graph import nearest
@@ -86,7 +86,7 @@ class BisectionAnchorUncertainty(AnchorEstimator):
         0, the worst, if all samples are predicted alike or no cluster is large enough.
         """
         logits, found = self._find_anchors(model)
-        first, second = _choices(logits)
+        first, second = top_two(logits).unbind(dim=1)
         samples = found.samples.unique()
         if len(samples) < self.min_size:
             return logits.new_zeros(())
@@ -112,7 +112,7 @@ class BisectionAnchorUncertainty(AnchorEstimator):
         check_fitted(self, "inputs")
         flat = self.inputs.flatten(1)
         logits = self._read(model, flat)
-        first, second = _choices(logits)
+        first, second = top_two(logits).unbind(dim=1)
         found = [Anchors(flat[:0], first.new_zeros(0, 2), first[:0])]
         active = code = first * logits.shape[1] + second
         is_near = torch.zeros_like(first, dtype=torch.bool)
@@ -132,12 +132,6 @@ class BisectionAnchorUncertainty(AnchorEstimator):
             left -= len(starts)
         points, pairs, samples = (torch.cat(parts) for parts in zip(*found, strict=True))
         return logits, Anchors(points.view(-1, *self.inputs.shape[1:]), pairs, samples)
-
-
-def _choices(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Class of the largest logit of each sample (N,), and of the second largest."""
-    first = logits.argmax(dim=1)
-    return first, top_pairs(logits).sum(dim=1) - first
 
 
 def _partners(first: Tensor, second: Tensor, starts: Tensor, chance: Tensor) -> Tensor:

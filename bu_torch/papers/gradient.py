@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bu_torch.functional.boundary import top_pairs
+from bu_torch.functional.boundary import top_pairs, top_two
 from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.internal.inputs import check_fitted, check_integer
 from bu_torch.internal.logits import as_taken, check_callable
@@ -166,9 +166,7 @@ class GradientAnchorUncertainty(AnchorEstimator):
         and they affect the widths but not the counts.
         """
         given = self.labels[neighbors]
-        represented = _representation(given, logits.shape[1])
-        i = represented.argmax(dim=1, keepdim=True)
-        j = represented.scatter(1, i, -1).argmax(dim=1, keepdim=True)
+        i, j = top_two(_representation(given, logits.shape[1])).split(1, dim=1)
         if self.gap == "own":
             nearness = near_boundary_ness(logits, self.labels)[neighbors]
             axis = torch.where(given == j, -nearness, nearness)
@@ -182,8 +180,9 @@ class GradientAnchorUncertainty(AnchorEstimator):
 
 def near_boundary_ness(logits: Tensor, labels: Tensor) -> Tensor:
     """Gap between the two largest logits (N, J), negative if the prediction is the label (N,): section 4.3."""
-    gap = logits.gather(1, top_pairs(logits)).diff(dim=1).abs().squeeze(1)
-    return torch.where(logits.argmax(dim=1) == labels, -gap, gap)
+    top = top_two(logits)
+    first, second = logits.gather(1, top).unbind(dim=1)
+    return torch.where(top[:, 0] == labels, second - first, first - second)
 
 
 def _representation(labels: Tensor, n_classes: int) -> Tensor:

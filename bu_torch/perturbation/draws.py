@@ -242,7 +242,7 @@ class PerturbedInputs:
         if not self._choices:
             return PerturbedInputs(torch.cat((self.samples, samples.to(self.samples))))
         own = torch.arange(len(samples), device=samples.device)
-        unmoved = (own, own, *(torch.zeros_like(how[: len(own)]) for how in self._choices[2:]))
+        unmoved = (own, own, *(how[: len(own)] for how in self._choices[2:]))  # a move toward itself, however far
         return PerturbedInputs(self.samples, _joined([self._choices, unmoved]), self._move)
 
     def to(self, device: torch.device | str) -> Self:
