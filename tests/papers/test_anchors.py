@@ -58,6 +58,14 @@ def test_one_predicted_class_is_worst(estimator):
 
 
 class TestBisection:
+    def test_an_anchor_lies_between_its_classes_where_a_segment_crosses_a_third(self):
+        features = torch.linspace(0, 2.99, 90).unsqueeze(1)
+        logits = torch.tensor([[2.0, 0.0, 1.0], [0.0, 2.0, 1.0], [1.0, 0.0, 2.0]])  # 0 and 2 think of each other
+        fitted = BisectionAnchorUncertainty().fit(features, features.squeeze(1).long())
+        found = fitted.anchors(lambda x: logits[x.squeeze(1).long()])
+        expected = torch.where(found.points < 1.5, torch.tensor([[0, 1]]), torch.tensor([[1, 2]]))
+        assert torch.equal(found.pairs.sort(dim=1).values, expected)
+
     @pytest.mark.parametrize("n", [500, 60])
     def test_agrees_with_the_thesis_over_the_same_clusters(self, n):
         features, labels = gaussians(n, n_classes=3, dtype=torch.float64)
