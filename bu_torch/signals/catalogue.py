@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from operator import attrgetter
 
 import torch
@@ -32,38 +32,15 @@ class SignalInputs:
         self.predictions = self.top[:, 0]
         self.pairs = self.boundary.classes.columns(self.top)  # their columns; C or more for a class without samples
         self.columns = self.pairs[:, 0]
-
-    @cached_property
-    def local_uncertainty(self) -> Tensor:
-        """Uncertainty (D * N,) between the network's two largest classes, float64."""
-        return uncertainty_between(self.boundary.probabilities_of_present, self.pairs)
-
-    @cached_property
-    def half_gap(self) -> Tensor:
-        return half_gap(self.logits, self.top)
-
-    @cached_property
-    def kernel(self) -> Tensor:
-        """Nearness (D * N,) to the network's boundary times the weight, float64."""
-        return boundary_weights(self.half_gap, self.boundary.repeated_weights)
-
-    @cached_property
-    def uncertainty(self) -> Tensor:
-        """Boundary uncertainty of the check, a float64 scalar; NaN if a logit is not finite."""
-        return uncertainty_along_boundary(self.logits, self.local_uncertainty, self.kernel)
-
-    @cached_property
-    def accuracy(self) -> Tensor:
-        """Expected accuracy of the check, a float64 scalar."""
-        likely = predicted_probabilities(self.boundary.probabilities_of_present, self.columns)
-        return self.mean_of_samples(likely)
-
-    @cached_property
-    def mean_trust(self) -> Tensor:
-        """Trust score of the check, without the samples that were perturbed, a float64 scalar."""
+        probabilities, weights = self.boundary.probabilities_of_present, self.boundary.repeated_weights
+        self.local_uncertainty = uncertainty_between(probabilities, self.pairs)  # (D * N,) float64
+        self.half_gap = half_gap(logits, self.top)
+        self.kernel = boundary_weights(self.half_gap, weights)  # (D * N,) float64, largest at the boundary
+        # Signals that other signals read, float64 scalars; U is NaN if a logit is not finite.
+        self.uncertainty = uncertainty_along_boundary(logits, self.local_uncertainty, self.kernel)
+        self.accuracy = self.mean_of_samples(predicted_probabilities(probabilities, self.columns))
         known = self.columns.clamp(max=len(self.boundary.classes))  # the last column stands for all other classes
-        trust = functional.trust_score(self.prepared.distances, known)
-        return functional.mean_trust_score(trust, self.boundary.repeated_weights)
+        self.mean_trust = functional.mean_trust_score(functional.trust_score(prepared.distances, known), weights)
 
     def mean_of_samples(self, values: Tensor) -> Tensor:
         """Weighted mean of values (D * N,), or (N,)."""
@@ -91,11 +68,6 @@ class Signal:
     # In place of a formula, a module whose `prepare(boundary, points)` gives an object with `measure(logits, own)`, a
     # dict of signals by the logits at the perturbed samples and at the samples themselves, and `to(device)`.
     measured_in: str = ""
-
-    @property
-    def reads_samples(self) -> bool:
-        """True for a signal that reads the network at the samples themselves too."""
-        return bool(self.measured_in)
 
 
 def _accuracy_uncertainty_trust(inputs: SignalInputs) -> Tensor:
@@ -128,7 +100,12 @@ def _prediction_changes(inputs: SignalInputs) -> Tensor:
     return inputs.mean_of_samples(inputs.predictions != inputs.predictions_before)
 
 
-_PROPOSAL_2 = "bu_torch.papers.proposal2"
+def _of_metric(metric: ExpectedMetric) -> Signal:
+    formula = partial(SignalInputs.expected, metric=metric)
+    return Signal(metric.signal, f"expected {metric.title}", metric.is_larger_better, formula, is_default=False)
+
+
+_of_paper = partial(Signal, is_default=False, measured_in="bu_torch.papers.proposal2")
 
 SIGNALS = {
     signal.name: signal
@@ -140,23 +117,8 @@ SIGNALS = {
         Signal("label_agreement", "agreement with the labels", True, _label_agreement),
         Signal("vote_agreement", "agreement with the votes nearby", True, _vote_agreement),
         Signal("prediction_changes", "changed since the last check", False, _prediction_changes),
-        *(
-            Signal(
-                metric.signal,
-                f"expected {metric.title}",
-                metric.is_larger_better,
-                partial(SignalInputs.expected, metric=metric),
-                is_default=False,
-            )
-            for metric in METRICS.values()
-        ),
-        Signal(
-            "parzen_uncertainty",
-            "boundary uncertainty (Proposal 2)",
-            True,
-            is_default=False,
-            measured_in=_PROPOSAL_2,
-        ),
-        Signal("omission", "boundary left out (omission)", False, is_default=False, measured_in=_PROPOSAL_2),
+        *map(_of_metric, METRICS.values()),
+        _of_paper("parzen_uncertainty", "boundary uncertainty (Proposal 2)", True),
+        _of_paper("omission", "boundary left out (omission)", False),
     )
 }

@@ -64,7 +64,7 @@ class Signals:
         self.names = tuple(dict.fromkeys((*self.NAMES, *also, self.metric.signal)))
         self.boundary = BoundaryUncertainty(n_neighbors, n_draws, seed, **options)
         self.boundary.known_space = known_space
-        self._measured_in = {SIGNALS[name].measured_in for name in also if SIGNALS[name].reads_samples}
+        self._measured_in = {SIGNALS[name].measured_in for name in also if SIGNALS[name].measured_in}
 
     def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Compute all that does not depend on the classifier, on the device of the features.

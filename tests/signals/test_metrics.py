@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from problems import blobs
+from problems import blobs, weights_at_random
 from torch import nn
 from torchmetrics import classification, regression
 
@@ -18,45 +18,37 @@ X, Y = blobs()
 TWO = Y.clamp(max=1)
 
 
-def measured(metric, labels=TWO, n_outputs=2, **options):
-    signals = Signals(n_neighbors=20, n_draws=2, metric=metric, **options).fit(X, labels)
+def measured(metric, labels=TWO, n_outputs=2, weights=None, **options):
+    signals = Signals(n_neighbors=20, n_draws=2, metric=metric, **options).fit(X, labels, weights)
     torch.manual_seed(0)
     with torch.no_grad():
         return signals, nn.Linear(4, n_outputs)(signals.perturbed_inputs)
 
 
+WEIGHTED = {"weights": weights_at_random(), "class_weight": [1.0, 9.0]}
+
+
 @pytest.mark.parametrize("name", list(METRICS))
-@pytest.mark.parametrize("labels", [TWO, Y, torch.tensor([0, 4, 9])[Y]], ids=["two", "three", "some absent"])
-def test_a_metric_by_name_is_measured_beside_the_others(name, labels):
-    signals, logits = measured(name, labels, int(labels.max()) + 1)
+@pytest.mark.parametrize(
+    ("labels", "options"),
+    [(TWO, {}), (Y, {}), (torch.tensor([0, 4, 9])[Y], {}), (TWO, WEIGHTED)],
+    ids=["two", "three", "some absent", "weighted"],
+)
+def test_a_metric_by_name_counts_each_sample_once_beside_the_other_signals(name, labels, options):
+    signals, logits = measured(name, labels, int(labels.max()) + 1, **options)
     values = signals.measure(logits).values
     probabilities = signals.probabilities.double()
     if METRICS[name].is_of_sharp:
         probabilities = probabilities**signals.boundary.sharpness
-        probabilities /= probabilities.sum(dim=1, keepdim=True)
+    probabilities /= probabilities.sum(dim=1, keepdim=True)
+    if options:
+        probabilities = scale_to_shares(probabilities, labels.bincount().double() / len(labels))
     expected = getattr(metrics, f"expected_{name}")(logits, probabilities)
-    assert float(values[f"expected_{name}"]) == pytest.approx(float(expected), abs=1e-9)
-    plain, _ = measured("accuracy", labels)
+    assert float(values[f"expected_{name}"]) == pytest.approx(float(expected), abs=1e-6 if options else 1e-9)
+    plain, _ = measured("accuracy", labels, **options)
     others = plain.measure(logits).values
     assert others == {one: values[one] for one in others}
     assert tuple(values) == signals.names
-
-
-@pytest.mark.parametrize("name", list(METRICS))
-def test_each_sample_counts_once_however_training_weighs_it(name):
-    weights = torch.rand(len(TWO), generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.2
-    signals = Signals(n_neighbors=20, n_draws=2, metric=name, class_weight=[1.0, 9.0]).fit(X, TWO, weights)
-    assert signals.boundary.weights is not None
-    torch.manual_seed(0)
-    logits = nn.Linear(4, 2)(signals.perturbed_inputs).detach()
-    rows = signals.probabilities.double()
-    if METRICS[name].is_of_sharp:
-        rows = rows**signals.boundary.sharpness
-    shares = TWO.bincount().double() / len(TWO)
-    counted = scale_to_shares(rows / rows.sum(dim=1, keepdim=True), shares)
-    assert counted.mean(dim=0).tolist() == pytest.approx(shares.tolist(), abs=0.01)
-    expected = getattr(metrics, f"expected_{name}")(logits, counted)
-    assert float(signals.measure(logits).values[f"expected_{name}"]) == pytest.approx(float(expected), abs=1e-6)
 
 
 def test_what_a_metric_is_without_inputs():
@@ -218,16 +210,12 @@ def test_it_decides_in_place_of_the_default_rule(metric):
 
 @pytest.mark.parametrize("metric", ["balanced_accuracy", "f1"])
 def test_a_network_of_more_outputs_than_two_classes_has_no_threshold(metric):
-    torch.manual_seed(0)
-    two = nn.Linear(4, 2)
-    wide = lambda inputs: nn.functional.pad(two(inputs), (0, 1), value=-100.0)  # noqa: E731
-    options = {"n_neighbors": 20, "n_draws": 2, "metric": metric}
-    found = [Signals(**options).fit(X, TWO) for _ in range(2)]
-    narrow, wider = (one.measure(net(one.perturbed_inputs)).values for one, net in zip(found, (two, wide), strict=True))
-    assert wider["expected_accuracy"] == pytest.approx(narrow["expected_accuracy"])
-    assert 0 < wider[f"expected_{metric}"] < 1
-    assert wider["threshold"].isnan()
-    stopper = BoundaryUncertaintyStopper(X, TWO, **options)
+    signals, logits = measured(metric)
+    narrow, wide = (signals.measure(nn.functional.pad(logits, (0, n), value=-100.0)).values for n in (0, 1))
+    assert wide["expected_accuracy"] == pytest.approx(narrow["expected_accuracy"])
+    assert wide[f"expected_{metric}"] == pytest.approx(narrow[f"expected_{metric}"])
+    assert wide["threshold"].isnan()
+    stopper = BoundaryUncertaintyStopper(X, TWO, n_neighbors=20, n_draws=2, metric=metric)
     stopper.check(nn.Linear(4, 3))
     stopper.close()
     assert stopper.summary["threshold"] is None
@@ -292,15 +280,6 @@ def test_costs_of_two_classes_are_those_at_the_threshold_that_is_to_be_used():
         assert values["expected_cost"].item() == pytest.approx(expected.item(), rel=1e-6)
 
 
-def test_another_threshold_must_gain_where_it_was_not_chosen():
-    """Of a network that ranks at random, the best of all thresholds gains by chance alone."""
-    signals, _ = measured([[0, 1], [1, 0]], (torch.arange(len(X)) * 7919 % 3 == 0).long())
-    for seed in range(5):
-        of_one = torch.randn(len(signals.perturbed_inputs), generator=torch.Generator().manual_seed(seed)) - 4
-        values = signals.measure(torch.stack((-of_one, of_one), dim=1)).values
-        assert values["threshold"] == 0.5
-
-
 class Cheapest(Rule):
     name = "cheapest"
     signals = ("expected_cost", "threshold", "expected_auroc")
@@ -319,6 +298,11 @@ def test_a_rule_of_ones_own_reads_what_the_metric_measures_and_other_expected_me
 
 
 def test_another_threshold_than_a_half_is_named_only_if_it_is_clearly_better():
+    # Of a network that ranks at random, the best of all thresholds gains by chance alone.
+    signals, _ = measured([[0, 1], [1, 0]], (torch.arange(len(X)) * 7919 % 3 == 0).long())
+    for seed in range(5):
+        of_one = torch.randn(len(signals.perturbed_inputs), generator=torch.Generator().manual_seed(seed)) - 4
+        assert signals.measure(torch.stack((-of_one, of_one), dim=1)).values["threshold"] == 0.5
     signals, _ = measured("f1")
     best = signals.probabilities.clamp(min=1e-6).log()
     found = signals.measure(best).values

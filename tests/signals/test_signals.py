@@ -1,18 +1,35 @@
+"""All that a check measures, beside loops and oracles; with weights of samples and classes."""
+
 import warnings
 
+import numpy as np
 import pytest
 import torch
-from problems import blobs
+from oracles import boundary as oracle
+from problems import blobs, weights_at_random
 from torch import nn
 
-from bu_torch import FeatureSpace, LabelRegression, LabelVotes, ParzenUncertainty, Signals
+from bu_torch import (
+    BoundaryUncertaintyStopper,
+    FeatureSpace,
+    LabelProbabilities,
+    LabelRegression,
+    LabelVotes,
+    ParzenUncertainty,
+    Signals,
+    TrustScore,
+    functional,
+)
+from bu_torch.samples.samples import weights_of
 from bu_torch.signals.catalogue import SIGNALS
 
 X, Y = blobs()
+NOISY = torch.where(torch.rand(120, generator=torch.Generator().manual_seed(7)) < 0.2, 0, Y)  # some are wrong
+OWN = weights_at_random()
 
 
-def fitted(**kwargs):
-    return Signals(n_draws=2, seed=3, **kwargs).fit(X, Y)
+def fitted(sample_weight=None, labels=NOISY, **kwargs):
+    return Signals(**{"n_neighbors": 20, "n_draws": 3, "seed": 3, **kwargs}).fit(X, labels, sample_weight)
 
 
 def read(signals, seed=0, n_outputs=3):
@@ -21,31 +38,102 @@ def read(signals, seed=0, n_outputs=3):
         return nn.Linear(4, n_outputs)(signals.perturbed_inputs)
 
 
+@pytest.mark.parametrize("weights", [None, OWN], ids=["alike", "weighted"])
+def test_each_signal_is_a_mean_in_which_samples_count_by_their_weights(weights):
+    signals = fitted(weights)
+    first, before = signals.measure(read(signals, 0))
+    assert float(first["prediction_changes"]) == 1
+    logits = read(signals, 1)
+    values, predictions = signals.measure(logits, before)
+    boundary = signals.boundary
+
+    def mean(of_each):
+        return np.average(np.asarray(of_each, dtype=np.float64).reshape(3, 120).mean(axis=0), weights=weights)
+
+    samples, points = (boundary.space.transform(inputs) for inputs in (X, signals.perturbed_inputs))
+    probabilities = LabelProbabilities().fit(samples, NOISY, boundary.neighbors, weights)
+    np.testing.assert_allclose(signals.probabilities, probabilities.predict_proba(points), atol=1e-5)
+    distances = signals.prepared.distances[:, :-1]
+    of_others = TrustScore().fit(samples, NOISY).class_distances(points, torch.arange(120).repeat(3))
+    torch.testing.assert_close(distances, of_others)
+    rows, p = np.arange(360), predictions.numpy()
+    trust = functional.trust_score(distances, predictions).double()
+    nearest = functional.trust_score(distances, distances.argmin(dim=1)).double()
+    share = mean(trust.clamp(1e-3, 1e3).log()) / mean(nearest.clamp(1e-3, 1e3).log())
+    accuracy = mean(signals.probabilities[rows, p]) / mean(signals.probabilities.amax(1))
+    counted = np.tile(np.ones(120) if weights is None else weights.numpy(), 3).tolist()
+    likely = signals.probabilities.tolist()
+    u = oracle.boundary_uncertainty(logits.tolist(), likely, counted)
+    most = oracle.largest_boundary_uncertainty(likely, counted)
+    votes = LabelVotes().fit(NOISY, boundary.neighbors, weights).votes
+    expected = {
+        "boundary_uncertainty": u,
+        "trust_score": np.exp(mean(trust.clamp(1e-3, 1e3).log())),
+        "label_agreement": mean(predictions == NOISY.repeat(3)),
+        "vote_agreement": mean(votes.repeat(3, 1)[rows, p]),
+        "expected_accuracy": mean(signals.probabilities[rows, p]),
+        "accuracy_uncertainty_trust": (accuracy + u / most + signals.skill * share) / (2 + signals.skill),
+        "prediction_changes": mean(predictions != before),
+    }
+    assert tuple(values) == Signals.NAMES == signals.names
+    assert set(expected) == set(values), "a signal has no oracle here"
+    for name, value in expected.items():
+        assert values[name].dtype == torch.float64
+        assert float(values[name]) == pytest.approx(float(value), rel=1e-5), name
+        assert float(value) != 0, name
+
+
+@pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        ((torch.full((120,), 0.1), None), (None, None)),
+        ((None, [3.0, 3.0, 3.0]), (None, None)),
+        ((None, {0: 1.0}), (None, None)),
+        ((OWN, "balanced"), (weights_of(NOISY, "balanced", OWN), None)),
+    ],
+)
+def test_weights_of_classes_are_weights_of_their_samples_and_equal_ones_are_none(given, same):
+    one, other = (fitted(weights, class_weight=by_class) for weights, by_class in (given, same))
+    first, second = one.measure(read(one)).values, other.measure(read(other)).values
+    assert list(map(float, first.values())) == pytest.approx(list(map(float, second.values())), rel=1e-9)
+    assert (one.boundary.weights is None) == (same[0] is None)
+
+
+@pytest.mark.parametrize("max_samples", [None, 60])
+def test_a_loop_leaves_out_what_losses_ignore(max_samples):
+    def history(features, labels, sample_weight):
+        settings = {"n_neighbors": 20, "n_draws": 2, "max_samples": max_samples, "sample_weight": sample_weight}
+        stopper = BoundaryUncertaintyStopper(features, labels, **settings)
+        stopper.check(model, 0)
+        return stopper.history
+
+    model, (features, labels) = nn.Linear(4, 3), blobs(n=150)
+    kept, weights = torch.arange(150) % 5 > 0, weights_at_random(150)
+    with pytest.warns(UserWarning, match="30 samples have the label -100"):
+        found = history(features, torch.where(kept, labels, -100), weights)
+    assert found == history(features[kept], labels[kept], weights[kept])
+
+
 def test_signals_of_the_papers_are_measured_where_they_are_asked_for_and_change_no_other():
-    signals, also = fitted(), ("parzen_uncertainty", "omission")
-    other = fitted(also=also)
+    signals, also = fitted(labels=Y), ("parzen_uncertainty", "omission")
+    other = fitted(labels=Y, also=also)
     with pytest.raises(ValueError, match="`state`"):
-        Signals(n_draws=2, seed=3, also=also).restore(other.state(), X, Y)
+        Signals(also=also).restore(other.state(), X, Y)
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(4, 20), nn.Tanh(), nn.Linear(20, 3)).requires_grad_(False)
     values, predictions = signals.measure(model(signals.perturbed_inputs))
     others, same = other.measure(model(other.perturbed_inputs))
     assert torch.equal(same, predictions)
     assert others == {**values, **{name: others[name] for name in also}}
-    parzen = ParzenUncertainty(n_draws=2, seed=3, pairs_at="sample", feature_extractor=signals.boundary.space_name_)
-    expected = parzen.fit(X, Y).score(model)
-    assert signals.boundary.space_name_ in ("inputs", "metric")
-    assert float(others["parzen_uncertainty"]) == pytest.approx(float(expected), abs=1e-6)
+    parzen = ParzenUncertainty(20, 3, 3, pairs_at="sample", feature_extractor=signals.boundary.space_name_).fit(X, Y)
+    assert float(others["parzen_uncertainty"]) == pytest.approx(float(parzen.score(model)), abs=1e-6)
     assert float(others["omission"]) == pytest.approx(float(parzen.omission(model)), abs=1e-12)
     logits = model(other.perturbed_inputs)
     logits[-1, 0] = torch.nan  # at a sample itself
     assert all(value.isnan() for value in other.measure(logits).values.values())
 
 
-def test_each_signal_has_one_entry():
-    signals = fitted()
-    assert tuple(signals.measure(read(signals)).values) == Signals.NAMES == signals.names
-    assert [signal.name for signal in SIGNALS.values()] == list(SIGNALS)
+def test_smaller_is_better_for_some():
     smaller = {name for name, signal in SIGNALS.items() if not signal.is_larger_better}
     assert smaller == {"prediction_changes", "omission", "expected_log_loss", "expected_brier_score"}
 
@@ -75,8 +163,8 @@ def test_more_columns_than_classes_are_empty_classes():
 @pytest.mark.filterwarnings("error")
 def test_labels_that_the_others_or_the_nearest_do_not_tell_are_warned_of():
     signals = fitted()
-    assert signals.vote_skill == LabelVotes().fit(Y, signals.boundary.neighbors).skill_ > 0.5
-    assert signals.regression_skill == LabelRegression(seed=3).fit(FeatureSpace().fit(X).transform(X), Y).skill_ > 0.5
+    assert signals.vote_skill == LabelVotes().fit(NOISY, signals.boundary.neighbors).skill_ > 0.3
+    assert signals.regression_skill == LabelRegression(seed=3).fit(FeatureSpace().fit_transform(X), NOISY).skill_ > 0.3
     generator = torch.Generator().manual_seed(0)
     inputs, noise = torch.randn(500, 20, generator=generator), torch.randint(2, (500,), generator=generator)
     with pytest.warns(UserWarning, match="no better than chance"):
