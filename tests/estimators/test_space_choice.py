@@ -1,5 +1,6 @@
 import torch
 
+from bu_torch import BoundaryUncertainty, FeatureSpace
 from bu_torch.estimators.label_probabilities import LabelRegression, LabelVotes
 from bu_torch.estimators.space_choice import MetricRegression, MetricTrial
 from bu_torch.functional.probabilities import brier_score
@@ -45,8 +46,18 @@ def test_the_mixture_is_that_of_both_spaces_and_judged_by_labels_the_metric_has_
     first = LabelRegression().fit(points, labels).predict_proba(points)
     second = LabelRegression().fit(metric.transform(points), labels).predict_proba(metric.transform(points))
     torch.testing.assert_close(mixture.predict_proba(points), torch.lerp(first, second, mixture.weight_))
+    assert 0.1 < mixture.weight_ < 0.9
+    torch.testing.assert_close(mixture.predict_proba(points, points, labels), mixture.left_out, atol=1e-5, rtol=0)
     votes = LabelVotes().fit(labels, NeighborGraph(10).fit(metric.transform(points)).neighbors)
     of_votes, _, of_rows, *_ = mixture.held_out(votes, labels, None)
     untaught = ~torch.isin(torch.arange(400), metric.rows_)
     assert torch.equal(of_rows, labels[untaught])
     assert torch.equal(of_votes, votes.left_out[untaught])
+
+
+def test_a_regression_is_in_the_metric_that_is_asked_for_of_samples_too_few_for_a_trial():
+    inputs, labels = noisy(100)
+    points = FeatureSpace().fit_transform(inputs)
+    moved = LabelMetric().fit(points, labels).transform(points)
+    found = BoundaryUncertainty(10, feature_extractor="metric").fit(inputs, labels)
+    assert found.regression_skill == LabelRegression().fit(moved, labels).skill_
