@@ -243,7 +243,10 @@ class Engine:
         kept = (check.entry if check.is_best else history.kept) or {}
         self.record.write(
             {
-                **row(check.entry, self.record.seconds, self.record.check_seconds, train_loss),
+                **row(check.entry),
+                "seconds": self.record.seconds,
+                "check_seconds": self.record.check_seconds,
+                "train_loss": train_loss,
                 "kept_epoch": kept.get("epoch"),
                 "kept_step": kept.get("step"),
                 "n_not_compared": history.n_not_compared,  # the header may be older, when all checks counted
@@ -266,7 +269,8 @@ class Engine:
             score = {"score_name": history.score_name, "score": kept.get(history.score_name)}
             self.summary = {"reason": reason, **score, **line, **judged}
         line |= {"kind": "end", "n_not_compared": history.n_not_compared, "remarks": self._doubts + self._remarks}
-        self.record.write(line | self.record.costs())
+        seconds = {name: getattr(self.record, name) for name in ("saving_seconds", "training_seconds")}
+        self.record.write(line | seconds)
 
     @property
     def is_useless(self) -> bool:

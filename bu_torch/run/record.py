@@ -48,15 +48,14 @@ class Record:
         """Seconds since the preparation ended."""
         return time.perf_counter() - self._started - self.setup_seconds
 
-    def costs(self) -> dict[str, float]:
-        training = self.seconds - self.check_seconds - self.saving_seconds
-        return {"saving_seconds": self.saving_seconds, "training_seconds": training}
+    @property
+    def training_seconds(self) -> float:
+        return self.seconds - self.check_seconds - self.saving_seconds
 
     def describe_cost(self) -> str:
         """Say what this package cost on top of training; a trainer's time on its hooks is not known here."""
         spent = self.setup_seconds + self.check_seconds + self.saving_seconds
-        training = self.costs()["training_seconds"]
-        return f"Overhead of bu-torch: at least {spent:.1f} s on top of {training:.1f} s of training."
+        return f"Overhead of bu-torch: at least {spent:.1f} s on top of {self.training_seconds:.1f} s of training."
 
     @contextmanager
     def counting(self, name: str) -> Iterator[None]:
@@ -99,10 +98,10 @@ class Record:
         )
 
 
-def row(entry: Mapping[str, Any], *costs: float | None) -> dict[str, Any]:
-    """Line of a check; seconds, those of all checks, and the training loss are unknown for checks before a resume."""
-    known = dict(itertools.zip_longest(("seconds", "check_seconds", "train_loss"), costs))
-    return {"kind": "check", "epoch": entry["epoch"], "step": entry.get("step"), **known, **entry}
+def row(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Line of a check; times and the training loss are unknown for checks before a resume."""
+    unknown = dict.fromkeys(("seconds", "check_seconds", "train_loss"))
+    return {"kind": "check", "epoch": entry["epoch"], "step": entry.get("step"), **unknown, **entry}
 
 
 def plain(value: Any) -> Any:

@@ -21,40 +21,26 @@ def checks(**columns):
 
 
 @pytest.mark.parametrize("name", RULE_NAMES)
-def test_a_rule_that_goes_by_a_name_keeps_the_first_largest_and_needs_signals_alone(name):
+def test_a_rule_that_goes_by_a_name_keeps_the_first_largest_of_its_signals(name):
     rule = as_rule(name)
+    assert (rule.name, bool(rule.title), SelectionRule(name).score_name) == (name, True, name)
     assert SelectionRule(name).replay(checks(**{signal: [1, 3, 2, 3] for signal in rule.signals}))["epoch"] == 1
-    assert rule.name == name
-    assert rule.title
-    history = [{"epoch": epoch, **dict.fromkeys(SIGNALS, 0.5 + 0.1 * epoch)} for epoch in range(3)]
-    assert SelectionRule(name).replay(history)["epoch"] in range(3)
-    assert (SelectionRule().rule.name, SelectionRule().score_name) == ("accuracy_uncertainty_trust",) * 2
 
 
-def test_a_rule_of_one_s_own_scores_by_its_signals():
-    history = checks(trust_score=[1, 2, 4, 3], expected_accuracy=[0.9, 0.8, 0.3, 0.5])
-    kept = SelectionRule(Product()).replay(history)
-    assert (kept["epoch"], kept["product"]) == (1, 1.6)
-    assert "product" not in history[1]
-
-
-def test_a_replay_begins_without_memory():
-    history = checks(trust_score=[5, 4, 7], boundary_uncertainty=[0, 0, 0])
-    rule = SelectionRule(Gain())
-    assert [rule.replay(history)["epoch"] for _ in range(2)] == [0, 0]
-
-
-def test_a_replay_is_causal_and_leaves_the_checks_alone():
+def test_a_replay_scores_as_the_checks_did_begins_without_memory_and_leaves_them_alone():
+    assert SelectionRule().rule.name == "accuracy_uncertainty_trust"
     rng = np.random.default_rng(0)
     history = checks(trust_score=rng.normal(size=25), expected_accuracy=rng.normal(size=25))
     before, whole = ([dict(entry) for entry in history] for _ in range(2))
     rule = SelectionRule(Product())
     for end in range(len(whole)):
         rule.complete(whole[: end + 1])
+    assert [check["product"] for check in whole] == [one["trust_score"] * one["expected_accuracy"] for one in before]
     for end in (5, 15, 25):
-        first_largest = max(whole[:end], key=lambda check: check["product"])
-        assert rule.replay(history[:end])["epoch"] == first_largest["epoch"]
+        assert rule.replay(history[:end]) == max(whole[:end], key=lambda check: check["product"])
     assert history == before
+    gain, falling = SelectionRule(Gain()), checks(trust_score=[5, 4, 7], boundary_uncertainty=[0, 0, 0])
+    assert [gain.replay(falling)["epoch"] for _ in range(2)] == [0, 0]
 
 
 @pytest.mark.parametrize("rule", [*RULE_NAMES, Product()], ids=lambda rule: getattr(rule, "name", rule))
@@ -74,7 +60,7 @@ def test_early_and_non_finite_checks_are_not_kept(rule):
         (lambda: made(score=lambda self, values: values["omission"]), "", KeyError, "`Made.score` reads 'omission'"),
     ],
 )
-def test_a_missing_signal_or_a_score_that_is_none_is_an_error(rule, missing, error, message):
+def test_a_missing_signal_or_a_score_that_is_no_number_is_an_error(rule, missing, error, message):
     history = checks(trust_score=[1, 0.5], expected_accuracy=[1, 0.5])
     history[0].pop(missing, None)
     with pytest.raises(error, match=message):

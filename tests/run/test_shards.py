@@ -1,19 +1,8 @@
-"""Two processes of a plain loop, whose parameters are shards or whole, against the same loop in one."""
+"""Two processes of a plain loop against the same loop in one."""
 
 import pytest
 import torch
 from apart import run_apart
-
-
-def results_of(folder, script):
-    """What one process has found, and each of two."""
-    file = folder / "script.py"
-    file.write_text(script.format(folder=folder))
-    for n_processes in (1, 2):
-        codes, said = run_apart(file, n_processes)
-        assert codes == [0] * n_processes, said
-    return [torch.load(folder / name) for name in ("1-0.pt", "2-0.pt", "2-1.pt")]
-
 
 SHARED = """
 import os
@@ -50,7 +39,12 @@ torch.save(found, f"{folder}/{{n}}-{{rank}}.pt")
 
 
 def test_the_first_process_of_a_plain_loop_reads_for_both_and_agrees_with_one(tmp_path):
-    alone, first, second = results_of(tmp_path, SHARED)
+    file = tmp_path / "script.py"
+    file.write_text(SHARED.format(folder=tmp_path))
+    for n_processes in (1, 2):
+        codes, said = run_apart(file, n_processes)
+        assert codes == [0] * n_processes, said
+    alone, first, second = (torch.load(tmp_path / name) for name in ("1-0.pt", "2-0.pt", "2-1.pt"))
     assert (first.pop("reads"), second.pop("reads")) == (True, False)
     assert first == second
     for shared, entry in zip(first["history"], alone["history"], strict=True):
