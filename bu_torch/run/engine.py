@@ -76,6 +76,7 @@ class Engine:
         self.average = None if settings.averaging is None else WeightAverage(settings.averaging)
         self.record = Record()
         self.prepared: Preparation | None = None
+        self.fitted: Fitted | None = None  # in the first process, until `release`
         self.resumed: dict[str, Any] = {}  # preparation of the run that this one resumes
         self.inputs: Any = None  # perturbed samples, in the processes that read the network
         self.is_over = False  # from `release` on
@@ -96,26 +97,20 @@ class Engine:
         lines = {"warn": self.warn, "tell": self.tell, "detail": self.detail}
 
         def prepared() -> Preparation:
-            self.prepared = prepare_signals(read(), self.settings, self.resumed, device, has_checks=has_checks, **lines)
-            return self.prepared._replace(fitted=None)
+            shared, self.fitted = prepare_signals(
+                read(), self.settings, self.resumed, device, has_checks=has_checks, **lines
+            )
+            return shared
 
-        shared = processes.on_first(prepared)
-        if processes.rank == 0:
-            self.inputs = self._signals.perturbed
-        else:
-            self.prepared, self.inputs = shared, None
+        self.prepared = processes.on_first(prepared)
+        self.inputs = None if self.fitted is None else self.fitted.signals.perturbed
         if processes.are_sharded and processes.count > 1:
             inputs: Any = processes.broadcast(None if processes.rank else copy.copy(self.inputs).to("cpu"))
             self.inputs = inputs.to(device)
-        is_the_same = shared.is_restored or not has_checks
+        is_the_same = self.prepared.is_restored or not has_checks
         if not is_the_same:
             self._forget_checks()
         return is_the_same
-
-    @property
-    def fitted(self) -> Fitted | None:
-        """What was prepared, in the first process until `release`."""
-        return None if self.prepared is None else self.prepared.fitted
 
     @property
     def _signals(self) -> Signals:
@@ -299,9 +294,7 @@ class Engine:
     def release(self) -> None:
         """Free what `prepare` computed, and the average, because training has ended; results stay."""
         self.is_over = True
-        if self.prepared is not None:
-            self.prepared = self.prepared._replace(fitted=None)
-        self.inputs = self.measured = None
+        self.fitted = self.inputs = self.measured = None
         self.processes = Processes()
         if self.average is not None:
             self.average.release()

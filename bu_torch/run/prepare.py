@@ -27,7 +27,7 @@ Tell = Callable[[str], None]
 
 
 class Fitted(NamedTuple):
-    """What only the process has that has prepared."""
+    """What only the first process has, which has prepared."""
 
     signals: Signals
     rows: Tensor  # places of the samples in the dataset, (N,)
@@ -35,7 +35,7 @@ class Fitted(NamedTuple):
 
 
 class Preparation(NamedTuple):
-    """The samples of all checks of a training."""
+    """What all processes know of the samples of a training's checks."""
 
     plan: Plan
     packing: Packing | None  # layout of several tensors a sample in one
@@ -47,7 +47,6 @@ class Preparation(NamedTuple):
     # preparation if the space is the network's features, and otherwise the name of the space.
     saved: Mapping[str, Any] | None
     space: SpaceName | None
-    fitted: Fitted | None  # None in other processes, and when training has ended
 
     def state_dict(self) -> dict[str, Any]:
         return {"plan": tuple(self.plan), "samples": self.fingerprint, "prepared": self.saved, "space": self.space}
@@ -72,7 +71,7 @@ def prepare_signals(
     warn: Tell,
     tell: Tell,
     detail: Tell,
-) -> Preparation:
+) -> tuple[Preparation, Fitted]:
     """Choose samples as a plan says, fit the signals to them for checks on `device`, and say how they are measured.
 
     `resumed` is the `state_dict` of a resumed run, or empty; its plan counts, and its space, if it `has_checks`. Errors
@@ -115,13 +114,12 @@ def prepare_signals(
         is_restored and resumed.get("samples") in (None, signals.prepared.fingerprint),
         saved,
         space,
-        Fitted(signals.to(device), samples.rows, _describe(signals, samples)),
     )
     for line in _details(signals, takes_readings=prepared.takes_readings):
         detail(line)
     if doubt := _doubt(signals):
         tell(doubt)
-    return prepared
+    return prepared, Fitted(signals.to(device), samples.rows, _describe(signals, samples))
 
 
 def _settings_for(settings: Settings, samples: Samples) -> Settings:
