@@ -188,8 +188,6 @@ class PresentClasses:
 
     def columns(self, classes: Tensor) -> Tensor:
         """Columns of classes, (n,) int64: below C for those present, from C on for all others."""
-        if len(self) == self.n_classes:
-            return classes
         return torch.where(classes < self.n_classes, self._columns[classes.clamp(max=self.n_classes - 1)], classes)
 
     def expand(self, columns: Tensor, fill: float) -> Tensor:

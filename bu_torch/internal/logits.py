@@ -4,7 +4,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import filterfalse
 from typing import Any
 
 import torch
@@ -198,8 +197,8 @@ def dtype_of(model: object, inputs: Any) -> torch.dtype:
     """Dtype in which a model takes inputs: its own, or theirs if they are integers or it has none."""
     if isinstance(model, nn.Module) and inputs.is_floating_point() and not isinstance(model, PackedNetwork):
         sizes = Counter[torch.dtype]()  # a temperature may have another precision than the layers
-        for one in filterfalse(is_lazy, model.parameters()):
-            if one.is_floating_point():
+        for one in model.parameters():
+            if one.is_floating_point() and not is_lazy(one):
                 sizes[one.dtype] += one.numel()
         return max(sizes, key=lambda dtype: sizes[dtype], default=inputs.dtype)
     return inputs.dtype

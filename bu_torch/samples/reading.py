@@ -134,24 +134,20 @@ def read_loader(
     to each batch, and moves it to the CPU. `looks_for_augmentation` reads a few samples twice. Raises `UnreadableError`
     where `read_samples` raises ValueError.
     """
+    reader = Reader(loader, seed, keys, transform)
     with seeded(seed):
-
-        def chosen_of(order: dict[str, Any], *limits: Any) -> Samples:
-            read = with_batches(loader, order, seed, lambda batches: concatenate(batches, keys, transform, *limits))
-            return choose_among(*read, how_many, seed)
-
         if isinstance(loader.dataset, IterableDataset):
-            return chosen_of({"batch_size": loader.batch_size}, stream_limit, stream_limit or 0, max_bytes)
+            read = reader.in_order({"batch_size": loader.batch_size}, stream_limit, stream_limit or 0, max_bytes)
+            return choose_among(*read, how_many, seed)
         indices, are_lists, weights = _visited(loader, n_batches, seed)
         if loader.batch_sampler is None and not are_lists:
-            return chosen_of({"sampler": indices, "batch_size": None})
+            return choose_among(*reader.in_order({"sampler": indices, "batch_size": None}), how_many, seed)
         n_training, are_places = len(indices), isinstance(indices[0], int)
         known = known_labels(loader.dataset, keys.labels) if are_places else None
         if (n_wanted := how_many(n_training)) < n_training:
             chosen = stratified_rows(n_training, n_wanted, seed, None if known is None else known[indices])
             indices = [indices[i] for i in chosen.tolist()]
             weights = None if weights is None else weights[chosen]
-        reader = Reader(loader, seed, keys, transform)
         samples = samples_of(*reader.read(indices, max_bytes=max_bytes))
         samples = samples._replace(n_training=n_training, classes=_class_names(loader.dataset))
         n_read, n_asked = len(samples.labels), len(indices)
@@ -242,6 +238,12 @@ class Reader(NamedTuple):
     keys: Keys
     transform: Callable[[Any], Any] | None
 
+    def in_order(self, order: dict[str, Any], *limits: Any) -> tuple[Any, Tensor]:
+        """Inputs and labels of all batches in an `order` that `DataLoader` takes; limits are those of `concatenate`."""
+        return with_batches(
+            self.loader, order, self.seed, lambda batches: concatenate(batches, self.keys, self.transform, *limits)
+        )
+
     def read(self, indices: list[Any], n_times: int = 1, max_bytes: float | None = None) -> tuple[Any, Tensor]:
         """Inputs and labels of all samples, `n_times` one after another.
 
@@ -249,18 +251,17 @@ class Reader(NamedTuple):
         also those of generators that the dataset holds, because one process reads all.
         """
         loader, is_in_memory = self.loader, _is_in_memory(self.loader)
-        takes_more = is_in_memory and self.transform is None
-        size = READ_BATCH if takes_more else loader.batch_size or READ_BATCH
+        size = loader.batch_size or READ_BATCH
+        if is_in_memory and self.transform is None:
+            size = READ_BATCH
         lists = [indices[start : start + size] for start in range(0, len(indices), size)] * n_times
-
-        def use(batches: Iterator[Any]) -> tuple[Any, Tensor]:
-            return concatenate(batches, self.keys, self.transform, None, n_times * len(indices), max_bytes)
-
+        limits = None, n_times * len(indices), max_bytes
         with seeded(self.seed):
             if is_in_memory:  # indexing runs no code of the user's
-                return use(list(loader.dataset[places]) for places in lists)
+                batches = (list(loader.dataset[places]) for places in lists)
+                return concatenate(batches, self.keys, self.transform, *limits)
             order = {"sampler": lists, "batch_size": None} if loader.batch_sampler is None else {"batch_sampler": lists}
-            return with_batches(loader, order, self.seed, use)
+            return self.in_order(order, *limits)
 
     def sees_augmentation(self, indices: list[Any]) -> bool:
         """Whether a second reading of a few of these samples gives other inputs and the same labels."""

@@ -29,12 +29,11 @@ class Products(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("precision", ["highest", "medium"])
-@pytest.mark.parametrize("features", [PatchFeatures(n_patches=10)])
-def test_no_factor_is_rounded_and_what_training_asked_for_is_put_back(features, precision):
+def test_no_factor_is_rounded_and_what_training_asked_for_is_put_back(precision):
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     asked = settings()
-    transform = features.fit(IMAGES).transform
+    transform = PatchFeatures(n_patches=10).fit(IMAGES).transform
     with Products() as products:
         transform(IMAGES)
     assert products.seen
