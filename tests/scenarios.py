@@ -449,12 +449,6 @@ class Look(Callback):
         )
 
 
-def kill(trainer, pl_module, batch, batch_idx):
-    """End the training within an epoch."""
-    if (trainer.current_epoch, batch_idx) == (2, 1):
-        raise RuntimeError("killed")
-
-
 @dataclass
 class Case:
     """The trainings of a scenario, each made when it is first asked for."""
@@ -473,9 +467,19 @@ class Case:
 
     @cached_property
     def killed(self):
-        stopping, last = self.scenario.stopping(), ModelCheckpoint(self.folder / "user", save_last=True)
+        return self.killed_in(2)
+
+    def killed_in(self, epoch):
+        """End a training within an epoch; its callback, and the user's last checkpoint."""
+
+        def kill(trainer, pl_module, batch, batch_idx):
+            if (trainer.current_epoch, batch_idx) == (epoch, 1):
+                raise RuntimeError("killed")
+
+        folder, stopping = self.folder / f"killed in {epoch}", self.scenario.stopping()
+        last = ModelCheckpoint(folder / "user", save_last=True)
         with pytest.raises(RuntimeError, match="killed"):
-            self.scenario.train(self.folder / "killed", LambdaCallback(on_train_batch_start=kill), stopping, last)
+            self.scenario.train(folder, LambdaCallback(on_train_batch_start=kill), stopping, last)
         return stopping, last.last_model_path
 
     def resumed(self, path):

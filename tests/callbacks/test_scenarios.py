@@ -87,9 +87,20 @@ def test_the_kept_weights_are_those_that_were_measured(case):
 @cases(lambda scenario: scenario.resumes)
 @pytest.mark.parametrize("place", ["last", "kept"])
 def test_a_killed_run_goes_on_as_if_it_had_not_been(case, place):
-    whole, seen, module, _ = case.whole
     first, last = case.killed
-    resumed, seen_again, again, _ = case.resumed(last if place == "last" else first.best_model_path)
+    assert_goes_on(case, last if place == "last" else first.best_model_path)
+
+
+@pytest.mark.parametrize("case", ["a table", "weights as they are"], indirect=True, scope="module")
+@pytest.mark.parametrize("epoch", range(1, N_EPOCHS))
+def test_a_run_goes_on_in_whichever_epoch_it_was_killed(case, epoch):
+    assert_goes_on(case, case.killed_in(epoch)[1])
+
+
+def assert_goes_on(case, path):
+    """A run that resumes from a checkpoint ends as the one in a piece."""
+    whole, seen, module, _ = case.whole
+    resumed, seen_again, again, _ = case.resumed(path)
     # Lightning loads all precisions into a module of 32 bits, which it then converts.
     tolerance = 1e-5 if case.scenario.options.get("precision") == "64-true" else 0
     assert len(resumed.history) == len(whole.history)
