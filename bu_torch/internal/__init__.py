@@ -1,1 +1,1 @@
-"""Tools that several rooms share: input checks, copying and reading a network, files, printing, progress."""
+"""Tools that several rooms share: input checks, copying and reading a network, random states, output."""
