@@ -204,7 +204,8 @@ class FileKeeper(InternalCallback, ModelCheckpoint):
         finally:
             strategy.optimizers = optimizers
         place, kept = (checkpoint.get("epoch"), checkpoint.get("global_step")), self.engine.history.kept
-        if not are_shards and (kept is None or place != place_of(kept)):
+        named = (checkpoint.get("callbacks") or {}).get(self.state_key, {}).get("best_model_path", path)
+        if not are_shards and (kept is None or place != place_of(kept) or named != path):
             raise ValueError(f"it is of epoch {place[0]} and step {place[1]} of another run")
         module.on_load_checkpoint(checkpoint)
         if are_shards:

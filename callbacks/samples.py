@@ -121,17 +121,15 @@ def _samples_between_checks(trainer: Trainer, every_n_train_steps: int | None) -
 
 def _network_as_space(trainer: Trainer, pl_module: LightningModule, engine: Engine) -> LightningModule | None:
     """The network, if its features may be a space: unless it is trained already, and no space of its was asked for."""
-    is_asked_for = engine.settings.feature_extractor == "module"
-    if can_be_passed(trainer, pl_module):
-        # Features of a network that has already learnt these labels would leak them.
-        is_new = trainer.global_step == 0 or bool(engine.history.entries)
-        return pl_module if is_new or is_asked_for else None
-    if is_asked_for:
+    is_asked_for, can_be_read = engine.settings.feature_extractor == "module", can_be_passed(trainer, pl_module)
+    if is_asked_for and not can_be_read:
         raise MisconfigurationException(
             "`feature_extractor='module'` needs features of the network before training, which cannot be read if"
             " weights are sharded or a layer is lazy. Pass `feature_extractor='inputs'` or 'patches', or a callable."
         )
-    return None
+    # Features of a network that has already learnt these labels would leak them.
+    is_new = trainer.global_step == 0 or bool(engine.history.entries)
+    return pl_module if can_be_read and (is_new or is_asked_for) else None
 
 
 def _read(

@@ -60,9 +60,9 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             resumed run does not delete the best file of the run that it resumes.
         save_weights_only: Leave out of the checkpoint the states of optimisers, schedulers and callbacks:
             `fit(ckpt_path=...)` refuses such a file.
-        **settings: Attributes, too, which may be set between fits; in a fit that has no effect.
-            `bu_torch.run.settings.Settings` explains all but `every_n_epochs`, `every_n_train_steps`,
-            `reference`, `input_key` and `label_key`, which `BoundaryUncertaintyMonitor` explains.
+        **settings: `bu_torch.run.settings.Settings` explains all but `every_n_epochs`, `every_n_train_steps`,
+            `reference`, `input_key` and `label_key`, which `BoundaryUncertaintyMonitor` explains. Its fields are
+            attributes, too: what is set there holds from the next fit on.
 
     Attributes:
         best_epoch: The kept epoch (`trainer.current_epoch`, 0-based, equal to `checkpoint["epoch"]`); None before the

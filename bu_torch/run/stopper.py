@@ -120,8 +120,7 @@ class BoundaryUncertaintyStopper(Results):
         **settings: Unpack[SettingsDict],
     ) -> None:
         self.settings = Settings(**settings)
-        self.inputs, self.labels, self.sample_weight = inputs, labels, sample_weight
-        self._samples = self._read()
+        self._samples = _samples_of(inputs, labels, sample_weight, self.settings)
         self.settings.refuse_too_few(len(self._samples.inputs), "`inputs`")
         if folder is not None and not isinstance(folder, str | Path):
             raise TypeError(f"`folder` must be a path or None, got {type(folder).__name__}.")
@@ -135,17 +134,6 @@ class BoundaryUncertaintyStopper(Results):
         self.stopped_epoch: int | None = None
         self.stopping_reason = ""
         self._is_concluded = False
-
-    def _read(self) -> Samples:
-        """Samples to choose from; an integration has read them from a loader."""
-        if isinstance(samples := self.inputs, Samples):
-            self.inputs = samples.inputs if samples.packing is None else samples.packing.unpack(samples.inputs)
-            self.sample_weight = samples.weights
-            return samples
-        perturbation = self.settings.perturbation
-        if perturbation == "reading":
-            raise ValueError(f"{ASKED_TO_READ}: tensors cannot be read again. {WITHOUT_READING}")
-        return whole_samples(self.inputs, self.labels, self.sample_weight, keep_integers=keeps_integers(perturbation))
 
     def check(self, model: Callable[[Tensor], Any], epoch: int | None = None, step: int | None = None) -> bool:
         """Measure the model, keep its weights if they are the best so far, and say whether to stop.
@@ -298,3 +286,12 @@ class BoundaryUncertaintyStopper(Results):
         engine.record.begin(started)
         if self.folder is not None and engine.processes.rank == 0:
             engine.open_record(Path(self.folder), vars(settings))
+
+
+def _samples_of(inputs: Any, labels: Any, sample_weight: Any, settings: Settings) -> Samples:
+    """Samples to choose from; an integration has read them from a loader."""
+    if isinstance(inputs, Samples):
+        return inputs
+    if settings.perturbation == "reading":
+        raise ValueError(f"{ASKED_TO_READ}: tensors cannot be read again. {WITHOUT_READING}")
+    return whole_samples(inputs, labels, sample_weight, keep_integers=keeps_integers(settings.perturbation))

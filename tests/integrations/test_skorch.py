@@ -71,7 +71,7 @@ def test_probabilities_of_skorch_s_default_criterion_are_read_as_their_logarithm
 
 def test_samples_that_are_held_out_are_not_read():
     made = fit(stopping(), epochs=1, train_split=skorch.dataset.ValidSplit(4, stratified=False))
-    assert len(of(made).inputs) == 90
+    assert len(of(made)._samples.inputs) == 90
 
 
 def test_options_are_parameters_that_survive_a_copy_and_a_search():

@@ -18,7 +18,8 @@ options = {{"n_neighbors": 20, "n_draws": 1, "metric": MulticlassAccuracy(3)}}
 if n > 1:
     distributed.init_process_group("gloo", rank=rank)
     options["process_group"] = distributed.group.WORLD
-stopper, passes = BoundaryUncertaintyStopper(*blobs(n=121), **options), []
+(inputs, labels), passes = blobs(n=121), []
+stopper = BoundaryUncertaintyStopper(inputs, labels, **options)
 class Counted(nn.Sequential):
     def forward(self, x):
         passes.append(len(x))
@@ -27,7 +28,7 @@ model = Counted(nn.BatchNorm1d(4), nn.Linear(4, 3))
 model[0].running_mean += rank  # as other samples leave it; the first process's counts
 optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
 for _ in range(3):
-    nn.functional.cross_entropy(model[1](stopper.inputs), stopper.labels).backward()
+    nn.functional.cross_entropy(model[1](inputs), labels).backward()
     optimizer.step()
     stopper.check(model)
 stopper.restore(model)
