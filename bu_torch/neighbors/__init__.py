@@ -1,1 +1,1 @@
-"""Nearest neighbours, K-means and prototypes."""
+"""Nearest neighbours and K-means."""

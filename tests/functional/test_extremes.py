@@ -150,13 +150,17 @@ def clusters(draw):
     return labels.to(dtype), neighbors.to(dtype), predictions.to(dtype), j
 
 
-@given(clusters(), st.sampled_from([0.0, 0.5, 1.0]), DTYPES)
-def test_omission(problem, part_of_the_most, dtype):
+@given(clusters(), st.sampled_from([0.0, 0.5, 1.0]), DTYPES, WEIGHING)
+def test_omission(problem, part_of_the_most, dtype, seed):
     labels, neighbors, predictions, j = problem
     significance = part_of_the_most * math.sqrt(neighbors.shape[1]) * 0.99
-    shares = label_votes(labels, neighbors, 0.0, n_classes=j).to(dtype)
-    expected = anchors.omission(labels.tolist(), predictions.tolist(), neighbors.tolist(), significance)
-    assert float(omission(shares, predictions, neighbors, significance=significance)) == pytest.approx(expected)
+    weights = weights_of(len(labels), seed)
+    shares = label_votes(labels, neighbors, 0.0, n_classes=j, weights=weights)
+    shares = shares.to(dtype) if weights is None else shares  # without weights, counts of labels are whole
+    listed = labels.tolist(), predictions.tolist(), neighbors.tolist()
+    expected = anchors.omission(*listed, significance, None if weights is None else weights.tolist())
+    found = omission(shares, predictions, neighbors, significance=significance, weights=weights)
+    assert float(found) == pytest.approx(expected)
 
 
 @given(clusters(), st.sampled_from([0.0, 1e-300, 0.5, 1.0, 30.0, 1e300, math.inf]), st.booleans(), WEIGHING)

@@ -3,7 +3,6 @@ import torch
 from oracles import proposal2
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
-from torch import nn
 
 from bu_torch import FeatureSpace, NeighborGraph, ParzenUncertainty, PrototypeClassifier, perturb
 
@@ -82,16 +81,6 @@ def test_scikit_learn_classifiers_are_scored(classifier):
         assert float(fitted.score(classifier.decision_function)) == pytest.approx(by_probability, abs=0.01)
     with pytest.warns(UserWarning, match="in one column"):
         fitted.score(lambda x: classifier.predict_proba(x)[:, 1])
-
-
-def test_features_of_a_module_that_are_asked_for_win_over_a_space_that_is_known():
-    labels = torch.arange(90) % 3
-    inputs = torch.randn(90, 1, 8, 8, generator=torch.Generator().manual_seed(0)) + labels.view(-1, 1, 1, 1)
-    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 3))
-    for asked, expected in (("module", "module"), (None, "patches")):
-        estimator = ParzenUncertainty(n_neighbors=10, feature_extractor=asked, module=module)
-        estimator.known_space = "patches"
-        assert estimator.fit(inputs, labels).space_name_ == expected
 
 
 @pytest.mark.parametrize("feature_extractor", [None, "inputs", "patches", lambda images: images.flatten(1)])

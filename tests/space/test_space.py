@@ -206,6 +206,13 @@ def test_a_state_is_of_the_space_that_it_was_made_in_whatever_was_chosen_since()
     assert read.restore(written.state(), X, Y).boundary.space_name_ == "inputs"
 
 
+def test_a_space_that_is_known_is_taken_unless_another_is_asked_for():
+    for asked, expected in (("module", "module"), (None, "inputs")):
+        estimator = ParzenUncertainty(20, feature_extractor=asked, module=Spread())
+        estimator.known_space = "inputs"
+        assert estimator.fit(X, Y).space_name_ == expected
+
+
 def test_random_labels_are_told_by_no_space():
     """Each sample counts once, however few there are: a copy would tell its own label."""
     labels = torch.randint(3, (240,), generator=torch.Generator().manual_seed(0))
