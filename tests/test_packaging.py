@@ -68,7 +68,7 @@ def plainly_installed(built, tmp_path_factory):
     folder = tmp_path_factory.mktemp("plain") / "env"
     run(sys.executable, "-m", "venv", folder)
     python = folder / "bin" / "python"
-    run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", built[1])
+    run(python, "-E", "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", built[1])
     (site,) = folder.glob("lib/python*/site-packages")
     dependencies = "\n".join(path for path in sys.path if path.endswith("site-packages"))
     (site / "dependencies.pth").write_text(dependencies)  # whose own `.pth` files are not run
@@ -94,7 +94,7 @@ def test_a_plain_install_is_imported_and_a_clone_s_root_finds_its_own_callbacks(
     (site,) = plainly_installed.parents[1].glob("lib/python*/site-packages")
     expected = [tmp_path / "bu_torch", tmp_path / "callbacks"]
     expected = expected if is_beside_a_clone else [site / "bu_torch", site / "bu_torch" / "callbacks"]
-    found = run(plainly_installed, "-c", IMPORTED, cwd=tmp_path).stdout.splitlines()
+    found = run(plainly_installed, "-E", "-c", IMPORTED, cwd=tmp_path).stdout.splitlines()
     assert [Path(file).parent for file in found] == expected
 
 

@@ -132,21 +132,10 @@ def block(page, **names):
     """The names after the code on a page of recipes, with these before it; its trainings are short."""
     code = re.search(r"```python\n(.*?)```", (FOLDER.parents[1] / "docs" / "recipes" / page).read_text(), re.DOTALL)[1]
     names |= {"BoundaryUncertaintyStopping": bu_torch.BoundaryUncertaintyStopping, "LambdaCallback": LambdaCallback}
-    names |= {"Classifier": Learning, "L": L, "loader": loader(*blobs()), "__name__": "__main__"}
+    names |= {"Classifier": Classifier, "L": L, "loader": loader(*blobs()), "__name__": "__main__"}
     quick = "max_epochs=4, logger=False, enable_progress_bar=False"
     exec(code.replace("max_epochs=100", quick), names)  # noqa: S102  (of our own page)
     return names
-
-
-class Learning(Classifier):
-    """A network whose rate is searched for."""
-
-    def __init__(self, lr):
-        super().__init__()
-        self.lr = lr
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=self.lr)
 
 
 @pytest.mark.filterwarnings("ignore:Expected accuracy is")  # of rates that are too small
