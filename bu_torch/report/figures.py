@@ -15,6 +15,7 @@ from bu_torch.report.record import RunRecord
 from bu_torch.report.text import escaped
 from bu_torch.rule.rules import DEFAULT_RULE
 from bu_torch.signals.catalogue import SIGNALS
+from bu_torch.signals.details import Details
 
 Json = dict[str, Any]
 BLUE, ORANGE, VIOLET, GREEN, GREY, RED = "#3b82f6", "#d97706", "#a855f7", "#16a34a", "#8590a2", "#dc2626"
@@ -90,11 +91,8 @@ def curves(record: RunRecord) -> Section | None:
     return _figure("curves", "Curves", reading.lstrip(), traces, layout, 90 + _PANEL_HEIGHT * len(shown))
 
 
-def crossing(record: RunRecord) -> Section | None:
-    """Uncertainty of the labels from the boundary outward, at the kept check; None without details."""
-    if record.shown_details is None:
-        return None
-    place, details = record.shown_details
+def crossing(record: RunRecord, details: Details, where: str) -> Section:
+    """Uncertainty of the labels from the boundary outward."""
     network, attainable = details.crossing
     share = [(part + 0.5) / len(network) for part in range(len(network))]
     traces = [
@@ -113,8 +111,7 @@ def crossing(record: RunRecord) -> Section | None:
     for first, second, met, _ in details.meeting:
         names = " and ".join(record.class_name(index)[:60] for index in (first, second))
         reading += f" Classes {names} meet on {met:.0%} of the boundary, where other classes are likelier."
-    title = f"Uncertainty near the boundary, at {record.axis} {place}"
-    return _figure("crossing", title, reading, traces, layout, 340)
+    return _figure("crossing", f"Uncertainty near the boundary, {where}", reading, traces, layout, 340)
 
 
 def _figure(name: str, title: str, reading: str, traces: list[Json], layout: Json, height: int) -> Section:

@@ -20,7 +20,7 @@ from bu_torch.report.figures import Json, Section, score_name, scores_that_count
 from bu_torch.report.record import RunRecord, find_records, read_record
 from bu_torch.report.text import duration, escaped, last_parts, shown_number, without_folders
 from bu_torch.signals.catalogue import SIGNALS
-from bu_torch.signals.details import MOST_CLASSES
+from bu_torch.signals.details import MOST_CLASSES, Details
 
 _TILES = {
     "expected_accuracy": "at the perturbed samples",
@@ -95,13 +95,14 @@ class Content(NamedTuple):
 
 def content(record: RunRecord) -> Content:
     """Content of the page of a record, from its headline to its sources."""
-    parts = {  # in the order of the page, by their names in the table of contents
-        "Curves": figures.curves(record),
-        "Near the boundary": figures.crossing(record),
-        "Recall": _recalls(record),
-        "Doubtful samples": _doubtful(record),
-        "Settings": _settings(record),
-    }
+    parts = {"Curves": figures.curves(record)}  # in the order of the page, by their names in the table of contents
+    if record.shown_details is not None:
+        place, details = record.shown_details
+        where = f"at {record.axis} {place}"
+        parts["Near the boundary"] = figures.crossing(record, details, where)
+        parts["Recall"] = _recalls(record, details, where)
+        parts["Doubtful samples"] = _doubtful(record, details, where)
+    parts["Settings"] = _settings(record)
     title, text = _headline(record)
     shown = {link: part for link, part in parts.items() if part is not None}
     links = "".join(f'<a href="#section-{part.name}">{link}</a>' for link, part in shown.items())
@@ -178,11 +179,9 @@ def _tiles(record: RunRecord) -> list[tuple[str, str, str]]:
     return tiles
 
 
-def _recalls(record: RunRecord) -> Section | None:
-    shown = record.shown_details
-    if shown is None or not shown[1].recalls:
+def _recalls(record: RunRecord, details: Details, where: str) -> Section | None:
+    if not (recalls := details.recalls):
         return None
-    place, recalls = shown[0], shown[1].recalls
     rows = [[escaped(record.class_name(one.label), 60), *map(shown_number, one[1:])] for one in recalls]
     reading = (
         "Recall is the share of the perturbed samples with this label that the network predicts as labelled. Expected"
@@ -191,14 +190,12 @@ def _recalls(record: RunRecord) -> Section | None:
     reading += f" At most {MOST_CLASSES} classes are listed." if len(recalls) == MOST_CLASSES else ""
     reading += _AT_HALF if "threshold" in record.checks[-1] else ""
     body = _table(("class", "share", "recall", "expected recall"), rows, numbers=(1, 2, 3), is_tall=True)
-    return Section("recall", f"Recall by class, at {record.axis} {place}", reading, body)
+    return Section("recall", f"Recall by class, {where}", reading, body)
 
 
-def _doubtful(record: RunRecord) -> Section | None:
-    shown = record.shown_details
-    if shown is None or not shown[1].doubtful:
+def _doubtful(record: RunRecord, details: Details, where: str) -> Section | None:
+    if not (doubtful := details.doubtful[:100]):
         return None
-    place, doubtful = shown[0], shown[1].doubtful[:100]
     rows = [
         [str(row), *(escaped(record.class_name(index), 60) for index in classes), shown_number(probability)]
         for row, *classes, probability in doubtful
@@ -210,7 +207,7 @@ def _doubtful(record: RunRecord) -> Section | None:
     reading = f"The {len(rows)} samples whose labels are the least likely by all labels. Common in rare classes too."
     reading += _AT_HALF if "threshold" in record.checks[-1] else ""
     body = f"{button}{_table(head, rows, numbers=(0, 4), is_tall=True)}{indices if suspects else ''}"
-    return Section("doubtful", f"Doubtful labels, at {record.axis} {place}", reading, body)
+    return Section("doubtful", f"Doubtful labels, {where}", reading, body)
 
 
 def _settings(record: RunRecord) -> Section:

@@ -65,14 +65,9 @@ def test_settings_arrive(project, capsys):
 
 
 PLACES = ("ranked_project", "ranked_project:", ":x", "no_project:x", "ranked_project:missing")
-
-
-REFUSED = {name: ([name], {}) for name in ("missing.ckpt", "inputs.pt", "ranked_project.py")}
-REFUSED |= {
-    "`\ufffd[31mred .ckpt`": (["\x1b[31mred\n.ckpt"], {}),
-    "nowhere": (["checkpoints", "--device", "nowhere"], {}),
-}
-ROWS = [(said, *row) for said, row in REFUSED.items()]
+# What is said, arguments and places.
+ROWS = [(name, [name], {}) for name in ("missing.ckpt", "inputs.pt", "ranked_project.py")]
+ROWS += [("`\ufffd[31mred .ckpt`", ["\x1b[31mred\n.ckpt"], {}), ("nowhere", ["checkpoints", "--device", "nowhere"], {})]
 ROWS += [(at.strip(":").split(":")[0], ["checkpoints"], {where: at}) for at in PLACES for where in ("module", "data")]
 
 
