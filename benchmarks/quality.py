@@ -17,7 +17,7 @@ rest test.
 The saved results:
 
     python benchmarks/quality.py tables --settings adamw rmsprop
-    python benchmarks/quality.py others
+    python benchmarks/quality.py others --settings adamw rmsprop
     python benchmarks/quality.py images --noise none uniform-0.2
     python benchmarks/text.py --fetch && python benchmarks/quality.py texts
     python benchmarks/quality.py business --folder FOLDER --settings adamw --noise none uniform-0.2 --seeds 2
