@@ -43,12 +43,6 @@ class History:
         """Entry of a check that holds its score; "" if nothing is decided."""
         return self.selection.score_name if self.settings.decides else ""
 
-    @property
-    def last_score(self) -> float | None:
-        """Score of the last check; None if it does not count."""
-        compared = self.compared
-        return self.selection.score(compared[-1]) if compared else None
-
     def is_last(self, epoch: int, step: int | None = None) -> bool:
         return bool(self.entries) and place_of(self.entries[-1]) == (epoch, step)
 
@@ -94,8 +88,8 @@ class History:
             return ""
         where = f"in epoch {epoch}" if step is None else f"at step {step} of epoch {epoch}"
         start = f"Stopped {where}: {self.selection.rule.title}"
-        if self.last_score is not None and not math.isfinite(self.last_score):
-            return f"{start} gave a score that is not finite ({self.last_score})."
+        if not math.isfinite(score := compared[-1][self.score_name]):
+            return f"{start} gave a score that is not finite ({score})."
         wait, min_delta = verdict.wait, self.settings.min_delta
         now, unit = (epoch, "epoch") if step is None else (step, "step")
         then = compared[-1 - wait].get(unit) if wait < len(compared) else None

@@ -61,8 +61,7 @@ class Settings:
             stratified if labels are known without reading the samples; of an `IterableDataset` they are the first ones.
             None takes as many as fit into a GiB and into the price of a check, but no fewer than a cluster, and no more
             than the first 10,000 of an `IterableDataset`. The price is counted in forward passes, not timed, so that
-            runs repeat: 0.15 of the training samples that an epoch visits. Small data has a floor of 6000 passes of a
-            small network, fewer if a pass takes more than 60,000 floating-point operations, and 500 from 1,160,000 on.
+            runs repeat: 0.15 of the training samples that an epoch visits, or more for small data (docs/cost.md).
         seed: Seed of all random choices, from 0 to 2**64 - 1. Global random numbers are left as they are.
         feature_extractor: Space in which distances between samples are measured; they are perturbed in input space all
             the same. `"inputs"` are the standardised inputs, `"patches"` are `bu_torch.PatchFeatures` of images,
