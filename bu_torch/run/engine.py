@@ -198,11 +198,11 @@ class Engine:
         With `is_counted=False`, neither it nor any check before it counts for the patience or as best.
         """
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
-        if self.measured is not None and self.history.has_best_value(entry):
-            self._best_contributions = self.measured.contributions
         is_best = self.history.add(entry) and is_counted
         if not is_counted:
             self._forget_checks()
+        elif self.measured is not None and self.history.has_best_value(entry):
+            self._best_contributions = self.measured.contributions
         if self.fitted is not None and not self._has_warned:
             line = describe_worse_than_chance(self.history.entries, self._n_columns, self.fitted.about["data"])
             self._has_warned = bool(line)

@@ -52,9 +52,9 @@ class History:
         return value if math.isfinite(value) else -math.inf
 
     def has_best_value(self, entry: Entry) -> bool:
-        """Whether `entry` counts and its expected value of the metric beats that of all other checks that count."""
+        """Whether a check counts and its expected value of the metric beats that of all others that count."""
         first = self.settings.start_from_epoch
-        others = [check for check in self.compared if check["epoch"] >= first and place_of(check) != place_of(entry)]
+        others = [check for check in self.compared if check["epoch"] >= first and check is not entry]
         return entry["epoch"] >= first and self.value_of(entry) > max(map(self.value_of, others), default=-math.inf)
 
     def add(self, entry: Entry) -> bool:
