@@ -27,14 +27,11 @@ def test_metrics_reach_logger_progress_bar_and_the_user_s_callbacks(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
-class TestFindingTheData:
-    def test_endless_stream_is_cut_off(self, tmp_path):
-        monitor = BoundaryUncertaintyMonitor(reference=Endless(), n_draws=1, max_samples=300)
-        fit(tmp_path, monitor, max_epochs=1)
-        assert read_record(monitor.record_path).data["n_samples"] == 300
-
-    def test_steps_counted_on_an_endless_stream_are_warned_of(self, tmp_path):
-        monitor = BoundaryUncertaintyMonitor(n_draws=1, max_samples=300)
-        with pytest.warns(UserWarning, match="max_steps=8"):
-            fit(tmp_path, monitor, data=DataLoader(Endless(), batch_size=32), max_epochs=-1, max_steps=8)
-        assert len(monitor.history) == 1
+@pytest.mark.parametrize("is_reference", [True, False])
+def test_an_endless_stream_is_cut_off_and_steps_on_it_are_warned_of(tmp_path, recwarn, is_reference):
+    monitor = BoundaryUncertaintyMonitor(reference=Endless() if is_reference else None, n_draws=1, max_samples=300)
+    data = None if is_reference else DataLoader(Endless(), batch_size=32)
+    fit(tmp_path, monitor, data=data, max_epochs=1 if is_reference else -1, max_steps=8)
+    assert read_record(monitor.record_path).data["n_samples"] == 300
+    assert len(monitor.history) == 1
+    assert any("max_steps=8" in str(one.message) for one in recwarn) != is_reference

@@ -327,25 +327,24 @@ class TestEnds:
         assert ("RuntimeError: trouble" in own.stopping_reason) != has_ended
 
 
-class TestOutsideAFit:
-    @pytest.mark.parametrize("is_trained", [False, True])
-    def test_tests_and_predictions_change_nothing(self, tmp_path, is_trained):
-        own, module, data = scripted(), Validated(), loader(*blobs())
-        made = trainer(tmp_path, own)
-        if is_trained:
-            made.fit(module, data)
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_tests_and_predictions_change_nothing(tmp_path, is_trained):
+    own, module, data = scripted(), Validated(), loader(*blobs())
+    made = trainer(tmp_path, own)
+    if is_trained:
+        made.fit(module, data)
 
-        def state():
-            results = [getattr(own, name) for name in ("history", "best_epoch", "best_model_path", "stopping_reason")]
-            return str(results), made.callbacks, [*tmp_path.rglob("*.*")], made.global_step
+    def state():
+        results = [getattr(own, name) for name in ("history", "best_epoch", "best_model_path", "stopping_reason")]
+        return str(results), made.callbacks, [*tmp_path.rglob("*.*")], made.global_step
 
-        before, weights = state(), weights_of(module)
-        for path in (None, "best") if is_trained else (None,):
-            for run in (made.validate, made.test):
-                run(module, data, ckpt_path=path, verbose=False)
-            made.predict(module, data, ckpt_path=path)
-        assert state() == before
-        assert same(module.state_dict(), weights)
+    before, weights = state(), weights_of(module)
+    for path in (None, "best") if is_trained else (None,):
+        for run in (made.validate, made.test):
+            run(module, data, ckpt_path=path, verbose=False)
+        made.predict(module, data, ckpt_path=path)
+    assert state() == before
+    assert same(module.state_dict(), weights)
 
 
 def test_as_published_the_largest_uncertainty_of_all_samples_and_of_the_weights_as_they_are_is_kept(tmp_path):
