@@ -13,6 +13,7 @@ import pytest
 import bu_torch
 from bu_torch.rule.rules import RULE_NAMES
 from bu_torch.run.settings import Settings
+from bu_torch.signals.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
 DOCS, README = ROOT / "docs", ROOT / "README.md"
@@ -64,6 +65,7 @@ def test_every_public_name_is_in_the_reference_with_its_source():
 RULED = (Settings, bu_torch.SelectionRule, bu_torch.rank_checkpoints)
 NAMED = [(f'`"{name}"`', "options.md", RULED) for name in RULE_NAMES]
 NAMED += [(f"`{name}`", "watching.md", (bu_torch.BoundaryUncertaintyMonitor,)) for name in bu_torch.Signals.NAMES]
+NAMED += [(f'`"{name}"`', "metrics.md", (Settings,)) for name in METRICS]
 NAMED += [
     (f"`{name}`", "options.md", ()) for name in inspect.signature(bu_torch.BoundaryUncertaintyStopping).parameters
 ]

@@ -11,8 +11,9 @@ from sklearn import metrics as sklearn_metrics
 
 from bu_torch.functional import metrics
 from bu_torch.functional.probabilities import best_sharpness
+from bu_torch.signals.metrics import METRICS
 
-NAMES = ("balanced_accuracy", "f1", "auroc", "average_precision", "log_loss", "brier_score")
+NAMES = tuple(METRICS)
 COSTS = torch.tensor([[0.0, 1.0, 4.0], [5.0, 0.0, 2.0], [1.0, 3.0, -1.0]], dtype=torch.float64)
 
 

@@ -40,7 +40,7 @@ def test_a_metric_by_name_counts_each_sample_once_beside_the_other_signals(name,
     probabilities = signals.probabilities.double()
     if METRICS[name].is_of_sharp:
         probabilities = probabilities**signals.boundary.sharpness
-    probabilities /= probabilities.sum(dim=1, keepdim=True)
+        probabilities /= probabilities.sum(dim=1, keepdim=True)
     if options:
         probabilities = scale_to_shares(probabilities, labels.bincount().double() / len(labels))
     expected = getattr(metrics, f"expected_{name}")(logits, probabilities)

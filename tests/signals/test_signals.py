@@ -133,9 +133,14 @@ def test_signals_of_the_papers_are_measured_where_they_are_asked_for_and_change_
     assert all(value.isnan() for value in other.measure(logits).values.values())
 
 
-def test_smaller_is_better_for_some():
-    smaller = {name for name, signal in SIGNALS.items() if not signal.is_larger_better}
-    assert smaller == {"prediction_changes", "omission", "expected_log_loss", "expected_brier_score"}
+def test_each_signal_is_better_for_the_nearest_mean_of_a_class_than_for_another_class():
+    signals = fitted(also=[name for name in SIGNALS if name not in (*Signals.NAMES, "parzen_uncertainty")])
+    means = torch.stack([X[label == Y].mean(dim=0) for label in range(3)])
+    near = -torch.cdist(signals.perturbed_inputs, means)
+    before = near[:360].argmax(dim=1)
+    better, worse = (signals.measure(logits, before).values for logits in (near, near.roll(1, dims=1)))
+    larger = {name for name in better if better[name] > worse[name]}
+    assert larger == {name for name in better if SIGNALS[name].is_larger_better}
 
 
 @pytest.mark.parametrize("shape", ["(n, 1)", "(n,)"])
