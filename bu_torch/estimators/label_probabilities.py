@@ -51,7 +51,7 @@ class LabelVotes:
         (`NeighborGraph.neighbors`); and how often training draws each sample, (N,), positive: a vote counts by it.
         """
         labels = as_labels(labels, neighbors.shape[0]).to(neighbors.device)
-        self._weights = weights = weights_of(labels, None, sample_weight)
+        weights = weights_of(labels, None, sample_weight)
         candidates = (
             (decay, functional.label_votes(labels, neighbors, decay, leave_one_out=True, weights=weights))
             for decay in DECAYS
@@ -70,11 +70,11 @@ class LabelRegression:
     """Class probabilities by ridge regression of one-hot labels with the kernel of a wide ReLU network.
 
     Regression with a neural tangent kernel is what an infinitely wide network learns, and does well on small tables
-    (Arora et al. 2020). It sees shapes that the nearest neighbours do not: a plane through many features, or a rule of
-    a few. The penalty, 0.001 to 30 times the kernel's mean diagonal, predicts left-out labels best (smallest Brier
-    score, leave-one-out in closed form); penalties are tried from the largest on, until the next is no better. Points
-    are centred and divided by their root mean square. Of more than `n_landmarks` samples, centres of K-means span the
-    solution (Nystroem; Zhang, Tsang, Kwok 2008), and half of them choose the penalty and predict left-out labels.
+    (Arora et al. 2020). The penalty, 0.001 to 30 times the kernel's mean diagonal, predicts left-out labels best
+    (smallest Brier score, leave-one-out in closed form); penalties are tried from the largest on, until the next is no
+    better. Points are centred and divided by their root mean square. Of more than `n_landmarks` samples, centres of
+    K-means span the solution (Nystroem; Zhang, Tsang, Kwok 2008), and half of them choose the penalty and predict
+    left-out labels.
 
     Args:
         n_landmarks: The largest number of points that span the solution, >= 1; time grows with its cube.

@@ -265,7 +265,7 @@ def best_space(
     """
     n_compared = len(inputs) if len(inputs) <= _ALL_COMPARED else _COMPARED
     rows = stratified_rows(len(inputs), n_compared, seed, labels).to(inputs.device)
-    is_whole = len(rows) == len(inputs)
+    is_whole, counted = len(rows) == len(inputs), None if weights is None else weights[rows]
     part, columns = inputs if is_whole else inputs[rows], torch.unique(labels[rows], return_inverse=True)[1]
     skills: dict[str, float] = {}
     best, best_points = "", part
@@ -277,9 +277,7 @@ def best_space(
                 raise
             _log.debug("The network's own features cannot be read: %s: %s", type(error).__name__, error)
             continue
-        skills[name] = (
-            LabelRegression(seed=seed).fit(points, columns, None if weights is None else weights[rows]).skill_
-        )
+        skills[name] = LabelRegression(seed=seed).fit(points, columns, counted).skill_
         if not best or skills[name] > skills[best]:
             best, best_points = name, points
     return best, skills, best_points if is_whole else None

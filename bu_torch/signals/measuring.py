@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -18,7 +19,7 @@ from bu_torch.perturbation.draws import PerturbedInputs
 from bu_torch.signals.catalogue import SIGNALS, SignalInputs
 from bu_torch.signals.details import Measurement
 from bu_torch.signals.metrics import ACCURACY, THRESHOLD, ExpectedMetric, as_metric, check_on
-from bu_torch.signals.prepare import Prepared, fingerprint_of, prepare, restore, state_of
+from bu_torch.signals.prepare import Prepared, fingerprint_of, prepare, prepared_from
 
 
 class Signals:
@@ -77,7 +78,8 @@ class Signals:
     def state(self) -> dict[str, Any]:
         """What `fit` computed, as plain data on the CPU, for the state of a run; `restore` takes it back."""
         check_fitted(self, "prepared")
-        return state_of(self.prepared)
+        distances = self.prepared.distances[:, :-1].cpu()
+        return {"fingerprint": self.prepared.fingerprint, "left_out_distances": distances, **self.boundary.state()}
 
     def restore(self, state: Mapping[str, Any], features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Take what `state` gave in place of `fit(features, labels, sample_weight)`; perturbed inputs are drawn again.
@@ -87,8 +89,13 @@ class Signals:
         """
         if self._measured_in:
             raise ValueError("`state` must be of signals that have a formula, not of those of the papers.")
-        samples = self.boundary.as_samples(features, labels)
-        return self._take(restore(self.boundary, state, *samples, sample_weight))
+        inputs, labels = self.boundary.as_samples(features, labels)
+        fingerprint = fingerprint_of(self.boundary, inputs, labels, sample_weight)
+        if state["fingerprint"] != fingerprint:
+            raise ValueError("`state` must be of the same samples and settings.")
+        self.boundary.restore(state, inputs, labels, sample_weight)
+        distances = state["left_out_distances"].to(inputs.device)
+        return self._take(prepared_from(self.boundary, inputs, distances, fingerprint))
 
     def _take(self, prepared: Prepared) -> Self:
         self.prepared, n_classes = prepared, self.boundary.classes.n_classes
@@ -171,7 +178,9 @@ class Signals:
     def to(self, device: torch.device | str) -> Self:
         """Move what `fit` computed to `device`, in place."""
         check_fitted(self, "prepared")
-        self.prepared = self.prepared.to(device)
+        for part in (self.boundary, *self.prepared.others):
+            part.to(device)
+        self.prepared = replace(self.prepared, distances=self.prepared.distances.to(device))
         return self
 
 

@@ -2,8 +2,8 @@
 
 import hashlib
 import warnings
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from typing import Any
@@ -96,12 +96,6 @@ class Prepared:
         counts = sum_by_group(torch.ones_like(self.label_columns), self.label_columns, probabilities.shape[1])
         return scale_to_shares(probabilities, counts / counts.sum())
 
-    def to(self, device: torch.device | str) -> "Prepared":
-        """The same on a device; `boundary` and `others` are moved in place."""
-        for part in (self.boundary, *self.others):
-            part.to(device)
-        return replace(self, distances=self.distances.to(device))
-
 
 def prepare(
     boundary: BoundaryUncertainty,
@@ -124,29 +118,13 @@ def prepare(
     others = tuple(import_module(name).prepare(boundary, points) for name in measured_in)
     if others:
         boundary.perturbed = boundary.perturbed.followed_by(inputs)
-    return _prepared(boundary, inputs, distances, fingerprint_of(boundary, inputs, labels, sample_weight), others)
+    return prepared_from(boundary, inputs, distances, fingerprint_of(boundary, inputs, labels, sample_weight), others)
 
 
-def state_of(prepared: Prepared) -> dict[str, Any]:
-    """What was prepared, as plain data on the CPU, for `restore`."""
-    distances = prepared.distances[:, :-1].cpu()
-    return {"fingerprint": prepared.fingerprint, "left_out_distances": distances, **prepared.boundary.state()}
-
-
-def restore(
-    boundary: BoundaryUncertainty, state: Mapping[str, Any], inputs: Tensor, labels: Tensor, sample_weight: Any
-) -> Prepared:
-    """Take a `state_of` the same samples and settings in place of `prepare`; ValueError if it is of others."""
-    fingerprint = fingerprint_of(boundary, inputs, labels, sample_weight)
-    if state["fingerprint"] != fingerprint:
-        raise ValueError("`state` must be of the same samples and settings.")
-    boundary.restore(state, inputs, labels, sample_weight)
-    return _prepared(boundary, inputs, state["left_out_distances"].to(inputs.device), fingerprint)
-
-
-def _prepared(
+def prepared_from(
     boundary: BoundaryUncertainty, inputs: Tensor, distances: Tensor, fingerprint: str, others: tuple[Any, ...] = ()
 ) -> Prepared:
+    """What a fitted `boundary` and distances (D * N, C) to each class make up; with the warnings of `prepare`."""
     warn_of(boundary, inputs)
     # In column-major memory the nearest class is found in a third of the time.
     padded = torch.nn.functional.pad(distances.T.contiguous(), (0, 0, 0, 1), value=torch.inf).T
