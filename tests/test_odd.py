@@ -169,7 +169,7 @@ def test_labels_of_any_kind_are_the_same(tmp_path, way, labels, plain):
     assert numbers(way, tmp_path, y=labels) == plain(way)
 
 
-@pytest.mark.filterwarnings("ignore:.*finite score")
+@pytest.mark.filterwarnings("ignore:::bu_torch")
 @ways
 def test_logits_that_are_not_finite_have_no_score(tmp_path, way):
     is_odd = torch.arange(120).unsqueeze(1) % 50 == 0
@@ -271,7 +271,7 @@ HANDLED = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Expected accuracy is")
+@pytest.mark.filterwarnings("ignore:::bu_torch")
 @pytest.mark.parametrize("odd", HANDLED)
 def test_what_is_odd_is_measured(tmp_path, odd):
     (entry,) = fit(tmp_path, **{"data": FINE, **HANDLED[odd]})
@@ -313,7 +313,7 @@ def test_a_power_of_two_as_the_unit_changes_nothing_to_the_bit(way, exponent, dt
 CONSTANT = torch.cat((X, torch.full((120, 1), 0.1)), dim=1)
 
 
-@pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
+@pytest.mark.filterwarnings("ignore:::bu_torch")
 @pytest.mark.parametrize("x", [torch.ones(120, 4), torch.eye(3)[Y], CONSTANT], ids=["all", "a class", "a feature"])
 @estimators(OF_SAMPLES)
 def test_equal_samples_and_a_constant_feature_are_measured(way, x):

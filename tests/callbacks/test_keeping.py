@@ -115,7 +115,7 @@ class Wrong(Classifier):
 
 
 @pytest.mark.parametrize("checkpoints", [True, False])
-@pytest.mark.filterwarnings("ignore:Expected accuracy is")
+@pytest.mark.filterwarnings("ignore:::bu_torch")
 def test_where_one_class_alone_is_better_than_each_check_the_weights_of_training_stay(tmp_path, log, checkpoints):
     module, own = Wrong(), BoundaryUncertaintyStopping(n_neighbors=20)
     _, weights = fit(tmp_path, own, module=module, max_epochs=4, enable_checkpointing=checkpoints)

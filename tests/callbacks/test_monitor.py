@@ -26,7 +26,6 @@ def test_metrics_reach_logger_progress_bar_and_the_user_s_callbacks(tmp_path):
     assert len(lines) == 4
 
 
-@pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
 @pytest.mark.parametrize("is_reference", [True, False])
 def test_an_endless_stream_is_cut_off_and_steps_on_it_are_warned_of(tmp_path, recwarn, is_reference):
     monitor = BoundaryUncertaintyMonitor(reference=Endless() if is_reference else None, n_draws=1, max_samples=300)

@@ -78,11 +78,11 @@ class Row:
 
 
 UNTIL, UNTIL_TWO = "`max_epochs=6`", "`max_epochs=2`"
-AT_ONCE = {"patience": 1}
+AT_ONCE, PATIENT = {"patience": 1}, {"patience": 3}
 BY_STEPS = {"every_n_train_steps": 1, "patience": 50}
 TWO, OWN = {"max_epochs": 2}, {"is_lightnings": False}
 ROWS = {
-    "patience": Row([0.2, 0.4, 0.4, 0.4, 0.4], 8, 20, settings={"patience": 3}),
+    "patience": Row([0.2, 0.4, 0.4, 0.4, 0.4], 8, 20, "epoch 4: given did not improve in the last 3 checks.", PATIENT),
     "no patience": Row([0.1, 0.5, 0.9, 0.9, 1.0], 12, 16, settings={"patience": 0}),
     "not finite": Row([0.5, 0.6, NAN, 0.9], 8, 12, "not finite"),
     "to the end": Row([0.1, 0.3, 0.2, 0.4, 0.3], 16, 24, UNTIL),
@@ -120,7 +120,7 @@ ROWS = {
         )
     },
     "patience of steps": Row(
-        [0.1, 0.5, 0.4], 4, 10, "step 10", {"every_n_train_steps": 2, "patience": 3}, {}, (2, 4, 6, 8, 10), **OWN
+        [0.1, 0.5, 0.4], 4, 10, "checks (6 steps)", PATIENT | {"every_n_train_steps": 2}, {}, (2, 4, 6, 8, 10), **OWN
     ),
 }  # fmt: skip
 rows = pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))

@@ -138,7 +138,7 @@ def block(page, **names):
     return names
 
 
-@pytest.mark.filterwarnings("ignore:Expected accuracy is")  # of rates that are too small
+@pytest.mark.filterwarnings("ignore:::bu_torch")  # of rates that are too small
 def test_optuna(tmp_path, monkeypatch):
     optuna = pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)

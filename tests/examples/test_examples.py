@@ -112,7 +112,7 @@ def test_choose_checkpoint_ranks_what_a_run_saved(load):
     assert table["test error"].tolist() == [errors[epoch] for epoch in table["epoch"]]
 
 
-@pytest.mark.filterwarnings("ignore:.*a sample's label no better than chance")  # labels are drawn at random
+@pytest.mark.filterwarnings("ignore:::bu_torch")  # labels are drawn at random
 @pytest.mark.parametrize("options", [[], ["--backbone", "resnet18"]], ids=["plain", "backbone"])
 def test_fashion_mnist_stops_on_images(load, capsys, monkeypatch, options):
     pytest.importorskip("torchvision")

@@ -230,6 +230,7 @@ def test_where_nothing_can_be_reached_a_part_adds_nothing():
     most = F.attainable(certain, p["distances"])
     assert float(most.uncertainty) == 0
     assert float(F.accuracy_uncertainty_trust(one, torch.zeros(()), one, most, 0.0)) == 1
+    assert float(F.accuracy_uncertainty_trust(one, torch.zeros(()), one, most)) == pytest.approx(2 / 3)  # of skill 1
 
 
 def test_trust_is_the_mean_of_clipped_logarithms():

@@ -2,9 +2,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.functional import pad
 
 from bu_torch.functional.probabilities import (
     as_probabilities,
+    best_sharpness,
     brier_score,
     mixing_weight,
     scale_to_shares,
@@ -18,6 +20,8 @@ def test_closed_forms_of_probabilities_and_of_the_brier_score():
     assert float(brier_score(torch.eye(3), torch.tensor([1, 2, 0]))) == 2.0
     assert float(brier_score(torch.eye(3), torch.arange(3))) == 0.0
     assert mixing_weight(torch.eye(2), torch.eye(2), torch.arange(2)) == 0  # of equal ones the second have no weight
+    likely = torch.tensor([[0.6, 0.4]])
+    assert [best_sharpness(likely, torch.tensor([label]), None) for label in (0, 1)] == [6, 1]  # all right, all wrong
 
 
 def by_sampling(first, second, n_weights=400_000):
@@ -50,3 +54,5 @@ def test_scaled_probabilities_have_the_masses_asked_for_and_two_classes_keep_the
     shift = found[:, 1].logit() - of_one.logit()  # all log odds move alike
     torch.testing.assert_close(shift, shift[:1].expand(50))
     torch.testing.assert_close(scale_to_shares(found, found.mean(dim=0)), found)
+    padded = scale_to_shares(pad(given_, (0, 1)), torch.tensor([1 - share, share, 0.0], dtype=torch.float64), weights)
+    torch.testing.assert_close(padded, pad(found, (0, 1)))  # a class with no probability anywhere stays so

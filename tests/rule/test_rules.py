@@ -29,6 +29,7 @@ def test_a_rule_that_goes_by_a_name_keeps_the_first_largest_of_its_signals(name)
 
 def test_a_replay_scores_as_the_checks_did_begins_without_memory_and_leaves_them_alone():
     assert SelectionRule().rule.name == "accuracy_uncertainty_trust"
+    assert made(name="two_words").title == "two words"
     rng = np.random.default_rng(0)
     history = checks(trust_score=rng.normal(size=25), expected_accuracy=rng.normal(size=25))
     before, whole = ([dict(entry) for entry in history] for _ in range(2))
@@ -83,7 +84,7 @@ def made(**attributes):
         (made(name="trust_score"), ValueError, "`rule.name` must not be the name of a signal, .* got 'trust_score'"),
         (made(name="train_loss"), ValueError, "or another column, got 'train_loss'"),
         (made(signals=()), ValueError, "`rule.signals`"),
-        (made(signals=("loss",)), ValueError, "`rule.signals` must be names among boundary_.*'loss'"),
+        (made(signals=("loss",)), ValueError, "`rule.signals`.*'loss'"),
         (made(signals="trust_score"), ValueError, "`rule.signals`"),
     ],
 )

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper
 from bu_torch.report import read_record
 
-pytestmark = pytest.mark.filterwarnings("ignore:The nearest neighbours predict", "ignore:The labels of the nearest")
+pytestmark = pytest.mark.filterwarnings("ignore:::bu_torch")
 
 
 def planned(path):

@@ -1,5 +1,7 @@
 """Checks of a training as plain numbers: which is kept if one is made again, is lost, or could not be saved."""
 
+import math
+
 import pytest
 
 from bu_torch.run.history import History
@@ -56,3 +58,28 @@ def test_a_check_whose_weights_could_not_be_saved_is_not_kept():
     assert history.add(check(1, 0.9))
     assert (history.kept["epoch"], history.verdict.best) == (0, 0.9)
     assert feed(history, [0.7]) == [2]
+
+
+@pytest.mark.parametrize(
+    ("scores", "first", "why"),
+    [([], 0, "made"), ([0.5], 1, "start_from_epoch"), ([math.nan], 0, "finite"), ([0.5], 0, "saved")],
+)
+def test_where_nothing_is_kept_the_reason_is_named(scores, first, why):
+    history = History(Settings(start_from_epoch=first))
+    for score in scores:
+        history.add(check(0, score))
+    assert why in history.why_none_kept()
+    history.reset()
+    assert history.why_none_kept() == ("no check counted" if scores else "no check was made")
+
+
+@pytest.mark.parametrize("is_averaged", [True, False])
+@pytest.mark.parametrize(
+    ("scores", "stopped", "is_late"),
+    [([0.1, 0.9], None, True), ([*[0.1] * 9, 0.9, 0.5], None, True), ([0.9, 0.5], None, False), ([0.9], 0, False)],
+)
+def test_a_kept_check_among_the_last_asks_for_longer_training(scores, stopped, is_late, is_averaged):
+    history, end = History(Settings()), {"reason": "Training ended.", "stopped_epoch": stopped}
+    feed(history, scores)
+    _, said = history.describe_end(history.kept, end, "in the model", is_averaged=is_averaged)
+    assert ("longer" in said, "`averaging=None`" in said) == (is_late, is_late and is_averaged)

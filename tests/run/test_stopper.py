@@ -149,7 +149,7 @@ def hopeless(n):
 RISING, FLAT = (0.0, 0.2, 1.0, 0.98, 0.5), (0.0, *[1.0] * 21)
 
 
-@pytest.mark.filterwarnings("ignore:The nearest neighbours predict")
+@pytest.mark.filterwarnings("ignore:::bu_torch")
 @pytest.mark.parametrize(
     ("samples", "n", "shares", "word"),
     [
@@ -267,7 +267,6 @@ def test_worse_than_chance_is_warned_of_once_where_it_does_not_get_better(recwar
     assert ["worse than chance" in line and said in line for line in lines] == [True] * bool(said)
 
 
-@pytest.mark.filterwarnings("ignore:The nearest neighbours predict")
 @pytest.mark.parametrize(("n_classes", "is_warned"), [(40, False), (41, True)])
 def test_nearly_as_many_labels_as_samples_are_warned_of(recwarn, n_classes, is_warned):
     stopper_of(blobs()[0], torch.arange(120) % n_classes).check(nn.Linear(4, n_classes))

@@ -293,7 +293,7 @@ def test_a_rule_of_ones_own_reads_what_the_metric_measures_and_other_expected_me
     stopper.check(linear((0.0,) * 4, (1.0,) * 4))
     check = stopper.history[-1]
     assert check["cheapest"] == check["expected_auroc"] - check["expected_cost"] - (check["threshold"] > 0.5)
-    with pytest.raises(ValueError, match=r"`rule\.signals` must be names among .*, got 'expected_cost'"):
+    with pytest.raises(ValueError, match=r"`rule\.signals`.*'expected_cost'"):
         BoundaryUncertaintyStopper(X, TWO, rule=Cheapest())
 
 

@@ -172,7 +172,7 @@ def test_labels_that_the_others_or_the_nearest_do_not_tell_are_warned_of():
     assert signals.regression_skill == LabelRegression(seed=3).fit(FeatureSpace().fit_transform(X), NOISY).skill_ > 0.3
     generator = torch.Generator().manual_seed(0)
     inputs, noise = torch.randn(500, 20, generator=generator), torch.randint(2, (500,), generator=generator)
-    with pytest.warns(UserWarning, match="no better than chance"):
+    with pytest.warns(UserWarning, match="`feature_extractor`"):
         signals = Signals(n_draws=1).fit(inputs, noise)
     with pytest.warns(UserWarning, match="`feature_extractor`"):
         again = Signals(n_draws=1).restore(signals.state(), inputs, noise)

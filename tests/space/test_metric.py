@@ -150,7 +150,7 @@ def test_signals_take_the_metric_where_it_is_clearly_better_and_not_without_labe
     assert skills["metric"] > skills["inputs"] + 0.1
     assert signals.vote_skill == skills["metric"]
     random = labels[torch.randperm(300, generator=torch.Generator().manual_seed(5))]
-    with pytest.warns(UserWarning, match="no better than chance"):
+    with pytest.warns(UserWarning, match="`feature_extractor`"):
         assert Signals(10, 1).fit(features, random).boundary.space_name_ == "inputs"
     assert BoundaryUncertainty(10).fit(features, labels).space_name_ == "metric"
     assert ParzenUncertainty(10).fit(features, labels).space_name_ == "inputs"
