@@ -41,7 +41,7 @@ REFUSED = {
     "labels": NO_LABELS,
     "logits": NO_LOGITS,
     "probabilities": (*NO_LOGITS, UNCERTAIN[0]),
-    "predictions": (LABELS.float() + 0.5, LABELS[:5], LABELS - 1),
+    "predictions": (LABELS.float() + 0.5, LABELS[:5], LABELS[:0], LABELS - 1),
     "predicted_pairs": (PAIRS[:5], PAIRS.float(), PAIRS.flip(1), 3 * PAIRS),
     "bayes_pairs": (0 * PAIRS, 3 * PAIRS),
     "neighbors": (NEIGHBORS[:, :1], NEIGHBORS + 60, NEIGHBORS[:, 0]),
@@ -147,8 +147,8 @@ TAKEN = [
     (fitted(bu_torch.TrustScore).score, {"features": X, "predictions": Y}),
 ]
 # Formulas do not look at all, and of what is not finite there is no score.
-UNCHECKED = ("label_votes-labels-0", "mean_trust_score-scores-1", "omission-predictions-1", "omission-neighbors-0")
-UNCHECKED += ("LabelRegression.predict_proba-labels", "LabelRegression.predict_proba-weights")
+UNCHECKED = ("label_votes-labels-0", "mean_trust_score-scores-1", "omission-predictions-1", "omission-predictions-2")
+UNCHECKED += ("omission-neighbors-0", "LabelRegression.predict_proba-labels", "LabelRegression.predict_proba-weights")
 ROWS = [
     pytest.param(call, {**taken, name: value}, name, id=f"{number} {place}")
     for number, (call, taken) in enumerate(TAKEN)
