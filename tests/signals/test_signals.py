@@ -20,6 +20,7 @@ from bu_torch import (
     TrustScore,
     functional,
 )
+from bu_torch.perturbation.draws import Readings
 from bu_torch.samples.samples import weights_of
 from bu_torch.signals.catalogue import SIGNALS
 
@@ -141,6 +142,18 @@ def test_each_signal_is_better_for_the_nearest_mean_of_a_class_than_for_another_
     better, worse = (signals.measure(logits, before).values for logits in (near, near.roll(1, dims=1)))
     larger = {name for name in better if better[name] > worse[name]}
     assert larger == {name for name in better if SIGNALS[name].is_larger_better}
+
+
+@pytest.mark.parametrize("are_augmented", [False, True])
+def test_images_are_scored_by_accuracy_and_if_augmented_by_their_labels_too(are_augmented):
+    images = X.view(120, 1, 2, 2)
+    moved = Readings(images + 0.1 * torch.randn(3, *images.shape)) if are_augmented else None
+    signals = Signals(20, 3, perturbation=moved).fit(images, NOISY)
+    values, _ = signals.measure(nn.Linear(4, 3)(signals.perturbed_inputs.flatten(1)).detach())
+    most = float(signals.probabilities.amax(dim=1).double().mean())
+    weight = (most - (1 - most) / 2) / 2 if are_augmented else 0.0
+    score = (values["expected_accuracy"] + weight * values["label_agreement"]) / (most + weight)
+    assert float(values["accuracy_uncertainty_trust"]) == pytest.approx(float(score))
 
 
 @pytest.mark.parametrize("shape", ["(n, 1)", "(n,)"])
