@@ -209,6 +209,16 @@ def test_it_decides_in_place_of_the_default_rule(metric):
 
 
 @pytest.mark.parametrize("metric", ["balanced_accuracy", "f1"])
+def test_thresholds_are_chosen_by_the_metric_itself(metric):
+    signals, logits = measured(metric)
+    likely, are_found = signals.probabilities.double(), logits.argmax(dim=1) == 1
+    negatives, positives = likely.sum(dim=0)
+    alarms, hits = likely[are_found].sum(dim=0)
+    expected = float(METRICS[metric].formula(logits, likely, None))
+    assert float(METRICS[metric].of_counts(hits, alarms, positives, negatives)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("metric", ["balanced_accuracy", "f1"])
 def test_a_network_of_more_outputs_than_two_classes_has_no_threshold(metric):
     signals, logits = measured(metric)
     narrow, wide = (signals.measure(nn.functional.pad(logits, (0, n), value=-100.0)).values for n in (0, 1))
